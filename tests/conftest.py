@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Every random choice comes from it. pytest-xdist's workers and the processes that tests start inherit the variable.
 SEED = int(os.environ.get("VCKPT_SEED") or random.randrange(1 << 30))
 os.environ["VCKPT_SEED"] = str(SEED)
+
+# Under nohup it is ignored, and so it would be in every process that a test starts.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Where torch is not installed, this folder on the path would make tests/torch a package of that name: `import torch`
 # fails instead, as it does for a user.

@@ -12,6 +12,7 @@
 #define BURST_CHECKS_BYTES (64u << 10)
 #define BURST_PAST_BYTES (2u << 20)
 #define BURST_PAST_LEAST (256u << 10)    /* less is not worth a request of its own */
+#define BURST_THROUGH 15u                /* bursts after one that the page cache had: it has those, too, most likely */
 #define BURST_HUGE (2u << 20)            /* bytes of a huge page */
 
 bool burst_begin(struct burst *s, struct fill_worker *w, uint32_t pack)
@@ -20,7 +21,8 @@ bool burst_begin(struct burst *s, struct fill_worker *w, uint32_t pack)
 		return false;
 	s->w = w;
 	s->n = s->niov = 0;
-	s->past = w->f->past_cache;
+	s->past = w->f->past_cache && !w->through;
+	w->through -= w->through > 0;
 	s->most = s->past ? BURST_PAST_BYTES : BURST_BYTES;
 	return true;
 }
@@ -88,6 +90,8 @@ static int burst_read_past(struct burst *s)
 	s->bytes = w->burst + (bytes - w->burst);
 	if (r == STORE_PAST_CACHE)
 		fill_crew_grow(w->f);
+	else
+		w->through = BURST_THROUGH;
 	return 0;
 }
 

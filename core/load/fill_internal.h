@@ -97,6 +97,7 @@ struct fill_worker {
 	uint32_t pack_number;
 	uint8_t *room; size_t room_bytes; /* for a piece whose bytes have no place of their own */
 	uint64_t *blocks; size_t blocks_room; /* a bit for each block of a piece: wanted */
+	unsigned through;                 /* so many bursts more go through the page cache, which had the last one */
 	uint8_t *burst, *checks;          /* burst_internal.h: neighbouring objects of a pack, and their checks */
 	struct base_error err;
 };
