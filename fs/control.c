@@ -66,6 +66,30 @@ static void write_cache(struct base_buf *b, struct fs_mount *m)
 	metric(b, "stored_bytes_total", "counter", "Bytes read from packs for them.", c.stored_bytes);
 }
 
+static void write_backings(struct base_buf *b, struct fs_mount *m)
+{
+	struct fs_backings_stats s;
+
+	fs_backings_stat(m->backings, &s);
+	metric(b, "assembled_files", "gauge", "Files that stand whole in memory.", s.files);
+	metric(b, "assembled_bytes", "gauge", "Their bytes.", s.bytes);
+	metric(b, "assembled_max_bytes", "gauge", "Their bound.", s.max_bytes);
+	metric(b, "assemblies_total", "counter", "Files put together.", s.assembled);
+	metric(b, "assemblies_bytes_total", "counter", "Their bytes.", s.assembled_bytes);
+	metric(b, "assemblies_failed_total", "counter", "Files that could not be.", s.failed);
+	metric(b, "assemblies_refused_total", "counter", "Files for which there was no room.", s.refused);
+	metric(b, "assemblies_dropped_total", "counter", "Files dropped to make room.", s.dropped);
+	base_buf_printf(b, "# HELP vckpt_assembly_seconds_total Time that it took.\n"
+		"# TYPE vckpt_assembly_seconds_total counter\nvckpt_assembly_seconds_total %.6f\n",
+		(double)s.assembled_ns * 1e-9);
+	base_buf_printf(b, "# HELP vckpt_open_files Files of steps that are open, by what serves them.\n"
+		"# TYPE vckpt_open_files gauge\nvckpt_open_files{tier=\"cached\"} %llu\n"
+		"vckpt_open_files{tier=\"passthrough\"} %llu\n", (unsigned long long)s.open_cached,
+		(unsigned long long)s.open_passthrough);
+	metric(b, "passthrough_opens_total", "counter", "Files that were opened for the kernel to read by itself.",
+		s.opens_passthrough);
+}
+
 static void write_steps(struct base_buf *b, struct fs_mount *m)
 {
 	struct fs_runs *all = m->runs;
@@ -138,6 +162,7 @@ static void write_stats(struct base_buf *b, struct fs_mount *m)
 	metric(b, "gathered_replies_total", "counter", "Reads of so many fragments that they were copied together.",
 		s->gathered_replies);
 	write_cache(b, m);
+	write_backings(b, m);
 	write_steps(b, m);
 	write_meshes(b, m);
 	metric(b, "refreshes_total", "counter", "Times the lists of runs were read on.", s->refreshes);

@@ -26,6 +26,7 @@
 
 #include "core/base/clock.h"
 #include "core/base/log.h"
+#include "fs/broker.h"
 #include "fs/harden.h"
 #include "fs/log.h"
 #include "fs/mountpoint.h"
@@ -39,6 +40,7 @@ struct keeper {
 	const struct fs_options *options;
 	pid_t server;
 	int channel, signals;           /* the server's; a signalfd */
+	int broker;                     /* what the server asks for; -1: it asks no more */
 	int report_fd;                  /* of the command; -1: foreground, or told */
 	char device[32];                /* of the mount, "MAJ:MIN"; empty: nothing is mounted */
 };
@@ -111,17 +113,18 @@ static int take_signals(void)
 	return signalfd(-1, &mine, SFD_CLOEXEC);
 }
 
-static _Noreturn void server_main(const struct keeper *k, int channel, pid_t keeper)
+static _Noreturn void server_main(const struct keeper *k, int channel, int broker, pid_t keeper)
 {
 	if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) || getppid() != keeper)
 		_exit(FS_EXIT_SYSTEM);
 	close(k->signals);
 	close(k->channel);
+	close(k->broker);
 	if (k->report_fd >= 0) {
 		close(k->report_fd);
 		leave_terminal();
 	}
-	int status = fs_serve(k->options, channel);
+	int status = fs_serve(k->options, channel, broker);
 	fflush(NULL);
 	_exit(status);
 }
@@ -129,17 +132,20 @@ static _Noreturn void server_main(const struct keeper *k, int channel, pid_t kee
 static int start_server(struct keeper *k, struct base_error *err)
 {
 	pid_t keeper = getpid();
-	int pair[2];
+	int pair[2], broker[2];
 
 	k->signals = take_signals();
-	if (k->signals < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
+	if (k->signals < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) ||
+			socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, broker))
 		return base_error_set(err, -errno, "no daemon can be started: %s", strerror(errno));
 	k->channel = pair[0];
+	k->broker = broker[0];
 	fflush(NULL);
 	k->server = fork();
 	if (k->server == 0)
-		server_main(k, pair[1], keeper);
+		server_main(k, pair[1], broker[1], keeper);
 	close(pair[1]);
+	close(broker[1]);
 	if (k->server < 0)
 		return base_error_set(err, -errno, "no daemon can be started: %s", strerror(errno));
 	return 0;
@@ -152,10 +158,11 @@ static enum event wait_event(struct keeper *k, int timeout_ms, struct fs_report 
 	uint64_t end = base_monotonic_ms() + (uint64_t)(timeout_ms < 0 ? 0 : timeout_ms);
 
 	for (;;) {
-		struct pollfd p[2] = { { .fd = k->channel, .events = POLLIN }, { .fd = k->signals, .events = POLLIN } };
+		struct pollfd p[3] = { { .fd = k->channel, .events = POLLIN }, { .fd = k->signals, .events = POLLIN },
+			{ .fd = k->broker, .events = POLLIN } };
 		struct signalfd_siginfo s;
 		uint64_t now = base_monotonic_ms();
-		int n = poll(p, 2, timeout_ms < 0 ? -1 : (int)(end - base_min(now, end)));
+		int n = poll(p, 3, timeout_ms < 0 ? -1 : (int)(end - base_min(now, end)));
 
 		if (n == 0)
 			return EVENT_LATE;
@@ -166,6 +173,8 @@ static enum event wait_event(struct keeper *k, int timeout_ms, struct fs_report 
 		}
 		if (n > 0 && p[0].revents)  /* it has ended, or will be ended */
 			close(base_steal_fd(&k->channel));
+		if (n > 0 && p[2].revents && !fs_broker_serve(k->broker))
+			close(base_steal_fd(&k->broker));
 		if (n <= 0 || !(p[1].revents & POLLIN) || read(k->signals, &s, sizeof s) != (ssize_t)sizeof s)
 			continue;
 		*ret_number = (int)s.ssi_signo;
@@ -368,7 +377,8 @@ int fs_daemon_run(const struct fs_options *o)
 		return FS_EXIT_USAGE;
 	}
 	if (o->foreground)
-		return keeper_run(&(struct keeper){ .options = o, .channel = -1, .signals = -1, .report_fd = -1 });
+		return keeper_run(&(struct keeper){ .options = o, .channel = -1, .signals = -1, .broker = -1,
+			.report_fd = -1 });
 	fflush(NULL);
 	pid_t child = pipe2(fds, O_CLOEXEC) ? -1 : fork();
 	if (child < 0) {
@@ -384,5 +394,6 @@ int fs_daemon_run(const struct fs_options *o)
 	if (chdir("/"))
 		base_warning("chdir /: %s", strerror(errno));
 	fs_log_detach(o);
-	exit(keeper_run(&(struct keeper){ .options = o, .channel = -1, .signals = -1, .report_fd = fds[1] }));
+	exit(keeper_run(&(struct keeper){ .options = o, .channel = -1, .signals = -1, .broker = -1,
+		.report_fd = fds[1] }));
 }

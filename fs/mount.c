@@ -41,11 +41,12 @@ int fs_mount_open(struct fs_mount *m, struct base_error *err)
 	if (r)
 		return r;
 	fs_modes_mount(m);
-	m->cache = load_cache_new(options->cache_bytes);
+	uint64_t pieces = base_min(options->cache_bytes, FS_PIECES_BYTES);
+	m->cache = load_cache_new(pieces);
+	m->backings = fs_backings_new(m, options->tier, options->cache_bytes - pieces);
 	m->meshes = fs_meshes_new(options->rules);
-	if (!m->cache || !m->meshes)
+	if (!m->cache || !m->meshes || !m->backings)
 		return base_no_memory(err);
-	fs_mount_feature(m, "passthrough", false, "not built yet: files are served from a cache of decoded pieces");
 	fs_mount_feature(m, "xattr", !options->noxattr, "%s", options->noxattr ? "left out, as asked" : "user.vckpt.*");
 	fs_mount_feature(m, "allow_other", options->allow_other, "%s", options->allow_other ? "set" : "not asked for");
 	show_forms(m, options->show);
@@ -58,6 +59,7 @@ void fs_mount_release(struct fs_mount *m)
 {
 	while (m->handles)  /* open when it ended: no release comes any more */
 		fs_handle_unref(m, m->handles);
+	fs_backings_free(m->backings);
 	fs_meshes_free(m->meshes);
 	fs_runs_close(m->runs);
 	load_cache_free(m->cache);

@@ -11,6 +11,7 @@
 #endif
 #include <fuse_lowlevel.h>
 
+#include "fs/backing.h"
 #include "fs/meshes.h"
 #include "fs/options.h"
 #include "fs/runs.h"
@@ -53,6 +54,7 @@ struct fs_mount {
 	struct fs_runs *runs;
 	struct fs_meshes *meshes;
 	struct load_cache *cache;
+	struct fs_backings *backings;
 	struct fuse_session *session;
 	struct fuse_conn_info connection;       /* as the kernel offered it */
 	struct fs_owner owner;                  /* of the root and of .vckpt */
@@ -135,6 +137,7 @@ struct fs_handle {
 	struct fs_node node;
 	struct fs_step *step;           /* a reference */
 	struct view_file *file;
+	struct fs_backing *backing; bool passthrough; /* how it was opened: backing.c */
 	char *text; size_t text_len;    /* control files: their content when opened; MESHES: names */
 	/* directories: what was visible when it was last read from its start */
 	struct fs_run_step *steps; struct fs_run **runs; size_t n;

@@ -173,6 +173,7 @@ void fs_handle_unref(struct fs_mount *m, struct fs_handle *h)
 	if (h->next)
 		h->next->previous = h->previous;
 	pthread_mutex_unlock(&m->lock);
+	fs_backing_closed(m->backings, h);
 	if (h->file)
 		view_file_close(h->file);
 	fs_step_put(m->runs, h->step);

@@ -5,6 +5,7 @@
  * the pins are released when the kernel has taken them. All bytes or an error: a short reply in the middle of a
  * file would be shown as zeroes. */
 #include <limits.h>
+#include <linux/fuse.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/statvfs.h>
@@ -229,6 +230,19 @@ static void op_readlink(fuse_req_t req, fuse_ino_t id)
 	fs_request_end(&q, 0);
 }
 
+/* As <linux/fuse.h> has them since 6.9; Debian 12's is older, and so is its libfuse. */
+#define FOPEN_PASSTHROUGH (1u << 7)
+struct open_out { uint64_t fh; uint32_t flags; int32_t backing_id; };
+
+/* How it is served is decided here (fs/backing.h). The flags that the kernel takes beside PASSTHROUGH are few: it
+ * drops the pages that it has of the file, which nobody reads any more. */
+static int reply_open(fuse_req_t req, const struct fuse_file_info *fi, int backing_id)
+{
+	struct open_out out = { .fh = fi->fh, .flags = FOPEN_PASSTHROUGH | FOPEN_NOFLUSH, .backing_id = backing_id };
+
+	return backing_id ? fuse_reply_buf(req, (const char *)&out, sizeof out) : fuse_reply_open(req, fi);
+}
+
 static int open_file(struct fs_mount *m, struct fs_handle *h, struct fuse_file_info *fi)
 {
 	const struct fs_node *n = &h->node;
@@ -266,12 +280,14 @@ static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		r = -ENOMEM;
 	if (!r)
 		r = open_file(q.m, h, fi);
+	if (!r && h->file)
+		r = fs_backing_open(q.m->backings, id, h);
 	fi->fh = (uintptr_t)h;
-	if (r)
+	if (r < 0)
 		fs_request_error(&q, r);
-	else if (fs_request_claim(&q) && fuse_reply_open(req, fi) == 0)
+	else if (fs_request_claim(&q) && reply_open(req, fi, r) == 0)
 		h = NULL;  /* else it was interrupted: no release will come */
-	if (!r)
+	if (r >= 0)
 		fs_request_end(&q, 0);
 	fs_handle_unref(q.m, h);
 }
@@ -282,6 +298,7 @@ static void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	(void)id;
 
 	fs_request_begin_short(&q, req, FS_OP_RELEASE);
+	fs_backing_release(q.m->backings, (struct fs_handle *)(uintptr_t)fi->fh);
 	fs_handle_unref(q.m, (struct fs_handle *)(uintptr_t)fi->fh);
 	fuse_reply_err(req, 0);
 	fs_request_end(&q, 0);
@@ -362,6 +379,7 @@ static int read_step(struct fs_request *q, struct fs_handle *h, size_t size, uin
 	}
 	load_slices_release(&e);
 	atomic_fetch_add_explicit(&q->m->stats.read_bytes, len, memory_order_relaxed);
+	fs_backing_served(h, len);
 	return 0;
 }
 

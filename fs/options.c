@@ -13,6 +13,7 @@
 
 #include "core/base/buf.h"
 #include "core/base/le.h"
+#include "core/base/machine.h"
 #include "core/view/layouts.h"
 #include "core/view/tree.h"
 
@@ -120,6 +121,25 @@ static int option_views(struct fs_options *o, const char *name, const char *valu
 	return 0;
 }
 
+static int option_tier(struct fs_options *o, const char *value, struct base_error *err)
+{
+	static const char *const names[] = { [FS_TIER_AUTO] = "auto", [FS_TIER_CACHED] = "cached",
+		[FS_TIER_PASSTHROUGH] = "passthrough" };
+
+	for (size_t i = 0; i < BASE_COUNT(names); i++)
+		if (strcmp(value, names[i]) == 0) {
+			o->tier = (enum fs_tier)i;
+			return 0;
+		}
+	return base_error_set(err, -EINVAL, "option tier=%s: it is auto, cached or passthrough", value);
+}
+
+/* What is free now, in a quarter; a group that is allowed little gets little. */
+static uint64_t default_cache(void)
+{
+	return base_max(base_machine_memory("") / FS_CACHE_SHARE, FS_PIECES_BYTES);
+}
+
 /* 1: not an option with a value that is known here. */
 static int option_with_value(struct fs_options *o, const char *name, const char *value, struct base_error *err)
 {
@@ -137,6 +157,8 @@ static int option_with_value(struct fs_options *o, const char *name, const char 
 		o->umask = (mode_t)v, o->have_umask = true;
 	} else if (strcmp(name, "cache") == 0) {
 		r = option_size(name, value, &o->cache_bytes, err);
+	} else if (strcmp(name, "tier") == 0) {
+		r = option_tier(o, value, err);
 	} else if (strcmp(name, "steps") == 0) {
 		r = option_size(name, value, &o->steps_bytes, err);
 	} else if (strcmp(name, "readahead") == 0) {
@@ -288,7 +310,7 @@ int fs_options_parse(struct fs_options *o, int argc, char **argv, struct base_er
 	struct scan scan = {0};
 	int r = 0;
 
-	*o = (struct fs_options){ .cache_bytes = FS_CACHE_BYTES, .steps_bytes = FS_STEPS_BYTES,
+	*o = (struct fs_options){ .cache_bytes = default_cache(), .steps_bytes = FS_STEPS_BYTES,
 		.readahead_bytes = FS_READAHEAD_BYTES,
 		.refresh_ms = FS_REFRESH_MS, .max_threads = FS_MAX_THREADS, .show = VIEW_SHOW_ALL };
 	for (int i = 1; i < argc && !r; i++) {
@@ -345,7 +367,11 @@ void fs_options_help(void)
 		"  -o umask=OCTAL       mode bits to take away from 0444 and 0555 (default: the mode of each run's "
 		"directory,\n"
 		"                       without write bits)\n"
-		"  -o cache=SIZE        memory for decoded pieces (256M)\n"
+		"  -o cache=SIZE        memory for data: 256M of it at most for decoded pieces, the rest for whole\n"
+		"                       files (a quarter of what is free at the start, at least 256M)\n"
+		"  -o tier=auto         a file that is opened again is put together in memory, where the kernel reads\n"
+		"                       it (as root, Linux 6.9); tier=passthrough: when first opened; tier=cached:\n"
+		"                       never\n"
 		"  -o steps=SIZE        memory for opened steps that nobody uses (64M)\n"
 		"  -o readahead=SIZE    the kernel's readahead, as root (4M; 0: leave it alone)\n"
 		"  -o refresh=SECONDS   how old the list of steps may be (0.4)\n"

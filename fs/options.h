@@ -10,13 +10,16 @@
 
 #include "core/base/error.h"
 
-#define FS_CACHE_BYTES (UINT64_C(256) << 20)   /* decoded pieces */
+#define FS_PIECES_BYTES (UINT64_C(256) << 20)  /* decoded pieces, at most */
+#define FS_CACHE_SHARE 4                       /* of the machine's memory, a mount takes one part in so many */
 #define FS_STEPS_BYTES (UINT64_C(64) << 20)    /* opened steps that nobody uses */
 #define FS_REFRESH_MS 400u
 #define FS_READAHEAD_BYTES (UINT64_C(4) << 20)
 #define FS_MAX_THREADS 10u
 
 enum { FS_EXIT_USAGE = 1, FS_EXIT_SYSTEM = 2, FS_EXIT_MOUNT = 32 }; /* as mount(8) */
+
+enum fs_tier { FS_TIER_AUTO, FS_TIER_CACHED, FS_TIER_PASSTHROUGH }; /* how files are served: fs/backing.h */
 
 struct fs_options {
 	bool takes_over;                              /* set by fs_mountpoint_check: a dead vckpt mount is there */
@@ -27,8 +30,10 @@ struct fs_options {
 	bool allow_other, noxattr;
 	bool have_uid, have_gid, have_umask;
 	uid_t uid; gid_t gid; mode_t umask;
+	/* cache_bytes: of decoded pieces and of whole files together */
 	uint64_t cache_bytes, steps_bytes, readahead_bytes;
 	unsigned refresh_ms, max_threads;
+	enum fs_tier tier;
 	unsigned show; bool have_show;                /* enum view_show; given by views= */
 	char *layouts;                                /* a layout file, or a preset's name; NULL: none */
 	struct view_layouts *rules;                   /* what is in it; read by main */

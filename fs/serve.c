@@ -18,6 +18,7 @@
 
 #include "core/base/clock.h"
 #include "core/base/log.h"
+#include "fs/broker.h"
 #include "fs/harden.h"
 #include "fs/session.h"
 #include "fs/watch.h"
@@ -26,7 +27,7 @@ struct serving {
 	struct fs_mount mount;
 	struct fs_watch *watch;
 	pthread_t main, session, prover;
-	int channel, fuse_fd, readahead_fd; /* fuse_fd: -1 once the session has it */
+	int channel, broker, fuse_fd, readahead_fd; /* broker, fuse_fd: -1 once others have them */
 	struct fs_handed handed;
 	_Atomic int loop_result;        /* valid once loop_ended */
 	_Atomic bool loop_ended;        /* SIGUSR1 wakes the main thread then; one from outside says nothing */
@@ -69,6 +70,10 @@ static void *prover_main(void *arg)
 	fs_session_raise_readahead(&s->mount, s->readahead_fd, s->handed.readahead_error);
 	if (s->readahead_fd >= 0)
 		close(base_steal_fd(&s->readahead_fd));
+	struct fs_broker *broker = fs_broker_new(s->broker);
+	if (broker)
+		s->broker = -1;
+	fs_backings_start(s->mount.backings, broker);
 	tell_keeper(s, 0, NULL);
 	return NULL;
 }
@@ -158,6 +163,8 @@ static int serve_until_end(struct serving *s, const sigset_t *signals)
 	fs_interrupts_stop(&s->mount);
 	hang_up(s);
 	pthread_join(s->prover, NULL);
+	if (!fs_backings_stop(s->mount.backings))
+		_exit(0);
 	if (still)
 		still = !fs_watch_stop(s->watch, 5000);
 	if (still)
@@ -210,7 +217,7 @@ static int serve(struct serving *s, const struct fs_options *o, const sigset_t *
 	return serve_until_end(s, signals);
 }
 
-int fs_serve(const struct fs_options *o, int channel)
+int fs_serve(const struct fs_options *o, int channel, int broker)
 {
 	struct serving *s = calloc(1, sizeof *s);
 	sigset_t signals;
@@ -218,6 +225,7 @@ int fs_serve(const struct fs_options *o, int channel)
 	if (!s)
 		return FS_EXIT_SYSTEM;
 	s->channel = channel;
+	s->broker = broker;
 	s->fuse_fd = s->readahead_fd = -1;
 	block_signals(&signals);
 	mallopt(M_ARENA_MAX, 4);  /* memory that threads free is found again by others */

@@ -3,7 +3,7 @@
  * serve: the process that opens the store and answers requests. It gives its privileges up before it looks at anything
  * of the store, and gets from the keeper (fs/daemon.c) what it may not open by itself: the connection to the kernel and
  * the mount's readahead. Both talk over a channel, a SOCK_SEQPACKET pair: reports to the keeper, one fs_handed from
- * it. */
+ * it. What it asks for later goes over another pair (fs/broker.h). */
 #ifndef FS_SERVE_H
 #define FS_SERVE_H
 
@@ -19,6 +19,6 @@ struct fs_handed { int32_t readahead_error; };
 
 /* Serves until SIGTERM, the end of the mount or of the keeper. The process has one thread and ends with what is
  * returned (enum FS_EXIT). */
-int fs_serve(const struct fs_options *o, int channel);
+int fs_serve(const struct fs_options *o, int channel, int broker);
 
 #endif

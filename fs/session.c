@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Two things that libfuse 3.14 does not do by itself. PARALLEL_DIROPS: up to 3.16.2 the library sets the wish but
+ * Three things that libfuse 3.14 does not do by itself. PARALLEL_DIROPS: up to 3.16.2 the library sets the wish but
  * leaves the bit out of INIT's answer, and the kernel then lets one look-up at a time into a directory; the answer
- * passes through fs_writev, which puts the bit in. Readahead: the kernel bounds it by the backing-device info of
- * the mount, 128 KiB by default, whatever INIT says; only /sys/class/bdi, as root, lifts it. */
+ * passes through fs_writev, which puts the bit in. Passthrough, which libfuse has since 3.17: the same way. Readahead:
+ * the kernel bounds it by the backing-device info of the mount, 128 KiB by default, whatever INIT says; only
+ * /sys/class/bdi, as root, lifts it. */
 #include "fs/session.h"
 
 #include <fcntl.h>
@@ -15,8 +16,11 @@
 
 #include "core/base/log.h"
 
+#define FLAGS2_PASSTHROUGH (1u << 5)   /* <linux/fuse.h> has it since Linux 6.9 */
+
 static _Atomic uint64_t init_unique;  /* of the INIT request, while it is unanswered */
 static _Atomic bool init_parallel;    /* the kernel offers PARALLEL_DIROPS */
+static _Atomic bool init_passthrough; /* and passthrough */
 static _Atomic bool init_patched;
 static char libfuse_said[400];        /* its last complaint while mounting (one thread then) */
 
@@ -29,9 +33,20 @@ static ssize_t fs_read(int fd, void *buf, size_t len, void *userdata)
 
 	if (n >= (ssize_t)(sizeof *h + 16) && h->opcode == FUSE_INIT) {
 		init_parallel = init->flags & FUSE_PARALLEL_DIROPS;
+		init_passthrough = n >= (ssize_t)(sizeof *h + 20) && init->flags & FUSE_INIT_EXT &&
+			init->flags2 & FLAGS2_PASSTHROUGH;
 		init_unique = h->unique;
 	}
 	return n;
+}
+
+/* max_stack_depth, the first of what was unused before Linux 6.9: files behind ours are on no stacked filesystem. */
+static void agree_to_passthrough(struct fuse_init_out *out)
+{
+	out->flags |= FUSE_INIT_EXT;
+	out->flags2 |= FLAGS2_PASSTHROUGH;
+	memcpy((char *)out + offsetof(struct fuse_init_out, flags2) + sizeof out->flags2, &(uint32_t){ 1 },
+		sizeof(uint32_t));
 }
 
 static ssize_t fs_writev(int fd, struct iovec *iov, int count, void *userdata)
@@ -47,6 +62,8 @@ static ssize_t fs_writev(int fd, struct iovec *iov, int count, void *userdata)
 				out->flags |= FUSE_PARALLEL_DIROPS;
 				init_patched = true;
 			}
+			if (init_passthrough && out->major == 7 && iov[1].iov_len >= sizeof *out)
+				agree_to_passthrough(out);
 			init_unique = 0;
 		}
 	}

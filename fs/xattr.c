@@ -49,14 +49,15 @@ static int attributes(struct fs_mount *m, fuse_ino_t id, int (*f)(void *arg, con
 		for (unsigned i = 0; i < 16; i++)
 			snprintf(hex + 2 * i, 3, "%02x", m->store->info.id[i]);
 		r = f(arg, "store", hex);
-		return r ? r : f(arg, "mode", "cached");
+		return r;
 	}
 	if (n.kind != FS_STEP)
 		return 0;
 	r = fs_step_get(m->runs, n.commit, &step);
 	if (r)
 		return r;
-	r = view_node_attributes(step->tree, n.file, "cached", f, arg, &err);
+	r = view_node_attributes(step->tree, n.file, fs_backing_ready(m->backings, id) ? "passthrough" : "cached", f,
+		arg, &err);
 	fs_step_put(m->runs, step);
 	if (r < 0 && err.text[0])
 		fs_mount_log_once(m, err.text);

@@ -21,33 +21,15 @@
 #include "core/base/bisect.h"
 #include "core/view/view_internal.h"
 
-#define SLOTS 64u
+#define SLOTS VIEW_FILE_SLOTS
 #define SLOTS_BYTES (8u << 20)       /* of the objects kept, beyond the last used */
-
-struct place { uint64_t begin, end; uint32_t item; };          /* bytes of the data behind the head */
-struct slot { struct load_object *object; uint64_t used; uint32_t item; };
-
-struct view_file {
-	struct view_tree *tree;
-	enum view_kind kind;
-	struct view_mesh *mesh;         /* NULL: whole tensors; else what `rank` of it holds of them */
-	uint32_t rank;
-	uint64_t size;
-	uint8_t *head;
-	size_t head_len;
-	struct place *places;
-	uint32_t nplaces;
-	pthread_mutex_t lock;           /* protects what follows */
-	struct slot slots[SLOTS];
-	uint64_t clock;
-};
 
 /* ---- objects ---- */
 
 static struct load_object *slot_find(struct view_file *f, uint32_t item)
 {
 	for (unsigned i = 0; i < SLOTS; i++) {
-		struct slot *s = &f->slots[i];
+		struct view_slot *s = &f->slots[i];
 		if (!s->object || s->item != item)
 			continue;
 		s->used = ++f->clock;
@@ -61,7 +43,7 @@ static void slot_keep(struct view_file *f, uint32_t item, struct load_object *ob
 	struct load_object *dropped[static SLOTS])
 {
 	size_t total = load_object_memory(object);
-	struct slot *oldest = &f->slots[0];
+	struct view_slot *oldest = &f->slots[0];
 	unsigned n = 0;
 	for (unsigned i = 0; i < SLOTS; i++) {
 		total += f->slots[i].object ? load_object_memory(f->slots[i].object) : 0;
@@ -73,10 +55,10 @@ static void slot_keep(struct view_file *f, uint32_t item, struct load_object *ob
 			total -= load_object_memory(oldest->object);
 			dropped[n++] = oldest->object;
 		}
-		*oldest = (struct slot){0};
+		*oldest = (struct view_slot){0};
 		if (total <= SLOTS_BYTES)
 			break;
-		struct slot *next = NULL;
+		struct view_slot *next = NULL;
 		for (unsigned i = 0; i < SLOTS; i++)
 			if (f->slots[i].object && (!next || f->slots[i].used < next->used))
 				next = &f->slots[i];
@@ -84,7 +66,7 @@ static void slot_keep(struct view_file *f, uint32_t item, struct load_object *ob
 			break;
 		oldest = next;
 	}
-	*oldest = (struct slot){load_object_ref(object), ++f->clock, item};
+	*oldest = (struct view_slot){load_object_ref(object), ++f->clock, item};
 }
 
 /* What the file has of a tensor. */
@@ -97,7 +79,7 @@ static void tensor_info(const struct view_file *f, uint32_t item, struct load_te
 }
 
 /* Bytes of the object that a place is of, whatever the place has of it. */
-static uint64_t place_bytes(const struct view_file *f, const struct place *p)
+static uint64_t place_bytes(const struct view_file *f, const struct view_place *p)
 {
 	struct load_tensor_info info;
 	if (!f->mesh)
@@ -113,7 +95,8 @@ static int open_object(struct view_file *f, uint32_t item, struct load_object **
 }
 
 /* A reference to the object of a place. */
-static int get_object(struct view_file *f, const struct place *p, struct load_object **ret_o, struct base_error *err)
+static int get_object(struct view_file *f, const struct view_place *p, struct load_object **ret_o,
+	struct base_error *err)
 {
 	struct load_object *o, *dropped[SLOTS] = {0};
 	pthread_mutex_lock(&f->lock);
@@ -149,7 +132,7 @@ static int set_one_place(struct view_file *f, const struct view_node *node)
 		return 0;
 	if (!(f->places = malloc(sizeof *f->places)))
 		return -ENOMEM;
-	f->places[0] = (struct place){0, bytes, node->item};
+	f->places[0] = (struct view_place){0, bytes, node->item};
 	f->nplaces = 1;
 	return 0;
 }
@@ -184,7 +167,7 @@ static int set_places(struct view_file *f, const char *component, const struct v
 				"another dtype or shape",
 				component, (int)base_min(t->name_len, 400), t->name);
 		if (t->end > t->begin)
-			f->places[f->nplaces++] = (struct place){t->begin, t->end, (uint32_t)item};
+			f->places[f->nplaces++] = (struct view_place){t->begin, t->end, (uint32_t)item};
 	}
 	return 0;
 }
@@ -353,7 +336,7 @@ uint64_t view_file_size(const struct view_file *f)
 /* ---- reading ---- */
 
 /* The place that holds byte `at` of the data: there is one. */
-static const struct place *place_of(const struct view_file *f, uint64_t at)
+static const struct view_place *place_of(const struct view_file *f, uint64_t at)
 {
 	return &f->places[base_bisect(i, 0, f->nplaces - 1, f->places[i].end <= at)];
 }
@@ -402,7 +385,7 @@ static int join_finish(struct joined *j, int r, struct load_slices *ret_e)
 }
 
 /* How much of the range lies in the head, or in one place. Returns its length; *ret_p NULL: it is the head. */
-static size_t stretch(const struct view_file *f, uint64_t offset, size_t len, const struct place **ret_p)
+static size_t stretch(const struct view_file *f, uint64_t offset, size_t len, const struct view_place **ret_p)
 {
 	*ret_p = NULL;
 	if (offset < f->head_len)
@@ -411,7 +394,7 @@ static size_t stretch(const struct view_file *f, uint64_t offset, size_t len, co
 	return base_min(len, (*ret_p)->end - (offset - f->head_len));
 }
 
-static int stretch_slices(struct view_file *f, struct load_cache *c, const struct place *p, uint64_t offset,
+static int stretch_slices(struct view_file *f, struct load_cache *c, const struct view_place *p, uint64_t offset,
 	size_t len, void *scratch,
 	struct load_slices *ret_e, struct base_error *err)
 {
@@ -430,7 +413,7 @@ int view_file_slices(struct view_file *f, struct load_cache *c, uint64_t offset,
 	struct load_slices *ret_e, struct base_error *err)
 {
 	struct joined j = {BASE_BUF_INIT, BASE_BUF_INIT};
-	const struct place *p;
+	const struct view_place *p;
 	int r = 0;
 	*ret_e = (struct load_slices){0};
 	len = clip(f, offset, len);
@@ -454,7 +437,7 @@ int64_t view_file_read(struct view_file *f, struct load_cache *c, uint64_t offse
 {
 	len = clip(f, offset, len);
 	for (size_t done = 0, n; done < len; done += n) {
-		const struct place *p;
+		const struct view_place *p;
 		struct load_object *o;
 		n = stretch(f, offset + done, len - done, &p);
 		if (!p) {

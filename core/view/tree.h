@@ -42,10 +42,10 @@ int64_t view_tree_lookup(const struct view_tree *t, uint32_t directory, const ch
 int64_t view_tree_walk(const struct view_tree *t, const char *path);  /* "model/a.weight.npy"; `.npy` may be left off */
 size_t view_tree_memory(const struct view_tree *t);
 
-/* Extended attributes of a node as text (dtype, shape, digest, stored_bytes, codec, name, mode ...): calls f(arg, key,
- * value) for each; keys without the "user.vckpt." prefix. mode: how the caller serves files ("cached"). Attributes of
- * the step are on node 0 as attr.<key>. It may read the tensor's row. */
-int view_node_attributes(struct view_tree *t, uint32_t node, const char *mode,
+/* Extended attributes of a node as text (dtype, shape, digest, stored_bytes, codec, name, serving ...): calls f(arg,
+ * key, value) for each; keys without the "user.vckpt." prefix. serving: how the caller serves files ("cached").
+ * Attributes of the step are on node 0 as attr.<key>. It may read the tensor's row. */
+int view_node_attributes(struct view_tree *t, uint32_t node, const char *serving,
 	int (*f)(void *arg, const char *key, const char *value), void *arg, struct base_error *err);
 
 /* An open file. Any thread. */
@@ -57,6 +57,9 @@ uint64_t view_file_size(const struct view_file *f);
  * bytes). */
 int view_file_slices(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
 	struct load_slices *ret_e, struct base_error *err);
+/* The whole file to `to`, with room for its size, by all cores: what is checked and decoded goes there, not through the
+ * cache, but for files under a mesh. Anything may be in `to` after an error. */
+int view_file_fill(struct view_file *f, struct load_cache *c, void *to, struct base_error *err);
 /* The whole file (from `offset`) in order to a sink, read ahead by `threads` (0: all cores). */
 int view_file_stream(struct view_file *f, struct load_cache *c, uint64_t offset, unsigned threads,
 	int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err), void *arg,

@@ -4,6 +4,8 @@
 #ifndef CORE_VIEW_VIEW_INTERNAL_H
 #define CORE_VIEW_VIEW_INTERNAL_H
 
+#include <pthread.h>
+
 #include "core/tensor/shard.h"
 #include "core/view/mesh.h"
 #include "core/view/name.h"
@@ -52,6 +54,24 @@ int view_mesh_read(const struct view_mesh *m, uint32_t tensor, uint32_t rank, st
 int view_mesh_json(const struct view_mesh *m, const struct load_step *step, struct base_buf *ret_text,
 	uint64_t *ret_len);
 
+/* ---- files (file.c) ---- */
+#define VIEW_FILE_SLOTS 64u
+struct view_place { uint64_t begin, end; uint32_t item; };     /* bytes of the data behind the head */
+struct view_slot { struct load_object *object; uint64_t used; uint32_t item; };
+struct view_file {
+	struct view_tree *tree;
+	enum view_kind kind;
+	struct view_mesh *mesh;         /* NULL: whole tensors; else what `rank` of it holds of them */
+	uint32_t rank;
+	uint64_t size;
+	uint8_t *head;
+	size_t head_len;
+	struct view_place *places;
+	uint32_t nplaces;
+	pthread_mutex_t lock;           /* protects what follows */
+	struct view_slot slots[VIEW_FILE_SLOTS];
+	uint64_t clock;
+};
 /* Bytes [offset, offset + len), clipped at the end of the file, to `out`. Returns how many. */
 int64_t view_file_read(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *out,
 	struct base_error *err);

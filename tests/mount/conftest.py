@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 
 
+# Of all mounts here: one of mount.vckpt's tiers. The default run takes none, --full one after the other.
+TIER = os.environ.get("VCKPT_MOUNT_TIER", "")
+
+
 def pytest_collection_modifyitems(items):
     here = pathlib.Path(__file__).parent
     if os.path.exists("/dev/fuse"):
@@ -78,6 +82,8 @@ class Mount:
         if not mount_of(self.point):
             self.point.mkdir(exist_ok=True)
         words = [*options]
+        if TIER and not any(word.startswith("tier=") for word in words):
+            words.append(f"tier={TIER}")
         if log:
             words.append(f"log={log}")
         command = [str(program), str(store), str(point)]

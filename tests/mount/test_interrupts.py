@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from .conftest import Mount, Tensor, wait_until, weights, write_safetensors
+from .conftest import Mount, Tensor, weights, write_safetensors
 
 # Ended by SIGINT as cp and cat are. A program with a handler of its own waits for pages on, as on any filesystem.
 READER = """

@@ -457,7 +457,7 @@ def test_noxattr(one, mount):
     m = mount(one, "noxattr")
     for _ in range(2):
         with pytest.raises(OSError) as e:
-            os.getxattr(m / "a" / "latest" / "model.safetensors", "user.vckpt.mode")
+            os.getxattr(m / "a" / "latest" / "model.safetensors", "user.vckpt.serving")
         assert e.value.errno == 95
     assert m.count("getxattr") <= 1
 
@@ -473,7 +473,7 @@ def test_stats_say_what_is_off(one, mount):
     while "watch" not in features and time.monotonic() < end:      # a thread of its own says it, once it watches
         features = {k.split('name="')[1].split('"')[0]: v for k, v in m.stats().items()
                     if k.startswith("vckpt_feature")}
-    assert features["passthrough"] == 0
+    assert "passthrough" in features and "interrupts" in features      # tests/mount/test_passthrough.py
     assert features["readdirplus"] == features["parallel_dirops"] == 1
     assert {"readahead", "watch", "landlock", "seccomp", "no_new_privs", "capabilities_dropped"} <= set(features)
 

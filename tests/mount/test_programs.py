@@ -206,7 +206,7 @@ def test_xattrs(mounted, step, source):
         assert names and all(n.startswith("user.vckpt.") for n in names)
         values = {n.removeprefix("user.vckpt."): os.getxattr(file, n).decode() for n in names}
         assert values["name"] == name
-        assert values["mode"] == "cached"
+        assert values["serving"] in ("cached", "passthrough")
         assert {"dtype", "shape", "digest", "stored_bytes", "codec"} <= set(values)
     assert os.getxattr(step, "user.vckpt.attr.loss") == b"2.31"
     for missing in ["user.other", "user.vckpt.none", "security.capability"]:

@@ -1,0 +1,552 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A file that is read once is served by the server, and nothing is assembled for it: a copy of a whole tree costs no
+ * more than before. Who opens a file of which half was read before shows that it is read again: it is assembled.
+ *
+ * A record for each file that is open, or that was read lately, or that stands in memory:
+ *
+ *   COUNTING  served by the server; `served` grows with what is read
+ *   QUEUED    the thread will assemble it
+ *   FILLING   somebody assembles it
+ *   READY     the kernel has its memory under `id`; the memory is freed when the id is closed and no descriptor is left
+ *   REFUSED   it could not be assembled (damage, for instance): it stays with the server, which gives an error for what
+ *             is damaged and for nothing else
+ *
+ * Invariants: (1) cached_opens and passthrough_opens are never both above 0, because the kernel refuses that with EIO:
+ * both count before the kernel learns of an open, and until after it has forgotten it; while one is above 0, no record
+ * leaves or enters READY for the other. (2) A record that is opened or open, QUEUED or FILLING is kept. (3) The memfds
+ * of READY and FILLING records together have at most max_bytes. (4) The lock is held across no read, and across one
+ * short question to the keeper at most. */
+#include "fs/backing.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#include "core/base/array.h"
+#include "core/base/clock.h"
+#include "core/base/log.h"
+#include "core/base/table.h"
+#include "fs/broker.h"
+#include "fs/mount.h"
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25                 /* Linux 6.1 */
+#endif
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8u               /* Linux 6.3 */
+#endif
+
+#define LEAST_BYTES (UINT64_C(64) << 10) /* less stays in the kernel's page cache as it is */
+#define NOW_BYTES (UINT64_C(16) << 20)   /* so much is assembled while its reader waits for the open */
+#define HUGE_BYTES (UINT64_C(2) << 20)
+#define MEMORY_SHARE 2                   /* of what could be allocated, a file takes at most one half */
+#define IDLE_RECORDS 4096u
+#define STOP_MS 2000
+#define BUCKETS 4096u
+#define WAIT_MS 50
+
+enum state { COUNTING, QUEUED, FILLING, READY, REFUSED };
+
+struct fs_backing {
+	uint64_t node;
+	uint64_t size;
+	struct fs_backing *next;         /* in its bucket */
+	struct fs_backing *newer, *older; /* among those without descriptors that may go: COUNTING, READY, REFUSED */
+	bool idle;                       /* it stands there */
+	bool wanted;                     /* COUNTING: it was opened again */
+	enum state state;
+	_Atomic uint64_t served;
+	unsigned opening, cached_opens, passthrough_opens;
+	int id;                          /* READY */
+};
+
+struct fs_backings {
+	struct fs_mount *m;
+	enum fs_tier tier;
+	struct fs_broker *broker;        /* NULL: nothing is passed through */
+	pthread_t thread;
+	bool running;
+	_Atomic bool ending;
+	pthread_mutex_t lock;            /* protects what follows */
+	pthread_cond_t changed;          /* the queue, or a record left FILLING */
+	struct fs_backing *buckets[BUCKETS];
+	struct fs_backing *oldest, *newest;
+	unsigned nidle;
+	struct fs_handle **queue; size_t nqueue, queue_room; /* references */
+	struct fs_backings_stats stats;
+};
+
+/* ---- records; all under the lock ---- */
+
+static struct fs_backing **bucket(struct fs_backings *all, uint64_t node)
+{
+	return &all->buckets[base_table_hash_number(node) & (BUCKETS - 1)];
+}
+
+static struct fs_backing *find(struct fs_backings *all, uint64_t node)
+{
+	struct fs_backing *b = *bucket(all, node);
+
+	while (b && b->node != node)
+		b = b->next;
+	return b;
+}
+
+static void idle_remove(struct fs_backings *all, struct fs_backing *b)
+{
+	*(b->older ? &b->older->newer : &all->oldest) = b->newer;
+	*(b->newer ? &b->newer->older : &all->newest) = b->older;
+	b->newer = b->older = NULL;
+	b->idle = false;
+	all->nidle--;
+}
+
+/* Its memory is the kernel's until the last descriptor goes: nobody has one. */
+static void drop(struct fs_backings *all, struct fs_backing *b)
+{
+	fs_broker_close(all->broker, fuse_session_fd(all->m->session), b->id);
+	b->state = COUNTING;
+	b->served = 0;
+	all->stats.files--;
+	all->stats.bytes -= b->size;
+	all->stats.dropped++;
+}
+
+static void forget(struct fs_backings *all, struct fs_backing *b)
+{
+	struct fs_backing **at = bucket(all, b->node);
+
+	while (*at != b)
+		at = &(*at)->next;
+	*at = b->next;
+	idle_remove(all, b);
+	if (b->state == READY)
+		drop(all, b);
+	free(b);
+}
+
+/* After its descriptors or its state changed. */
+static void settle(struct fs_backings *all, struct fs_backing *b)
+{
+	bool used = b->opening || b->cached_opens || b->passthrough_opens;
+	bool idle = !used && b->state != QUEUED && b->state != FILLING;
+
+	if (b->idle)
+		idle_remove(all, b);
+	if (!idle)
+		return;
+	b->older = all->newest;
+	*(all->newest ? &all->newest->newer : &all->oldest) = b;
+	all->newest = b;
+	b->idle = true;
+	if (++all->nidle > IDLE_RECORDS)
+		forget(all, all->oldest);
+}
+
+static struct fs_backing *make(struct fs_backings *all, uint64_t node, uint64_t size)
+{
+	struct fs_backing *b = calloc(1, sizeof *b), **at = bucket(all, node);
+
+	if (!b)
+		return NULL;
+	b->node = node;
+	b->size = size;
+	b->next = *at;
+	*at = b;
+	return b;
+}
+
+/* ---- memory; under the lock ---- */
+
+/* Room for so many bytes more, if the longest unused go. */
+static bool room(struct fs_backings *all, uint64_t bytes)
+{
+	if (bytes > all->stats.max_bytes)
+		return false;
+	uint64_t most = all->stats.max_bytes - bytes;
+	for (struct fs_backing *b = all->oldest; b && all->stats.bytes > most; b = b->newer)
+		if (b->state == READY)
+			drop(all, b);
+	return all->stats.bytes <= most;
+}
+
+/* The file's bytes count from here on. */
+static bool fill_begin(struct fs_backings *all, struct fs_backing *b)
+{
+	if (!room(all, b->size)) {
+		all->stats.refused++;
+		b->served = 0;           /* another half of it, and there may be room */
+		b->state = COUNTING;
+		return false;
+	}
+	b->state = FILLING;
+	all->stats.files++;
+	all->stats.bytes += b->size;
+	return true;
+}
+
+/* r: the id, or why there is none. Memory may be had another time. */
+static void fill_end(struct fs_backings *all, struct fs_backing *b, int r, uint64_t ns)
+{
+	if (r > 0) {
+		b->state = READY;
+		b->id = r;
+		all->stats.assembled++;
+		all->stats.assembled_bytes += b->size;
+		all->stats.assembled_ns += ns;
+	} else {
+		b->state = r == -ENOMEM || r == -ENOSPC ? COUNTING : REFUSED;
+		b->served = 0;
+		all->stats.files--;
+		all->stats.bytes -= b->size;
+		all->stats.failed++;
+	}
+	settle(all, b);
+	pthread_cond_broadcast(&all->changed);
+}
+
+/* ---- assembling; without the lock ---- */
+
+static int memfd_new(uint64_t size)
+{
+	int fd = (int)syscall(SYS_memfd_create, "vckpt", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+
+	if (fd < 0 && errno == EINVAL)
+		fd = (int)syscall(SYS_memfd_create, "vckpt", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0)
+		return -errno;
+	int r = ftruncate(fd, (off_t)size) ? -errno : 0;
+	if (r < 0)
+		close(fd);
+	return r < 0 ? r : fd;
+}
+
+static int memfd_seal(int fd)
+{
+	return fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) ? -errno : 0;
+}
+
+/* Huge pages, where the kernel has them at hand, whatever it gives to others unasked (MADV_COLLAPSE asks): with small
+ * ones the file reads slower than one on a disk, whose pages are large, and its memory takes twice as long to be had.
+ * Only extents with a page are collapsed, and one call costs much more than one extent. */
+static void memfd_huge(uint8_t *map, uint64_t size)
+{
+	uint64_t whole = size / HUGE_BYTES * HUGE_BYTES;
+
+	for (uint64_t at = 0; at < whole; at += HUGE_BYTES)
+		*(volatile uint8_t *)(map + at) = 0;
+	if (whole)
+		(void)madvise(map, whole, MADV_COLLAPSE);
+}
+
+/* The file's memory, all of it there: to write to what is not would end the process. NULL with errno: none. */
+static uint8_t *memfd_map(int fd, uint64_t size, void **ret_area, size_t *ret_area_bytes)
+{
+	size_t bytes = base_align(size, HUGE_BYTES) + HUGE_BYTES;
+	void *area = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	if (area == MAP_FAILED)
+		return NULL;
+	uint8_t *at = (uint8_t *)base_align((uintptr_t)area, HUGE_BYTES);
+	uint8_t *map = mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+	if (map != MAP_FAILED)
+		memfd_huge(map, size);
+	if (map == MAP_FAILED || fallocate(fd, 0, 0, (off_t)size)) {
+		int error = errno;
+		munmap(area, bytes);
+		errno = error;
+		return NULL;
+	}
+	*ret_area = area;
+	*ret_area_bytes = bytes;
+	return map;
+}
+
+static int memfd_fill(int fd, struct fs_backings *all, struct view_file *file, struct base_error *err)
+{
+	uint64_t size = view_file_size(file);
+	void *area;
+	size_t area_bytes;
+	uint8_t *map = memfd_map(fd, size, &area, &area_bytes);
+
+	if (!map)
+		return base_error_set(err, -errno, "no memory for a file of %llu bytes: %s", (unsigned long long)size,
+			strerror(errno));
+	int r = view_file_fill(file, all->m->cache, map, err);
+	munmap(area, area_bytes);
+	return r;
+}
+
+/* The id of a backing file with all bytes of the file, or a negative errno. */
+static int assemble(struct fs_backings *all, struct view_file *file, struct base_error *err)
+{
+	uint64_t size = view_file_size(file), free_bytes = fs_broker_memory(all->broker);
+
+	if (free_bytes && size > free_bytes / MEMORY_SHARE)
+		return base_error_set(err, -ENOMEM, "it has %llu bytes, and %llu bytes of memory could be had",
+			(unsigned long long)size, (unsigned long long)free_bytes);
+	base_cleanup_close int fd = memfd_new(size);
+	if (fd < 0)
+		return base_error_set(err, fd, "no memory file of %llu bytes: %s", (unsigned long long)size,
+			strerror(-fd));
+	int r = memfd_fill(fd, all, file, err);
+	if (r < 0)
+		return r;
+	r = memfd_seal(fd);
+	if (r < 0)
+		return base_error_set(err, r, "the memory file cannot be sealed: %s", strerror(-r));
+	r = fs_broker_open(all->broker, fuse_session_fd(all->m->session), fd);
+	return r < 0 ? base_error_set(err, r, "no backing file: %s", strerror(-r)) : r;
+}
+
+/* With the lock, which it gives up meanwhile; b is FILLING. */
+static void assemble_locked(struct fs_backings *all, struct fs_backing *b, struct view_file *file)
+{
+	struct base_error err = {0};
+	uint64_t start = base_monotonic_ns();
+
+	pthread_mutex_unlock(&all->lock);
+	int id = assemble(all, file, &err);
+	if (id < 0)
+		base_info("a file stays with the server: %s", err.text);
+	pthread_mutex_lock(&all->lock);
+	fill_end(all, b, id, base_monotonic_ns() - start);
+}
+
+static void *backings_main(void *arg)
+{
+	struct fs_backings *all = arg;
+
+	pthread_mutex_lock(&all->lock);
+	while (!all->ending) {
+		if (!all->nqueue) {
+			pthread_cond_wait(&all->changed, &all->lock);
+			continue;
+		}
+		struct fs_handle *h = all->queue[0];
+		memmove(all->queue, all->queue + 1, --all->nqueue * sizeof *all->queue);
+		struct fs_backing *b = h->backing;
+		if (fill_begin(all, b))
+			assemble_locked(all, b, h->file);
+		pthread_mutex_unlock(&all->lock);
+		fs_handle_unref(all->m, h);
+		pthread_mutex_lock(&all->lock);
+	}
+	pthread_mutex_unlock(&all->lock);
+	return NULL;
+}
+
+/* ---- the whole ---- */
+
+struct fs_backings *fs_backings_new(struct fs_mount *m, enum fs_tier tier, uint64_t max_bytes)
+{
+	struct fs_backings *all = calloc(1, sizeof *all);
+	pthread_condattr_t attributes;
+
+	if (!all)
+		return NULL;
+	all->m = m;
+	all->tier = tier;
+	all->stats.max_bytes = max_bytes;
+	pthread_mutex_init(&all->lock, NULL);
+	pthread_condattr_init(&attributes);
+	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+	pthread_cond_init(&all->changed, &attributes);
+	pthread_condattr_destroy(&attributes);
+	return all;
+}
+
+void fs_backings_free(struct fs_backings *all)
+{
+	if (!all)
+		return;
+	for (size_t i = 0; i < BUCKETS; i++)
+		for (struct fs_backing *b = all->buckets[i], *next; b; b = next) {
+			next = b->next;
+			free(b);
+		}
+	free(all->queue);
+	fs_broker_free(all->broker);
+	pthread_cond_destroy(&all->changed);
+	pthread_mutex_destroy(&all->lock);
+	free(all);
+}
+
+/* A backing file of one byte, made and closed again. */
+static int probe(struct fs_backings *all)
+{
+	base_cleanup_close int fd = memfd_new(1);
+	int r = fd < 0 ? fd : memfd_seal(fd);
+
+	if (!r)
+		r = fs_broker_open(all->broker, fuse_session_fd(all->m->session), fd);
+	if (r > 0)
+		fs_broker_close(all->broker, fuse_session_fd(all->m->session), r);
+	return r < 0 ? r : 0;
+}
+
+static void start(struct fs_backings *all, struct fs_broker *broker)
+{
+	all->broker = broker;
+	int r = probe(all);
+	if (r == 0)
+		r = -pthread_create(&all->thread, NULL, backings_main, all);
+	if (r == 0) {
+		all->running = true;
+		fs_mount_feature(all->m, "passthrough", true, "up to %llu bytes of files in memory",
+			(unsigned long long)all->stats.max_bytes);
+		return;
+	}
+	all->broker = NULL;
+	fs_broker_free(broker);
+	fs_mount_feature(all->m, "passthrough", false, "%s", r != -EPERM ? strerror(-r) : geteuid()
+		? "only root may" : "the kernel refuses it (it takes Linux 6.9, and root outside of a container)");
+}
+
+void fs_backings_start(struct fs_backings *all, struct fs_broker *broker)
+{
+	const char *why = all->tier == FS_TIER_CACHED ? "tier=cached was asked for" : !all->stats.max_bytes
+		? "cache= leaves no memory for whole files" : !broker ? "the keeper cannot be asked" : NULL;
+
+	if (!why) {
+		start(all, broker);
+		return;
+	}
+	fs_broker_free(broker);
+	fs_mount_feature(all->m, "passthrough", false, "%s", why);
+}
+
+bool fs_backings_stop(struct fs_backings *all)
+{
+	struct timespec until = base_clock_in_ms(CLOCK_REALTIME, STOP_MS);
+
+	if (!all || !all->running)
+		return true;
+	pthread_mutex_lock(&all->lock);
+	all->ending = true;
+	pthread_cond_broadcast(&all->changed);
+	pthread_mutex_unlock(&all->lock);
+	if (pthread_timedjoin_np(all->thread, NULL, &until) != 0)
+		return false;
+	all->running = false;
+	while (all->nqueue)
+		fs_handle_unref(all->m, all->queue[--all->nqueue]);
+	return true;
+}
+
+/* ---- opening and reading ---- */
+
+/* With the lock: until nobody assembles it. */
+static int wait_filled(struct fs_backings *all, const struct fs_backing *b)
+{
+	while (b->state == QUEUED || b->state == FILLING) {
+		struct timespec until = base_clock_in_ms(CLOCK_MONOTONIC, WAIT_MS);
+
+		pthread_cond_timedwait(&all->changed, &all->lock, &until);
+		if (fs_request_abandoned())
+			return -EINTR;
+	}
+	return 0;
+}
+
+/* With the lock; b is being opened. Assembles it now, or later, or not. */
+static int consider(struct fs_backings *all, struct fs_backing *b, struct fs_handle *h)
+{
+	bool now = all->tier == FS_TIER_PASSTHROUGH || b->size <= NOW_BYTES;
+	bool again = b->size >= LEAST_BYTES && b->served >= b->size / 2;
+	int r = now ? wait_filled(all, b) : 0;
+
+	if (r || b->state != COUNTING || !b->size || !(again || all->tier == FS_TIER_PASSTHROUGH))
+		return r;
+	if (now && !b->cached_opens && fill_begin(all, b))
+		assemble_locked(all, b, h->file);
+	b->wanted = !now;
+	return 0;
+}
+
+int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
+{
+	if (!all->broker)
+		return 0;
+	pthread_mutex_lock(&all->lock);
+	struct fs_backing *b = find(all, node);
+	if (!b)
+		b = make(all, node, view_file_size(h->file));
+	if (!b) {
+		pthread_mutex_unlock(&all->lock);
+		return -ENOMEM;
+	}
+	b->opening++;
+	settle(all, b);
+	int r = consider(all, b, h);
+	b->opening--;
+	if (r == 0) {
+		h->passthrough = b->state == READY && !b->cached_opens;
+		h->backing = b;
+		*(h->passthrough ? &b->passthrough_opens : &b->cached_opens) += 1;
+		*(h->passthrough ? &all->stats.open_passthrough : &all->stats.open_cached) += 1;
+		all->stats.opens_passthrough += h->passthrough;
+		r = h->passthrough ? b->id : 0;
+	}
+	settle(all, b);
+	pthread_mutex_unlock(&all->lock);
+	return r;
+}
+
+/* A large file that is wanted is assembled once its last reader has gone: before, it would take the processors from
+ * those who read it, and help none of them. */
+void fs_backing_release(struct fs_backings *all, struct fs_handle *h)
+{
+	struct fs_backing *b = h->backing;
+
+	if (!b || h->passthrough)
+		return;
+	pthread_mutex_lock(&all->lock);
+	if (b->wanted && b->state == COUNTING && b->cached_opens == 1 && all->running && !all->ending &&
+			base_array_room(all->queue, all->queue_room, all->nqueue + 1) == 0) {
+		fs_handle_ref(h);
+		all->queue[all->nqueue++] = h;
+		b->state = QUEUED;
+		b->wanted = false;
+		pthread_cond_broadcast(&all->changed);
+	}
+	pthread_mutex_unlock(&all->lock);
+}
+
+void fs_backing_closed(struct fs_backings *all, struct fs_handle *h)
+{
+	struct fs_backing *b = h->backing;
+
+	if (!b)
+		return;
+	pthread_mutex_lock(&all->lock);
+	--*(h->passthrough ? &b->passthrough_opens : &b->cached_opens);
+	--*(h->passthrough ? &all->stats.open_passthrough : &all->stats.open_cached);
+	settle(all, b);
+	pthread_mutex_unlock(&all->lock);
+}
+
+void fs_backing_served(struct fs_handle *h, uint64_t bytes)
+{
+	if (h->backing)
+		atomic_fetch_add_explicit(&h->backing->served, bytes, memory_order_relaxed);
+}
+
+bool fs_backing_ready(struct fs_backings *all, uint64_t node)
+{
+	pthread_mutex_lock(&all->lock);
+	const struct fs_backing *b = find(all, node);
+	bool ready = b && b->state == READY;
+	pthread_mutex_unlock(&all->lock);
+	return ready;
+}
+
+void fs_backings_stat(struct fs_backings *all, struct fs_backings_stats *ret_s)
+{
+	pthread_mutex_lock(&all->lock);
+	*ret_s = all->stats;
+	pthread_mutex_unlock(&all->lock);
+}

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that the kernel reads by itself: the same bytes, without the server, whoever opens and closes them when."""
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from .conftest import Mount, Tensor, wait_until, weights, write_safetensors
+
+MiB = 1 << 20
+
+
+def serving(path):
+    return os.getxattr(path, "user.vckpt.serving").decode()
+
+
+def served(m):
+    """Bytes of steps' files that the server gave to the kernel."""
+    return m.stats()["vckpt_read_bytes_total"]
+
+
+def closed(m):
+    """The kernel tells of a close when it has the time: until then the next open is one beside another."""
+    return wait_until(lambda: m.stats()['vckpt_open_files{tier="cached"}'] == 0)
+
+
+def passes(m):
+    """Does the mount hand files to the kernel here? Said once it works."""
+    lines = [line for line in (m / ".vckpt" / "stats").read_text().splitlines()
+             if line.startswith('vckpt_feature{name="passthrough"')]
+    return lines and lines[0].endswith(" 1")
+
+
+def read(path, piece=MiB):
+    found = []
+    with open(path, "rb", buffering=0) as f:
+        while data := f.read(piece):
+            found.append(data)
+    return b"".join(found)
+
+
+@pytest.fixture(scope="module")
+def large(vckpt, tmp_path_factory):
+    """A store with one step of some MiB of raw and encoded tensors, and the bytes of its file."""
+    folder = tmp_path_factory.mktemp("passthrough")
+    source, rng = folder / "source", np.random.default_rng(3)
+    source.mkdir()
+    tensors = {f"raw{i}": Tensor("U8", (3 * MiB + i,), rng.bytes(3 * MiB + i)) for i in range(3)}
+    tensors |= {f"w{i}": Tensor("BF16", (1024, 1000 + i), weights(rng, 1024 * (1000 + i))) for i in range(3)}
+    tensors["small"] = Tensor("F32", (10, 10), rng.bytes(400))
+    whole = write_safetensors(source / "model.safetensors", tensors)
+    (source / "blob.bin").write_bytes(rng.bytes(5 * MiB + 77))
+    vckpt("init", folder / "store")
+    vckpt("import", folder / "store", "a/1", source)
+    return folder / "store", whole, tensors, (source / "blob.bin").read_bytes()
+
+
+@pytest.fixture
+def passing(mount, large):
+    """Mounts that store; skips where the kernel or the user lacks the right."""
+    def make(*options, **more):
+        m = mount(large[0], *options, **more)
+        if not passes(m):
+            if os.geteuid() == 0 and os.uname().release.split(".")[:2] >= ["6", "9"]:
+                pytest.fail((m / ".vckpt" / "stats").read_text())
+            pytest.skip("no passthrough here")
+        return m
+    return make
+
+
+def test_what_is_read_once_is_not_assembled(passing, large):
+    m = passing("tier=auto")
+    step = m / "a" / "latest"
+    assert read(step / "model.safetensors") == large[1]
+    for name in os.listdir(step / "model"):
+        read(step / "model" / name)
+    read(step / "blob.bin")
+    stats = m.stats()
+    assert stats["vckpt_assemblies_total"] == stats["vckpt_assembled_bytes"] == 0
+    assert stats["vckpt_passthrough_opens_total"] == 0
+    with open(step / "model.safetensors", "rb") as f:                   # once more, but of no file half
+        f.read(100)
+    assert serving(step / "blob.bin") == "cached"
+
+
+def test_what_is_opened_again_is_read_by_the_kernel(passing, large):
+    m = passing("tier=auto")
+    step = m / "a" / "latest"
+    for name, want in [("model.safetensors", large[1]), ("blob.bin", large[3])]:
+        file = step / name
+        assert serving(file) == "cached" and read(file) == want and serving(file) == "cached" and closed(m)
+        fd = os.open(file, os.O_RDONLY)
+        assert serving(file) == "passthrough"
+        before = served(m)
+        assert os.read(fd, len(want) + 1) == want and os.pread(fd, 10, len(want) - 4) == want[-4:]
+        assert os.pread(fd, 10, len(want)) == b""
+        with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapped:
+            assert mapped[:] == want
+        out = os.memfd_create("out")
+        assert os.sendfile(out, fd, 0, len(want)) == len(want) and os.pread(out, len(want), 0) == want
+        assert served(m) == before
+        assert m.stats()['vckpt_open_files{tier="passthrough"}'] == 1
+        os.close(out)
+        os.close(fd)
+        assert wait_until(lambda: m.stats()['vckpt_open_files{tier="passthrough"}'] == 0)
+    assert m.stats()["vckpt_assembled_bytes"] == len(large[1]) + len(large[3])
+
+
+def test_half_of_a_file_is_enough_and_less_is_not(passing, large):
+    m = passing("tier=auto", "readahead=0")
+    file = m / "a" / "latest" / "blob.bin"
+    with open(file, "rb", buffering=0) as f:
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        f.read(MiB)
+    assert closed(m)
+    with open(file, "rb", buffering=0) as f:
+        assert serving(file) == "cached"
+        f.seek(2 * MiB)
+        while f.read(MiB):
+            pass
+    assert closed(m)
+    with open(file, "rb"):
+        assert serving(file) == "passthrough"
+
+
+def test_all_kinds_of_files(passing, large):
+    """tier=passthrough: each file when it is opened, also the small ones and those below mesh/."""
+    m = passing("tier=passthrough")
+    step = m / "a" / "latest"
+    assert read(step / "model.safetensors") == large[1] and read(step / "blob.bin") == large[3]
+    for name, t in large[2].items():
+        file = step / "model" / f"{name}.npy"
+        data = read(file)
+        assert data[-len(t.data):] == t.data and len(data) == 4096 + len(t.data) == os.stat(file).st_size
+        assert serving(file) == "passthrough"
+    assert read(step / "manifest.json").startswith(b"{") and serving(step / "manifest.json") == "passthrough"
+    shards = [read(step / "mesh" / "tp=2" / f"rank-{rank}" / "model.safetensors") for rank in range(2)]
+    again = [read(step / "mesh" / "tp=2" / f"rank-{rank}" / "model.safetensors") for rank in range(2)]
+    assert shards == again and len(shards[0]) > MiB
+    assert served(m) == 0 and m.stats()["vckpt_assemblies_failed_total"] == 0
+
+
+def test_a_shard_is_the_same_in_both_tiers(passing, large, mount):
+    a, b = passing("tier=passthrough"), mount(large[0], "tier=cached")
+    for rank in range(3):
+        name = f"a/latest/mesh/tp=3/rank-{rank}/model.safetensors"
+        assert read(a / name) == read(b / name)
+
+
+def test_readers_outlive_the_server(passing, large):
+    m = passing("tier=passthrough")
+    file = m / "a" / "latest" / "model.safetensors"
+    fd = os.open(file, os.O_RDONLY)
+    mapped = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+    os.kill(m.server, signal.SIGKILL)
+    assert wait_until(lambda: not m.pids)
+    assert os.pread(fd, len(large[1]), 0) == large[1] and mapped[:] == large[1]
+    with pytest.raises(OSError) as e:
+        os.open(file, os.O_RDONLY)
+    assert e.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+    mapped.close()
+    os.close(fd)
+
+
+def test_readers_of_a_removed_step_go_on(passing, large, vckpt, tmp_path, program):
+    store = tmp_path / "store"
+    subprocess.run(["cp", "-r", large[0], store], check=True)
+    vckpt("import", store, "a/2", large[0].parent / "source", "--set", "x=y")
+    m = Mount(program, store, tmp_path / "mnt", "tier=passthrough")
+    try:
+        if not passes(m):
+            pytest.skip("no passthrough here")
+        with open(m / "a" / "step-00000001" / "model.safetensors", "rb") as f:
+            vckpt("rm", store, "a/1", "--yes")
+            assert wait_until(lambda: os.listdir(m / "a") == ["latest", "step-00000002"])
+            assert f.read() == large[1]
+    finally:
+        m.end()
+
+
+def test_open_by_others_all_the_time(passing, large):
+    """The kernel refuses (EIO) a file that is opened in both ways at once: nobody ever gets that, whatever comes and
+    goes, and with less memory than the files take, so that they are dropped while others are opened."""
+    files = [f"model/{name}.npy" for name in large[2]] + ["model.safetensors", "blob.bin"]
+    m = passing("tier=auto", "cache=270M")                              # 14 MiB of whole files
+    step = m / "a" / "step-00000001"
+    want = {name: read(step / name) for name in files}
+    assert want["model.safetensors"] == large[1]
+    end, wrong, opened = time.monotonic() + 4, [], [0] * 6
+
+    def reader(seed):
+        rng = np.random.default_rng(seed)
+        try:
+            while time.monotonic() < end:
+                name = files[rng.integers(len(files))]
+                with open(step / name, "rb", buffering=0) as f:
+                    opened[seed] += 1
+                    for _ in range(int(rng.integers(1, 4))):
+                        at = int(rng.integers(len(want[name])))
+                        if os.pread(f.fileno(), 200_000, at) != want[name][at:at + 200_000]:
+                            wrong.append((name, at))
+                    if rng.integers(3) == 0 and read(step / name) != want[name]:
+                        wrong.append(name)
+                    if rng.integers(4) == 0:
+                        with mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+                            if mapped[-4096:] != want[name][-4096:]:
+                                wrong.append(("mapped", name))
+        except OSError as e:
+            wrong.append(e)
+
+    threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(len(opened))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    stats = m.stats()
+    assert not wrong and min(opened) > 10
+    assert stats["vckpt_passthrough_opens_total"] > 10 and stats["vckpt_assemblies_dropped_total"] > 0
+    assert stats["vckpt_assembled_bytes"] <= stats["vckpt_assembled_max_bytes"] == 14 * MiB
+    assert wait_until(lambda: m.stats()['vckpt_open_files{tier="passthrough"}'] ==
+                      m.stats()['vckpt_open_files{tier="cached"}'] == 0)
+
+
+def test_a_descriptor_that_stays_keeps_others_with_the_server(passing, large):
+    m = passing("tier=auto")
+    file = m / "a" / "latest" / "model.safetensors"
+    with open(file, "rb") as f:
+        assert f.read() == large[1]
+        for _ in range(3):
+            with open(file, "rb") as g:
+                assert g.read() == large[1]
+        assert m.stats()["vckpt_passthrough_opens_total"] == 0
+    assert closed(m)
+    with open(file, "rb") as f:
+        assert f.read() == large[1] and m.stats()["vckpt_passthrough_opens_total"] == 1
+
+
+def test_damage_is_an_error_where_it_is_and_nowhere_else(passing, large, tmp_path, program):
+    store = tmp_path / "store"
+    subprocess.run(["cp", "-r", large[0], store], check=True)
+    (pack,) = [p for p in store.glob("packs/*/*.pack") if p.stat().st_size > 10 * MiB and "model" in p.name]
+    at = pack.read_bytes().index(large[2]["raw1"].data[:64]) + MiB
+    with open(pack, "r+b") as f:
+        f.seek(at)
+        byte = f.read(1)
+        f.seek(at)
+        f.write(bytes([byte[0] ^ 1]))
+    m = Mount(program, store, tmp_path / "mnt", "tier=passthrough", log=tmp_path / "log")
+    try:
+        if not passes(m):
+            pytest.skip("no passthrough here")
+        step = m / "a" / "latest"
+        for _ in range(2):
+            fd = os.open(step / "model.safetensors", os.O_RDONLY)
+            bad = large[1].index(large[2]["raw1"].data[:64]) + MiB
+            with pytest.raises(OSError) as e:
+                os.pread(fd, 4096, bad)
+            assert e.value.errno == errno.EIO
+            assert os.pread(fd, 4096, bad - MiB // 2) == large[1][bad - MiB // 2:bad - MiB // 2 + 4096]
+            os.close(fd)
+        assert serving(step / "model.safetensors") == "cached"
+        assert m.stats()["vckpt_assemblies_failed_total"] == 1
+        assert read(step / "model" / "raw0.npy")[4096:] == large[2]["raw0"].data
+        assert serving(step / "model" / "raw0.npy") == "passthrough"
+    finally:
+        m.end()
+
+
+@pytest.mark.parametrize(("options", "why"), [(["tier=cached"], "tier=cached was asked for"),
+                                              (["cache=1M"], "cache= leaves no memory for whole files")])
+def test_it_is_off_where_that_was_asked_for(mount, large, options, why):
+    m = mount(large[0], *options)
+    file = m / "a" / "latest" / "model.safetensors"
+    for _ in range(3):
+        assert read(file) == large[1]
+    assert serving(file) == "cached"
+    assert why in (m / ".vckpt" / "stats").read_text()
+
+
+def test_a_bad_tier_is_refused(program, large, tmp_path):
+    refused = subprocess.run([program, large[0], tmp_path, "-o", "tier=fast"], capture_output=True, text=True,
+                             timeout=60)
+    assert refused.returncode == 1 and "option tier=fast: it is auto, cached or passthrough" in refused.stderr
+
+
+def test_with_the_keeper_stopped_files_are_served(passing, large):
+    """Nothing can be assembled without it; nothing hangs for longer than it is waited for, and no bytes are wrong."""
+    m = passing("tier=auto")
+    file = m / "a" / "latest" / "model.safetensors"
+    keeper = m.keeper
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        for _ in range(3):
+            assert read(file) == large[1]
+        assert serving(file) == "cached"
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    assert read(file) == large[1]
+
+
+def test_unmounting_while_a_file_is_assembled(mount, vckpt, tmp_path):
+    rng = np.random.default_rng(1)
+    vckpt("init", tmp_path / "store")
+    write_safetensors(tmp_path / "m.safetensors", {"w": Tensor("U8", (100 * MiB,), rng.bytes(100 * MiB))})
+    vckpt("import", tmp_path / "store", "a/1", tmp_path / "m.safetensors")
+    m = mount(tmp_path / "store", "tier=auto")
+    file = m / "a" / "latest" / "model.safetensors"
+    want = (tmp_path / "m.safetensors").read_bytes()
+    assert read(file) == want and closed(m)
+    os.close(os.open(file, os.O_RDONLY))                                # too large for now: a thread does it, now
+    m.umount()
+    if passes(again := mount(tmp_path / "store", "tier=auto")):
+        file = again / "a" / "latest" / "model.safetensors"
+        for _ in range(2):
+            assert read(file) == want and closed(again)
+        assert wait_until(lambda: serving(file) == "passthrough") and closed(again)
+        assert read(file) == want and again.stats()["vckpt_passthrough_opens_total"] == 1
+
+
+# ---- the keeper's half, asked by somebody who has taken the server over ----
+
+OPEN, CLOSE, MEMORY = range(3)
+
+
+@pytest.fixture
+def broker(build):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = subprocess.Popen([build / "tests" / "keeper_broker", str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    theirs.close()
+    ours.settimeout(10)
+
+    def ask(op, number=0, fds=()):
+        socket.send_fds(ours, [struct.pack("Ii", op, number)], fds)
+        return struct.unpack("i4xQ", ours.recv(100))
+
+    yield ours, ask
+    ours.close()
+    assert process.wait(10) == 0
+
+
+def test_the_keeper_makes_backing_files_of_sealed_memory_only(broker, tmp_path):
+    """A backing file is read with the keeper's rights: none is made of what the server could only name."""
+    _, ask = broker
+    (tmp_path / "file").write_text("secret")
+    fuse = os.open("/dev/fuse", os.O_RDWR)
+    all_seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    memory = os.memfd_create("m", os.MFD_ALLOW_SEALING)
+    fds = [os.open(tmp_path / "file", os.O_RDONLY), os.open(tmp_path / "file", os.O_PATH),
+           os.open("/etc/shadow", os.O_PATH), os.open(tmp_path, os.O_RDONLY), memory]
+    for fd in fds:
+        assert ask(OPEN, fds=[fuse, fd])[0] == -errno.EINVAL
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW)
+    assert ask(OPEN, fds=[fuse, memory])[0] == -errno.EINVAL             # it could be cut
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, all_seals)
+    assert ask(OPEN, fds=[fuse, memory])[0] in (-errno.EPERM, -errno.ENOTTY)  # asked for: this one is not mounted
+    assert ask(OPEN, fds=[fds[0], memory])[0] == ask(OPEN, fds=[memory, memory])[0] == -errno.EINVAL
+    assert ask(OPEN, fds=[fuse])[0] == ask(OPEN)[0] == ask(CLOSE, 1)[0] == ask(7)[0] == -errno.EINVAL
+    assert ask(CLOSE, 1, [fds[0]])[0] == -errno.EINVAL
+    for fd in [fuse, *fds]:
+        os.close(fd)
+
+
+def test_the_keeper_keeps_no_descriptor(broker, tmp_path):
+    ours, ask = broker
+    r, w = os.pipe()
+    assert ask(OPEN, fds=[w, w])[0] == -errno.EINVAL
+    with contextlib.suppress(OSError):
+        socket.send_fds(ours, [b"x" * 100], [w] * 5)                    # too long, too many
+        ours.recv(100)
+    os.close(w)
+    os.set_blocking(r, False)
+    assert wait_until(lambda: ask(MEMORY)[0] == 0)
+    assert os.read(r, 1) == b""                                         # nobody has the other end
+    os.close(r)
+
+
+def test_the_keeper_tells_free_memory(broker):
+    result, memory = broker[1](MEMORY)
+    assert result == 0 and memory > 10 * MiB
