@@ -35,6 +35,7 @@
 
 #define CACHE_CLASS_MIN 4096u
 #define CACHE_CLASSES 33u            /* 4 KiB, 5, 6, 7, 8, 10, ... 1 MiB */
+#define CACHE_MET 4096u
 #define CACHE_SAID 512u              /* places whose damage is remembered as told */
 
 enum cache_state { CACHE_FILLING, CACHE_READY, CACHE_FAILED };
@@ -66,6 +67,7 @@ struct load_cache {
 	uint64_t idle_bytes;
 	struct load_cache_stats stats;
 	bool quiet;
+	uint32_t met[CACHE_MET];         /* hashes of segments that were looked into (look.c), each at its own place */
 	uint64_t said[CACHE_SAID]; unsigned nsaid; /* hashes of (pack, offset), the last ones; nsaid counts on */
 };
 
@@ -269,6 +271,17 @@ static void cache_trim(struct load_cache *c)
 	}
 }
 
+void load_cache_shrink(struct load_cache *c)
+{
+	pthread_mutex_lock(&c->lock);
+	while (c->oldest)
+		cache_evict_oldest(c);
+	for (unsigned i = 0; i < CACHE_CLASSES; i++)
+		while (c->classes[i].nidle)
+			cache_class_shrink(c, i);
+	pthread_mutex_unlock(&c->lock);
+}
+
 /* ---- the table ---- */
 
 static void cache_grow(struct load_cache *c)
@@ -362,6 +375,31 @@ static void cache_unpin_locked(struct load_pin *e)
 	}
 	if (c->stats.bytes > c->stats.max_bytes)
 		cache_trim(c);
+}
+
+bool load_cache_met(struct load_cache *c, const struct load_object *o, const struct load_want *wants, size_t n)
+{
+	bool met = false;
+
+	pthread_mutex_lock(&c->lock);
+	for (size_t i = 0; i < n; i++) {
+		const struct store_object_ref *ref = &o->pieces[wants[i].piece].ref;
+		const char *pack = ref->pack < o->npacks ? o->packs[ref->pack] : "";
+		uint32_t hash = load_cache_hash(ref, pack, wants[i].segment) | 1;
+		uint32_t *mark = &c->met[hash / 2 % CACHE_MET];
+
+		met |= *mark == hash || cache_find(c, ref, pack, wants[i].segment);
+		*mark = hash;
+	}
+	pthread_mutex_unlock(&c->lock);
+	return met;
+}
+
+void load_cache_count(struct load_cache *c, uint64_t decoded)
+{
+	pthread_mutex_lock(&c->lock);
+	c->stats.decoded_bytes += decoded;
+	pthread_mutex_unlock(&c->lock);
 }
 
 void load_unpin(struct load_pin *pin)

@@ -53,6 +53,9 @@ struct load_want { uint64_t piece, segment; struct load_pin *pin; bool mine; };
 /* Pins all of them, filling those that are missing, in file order. On an error nothing is pinned. */
 int load_cache_pin(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n,
 	struct base_error *err);
+/* Is one of these segments in the cache, or was one met before? If not, all of them are met now. */
+bool load_cache_met(struct load_cache *c, const struct load_object *o, const struct load_want *wants, size_t n);
+void load_cache_count(struct load_cache *c, uint64_t decoded); /* bytes that were decoded past the cache */
 const uint8_t *load_pin_bytes(const struct load_pin *pin);
 /* By which the cache finds a segment; another one in every process. For the tests, which give it references. */
 uint32_t load_cache_hash(const struct store_object_ref *ref, const char *pack, uint64_t segment);
@@ -75,6 +78,11 @@ bool load_boxes_fragment(const struct load_object *o, uint64_t at, uint64_t end,
 
 /* An object of the tensor without its pieces, and without its boxes. */
 int load_object_new(struct load_step *step, uint32_t tensor, struct load_object **ret_o, struct base_error *err);
+/* The fragment at byte `at` of a tensor, in a piece that there is and before `end`. -BASE_EFORMAT. */
+int load_fragment_at(const struct load_object *o, uint64_t at, uint64_t end, struct tensor_fragment *ret_f);
+/* A few bytes past the cache (look.c). false: not so; `out` has anything then. */
+#define LOAD_LOOK_BYTES (64u << 10)
+bool load_object_look(const struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *out);
 /* "RUN/STEP: tensor COMPONENT/NAME: " before the sentence. */
 int load_object_fail(const struct load_object *o, int r, struct base_error *err);
 

@@ -129,8 +129,7 @@ static const uint8_t *read_bytes(const struct read_request *request, uint64_t pi
 	return n < 0 || !request->wants[n].pin ? NULL : load_pin_bytes(request->wants[n].pin);
 }
 
-/* The fragment is in a piece that there is, and in the range. */
-static int read_fragment_at(const struct load_object *o, uint64_t at, uint64_t end, struct tensor_fragment *ret_f)
+int load_fragment_at(const struct load_object *o, uint64_t at, uint64_t end, struct tensor_fragment *ret_f)
 {
 	uint64_t len;
 
@@ -234,7 +233,7 @@ static int read_partial(struct read_request *request, uint64_t from, uint64_t to
 
 	for (; from < to; from += f.len) {
 		const uint8_t *bytes;
-		int r = read_fragment_at(request->o, from, to, &f);
+		int r = load_fragment_at(request->o, from, to, &f);
 
 		if (r < 0)
 			return r;
@@ -344,7 +343,7 @@ static int read_plan_fragments(struct read_request *request)
 {
 	for (uint64_t at = request->offset; at < request->end;) {
 		struct tensor_fragment f = {.piece = 0, .piece_offset = at, .len = request->end - at};
-		int r = request->o->blob ? 0 : read_fragment_at(request->o, at, request->end, &f);
+		int r = request->o->blob ? 0 : load_fragment_at(request->o, at, request->end, &f);
 
 		if (r < 0)
 			return r;
@@ -418,6 +417,18 @@ static int read_fragments(struct read_request *request, struct load_slices *e, s
 	return r;
 }
 
+/* All of it is in scratch. */
+static int read_scratch(struct load_slices *e, void *scratch, size_t len, struct base_error *err)
+{
+	e->memory = malloc(sizeof *e->iov);
+	if (!e->memory)
+		return base_no_memory(err);
+	e->iov = e->memory;
+	e->iov[0] = (struct iovec){scratch, len};
+	e->niov = 1;
+	return 0;
+}
+
 int load_object_slices(struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
 	struct load_slices *ret_e,
 	struct base_error *err)
@@ -431,6 +442,8 @@ int load_object_slices(struct load_object *o, struct load_cache *c, uint64_t off
 			(unsigned long long)offset, len);
 	if (len == 0)
 		return 0;
+	if (len <= LOAD_LOOK_BYTES && load_object_look(o, c, offset, len, scratch))
+		return read_scratch(ret_e, scratch, len, err);
 	request.o = o;
 	request.c = c;
 	request.offset = offset;
@@ -443,15 +456,9 @@ int load_object_slices(struct load_object *o, struct load_cache *c, uint64_t off
 	request.wants_room = BASE_COUNT(request.few_wants);
 	if (!o->blob && o->grid.shape.ndim && o->fragment_bytes < LOAD_GATHER_BYTES
 		&& o->max_piece <= LOAD_SEGMENT_BYTES) {
-		ret_e->memory = malloc(sizeof *ret_e->iov);
-		r = ret_e->memory ? read_gather(&request, err) : base_no_memory(err);
-		if (r == 0) {
-			ret_e->iov = ret_e->memory;
-			ret_e->iov[0] = (struct iovec){scratch, len};
-			ret_e->niov = 1;
-		} else {
-			free(base_steal(ret_e->memory));
-		}
+		r = read_gather(&request, err);
+		if (r == 0)
+			r = read_scratch(ret_e, scratch, len, err);
 	} else {
 		r = read_fragments(&request, ret_e, err);
 	}
