@@ -44,6 +44,7 @@
 #define HUGE_BYTES (UINT64_C(2) << 20)
 #define MEMORY_SHARE 2                   /* of what could be allocated, a file takes at most one half */
 #define IDLE_RECORDS 4096u
+#define QUIET_MS 30000
 #define STOP_MS 2000
 #define BUCKETS 4096u
 #define WAIT_MS 50
@@ -76,6 +77,7 @@ struct fs_backings {
 	struct fs_backing *oldest, *newest;
 	unsigned nidle;
 	struct fs_handle **queue; size_t nqueue, queue_room; /* references */
+	uint64_t quiet_until_ms;         /* nothing is assembled before */
 	struct fs_backings_stats stats;
 };
 
@@ -164,7 +166,7 @@ static struct fs_backing *make(struct fs_backings *all, uint64_t node, uint64_t 
 /* Room for so many bytes more, if the longest unused go. */
 static bool room(struct fs_backings *all, uint64_t bytes)
 {
-	if (bytes > all->stats.max_bytes)
+	if (bytes > all->stats.max_bytes || base_monotonic_ms() < all->quiet_until_ms)
 		return false;
 	uint64_t most = all->stats.max_bytes - bytes;
 	for (struct fs_backing *b = all->oldest; b && all->stats.bytes > most; b = b->newer)
@@ -533,6 +535,16 @@ void fs_backing_served(struct fs_handle *h, uint64_t bytes)
 {
 	if (h->backing)
 		atomic_fetch_add_explicit(&h->backing->served, bytes, memory_order_relaxed);
+}
+
+void fs_backings_give_back(struct fs_backings *all)
+{
+	pthread_mutex_lock(&all->lock);
+	all->quiet_until_ms = base_monotonic_ms() + QUIET_MS;
+	for (struct fs_backing *b = all->oldest; b; b = b->newer)
+		if (b->state == READY)
+			drop(all, b);
+	pthread_mutex_unlock(&all->lock);
 }
 
 bool fs_backing_ready(struct fs_backings *all, uint64_t node)

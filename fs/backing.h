@@ -37,6 +37,9 @@ void fs_backing_closed(struct fs_backings *all, struct fs_handle *h);
 void fs_backing_served(struct fs_handle *h, uint64_t bytes);
 bool fs_backing_ready(struct fs_backings *all, uint64_t node); /* the next open may be passed through */
 
+/* Memory is short: drops all files that nobody has open, and assembles none for a while. */
+void fs_backings_give_back(struct fs_backings *all);
+
 struct fs_backings_stats {
 	uint64_t files, bytes, max_bytes;       /* that stand in memory now */
 	uint64_t assembled, assembled_bytes, assembled_ns, failed, refused, dropped;

@@ -156,6 +156,8 @@ static void write_stats(struct base_buf *b, struct fs_mount *m)
 	metric(b, "read_bytes_total", "counter", "Bytes handed to the kernel.", s->read_bytes);
 	metric(b, "interrupted_total", "counter", "Requests given up after their caller got a signal.",
 		s->interrupted);
+	metric(b, "memory_given_back_total", "counter", "Times that the kernel said that memory is short.",
+		s->gave_back);
 	metric(b, "damaged_reads_total", "counter", "Reads answered with an error.", s->damaged_reads);
 	metric(b, "slow_reads_total", "counter", "Reads of more than a quarter of a second (see the file slow).",
 		s->slow_reads);

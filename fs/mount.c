@@ -3,6 +3,7 @@
  * A mount's parts: the store opened for reading, the cache and the runs. */
 #include "core/base/clock.h"
 #include "fs/mount.h"
+#include "fs/pressure.h"
 
 #include <fcntl.h>
 #include <string.h>
@@ -28,6 +29,7 @@ int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct b
 		.statm_fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC) };
 	pthread_mutex_init(&m->lock, NULL);
 	fs_interrupts_init(&m->interrupts);
+	fs_pressure_open(m);
 	if (r < 0)
 		return base_error_set(err, r, "no random number: %s", base_error_name(r));
 	return pthread_key_create(&m->scratch, free) ? base_no_memory(err) : 0;
@@ -57,6 +59,7 @@ int fs_mount_open(struct fs_mount *m, struct base_error *err)
 
 void fs_mount_release(struct fs_mount *m)
 {
+	fs_pressure_stop(m);
 	while (m->handles)  /* open when it ended: no release comes any more */
 		fs_handle_unref(m, m->handles);
 	fs_backings_free(m->backings);

@@ -26,7 +26,7 @@ enum fs_op { FS_OP_LOOKUP, FS_OP_GETATTR, FS_OP_READLINK, FS_OP_OPENDIR, FS_OP_R
 struct fs_stats {                               /* relaxed counters */
 	_Atomic uint64_t requests[FS_OP_COUNT], errors[FS_OP_COUNT], ns[FS_OP_COUNT];
 	_Atomic uint64_t mesh_refusals;
-	_Atomic uint64_t interrupted;
+	_Atomic uint64_t interrupted, gave_back;
 	_Atomic uint64_t read_bytes, slow_reads, damaged_reads, refreshes, refresh_errors, new_entries, invalidations,
 		gathered_replies;
 };
@@ -45,6 +45,8 @@ void fs_interrupts_init(struct fs_interrupts *all);
 void fs_interrupts_release(struct fs_interrupts *all); /* once stopped */
 void fs_interrupts_start(struct fs_mount *m);   /* before the first request */
 void fs_interrupts_stop(struct fs_mount *m);    /* after the last one has ended */
+
+struct fs_pressure { int fds[2], wake_fd; pthread_t thread; bool running; }; /* pressure.c; negative: there is none */
 
 struct fs_feature { char name[32]; bool on; char why[200]; }; /* why it is off, or its value */
 
@@ -66,6 +68,7 @@ struct fs_mount {
 	pthread_key_t scratch;
 
 	struct fs_interrupts interrupts;
+	struct fs_pressure pressure;
 	struct fs_stats stats;
 	pthread_mutex_t lock;                   /* protects what follows */
 	struct fs_feature features[24]; unsigned nfeatures;

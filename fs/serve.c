@@ -20,6 +20,7 @@
 #include "core/base/log.h"
 #include "fs/broker.h"
 #include "fs/harden.h"
+#include "fs/pressure.h"
 #include "fs/session.h"
 #include "fs/watch.h"
 
@@ -90,6 +91,7 @@ static void *session_main(void *arg)
 	if (r)
 		fs_mount_feature(&s->mount, "watch", false, "no thread: %s", strerror(-r));
 	fs_interrupts_start(&s->mount);
+	fs_pressure_start(&s->mount);
 	s->loop_result = fs_session_loop(&s->mount);
 	s->loop_ended = true;
 	pthread_kill(s->main, SIGUSR1);
@@ -165,6 +167,7 @@ static int serve_until_end(struct serving *s, const sigset_t *signals)
 	pthread_join(s->prover, NULL);
 	if (!fs_backings_stop(s->mount.backings))
 		_exit(0);
+	fs_pressure_stop(&s->mount);
 	if (still)
 		still = !fs_watch_stop(s->watch, 5000);
 	if (still)

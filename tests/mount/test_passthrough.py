@@ -276,6 +276,34 @@ def test_damage_is_an_error_where_it_is_and_nowhere_else(passing, large, tmp_pat
         m.end()
 
 
+def test_memory_is_given_back_when_it_is_short(large, program, build, tmp_path, monkeypatch):
+    """Files that nobody has open, and decoded pieces; what is open stays, and stays right."""
+    monkeypatch.setenv("VCKPT_PRESSURE", str(tmp_path / "short"))
+    monkeypatch.setenv("LD_PRELOAD", str(build / "tests/libpressure.so"))
+    monkeypatch.setenv("ASAN_OPTIONS", os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
+    m = Mount(program, large[0], tmp_path / "mnt", "tier=passthrough")
+    monkeypatch.delenv("LD_PRELOAD")
+    try:
+        if not passes(m):
+            pytest.skip("no passthrough here")
+        if 'vckpt_feature{name="memory_pressure",why="of the machine' not in (m / ".vckpt" / "stats").read_text():
+            pytest.skip("no PSI here")
+        step = m / "a" / "latest"
+        with open(step / "blob.bin", "rb") as f:
+            assert read(step / "model.safetensors") == large[1] and read(step / "mesh/tp=2/rank-0/model.safetensors")
+            stats = m.stats()
+            assert stats["vckpt_assembled_files"] == 3 and stats["vckpt_cache_bytes"] > 0
+            (tmp_path / "short").touch()
+            assert wait_until(lambda: m.stats()["vckpt_assembled_files"] == 1)
+            assert wait_until(lambda: m.stats()["vckpt_cache_bytes"] == 0)
+            (tmp_path / "short").unlink()
+            assert m.stats()["vckpt_memory_given_back_total"] > 0
+            assert f.read() == large[3] and read(step / "model.safetensors") == large[1]
+            assert m.stats()["vckpt_assembled_files"] == 1              # for a while
+    finally:
+        m.end()
+
+
 @pytest.mark.parametrize(("options", "why"), [(["tier=cached"], "tier=cached was asked for"),
                                               (["cache=1M"], "cache= leaves no memory for whole files")])
 def test_it_is_off_where_that_was_asked_for(mount, large, options, why):

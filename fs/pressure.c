@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory files count as used memory that nobody can reclaim, so they have to go before the kernel kills somebody for
+ * memory. The kernel's pressure stall information wakes whoever asked for it when tasks waited for memory for longer
+ * than STALL_US within WINDOW_US, on the whole machine or in one control group. A window of 2 s needs no privilege. */
+#include "fs/pressure.h"
+
+#include <fcntl.h>
+#include <malloc.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+
+#include "core/base/log.h"
+#include "fs/backing.h"
+
+#define STALL_US 100000
+#define WINDOW_US 2000000
+
+/* The control group's own file, of version 2, "" where there is none. */
+static void group_path(char *path, size_t room)
+{
+	char line[512];
+	FILE *f = fopen("/proc/self/cgroup", "re");
+
+	path[0] = '\0';
+	while (f && fgets(line, sizeof line, f)) {
+		line[strcspn(line, "\n")] = '\0';
+		if (strncmp(line, "0::", 3) == 0 && strcmp(line, "0::/") != 0)
+			snprintf(path, room, "/sys/fs/cgroup%s/memory.pressure", line + 3);
+	}
+	if (f)
+		fclose(f);
+}
+
+static int open_trigger(const char *path)
+{
+	char text[64];
+	int fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
+	int n = snprintf(text, sizeof text, "some %d %d", STALL_US, WINDOW_US);
+
+	if (fd < 0)
+		return -errno;
+	if (write(fd, text, (size_t)n + 1) > 0)
+		return fd;
+	int r = -errno;
+	close(fd);
+	return r;
+}
+
+void fs_pressure_open(struct fs_mount *m)
+{
+	struct fs_pressure *p = &m->pressure;
+	char group[600];
+
+	group_path(group, sizeof group);
+	p->fds[0] = open_trigger("/proc/pressure/memory");
+	p->fds[1] = group[0] ? open_trigger(group) : -ENOENT;
+	p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	fs_mount_feature(m, "memory_pressure", p->fds[0] >= 0 || p->fds[1] >= 0, "%s", p->fds[1] >= 0
+		? "of the machine and the control group" : p->fds[0] >= 0 ? "of the machine" : strerror(-p->fds[0]));
+}
+
+static void give_back(struct fs_mount *m)
+{
+	atomic_fetch_add_explicit(&m->stats.gave_back, 1, memory_order_relaxed);
+	fs_backings_give_back(m->backings);
+	load_cache_shrink(m->cache);
+	malloc_trim(0);
+}
+
+static void *pressure_main(void *arg)
+{
+	struct fs_mount *m = arg;
+	struct fs_pressure *p = &m->pressure;
+	struct pollfd fds[3] = { { .fd = p->wake_fd, .events = POLLIN }, { .fd = p->fds[0], .events = POLLPRI },
+		{ .fd = p->fds[1], .events = POLLPRI } };
+
+	for (;;) {
+		int n = poll(fds, 3, -1);
+
+		if (n > 0 && fds[0].revents)
+			return NULL;
+		bool told = false;
+		for (int i = 1; n > 0 && i < 3; i++) {
+			told |= (fds[i].revents & POLLPRI) != 0;
+			if (fds[i].revents & (POLLERR | POLLNVAL))  /* the group is gone */
+				fds[i].fd = -1;
+		}
+		if (told)
+			give_back(m);
+	}
+}
+
+void fs_pressure_start(struct fs_mount *m)
+{
+	struct fs_pressure *p = &m->pressure;
+
+	if (p->wake_fd < 0 || (p->fds[0] < 0 && p->fds[1] < 0))
+		return;
+	int r = pthread_create(&p->thread, NULL, pressure_main, m);
+	p->running = r == 0;
+	if (r)
+		fs_mount_feature(m, "memory_pressure", false, "no thread: %s", strerror(r));
+}
+
+void fs_pressure_stop(struct fs_mount *m)
+{
+	struct fs_pressure *p = &m->pressure;
+	uint64_t one = 1;
+
+	if (p->running && write(p->wake_fd, &one, sizeof one) == (ssize_t)sizeof one)
+		pthread_join(p->thread, NULL);
+	p->running = false;
+	for (int i = 0; i < 2; i++)
+		if (p->fds[i] >= 0)
+			close(base_steal_fd(&p->fds[i]));
+	if (p->wake_fd >= 0)
+		close(base_steal_fd(&p->wake_fd));
+}
