@@ -43,6 +43,7 @@
 #define NOW_BYTES (UINT64_C(16) << 20)   /* so much is assembled while its reader waits for the open */
 #define HUGE_BYTES (UINT64_C(2) << 20)
 #define MEMORY_SHARE 2                   /* of what could be allocated, a file takes at most one half */
+#define FLOOR_SHARE 4                    /* a quarter of what was free at the start stays free, whatever is open */
 #define IDLE_RECORDS 4096u
 #define QUIET_MS 30000
 #define STOP_MS 2000
@@ -55,14 +56,16 @@ struct fs_backing {
 	uint64_t node;
 	uint64_t size;
 	struct fs_backing *next;         /* in its bucket */
-	struct fs_backing *newer, *older; /* among those without descriptors that may go: COUNTING, READY, REFUSED */
-	bool idle;                       /* it stands there */
+	struct backing_list *list;       /* where it stands while nobody has it open; NULL: nowhere */
+	struct fs_backing *newer, *older; /* there */
 	bool wanted;                     /* COUNTING: it was opened again */
 	enum state state;
 	_Atomic uint64_t served;
 	unsigned opening, cached_opens, passthrough_opens;
 	int id;                          /* READY */
 };
+
+struct backing_list { struct fs_backing *oldest, *newest; unsigned n; };
 
 struct fs_backings {
 	struct fs_mount *m;
@@ -74,10 +77,11 @@ struct fs_backings {
 	pthread_mutex_t lock;            /* protects what follows */
 	pthread_cond_t changed;          /* the queue, or a record left FILLING */
 	struct fs_backing *buckets[BUCKETS];
-	struct fs_backing *oldest, *newest;
-	unsigned nidle;
+	struct backing_list idle, ready; /* nobody has them open: COUNTING and REFUSED, READY */
 	struct fs_handle **queue; size_t nqueue, queue_room; /* references */
+	bool told;                       /* that the keeper does not answer */
 	uint64_t quiet_until_ms;         /* nothing is assembled before */
+	uint64_t floor_bytes;            /* set by start: of free memory so much stays */
 	struct fs_backings_stats stats;
 };
 
@@ -97,24 +101,41 @@ static struct fs_backing *find(struct fs_backings *all, uint64_t node)
 	return b;
 }
 
-static void idle_remove(struct fs_backings *all, struct fs_backing *b)
+static void list_remove(struct fs_backing *b)
 {
-	*(b->older ? &b->older->newer : &all->oldest) = b->newer;
-	*(b->newer ? &b->newer->older : &all->newest) = b->older;
+	struct backing_list *l = b->list;
+
+	if (!l)
+		return;
+	*(b->older ? &b->older->newer : &l->oldest) = b->newer;
+	*(b->newer ? &b->newer->older : &l->newest) = b->older;
 	b->newer = b->older = NULL;
-	b->idle = false;
-	all->nidle--;
+	b->list = NULL;
+	l->n--;
 }
+
+static void list_add(struct backing_list *l, struct fs_backing *b)
+{
+	b->older = l->newest;
+	*(l->newest ? &l->newest->newer : &l->oldest) = b;
+	l->newest = b;
+	b->list = l;
+	l->n++;
+}
+
+static void settle(struct fs_backings *all, struct fs_backing *b);
 
 /* Its memory is the kernel's until the last descriptor goes: nobody has one. */
 static void drop(struct fs_backings *all, struct fs_backing *b)
 {
-	fs_broker_close(all->broker, fuse_session_fd(all->m->session), b->id);
+	if (!all->m->session || fs_broker_close(all->broker, fuse_session_fd(all->m->session), b->id) < 0)
+		return;                  /* the kernel keeps it, until the mount ends */
 	b->state = COUNTING;
 	b->served = 0;
 	all->stats.files--;
 	all->stats.bytes -= b->size;
 	all->stats.dropped++;
+	settle(all, b);
 }
 
 static void forget(struct fs_backings *all, struct fs_backing *b)
@@ -124,28 +145,21 @@ static void forget(struct fs_backings *all, struct fs_backing *b)
 	while (*at != b)
 		at = &(*at)->next;
 	*at = b->next;
-	idle_remove(all, b);
-	if (b->state == READY)
-		drop(all, b);
+	list_remove(b);
 	free(b);
 }
 
-/* After its descriptors or its state changed. */
+/* After its descriptors or its state changed. Those that stand in memory are bounded by their bytes, not here. */
 static void settle(struct fs_backings *all, struct fs_backing *b)
 {
 	bool used = b->opening || b->cached_opens || b->passthrough_opens;
-	bool idle = !used && b->state != QUEUED && b->state != FILLING;
 
-	if (b->idle)
-		idle_remove(all, b);
-	if (!idle)
+	list_remove(b);
+	if (used || b->state == QUEUED || b->state == FILLING)
 		return;
-	b->older = all->newest;
-	*(all->newest ? &all->newest->newer : &all->oldest) = b;
-	all->newest = b;
-	b->idle = true;
-	if (++all->nidle > IDLE_RECORDS)
-		forget(all, all->oldest);
+	list_add(b->state == READY ? &all->ready : &all->idle, b);
+	if (all->idle.n > IDLE_RECORDS)
+		forget(all, all->idle.oldest);
 }
 
 static struct fs_backing *make(struct fs_backings *all, uint64_t node, uint64_t size)
@@ -163,15 +177,22 @@ static struct fs_backing *make(struct fs_backings *all, uint64_t node, uint64_t 
 
 /* ---- memory; under the lock ---- */
 
+/* The longest unused go, until there are `most` bytes. */
+static void drop_ready(struct fs_backings *all, uint64_t most)
+{
+	for (struct fs_backing *b = all->ready.oldest, *next; b && all->stats.bytes > most; b = next) {
+		next = b->newer;
+		drop(all, b);
+	}
+}
+
 /* Room for so many bytes more, if the longest unused go. */
 static bool room(struct fs_backings *all, uint64_t bytes)
 {
 	if (bytes > all->stats.max_bytes || base_monotonic_ms() < all->quiet_until_ms)
 		return false;
 	uint64_t most = all->stats.max_bytes - bytes;
-	for (struct fs_backing *b = all->oldest; b && all->stats.bytes > most; b = b->newer)
-		if (b->state == READY)
-			drop(all, b);
+	drop_ready(all, most);
 	return all->stats.bytes <= most;
 }
 
@@ -190,7 +211,13 @@ static bool fill_begin(struct fs_backings *all, struct fs_backing *b)
 	return true;
 }
 
-/* r: the id, or why there is none. Memory may be had another time. */
+/* Not the file's fault: it may be had another time. */
+static bool is_passing(int r)
+{
+	return r == -ENOMEM || r == -ENOSPC || r == -EMFILE || r == -ENFILE || r == -EPIPE || r == -ETIMEDOUT;
+}
+
+/* r: the id, or why there is none. */
 static void fill_end(struct fs_backings *all, struct fs_backing *b, int r, uint64_t ns)
 {
 	if (r > 0) {
@@ -200,7 +227,7 @@ static void fill_end(struct fs_backings *all, struct fs_backing *b, int r, uint6
 		all->stats.assembled_bytes += b->size;
 		all->stats.assembled_ns += ns;
 	} else {
-		b->state = r == -ENOMEM || r == -ENOSPC ? COUNTING : REFUSED;
+		b->state = is_passing(r) ? COUNTING : REFUSED;
 		b->served = 0;
 		all->stats.files--;
 		all->stats.bytes -= b->size;
@@ -234,14 +261,14 @@ static int memfd_seal(int fd)
 /* Huge pages, where the kernel has them at hand, whatever it gives to others unasked (MADV_COLLAPSE asks): with small
  * ones the file reads slower than one on a disk, whose pages are large, and its memory takes twice as long to be had.
  * Only extents with a page are collapsed, and one call costs much more than one extent. */
-static void memfd_huge(uint8_t *map, uint64_t size)
+static void memfd_huge(int fd, uint8_t *map, uint64_t size)
 {
-	uint64_t whole = size / HUGE_BYTES * HUGE_BYTES;
+	uint64_t at = 0;
 
-	for (uint64_t at = 0; at < whole; at += HUGE_BYTES)
-		*(volatile uint8_t *)(map + at) = 0;
-	if (whole)
-		(void)madvise(map, whole, MADV_COLLAPSE);
+	while (size - at >= HUGE_BYTES && fallocate(fd, 0, (off_t)at, 1) == 0)
+		at += HUGE_BYTES;
+	if (at)
+		(void)madvise(map, at, MADV_COLLAPSE);
 }
 
 /* The file's memory, all of it there: to write to what is not would end the process. NULL with errno: none. */
@@ -255,7 +282,7 @@ static uint8_t *memfd_map(int fd, uint64_t size, void **ret_area, size_t *ret_ar
 	uint8_t *at = (uint8_t *)base_align((uintptr_t)area, HUGE_BYTES);
 	uint8_t *map = mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
 	if (map != MAP_FAILED)
-		memfd_huge(map, size);
+		memfd_huge(fd, map, size);
 	if (map == MAP_FAILED || fallocate(fd, 0, 0, (off_t)size)) {
 		int error = errno;
 		munmap(area, bytes);
@@ -287,7 +314,7 @@ static int assemble(struct fs_backings *all, struct view_file *file, struct base
 {
 	uint64_t size = view_file_size(file), free_bytes = fs_broker_memory(all->broker);
 
-	if (free_bytes && size > free_bytes / MEMORY_SHARE)
+	if (free_bytes && (size > free_bytes / MEMORY_SHARE || free_bytes - size < all->floor_bytes))
 		return base_error_set(err, -ENOMEM, "it has %llu bytes, and %llu bytes of memory could be had",
 			(unsigned long long)size, (unsigned long long)free_bytes);
 	base_cleanup_close int fd = memfd_new(size);
@@ -378,31 +405,35 @@ void fs_backings_free(struct fs_backings *all)
 }
 
 /* A backing file of one byte, made and closed again. */
-static int probe(struct fs_backings *all)
+static int probe(const struct fs_backings *all, struct fs_broker *broker)
 {
 	base_cleanup_close int fd = memfd_new(1);
 	int r = fd < 0 ? fd : memfd_seal(fd);
 
 	if (!r)
-		r = fs_broker_open(all->broker, fuse_session_fd(all->m->session), fd);
+		r = fs_broker_open(broker, fuse_session_fd(all->m->session), fd);
 	if (r > 0)
-		fs_broker_close(all->broker, fuse_session_fd(all->m->session), r);
+		fs_broker_close(broker, fuse_session_fd(all->m->session), r);
 	return r < 0 ? r : 0;
 }
 
+/* Files are opened meanwhile: they see the broker only once all is well. */
 static void start(struct fs_backings *all, struct fs_broker *broker)
 {
-	all->broker = broker;
-	int r = probe(all);
+	int r = probe(all, broker);
 	if (r == 0)
 		r = -pthread_create(&all->thread, NULL, backings_main, all);
 	if (r == 0) {
+		uint64_t free_bytes = fs_broker_memory(broker);
+		pthread_mutex_lock(&all->lock);
+		all->broker = broker;
+		all->floor_bytes = free_bytes / FLOOR_SHARE;
 		all->running = true;
+		pthread_mutex_unlock(&all->lock);
 		fs_mount_feature(all->m, "passthrough", true, "up to %llu bytes of files in memory",
 			(unsigned long long)all->stats.max_bytes);
 		return;
 	}
-	all->broker = NULL;
 	fs_broker_free(broker);
 	fs_mount_feature(all->m, "passthrough", false, "%s", r != -EPERM ? strerror(-r) : geteuid()
 		? "only root may" : "the kernel refuses it (it takes Linux 6.9, and root outside of a container)");
@@ -454,11 +485,29 @@ static int wait_filled(struct fs_backings *all, const struct fs_backing *b)
 	return 0;
 }
 
+/* With the lock. A keeper that did not answer once is not asked again. */
+static bool can_assemble(struct fs_backings *all)
+{
+	if (!all->broker || all->ending)
+		return false;
+	if (fs_broker_works(all->broker))
+		return true;
+	if (!all->told) {
+		all->told = true;
+		fs_mount_feature(all->m, "passthrough", false, "the keeper did not answer");
+		base_warning("the keeper did not answer: no file is put together any more");
+	}
+	return false;
+}
+
 /* With the lock; b is being opened. Assembles it now, or later, or not. */
 static int consider(struct fs_backings *all, struct fs_backing *b, struct fs_handle *h)
 {
 	bool now = all->tier == FS_TIER_PASSTHROUGH || b->size <= NOW_BYTES;
-	bool again = b->size >= LEAST_BYTES && b->served >= b->size / 2;
+	bool again = b->served >= b->size / 2;
+
+	if (!can_assemble(all))
+		return 0;
 	int r = now ? wait_filled(all, b) : 0;
 
 	if (r || b->state != COUNTING || !b->size || !(again || all->tier == FS_TIER_PASSTHROUGH))
@@ -471,7 +520,8 @@ static int consider(struct fs_backings *all, struct fs_backing *b, struct fs_han
 
 int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 {
-	if (!all->broker)
+	/* a small file is never passed through unless all are: nothing is to be counted */
+	if (all->tier == FS_TIER_CACHED || (all->tier == FS_TIER_AUTO && view_file_size(h->file) < LEAST_BYTES))
 		return 0;
 	pthread_mutex_lock(&all->lock);
 	struct fs_backing *b = find(all, node);
@@ -507,7 +557,7 @@ void fs_backing_release(struct fs_backings *all, struct fs_handle *h)
 	if (!b || h->passthrough)
 		return;
 	pthread_mutex_lock(&all->lock);
-	if (b->wanted && b->state == COUNTING && b->cached_opens == 1 && all->running && !all->ending &&
+	if (b->wanted && b->state == COUNTING && b->cached_opens == 1 && can_assemble(all) &&
 			base_array_room(all->queue, all->queue_room, all->nqueue + 1) == 0) {
 		fs_handle_ref(h);
 		all->queue[all->nqueue++] = h;
@@ -541,9 +591,7 @@ void fs_backings_give_back(struct fs_backings *all)
 {
 	pthread_mutex_lock(&all->lock);
 	all->quiet_until_ms = base_monotonic_ms() + QUIET_MS;
-	for (struct fs_backing *b = all->oldest; b; b = b->newer)
-		if (b->state == READY)
-			drop(all, b);
+	drop_ready(all, 0);
 	pthread_mutex_unlock(&all->lock);
 }
 

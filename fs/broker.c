@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -14,14 +15,14 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "core/base/cleanup.h"
 #include "core/base/machine.h"
 
 #define SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
-#define ANSWER_MS 5000
+#define ANSWER_MS 2000
 #define FUSE_MISC_MAJOR 10
 #define FUSE_MISC_MINOR 229
 
@@ -38,19 +39,31 @@ union control { struct cmsghdr head; char room[CMSG_SPACE(2 * sizeof(int))]; };
 
 /* ---- the keeper ---- */
 
+/* It asks no filesystem: one of the server's own would let the keeper wait for ever. */
 static bool is_fuse(int fd)
 {
-	struct stat st;
+	struct statx st;
+	int flags = fcntl(fd, F_GETFL);
 
-	return fstat(fd, &st) == 0 && S_ISCHR(st.st_mode) && st.st_rdev == makedev(FUSE_MISC_MAJOR, FUSE_MISC_MINOR);
+	return flags >= 0 && !(flags & O_PATH) &&
+		statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &st) == 0 && S_ISCHR(st.stx_mode) &&
+		st.stx_rdev_major == FUSE_MISC_MAJOR && st.stx_rdev_minor == FUSE_MISC_MINOR;
+}
+
+/* Huge pages of hugetlbfs have seals, too, but whoever maps the mounted file does not know of their alignment. */
+static bool is_sealed_memory(int fd)
+{
+	int seals = fcntl(fd, F_GET_SEALS);
+	struct statfs st;
+
+	return seals >= 0 && (seals & SEALS) == SEALS && fstatfs(fd, &st) == 0 && st.f_type == TMPFS_MAGIC;
 }
 
 static int do_open(int fuse_fd, int memfd)
 {
 	struct backing_map map = { .fd = memfd };
-	int seals = fcntl(memfd, F_GET_SEALS);
 
-	if (!is_fuse(fuse_fd) || seals < 0 || (seals & SEALS) != SEALS)
+	if (!is_sealed_memory(memfd) || !is_fuse(fuse_fd))
 		return -EINVAL;
 	int id = ioctl(fuse_fd, BACKING_OPEN, &map);
 	return id < 0 ? -errno : id > 0 ? id : -EINVAL;
@@ -159,11 +172,20 @@ int fs_broker_open(struct fs_broker *b, int fuse_fd, int memfd)
 	return r < 0 ? r : answer.result;
 }
 
-void fs_broker_close(struct fs_broker *b, int fuse_fd, int id)
+int fs_broker_close(struct fs_broker *b, int fuse_fd, int id)
 {
 	struct answer answer;
+	int r = ask(b, &(struct request){ .op = OP_CLOSE, .id = id }, &fuse_fd, 1, &answer);
 
-	(void)ask(b, &(struct request){ .op = OP_CLOSE, .id = id }, &fuse_fd, 1, &answer);
+	return r < 0 ? r : answer.result;
+}
+
+bool fs_broker_works(struct fs_broker *b)
+{
+	pthread_mutex_lock(&b->lock);
+	bool works = b->channel >= 0;
+	pthread_mutex_unlock(&b->lock);
+	return works;
 }
 
 uint64_t fs_broker_memory(struct fs_broker *b)

@@ -22,7 +22,8 @@ void fs_broker_free(struct fs_broker *b);     /* NULL-safe */
 /* A backing file of the connection `fuse_fd`: its id, above 0, or a negative errno (-EPERM: the keeper has no
  * privileges, or the kernel did not agree to passthrough). The memfd may be closed then. */
 int fs_broker_open(struct fs_broker *b, int fuse_fd, int memfd);
-void fs_broker_close(struct fs_broker *b, int fuse_fd, int id);
+int fs_broker_close(struct fs_broker *b, int fuse_fd, int id); /* its memory goes with its last reader */
+bool fs_broker_works(struct fs_broker *b); /* false: an answer did not come; none will be asked for */
 uint64_t fs_broker_memory(struct fs_broker *b); /* bytes that could be allocated now; 0: it is not known */
 
 #endif

@@ -145,8 +145,8 @@ static void write_stats(struct base_buf *b, struct fs_mount *m)
 {
 	struct fs_stats *s = &m->stats;
 
-	base_buf_append_text(b, "# HELP vckpt_info The mount.\n# TYPE vckpt_info gauge\n"
-		"vckpt_info{version=\"" VCKPT_VERSION "\",mode=\"cached\",store=\"");
+	base_buf_printf(b, "# HELP vckpt_info The mount.\n# TYPE vckpt_info gauge\n"
+		"vckpt_info{version=\"" VCKPT_VERSION "\",tier=\"%s\",store=\"", fs_tier_name(m->options->tier));
 	quoted(b, m->options->store);
 	base_buf_printf(b, "\",pid=\"%d\"} 1\n", (int)getpid());
 	base_buf_printf(b, "# HELP vckpt_start_time_seconds When it was mounted.\n"

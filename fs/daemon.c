@@ -193,6 +193,8 @@ static int end_server(struct keeper *k)
 
 	if (k->channel >= 0)  /* it may wait there for the mount */
 		close(base_steal_fd(&k->channel));
+	if (k->broker >= 0)   /* and ask on and on */
+		close(base_steal_fd(&k->broker));
 	kill(k->server, SIGTERM);
 	for (;;) {
 		enum event e = wait_event(k, END_MS, &report, &number);

@@ -204,8 +204,8 @@ static void read_directory(fuse_req_t req, enum fs_op op, size_t size, off_t off
 	struct fs_handle *h = (struct fs_handle *)(uintptr_t)fi->fh;
 	size_t len = 0;
 
-	fs_request_begin(&q, req, op);
 	fs_handle_ref(h);
+	fs_request_begin(&q, req, op);
 	base_cleanup_free char *buf = size <= 16 << 20 ? malloc(size + 1) : NULL;
 	int r = buf ? 0 : -ENOMEM;
 	if (offset < 0)

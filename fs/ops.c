@@ -177,9 +177,9 @@ static void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct fuse_entry_param e;
 	base_cleanup(fs_node_release) struct fs_node n = {0};
 
-	fs_request_begin(&q, req, FS_OP_GETATTR);
 	if (h)
-		fs_handle_ref(h);
+		fs_handle_ref(h);  /* before the request may be answered by others, and the file be released */
+	fs_request_begin(&q, req, FS_OP_GETATTR);
 	int r = fs_node_decode(q.m, id, &n);
 	if (!r && fs_node_is_below_step(&n)) {
 		step = h ? h->step : NULL;
@@ -407,8 +407,8 @@ static void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, st
 	int r = 0;
 	(void)id;
 
-	fs_request_begin(&q, req, FS_OP_READ);
 	fs_handle_ref(h);
+	fs_request_begin(&q, req, FS_OP_READ);
 	if (offset < 0) {
 		r = -EINVAL;
 	} else if (h->text) {

@@ -121,13 +121,15 @@ static int option_views(struct fs_options *o, const char *name, const char *valu
 	return 0;
 }
 
+static const char *const tiers[] = { [FS_TIER_AUTO] = "auto", [FS_TIER_CACHED] = "cached",
+	[FS_TIER_PASSTHROUGH] = "passthrough" };
+
+const char *fs_tier_name(enum fs_tier tier) { return tiers[tier]; }
+
 static int option_tier(struct fs_options *o, const char *value, struct base_error *err)
 {
-	static const char *const names[] = { [FS_TIER_AUTO] = "auto", [FS_TIER_CACHED] = "cached",
-		[FS_TIER_PASSTHROUGH] = "passthrough" };
-
-	for (size_t i = 0; i < BASE_COUNT(names); i++)
-		if (strcmp(value, names[i]) == 0) {
+	for (size_t i = 0; i < BASE_COUNT(tiers); i++)
+		if (strcmp(value, tiers[i]) == 0) {
 			o->tier = (enum fs_tier)i;
 			return 0;
 		}

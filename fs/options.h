@@ -42,6 +42,8 @@ struct fs_options {
 	char *context;
 };
 
+const char *fs_tier_name(enum fs_tier tier);
+
 /* Fills *o (release it whatever is returned). -EINVAL with a sentence on a usage error. An option that is not known
  * is one, unless -s was given. */
 int fs_options_parse(struct fs_options *o, int argc, char **argv, struct base_error *err);

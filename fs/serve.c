@@ -145,10 +145,13 @@ static int serve_until_end(struct serving *s, const sigset_t *signals)
 
 	s->main = pthread_self();
 	int r = pthread_create(&s->session, NULL, session_main, s);
-	if (!r && (r = pthread_create(&s->prover, NULL, prover_main, s)) != 0)
-		session_end(s);
+	bool alone = r;
+	if (!r)
+		r = pthread_create(&s->prover, NULL, prover_main, s);
 	if (r) {
 		tell_keeper(s, FS_EXIT_SYSTEM, "no threads can be started");
+		if (!alone)  /* the session uses what is here */
+			_exit(FS_EXIT_SYSTEM);
 		return FS_EXIT_SYSTEM;
 	}
 	do

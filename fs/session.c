@@ -20,7 +20,8 @@
 
 static _Atomic uint64_t init_unique;  /* of the INIT request, while it is unanswered */
 static _Atomic bool init_parallel;    /* the kernel offers PARALLEL_DIROPS */
-static _Atomic bool init_passthrough; /* and passthrough */
+static _Atomic bool init_passthrough; /* and passthrough, which is wanted */
+static bool passthrough_wanted;       /* set before INIT: to agree makes the mount one of a stack, for overlays on it */
 static _Atomic bool init_patched;
 static char libfuse_said[400];        /* its last complaint while mounting (one thread then) */
 
@@ -33,14 +34,14 @@ static ssize_t fs_read(int fd, void *buf, size_t len, void *userdata)
 
 	if (n >= (ssize_t)(sizeof *h + 16) && h->opcode == FUSE_INIT) {
 		init_parallel = init->flags & FUSE_PARALLEL_DIROPS;
-		init_passthrough = n >= (ssize_t)(sizeof *h + 20) && init->flags & FUSE_INIT_EXT &&
-			init->flags2 & FLAGS2_PASSTHROUGH;
+		init_passthrough = passthrough_wanted && n >= (ssize_t)(sizeof *h + 20) &&
+			init->flags & FUSE_INIT_EXT && init->flags2 & FLAGS2_PASSTHROUGH;
 		init_unique = h->unique;
 	}
 	return n;
 }
 
-/* max_stack_depth, the first of what was unused before Linux 6.9: files behind ours are on no stacked filesystem. */
+/* max_stack_depth, the first of what was unused before Linux 6.9: ours are on no stacked filesystem. */
 static void agree_to_passthrough(struct fuse_init_out *out)
 {
 	out->flags |= FUSE_INIT_EXT;
@@ -146,6 +147,7 @@ int fs_session_open(struct fs_mount *m, int fd, struct base_error *err)
 	int r = session_new(m->options, m, &m->session, err);
 	if (r)
 		return r;
+	passthrough_wanted = m->options->tier != FS_TIER_CACHED;
 	snprintf(path, sizeof path, "/dev/fd/%d", fd);  /* libfuse's way of saying: mounted already */
 	if (fuse_session_mount(m->session, path) != 0)
 		return base_error_set(err, -EINVAL, "libfuse does not take the connection to the kernel%s%s",

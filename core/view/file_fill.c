@@ -47,7 +47,7 @@ static int fill_blob(struct view_file *f, uint8_t *to, struct base_error *err)
 		return r;
 	if (load_object_bytes(o) != f->size)
 		r = base_error_set(err, -BASE_EFORMAT, "a blob has another length than its file");
-	else
+	else if (!(r = load_blob_look(o, err)))
 		r = load_blob_read(o, to, err);
 	load_object_unref(o);
 	return r;

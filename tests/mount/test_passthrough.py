@@ -331,9 +331,13 @@ def test_with_the_keeper_stopped_files_are_served(passing, large):
         for _ in range(3):
             assert read(file) == large[1]
         assert serving(file) == "cached"
+        assert "the keeper did not answer" in (m / ".vckpt" / "stats").read_text()
     finally:
         os.kill(keeper, signal.SIGCONT)
-    assert read(file) == large[1]
+    for name in ["model.safetensors", "blob.bin", "model/raw0.npy"]:    # nor is anything put together in vain
+        for _ in range(3):
+            assert read(file.parent / name) and serving(file.parent / name) == "cached" and closed(m)
+    assert m.stats()["vckpt_assemblies_failed_total"] <= 1 and not passes(m)
 
 
 def test_unmounting_while_a_file_is_assembled(mount, vckpt, tmp_path):
@@ -396,6 +400,37 @@ def test_the_keeper_makes_backing_files_of_sealed_memory_only(broker, tmp_path):
     assert ask(CLOSE, 1, [fds[0]])[0] == -errno.EINVAL
     for fd in [fuse, *fds]:
         os.close(fd)
+
+
+def test_the_keeper_waits_for_nobody(broker, mount, large, tmp_path):
+    """What it is handed may be a file of the mount, whose server does not answer."""
+    m = mount(large[0])
+    fd = os.open(m.point, os.O_PATH)
+    memory = os.memfd_create("m", os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW |
+                fcntl.F_SEAL_WRITE)
+    server = m.server
+    os.kill(server, signal.SIGSTOP)
+    try:
+        assert broker[1](OPEN, fds=[fd, memory])[0] == broker[1](OPEN, fds=[fd, fd])[0] == -errno.EINVAL
+        assert broker[1](CLOSE, 1, [fd])[0] == -errno.EINVAL
+    finally:
+        os.kill(server, signal.SIGCONT)
+        os.close(fd)
+        os.close(memory)
+
+
+def test_the_keeper_takes_no_memory_of_hugetlbfs(broker):
+    try:
+        memory = os.memfd_create("m", os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    except OSError as e:
+        pytest.skip(f"no huge pages: {e}")
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW |
+                fcntl.F_SEAL_WRITE)
+    fuse = os.open("/dev/fuse", os.O_RDWR)
+    assert broker[1](OPEN, fds=[fuse, memory])[0] == -errno.EINVAL
+    os.close(fuse)
+    os.close(memory)
 
 
 def test_the_keeper_keeps_no_descriptor(broker, tmp_path):

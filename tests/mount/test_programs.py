@@ -230,7 +230,7 @@ def test_version_stats_and_slow(mounted):
     text = (mounted / ".vckpt" / "stats").read_text()
     for line in text.splitlines():
         assert line.startswith(("# HELP vckpt_", "# TYPE vckpt_", "vckpt_")), line
-    assert 'mode="cached"' in text and "vckpt_feature{" in text
+    assert 'tier="' in text and "vckpt_feature{" in text
     stats = mounted.stats()
     assert stats["vckpt_resident_bytes"] > 0
     (mounted / ".vckpt" / "slow").read_text()
