@@ -15,8 +15,8 @@
  * Invariants: (1) cached_opens and passthrough_opens are never both above 0, because the kernel refuses that with EIO:
  * both count before the kernel learns of an open, and until after it has forgotten it; while one is above 0, no record
  * leaves or enters READY for the other. (2) A record that is opened or open, QUEUED or FILLING is kept. (3) The memfds
- * of READY and FILLING records together have at most max_bytes. (4) The lock is held across no read, and across one
- * short question to the keeper at most. */
+ * of READY and FILLING records together have at most max_bytes. (4) The lock is held across no read, and across no
+ * question to the keeper that is answered. */
 #include "fs/backing.h"
 
 #include <pthread.h>
@@ -65,7 +65,7 @@ struct fs_backing {
 	int id;                          /* READY */
 };
 
-struct backing_list { struct fs_backing *oldest, *newest; unsigned n; };
+struct backing_list { struct fs_backing *oldest, *newest; unsigned n; uint64_t bytes; };
 
 struct fs_backings {
 	struct fs_mount *m;
@@ -112,6 +112,7 @@ static void list_remove(struct fs_backing *b)
 	b->newer = b->older = NULL;
 	b->list = NULL;
 	l->n--;
+	l->bytes -= b->size;
 }
 
 static void list_add(struct backing_list *l, struct fs_backing *b)
@@ -121,6 +122,7 @@ static void list_add(struct backing_list *l, struct fs_backing *b)
 	l->newest = b;
 	b->list = l;
 	l->n++;
+	l->bytes += b->size;
 }
 
 static void settle(struct fs_backings *all, struct fs_backing *b);
@@ -129,7 +131,7 @@ static void settle(struct fs_backings *all, struct fs_backing *b);
 static void drop(struct fs_backings *all, struct fs_backing *b)
 {
 	if (!all->m->session || fs_broker_close(all->broker, fuse_session_fd(all->m->session), b->id) < 0)
-		return;                  /* the kernel keeps it, until the mount ends */
+		return;                  /* it was not asked: the kernel keeps it, and may be given it */
 	b->state = COUNTING;
 	b->served = 0;
 	all->stats.files--;
@@ -177,7 +179,7 @@ static struct fs_backing *make(struct fs_backings *all, uint64_t node, uint64_t 
 
 /* ---- memory; under the lock ---- */
 
-/* The longest unused go, until there are `most` bytes. */
+/* Those unused for longest go, until there are `most` bytes. */
 static void drop_ready(struct fs_backings *all, uint64_t most)
 {
 	for (struct fs_backing *b = all->ready.oldest, *next; b && all->stats.bytes > most; b = next) {
@@ -186,12 +188,14 @@ static void drop_ready(struct fs_backings *all, uint64_t most)
 	}
 }
 
-/* Room for so many bytes more, if the longest unused go. */
+/* Room for so many bytes more, if those unused for longest go. */
 static bool room(struct fs_backings *all, uint64_t bytes)
 {
 	if (bytes > all->stats.max_bytes || base_monotonic_ms() < all->quiet_until_ms)
 		return false;
 	uint64_t most = all->stats.max_bytes - bytes;
+	if (all->stats.bytes - all->ready.bytes > most)
+		return false;            /* those that are open alone are too much: nothing goes in vain */
 	drop_ready(all, most);
 	return all->stats.bytes <= most;
 }
@@ -314,6 +318,8 @@ static int assemble(struct fs_backings *all, struct view_file *file, struct base
 {
 	uint64_t size = view_file_size(file), free_bytes = fs_broker_memory(all->broker);
 
+	if (!fs_broker_works(all->broker))
+		return base_error_set(err, -EPIPE, "the keeper did not answer");
 	if (free_bytes && (size > free_bytes / MEMORY_SHARE || free_bytes - size < all->floor_bytes))
 		return base_error_set(err, -ENOMEM, "it has %llu bytes, and %llu bytes of memory could be had",
 			(unsigned long long)size, (unsigned long long)free_bytes);

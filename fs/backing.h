@@ -23,7 +23,7 @@ void fs_backings_free(struct fs_backings *all); /* no handle is left; NULL-safe 
 /* Tries whether the kernel and the keeper make backing files, says so in the features, and starts the thread. Once the
  * kernel has the answer to INIT. broker: taken over; NULL: there is none. */
 void fs_backings_start(struct fs_backings *all, struct fs_broker *broker);
-/* Ends the thread. false: it hangs in the storage, and uses what it uses. */
+/* Ends the thread. false: it is not done within 2 s, and uses what it uses. */
 bool fs_backings_stop(struct fs_backings *all);
 
 /* The open of a file, whose h->file is open: counts it until fs_backing_closed and sets h->backing. Returns the id of

@@ -22,7 +22,7 @@
 #include "core/base/machine.h"
 
 #define SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
-#define ANSWER_MS 2000
+#define ANSWER_MS 5000
 #define FUSE_MISC_MAJOR 10
 #define FUSE_MISC_MINOR 229
 
@@ -39,7 +39,7 @@ union control { struct cmsghdr head; char room[CMSG_SPACE(2 * sizeof(int))]; };
 
 /* ---- the keeper ---- */
 
-/* It asks no filesystem: one of the server's own would let the keeper wait for ever. */
+/* statx so asks no filesystem: one of the server's own would let the keeper wait for ever. */
 static bool is_fuse(int fd)
 {
 	struct statx st;
@@ -63,55 +63,82 @@ static int do_open(int fuse_fd, int memfd)
 {
 	struct backing_map map = { .fd = memfd };
 
-	if (!is_sealed_memory(memfd) || !is_fuse(fuse_fd))
-		return -EINVAL;
 	int id = ioctl(fuse_fd, BACKING_OPEN, &map);
 	return id < 0 ? -errno : id > 0 ? id : -EINVAL;
 }
 
-static int do_close(int fuse_fd, int32_t id)
+static void do_close(int fuse_fd, int32_t id)
 {
 	uint32_t number = (uint32_t)id;
 
-	if (!is_fuse(fuse_fd))
-		return -EINVAL;
-	return ioctl(fuse_fd, BACKING_CLOSE, &number) ? -errno : 0;
+	(void)ioctl(fuse_fd, BACKING_CLOSE, &number);
 }
 
+/* false: no server of ours would ask that. */
+static bool do_request(int channel, const struct request *request, const int *fds)
+{
+	struct answer answer = {0};
+
+	switch (request->op) {
+	case OP_CLOSE:
+		if (!is_fuse(fds[0]))
+			return false;
+		do_close(fds[0], request->id);  /* nobody waits for it: it may free many GiB */
+		return true;
+	case OP_OPEN:
+		if (!is_sealed_memory(fds[1]) || !is_fuse(fds[0]))
+			return false;
+		answer.result = do_open(fds[0], fds[1]);
+		break;
+	case OP_MEMORY:
+		answer.memory = base_machine_memory("");
+		break;
+	default:
+		return false;
+	}
+	if (send(channel, &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
+		return true;
+	if (answer.result > 0)
+		do_close(fds[0], answer.result);
+	return errno == EAGAIN;
+}
+
+/* What is refused is not closed either: to close a file of the server's own mount could wait for it for ever. */
 bool fs_broker_serve(int channel)
 {
 	struct request request;
-	struct answer answer = { .result = -EINVAL };
 	union control control;
 	struct msghdr message = { .msg_iov = &(struct iovec){ &request, sizeof request }, .msg_iovlen = 1,
 		.msg_control = &control, .msg_controllen = sizeof control };
 	int fds[2] = { -1, -1 };
 
 	ssize_t n = recvmsg(channel, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-	if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
-		return false;
-	const struct cmsghdr *c = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+	if (n <= 0)
+		return n < 0 && (errno == EAGAIN || errno == EINTR);
+	const struct cmsghdr *c = CMSG_FIRSTHDR(&message);
 	if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len <= CMSG_LEN(sizeof fds))
 		memcpy(fds, CMSG_DATA(c), c->cmsg_len - CMSG_LEN(0));
-	if (n == (ssize_t)sizeof request && request.op == OP_OPEN)
-		answer.result = do_open(fds[0], fds[1]);
-	else if (n == (ssize_t)sizeof request && request.op == OP_CLOSE)
-		answer.result = do_close(fds[0], request.id);
-	else if (n == (ssize_t)sizeof request && request.op == OP_MEMORY)
-		answer = (struct answer){ .memory = base_machine_memory("") };
+	if (n != (ssize_t)sizeof request || !do_request(channel, &request, fds))
+		return false;
 	for (int i = 0; i < 2; i++)
 		if (fds[i] >= 0)
 			close(fds[i]);
-	return n < 0 || send(channel, &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0 || errno == EAGAIN;
+	return true;
 }
 
 /* ---- the server ---- */
 
-struct fs_broker { pthread_mutex_t lock; int channel; }; /* the lock: one request at a time. channel -1: it failed */
+/* An answer that does not come in time would be taken for that of the next request: after that nothing is asked. What
+ * the keeper did late, one backing file at most, goes when the mount ends. */
+struct fs_broker {
+	pthread_mutex_t lock;           /* one question at a time */
+	int channel;
+	_Atomic bool failed;
+};
 
 struct fs_broker *fs_broker_new(int channel)
 {
-	struct fs_broker *b = malloc(sizeof *b);
+	struct fs_broker *b = calloc(1, sizeof *b);
 
 	if (!b)
 		return NULL;
@@ -124,14 +151,12 @@ void fs_broker_free(struct fs_broker *b)
 {
 	if (!b)
 		return;
-	if (b->channel >= 0)
-		close(b->channel);
+	close(b->channel);
 	pthread_mutex_destroy(&b->lock);
 	free(b);
 }
 
-static int ask_locked(int channel, const struct request *request, const int *fds, size_t nfds,
-	struct answer *ret_answer)
+static int tell(struct fs_broker *b, const struct request *request, const int *fds, size_t nfds)
 {
 	union control control = {0};
 	struct msghdr message = { .msg_iov = &(struct iovec){ (void *)request, sizeof *request }, .msg_iovlen = 1 };
@@ -143,23 +168,33 @@ static int ask_locked(int channel, const struct request *request, const int *fds
 			.cmsg_len = CMSG_LEN(nfds * sizeof *fds) };
 		memcpy(CMSG_DATA(&control.head), fds, nfds * sizeof *fds);
 	}
-	if (sendmsg(channel, &message, MSG_NOSIGNAL) < 0)
-		return -errno;
-	struct pollfd p = { .fd = channel, .events = POLLIN };
-	int n = poll(&p, 1, ANSWER_MS);
-	if (n <= 0)
-		return n < 0 ? -errno : -ETIMEDOUT;
-	return recv(channel, ret_answer, sizeof *ret_answer, 0) == (ssize_t)sizeof *ret_answer ? 0 : -EPIPE;
+	if (b->failed)
+		return -EPIPE;
+	if (sendmsg(b->channel, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
+		return 0;
+	b->failed = true;
+	return errno == EAGAIN ? -ETIMEDOUT : -errno;
 }
 
-/* An answer that does not come would be taken for that of the next request: nothing is asked then any more. */
+static int wait_answer(const struct fs_broker *b, struct answer *ret_answer)
+{
+	struct pollfd p = { .fd = b->channel, .events = POLLIN };
+	int n = poll(&p, 1, ANSWER_MS);
+
+	if (n <= 0)
+		return n < 0 ? -errno : -ETIMEDOUT;
+	return recv(b->channel, ret_answer, sizeof *ret_answer, 0) == (ssize_t)sizeof *ret_answer ? 0 : -EPIPE;
+}
+
 static int ask(struct fs_broker *b, const struct request *request, const int *fds, size_t nfds,
 	struct answer *ret_answer)
 {
 	pthread_mutex_lock(&b->lock);
-	int r = b->channel < 0 ? -EPIPE : ask_locked(b->channel, request, fds, nfds, ret_answer);
-	if (r < 0 && b->channel >= 0)
-		close(base_steal_fd(&b->channel));
+	int r = tell(b, request, fds, nfds);
+	if (r == 0)
+		r = wait_answer(b, ret_answer);
+	if (r < 0)
+		b->failed = true;
 	pthread_mutex_unlock(&b->lock);
 	return r;
 }
@@ -174,19 +209,10 @@ int fs_broker_open(struct fs_broker *b, int fuse_fd, int memfd)
 
 int fs_broker_close(struct fs_broker *b, int fuse_fd, int id)
 {
-	struct answer answer;
-	int r = ask(b, &(struct request){ .op = OP_CLOSE, .id = id }, &fuse_fd, 1, &answer);
-
-	return r < 0 ? r : answer.result;
+	return tell(b, &(struct request){ .op = OP_CLOSE, .id = id }, &fuse_fd, 1);
 }
 
-bool fs_broker_works(struct fs_broker *b)
-{
-	pthread_mutex_lock(&b->lock);
-	bool works = b->channel >= 0;
-	pthread_mutex_unlock(&b->lock);
-	return works;
-}
+bool fs_broker_works(const struct fs_broker *b) { return !b->failed; }
 
 uint64_t fs_broker_memory(struct fs_broker *b)
 {

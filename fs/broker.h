@@ -11,10 +11,11 @@
 
 /* ---- of the keeper ---- */
 
-/* Answers one request that waits there. false: the server's end is closed. */
+/* Answers one request that waits there. false: the server's end is closed, or it asked for what no server of ours asks
+ * for: close the channel. */
 bool fs_broker_serve(int channel);
 
-/* ---- of the server, any thread; each waits for the answer ---- */
+/* ---- of the server, any thread ---- */
 
 struct fs_broker;
 struct fs_broker *fs_broker_new(int channel); /* takes it over; NULL: no memory, the channel stays open */
@@ -22,8 +23,9 @@ void fs_broker_free(struct fs_broker *b);     /* NULL-safe */
 /* A backing file of the connection `fuse_fd`: its id, above 0, or a negative errno (-EPERM: the keeper has no
  * privileges, or the kernel did not agree to passthrough). The memfd may be closed then. */
 int fs_broker_open(struct fs_broker *b, int fuse_fd, int memfd);
-int fs_broker_close(struct fs_broker *b, int fuse_fd, int id); /* its memory goes with its last reader */
-bool fs_broker_works(struct fs_broker *b); /* false: an answer did not come; none will be asked for */
+/* Waits for nothing. After 0 the id is no more; its memory goes with its last reader. */
+int fs_broker_close(struct fs_broker *b, int fuse_fd, int id);
+bool fs_broker_works(const struct fs_broker *b); /* false: an answer did not come; nothing more will be asked */
 uint64_t fs_broker_memory(struct fs_broker *b); /* bytes that could be allocated now; 0: it is not known */
 
 #endif

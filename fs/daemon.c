@@ -305,9 +305,11 @@ static int keep(struct keeper *k)
 	enum event e;
 	int number;
 
-	while ((e = wait_event(k, -1, &report, &number)) == EVENT_REPORT)
-		if (report.status == FS_SERVE_UNMOUNT)
-			keeper_unmount(k);
+	e = wait_event(k, -1, &report, &number);
+	if (e == EVENT_REPORT) {  /* its last one: who goes on is ended */
+		keeper_unmount(k);
+		return end_server(k);
+	}
 	if (e == EVENT_SERVER_ENDED)
 		return server_ended(k, number);
 	base_info("ended by signal %d", number);

@@ -18,22 +18,6 @@
 #define STALL_US 100000
 #define WINDOW_US 2000000
 
-/* The control group's own file, of version 2, "" where there is none. */
-static void group_path(char *path, size_t room)
-{
-	char line[512];
-	FILE *f = fopen("/proc/self/cgroup", "re");
-
-	path[0] = '\0';
-	while (f && fgets(line, sizeof line, f)) {
-		line[strcspn(line, "\n")] = '\0';
-		if (strncmp(line, "0::", 3) == 0 && strcmp(line, "0::/") != 0)
-			snprintf(path, room, "/sys/fs/cgroup%s/memory.pressure", line + 3);
-	}
-	if (f)
-		fclose(f);
-}
-
 static int open_trigger(const char *path)
 {
 	char text[64];
@@ -49,17 +33,40 @@ static int open_trigger(const char *path)
 	return r;
 }
 
+/* Of the control group of version 2; inside of a container its own may be the one at the mount. */
+static int open_group(void)
+{
+	char line[512], path[600];
+	FILE *f = fopen("/proc/self/cgroup", "re");
+	int fd = -ENOENT;
+
+	while (f && fd < 0 && fgets(line, sizeof line, f)) {
+		line[strcspn(line, "\n")] = '\0';
+		if (strncmp(line, "0::/", 4) != 0)
+			continue;
+		const char *group = line[4] ? line + 3 : "";
+		static const char *const places[] = { "/sys/fs/cgroup", "/sys/fs/cgroup/unified" };
+		for (size_t i = 0; i < 4 && fd < 0; i++) {
+			snprintf(path, sizeof path, "%s%s/memory.pressure", places[i % 2], i < 2 ? group : "");
+			fd = open_trigger(path);
+		}
+	}
+	if (f)
+		fclose(f);
+	return fd;
+}
+
 void fs_pressure_open(struct fs_mount *m)
 {
 	struct fs_pressure *p = &m->pressure;
-	char group[600];
 
-	group_path(group, sizeof group);
 	p->fds[0] = open_trigger("/proc/pressure/memory");
-	p->fds[1] = group[0] ? open_trigger(group) : -ENOENT;
+	p->fds[1] = open_group();
 	p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	fs_mount_feature(m, "memory_pressure", p->fds[0] >= 0 || p->fds[1] >= 0, "%s", p->fds[1] >= 0
-		? "of the machine and the control group" : p->fds[0] >= 0 ? "of the machine" : strerror(-p->fds[0]));
+	bool machine = p->fds[0] >= 0, group = p->fds[1] >= 0;
+	fs_mount_feature(m, "memory_pressure", p->wake_fd >= 0 && (machine || group), "%s", machine && group
+		? "of the machine and the control group" : machine ? "of the machine" : group
+		? "of the control group" : strerror(-p->fds[0]));
 }
 
 static void give_back(struct fs_mount *m)

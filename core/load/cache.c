@@ -395,10 +395,11 @@ bool load_cache_met(struct load_cache *c, const struct load_object *o, const str
 	return met;
 }
 
-void load_cache_count(struct load_cache *c, uint64_t decoded)
+void load_cache_count(struct load_cache *c, uint64_t decoded, uint64_t stored)
 {
 	pthread_mutex_lock(&c->lock);
 	c->stats.decoded_bytes += decoded;
+	c->stats.stored_bytes += stored;
 	pthread_mutex_unlock(&c->lock);
 }
 

@@ -55,7 +55,7 @@ int load_cache_pin(struct load_cache *c, const struct load_object *o, struct loa
 	struct base_error *err);
 /* Is one of these segments in the cache, or was one met before? If not, all of them are met now. */
 bool load_cache_met(struct load_cache *c, const struct load_object *o, const struct load_want *wants, size_t n);
-void load_cache_count(struct load_cache *c, uint64_t decoded); /* bytes that were decoded past the cache */
+void load_cache_count(struct load_cache *c, uint64_t decoded, uint64_t stored); /* bytes read past the cache */
 const uint8_t *load_pin_bytes(const struct load_pin *pin);
 /* By which the cache finds a segment; another one in every process. For the tests, which give it references. */
 uint32_t load_cache_hash(const struct store_object_ref *ref, const char *pack, uint64_t segment);

@@ -13,6 +13,7 @@
 
 #define LOOK_FRAGMENTS 128u
 #define LOOK_BLOCKS 64u                  /* 1 MiB of memory */
+#define LOOK_ENTRIES 512u                /* the same, as often as fragments lie in them */
 #define LOOK_SEGMENT_BLOCKS (LOAD_SEGMENT_BYTES / BASE_BLOCK_BYTES)
 
 struct look_block { uint64_t piece, block; };
@@ -21,7 +22,7 @@ struct look_part { struct look_block first; uint64_t piece_offset, len; }; /* a 
 struct look {
 	const struct load_object *o;
 	struct look_part parts[LOOK_FRAGMENTS]; unsigned nparts;
-	struct look_block blocks[LOOK_BLOCKS]; unsigned nblocks; /* sorted */
+	struct look_block blocks[LOOK_ENTRIES]; unsigned nblocks; /* sorted: LOOK_BLOCKS at most */
 	struct load_want wants[LOOK_BLOCKS]; unsigned nwants;    /* the segments that these are in */
 };
 
@@ -52,7 +53,7 @@ static bool add_blocks(struct look *l, const struct look_part *p)
 
 		if (last && block_compare(last, &block) == 0)
 			continue;
-		if (l->nblocks == LOOK_BLOCKS)
+		if (l->nblocks == LOOK_ENTRIES)
 			return false;
 		l->blocks[l->nblocks++] = block;
 	}
@@ -76,7 +77,8 @@ static bool add_fragments(struct look *l, uint64_t offset, uint64_t end)
 	return true;
 }
 
-static void sort_blocks(struct look *l)
+/* Each once. false: too many. */
+static bool sort_blocks(struct look *l)
 {
 	unsigned kept = 0;
 
@@ -85,6 +87,7 @@ static void sort_blocks(struct look *l)
 		if (kept == 0 || block_compare(&l->blocks[kept - 1], &l->blocks[i]) != 0)
 			l->blocks[kept++] = l->blocks[i];
 	l->nblocks = kept;
+	return kept <= LOOK_BLOCKS;
 }
 
 /* The segments, and whether the blocks are less than half of them. */
@@ -160,6 +163,18 @@ static bool copy_parts(const struct look *l, const uint8_t *memory, uint8_t *out
 	return true;
 }
 
+/* About: blocks of a piece have different lengths where it is encoded. */
+static uint64_t stored_bytes(const struct look *l)
+{
+	uint64_t sum = 0;
+
+	for (unsigned i = 0; i < l->nblocks; i++) {
+		const struct store_object_ref *ref = &l->o->pieces[l->blocks[i].piece].ref;
+		sum += ref->stored_len / base_block_count(ref->raw_len);
+	}
+	return sum;
+}
+
 bool load_object_look(const struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *out)
 {
 	base_cleanup_free struct look *l = malloc(sizeof *l);
@@ -169,14 +184,13 @@ bool load_object_look(const struct load_object *o, struct load_cache *c, uint64_
 		return false;
 	l->o = o;
 	l->nparts = l->nblocks = l->nwants = 0;
-	if (!add_fragments(l, offset, offset + len))
+	if (!add_fragments(l, offset, offset + len) || !sort_blocks(l))
 		return false;
-	sort_blocks(l);
 	if (!is_worth(l) || load_cache_met(c, o, l->wants, l->nwants))
 		return false;
 	memory = malloc(l->nblocks * BASE_BLOCK_BYTES);
 	if (!memory || !read_blocks(l, memory) || !copy_parts(l, memory, out))
 		return false;
-	load_cache_count(c, l->nblocks * BASE_BLOCK_BYTES);
+	load_cache_count(c, l->nblocks * BASE_BLOCK_BYTES, stored_bytes(l));
 	return true;
 }

@@ -4,6 +4,7 @@
  * closed. */
 #include <poll.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "fs/broker.h"
 
@@ -14,5 +15,6 @@ int main(int argc, char **argv)
 	do
 		poll(&p, 1, -1);
 	while (fs_broker_serve(p.fd));
+	close(p.fd);  /* as the keeper does, which goes on with what it has */
 	return 0;
 }
