@@ -283,7 +283,10 @@ static void mpi_end(struct comm *c)
 
 	if (!mpi_library_works(m->l) || m->open || !mpi_bell_ends(m))
 		return;
-	if (m->posted)
+	/* A bell that a rank had not heard when it freed its end stays with MPI, which gives the number of a freed
+	 * communicator to the next one: that would hear it. MPI takes a number that no rank has in use, so whoever rang
+	 * keeps his. */
+	if (m->posted && !m->ring)
 		mpi_comm_free(m->l, &m->comm);
 	mpi_library_put();
 	free(m->ring);
