@@ -41,7 +41,8 @@ static int saver_options_take(const struct vckpt_saver_options *from, struct vck
 	memcpy(o, from, from->size);
 	if (o->pin < VCKPT_PIN_AUTO || o->pin > VCKPT_PIN_ALLOCATE || o->check_replicas < VCKPT_REPLICAS_SAMPLE
 		|| o->check_replicas > VCKPT_REPLICAS_OFF
-		|| (o->flags & ~(uint32_t)(VCKPT_SAVER_LOW_PRIORITY | VCKPT_SAVER_NO_BASES)))
+		|| (o->flags & ~(uint32_t)(VCKPT_SAVER_LOW_PRIORITY | VCKPT_SAVER_NO_BASES
+			| VCKPT_SAVER_KEEP_CACHED)))
 		return base_error_set(err, -EINVAL, "pin, check_replicas or flags have a value that is not known");
 	if (o->threads > 1024)
 		return base_error_set(err, -EINVAL, "%u threads are too many", o->threads);
@@ -55,7 +56,8 @@ static int saver_open(const struct vckpt_saver_options *o, struct vckpt_saver *v
 		.deadline_ms = o->deadline_ms, .ring_bytes = o->ring_bytes, .pin = (enum device_pin)o->pin,
 		.replicas = (enum save_replicas_mode)o->check_replicas, .threads = o->threads,
 		.low_priority = o->flags & VCKPT_SAVER_LOW_PRIORITY, .no_bases = o->flags & VCKPT_SAVER_NO_BASES};
-	int r = api_store_open(o->store, 0, &v->store, err);
+	unsigned flags = o->flags & VCKPT_SAVER_KEEP_CACHED ? STORE_OPEN_KEEP_CACHED : 0;
+	int r = api_store_open(o->store, flags, &v->store, err);
 
 	to.store = v->store;
 	return r < 0 ? r : save_saver_open(&to, &v->saver, err);

@@ -19,7 +19,6 @@
 
 #include <stddef.h>
 #include <stdint.h>
-
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -64,6 +63,7 @@ enum { VCKPT_REPLICAS_SAMPLE, VCKPT_REPLICAS_FULL, VCKPT_REPLICAS_OFF };
 enum {
 	VCKPT_SAVER_LOW_PRIORITY = 1 << 0, /* threads that do not copy: nice 19, idle class of I/O */
 	VCKPT_SAVER_NO_BASES = 1 << 1,   /* recognise nothing of earlier steps */
+	VCKPT_SAVER_KEEP_CACHED = 1 << 2, /* what is written stays in the page cache, for who reads it here at once */
 };
 struct vckpt_saver;
 struct vckpt_saver_options {

@@ -317,6 +317,8 @@ int store_open(const char *path, unsigned flags, struct store **ret_s, struct ba
 		storage_flags |= STORE_STORAGE_READ_ONLY;
 	if (flags & STORE_OPEN_NAMED_TEMPS)
 		storage_flags |= STORE_STORAGE_NAMED_TEMPS;
+	if (flags & STORE_OPEN_KEEP_CACHED)
+		storage_flags |= STORE_STORAGE_KEEP_CACHED;
 	s->read_only = flags & STORE_OPEN_READ_ONLY;
 	r = store_path_set(s, path, err);
 	if (r == 0)

@@ -125,6 +125,8 @@ enum store_storage_flag {
 	STORE_STORAGE_READ_ONLY = 1 << 1,   /* every change is -EROFS */
 	/* do not use O_TMPFILE even where it works (tests; NFS takes this path by itself) */
 	STORE_STORAGE_NAMED_TEMPS = 1 << 2,
+	/* packs are written through the page cache and left there, for who reads them at once */
+	STORE_STORAGE_KEEP_CACHED = 1 << 3,
 };
 /* POSIX: opens beneath one directory descriptor, without following links (openat2 where there is it). Refuses by
  * name a filesystem that has neither hard links nor renameat2(RENAME_NOREPLACE).

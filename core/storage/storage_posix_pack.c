@@ -9,9 +9,9 @@
  * Where the file system can (STATX_DIOALIGN: local ones), full buffers go to the disk past the page cache. That costs
  * half of the processor time or less; the cache keeps what the node's jobs have in it; and no memory is taken for pages
  * that nobody may read, which slows a buffered writer down to a fraction on a machine that has to find that memory
- * first (docs/decisions.md has the figures). Elsewhere pages are handed to write-back every 16 MiB and waited for
- * 48 MiB later, so that the fsync at the end finds little to do. A pack of less than one buffer has no thread and one
- * write.
+ * first (docs/decisions.md has the figures). Elsewhere, and for STORE_STORAGE_KEEP_CACHED, pages are handed to
+ * write-back every 16 MiB and waited for 48 MiB later, so that the fsync at the end finds little to do. A pack of less
+ * than one buffer has no thread and one write.
  *
  * Locking: `lock` protects filled, done, stop, error; a buffer belongs to the thread while its number is in
  * [done, filled), else to the caller. Only the thread writes while there is one. */
@@ -117,7 +117,7 @@ static void *writer_main(void *arg)
 {
 	struct store_storage_writer *w = arg;
 
-	w->direct = start_direct(w->temp.fd);
+	w->direct = !(w->storage->flags & STORE_STORAGE_KEEP_CACHED) && start_direct(w->temp.fd);
 	pthread_mutex_lock(&w->lock);
 	while (w->done < w->filled || !w->stop) {
 		if (w->done == w->filled) {

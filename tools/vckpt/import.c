@@ -34,6 +34,7 @@ struct import {
 	struct source *sources; /* of each positional argument */
 	struct dtype_option *dtypes;
 	size_t ndtypes;
+	bool keep_cached;
 	bool taken;        /* everything was written when the step turned out to be somebody else's by now */
 	const char *stray; /* --component for which no source has come yet */
 	struct tool_target target;
@@ -50,6 +51,7 @@ static const struct option options[] = {
 	{"follow", no_argument, NULL, 'f'},
 	{"threads", required_argument, NULL, 't'},
 	{"no-index", no_argument, NULL, 'n'},
+	{"keep-cached", no_argument, NULL, 'C'},
 	{0},
 };
 
@@ -233,6 +235,9 @@ static int option(struct tool *t, void *arg, int val, const char *value)
 		return 0;
 	case 'n':
 		in->options.no_index = true;
+		return 0;
+	case 'C':
+		in->keep_cached = true;
 		return 0;
 	case 't':
 		return set_threads(t, in, value);
@@ -499,7 +504,7 @@ static int import_run(struct tool *t, int argc, char **argv)
 		code = add_sources(t, &in);
 	}
 	if (code == 0)
-		code = tool_open_store(t, 0, &s);
+		code = tool_open_store(t, in.keep_cached ? STORE_OPEN_KEEP_CACHED : 0, &s);
 	if (code == 0 && says_more(t))
 		say_sources(&in.plan);
 	if (code == 0 && save_numbered(t, &in, s, &result) < 0)
@@ -545,6 +550,7 @@ const struct tool_command tool_import = {"import",
 	"  --follow            import files that links in a directory lead to outside of it, too\n"
 	"  --threads N         threads to work with; by default all cores\n"
 	"  --no-index          do not look for equal content in other steps\n"
+	"  --keep-cached       leave what is written in the page cache, for who reads the step at once\n"
 	"  --json -q -v        print JSON; print nothing but errors; name the files, count\n"
 	"                      what is shared\n",
 	import_run};

@@ -29,7 +29,8 @@ Key = tuple[str, str, int]      # store, run, rank
 WATCH_S = 0.004             # how often it is looked whether a save is staged, at first
 
 OPTIONS = {"heartbeat": 20.0, "start_timeout": 60.0, "deadline": 0.0, "ring_bytes": 0, "pin": "auto",
-           "check_replicas": "sample", "threads": 0, "low_priority": False, "use_bases": True, "meet_timeout": 600.0}
+           "check_replicas": "sample", "threads": 0, "low_priority": False, "use_bases": True, "keep_cached": False,
+           "meet_timeout": 600.0}
 NUMBERS: list[tuple[str, Any, int, str]] = [
     ("meet_timeout", numbers.Real, 0, "seconds"), ("heartbeat", numbers.Real, 0, "seconds"),
     ("start_timeout", numbers.Real, 0, "seconds"), ("deadline", numbers.Real, 0, "seconds"),
@@ -79,7 +80,9 @@ class Native:
                                                      for name in ("heartbeat", "start_timeout", "deadline"))
         o.ring_bytes, o.threads = chosen["ring_bytes"], chosen["threads"]
         o.pin, o.check_replicas = _lib.PIN[chosen["pin"]], _lib.REPLICAS[chosen["check_replicas"]]
-        o.flags = (_lib.LOW_PRIORITY if chosen["low_priority"] else 0) | (0 if chosen["use_bases"] else _lib.NO_BASES)
+        o.flags = ((_lib.LOW_PRIORITY if chosen["low_priority"] else 0)
+                   | (0 if chosen["use_bases"] else _lib.NO_BASES)
+                   | (_lib.KEEP_CACHED if chosen["keep_cached"] else 0))
         pointer = c_void_p()
         _lib.call("vckpt_saver_open", byref(o), byref(pointer))
         self._pointer = pointer.value

@@ -254,7 +254,7 @@ def async_save(path: Path, state: State, *, mesh: Any = None, step: int | None =
     blobs       {name: bytes}: files of the step ("config.json")
     rank, world, launch_id   where there is no torch process group (MPI, tests)
     options     of the saver, at the first save: heartbeat, start_timeout, deadline (s), ring_bytes, pin, check_replicas
-                 ("sample", "full", "off"), threads, low_priority, use_bases"""
+                 ("sample", "full", "off"), threads, low_priority, use_bases, keep_cached"""
     store, run, step = _place(path, step)
     one = native(store, run, rank=rank, world=world, launch_id=launch_id, user=False, **options)
     return _start(one, state, mesh=mesh, step=step, attributes=attributes, base=base, per_rank=per_rank,

@@ -35,6 +35,7 @@ class Options(TypedDict, total=False):
     threads: int
     low_priority: bool
     use_bases: bool
+    keep_cached: bool
 
 
 class Save(TypedDict, total=False):

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a save leaves in the page cache: nothing by default, where the filesystem can write past it; all with
+keep_cached."""
+import ctypes
+import mmap
+import os
+
+import numpy
+import pytest
+from safetensors.numpy import save_file
+
+import vckpt as package
+
+MiB = 1 << 20
+
+
+def resident(path):
+    """The share of a file's bytes that the page cache holds."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = os.path.getsize(path)
+    pages = (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE
+    with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE) as mapped:
+        held = (ctypes.c_ubyte * pages)()
+        anchor = ctypes.c_char.from_buffer(mapped)
+        try:
+            assert libc.mincore(ctypes.byref(anchor), ctypes.c_size_t(size), held) == 0, ctypes.get_errno()
+        finally:
+            del anchor
+    return sum(page & 1 for page in held) / pages
+
+
+def packs(store):
+    """The share of the large packs, the least first."""
+    found = [os.path.join(folder, name) for folder, _, names in os.walk(store / "packs") for name in names]
+    return sorted(resident(path) for path in found if os.path.getsize(path) > 8 * MiB)
+
+
+@pytest.fixture
+def array():
+    return numpy.random.default_rng(1).integers(0, 256, 32 * MiB, dtype="u1")
+
+
+def goes_past(store):
+    """Was it written past the cache, which depends on the filesystem?"""
+    return packs(store)[0] < 0.3
+
+
+def test_import(vckpt, tmp_path, array):
+    save_file({"w": array}, tmp_path / "model.safetensors")
+    for name, words in [("kept", ["--keep-cached"]), ("past", [])]:
+        vckpt("init", tmp_path / name)
+        vckpt("import", tmp_path / name, "a/1", tmp_path / "model.safetensors", *words)
+    assert packs(tmp_path / "kept")[0] > 0.99
+    if not goes_past(tmp_path / "past"):
+        pytest.skip("this filesystem cannot write past the page cache")
+
+
+def test_save(tmp_path, array):
+    try:
+        for name in ["kept", "past"]:
+            package.save(tmp_path / name / "run", {"w": array}, rank=0, world=1, keep_cached=name == "kept")
+        assert packs(tmp_path / "kept")[0] > 0.99
+        read = numpy.zeros_like(array)
+        package.load(tmp_path / "kept/run", {"w": read}, rank=0, world=1)
+        assert numpy.array_equal(read, array)
+    finally:
+        package.close()
+    if not goes_past(tmp_path / "past"):
+        pytest.skip("this filesystem cannot write past the page cache")
