@@ -336,8 +336,10 @@ static int keeper_run(struct keeper *k)
 	fs_harden_keeper();
 	if (await_report(k, &status))
 		return status;
-	if (k->report_fd >= 0)
+	if (k->report_fd >= 0) {
 		leave_terminal();
+		setsid();
+	}
 	tell_command(k, 0, NULL);
 	tell_systemd();
 	base_info("%s is mounted on %s", k->options->store, k->options->mountpoint);
@@ -394,7 +396,6 @@ int fs_daemon_run(const struct fs_options *o)
 		return parent_wait(fds[0], child);
 	}
 	close(fds[0]);
-	setsid();
 	if (chdir("/"))
 		base_warning("chdir /: %s", strerror(errno));
 	fs_log_detach(o);

@@ -33,6 +33,7 @@ struct serving {
 	_Atomic int loop_result;        /* valid once loop_ended */
 	_Atomic bool loop_ended;        /* SIGUSR1 wakes the main thread then; one from outside says nothing */
 	_Atomic bool failed;            /* the first look failed */
+	_Atomic bool proved;            /* the mount has answered */
 	_Atomic bool ending;            /* a signal or umount came: a look that fails now says nothing */
 };
 
@@ -68,6 +69,7 @@ static void *prover_main(void *arg)
 		pthread_kill(s->main, SIGTERM);
 		return NULL;
 	}
+	s->proved = true;
 	fs_session_raise_readahead(&s->mount, s->readahead_fd, s->handed.readahead_error);
 	if (s->readahead_fd >= 0)
 		close(base_steal_fd(&s->readahead_fd));
@@ -75,6 +77,8 @@ static void *prover_main(void *arg)
 	if (broker)
 		s->broker = -1;
 	fs_backings_start(s->mount.backings, broker);
+	if (!s->mount.options->foreground)
+		setsid();
 	tell_keeper(s, 0, NULL);
 	return NULL;
 }
@@ -157,7 +161,8 @@ static int serve_until_end(struct serving *s, const sigset_t *signals)
 	do
 		r = sigwait(signals, &number);
 	while (r || (number == SIGUSR1 && !s->loop_ended));
-	s->ending = number != SIGUSR1 || s->loop_result >= 0;
+	/* a umount while the kernel waits for the first answer is an abort for who reads the requests */
+	s->ending = number != SIGUSR1 || s->loop_result >= 0 || (s->loop_result == -ECONNABORTED && !s->proved);
 	if (number != SIGUSR1 || s->loop_result < 0)
 		tell_keeper(s, FS_SERVE_UNMOUNT, NULL);
 	bool ended = session_end(s), still = s->watch && !fs_watch_stop(s->watch, 500);
@@ -176,7 +181,7 @@ static int serve_until_end(struct serving *s, const sigset_t *signals)
 	if (still)
 		_exit(0);
 	fs_watch_free(s->watch);
-	if (s->loop_result < 0)
+	if (s->loop_result < 0 && !(s->ending && !s->proved))
 		base_warning("the connection to the kernel ended: %s", strerror(-s->loop_result));
 	return s->failed ? FS_EXIT_MOUNT : 0;
 }

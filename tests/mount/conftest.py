@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mounts for tests: made by `mount`, taken down whatever happens."""
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
 import signal
 import subprocess
+import tempfile
 import time
 
 import numpy as np
@@ -158,6 +160,22 @@ def mount(program, tmp_path):
     yield make
     for m in reversed(made):
         m.end()
+
+
+@pytest.fixture
+def installed(program):
+    """mount.vckpt where mount(8) looks for it: one test at a time, so that none takes it away from another."""
+    place = pathlib.Path("/sbin/mount.vckpt")
+    with open(pathlib.Path(tempfile.gettempdir()) / "vckpt-test-installed.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.lexists(place):
+            if place.resolve() != program.resolve():
+                pytest.skip("another /sbin/mount.vckpt is installed")
+            yield place
+            return
+        place.symlink_to(program.resolve())
+        yield place
+        place.unlink()
 
 
 # ---- content ----
