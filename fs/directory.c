@@ -31,6 +31,7 @@ static int snapshot_root(struct fs_mount *m, struct fs_handle *h)
 /* Under h->lock. */
 static int snapshot(struct fs_mount *m, struct fs_handle *h)
 {
+	fs_runs_asked(m->runs);
 	switch (h->node.kind) {
 	case FS_ROOT:
 		return snapshot_root(m, h);

@@ -135,6 +135,7 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	} else if (!r && (p.kind == FS_MESHES || p.kind == FS_MESH)) {
 		r = lookup_mesh(q.m, &p, name, &found, &e);
 	} else if (!r) {
+		fs_runs_asked(q.m->runs);
 		r = lookup_top(q.m, &p, name, &n);
 		if (!r)
 			r = fs_node_entry(q.m, &n, NULL, &e);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/base/array.h"
+#include "core/base/clock.h"
 #include "core/base/log.h"
 
 static void run_free(struct fs_run *run)
@@ -33,6 +34,7 @@ int fs_runs_open(struct store *store, uint64_t max_bytes, unsigned show, struct 
 	runs->max_bytes = max_bytes;
 	runs->show = show;
 	runs->ncommits = 1;
+	runs->stale_ns = UINT64_MAX;
 	pthread_mutex_init(&runs->lock, NULL);
 	pthread_cond_init(&runs->opened, NULL);
 	int n = fs_runs_scan(runs, err);
@@ -221,6 +223,15 @@ int fs_run_refresh(struct fs_runs *runs, struct fs_run *run)
 	if (r < 0)
 		run_log(run, "new entries of its list cannot be read", &err);
 	return r;
+}
+
+void fs_runs_asked(struct fs_runs *runs)
+{
+	uint64_t stale = atomic_load_explicit(&runs->stale_ns, memory_order_relaxed);
+
+	if (base_monotonic_ns() >= stale && atomic_compare_exchange_strong(&runs->stale_ns, &stale, UINT64_MAX)
+		&& runs->wake)
+		runs->wake(runs->wake_arg);
 }
 
 int fs_runs_find(struct fs_runs *runs, const char *name, struct fs_run **ret_run)

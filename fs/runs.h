@@ -78,7 +78,8 @@ struct fs_runs {
 	struct fs_step *newest, *oldest;
 	size_t steps_bytes; uint32_t steps_open;
 	_Atomic uint64_t steps_opened, steps_evicted;
-	void (*wake)(void *arg); void *wake_arg; /* a run was opened: watch it too */
+	void (*wake)(void *arg); void *wake_arg; /* a run was opened: watch it too; or: fs_runs_asked */
+	_Atomic uint64_t stale_ns;      /* who asks after this time, on the monotonic clock, has the lists read again */
 };
 
 int fs_runs_open(struct store *store, uint64_t max_bytes, unsigned show, struct fs_runs **ret_r,
@@ -96,6 +97,9 @@ int fs_runs_find(struct fs_runs *runs, const char *name, struct fs_run **ret_run
 int fs_run_ready(struct fs_runs *runs, struct fs_run *run);
 /* Reads what came since. Returns the number of new entries; 0 also for a run that nobody named yet. */
 int fs_run_refresh(struct fs_runs *runs, struct fs_run *run);
+/* Call it where somebody asks what may change. If nobody looked for that long, the watch is woken: it sleeps while
+ * nobody asks. */
+void fs_runs_asked(struct fs_runs *runs);
 size_t fs_run_steps(struct fs_run *run);                       /* visible */
 bool fs_run_latest(struct fs_run *run, uint64_t *ret_step, int64_t *ret_time_ns);
 /* -ENOENT: not visible */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Keeping up. On a local store a watch (inotify) on `runs` and on each run that somebody named tells at once when
- * an entry is put; the lists are then read on. Without a watch, or where it fails, every run that somebody named is
- * asked every refresh interval: one failed look-up each. The cost is per run in use, never per step, and nothing
- * happens for runs that nobody looks at.
+ * an entry is put; the lists are then read on, and the thread sleeps until the next one. Without a watch, or where it
+ * fails, every run that somebody named is asked every refresh interval: one failed look-up each. The cost is per run
+ * in use, never per step, and nothing happens for runs that nobody looks at.
  *
  * New names need no word to the kernel, which never remembers a failed look-up in the root or in a run. Names that
  * went, `latest`, and a run's attributes are invalidated; they would also time out by themselves. */
@@ -19,7 +19,7 @@
 #include "core/base/clock.h"
 #include "core/base/log.h"
 
-#define WATCHED_POLL_MS 5000  /* with a watch: in case that an event was lost */
+#define WATCHED_POLL_MS 5000  /* with a watch: runs beyond it; and who asks after this time has the lists read */
 #define SCAN_MS 800           /* without one: looking for new runs */
 #define WATCHED_RUNS 4000u    /* more are polled: inotify has a limit per user */
 
@@ -29,6 +29,7 @@ struct fs_watch {
 	int wake_fd, watch_fd;
 	uint32_t watched_runs;       /* runs with a list when watch_fd was made; UINT32_MAX: never */
 	bool refused;                /* the storage has no watch */
+	bool all;                    /* the watch has every run in use */
 	int64_t scanned_ns;
 	_Atomic bool stop;
 };
@@ -104,11 +105,16 @@ static void rewatch(struct fs_watch *w)
 	if (!dirs || w->refused)
 		return;
 	dirs[used++] = "runs";
-	for (uint32_t i = 0; i < n && used < WATCHED_RUNS; i++) {
+	w->all = true;
+	for (uint32_t i = 0; i < n; i++) {
 		struct fs_run *run = fs_runs_at(w->m->runs, i);
 		char *dir = NULL;
-		if (run_in_use(run) && asprintf(&dir, "runs/%s", run->name) >= 0)
+		if (!run_in_use(run))
+			continue;
+		if (used < WATCHED_RUNS && asprintf(&dir, "runs/%s", run->name) >= 0)
 			dirs[used++] = dir;
+		else
+			w->all = false;
 	}
 	if (used != w->watched_runs) {
 		int fd = -1, r = -EOPNOTSUPP;
@@ -162,6 +168,19 @@ static void drain(int fd)
 	}
 }
 
+/* Milliseconds to the next look, if nothing happens; -1: none. A watch loses nothing, but a file system may: changes
+ * below an overlay are told to nobody. So who asks long after the last look causes one. */
+static int pause_ms(struct fs_watch *w)
+{
+	bool sleeps = w->watch_fd >= 0 && w->all;
+
+	atomic_store(&w->m->runs->stale_ns,
+		sleeps ? base_monotonic_ns() + WATCHED_POLL_MS * UINT64_C(1000000) : UINT64_MAX);
+	if (w->watch_fd < 0)
+		return (int)w->m->options->refresh_ms;
+	return sleeps ? -1 : WATCHED_POLL_MS;
+}
+
 static void *watch_main(void *arg)
 {
 	struct fs_watch *w = arg;
@@ -171,7 +190,7 @@ static void *watch_main(void *arg)
 		struct pollfd p[2] = {
 			{ .fd = w->wake_fd, .events = POLLIN }, { .fd = w->watch_fd, .events = POLLIN },
 		};
-		int n = poll(p, 2, w->watch_fd >= 0 ? WATCHED_POLL_MS : (int)w->m->options->refresh_ms);
+		int n = poll(p, 2, pause_ms(w));
 		if (w->stop)
 			break;
 		if (p[1].revents) {
