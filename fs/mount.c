@@ -43,7 +43,9 @@ int fs_mount_open(struct fs_mount *m, struct base_error *err)
 	if (r)
 		return r;
 	fs_modes_mount(m);
-	uint64_t pieces = base_min(options->cache_bytes, FS_PIECES_BYTES);
+	/* a group that is allowed little gets little, whatever was asked for: the files find out for themselves */
+	uint64_t pieces = base_min(base_min(options->cache_bytes, FS_PIECES_BYTES),
+		options->memory_bytes / FS_CACHE_SHARE);
 	m->cache = load_cache_new(pieces);
 	m->backings = fs_backings_new(m, options->tier, options->cache_bytes - pieces);
 	m->meshes = fs_meshes_new(options->rules);
@@ -54,7 +56,8 @@ int fs_mount_open(struct fs_mount *m, struct base_error *err)
 	show_forms(m, options->show);
 	fs_mount_feature(m, "layouts", options->rules, "%s", options->rules ? options->layouts
 		: "none given: meshes show the placements of the saves");
-	return fs_runs_open(m->store, options->steps_bytes, options->show, &m->runs, err);
+	return fs_runs_open(m->store, base_min(options->steps_bytes, options->memory_bytes / (2 * FS_CACHE_SHARE)),
+		options->show, &m->runs, err);
 }
 
 void fs_mount_release(struct fs_mount *m)

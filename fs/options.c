@@ -136,12 +136,6 @@ static int option_tier(struct fs_options *o, const char *value, struct base_erro
 	return base_error_set(err, -EINVAL, "option tier=%s: it is auto, cached or passthrough", value);
 }
 
-/* What is free now, in a quarter; a group that is allowed little gets little. */
-static uint64_t default_cache(void)
-{
-	return base_max(base_machine_memory("") / FS_CACHE_SHARE, FS_PIECES_BYTES);
-}
-
 /* 1: not an option with a value that is known here. */
 static int option_with_value(struct fs_options *o, const char *name, const char *value, struct base_error *err)
 {
@@ -310,9 +304,13 @@ static int scan_long(struct fs_options *o, struct scan *scan, const char *arg, s
 int fs_options_parse(struct fs_options *o, int argc, char **argv, struct base_error *err)
 {
 	struct scan scan = {0};
+	uint64_t memory = base_machine_memory("");
 	int r = 0;
 
-	*o = (struct fs_options){ .cache_bytes = default_cache(), .steps_bytes = FS_STEPS_BYTES,
+	if (!memory)  /* not known */
+		memory = FS_CACHE_SHARE * FS_PIECES_BYTES;
+	*o = (struct fs_options){ .cache_bytes = memory / FS_CACHE_SHARE, .steps_bytes = FS_STEPS_BYTES,
+		.memory_bytes = memory,
 		.readahead_bytes = FS_READAHEAD_BYTES,
 		.refresh_ms = FS_REFRESH_MS, .max_threads = FS_MAX_THREADS, .show = VIEW_SHOW_ALL };
 	for (int i = 1; i < argc && !r; i++) {
@@ -370,7 +368,7 @@ void fs_options_help(void)
 		"directory,\n"
 		"                       without write bits)\n"
 		"  -o cache=SIZE        memory for data: 256M of it at most for decoded pieces, the rest for whole\n"
-		"                       files (a quarter of what is free at the start, at least 256M)\n"
+		"                       files (a quarter of what is free at the start)\n"
 		"  -o tier=auto         a file that is opened again is put together in memory, where the kernel reads\n"
 		"                       it (as root, Linux 6.9); tier=passthrough: when first opened; tier=cached:\n"
 		"                       never\n"

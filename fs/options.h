@@ -32,6 +32,7 @@ struct fs_options {
 	uid_t uid; gid_t gid; mode_t umask;
 	/* cache_bytes: of decoded pieces and of whole files together */
 	uint64_t cache_bytes, steps_bytes, readahead_bytes;
+	uint64_t memory_bytes;                  /* that was free at the start, also for the control group */
 	unsigned refresh_ms, max_threads;
 	enum fs_tier tier;
 	unsigned show; bool have_show;                /* enum view_show; given by views= */

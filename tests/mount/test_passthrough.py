@@ -328,7 +328,7 @@ def test_with_the_keeper_stopped_files_are_served(passing, large):
     os.kill(keeper, signal.SIGSTOP)
     try:
         for _ in range(3):
-            assert read(file) == large[1]
+            assert read(file) == large[1] and closed(m)
         assert serving(file) == "cached"
         assert "the keeper did not answer" in (m / ".vckpt" / "stats").read_text()
     finally:
