@@ -394,7 +394,7 @@ def test_members_that_lie_upon_each_other():
         decoded(big[:start] + listed + end)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_damaged_entries(rng, scale, bounded):
     """They come back as some value, or are refused; no other exception."""
     seeds = [saved([PLAIN[:40], TORCH, NUMPY]), saved(TENSORS), saved([PLAIN, NUMPY], 2), saved([PLAIN, NUMPY], 4),
