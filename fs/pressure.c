@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 
 #include "core/base/log.h"
 #include "fs/backing.h"
@@ -84,6 +85,7 @@ static void *pressure_main(void *arg)
 	struct pollfd fds[3] = { { .fd = p->wake_fd, .events = POLLIN }, { .fd = p->fds[0], .events = POLLPRI },
 		{ .fd = p->fds[1], .events = POLLPRI } };
 
+	prctl(PR_SET_NAME, "vckpt-pressure");
 	for (;;) {
 		int n = poll(fds, 3, -1);
 

@@ -57,6 +57,9 @@ int load_cache_pin(struct load_cache *c, const struct load_object *o, struct loa
 bool load_cache_met(struct load_cache *c, const struct load_object *o, const struct load_want *wants, size_t n);
 void load_cache_count(struct load_cache *c, uint64_t decoded, uint64_t stored); /* bytes read past the cache */
 const uint8_t *load_pin_bytes(const struct load_pin *pin);
+/* The same, for who hands `len` of the bytes on. What was handed on whole is not kept. */
+const uint8_t *load_pin_give(struct load_pin *pin, uint64_t len);
+#define LOAD_STREAM_BYTES (UINT64_C(256) << 10) /* shorter reads are not counted: they may come again */
 /* By which the cache finds a segment; another one in every process. For the tests, which give it references. */
 uint32_t load_cache_hash(const struct store_object_ref *ref, const char *pack, uint64_t segment);
 

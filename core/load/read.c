@@ -116,9 +116,9 @@ static void read_sort_wants(struct read_request *request)
 	request->nwants = kept;
 }
 
-/* The bytes of a segment of a piece that this request has pinned. NULL: it has not; but all passes walk the same
- * pieces. */
-static const uint8_t *read_bytes(const struct read_request *request, uint64_t piece, uint64_t segment)
+/* The bytes of a segment of a piece that this request has pinned, of which it gives `len`. NULL: it has not; but all
+ * passes walk the same pieces. */
+static const uint8_t *read_bytes(const struct read_request *request, uint64_t piece, uint64_t segment, uint64_t len)
 {
 	const struct load_want key = {.piece = piece, .segment = segment};
 	int64_t n;
@@ -126,7 +126,9 @@ static const uint8_t *read_bytes(const struct read_request *request, uint64_t pi
 	if (request->o->pieces[piece].inline_bytes)
 		return request->o->pieces[piece].inline_bytes;
 	n = base_search(i, 0, request->nwants, read_want_compare(&request->wants[i], &key));
-	return n < 0 || !request->wants[n].pin ? NULL : load_pin_bytes(request->wants[n].pin);
+	if (n < 0 || !request->wants[n].pin)
+		return NULL;
+	return load_pin_give(request->wants[n].pin, request->end - request->offset < LOAD_STREAM_BYTES ? 0 : len);
 }
 
 int load_fragment_at(const struct load_object *o, uint64_t at, uint64_t end, struct tensor_fragment *ret_f)
@@ -242,7 +244,7 @@ static int read_partial(struct read_request *request, uint64_t from, uint64_t to
 				return -ENOMEM;
 			continue;
 		}
-		bytes = read_bytes(request, f.piece, 0);
+		bytes = read_bytes(request, f.piece, 0, f.len);
 		if (!bytes)
 			return -BASE_EFORMAT;
 		memcpy(request->scratch + (from - request->offset), bytes + f.piece_offset, f.len);
@@ -262,7 +264,7 @@ static int read_piece(struct read_request *request, const struct read_walk *w, u
 	request->left -= items;
 	if (!copy)
 		return read_add_want(request, number, 0) ? 0 : -ENOMEM;
-	bytes = read_bytes(request, number, 0);
+	bytes = read_bytes(request, number, 0, items * o->grid.item_bytes);
 	if (!bytes)
 		return -BASE_EFORMAT;
 	tensor_piece_scatter(&o->grid, piece, window, bytes,
@@ -378,7 +380,7 @@ static int read_give(struct read_request *request, struct load_slices *e)
 
 	for (size_t i = 0; i < request->nfragments; i++) {
 		const struct read_fragment *f = &request->fragments[i];
-		const uint8_t *bytes = read_bytes(request, f->piece, f->offset / LOAD_SEGMENT_BYTES);
+		const uint8_t *bytes = read_bytes(request, f->piece, f->offset / LOAD_SEGMENT_BYTES, f->len);
 
 		if (!bytes)
 			return -BASE_EFORMAT;
