@@ -66,3 +66,12 @@ def test_who_comes_again_gets_whole_pieces_and_right_bytes(wide, mount, rng, nam
         assert os.pread(fd, 100, at + offset) == data[offset:offset + 100]
     assert decoded(m) - before < 2 * MiB
     os.close(fd)
+
+
+def test_a_read_from_end_to_end_decodes_each_piece_once(wide, mount):
+    m = mount(wide[0], "tier=cached")
+    for name in ["model/raw.npy", "model/w.npy", "blob.bin"]:
+        before, whole = m.stats(), (m / "a" / "latest" / name).read_bytes()
+        after = m.stats()
+        assert whole[-len(wide[1][name]):] == wide[1][name]
+        assert after["vckpt_decoded_bytes_total"] - before["vckpt_decoded_bytes_total"] <= len(whole) + 128 * KiB
