@@ -373,7 +373,7 @@ void fs_options_help(void)
 		"                       it (as root, Linux 6.9); tier=passthrough: when first opened; tier=cached:\n"
 		"                       never\n"
 		"  -o steps=SIZE        memory for opened steps that nobody uses (64M)\n"
-		"  -o readahead=SIZE    the kernel's readahead, as root (4M; 0: leave it alone)\n"
+		"  -o readahead=SIZE    the kernel's readahead, as root (2M; 0: leave it alone)\n"
 		"  -o refresh=SECONDS   how old the list of steps may be (0.4)\n"
 		"  -o views=npy         tensors as .npy files only, or only as .safetensors (views=safetensors);\n"
 		"                       default: views=npy,safetensors\n"

@@ -14,7 +14,7 @@
 #define FS_CACHE_SHARE 4                       /* of the machine's memory, a mount takes one part in so many */
 #define FS_STEPS_BYTES (UINT64_C(64) << 20)    /* opened steps that nobody uses */
 #define FS_REFRESH_MS 400u
-#define FS_READAHEAD_BYTES (UINT64_C(4) << 20)
+#define FS_READAHEAD_BYTES (UINT64_C(2) << 20)
 #define FS_MAX_THREADS 10u
 
 enum { FS_EXIT_USAGE = 1, FS_EXIT_SYSTEM = 2, FS_EXIT_MOUNT = 32 }; /* as mount(8) */

@@ -19,12 +19,29 @@ struct json {
 	bool keep;
 };
 
+/* How many bytes from here on are ASCII that nobody obeys: nearly all, of most names. */
+static size_t plain_len(const char *text, size_t len)
+{
+	size_t n = 0;
+
+	while (n < len && text[n] >= 0x20 && text[n] < 0x7f)
+		n++;
+	return n;
+}
+
 static void json_shown_text(struct base_buf *b, const char *text, size_t len)
 {
 	for (size_t i = 0, n; i < len; i += n) {
-		size_t unsafe = base_text_unsafe(text + i, len - i, &n);
-		uint32_t c = (uint8_t)text[i] & (0x7fu >> n);
+		size_t plain = plain_len(text + i, len - i), unsafe;
+		uint32_t c;
 
+		if (plain) {
+			view_json_text(b, text + i, plain);
+			n = plain;
+			continue;
+		}
+		unsafe = base_text_unsafe(text + i, len - i, &n);
+		c = (uint8_t)text[i] & (0x7fu >> n);
 		n = n ? n : 1;
 		for (size_t k = 1; k < n; k++)
 			c = c << 6 | ((uint8_t)text[i + k] & 0x3fu);
