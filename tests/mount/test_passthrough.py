@@ -465,3 +465,41 @@ def test_the_keeper_takes_no_memory_of_hugetlbfs(broker):
 def test_the_keeper_tells_free_memory(broker):
     result, memory = broker(MEMORY)
     assert result == 0 and memory > 10 * MiB
+
+
+@pytest.fixture(scope="module")
+def many(vckpt, request, tmp_path_factory):
+    """A store with thousands of small tensors; how many."""
+    folder, n = tmp_path_factory.mktemp("many"), 5000 if request.config.getoption("--full") else 1000
+    write_safetensors(folder / "many.safetensors",
+                      {f"t{i:05}": Tensor("I64", (512,), i.to_bytes(8, "little") * 512) for i in range(n)})
+    vckpt("init", folder / "store")
+    vckpt("import", folder / "store", "a/1", folder / "many.safetensors")
+    return folder / "store", n
+
+
+def test_thousands_of_files_beside_one_that_stands_in_memory(mount, many):
+    """Each gets a file in memory; all stay right, also those that are opened while others are kept open; and the mount
+    ends at once."""
+    m = mount(many[0], "tier=passthrough")
+    if not passes(m):
+        pytest.skip("no passthrough here")
+    folder, kept = m / "a" / "latest" / "model", []
+    try:
+        for i in range(many[1]):
+            fd = os.open(folder / f"t{i:05}.npy", os.O_RDONLY)
+            assert os.pread(fd, 16, 4096) == i.to_bytes(8, "little") * 2
+            if i % 10:
+                os.close(fd)
+            else:
+                kept.append((fd, i))
+        for fd, i in kept:
+            assert os.pread(fd, 8, 4096 + 4088) == i.to_bytes(8, "little")
+        assert wait_until(lambda: m.stats()['vckpt_open_files{tier="passthrough"}'] == len(kept))
+        assert m.stats()["vckpt_assembled_files"] == many[1]
+    finally:
+        for fd, _ in kept:
+            os.close(fd)
+    start = time.monotonic()
+    m.umount()
+    assert time.monotonic() - start < 10
