@@ -11,7 +11,7 @@
  * A segment whose bytes were all given out in long reads goes with its last pin: whoever reads from end to end has
  * them, or the kernel's page cache has. So a large file passes through few buffers, which stay in the processor's cache
  * (first reads through the mount: 1.47 of what they were with 256 MiB kept, 1.3 with 8 MiB kept), and takes nothing
- * from what is read in parts.
+ * from what is read in parts. One that several pieces refer to, as zeros are, is kept all the same.
  *
  * A segment is known by all that decides its bytes and its length: pack, place, lengths, codec and digest of its
  * object, and its number. Not by the digest alone: a reference may claim any digest, and what one run's claims is not
@@ -57,6 +57,8 @@ struct load_pin {
 	uint32_t len, class;
 	unsigned pins, waiters;
 	_Atomic uint64_t given;          /* of its bytes, in all */
+	const struct load_object *maker; uint64_t piece; /* who made it, to compare with; nothing is read there */
+	bool shared;                     /* somebody else, or another piece, took it too */
 	enum cache_state state;
 	struct base_error *error;        /* FAILED; may be NULL */
 	int code;
@@ -372,7 +374,7 @@ static void cache_unpin_locked(struct load_pin *e)
 
 	if (--e->pins)
 		return;
-	if (e->state == CACHE_FAILED || e->given >= e->len) {
+	if (e->state == CACHE_FAILED || (e->given >= e->len && !e->shared)) {
 		if (e->state != CACHE_FAILED)
 			cache_table_remove(e);
 		cache_buffer_idle(c, e->class, base_steal(e->bytes));
@@ -452,12 +454,15 @@ static int cache_take(struct load_cache *c, const struct load_object *o, struct 
 		if (!e) {
 			w->pin = cache_make(c, &p->ref, pack, w->segment);
 			w->mine = w->pin != NULL;
+			if (w->pin)
+				w->pin->maker = o, w->pin->piece = w->piece;
 			c->stats.misses++;
 			r = w->pin ? 0 : -ENOMEM;
 			continue;
 		}
 		if (e->pins++ == 0)
 			cache_unlink(e);
+		e->shared = e->shared || e->maker != o || e->piece != w->piece;
 		*(e->state == CACHE_READY ? &c->stats.hits : &c->stats.waits) += 1;
 		w->pin = e;
 	}
