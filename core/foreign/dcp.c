@@ -17,13 +17,14 @@
 #define METADATA "torch.distributed.checkpoint.metadata."
 #define SHARDED "torch.distributed._shard.sharded_tensor.metadata."
 
+/* builtins.getattr: Debian 12's Python 3.11.2 writes members of enumerations with it; later ones call the class. */
 static const char *const classes[] = {
 	METADATA "Metadata", METADATA "TensorStorageMetadata", METADATA "BytesStorageMetadata",
 	METADATA "ChunkStorageMetadata", METADATA "TensorProperties", METADATA "MetadataIndex", METADATA "StorageMeta",
 	METADATA "_MEM_FORMAT_ENCODING", SHARDED "TensorProperties", SHARDED "MEM_FORMAT_ENCODING",
 	"torch.distributed.checkpoint.filesystem._StorageInfo", "torch.Size", "torch.serialization._get_layout",
 	"collections.OrderedDict", "pathlib.PosixPath", "pathlib._local.PosixPath", "pathlib.PurePosixPath",
-	"pathlib.WindowsPath", "pathlib._local.WindowsPath", FOREIGN_DTYPE_CLASSES, NULL,
+	"pathlib.WindowsPath", "pathlib._local.WindowsPath", "builtins.getattr", FOREIGN_DTYPE_CLASSES, NULL,
 };
 static const struct foreign_classes known = {classes, "DCP's metadata", false};
 
@@ -166,9 +167,29 @@ static const struct foreign_value *only_argument(const struct foreign_value *v)
 	return v->kind == FOREIGN_OBJECT && v->object->args->items.n == 1 ? v->object->args->items.at[0] : NULL;
 }
 
+/* A member of torch's enumeration of memory formats, by its number or its name. */
+static bool memory_format(const struct foreign_value *v, uint64_t *ret_number)
+{
+	static const char *const names[] = {"TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT"};
+	const struct foreign_value *only = only_argument(v);
+	const struct foreign_items *args;
+
+	if (only)
+		return foreign_natural(only, ret_number) && *ret_number < BASE_COUNT(names);
+	if (v->kind != FOREIGN_OBJECT || strcmp(v->object->class, "builtins.getattr") != 0)
+		return false;
+	args = &v->object->args->items;
+	if (args->n != 2 || args->at[0]->kind != FOREIGN_CLASS || !strstr(args->at[0]->class, "MEM_FORMAT_ENCODING"))
+		return false;
+	for (*ret_number = 0; *ret_number < BASE_COUNT(names); ++*ret_number)
+		if (foreign_text_is(args->at[1], names[*ret_number]))
+			return true;
+	return false;
+}
+
 static int read_properties(const struct foreign_value *v, struct foreign_dcp_entry *e, struct base_error *err)
 {
-	const struct foreign_value *state = v && v->kind == FOREIGN_OBJECT ? v->object->state : NULL, *format, *layout;
+	const struct foreign_value *state = v && v->kind == FOREIGN_OBJECT ? v->object->state : NULL, *layout;
 	uint64_t number;
 
 	if (!state || state->kind != FOREIGN_TUPLE || state->items.n != 5 ||
@@ -181,8 +202,7 @@ static int read_properties(const struct foreign_value *v, struct foreign_dcp_ent
 	layout = only_argument(p[1]);
 	if (!foreign_text_is(layout, "torch.strided"))
 		return wrong_key(err, &e->key, "its layout is not torch.strided: only dense tensors can be kept");
-	format = only_argument(p[3]);
-	if (!foreign_natural(format, &number) || number > 2)
+	if (!memory_format(p[3], &number))
 		return wrong_key(err, &e->key, "its memory format is unknown");
 	e->memory_format = (unsigned)number;
 	e->requires_grad = p[2]->kind == FOREIGN_BOOL && p[2]->truth;

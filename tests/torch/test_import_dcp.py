@@ -2,6 +2,7 @@
 """vckpt import of what torch's distributed checkpoint wrote: every tensor equal bit by bit, read back by vckpt.load and
 by dcp.load; and what must be refused."""
 import collections
+import enum
 import io
 import json
 import math
@@ -87,6 +88,28 @@ def test_tensors_of_all_kinds(vckpt, store, source):
     blank = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in state.items()}
     load(blank, store / "run" / "0")
     assert all(bits(blank[name]) == bits(state[name]) for name in state)
+
+
+class OlderEnums(pickle.Pickler):
+    """Writes members of enumerations as Python 3.11.0 to 3.11.3 do, Debian 12's among them."""
+    def reducer_override(self, value):
+        return (getattr, (type(value), value.name)) if isinstance(value, enum.Enum) else NotImplemented
+
+
+def test_enumerations_as_older_pythons_write_them(vckpt, store, source):
+    state = {"w": torch.randn(30, 20), "last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)}
+    save(state, source)
+    text = io.BytesIO()
+    OlderEnums(text, 4).dump(metadata_of(source))
+    assert b"getattr" in text.getvalue()
+    write_metadata(source, text.getvalue())
+    vckpt("import", store, "run", source)
+    with library.Step(store / "run" / "latest", "torch") as step:
+        assert all(bits(step[f"model/{name}"].torch()) == bits(state[name]) for name in state)
+    old = text.getvalue().replace(b"TORCH_CONTIGUOUS_FORMAT", b"TORCH_CONTIGUOUS_FORMER")
+    write_metadata(source, old)
+    result = vckpt("import", store, "run", source, check=False)
+    assert result.returncode == 1 and "its memory format is unknown" in result.stderr
 
 
 def test_shards_of_two_ranks(vckpt, store, source, pool2):
