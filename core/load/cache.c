@@ -42,6 +42,7 @@
 #define CACHE_CLASS_MIN 4096u
 #define CACHE_CLASSES 33u            /* 4 KiB, 5, 6, 7, 8, 10, ... 1 MiB */
 #define CACHE_MET 4096u
+#define CACHE_GONE 1024u
 #define CACHE_SAID 512u              /* places whose damage is remembered as told */
 
 enum cache_state { CACHE_FILLING, CACHE_READY, CACHE_FAILED };
@@ -65,6 +66,7 @@ struct load_pin {
 };
 
 struct cache_class { void **idle; size_t nidle, room; };
+struct cache_gone { uint32_t hash; const struct load_object *maker; uint64_t piece; };
 
 struct load_cache {
 	pthread_mutex_t lock;            /* protects all below */
@@ -76,6 +78,7 @@ struct load_cache {
 	uint64_t idle_bytes;
 	struct load_cache_stats stats;
 	bool quiet;
+	struct cache_gone gone[CACHE_GONE]; /* segments that were read whole and let go, each at its own place */
 	uint32_t met[CACHE_MET];         /* hashes of segments that were looked into (look.c), each at its own place */
 	uint64_t said[CACHE_SAID]; unsigned nsaid; /* hashes of (pack, offset), the last ones; nsaid counts on */
 };
@@ -368,6 +371,23 @@ static struct load_pin *cache_make(struct load_cache *c, const struct store_obje
 	return e;
 }
 
+/* Was it let go a moment ago, when another piece of the same object had been read? Then more of them will come. */
+static bool cache_comes_again(const struct load_cache *c, const struct load_pin *e)
+{
+	uint32_t hash = load_cache_hash(&e->ref, e->pack, e->segment);
+	const struct cache_gone *gone = &c->gone[hash % CACHE_GONE];
+
+	return gone->hash == hash && gone->maker == e->maker && gone->piece != e->piece;
+}
+
+static void cache_let_go(struct load_pin *e)
+{
+	uint32_t hash = load_cache_hash(&e->ref, e->pack, e->segment);
+
+	e->cache->gone[hash % CACHE_GONE] = (struct cache_gone){hash, e->maker, e->piece};
+	cache_table_remove(e);
+}
+
 static void cache_unpin_locked(struct load_pin *e)
 {
 	struct load_cache *c = e->cache;
@@ -376,7 +396,7 @@ static void cache_unpin_locked(struct load_pin *e)
 		return;
 	if (e->state == CACHE_FAILED || (e->given >= e->len && !e->shared)) {
 		if (e->state != CACHE_FAILED)
-			cache_table_remove(e);
+			cache_let_go(e);
 		cache_buffer_idle(c, e->class, base_steal(e->bytes));
 		cache_spare(e);
 	} else {
@@ -454,8 +474,11 @@ static int cache_take(struct load_cache *c, const struct load_object *o, struct 
 		if (!e) {
 			w->pin = cache_make(c, &p->ref, pack, w->segment);
 			w->mine = w->pin != NULL;
-			if (w->pin)
-				w->pin->maker = o, w->pin->piece = w->piece;
+			if (w->pin) {
+				w->pin->maker = o;
+				w->pin->piece = w->piece;
+				w->pin->shared = cache_comes_again(c, w->pin);
+			}
 			c->stats.misses++;
 			r = w->pin ? 0 : -ENOMEM;
 			continue;
