@@ -166,3 +166,23 @@ def test_a_step_that_goes_while_it_is_read(vckpt, truth, mount, tmp_path):
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def test_pages_at_random_in_a_small_group(vckpt, program, tmp_path, rng):
+    """Of more data than the group has memory: the cache stays within what the group allows."""
+    data = np.random.default_rng(6).bytes(128 * MiB)
+    write_safetensors(tmp_path / "big.safetensors", {"w": Tensor("U8", (len(data),), data)})
+    vckpt("init", tmp_path / "store")
+    vckpt("import", tmp_path / "store", "a/1", tmp_path / "big.safetensors")
+    with small_group(64 * MiB, tmp_path, program) as (starter, killed):
+        m = Mount(starter, tmp_path / "store", tmp_path / "p", "tier=cached")
+        try:
+            fd = os.open(m / "a" / "latest" / "model" / "w.npy", os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+            for _ in range(2000):
+                at = rng.randrange(len(data) - 4096)
+                assert os.pread(fd, 4096, 4096 + at) == data[at:at + 4096]
+            os.close(fd)
+            assert not killed()
+        finally:
+            m.end()
