@@ -10,7 +10,10 @@
  *
  * The server starts first, before the keeper mounts, so that a store which cannot be opened is never mounted. It has
  * the only descriptor of the connection to the kernel: when it dies, the mount is dead (ENOTCONN) and stays, so that
- * nobody writes into the empty directory below it; the next mount takes it over. It dies with its keeper. */
+ * nobody writes into the empty directory below it; the next mount takes it over. It dies with its keeper.
+ *
+ * Until the mount works all of them stay in the caller's process group: autofs lets only its own group through a mount
+ * point that is being mounted, and whoever left it earlier would wait for himself. */
 #include "fs/daemon.h"
 
 #include <fcntl.h>

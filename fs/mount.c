@@ -43,7 +43,8 @@ int fs_mount_open(struct fs_mount *m, struct base_error *err)
 	if (r)
 		return r;
 	fs_modes_mount(m);
-	/* a group that is allowed little gets little, whatever was asked for: the files find out for themselves */
+	/* Whatever cache= says, pieces take no more than a share of what was free: a small control group would have the
+	 * server killed. Files in memory need no bound here: each of them looks at what is free (backing.c). */
 	uint64_t pieces = base_min(base_min(options->cache_bytes, FS_PIECES_BYTES),
 		options->memory_bytes / FS_CACHE_SHARE);
 	m->cache = load_cache_new(pieces);

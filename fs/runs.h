@@ -97,8 +97,8 @@ int fs_runs_find(struct fs_runs *runs, const char *name, struct fs_run **ret_run
 int fs_run_ready(struct fs_runs *runs, struct fs_run *run);
 /* Reads what came since. Returns the number of new entries; 0 also for a run that nobody named yet. */
 int fs_run_refresh(struct fs_runs *runs, struct fs_run *run);
-/* Call it where somebody asks what may change. If nobody looked for that long, the watch is woken: it sleeps while
- * nobody asks. */
+/* A request asks for something that may change: the root, a run. If the lists were last read long ago (stale_ns), this
+ * wakes the watch, which sleeps while nobody asks. */
 void fs_runs_asked(struct fs_runs *runs);
 size_t fs_run_steps(struct fs_run *run);                       /* visible */
 bool fs_run_latest(struct fs_run *run, uint64_t *ret_step, int64_t *ret_time_ns);

@@ -78,7 +78,7 @@ static void *prover_main(void *arg)
 		s->broker = -1;
 	fs_backings_start(s->mount.backings, broker);
 	if (!s->mount.options->foreground)
-		setsid();
+		setsid();  /* not before: daemon.c says why */
 	tell_keeper(s, 0, NULL);
 	return NULL;
 }

@@ -11,7 +11,8 @@
  * A segment whose bytes were all given out in long reads goes with its last pin: whoever reads from end to end has
  * them, or the kernel's page cache has. So a large file passes through few buffers, which stay in the processor's cache
  * (first reads through the mount: 1.47 of what they were with 256 MiB kept, 1.3 with 8 MiB kept), and takes nothing
- * from what is read in parts. One that several pieces refer to, as zeros are, is kept all the same.
+ * from what is read in parts. A segment that several pieces refer to is kept all the same: two of them were in use at
+ * once, or the second one came soon after the first was let go.
  *
  * A segment is known by all that decides its bytes and its length: pack, place, lengths, codec and digest of its
  * object, and its number. Not by the digest alone: a reference may claim any digest, and what one run's claims is not
@@ -338,10 +339,20 @@ static uint32_t cache_segment_len(uint64_t raw_len, uint64_t segment)
 	return (uint32_t)base_min(LOAD_SEGMENT_BYTES, raw_len - segment * LOAD_SEGMENT_BYTES);
 }
 
-static struct load_pin *cache_make(struct load_cache *c, const struct store_object_ref *ref, const char *pack,
-	uint64_t segment)
+/* Was this segment let go a moment ago, after another piece of the same object? Then more pieces refer to it. */
+static bool cache_comes_again(const struct load_cache *c, const struct load_pin *e)
 {
-	uint32_t len = cache_segment_len(ref->raw_len, segment);
+	uint32_t hash = load_cache_hash(&e->ref, e->pack, e->segment);
+	const struct cache_gone *gone = &c->gone[hash % CACHE_GONE];
+
+	return gone->hash == hash && gone->maker == e->maker && gone->piece != e->piece;
+}
+
+static struct load_pin *cache_make(struct load_cache *c, const struct load_object *o, const struct load_want *w,
+	const char *pack)
+{
+	const struct store_object_ref *ref = &o->pieces[w->piece].ref;
+	uint32_t len = cache_segment_len(ref->raw_len, w->segment);
 	unsigned class = cache_class_of(len);
 	char *name = strdup(pack);
 	uint8_t *bytes = cache_buffer(c, class); /* may evict, and so add to the spare structs: first */
@@ -363,21 +374,13 @@ static struct load_pin *cache_make(struct load_cache *c, const struct store_obje
 	}
 	if (c->nentries > c->nbuckets)
 		cache_grow(c);
-	at = cache_bucket(c, ref, pack, segment);
-	*e = (struct load_pin){.cache = c, .ref = *ref, .pack = name, .segment = segment, .bytes = bytes, .len = len,
-		.class = class, .state = CACHE_FILLING, .pins = 1, .next = *at};
+	at = cache_bucket(c, ref, pack, w->segment);
+	*e = (struct load_pin){.cache = c, .ref = *ref, .pack = name, .segment = w->segment, .bytes = bytes, .len = len,
+		.class = class, .state = CACHE_FILLING, .pins = 1, .next = *at, .maker = o, .piece = w->piece};
+	e->shared = cache_comes_again(c, e);
 	*at = e;
 	c->nentries++;
 	return e;
-}
-
-/* Was it let go a moment ago, when another piece of the same object had been read? Then more of them will come. */
-static bool cache_comes_again(const struct load_cache *c, const struct load_pin *e)
-{
-	uint32_t hash = load_cache_hash(&e->ref, e->pack, e->segment);
-	const struct cache_gone *gone = &c->gone[hash % CACHE_GONE];
-
-	return gone->hash == hash && gone->maker == e->maker && gone->piece != e->piece;
 }
 
 static void cache_let_go(struct load_pin *e)
@@ -472,13 +475,8 @@ static int cache_take(struct load_cache *c, const struct load_object *o, struct 
 			continue;
 		e = cache_find(c, &p->ref, pack, w->segment);
 		if (!e) {
-			w->pin = cache_make(c, &p->ref, pack, w->segment);
+			w->pin = cache_make(c, o, w, pack);
 			w->mine = w->pin != NULL;
-			if (w->pin) {
-				w->pin->maker = o;
-				w->pin->piece = w->piece;
-				w->pin->shared = cache_comes_again(c, w->pin);
-			}
 			c->stats.misses++;
 			r = w->pin ? 0 : -ENOMEM;
 			continue;

@@ -19,7 +19,7 @@ struct json {
 	bool keep;
 };
 
-/* How many bytes from here on are ASCII that nobody obeys: nearly all, of most names. */
+/* How many bytes from here on are printable ASCII. Most names consist of nothing else. */
 static size_t plain_len(const char *text, size_t len)
 {
 	size_t n = 0;

@@ -60,6 +60,21 @@ def values_of(mnt):
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 
+def imported(b, source):
+    """A store with the file as its only step, and where to mount it."""
+    store = b.store("store")
+    b.vckpt("import", store, "run", source, "-q")
+    return store, b.dir / "mnt"
+
+
+def local_copy(b):
+    """The step's tensors as local .npy files."""
+    plain = b.dir / "plain"
+    shutil.rmtree(plain, ignore_errors=True)
+    b.vckpt("export", b.dir / "store", "run/latest", plain, "--format", "npy", "-q")
+    return plain
+
+
 def cached(b, store):
     for p in (store / "packs").rglob("*.pack"):
         b.read_file(p)
@@ -69,10 +84,7 @@ def loaders(b, name, source):
     """numpy.load of all tensors and load_file of the whole model, with nothing read before, and once more."""
     if not usable(b, f"loaders, {name}"):
         return
-    store, mnt, plain = b.store("store"), b.dir / "mnt", b.dir / "plain"
-    b.vckpt("import", store, "run", source, "-q")
-    shutil.rmtree(plain, ignore_errors=True)
-    b.vckpt("export", store, "run/latest", plain, "--format", "npy", "-q")
+    store, mnt, plain = *imported(b, source), local_copy(b)
     cached(b, store)
     calls = {"numpy.load and a sum": (NUMPY_LOAD, "model", plain / "model")}
     try:
@@ -97,26 +109,23 @@ def loaders(b, name, source):
 
 
 def at_once(paths, act):
-    """Seconds until 16 threads are done, each with one of the paths."""
-    threads = [threading.Thread(target=act, args=(paths[i % len(paths)],)) for i in range(16)]
+    """MB/s of 16 threads, each with one of the paths."""
+    paths = [paths[i % len(paths)] for i in range(16)]
+    threads = [threading.Thread(target=act, args=(path,)) for path in paths]
     start = time.perf_counter()
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    return time.perf_counter() - start
+    return sum(path.stat().st_size for path in paths) / (time.perf_counter() - start) / 1e6
 
 
 def parallel(b, name, source):
     """16 readers of 16 files, and of one, once these were read before."""
     if not usable(b, f"16 readers, {name}"):
         return
-    store, mnt, plain = b.store("store"), b.dir / "mnt", b.dir / "plain"
-    b.vckpt("import", store, "run", source, "-q")
-    shutil.rmtree(plain, ignore_errors=True)
-    b.vckpt("export", store, "run/latest", plain, "--format", "npy", "-q")
+    store, mnt, plain = *imported(b, source), local_copy(b)
     names = sorted(os.listdir(plain / "model"))[:16]
-    size = sum((plain / "model" / n).stat().st_size for n in names)
     with b.mounted([b.mount_path, "-f", store, mnt], mnt):
         files = [mnt / "run/latest/model" / n for n in names]
         whole = mnt / "run/latest/model.safetensors"
@@ -128,10 +137,10 @@ def parallel(b, name, source):
                 b.read_file(path)
         got = {"16 files": ([], []), "one file": ([], [])}
         for _ in range(b.o.repeat):
-            for kind, ours, theirs, each in [("16 files", files, [plain / "model" / n for n in names], size),
-                                             ("one file", [whole], [source], 16 * source.stat().st_size)]:
-                got[kind][0].append(each / at_once(ours, b.read_file) / 1e6)
-                got[kind][1].append(each / at_once(theirs, b.read_file) / 1e6)
+            for kind, ours, theirs in [("16 files", files, [plain / "model" / n for n in names]),
+                                       ("one file", [whole], [source])]:
+                got[kind][0].append(at_once(ours, b.read_file))
+                got[kind][1].append(at_once(theirs, b.read_file))
         for kind, (ours, theirs) in got.items():
             b.row(f"16 readers of {kind}, later, {name}", "the same files on the local filesystem", ours, theirs, 0.9)
     shutil.rmtree(plain, ignore_errors=True)
@@ -186,8 +195,7 @@ def other_mounts(b, name, source):
         return
     os.environ.update(RESTIC_PASSWORD="x", BORG_PASSPHRASE="", BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK="yes",
                       BORG_BASE_DIR=str(b.dir / "borgbase"))
-    store, mnt = b.store("store"), b.dir / "mnt"
-    b.vckpt("import", store, "run", source, "-q")
+    store, mnt = imported(b, source)
     cached(b, store)
     for tool in ["restic", "borg"]:
         repo = b.dir / f"{tool}-read"
@@ -214,7 +222,7 @@ def other_mounts(b, name, source):
         shutil.rmtree(repo, ignore_errors=True)
 
 
-def sparse_model(b):
+def repeated_model(b):
     """10 GiB: one large tensor of a repeated MiB, which the store holds in few bytes, between tensors of 1 MiB."""
     path, piece = b.dir / "ten.safetensors", os.urandom(MIB)
     large = 10 << 30
@@ -235,8 +243,8 @@ def decoded(b):
     """What the mount decodes and puts together for what is asked, in each way of reading, of a file of 10 GiB."""
     if not usable(b, "bytes decoded"):
         return
-    store, mnt, source = b.store("store"), b.dir / "mnt", sparse_model(b)
-    b.vckpt("import", store, "run", source, "-q")
+    source = repeated_model(b)
+    store, mnt = imported(b, source)
     source.unlink()
     inside = "run/latest/model.safetensors"
 

@@ -10,7 +10,6 @@ import signal
 import socket
 import struct
 import subprocess
-import time
 
 import pytest
 
@@ -46,6 +45,16 @@ def opened(m, handle, flags=os.O_RDONLY):
         yield fd
     finally:
         os.close(fd)
+
+
+def end(process):
+    """Ends a daemon that others may be waiting for, whatever it does."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def forget_names():
@@ -145,12 +154,7 @@ def test_nfs(mount, sample_store, source, tmp_path):
                 hashlib.sha256(source.safetensors).digest()
             forget_names()
     finally:
-        server.send_signal(signal.SIGTERM)
-        try:
-            server.wait(20)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        end(server)
 
 
 # ---- autofs ----
@@ -176,11 +180,6 @@ def test_autofs(installed, sample_store, source, tmp_path):
         assert wait_until(lambda: mount_of(point / "ckpt") is None, 30, 0.5)     # and it goes when nobody does
         assert read() == source.blobs["config.json"]
     finally:
-        daemon.send_signal(signal.SIGTERM)
-        try:
-            daemon.wait(20)
-        except subprocess.TimeoutExpired:
-            daemon.kill()
-        time.sleep(0.1)
+        end(daemon)
         for path in [point / "ckpt", point]:
             subprocess.run(["umount", "-l", path], capture_output=True)
