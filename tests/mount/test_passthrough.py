@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that the kernel reads by itself: the same bytes, without the server, whoever opens and closes them when."""
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -65,10 +66,26 @@ def large(vckpt, tmp_path_factory):
 
 
 @pytest.fixture
-def passing(mount, large):
+def calm(build, tmp_path):
+    """Programs that start in it hear that memory is short while there is a file `short`, and not when it is short for
+    other tests, which would take their files out of memory."""
+    @contextlib.contextmanager
+    def preloaded():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("VCKPT_PRESSURE", str(tmp_path / "short"))
+            patch.setenv("LD_PRELOAD", str(build / "tests/libpressure.so"))
+            patch.setenv("ASAN_OPTIONS",
+                         os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
+            yield
+    return preloaded
+
+
+@pytest.fixture
+def passing(mount, large, calm):
     """Mounts that store; skips where the kernel or the user lacks the right."""
     def make(*options, **more):
-        m = mount(large[0], *options, **more)
+        with calm():
+            m = mount(large[0], *options, **more)
         if not passes(m):
             if os.geteuid() == 0 and os.uname().release.split(".")[:2] >= ["6", "9"]:
                 pytest.fail((m / ".vckpt" / "stats").read_text())
@@ -275,13 +292,10 @@ def test_damage_is_an_error_where_it_is_and_nowhere_else(passing, large, tmp_pat
         m.end()
 
 
-def test_memory_is_given_back_when_it_is_short(large, program, build, tmp_path, monkeypatch):
+def test_memory_is_given_back_when_it_is_short(large, program, tmp_path, calm):
     """Files that nobody has open, and decoded pieces; what is open stays, and stays right."""
-    monkeypatch.setenv("VCKPT_PRESSURE", str(tmp_path / "short"))
-    monkeypatch.setenv("LD_PRELOAD", str(build / "tests/libpressure.so"))
-    monkeypatch.setenv("ASAN_OPTIONS", os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
-    m = Mount(program, large[0], tmp_path / "mnt", "tier=passthrough")
-    monkeypatch.delenv("LD_PRELOAD")
+    with calm():
+        m = Mount(program, large[0], tmp_path / "mnt", "tier=passthrough")
     try:
         if not passes(m):
             pytest.skip("no passthrough here")
@@ -478,10 +492,11 @@ def many(vckpt, request, tmp_path_factory):
     return folder / "store", n
 
 
-def test_thousands_of_files_beside_one_that_stands_in_memory(mount, many):
+def test_thousands_of_files_beside_one_that_stands_in_memory(mount, many, calm):
     """Each gets a file in memory; all stay right, also those that are opened while others are kept open; and the mount
     ends at once."""
-    m = mount(many[0], "tier=passthrough")
+    with calm():
+        m = mount(many[0], "tier=passthrough")
     if not passes(m):
         pytest.skip("no passthrough here")
     folder, kept = m / "a" / "latest" / "model", []
