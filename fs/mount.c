@@ -29,10 +29,11 @@ int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct b
 		.statm_fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC) };
 	pthread_mutex_init(&m->lock, NULL);
 	fs_interrupts_init(&m->interrupts);
+	fs_scratch_init(&m->scratch);
 	fs_pressure_open(m);
 	if (r < 0)
 		return base_error_set(err, r, "no random number: %s", base_error_name(r));
-	return pthread_key_create(&m->scratch, free) ? base_no_memory(err) : 0;
+	return 0;
 }
 
 int fs_mount_open(struct fs_mount *m, struct base_error *err)
@@ -76,5 +77,6 @@ void fs_mount_release(struct fs_mount *m)
 	for (unsigned i = 0; i < FS_SLOW_LINES; i++)
 		free(m->slow[i]);
 	fs_interrupts_release(&m->interrupts);
+	fs_scratch_release(&m->scratch);
 	pthread_mutex_destroy(&m->lock);
 }

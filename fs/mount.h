@@ -15,6 +15,7 @@
 #include "fs/meshes.h"
 #include "fs/options.h"
 #include "fs/runs.h"
+#include "fs/scratch.h"
 
 #define FS_FOREVER 1e9                          /* seconds: below a step's directory nothing ever changes */
 #define FS_SLOW_NS INT64_C(250000000)           /* a read that took longer is noted */
@@ -65,7 +66,7 @@ struct fs_mount {
 	uint64_t generation;
 	double refresh_s;
 	int statm_fd;                           /* /proc/self/statm, opened before the sandbox closes */
-	pthread_key_t scratch;
+	struct fs_scratch scratch;
 
 	struct fs_interrupts interrupts;
 	struct fs_pressure pressure;

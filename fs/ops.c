@@ -307,24 +307,6 @@ static void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 
 /* ---- reading ---- */
 
-struct scratch { size_t size; _Alignas(64) unsigned char bytes[]; };
-
-/* One buffer a thread, as large as its largest read was (1 MiB at most: the kernel's limit). */
-static void *thread_scratch(struct fs_mount *m, size_t len)
-{
-	struct scratch *s = pthread_getspecific(m->scratch);
-
-	if (!s || s->size < len) {
-		free(s);
-		size_t size = len < 1 << 20 ? 1 << 20 : len;
-		s = size > SIZE_MAX / 2 ? NULL : aligned_alloc(64, base_align(sizeof *s + size, 64));
-		if (s)
-			s->size = size;
-		pthread_setspecific(m->scratch, s);
-	}
-	return s ? s->bytes : NULL;
-}
-
 static void reply_gathered(struct fs_request *q, const struct load_slices *e, size_t len)
 {
 	base_cleanup_free char *all = malloc(len);
@@ -342,22 +324,13 @@ static void reply_gathered(struct fs_request *q, const struct load_slices *e, si
 		fuse_reply_err(q->req, ENOMEM);
 }
 
-static int read_step(struct fs_request *q, struct fs_handle *h, size_t size, uint64_t offset)
+/* Bytes [offset, offset + len), inside the file, gathered in `scratch` where they do not lie in the cache. */
+static int reply_bytes(struct fs_request *q, struct fs_handle *h, uint64_t offset, size_t len, void *scratch)
 {
-	uint64_t end = view_file_size(h->file);
 	struct base_error err = {0};
 	struct load_slices e = {0};
 	size_t total = 0;
 
-	size_t len = offset >= end ? 0 : (size_t)base_min(size, end - offset);
-	if (!len) {
-		if (fs_request_claim(q))
-			fuse_reply_buf(q->req, NULL, 0);
-		return 0;
-	}
-	void *scratch = thread_scratch(q->m, len);
-	if (!scratch)
-		return -ENOMEM;
 	int r = view_file_slices(h->file, q->m->cache, offset, len, scratch, &e, &err);
 	if (r < 0) {
 		if (err.text[0])
@@ -382,6 +355,22 @@ static int read_step(struct fs_request *q, struct fs_handle *h, size_t size, uin
 	atomic_fetch_add_explicit(&q->m->stats.read_bytes, len, memory_order_relaxed);
 	fs_backing_served(h, len);
 	return 0;
+}
+
+static int read_step(struct fs_request *q, struct fs_handle *h, size_t size, uint64_t offset)
+{
+	uint64_t end = view_file_size(h->file);
+	size_t len = offset >= end ? 0 : (size_t)base_min(size, end - offset);
+
+	if (!len) {
+		if (fs_request_claim(q))
+			fuse_reply_buf(q->req, NULL, 0);
+		return 0;
+	}
+	void *scratch = fs_scratch_take(&q->m->scratch, len);
+	int r = scratch ? reply_bytes(q, h, offset, len, scratch) : -ENOMEM;
+	fs_scratch_give(&q->m->scratch, scratch, len);
+	return r;
 }
 
 static void read_slow(struct fs_request *q, struct fs_handle *h, size_t size, uint64_t offset, int64_t ns)

@@ -75,6 +75,7 @@ static void give_back(struct fs_mount *m)
 	atomic_fetch_add_explicit(&m->stats.gave_back, 1, memory_order_relaxed);
 	fs_backings_give_back(m->backings);
 	load_cache_shrink(m->cache);
+	fs_scratch_shrink(&m->scratch);
 	malloc_trim(0);
 }
 
