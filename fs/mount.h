@@ -47,7 +47,8 @@ void fs_interrupts_release(struct fs_interrupts *all); /* once stopped */
 void fs_interrupts_start(struct fs_mount *m);   /* before the first request */
 void fs_interrupts_stop(struct fs_mount *m);    /* after the last one has ended */
 
-struct fs_pressure { int fds[2], wake_fd; pthread_t thread; bool running; }; /* pressure.c; negative: there is none */
+/* pressure.c; descriptors: negative: there is none */
+struct fs_pressure { int fds[2], wake_fd, meminfo_fd; uint64_t floor_bytes; pthread_t thread; bool running; };
 
 struct fs_feature { char name[32]; bool on; char why[200]; }; /* why it is off, or its value */
 

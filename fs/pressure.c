@@ -2,7 +2,11 @@
  *
  * Memory files count as used memory that nobody can reclaim, so they have to go before the kernel kills somebody for
  * memory. The kernel's pressure stall information wakes whoever asked for it when tasks waited for memory for longer
- * than STALL_US within WINDOW_US, on the whole machine or in one control group. A window of 2 s needs no privilege. */
+ * than STALL_US within WINDOW_US, on the whole machine or in one control group. A window of 2 s needs no privilege.
+ *
+ * The machine's word includes the tasks of a control group that is at its limit. So it is ignored as long as the
+ * machine has a share of the memory that it had when the mount started. Where a limit holds for the mount itself it
+ * counts: the mount may be one of those tasks. */
 #include "fs/pressure.h"
 
 #include <fcntl.h>
@@ -12,12 +16,15 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include "core/base/log.h"
+#include "core/base/machine.h"
 #include "fs/backing.h"
 
 #define STALL_US 100000
 #define WINDOW_US 2000000
+#define FLOOR_SHARE 4
 
 static int open_trigger(const char *path)
 {
@@ -34,10 +41,11 @@ static int open_trigger(const char *path)
 	return r;
 }
 
-/* Of the control group of version 2; inside of a container its own may be the one at the mount. */
+/* Of the control group of version 2, but not of the topmost one, which is the machine (it alone has no cgroup.type).
+ * Inside of a container its own may be the one at the mount. */
 static int open_group(void)
 {
-	char line[512], path[600];
+	char line[512], path[640];
 	FILE *f = fopen("/proc/self/cgroup", "re");
 	int fd = -ENOENT;
 
@@ -48,6 +56,9 @@ static int open_group(void)
 		const char *group = line[4] ? line + 3 : "";
 		static const char *const places[] = { "/sys/fs/cgroup", "/sys/fs/cgroup/unified" };
 		for (size_t i = 0; i < 4 && fd < 0; i++) {
+			snprintf(path, sizeof path, "%s%s/cgroup.type", places[i % 2], i < 2 ? group : "");
+			if (access(path, F_OK) < 0)
+				continue;
 			snprintf(path, sizeof path, "%s%s/memory.pressure", places[i % 2], i < 2 ? group : "");
 			fd = open_trigger(path);
 		}
@@ -57,10 +68,35 @@ static int open_group(void)
 	return fd;
 }
 
+/* A number of /proc/meminfo, in bytes; 0: not known. */
+static uint64_t meminfo(const struct fs_pressure *p, const char *key)
+{
+	char text[4096];
+	ssize_t n = p->meminfo_fd < 0 ? -1 : pread(p->meminfo_fd, text, sizeof text - 1, 0);
+	unsigned long long kib = 0;
+
+	text[n < 0 ? 0 : n] = '\0';
+	const char *at = strstr(text, key);
+	return at && sscanf(at + strlen(key), "%llu", &kib) == 1 ? kib * 1024 : 0;
+}
+
+static void set_floor(struct fs_pressure *p)
+{
+	p->meminfo_fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
+	if (base_machine_memory_limit("") >= meminfo(p, "MemTotal:"))
+		p->floor_bytes = meminfo(p, "MemAvailable:") / FLOOR_SHARE;
+}
+
+static bool machine_is_short(const struct fs_pressure *p)
+{
+	return !p->floor_bytes || meminfo(p, "MemAvailable:") < p->floor_bytes;
+}
+
 void fs_pressure_open(struct fs_mount *m)
 {
 	struct fs_pressure *p = &m->pressure;
 
+	set_floor(p);
 	p->fds[0] = open_trigger("/proc/pressure/memory");
 	p->fds[1] = open_group();
 	p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -94,7 +130,7 @@ static void *pressure_main(void *arg)
 			return NULL;
 		bool told = false;
 		for (int i = 1; n > 0 && i < 3; i++) {
-			told |= (fds[i].revents & POLLPRI) != 0;
+			told |= (fds[i].revents & POLLPRI) && (i == 2 || machine_is_short(p));
 			if (fds[i].revents & (POLLERR | POLLNVAL))  /* the group is gone */
 				fds[i].fd = -1;
 		}
@@ -128,4 +164,6 @@ void fs_pressure_stop(struct fs_mount *m)
 			close(base_steal_fd(&p->fds[i]));
 	if (p->wake_fd >= 0)
 		close(base_steal_fd(&p->wake_fd));
+	if (p->meminfo_fd >= 0)
+		close(base_steal_fd(&p->meminfo_fd));
 }

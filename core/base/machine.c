@@ -137,6 +137,23 @@ uint64_t base_machine_memory(const char *root)
 	return base_min(available, machine_least(root, &q));
 }
 
+/* Version 1 says that there is none by a number that no machine has. */
+static uint64_t memory_limit_of_group(const char *dir, bool v1)
+{
+	uint64_t limit;
+
+	if (!machine_file_number(dir, v1 ? "memory.limit_in_bytes" : "memory.max", "", &limit) || limit > INT64_MAX / 2)
+		return UINT64_MAX;
+	return limit;
+}
+
+uint64_t base_machine_memory_limit(const char *root)
+{
+	static const struct machine_question q = {memory_limit_of_group, "/memory", ",memory,"};
+
+	return machine_least(root, &q);
+}
+
 /* ---- processors ---- */
 
 /* "QUOTA PERIOD", or "max PERIOD"; version 1 has a file each, and -1. */

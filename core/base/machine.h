@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 uint64_t base_machine_memory(const char *root); /* bytes that could be allocated now; 0: it does not say */
+uint64_t base_machine_memory_limit(const char *root); /* bytes that the groups allow in all; UINT64_MAX: no limit */
 uint64_t base_machine_cpus(const char *root);   /* processors that the groups allow, rounded up; UINT64_MAX: no limit */
 /* Ranks of this node, of a job of `world`: what the launcher says in the environment (LOCAL_WORLD_SIZE and its like).
  * 0: it does not say. */

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import mmap
 import os
+import pathlib
 import signal
 import socket
 import struct
@@ -292,29 +293,62 @@ def test_damage_is_an_error_where_it_is_and_nowhere_else(passing, large, tmp_pat
         m.end()
 
 
-def test_memory_is_given_back_when_it_is_short(large, program, tmp_path, calm):
-    """Files that nobody has open, and decoded pieces; what is open stays, and stays right."""
-    with calm():
-        m = Mount(program, large[0], tmp_path / "mnt", "tier=passthrough")
-    try:
+@contextlib.contextmanager
+def group_of_version_2(program, tmp_path):
+    """A program that is mount.vckpt in a control group of its own, without limits."""
+    for parent in map(pathlib.Path, ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")):
+        group = parent / f"vckpt-{os.getpid()}"
+        if not (parent / "cgroup.controllers").exists():
+            continue
+        try:
+            group.mkdir()
+        except OSError:
+            break
+        starter = tmp_path / "start"
+        starter.write_text(f'#!/bin/sh\necho $$ > {group}/cgroup.procs && exec {program} "$@"\n')
+        starter.chmod(0o755)
+        yield starter
+        assert wait_until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+        return
+    pytest.skip("no control group of version 2 can be made here")
+
+
+@pytest.mark.parametrize("where", ["machine", "control group"])
+def test_memory_is_given_back_when_it_is_short(large, program, tmp_path, calm, where):
+    """Files that nobody has open, and decoded pieces; what is open stays, and stays right. Whoever waits for memory
+    while the machine has plenty is at a limit of its own."""
+    meminfo = tmp_path / "short.meminfo"
+    meminfo.write_text("MemTotal: 4194304 kB\nMemFree: 9 kB\nMemAvailable: 1048576 kB\n")
+    with contextlib.ExitStack() as stack:
+        if where == "control group":
+            program = stack.enter_context(group_of_version_2(program, tmp_path))
+        with calm():
+            m = Mount(program, large[0], tmp_path / "mnt", "tier=passthrough")
+        stack.callback(m.end)
         if not passes(m):
             pytest.skip("no passthrough here")
-        if 'vckpt_feature{name="memory_pressure",why="of the machine' not in (m / ".vckpt" / "stats").read_text():
+        lines = (m / ".vckpt" / "stats").read_text().splitlines()
+        feature = next(line for line in lines if line.startswith('vckpt_feature{name="memory_pressure"'))
+        if f" the {where}" not in feature:
+            assert where == "machine"
             pytest.skip("no PSI here")
         step = m / "a" / "latest"
         with open(step / "blob.bin", "rb") as f:
             assert read(step / "model.safetensors") == large[1] and read(step / "mesh/tp=2/rank-0/model.safetensors")
             stats = m.stats()
             assert stats["vckpt_assembled_files"] == 3 and stats["vckpt_cache_bytes"] > 0
-            (tmp_path / "short").touch()
+            (tmp_path / "short").write_text("group" if where == "control group" else "")
+            if where == "machine":
+                time.sleep(0.5)
+                assert m.stats()["vckpt_assembled_files"] == 3 and m.stats()["vckpt_memory_given_back_total"] == 0
+                meminfo.write_text("MemTotal: 4194304 kB\nMemFree: 9 kB\nMemAvailable: 200000 kB\n")
             assert wait_until(lambda: m.stats()["vckpt_assembled_files"] == 1)
             assert wait_until(lambda: m.stats()["vckpt_cache_bytes"] == 0)
             (tmp_path / "short").unlink()
             assert m.stats()["vckpt_memory_given_back_total"] > 0
             assert f.read() == large[3] and read(step / "model.safetensors") == large[1]
             assert m.stats()["vckpt_assembled_files"] == 1              # for a while
-    finally:
-        m.end()
 
 
 @pytest.mark.parametrize(("options", "why"), [(["tier=cached"], "tier=cached was asked for"),

@@ -52,6 +52,21 @@ def test_free_memory_of_this_machine(lib):
 
 
 NO_LIMIT = (1 << 64) - 1
+
+
+@pytest.mark.parametrize("cgroup, files, want", [
+    ("", {}, NO_LIMIT), (V2, {"job/rank/memory.max": "max\n"}, NO_LIMIT),
+    (V2, {"job/rank/memory.max": str(3 * GIB), "job/memory.max": str(2 * GIB)}, 2 * GIB),
+    (V1, {"memory/job/memory.limit_in_bytes": str(3 * GIB)}, 3 * GIB),
+    (V1, {"memory/job/memory.limit_in_bytes": str((1 << 63) - 4096)}, NO_LIMIT),
+    ("0::/\n", {"memory.max": "1\n"}, 1), ("broken\n\n:\n", {"memory.max": "words"}, NO_LIMIT),
+])
+def test_the_least_limit_of_the_groups(lib, tmp_path, cgroup, files, want):
+    tree(tmp_path, cgroup, files)
+    lib.base_machine_memory_limit.restype = ctypes.c_uint64
+    assert lib.base_machine_memory_limit(os.fsencode(tmp_path)) == want
+
+
 V1_CPU = "5:cpu,cpuacct:/job\n4:memory:/job\n"
 
 
