@@ -7,7 +7,7 @@
  *
  *   COUNTING  served by the server; `served` grows with what is read
  *   QUEUED    the thread will assemble it
- *   FILLING   somebody assembles it
+ *   FILLING   somebody assembles it; who reads it through the server gets what is there already from its memory
  *   READY     the kernel has its memory under `id`; the memory is freed when the id is closed and no descriptor is left
  *   REFUSED   it could not be assembled (damage, for instance): it stays with the server, which gives an error for what
  *             is damaged and for nothing else
@@ -22,26 +22,17 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
 
 #include "core/base/array.h"
 #include "core/base/clock.h"
 #include "core/base/log.h"
 #include "core/base/table.h"
 #include "fs/broker.h"
+#include "fs/memfd.h"
 #include "fs/mount.h"
-
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25                 /* Linux 6.1 */
-#endif
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 8u               /* Linux 6.3 */
-#endif
 
 #define LEAST_BYTES (UINT64_C(64) << 10) /* less stays in the kernel's page cache as it is */
 #define NOW_BYTES (UINT64_C(16) << 20)   /* so much is assembled while its reader waits for the open */
-#define HUGE_BYTES (UINT64_C(2) << 20)
 #define MEMORY_SHARE 2                   /* of what could be allocated, a file takes at most one half */
 #define FLOOR_SHARE 4                    /* a quarter of what was free at the start stays free, whatever is open */
 #define IDLE_RECORDS 4096u
@@ -63,6 +54,12 @@ struct fs_backing {
 	_Atomic uint64_t served;
 	unsigned opening, cached_opens, passthrough_opens;
 	int id;                          /* READY */
+	/* FILLING, and READY while the server has readers of it: its memory, else -1. So many bytes of it are there,
+	 * and so many reads are under way, without the lock. */
+	_Atomic int fd;
+	_Atomic uint64_t ready;
+	unsigned reading;
+	bool sealing;                    /* no read begins: the kernel seals no memory that one is using */
 };
 
 struct backing_list { struct fs_backing *oldest, *newest; unsigned n; uint64_t bytes; };
@@ -79,6 +76,7 @@ struct fs_backings {
 	struct fs_backing *buckets[BUCKETS];
 	struct backing_list idle, ready; /* nobody has them open: COUNTING and REFUSED, READY */
 	struct fs_handle **queue; size_t nqueue, queue_room; /* references */
+	int closing[8]; unsigned nclosing; /* descriptors of memory: unlock closes them, which may take long */
 	bool told;                       /* that the keeper does not answer */
 	uint64_t quiet_until_ms;         /* nothing is assembled before */
 	uint64_t floor_bytes;            /* set by start: of free memory so much stays */
@@ -151,12 +149,43 @@ static void forget(struct fs_backings *all, struct fs_backing *b)
 	free(b);
 }
 
+static bool stands_in_memory(const struct fs_backing *b)
+{
+	return b->state == FILLING || b->state == READY;
+}
+
+/* The kernel has the memory by its id, if at all; the server needs it for readers of its own only. */
+static void settle_memory(struct fs_backings *all, struct fs_backing *b)
+{
+	if (b->fd < 0 || b->reading || b->state == FILLING || (b->state == READY && b->cached_opens))
+		return;
+	if (all->nclosing < BASE_COUNT(all->closing))
+		all->closing[all->nclosing++] = b->fd;
+	else
+		close(b->fd);
+	b->fd = -1;
+	b->ready = 0;
+}
+
+static void unlock(struct fs_backings *all)
+{
+	int fds[BASE_COUNT(all->closing)];
+	unsigned n = all->nclosing;
+
+	memcpy(fds, all->closing, n * sizeof *fds);
+	all->nclosing = 0;
+	pthread_mutex_unlock(&all->lock);
+	for (unsigned i = 0; i < n; i++)
+		close(fds[i]);
+}
+
 /* After its descriptors or its state changed. Those that stand in memory are bounded by their bytes, not here. */
 static void settle(struct fs_backings *all, struct fs_backing *b)
 {
 	bool used = b->opening || b->cached_opens || b->passthrough_opens;
 
 	list_remove(b);
+	settle_memory(all, b);
 	if (used || b->state == QUEUED || b->state == FILLING)
 		return;
 	list_add(b->state == READY ? &all->ready : &all->idle, b);
@@ -172,6 +201,7 @@ static struct fs_backing *make(struct fs_backings *all, uint64_t node, uint64_t 
 		return NULL;
 	b->node = node;
 	b->size = size;
+	b->fd = -1;
 	b->next = *at;
 	*at = b;
 	return b;
@@ -203,7 +233,7 @@ static bool room(struct fs_backings *all, uint64_t bytes)
 /* The file's bytes count from here on. */
 static bool fill_begin(struct fs_backings *all, struct fs_backing *b)
 {
-	if (!room(all, b->size)) {
+	if (b->fd >= 0 || !room(all, b->size)) { /* a read of what was given up may not be over */
 		all->stats.refused++;
 		b->served = 0;           /* another half of it, and there may be room */
 		b->state = COUNTING;
@@ -218,7 +248,8 @@ static bool fill_begin(struct fs_backings *all, struct fs_backing *b)
 /* Not the file's fault: it may be had another time. */
 static bool is_passing(int r)
 {
-	return r == -ENOMEM || r == -ENOSPC || r == -EMFILE || r == -ENFILE || r == -EPIPE || r == -ETIMEDOUT;
+	return r == -ENOMEM || r == -ENOSPC || r == -EMFILE || r == -ENFILE || r == -EPIPE || r == -ETIMEDOUT
+		|| r == -EBUSY;
 }
 
 /* r: the id, or why there is none. */
@@ -243,94 +274,54 @@ static void fill_end(struct fs_backings *all, struct fs_backing *b, int r, uint6
 
 /* ---- assembling; without the lock ---- */
 
-static int memfd_new(uint64_t size)
+static int fill(struct fs_backings *all, struct fs_backing *b, int fd, struct view_file *file, struct base_error *err)
 {
-	int fd = (int)syscall(SYS_memfd_create, "vckpt", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+	struct fs_memfd_map map;
+	int r = fs_memfd_map(fd, b->size, &map);
 
-	if (fd < 0 && errno == EINVAL)
-		fd = (int)syscall(SYS_memfd_create, "vckpt", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (fd < 0)
-		return -errno;
-	int r = ftruncate(fd, (off_t)size) ? -errno : 0;
 	if (r < 0)
-		close(fd);
-	return r < 0 ? r : fd;
+		return base_error_set(err, r, "no memory for a file of %llu bytes: %s", (unsigned long long)b->size,
+			strerror(-r));
+	r = view_file_fill(file, all->m->cache, map.bytes, &b->ready, err);
+	fs_memfd_unmap(&map);
+	return r;
 }
 
-static int memfd_seal(int fd)
+static int seal(struct fs_backings *all, struct fs_backing *b, int fd)
 {
-	return fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) ? -errno : 0;
-}
-
-/* Huge pages, where the kernel has them at hand, whatever it gives to others unasked (MADV_COLLAPSE asks): with small
- * ones the file reads slower than one on a disk, whose pages are large, and its memory takes twice as long to be had.
- * Only extents with a page are collapsed, and one call costs much more than one extent. */
-static void memfd_huge(int fd, uint8_t *map, uint64_t size)
-{
-	uint64_t at = 0;
-
-	while (size - at >= HUGE_BYTES && fallocate(fd, 0, (off_t)at, 1) == 0)
-		at += HUGE_BYTES;
-	if (at)
-		(void)madvise(map, at, MADV_COLLAPSE);
-}
-
-/* The file's memory, all of it there: to write to what is not would end the process. NULL with errno: none. */
-static uint8_t *memfd_map(int fd, uint64_t size, void **ret_area, size_t *ret_area_bytes)
-{
-	size_t bytes = base_align(size, HUGE_BYTES) + HUGE_BYTES;
-	void *area = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-	if (area == MAP_FAILED)
-		return NULL;
-	uint8_t *at = (uint8_t *)base_align((uintptr_t)area, HUGE_BYTES);
-	uint8_t *map = mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
-	if (map != MAP_FAILED)
-		memfd_huge(fd, map, size);
-	if (map == MAP_FAILED || fallocate(fd, 0, 0, (off_t)size)) {
-		int error = errno;
-		munmap(area, bytes);
-		errno = error;
-		return NULL;
-	}
-	*ret_area = area;
-	*ret_area_bytes = bytes;
-	return map;
-}
-
-static int memfd_fill(int fd, struct fs_backings *all, struct view_file *file, struct base_error *err)
-{
-	uint64_t size = view_file_size(file);
-	void *area;
-	size_t area_bytes;
-	uint8_t *map = memfd_map(fd, size, &area, &area_bytes);
-
-	if (!map)
-		return base_error_set(err, -errno, "no memory for a file of %llu bytes: %s", (unsigned long long)size,
-			strerror(errno));
-	int r = view_file_fill(file, all->m->cache, map, err);
-	munmap(area, area_bytes);
+	pthread_mutex_lock(&all->lock);
+	b->sealing = true;
+	while (b->reading)
+		pthread_cond_wait(&all->changed, &all->lock);
+	unlock(all);
+	int r = fs_memfd_seal(fd);
+	pthread_mutex_lock(&all->lock);
+	b->sealing = false;
+	unlock(all);
 	return r;
 }
 
 /* The id of a backing file with all bytes of the file, or a negative errno. */
-static int assemble(struct fs_backings *all, struct view_file *file, struct base_error *err)
+static int assemble(struct fs_backings *all, struct fs_backing *b, struct view_file *file, struct base_error *err)
 {
-	uint64_t size = view_file_size(file), free_bytes = fs_broker_memory(all->broker);
+	uint64_t free_bytes = fs_broker_memory(all->broker);
 
+	if (view_file_size(file) != b->size)
+		return base_error_set(err, -BASE_EFORMAT, "it has another size than when it was first opened");
 	if (!fs_broker_works(all->broker))
 		return base_error_set(err, -EPIPE, "the keeper did not answer");
-	if (free_bytes && (size > free_bytes / MEMORY_SHARE || free_bytes - size < all->floor_bytes))
+	if (free_bytes && (b->size > free_bytes / MEMORY_SHARE || free_bytes - b->size < all->floor_bytes))
 		return base_error_set(err, -ENOMEM, "it has %llu bytes, and %llu bytes of memory could be had",
-			(unsigned long long)size, (unsigned long long)free_bytes);
-	base_cleanup_close int fd = memfd_new(size);
+			(unsigned long long)b->size, (unsigned long long)free_bytes);
+	int fd = fs_memfd_new(b->size);
 	if (fd < 0)
-		return base_error_set(err, fd, "no memory file of %llu bytes: %s", (unsigned long long)size,
+		return base_error_set(err, fd, "no memory file of %llu bytes: %s", (unsigned long long)b->size,
 			strerror(-fd));
-	int r = memfd_fill(fd, all, file, err);
+	b->fd = fd;              /* settle_memory closes it: not before b has left FILLING */
+	int r = fill(all, b, fd, file, err);
 	if (r < 0)
 		return r;
-	r = memfd_seal(fd);
+	r = seal(all, b, fd);
 	if (r < 0)
 		return base_error_set(err, r, "the memory file cannot be sealed: %s", strerror(-r));
 	r = fs_broker_open(all->broker, fuse_session_fd(all->m->session), fd);
@@ -343,8 +334,8 @@ static void assemble_locked(struct fs_backings *all, struct fs_backing *b, struc
 	struct base_error err = {0};
 	uint64_t start = base_monotonic_ns();
 
-	pthread_mutex_unlock(&all->lock);
-	int id = assemble(all, file, &err);
+	unlock(all);
+	int id = assemble(all, b, file, &err);
 	if (id < 0)
 		base_info("a file stays with the server: %s", err.text);
 	pthread_mutex_lock(&all->lock);
@@ -366,11 +357,11 @@ static void *backings_main(void *arg)
 		struct fs_backing *b = h->backing;
 		if (fill_begin(all, b))
 			assemble_locked(all, b, h->file);
-		pthread_mutex_unlock(&all->lock);
+		unlock(all);
 		fs_handle_unref(all->m, h);
 		pthread_mutex_lock(&all->lock);
 	}
-	pthread_mutex_unlock(&all->lock);
+	unlock(all);
 	return NULL;
 }
 
@@ -401,6 +392,8 @@ void fs_backings_free(struct fs_backings *all)
 	for (size_t i = 0; i < BUCKETS; i++)
 		for (struct fs_backing *b = all->buckets[i], *next; b; b = next) {
 			next = b->next;
+			if (b->fd >= 0)
+				close(b->fd);
 			free(b);
 		}
 	free(all->queue);
@@ -413,8 +406,8 @@ void fs_backings_free(struct fs_backings *all)
 /* A backing file of one byte, made and closed again. */
 static int probe(const struct fs_backings *all, struct fs_broker *broker)
 {
-	base_cleanup_close int fd = memfd_new(1);
-	int r = fd < 0 ? fd : memfd_seal(fd);
+	base_cleanup_close int fd = fs_memfd_new(1);
+	int r = fd < 0 ? fd : fs_memfd_seal(fd);
 
 	if (!r)
 		r = fs_broker_open(broker, fuse_session_fd(all->m->session), fd);
@@ -435,7 +428,7 @@ static void start(struct fs_backings *all, struct fs_broker *broker)
 		all->broker = broker;
 		all->floor_bytes = free_bytes / FLOOR_SHARE;
 		all->running = true;
-		pthread_mutex_unlock(&all->lock);
+		unlock(all);
 		fs_mount_feature(all->m, "passthrough", true, "up to %llu bytes of files in memory",
 			(unsigned long long)all->stats.max_bytes);
 		return;
@@ -467,7 +460,7 @@ bool fs_backings_stop(struct fs_backings *all)
 	pthread_mutex_lock(&all->lock);
 	all->ending = true;
 	pthread_cond_broadcast(&all->changed);
-	pthread_mutex_unlock(&all->lock);
+	unlock(all);
 	if (pthread_timedjoin_np(all->thread, NULL, &until) != 0)
 		return false;
 	all->running = false;
@@ -534,7 +527,7 @@ int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 	if (!b)
 		b = make(all, node, view_file_size(h->file));
 	if (!b) {
-		pthread_mutex_unlock(&all->lock);
+		unlock(all);
 		return -ENOMEM;
 	}
 	b->opening++;
@@ -550,7 +543,7 @@ int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 		r = h->passthrough ? b->id : 0;
 	}
 	settle(all, b);
-	pthread_mutex_unlock(&all->lock);
+	unlock(all);
 	return r;
 }
 
@@ -571,7 +564,7 @@ void fs_backing_release(struct fs_backings *all, struct fs_handle *h)
 		b->wanted = false;
 		pthread_cond_broadcast(&all->changed);
 	}
-	pthread_mutex_unlock(&all->lock);
+	unlock(all);
 }
 
 void fs_backing_closed(struct fs_backings *all, struct fs_handle *h)
@@ -584,7 +577,30 @@ void fs_backing_closed(struct fs_backings *all, struct fs_handle *h)
 	--*(h->passthrough ? &b->passthrough_opens : &b->cached_opens);
 	--*(h->passthrough ? &all->stats.open_passthrough : &all->stats.open_cached);
 	settle(all, b);
-	pthread_mutex_unlock(&all->lock);
+	unlock(all);
+}
+
+bool fs_backing_read(struct fs_backings *all, struct fs_handle *h, uint64_t offset, size_t len, void *to)
+{
+	struct fs_backing *b = h->backing;
+
+	if (!b || h->passthrough || b->fd < 0 || b->ready < offset + len)
+		return false;
+	pthread_mutex_lock(&all->lock);
+	bool there = stands_in_memory(b) && !b->sealing && b->ready >= offset + len;
+	b->reading += there;
+	unlock(all);
+	if (!there)
+		return false;
+	there = fs_memfd_read(b->fd, offset, to, len) == 0;
+	pthread_mutex_lock(&all->lock);
+	b->reading--;
+	all->stats.read_bytes += there ? len : 0;
+	if (b->sealing)
+		pthread_cond_broadcast(&all->changed);
+	settle_memory(all, b);
+	unlock(all);
+	return there;
 }
 
 void fs_backing_served(struct fs_handle *h, uint64_t bytes)
@@ -598,7 +614,7 @@ void fs_backings_give_back(struct fs_backings *all)
 	pthread_mutex_lock(&all->lock);
 	all->quiet_until_ms = base_monotonic_ms() + QUIET_MS;
 	drop_ready(all, 0);
-	pthread_mutex_unlock(&all->lock);
+	unlock(all);
 }
 
 bool fs_backing_ready(struct fs_backings *all, uint64_t node)
@@ -606,7 +622,7 @@ bool fs_backing_ready(struct fs_backings *all, uint64_t node)
 	pthread_mutex_lock(&all->lock);
 	const struct fs_backing *b = find(all, node);
 	bool ready = b && b->state == READY;
-	pthread_mutex_unlock(&all->lock);
+	unlock(all);
 	return ready;
 }
 
@@ -614,5 +630,5 @@ void fs_backings_stat(struct fs_backings *all, struct fs_backings_stats *ret_s)
 {
 	pthread_mutex_lock(&all->lock);
 	*ret_s = all->stats;
-	pthread_mutex_unlock(&all->lock);
+	unlock(all);
 }

@@ -33,6 +33,10 @@ int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 /* The kernel has released it. */
 void fs_backing_release(struct fs_backings *all, struct fs_handle *h);
 void fs_backing_closed(struct fs_backings *all, struct fs_handle *h);
+/* Bytes [offset, offset + len), inside the file, to `to`, if it stands in memory so far: a descriptor that the server
+ * serves may come while the file is assembled. false: they are not there, and anything may be in `to`. Waits for
+ * nothing. */
+bool fs_backing_read(struct fs_backings *all, struct fs_handle *h, uint64_t offset, size_t len, void *to);
 /* So many bytes of it were read through the server. */
 void fs_backing_served(struct fs_handle *h, uint64_t bytes);
 bool fs_backing_ready(struct fs_backings *all, uint64_t node); /* the next open may be passed through */
@@ -45,6 +49,7 @@ struct fs_backings_stats {
 	uint64_t assembled, assembled_bytes, assembled_ns, failed, refused, dropped;
 	uint64_t open_cached, open_passthrough; /* descriptors now */
 	uint64_t opens_passthrough;
+	uint64_t read_bytes;                    /* through the server, of files in memory */
 };
 void fs_backings_stat(struct fs_backings *all, struct fs_backings_stats *ret_s);
 

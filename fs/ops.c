@@ -325,7 +325,7 @@ static void reply_gathered(struct fs_request *q, const struct load_slices *e, si
 }
 
 /* Bytes [offset, offset + len), inside the file, gathered in `scratch` where they do not lie in the cache. */
-static int reply_bytes(struct fs_request *q, struct fs_handle *h, uint64_t offset, size_t len, void *scratch)
+static int reply_slices(struct fs_request *q, struct fs_handle *h, uint64_t offset, size_t len, void *scratch)
 {
 	struct base_error err = {0};
 	struct load_slices e = {0};
@@ -352,8 +352,6 @@ static int reply_bytes(struct fs_request *q, struct fs_handle *h, uint64_t offse
 		fuse_reply_iov(q->req, e.iov, (int)e.niov);
 	}
 	load_slices_release(&e);
-	atomic_fetch_add_explicit(&q->m->stats.read_bytes, len, memory_order_relaxed);
-	fs_backing_served(h, len);
 	return 0;
 }
 
@@ -368,8 +366,16 @@ static int read_step(struct fs_request *q, struct fs_handle *h, size_t size, uin
 		return 0;
 	}
 	void *scratch = fs_scratch_take(&q->m->scratch, len);
-	int r = scratch ? reply_bytes(q, h, offset, len, scratch) : -ENOMEM;
+	int r = scratch ? 0 : -ENOMEM;
+	if (scratch && !fs_backing_read(q->m->backings, h, offset, len, scratch))
+		r = reply_slices(q, h, offset, len, scratch);
+	else if (scratch && fs_request_claim(q))
+		fuse_reply_buf(q->req, scratch, len);
 	fs_scratch_give(&q->m->scratch, scratch, len);
+	if (r == 0) {
+		atomic_fetch_add_explicit(&q->m->stats.read_bytes, len, memory_order_relaxed);
+		fs_backing_served(h, len);
+	}
 	return r;
 }
 

@@ -87,6 +87,8 @@ size_t load_object_memory(const struct load_object *o);
 /* Reads all bytes of a blob past the cache, straight into the caller's memory, and checks them. Any thread; errors name
  * step, blob, pack and offset. Boxes of tensors: fill.h. */
 int load_blob_read(struct load_object *o, void *data, struct base_error *err);
+/* Blocks [first, first + n) of it only (BASE_BLOCK_BYTES each, the last one may be shorter). */
+int load_blob_read_blocks(struct load_object *o, uint64_t first, uint64_t n, void *data, struct base_error *err);
 /* Looks before memory is taken for all bytes of a long blob (LOAD_BLOB_LOOK_BYTES): -ENOMEM if this process could not
  * allocate so many now, and what load_blob_read would say of its first block and of its last. */
 #define LOAD_BLOB_LOOK_BYTES (UINT64_C(16) << 20)

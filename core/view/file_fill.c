@@ -1,83 +1,170 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A whole file into memory. Tensors go there as a load puts them (core/load/fill.h): sorted by pack and offset, read by
- * all cores, each checked before it counts and placed where it belongs, without the cache of decoded pieces. */
+ * A whole file into memory, from its beginning to its end by stretches, so that it can be read as far as it is there.
+ * Tensors of a stretch go there as a load puts them (core/load/fill.h): sorted by pack and offset, read by all cores,
+ * each checked before it counts and placed where it belongs, without the cache of decoded pieces. A stretch is a share
+ * of the file, so that many cores have enough to do in one. */
+#include <stdatomic.h>
 #include <string.h>
 
+#include "core/base/pool.h"
 #include "core/load/fill.h"
+#include "core/storage/spread.h"
 #include "core/view/view_internal.h"
 
-static int add_tensor(struct load_fill *fill, const struct view_file *f, const struct view_place *p, uint8_t *to,
-	struct base_error *err)
-{
-	struct load_tensor_info info;
-	struct tensor_box box = {0};
-	uint64_t stride[TENSOR_MAX_DIMS] = {0};
+#define STRETCHES 64u
+#define CORE_BYTES (UINT64_C(8) << 20)   /* a core has at least so much to do in a stretch */
+#define BLOB_PART_BLOCKS 64u             /* 1 MiB */
 
-	load_step_tensor_info(view_tree_step(f->tree), p->item, &info);
-	if (info.bytes != p->end - p->begin)
-		return base_error_set(err, -BASE_EFORMAT, "a tensor has another length than its file");
-	uint64_t bytes = tensor_dtype_bytes(info.dtype);
-	for (unsigned d = info.shape.ndim; d-- > 0; bytes *= info.shape.dim[d]) {
-		box.size[d] = info.shape.dim[d];
-		stride[d] = bytes;
-	}
-	return load_fill_add(fill, p->item, &box, to + f->head_len + p->begin, stride, err);
+struct filling {
+	struct view_file *f;
+	uint8_t *to;
+	_Atomic uint64_t *ready;
+	uint64_t stretch_bytes;
+	struct load_fill *fill;          /* of the current stretch; NULL: it has nothing yet */
+	uint64_t begin;                  /* of it, in the file */
+};
+
+static void filled_to(struct filling *g, uint64_t end)
+{
+	atomic_store_explicit(g->ready, end, memory_order_release);
+	g->begin = end;
 }
 
-static int fill_tensors(struct view_file *f, uint8_t *to, struct base_error *err)
+static int run_stretch(struct filling *g, uint64_t end, struct base_error *err)
 {
-	struct load_fill *fill = load_fill_new(view_tree_step(f->tree), 0, 0);
-	int r = fill ? 0 : base_no_memory(err);
+	int r = g->fill ? load_fill_run(g->fill, err) : 0;
 
-	for (uint32_t i = 0; r == 0 && i < f->nplaces; i++)
-		r = add_tensor(fill, f, &f->places[i], to, err);
+	load_fill_free(g->fill);
+	g->fill = NULL;
 	if (r == 0)
-		r = load_fill_run(fill, err);
-	load_fill_free(fill);
+		filled_to(g, end);
 	return r;
 }
 
-static int fill_blob(struct view_file *f, uint8_t *to, struct base_error *err)
+static int add_box(struct filling *g, const struct view_place *p, const struct tensor_box *box, const uint64_t *stride,
+	uint64_t at, struct base_error *err)
+{
+	if (!g->fill)
+		g->fill = load_fill_new(view_tree_step(g->f->tree), 0, 0);
+	return g->fill ? load_fill_add(g->fill, p->item, box, g->to + at, stride, err) : base_no_memory(err);
+}
+
+/* Boxes that lie in the file one after another, each about as large as the stretch has room: they cut the first
+ * dimension whose items are shorter than a stretch, and have one item of those before it. */
+static int fill_tensor(struct filling *g, const struct view_place *p, struct base_error *err)
+{
+	struct load_tensor_info info;
+	struct tensor_box box = {0};
+	uint64_t stride[TENSOR_MAX_DIMS] = {0}, at = g->f->head_len + p->begin, end = g->f->head_len + p->end;
+	unsigned cut = 0;
+	int r = 0;
+
+	load_step_tensor_info(view_tree_step(g->f->tree), p->item, &info);
+	if (info.bytes != end - at)
+		return base_error_set(err, -BASE_EFORMAT, "a tensor has another length than its file");
+	uint64_t bytes = tensor_dtype_bytes(info.dtype);
+	for (unsigned d = info.shape.ndim; d-- > 0; bytes *= info.shape.dim[d]) {
+		stride[d] = bytes;
+		cut = bytes <= g->stretch_bytes ? d : cut;
+	}
+	for (unsigned d = 0; d < info.shape.ndim; d++)
+		box.size[d] = d < cut ? 1 : info.shape.dim[d];
+	uint64_t row = info.shape.ndim ? stride[cut] : end - at, n = info.shape.ndim ? info.shape.dim[cut] : 1;
+	while (r == 0 && at < end) {
+		uint64_t room = (g->begin + g->stretch_bytes - at) / row;
+
+		box.size[cut] = base_min(n - box.offset[cut], base_max(room, 1));
+		r = add_box(g, p, &box, stride, at, err);
+		at += box.size[cut] * row;
+		box.offset[cut] += box.size[cut];
+		for (unsigned d = cut; d > 0 && box.offset[d] == info.shape.dim[d]; d--) {
+			box.offset[d] = 0;
+			box.offset[d - 1]++;
+		}
+		if (r == 0 && at - g->begin >= g->stretch_bytes)
+			r = run_stretch(g, at, err);
+	}
+	return r;
+}
+
+static int fill_tensors(struct filling *g, struct base_error *err)
+{
+	int r = 0;
+
+	for (uint32_t i = 0; r == 0 && i < g->f->nplaces; i++)
+		r = fill_tensor(g, &g->f->places[i], err);
+	if (r == 0)
+		r = run_stretch(g, g->f->size, err);
+	load_fill_free(g->fill);
+	return r;
+}
+
+struct blob_part { struct load_object *o; uint8_t *to; uint64_t first, end; };
+
+static int fill_blob_part(void *arg, uint32_t i, struct base_error *err)
+{
+	const struct blob_part *b = arg;
+	uint64_t first = b->first + (uint64_t)i * BLOB_PART_BLOCKS, n = base_min(BLOB_PART_BLOCKS, b->end - first);
+
+	return load_blob_read_blocks(b->o, first, n, b->to + first * BASE_BLOCK_BYTES, err);
+}
+
+static int fill_blob_stretches(struct filling *g, struct load_object *o, struct base_error *err)
+{
+	uint64_t blocks = base_block_count(g->f->size), most = base_block_count(g->stretch_bytes);
+	int r = load_blob_look(o, err);
+
+	for (uint64_t first = 0; r == 0 && first < blocks; first += most) {
+		struct blob_part b = {o, g->to, first, base_min(first + most, blocks)};
+
+		r = store_spread((uint32_t)base_div_up(b.end - first, BLOB_PART_BLOCKS), fill_blob_part, &b, err);
+		if (r == 0)
+			filled_to(g, base_min(b.end * BASE_BLOCK_BYTES, g->f->size));
+	}
+	return r;
+}
+
+static int fill_blob(struct filling *g, struct base_error *err)
 {
 	struct load_object *o;
-	int r = load_blob_open(view_tree_step(f->tree), f->places[0].item, &o, err);
+	int r = load_blob_open(view_tree_step(g->f->tree), g->f->places[0].item, &o, err);
 
 	if (r < 0)
 		return r;
-	if (load_object_bytes(o) != f->size)
+	if (load_object_bytes(o) != g->f->size)
 		r = base_error_set(err, -BASE_EFORMAT, "a blob has another length than its file");
-	else if (!(r = load_blob_look(o, err)))
-		r = load_blob_read(o, to, err);
+	else
+		r = fill_blob_stretches(g, o, err);
 	load_object_unref(o);
 	return r;
 }
 
-struct copy { uint8_t *to; size_t left; };
-
 static int copy_put(void *arg, const void *bytes, size_t len, struct base_error *err)
 {
-	struct copy *c = arg;
+	struct filling *g = arg;
 
-	if (len > c->left)
+	if (len > g->f->size - g->begin)
 		return base_error_set(err, -BASE_EFORMAT, "a file has more bytes than its size says");
-	memcpy(c->to, bytes, len);
-	c->to += len;
-	c->left -= len;
+	memcpy(g->to + g->begin, bytes, len);
+	filled_to(g, g->begin + len);
 	return 0;
 }
 
-int view_file_fill(struct view_file *f, struct load_cache *c, void *to, struct base_error *err)
+int view_file_fill(struct view_file *f, struct load_cache *c, void *to, _Atomic uint64_t *ready, struct base_error *err)
 {
-	struct copy copy = {to, f->size};
+	struct filling g = {.f = f, .to = to, .ready = ready,
+		.stretch_bytes = base_max(CORE_BYTES * base_cpu_count(), f->size / STRETCHES)};
 
+	filled_to(&g, 0);
 	if (f->mesh) {
-		int r = view_file_stream(f, c, 0, 0, copy_put, &copy, err);
-		return r == 0 && copy.left ? base_error_set(err, -BASE_EFORMAT, "a file ends early") : r;
+		int r = view_file_stream(f, c, 0, 0, copy_put, &g, err);
+		return r == 0 && g.begin != f->size ? base_error_set(err, -BASE_EFORMAT, "a file ends early") : r;
 	}
 	if (f->head_len)
 		memcpy(to, f->head, f->head_len);
+	filled_to(&g, f->head_len);
 	if (f->nplaces == 0)
 		return 0;
-	return f->kind == VIEW_BLOB ? fill_blob(f, to, err) : fill_tensors(f, to, err);
+	return f->kind == VIEW_BLOB ? fill_blob(&g, err) : fill_tensors(&g, err);
 }

@@ -58,8 +58,10 @@ uint64_t view_file_size(const struct view_file *f);
 int view_file_slices(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
 	struct load_slices *ret_e, struct base_error *err);
 /* The whole file to `to`, with room for its size, by all cores: what is checked and decoded goes there, not through the
- * cache, but for files under a mesh. Anything may be in `to` after an error. */
-int view_file_fill(struct view_file *f, struct load_cache *c, void *to, struct base_error *err);
+ * cache, but for files under a mesh. So many bytes from its beginning are there at a time as *ready says (it is stored
+ * with release, and is the size in the end). After an error those stay right, and anything may be in the rest. */
+int view_file_fill(struct view_file *f, struct load_cache *c, void *to, _Atomic uint64_t *ready,
+	struct base_error *err);
 /* The whole file (from `offset`) in order to a sink, read ahead by `threads` (0: all cores). */
 int view_file_stream(struct view_file *f, struct load_cache *c, uint64_t offset, unsigned threads,
 	int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err), void *arg,

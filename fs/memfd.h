@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * memfd: memory that a file is put together in, and that then nobody can change any more. Errors: a negative errno. */
+#ifndef FS_MEMFD_H
+#define FS_MEMFD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+int fs_memfd_new(uint64_t size); /* a descriptor */
+/* No mapping of it may be left: -EBUSY. */
+int fs_memfd_seal(int fd);
+
+/* To write to. All of its memory is there: to write to what is not would end the process. */
+struct fs_memfd_map { uint8_t *bytes; void *area; size_t area_bytes; };
+int fs_memfd_map(int fd, uint64_t size, struct fs_memfd_map *ret_m);
+void fs_memfd_unmap(const struct fs_memfd_map *m);
+
+/* All bytes; -ENODATA: it is shorter. */
+int fs_memfd_read(int fd, uint64_t offset, void *to, size_t len);
+
+#endif

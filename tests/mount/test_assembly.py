@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers that come while a file is put together get what is there from there, and what is not is decoded for them."""
+import errno
+import mmap
+import os
+import pathlib
+import struct
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+
+from .conftest import Tensor, wait_until, weights, write_safetensors
+from .test_passthrough import closed, passes, read
+
+MiB = 1 << 20
+READ = "vckpt_assemblies_read_bytes_total"
+
+
+class SlowStore:
+    """What tests/bench/slow_reads.c maps: how fast packs are read, and how much of them was."""
+
+    def __init__(self, path):
+        path.write_bytes(bytes(4096))
+        with open(path, "r+b") as f:
+            self.memory = mmap.mmap(f.fileno(), 0)
+
+    def rate(self, bytes_per_s):
+        self.memory[:8] = struct.pack("<Q", bytes_per_s)
+        self.memory[16:24] = bytes(8)
+
+    def bytes_read(self):
+        return struct.unpack("<Q", self.memory[16:24])[0]
+
+
+@pytest.fixture(scope="module")
+def large(vckpt, tmp_path_factory):
+    """A store whose one step has a file of 70 MiB with tensors of all sizes, and a blob of 40 MiB."""
+    folder, rng = tmp_path_factory.mktemp("assembly"), np.random.default_rng(5)
+    source = folder / "source"
+    source.mkdir()
+    tensors = {"a": Tensor("U8", (1, 40 * MiB + 5), rng.bytes(40 * MiB + 5)),
+               "b": Tensor("BF16", (2048, 3001), weights(rng, 2048 * 3001)),
+               "c": Tensor("F32", (), rng.bytes(4)), "d": Tensor("F32", (0, 7), b"")}
+    tensors |= {f"e{i}": Tensor("U8", (MiB + i,), rng.bytes(MiB + i)) for i in range(18)}
+    whole = write_safetensors(source / "model.safetensors", tensors)
+    blob = rng.bytes(40 * MiB + 77)
+    (source / "blob.bin").write_bytes(blob)
+    vckpt("init", folder / "store")
+    vckpt("import", folder / "store", "a/1", source)
+    return folder / "store", whole, blob
+
+
+@pytest.fixture
+def slow(mount, build, tmp_path, monkeypatch):
+    """Mounts of a store whose speed can be set, deaf to a lack of memory that is other tests'."""
+    store = SlowStore(tmp_path / "slow")
+
+    def make(path, *options, **more):
+        with monkeypatch.context() as patch:
+            patch.setenv("VCKPT_SLOW_READS", str(tmp_path / "slow"))
+            patch.setenv("VCKPT_PRESSURE", str(tmp_path / "short"))
+            patch.setenv("LD_PRELOAD", f"{build}/tests/libslow_reads.so {build}/tests/libpressure.so")
+            patch.setenv("ASAN_OPTIONS",
+                         os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
+            m = mount(path, *options, **more)
+        if not passes(m):
+            pytest.skip("no passthrough here")
+        return m
+    return make, store
+
+
+def being_assembled(m, file, store, rate):
+    """Its second open begins that; the store is slow from then on. A descriptor of before the end."""
+    read(file)
+    assert closed(m)
+    store.rate(rate)
+    os.close(os.open(file, os.O_RDONLY))
+    assert wait_until(lambda: m.stats()["vckpt_assembled_files"] == 1)
+    fd = os.open(file, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)      # what the first reader left with the kernel
+    assert m.stats()["vckpt_assemblies_total"] == 0
+    return fd
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "blob.bin"])
+def test_a_reader_gets_what_is_there_already(slow, large, name):
+    make, store = slow
+    m = make(large[0])
+    file, want = m / "a" / "latest" / name, large[2] if name == "blob.bin" else large[1]
+    fd = being_assembled(m, file, store, 100 * MiB)
+    half = len(want) // 2
+    assert wait_until(lambda: store.bytes_read() > half + 16 * MiB, step=0.001)     # so it has more than half
+    first = b"".join(os.pread(fd, MiB, at) for at in range(0, half, MiB))
+    assert m.stats()["vckpt_assemblies_total"] == 0 and m.stats()[READ] >= half, "it waited for all of it"
+    assert first == want[:len(first)]
+    assert wait_until(lambda: m.stats()["vckpt_assemblies_total"] == 1)
+    assert store.bytes_read() < 1.2 * len(want)
+    # whoever has it open, or opens it as long as somebody has, goes on being served from there
+    before = store.bytes_read()
+    for _ in range(2):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        assert read(file) == want
+    assert store.bytes_read() - before < 100_000            # a file's header is read when it is opened
+    assert m.stats()["vckpt_passthrough_opens_total"] == 0
+    os.close(fd)
+    assert closed(m)
+    assert read(file) == want and m.stats()["vckpt_passthrough_opens_total"] == 1
+
+
+def test_what_is_not_there_is_decoded(slow, large):
+    """No read waits for it."""
+    make, store = slow
+    m = make(large[0])
+    file, want = m / "a" / "latest" / "model.safetensors", large[1]
+    fd = being_assembled(m, file, store, 40 * MiB)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        at = int(rng.integers(len(want) * 3 // 4, len(want) - 4096))
+        assert os.pread(fd, 4096, at) == want[at:at + 4096]
+    assert m.stats()["vckpt_assemblies_total"] == 0 and m.stats()[READ] == 0
+    store.rate(0)
+    os.close(fd)
+    assert wait_until(lambda: m.stats()["vckpt_assemblies_total"] == 1)
+
+
+def test_many_readers_of_a_file_that_is_put_together(slow, large):
+    make, store = slow
+    m = make(large[0])
+    file, want = m / "a" / "latest" / "model.safetensors", large[1]
+    fd, wrong = being_assembled(m, file, store, 150 * MiB), []
+
+    def reader(seed):
+        rng = np.random.default_rng(seed)
+        while m.stats()["vckpt_assemblies_total"] == 0:
+            at, n = int(rng.integers(len(want))), int(rng.integers(1, 3 * MiB))
+            if os.pread(fd, n, at) != want[at:at + n]:
+                wrong.append((at, n))
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    os.close(fd)
+    assert not wrong and m.stats()[READ] > 0
+
+
+def test_a_damaged_file_is_put_together_as_far_as_it_is_sound(slow, large, tmp_path):
+    """And then it is not put together: its readers get an error for what is damaged, and the memory is given back."""
+    make, control = slow
+    store, want = tmp_path / "store", large[1]
+    subprocess.run(["cp", "-r", large[0], store], check=True)
+    bad = len(want) - 5 * MiB
+    for pack in store.glob("packs/*/*.pack"):
+        if (at := pack.read_bytes().find(want[bad:bad + 64])) >= 0:
+            with open(pack, "r+b") as f:
+                f.seek(at)
+                f.write(bytes([want[bad] ^ 1]))
+            break
+    else:
+        pytest.fail("where is it?")
+    m = make(store, log=tmp_path / "log")
+    file = m / "a" / "latest" / "model.safetensors"
+    fd = os.open(file, os.O_RDONLY)
+    done = 0
+    while done < bad - 2 * MiB:
+        done += len(os.pread(fd, MiB, done))
+    os.close(fd)
+    assert closed(m)
+    control.rate(100 * MiB)
+    os.close(os.open(file, os.O_RDONLY))
+    assert wait_until(lambda: m.stats()["vckpt_assembled_files"] == 1)
+    fd = os.open(file, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    for at in range(0, bad - 2 * MiB, MiB):
+        assert os.pread(fd, MiB, at) == want[at:at + MiB]
+    assert m.stats()[READ] > 0
+    with pytest.raises(OSError) as e:
+        os.pread(fd, 4096, bad)
+    assert e.value.errno == errno.EIO
+    assert wait_until(lambda: m.stats()["vckpt_assemblies_failed_total"] == 1)
+    assert m.stats()["vckpt_assembled_bytes"] == 0
+    descriptors = pathlib.Path(f"/proc/{m.server}/fd")
+    assert not [d for d in descriptors.iterdir() if os.readlink(d).startswith("/memfd:vckpt")], "memory of a lost file"
+    os.close(fd)
