@@ -157,7 +157,10 @@ static int entry_at(struct fs_mount *m, struct fs_handle *h, uint64_t i, uint64_
 		if (!v)
 			return 0;
 		d->name = v->name;
-		fs_tree_entry(m, n.commit, n.file, v, fs_tree_ino(ino, v->name), &d->e);
+		bool known = v->size != VIEW_SIZE_UNKNOWN;
+		fs_tree_entry(m, n.commit, n.file, v, fs_tree_ino(ino, v->name), known ? v->size : 0, &d->e);
+		if (!known)
+			d->e.ino = 0;  /* the kernel looks it up if somebody wants to know */
 		return 1;
 	}
 	if (fs_node_entry(m, &n, NULL, &d->e))

@@ -111,9 +111,9 @@ fuse_ino_t fs_node_id(const struct fs_node *n);
 /* Attributes of any node. step: the opened step, for nodes whose attributes need it. */
 int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *step, struct fuse_entry_param *ret_e);
 uint64_t fs_node_ino(struct fs_commit *commit, struct view_tree *tree, uint32_t file);
-/* As fs_node_entry for a file of a tree whose directory's st_ino is known. */
+/* As fs_node_entry for a file of a tree whose directory's st_ino is known, and its own size. */
 void fs_tree_entry(struct fs_mount *m, struct fs_commit *commit, uint32_t file, const struct view_node *v, uint64_t ino,
-	struct fuse_entry_param *ret_e);
+	uint64_t size, struct fuse_entry_param *ret_e);
 /* run: whose data it is, NULL: the mount's own; type: S_IFREG, S_IFDIR or S_IFLNK. */
 void fs_stat_fill(struct fs_mount *m, struct fs_run *run, struct stat *st, uint64_t ino, mode_t type, uint64_t size,
 	int64_t time_ns);

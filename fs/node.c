@@ -89,11 +89,11 @@ uint64_t fs_node_ino(struct fs_commit *commit, struct view_tree *tree, uint32_t 
 }
 
 void fs_tree_entry(struct fs_mount *m, struct fs_commit *commit, uint32_t file, const struct view_node *v, uint64_t ino,
-	struct fuse_entry_param *ret_e)
+	uint64_t size, struct fuse_entry_param *ret_e)
 {
 	*ret_e = (struct fuse_entry_param){ .ino = (fuse_ino_t)commit->number << 32 | file, .generation = m->generation,
 		.attr_timeout = FS_FOREVER, .entry_timeout = FS_FOREVER };
-	fs_stat_fill(m, commit->run, &ret_e->attr, ino, v->kind == VIEW_DIRECTORY ? S_IFDIR : S_IFREG, v->size,
+	fs_stat_fill(m, commit->run, &ret_e->attr, ino, v->kind == VIEW_DIRECTORY ? S_IFDIR : S_IFREG, size,
 		commit->time_ns);
 }
 
@@ -131,9 +131,14 @@ int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 	case FS_STEP:
 		if (n->file) {
 			const struct view_node *v = step ? view_tree_node(step->tree, n->file) : NULL;
+			uint64_t size;
 			if (!v)
 				return -ESTALE;
-			fs_tree_entry(m, n->commit, n->file, v, fs_node_ino(n->commit, step->tree, n->file), ret_e);
+			int r = view_tree_size(step->tree, n->file, &size);
+			if (r < 0)
+				return r;
+			fs_tree_entry(m, n->commit, n->file, v, fs_node_ino(n->commit, step->tree, n->file), size,
+				ret_e);
 			return 0;
 		}
 		e.attr_timeout = FS_FOREVER;

@@ -146,12 +146,15 @@ static int check_node(void *arg, uint32_t node, struct base_error *err)
 	const struct view_node *n = view_tree_node(k->tree, node);
 	base_cleanup(view_file_close_p) struct view_file *f = NULL;
 	struct base_buf path = BASE_BUF_INIT;
+	uint64_t size;
 	int r;
 
 	if (!check_wanted(k, n))
 		return 0;
 	r = view_file_open(k->tree, node, &f, err);
-	if (r == 0 && view_file_size(f) != n->size)
+	if (r == 0)
+		r = view_tree_size(k->tree, node, &size) < 0 ? base_no_memory(err) : 0;
+	if (r == 0 && view_file_size(f) != size)
 		r = base_error_set(err, -BASE_EFORMAT, "it has another length than its directory says");
 	if (r == 0 && k->cache)
 		r = check_bytes(k, n, f, err);

@@ -38,6 +38,7 @@ struct view_tree {
 	size_t names_bytes;
 	uint32_t n;
 	unsigned show;
+	_Atomic uint64_t json_size;      /* of manifest.json, once somebody asked */
 	atomic_uint refs;
 };
 
@@ -341,7 +342,7 @@ static int draft_all(struct builder *b)
 	for (uint32_t i = 0; r >= 0 && i < load_step_component_count(b->step); i++)
 		r = add_component(b, i);
 	if (r >= 0)
-		r = draft_add(b, 0, "manifest.json", VIEW_MANIFEST_JSON, NO_ITEM, 0);
+		r = draft_add(b, 0, "manifest.json", VIEW_MANIFEST_JSON, NO_ITEM, VIEW_SIZE_UNKNOWN);
 	return r < 0 ? (int)r : add_blobs(b);
 }
 
@@ -408,7 +409,6 @@ static int number_nodes(struct builder *b, struct view_tree *t)
 	return 0;
 }
 
-/* Everything but manifest.json's size, which is asked of the finished tree. */
 static int finish(struct builder *b, struct view_tree *t)
 {
 	int r = draft_all(b);
@@ -420,10 +420,7 @@ static int finish(struct builder *b, struct view_tree *t)
 	b->names.data = (uint8_t *)t->names; /* still read by the numbering */
 	r = number_nodes(b, t);
 	b->names = (struct base_buf)BASE_BUF_INIT;
-	if (r < 0)
-		return r;
-	int64_t json = view_tree_lookup(t, 0, "manifest.json");
-	return json < 0 ? (int)json : view_manifest_json(t, NULL, &t->nodes[json].size);
+	return r;
 }
 
 int view_tree_build(struct load_step *step, unsigned show, struct view_tree **ret_t, struct base_error *err)
@@ -438,6 +435,7 @@ int view_tree_build(struct load_step *step, unsigned show, struct view_tree **re
 		return base_no_memory_for(err, "%s/%llu", info->run, (unsigned long long)info->step);
 	t->refs = 1;
 	t->show = show;
+	t->json_size = VIEW_SIZE_UNKNOWN;
 	t->step = load_step_ref(step);
 	r = finish(&b, t);
 	base_buf_release(&b.names);
@@ -488,6 +486,20 @@ uint32_t view_tree_count(const struct view_tree *t)
 const struct view_node *view_tree_node(const struct view_tree *t, uint32_t node)
 {
 	return node < t->n ? &t->nodes[node] : NULL;
+}
+
+int view_tree_size(struct view_tree *t, uint32_t node, uint64_t *ret_size)
+{
+	*ret_size = t->nodes[node].size;
+	if (*ret_size != VIEW_SIZE_UNKNOWN)
+		return 0;
+	*ret_size = t->json_size;
+	if (*ret_size != VIEW_SIZE_UNKNOWN)
+		return 0;
+	int r = view_manifest_json(t, NULL, ret_size);
+	if (r == 0)
+		t->json_size = *ret_size;
+	return r;
 }
 
 int64_t view_tree_lookup(const struct view_tree *t, uint32_t directory, const char *name)

@@ -22,8 +22,9 @@ struct view_node {
 	uint32_t parent, first_child, nchildren; /* directories */
 	uint32_t item;                  /* tensor, blob or component number of the step */
 	uint8_t kind;
-	uint64_t size;                  /* bytes of the file; for a directory 0 */
+	uint64_t size;                  /* bytes of the file; for a directory 0; VIEW_SIZE_UNKNOWN: view_tree_size */
 };
+#define VIEW_SIZE_UNKNOWN UINT64_MAX     /* of manifest.json */
 /* "npy", "safetensors", or both with a comma between: of enum view_show; -EINVAL. */
 int view_show_parse(const char *words);
 
@@ -37,6 +38,8 @@ void view_tree_unref(struct view_tree *t);
 struct load_step *view_tree_step(const struct view_tree *t);
 uint32_t view_tree_count(const struct view_tree *t);
 const struct view_node *view_tree_node(const struct view_tree *t, uint32_t node); /* NULL: none */
+/* Of an existing node. For manifest.json it takes as long as writing it when it is first asked for. -ENOMEM. */
+int view_tree_size(struct view_tree *t, uint32_t node, uint64_t *ret_size);
 /* node or -ENOENT, -ENOTDIR */
 int64_t view_tree_lookup(const struct view_tree *t, uint32_t directory, const char *name);
 int64_t view_tree_walk(const struct view_tree *t, const char *path);  /* "model/a.weight.npy"; `.npy` may be left off */

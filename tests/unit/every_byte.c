@@ -81,18 +81,20 @@ static void read_step(struct store *s, const char *run, const struct store_list_
 		struct view_file *f;
 		if (n->kind == VIEW_DIRECTORY)
 			continue;
-		char *bytes = malloc(n->size + 1);
+		uint64_t size = 0;
+		int64_t sized = view_tree_size(tree, i, &size);
+		char *bytes = malloc(size + 1);
 		int64_t got = view_file_open(tree, i, &f, NULL);
 		if (got == 0) {
 			struct base_buf all = BASE_BUF_INIT;
 			got = view_file_stream(f, cache, 0, 1, append, &all, NULL);
 			got = got < 0 ? got : (int64_t)all.len;
-			memcpy(bytes, all.data ? all.data : (const uint8_t *)"", base_min(all.len, n->size));
+			memcpy(bytes, all.data ? all.data : (const uint8_t *)"", base_min(all.len, size));
 			base_buf_release(&all);
 			view_file_close(f);
 		}
 		content_add(c, n->name, strlen(n->name), false);
-		content_add(c, bytes, got == (int64_t)n->size ? n->size : 0, got != (int64_t)n->size);
+		content_add(c, bytes, got == (int64_t)size ? size : 0, sized < 0 || got != (int64_t)size);
 		free(bytes);
 	}
 	view_tree_unref(tree);

@@ -146,8 +146,14 @@ class Tree:
         self.lib.load_step_unref(self.step)
 
     def node(self, number):
-        p = self.lib.view_tree_node(self.t, C.c_uint32(number))
-        return Node.from_address(p) if p else None
+        p, size = self.lib.view_tree_node(self.t, C.c_uint32(number)), C.c_uint64()
+        if not p:
+            return None
+        n = Node.from_buffer_copy(C.string_at(p, C.sizeof(Node)))
+        assert self.lib.view_tree_size(self.t, C.c_uint32(number), C.byref(size)) == 0
+        assert n.size == size.value or n.name == b"manifest.json" and n.size == 2**64 - 1
+        n.size = size.value
+        return n
 
     def lookup(self, directory, name):
         return self.lib.view_tree_lookup(self.t, C.c_uint32(directory), name.encode())

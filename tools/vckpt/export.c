@@ -122,8 +122,13 @@ static int make_parents(struct export *e, const char *path)
 static int count_file(struct export *e, uint32_t node, const char *path)
 {
 	(void)path;
+	uint64_t size;
+	int r = view_tree_size(e->tree, node, &size);
+
+	if (r < 0)
+		return base_no_memory(&e->err);
 	e->files++;
-	e->total += view_tree_node(e->tree, node)->size;
+	e->total += size;
 	return 0;
 }
 

@@ -85,6 +85,7 @@ static int compare_file(struct export *e, uint32_t node, const char *path)
 {
 	base_cleanup_close int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	struct stat st;
+	uint64_t size;
 	int r;
 
 	if (fd < 0 && (errno == ENOENT || errno == ENOTDIR))
@@ -98,7 +99,10 @@ static int compare_file(struct export *e, uint32_t node, const char *path)
 		others_add(e, path, "not a plain file");
 		return 0;
 	}
-	r = (uint64_t)st.st_size == view_tree_node(e->tree, node)->size ? compare_content(e, node, path, fd) : 0;
+	r = view_tree_size(e->tree, node, &size);
+	if (r < 0)
+		return base_no_memory(&e->err);
+	r = (uint64_t)st.st_size == size ? compare_content(e, node, path, fd) : 0;
 	if (r < 0)
 		return r;
 	if (r == 0)
