@@ -39,10 +39,13 @@ def test_mount_and_umount(vckpt, one, point, tmp_path, monkeypatch):
 def test_in_the_foreground(vckpt, one, point):
     with subprocess.Popen([vckpt.path, "mount", "-f", str(one), str(point)], stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE) as child:
-        assert wait_until(lambda: (point / "a/latest").exists())
-        assert child.poll() is None
-        vckpt("umount", point)
-        assert child.wait(30) == 0
+        try:
+            assert wait_until(lambda: (point / "a/latest").exists())
+            assert child.poll() is None
+            vckpt("umount", point)
+            assert child.wait(30) == 0
+        finally:
+            child.kill()  # or the test would wait for it, whatever failed
 
 
 def test_errors_of_mount(vckpt, one, point, tmp_path):
