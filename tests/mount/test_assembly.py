@@ -66,7 +66,7 @@ def slow(mount, build, tmp_path, monkeypatch):
             patch.setenv("LD_PRELOAD", f"{build}/tests/libslow_reads.so {build}/tests/libpressure.so")
             patch.setenv("ASAN_OPTIONS",
                          os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
-            m = mount(path, *options, **more)
+            m = mount(path, "tier=auto", *options, **more)
         if not passes(m):
             pytest.skip("no passthrough here")
         return m
