@@ -331,7 +331,7 @@ def test_memory_is_given_back_when_it_is_short(large, program, tmp_path, calm, w
         lines = (m / ".vckpt" / "stats").read_text().splitlines()
         feature = next(line for line in lines if line.startswith('vckpt_feature{name="memory_pressure"'))
         if f" the {where}" not in feature:
-            assert where == "machine"
+            assert where == "machine" or not os.path.exists("/proc/pressure/memory")
             pytest.skip("no PSI here")
         step = m / "a" / "latest"
         with open(step / "blob.bin", "rb") as f:
