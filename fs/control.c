@@ -76,8 +76,8 @@ static void write_backings(struct base_buf *b, struct fs_mount *m)
 	metric(b, "assembled_max_bytes", "gauge", "Their bound.", s.max_bytes);
 	metric(b, "assemblies_total", "counter", "Files put together.", s.assembled);
 	metric(b, "assemblies_bytes_total", "counter", "Their bytes.", s.assembled_bytes);
-	metric(b, "assemblies_read_bytes_total", "counter", "Bytes that the server gave the kernel out of such files.",
-		s.read_bytes);
+	metric(b, "assemblies_read_bytes_total", "counter",
+		"Bytes that the server gave the kernel out of files in memory.", s.read_bytes);
 	metric(b, "assemblies_failed_total", "counter", "Files that could not be.", s.failed);
 	metric(b, "assemblies_refused_total", "counter", "Files for which there was no room.", s.refused);
 	metric(b, "assemblies_dropped_total", "counter", "Files dropped to make room.", s.dropped);
