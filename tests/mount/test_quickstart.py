@@ -49,3 +49,31 @@ def test_a_mount_of_one_view(clone, vckpt, program, view, lacks):
         assert ("equal, byte for byte" in done.stdout) == (view == "safetensors")
     finally:
         m.end()
+
+
+def test_without_a_network(clone, vckpt, program):
+    """It names what can be done without the model, and reads a given one without numpy."""
+    python = clone / "build/python"
+    python.unlink()
+    (python / "bin").mkdir(parents=True)
+    lacks = 'case "$*" in *"import numpy"* | *gt_all*) exit 1; esac'
+    for name, script in {"python": f'{lacks}; exec {sys.executable} -I -S "$@"',
+                         "pip": "echo no network >&2; exit 1"}.items():
+        (python / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (python / "bin" / name).chmod(0o755)
+
+    def start(*words):
+        return subprocess.run([clone / "tools/quickstart", *words], cwd=clone, text=True, capture_output=True,
+                              timeout=300, env={**os.environ, "PYTHONPATH": "",
+                                                "PATH": f"{clone}/bin:{os.environ['PATH']}"})
+    done = start()
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == (
+        "tools/quickstart: pip could not fetch the model. Without a network give a model that is here, a directory in "
+        "Hugging Face layout or .safetensors files: tools/quickstart MODEL")
+    try:
+        done = start("model.safetensors")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "skipped: numpy is not installed in build/python" in done.stdout
+        assert "equal, byte for byte" in done.stdout
+    finally:
+        subprocess.run([vckpt.path, "umount", clone / ".vckpt/mnt"], check=False)
