@@ -241,6 +241,8 @@ def main(args):
         losses = job.train(saver, stopping, report)
     if first and losses:
         print(f"done: perplexity {math.exp(losses[job.done]):.2f}")
+    elif first and job.done >= args.steps:
+        print(f"{run} has step {job.done}, and --steps is {args.steps}: nothing is left to train")
     return losses
 
 

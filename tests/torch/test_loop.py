@@ -47,6 +47,7 @@ class Program:
         done = subprocess.run([sys.executable, *launcher, str(self.script), str(run)], capture_output=True, text=True,
                               env=environment, timeout=300)
         assert (done.returncode == 0) == (kill_at is None), done.stdout + done.stderr
+        self.said = done.stdout
         return [(int(step), loss) for step, loss in re.findall(r"^(\d+) (\S+)$", done.stdout, re.M)]
 
 
@@ -65,5 +66,6 @@ def test_started_again(tmp_path, processes):
     assert after == straight[newest or 0:]
     assert vckpt.steps(store / "run") == STEPS
     assert program(store / "run", processes) == []
+    assert program.said == f"{store}/run has its last step, 100: nothing is left to train\n"
     with vckpt.Step(store / "run") as one, vckpt.Step(store / "straight") as other:
         assert one.attributes == other.attributes == {"loss": straight[-1][1]}

@@ -123,3 +123,35 @@ def test_readme():
     """Its program is that of docs/training.md, which test_loop.py runs."""
     assert readme.block("Resume", language="python") == readme.block("A loop that can be started again",
                                                                      "docs/training.md", "python")
+
+
+def test_from_torch_save(tmp_path, monkeypatch):
+    """Both programs resume to the same weights, and old files come in and go out."""
+    before, after, whole, named, back = blocks("docs/from-torch-save.md", tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def train(script, last):
+        known = {}
+        exec(script.replace("21)", f"{last + 1})"), known)
+        return known
+    weights = [[p.clone() for p in train(script, last)["model"].parameters()]
+               for script in (before, after) for last in (10, 20)]
+    straight = train(before.replace("last.pt", "straight.pt"), 20)
+    assert all(torch.equal(a, b) for a, b in zip(weights[1], weights[3]))
+    assert all(torch.equal(a, b) for a, b in zip(weights[1], straight["model"].parameters()))
+    assert vckpt.steps("ckpt/demo") == [10, 20]
+
+    known = {"torch": torch, "vckpt": vckpt, **{k: straight[k] for k in ("model", "optimizer", "scheduler")}}
+    exec(whole, known)
+    with vckpt.open("ckpt/old/20") as step:
+        assert step.values("step") == 20 and step.values("optimizer")["param_groups"][0]["params"] == [0, 1, 2, 3]
+    fresh = train(before.replace("last.pt", "none.pt").replace("21)", "1)"), 20)
+    vckpt.load("ckpt/old", {"model": fresh["model"]})
+    assert all(torch.equal(a, b) for a, b in zip(weights[1], fresh["model"].parameters()))
+    exec(named, known)
+    vckpt.load("ckpt/taken", {key: fresh[key] for key in ("model", "optimizer", "scheduler")})
+    saved, now = straight["optimizer"].state_dict(), fresh["optimizer"].state_dict()
+    assert saved["param_groups"] == now["param_groups"]
+    assert all(torch.equal(saved["state"][i][k], now["state"][i][k]) for i in range(4) for k in ("exp_avg", "step"))
+    exec(back, known)
+    assert torch.load("model.pt", weights_only=True)["step"] == 20
