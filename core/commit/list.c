@@ -237,7 +237,9 @@ static int entry_read(const struct store_list *l, uint64_t n, struct proto_entry
 	if (entry_damaged(r))
 		return base_error_set(err, -BASE_EDAMAGED, "%s",
 			why.code && r == -BASE_EFORMAT ? why.text : damage_text(r));
-	return base_error_set(err, r, "%s: %s", name, why.code ? why.text : base_error_name(r));
+	if (why.code)
+		return base_error_set(err, r, "%s", why.text);
+	return base_error_set(err, r, "%s: %s", name, base_error_name(r));
 }
 
 /* entry_read, with the list's patience. */

@@ -73,7 +73,7 @@ static int posix_size(struct store_storage *s, const char *name, uint64_t *ret_s
 	if (fd < 0)
 		return fd;
 	struct stat st;
-	if (fstat(fd, &st) < 0)
+	if (TEMP_FAILURE_RETRY(fstat(fd, &st)) < 0)
 		return -errno;
 	if (!S_ISREG(st.st_mode))
 		return S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL;
@@ -221,7 +221,7 @@ int posix_owner(struct store_storage *s, const char *name, struct store_storage_
 	struct stat st;
 	if (fd < 0)
 		return fd;
-	if (fstat(fd, &st) < 0)
+	if (TEMP_FAILURE_RETRY(fstat(fd, &st)) < 0)
 		return -errno;
 	*ret_owner = (struct store_storage_owner){ .uid = st.st_uid, .gid = st.st_gid, .mode = st.st_mode & 07777,
 		.ctime_ns = st.st_ctim.tv_sec * INT64_C(1000000000) + st.st_ctim.tv_nsec,
@@ -333,7 +333,7 @@ static int open_root(struct posix_storage *p, const char *path, struct base_erro
 		if (r < 0)
 			return base_error_set(err, r, "%s: cannot make the directory: %s", path, base_error_name(r));
 	}
-	p->root = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	p->root = TEMP_FAILURE_RETRY(open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 	if (p->root < 0)
 		return base_error_set(err, -errno, "%s: cannot open the directory: %s", path, base_error_name(-errno));
 	if (p->flags & STORE_STORAGE_CREATE) {

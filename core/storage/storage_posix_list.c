@@ -29,7 +29,7 @@ static int list_directory(struct listing *l, int fd, size_t prefix, unsigned dep
 static int list_entry(struct listing *l, int dir, const char *last, size_t prefix, unsigned depth)
 {
 	struct stat st;
-	if (fstatat(dir, last, &st, AT_SYMLINK_NOFOLLOW) < 0)
+	if (TEMP_FAILURE_RETRY(fstatat(dir, last, &st, AT_SYMLINK_NOFOLLOW)) < 0)
 		return errno == ENOENT ? 0 : -errno;
 	size_t len = strlen(last);
 	memcpy(l->name + prefix, last, len + 1);

@@ -36,7 +36,7 @@ int posix_modes_read(struct posix_storage *p)
 	p->modes = (struct posix_modes){.file = 0644, .dir = 0755};
 	if (p->flags & STORE_STORAGE_READ_ONLY)
 		return 0;
-	if (fstat(p->root, &st) < 0)
+	if (TEMP_FAILURE_RETRY(fstat(p->root, &st)) < 0)
 		return -errno;
 	if (st.st_mode & S_IWGRP && !has_acl(p->root))
 		p->modes = (struct posix_modes){.given = true, .group = st.st_gid, .file = st.st_mode & 0666,
@@ -57,7 +57,7 @@ int posix_modes_give(const struct posix_storage *p, int fd, mode_t mode)
 
 	if (!p->modes.given)
 		return 0;
-	if (fstat(fd, &st) < 0)
+	if (TEMP_FAILURE_RETRY(fstat(fd, &st)) < 0)
 		return -errno;
 	/* the group first: who gives it away may lose the setgid bit */
 	if (st.st_gid != p->modes.group && fchown(fd, (uid_t)-1, p->modes.group) < 0)

@@ -113,7 +113,7 @@ int posix_open_regular(struct posix_storage *p, const char *name, uint64_t *ret_
 	if (fd < 0)
 		return fd;
 	struct stat st;
-	if (fstat(fd, &st) < 0)
+	if (TEMP_FAILURE_RETRY(fstat(fd, &st)) < 0)
 		return -errno;
 	if (S_ISDIR(st.st_mode))
 		return -EISDIR;
@@ -182,7 +182,7 @@ static int journal_lives(int dir)
 int posix_sync_names(struct posix_storage *p, int dir)
 {
 	struct stat st;
-	if (fstat(dir, &st) < 0)
+	if (TEMP_FAILURE_RETRY(fstat(dir, &st)) < 0)
 		return -errno;
 	if (p->flags & STORE_STORAGE_READ_ONLY) {
 		int r = posix_sync(dir);
@@ -204,7 +204,7 @@ int posix_sync_names(struct posix_storage *p, int dir)
 static uint64_t directory_key(int fd, const char *name)
 {
 	struct statx stx;
-	if (statx(fd, "", AT_EMPTY_PATH, STATX_INO | STATX_BTIME, &stx) < 0)
+	if (TEMP_FAILURE_RETRY(statx(fd, "", AT_EMPTY_PATH, STATX_INO | STATX_BTIME, &stx)) < 0)
 		return 0;
 	uint64_t id[3] = { stx.stx_ino, 0, 0 };
 	if (stx.stx_mask & STATX_BTIME) {

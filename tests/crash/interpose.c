@@ -9,12 +9,12 @@
  *   calls=NAMES   only these, joined by `+` (fsync+linkat); by default all that change something
  *   path=TEXT     only those whose path below the root contains it
  *   since=TEXT    only those after the process said something that contains it (rank_main: "open", "saved")
- *   reads=1       calls that only look count, too: open (without making anything), openat2, pread, getdents, fstat,
- *                 fstatat, statx
+ *   reads=1       calls that only look count, too: open (without making anything), openat2, pread, preadv, getdents,
+ *                 fstat, fstatat, statx
  *   at=N          the call to act on, from 1; 0: none
- *   do=WHAT       kill, killall (the process group), stop, fail, short (a write of less than asked for), abort: the
- *                 file system gives up its journal: from then on, in every process that names the same file `aborted`,
- *                 all that would change or sync something fails; what was not synced by then never will be
+ *   do=WHAT       kill, killall (the process group), stop, fail, short (half of what was to be read or written),
+ *                 abort: the file system gives up its journal: from then on, in every process that names the same file
+ *                 `aborted`, all that would change or sync something fails; what was not synced by then never will be
  *   when=after    act when the call is done
  *   errno=N       of do=fail
  *   last=M        do=fail, short: up to the M-th call (by default N)
@@ -109,9 +109,8 @@ static void want_word(const char *key, const char *value)
 			want.act = !strcmp(value, acts[i]) ? (enum action)i : want.act;
 }
 
-__attribute__((constructor)) static void want_read(void)
+static void want_read(const char *text)
 {
-	const char *text = getenv("VCKPT_INTERPOSE");
 	char *copy = text ? strdup(text) : NULL, *state = NULL;
 
 	for (char *word = copy ? strtok_r(copy, ",", &state) : NULL; word; word = strtok_r(NULL, ",", &state)) {
@@ -127,6 +126,22 @@ __attribute__((constructor)) static void want_read(void)
 	atomic_store(&counting, !want.since[0]);
 	if (want.last < want.at)
 		want.last = want.at;
+}
+
+__attribute__((constructor)) static void want_begin(void)
+{
+	want_read(getenv("VCKPT_INTERPOSE"));
+}
+
+uint64_t interpose_again(const char *words)
+{
+	uint64_t n = atomic_exchange(&count, 0);
+
+	want.act = ACT_NONE;
+	want.at = want.last = want.for_ms = 0;
+	atomic_store(&failing_ms, 0);
+	want_read(words);
+	return n;
 }
 
 void interpose_said(const char *text)
@@ -283,20 +298,27 @@ static void call_end(struct call *c, const struct interpose_event *e)
 #define REAL(name) \
 	({ static __typeof__(&name) real; if (!real) real = (__typeof__(&name))dlsym(RTLD_NEXT, #name); real; })
 
-/* A call that changes nothing: true where it is to fail. */
+/* A call that changes nothing. */
+static void read_begin(struct call *c, const char *name, int fd, const char *below_fd)
+{
+	*c = (struct call){0};
+	if (!want.on || !want.reads || !(below_fd ? path_at(fd, below_fd, c->memory) : path_of(fd, c->memory)))
+		return;
+	c->path = below(c->memory);
+	if (c->path)
+		call_count(c, name);
+	if (c->path && c->hit && want.after)
+		act();
+	if (c->spoiled)
+		errno = c->spoiled;
+}
+
+/* The same; true where it is to fail. */
 static bool read_spoiled(const char *name, int fd, const char *below_fd)
 {
-	struct call c = {0};
+	struct call c;
 
-	if (!want.on || !want.reads || !(below_fd ? path_at(fd, below_fd, c.memory) : path_of(fd, c.memory)))
-		return false;
-	c.path = below(c.memory);
-	if (c.path)
-		call_count(&c, name);
-	if (c.path && c.hit && want.after)
-		act();
-	if (c.spoiled)
-		errno = c.spoiled;
+	read_begin(&c, name, fd, below_fd);
 	return c.spoiled;
 }
 
@@ -529,7 +551,25 @@ int ftruncate64(int fd, off64_t len) { return truncate_any("ftruncate", REAL(ftr
 
 ssize_t pread64(int fd, void *bytes, size_t len, off64_t offset)
 {
-	return read_spoiled("pread", fd, NULL) ? -1 : REAL(pread64)(fd, bytes, len, offset);
+	struct call c;
+
+	read_begin(&c, "pread", fd, NULL);
+	if (c.spoiled)
+		return -1;
+	return REAL(pread64)(fd, bytes, c.hit && want.act == ACT_SHORT ? (len + 1) / 2 : len, offset);
+}
+
+ssize_t preadv64(int fd, const struct iovec *iov, int n, off64_t offset)
+{
+	struct iovec half = {n ? iov[0].iov_base : NULL, n ? (iov[0].iov_len + 1) / 2 : 0};
+	struct call c;
+
+	read_begin(&c, "preadv", fd, NULL);
+	if (c.spoiled)
+		return -1;
+	if (c.hit && want.act == ACT_SHORT)
+		return REAL(preadv64)(fd, &half, 1, offset);
+	return REAL(preadv64)(fd, iov, n, offset);
 }
 
 ssize_t getdents64(int fd, void *bytes, size_t len)
