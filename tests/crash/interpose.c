@@ -12,7 +12,8 @@
  *   reads=1       calls that only look count, too: open (without making anything), openat2, pread, preadv, getdents,
  *                 fstat, fstatat, statx
  *   at=N          the call to act on, from 1; 0: none
- *   do=WHAT       kill, killall (the process group), stop, fail, short (half of what was to be read or written),
+ *   do=WHAT       kill, killall (the process group), term (SIGTERM to the process), stop, fail, short (half of what was
+ *                 to be read or written),
  *                 abort: the file system gives up its journal: from then on, in every process that names the same file
  *                 `aborted`, all that would change or sync something fails; what was not synced by then never will be
  *   when=after    act when the call is done
@@ -49,7 +50,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum action { ACT_NONE, ACT_KILL, ACT_KILL_ALL, ACT_STOP, ACT_FAIL, ACT_SHORT, ACT_ABORT };
+enum action { ACT_NONE, ACT_KILL, ACT_KILL_ALL, ACT_STOP, ACT_FAIL, ACT_SHORT, ACT_ABORT, ACT_TERM };
 
 static struct {
 	char root[PATH_MAX], calls[256], path[256], since[64], aborted[PATH_MAX];
@@ -74,7 +75,7 @@ static uint64_t now_ms(void)
 
 static void want_word(const char *key, const char *value)
 {
-	static const char *const acts[] = {"", "kill", "killall", "stop", "fail", "short", "abort"};
+	static const char *const acts[] = {"", "kill", "killall", "stop", "fail", "short", "abort", "term"};
 
 	if (!strcmp(key, "root"))
 		want.root_len = (size_t)snprintf(want.root, sizeof want.root, "%s", value);
@@ -210,6 +211,7 @@ static void act(void)
 	switch (want.act) {
 	case ACT_KILL: kill(getpid(), SIGKILL); break;
 	case ACT_KILL_ALL: kill(0, SIGKILL); break;
+	case ACT_TERM: kill(getpid(), SIGTERM); break;
 	case ACT_STOP: raise(SIGSTOP); break; /* of this thread: it goes no step further */
 	case ACT_ABORT: close((int)syscall(SYS_openat, AT_FDCWD, want.aborted, O_CREAT | O_WRONLY, 0600)); break;
 	default: return;
