@@ -46,6 +46,7 @@ enum state { COUNTING, QUEUED, FILLING, READY, REFUSED };
 struct fs_backing {
 	uint64_t node;
 	uint64_t size;
+	const struct fs_commit *commit;  /* whose step it is in */
 	struct fs_backing *next;         /* in its bucket */
 	struct backing_list *list;       /* where it stands while nobody has it open; NULL: nowhere */
 	struct fs_backing *newer, *older; /* there */
@@ -189,18 +190,21 @@ static void settle(struct fs_backings *all, struct fs_backing *b)
 	if (used || b->state == QUEUED || b->state == FILLING)
 		return;
 	list_add(b->state == READY ? &all->ready : &all->idle, b);
+	if (b->state == READY && b->commit->gone)
+		drop(all, b);
 	if (all->idle.n > IDLE_RECORDS)
 		forget(all, all->idle.oldest);
 }
 
-static struct fs_backing *make(struct fs_backings *all, uint64_t node, uint64_t size)
+static struct fs_backing *make(struct fs_backings *all, uint64_t node, const struct fs_handle *h)
 {
 	struct fs_backing *b = calloc(1, sizeof *b), **at = bucket(all, node);
 
 	if (!b)
 		return NULL;
 	b->node = node;
-	b->size = size;
+	b->size = view_file_size(h->file);
+	b->commit = h->node.commit;
 	b->fd = -1;
 	b->next = *at;
 	*at = b;
@@ -505,7 +509,7 @@ static int consider(struct fs_backings *all, struct fs_backing *b, struct fs_han
 	bool now = all->tier == FS_TIER_PASSTHROUGH || b->size <= NOW_BYTES;
 	bool again = b->served >= b->size / 2;
 
-	if (!can_assemble(all))
+	if (!can_assemble(all) || b->commit->gone)
 		return 0;
 	int r = now ? wait_filled(all, b) : 0;
 
@@ -525,7 +529,7 @@ int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 	pthread_mutex_lock(&all->lock);
 	struct fs_backing *b = find(all, node);
 	if (!b)
-		b = make(all, node, view_file_size(h->file));
+		b = make(all, node, h);
 	if (!b) {
 		unlock(all);
 		return -ENOMEM;
@@ -614,6 +618,17 @@ void fs_backings_give_back(struct fs_backings *all)
 	pthread_mutex_lock(&all->lock);
 	all->quiet_until_ms = base_monotonic_ms() + QUIET_MS;
 	drop_ready(all, 0);
+	unlock(all);
+}
+
+void fs_backings_gone(struct fs_backings *all, const struct fs_commit *commit)
+{
+	pthread_mutex_lock(&all->lock);
+	for (struct fs_backing *b = all->ready.oldest, *next; b; b = next) {
+		next = b->newer;
+		if (b->commit == commit)
+			drop(all, b);
+	}
 	unlock(all);
 }
 

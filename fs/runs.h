@@ -54,7 +54,7 @@ struct fs_commit {                      /* what is above `opened` never changes 
 	int64_t time_ns;
 	struct fs_step *opened;         /* these three: protected by runs->lock */
 	bool opening, logged;
-	bool told;                      /* protected by run->lock: fs_run_gone has named it */
+	_Atomic bool gone;              /* no longer visible: fs_run_gone has named it */
 };
 
 /* An opened step. References: the cache's and each user's. */

@@ -222,8 +222,8 @@ void fs_run_gone(struct fs_runs *runs, struct fs_run *run, void (*f)(void *arg, 
 	gone = calloc(run->ncommits + 1, sizeof *gone);
 	for (size_t i = 0; gone && i < run->ncommits; i++) {
 		struct fs_commit *commit = run->commits[i];
-		if (!commit->told && !store_list_entry_live(run->list, commit->entry)) {
-			commit->told = true;
+		if (!commit->gone && !store_list_entry_live(run->list, commit->entry)) {
+			commit->gone = true;
 			gone[n++] = commit;
 		}
 	}

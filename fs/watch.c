@@ -59,10 +59,12 @@ static void forget_name(struct fs_mount *m, fuse_ino_t parent, const char *name)
 
 static void commit_gone(void *arg, struct fs_commit *commit)
 {
+	struct fs_mount *m = arg;
 	char name[FS_STEP_NAME];
 
 	fs_step_name(commit->step, name);
-	forget_name(arg, FS_NODE_RUN + commit->run->number, name);
+	forget_name(m, FS_NODE_RUN + commit->run->number, name);
+	fs_backings_gone(m->backings, commit);
 }
 
 static void mesh_dropped(void *arg, const struct fs_mesh *mesh)

@@ -1,41 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * store: identity, reserve and the cache of open packs.
- *
- * The cache keeps every pack that is in use and, of those that nobody uses, the 64 used last. Nodes hang in a hash by
- * name; the idle ones also in a list, longest unused first. A pack is opened outside the lock, so that a slow storage
- * stops only who waits for that pack; two threads may open the same pack at once, and the second one closes its own.
- * A pack that could not be opened leaves no node behind: the next caller tries again and gets the same sentence.
+ * store: identity and reserve. store_packs.c has the cache of open packs.
  *
  * The file `vckpt.store` is put last of what makes a directory a store, and whole: a stopped `init` leaves an empty
  * directory or a store. The reserve is only convenience and is made afterwards. */
-#include "core/step/store.h"
-
 #include <pthread.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/base/table.h"
+#include "core/step/store_internal.h"
 
 #define RESERVE_FILE "reserve"
 #define RESERVE_MAX_BYTES (UINT64_C(1) << 30)
-#define CACHE_BUCKETS 256u
-#define CACHE_IDLE_MAX 64u
-
-struct cache_node {
-	struct store_pack *pack;
-	unsigned users;                        /* 0: hangs in the idle list */
-	struct cache_node *next;               /* same bucket */
-	struct cache_node *newer, *older;      /* idle list */
-};
-
-struct store_pack_cache {
-	pthread_mutex_t lock;                  /* protects all below */
-	struct cache_node *bucket[CACHE_BUCKETS];
-	struct cache_node *oldest, *newest;    /* idle packs */
-	unsigned idle;
-};
 
 /* ---- host name ---- */
 
@@ -60,168 +37,6 @@ const char *store_hostname(void)
 
 	pthread_once(&once, hostname_fill);
 	return hostname_text;
-}
-
-/* ---- packs ---- */
-
-static unsigned cache_bucket(const char *name)
-{
-	return base_table_hash(name, strlen(name)) % CACHE_BUCKETS;
-}
-
-static struct cache_node *cache_find(struct store_pack_cache *c, const char *name)
-{
-	struct cache_node *n = c->bucket[cache_bucket(name)];
-
-	while (n && strcmp(store_pack_name(n->pack), name) != 0)
-		n = n->next;
-	return n;
-}
-
-static void cache_idle_add(struct store_pack_cache *c, struct cache_node *n)
-{
-	n->older = c->newest;
-	n->newer = NULL;
-	*(c->newest ? &c->newest->newer : &c->oldest) = n;
-	c->newest = n;
-	c->idle++;
-}
-
-static void cache_idle_remove(struct store_pack_cache *c, struct cache_node *n)
-{
-	*(n->older ? &n->older->newer : &c->oldest) = n->newer;
-	*(n->newer ? &n->newer->older : &c->newest) = n->older;
-	n->newer = n->older = NULL;
-	c->idle--;
-}
-
-/* Takes the longest unused node out when there are too many; the caller closes it without the lock. */
-static struct cache_node *cache_evict(struct store_pack_cache *c, unsigned most)
-{
-	struct cache_node *n = c->oldest, **at;
-
-	if (c->idle <= most)
-		return NULL;
-	cache_idle_remove(c, n);
-	for (at = &c->bucket[cache_bucket(store_pack_name(n->pack))]; *at != n; at = &(*at)->next)
-		;
-	*at = n->next;
-	return n;
-}
-
-static void cache_node_free(struct cache_node *n)
-{
-	if (!n)
-		return;
-	store_pack_close(n->pack);
-	free(n);
-}
-
-static struct store_pack *cache_use(struct store_pack_cache *c, const char *name)
-{
-	struct cache_node *n = cache_find(c, name);
-
-	if (!n)
-		return NULL;
-	if (n->users++ == 0)
-		cache_idle_remove(c, n);
-	return n->pack;
-}
-
-/* Idle packs hold descriptors: if there are none left, they are closed and it is tried once more. */
-static int pack_open(struct store *s, const char *pack, struct store_pack **ret_p, struct base_error *err)
-{
-	struct store_pack_cache *c = s->packs;
-	struct cache_node *n;
-	int r = store_pack_open(s->storage, s->info.id, pack, ret_p, err);
-
-	if (r != -EMFILE && r != -ENFILE)
-		return r;
-	do {
-		pthread_mutex_lock(&c->lock);
-		n = cache_evict(c, 0);
-		pthread_mutex_unlock(&c->lock);
-		cache_node_free(n);
-	} while (n);
-	return store_pack_open(s->storage, s->info.id, pack, ret_p, err);
-}
-
-int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p, struct base_error *err)
-{
-	struct store_pack_cache *c = s->packs;
-	struct cache_node *n;
-	struct store_pack *p;
-	int r;
-
-	pthread_mutex_lock(&c->lock);
-	*ret_p = cache_use(c, pack);
-	pthread_mutex_unlock(&c->lock);
-	if (*ret_p)
-		return 0;
-	n = calloc(1, sizeof *n);
-	if (!n)
-		return base_no_memory_for(err, "pack %s", pack);
-	r = pack_open(s, pack, &n->pack, err);
-	if (r < 0) {
-		free(n);
-		return r;
-	}
-	pthread_mutex_lock(&c->lock);
-	p = cache_use(c, pack);
-	if (!p) {
-		struct cache_node **bucket = &c->bucket[cache_bucket(pack)];
-
-		n->users = 1;
-		n->next = *bucket;
-		*bucket = n;
-		p = n->pack;
-		n = NULL;
-	}
-	pthread_mutex_unlock(&c->lock);
-	cache_node_free(n);
-	*ret_p = p;
-	return 0;
-}
-
-void store_pack_put(struct store *s, struct store_pack *p)
-{
-	struct store_pack_cache *c = s->packs;
-	struct cache_node *n, *out = NULL;
-
-	if (!p)
-		return;
-	pthread_mutex_lock(&c->lock);
-	n = cache_find(c, store_pack_name(p));
-	if (n && --n->users == 0) {
-		cache_idle_add(c, n);
-		out = cache_evict(c, CACHE_IDLE_MAX);
-	}
-	pthread_mutex_unlock(&c->lock);
-	cache_node_free(out);
-}
-
-static struct store_pack_cache *cache_new(void)
-{
-	struct store_pack_cache *c = calloc(1, sizeof *c);
-
-	if (c)
-		pthread_mutex_init(&c->lock, NULL);
-	return c;
-}
-
-static void cache_free(struct store_pack_cache *c)
-{
-	struct cache_node *n;
-
-	if (!c)
-		return;
-	for (unsigned i = 0; i < CACHE_BUCKETS; i++)
-		while ((n = c->bucket[i])) {
-			c->bucket[i] = n->next;
-			cache_node_free(n);
-		}
-	pthread_mutex_destroy(&c->lock);
-	free(c);
 }
 
 /* ---- reserve ---- */
@@ -308,7 +123,7 @@ int store_open(const char *path, unsigned flags, struct store **ret_s, struct ba
 
 	s = calloc(1, sizeof *s);
 	if (s)
-		s->packs = cache_new();
+		s->packs = store_pack_cache_new();
 	if (!s || !s->packs) {
 		free(s);
 		return base_no_memory_for(err, "%s", path);
@@ -323,8 +138,11 @@ int store_open(const char *path, unsigned flags, struct store **ret_s, struct ba
 	r = store_path_set(s, path, err);
 	if (r == 0)
 		r = store_storage_open_posix(s->path, storage_flags, &s->storage, err);
-	if (r == 0)
+	if (r == 0) {
+		s->storage->relieve = store_pack_cache_relieve;
+		s->storage->relieve_arg = s->packs;
 		r = store_identity_read(s, err);
+	}
 	if (r == 0 && !(flags & STORE_OPEN_READ_ONLY))
 		r = store_writable(s, err);
 	if (r < 0) {
@@ -339,7 +157,7 @@ void store_close(struct store *s)
 {
 	if (!s)
 		return;
-	cache_free(s->packs);
+	store_pack_cache_free(s->packs);
 	if (s->storage)
 		s->storage->ops->close(s->storage);
 	proto_store_release(&s->info);

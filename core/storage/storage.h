@@ -117,7 +117,13 @@ struct store_storage_ops {
 	int (*denied)(struct store_storage *s, char dir[static STORE_NAME_MAX], struct store_storage_owner *ret_owner);
 };
 
-struct store_storage { const struct store_storage_ops *ops; };
+struct store_storage {
+	const struct store_storage_ops *ops;
+	/* NULL, or called when the process is out of descriptors, before the open that failed is tried once more:
+	 * closes those that can be had again. In any thread, also in several at once. Set before the first use. */
+	void (*relieve)(void *arg);
+	void *relieve_arg;
+};
 
 enum store_storage_flag {
 	/* make the directory if it is missing; refuse one that is not empty (-ENOTEMPTY) */

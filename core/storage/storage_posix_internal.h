@@ -54,6 +54,8 @@ struct posix_storage {
 static inline struct posix_storage *posix_of(struct store_storage *s) { return (struct posix_storage *)(void *)s; }
 
 /* ---- storage_posix_path.c ---- */
+/* An open answered r. true: that was for want of descriptors, others were closed, and it is worth one more try. */
+bool posix_relieved(struct posix_storage *p, int r);
 /* Opens `name` beneath the root without following any link; a descriptor or a negative errno. "" is the root itself. */
 int posix_open_beneath(struct posix_storage *p, const char *name, int flags);
 /* Opens the directory that holds `name`; *ret_last is its last part. With `make`, missing directories are made and

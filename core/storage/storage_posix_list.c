@@ -26,6 +26,14 @@ struct list_page { _Alignas(struct dirent64) char bytes[32 << 10]; };
 
 static int list_directory(struct listing *l, int fd, size_t prefix, unsigned depth);
 
+static int list_open(struct listing *l, int dir, const char *last)
+{
+	const int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+	int fd = openat(dir, last, flags);
+
+	return fd < 0 && posix_relieved(l->storage, -errno) ? openat(dir, last, flags) : fd;
+}
+
 static int list_entry(struct listing *l, int dir, const char *last, size_t prefix, unsigned depth)
 {
 	struct stat st;
@@ -45,7 +53,7 @@ static int list_entry(struct listing *l, int dir, const char *last, size_t prefi
 	if (S_ISDIR(st.st_mode) && posix_directory_unplaced(l->name))
 		return 0; /* empty; it may not have its mode yet */
 	if (S_ISDIR(st.st_mode) && valid && depth < LIST_DEPTH_MAX) {
-		int fd = openat(dir, last, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+		int fd = list_open(l, dir, last);
 		if (fd < 0 && errno != ENOENT && errno != ENOTDIR && errno != ELOOP)
 			return posix_denied_in(l->storage, l->name, prefix + len, -errno);
 		if (fd < 0)

@@ -75,7 +75,15 @@ static int open_by_parts(int root, const char *name, int flags)
 	}
 }
 
-int posix_open_beneath(struct posix_storage *p, const char *name, int flags)
+bool posix_relieved(struct posix_storage *p, int r)
+{
+	if ((r != -EMFILE && r != -ENFILE) || !p->base.relieve)
+		return false;
+	p->base.relieve(p->base.relieve_arg);
+	return true;
+}
+
+static int open_beneath(struct posix_storage *p, const char *name, int flags)
 {
 	if (name[0] == '\0')
 		return open_retry(p->root, ".", flags);
@@ -105,6 +113,13 @@ int posix_open_beneath(struct posix_storage *p, const char *name, int flags)
 	if (missing && fd >= 0)
 		atomic_store_explicit(&openat2_missing, true, memory_order_relaxed);
 	return fd;
+}
+
+int posix_open_beneath(struct posix_storage *p, const char *name, int flags)
+{
+	int fd = open_beneath(p, name, flags);
+
+	return posix_relieved(p, fd) ? open_beneath(p, name, flags) : fd;
 }
 
 int posix_open_regular(struct posix_storage *p, const char *name, uint64_t *ret_size)
@@ -311,5 +326,6 @@ int posix_open_parent(struct posix_storage *p, const char *name, bool make, cons
 		return base_steal_fd(&fd);
 	if (fd < 0 && fd != -ENOENT)
 		return fd;
-	return make_directories(p, dir);
+	int r = make_directories(p, dir);
+	return posix_relieved(p, r) ? make_directories(p, dir) : r;
 }

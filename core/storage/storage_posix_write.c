@@ -91,6 +91,8 @@ int posix_temp_open(struct posix_storage *p, int dir, const char *last, struct p
 {
 	int r = temp_open_any(p, dir, last, t);
 
+	if (posix_relieved(p, r))
+		r = temp_open_any(p, dir, last, t);
 	if (r < 0)
 		return r;
 	r = posix_modes_give(p, t->fd, p->modes.file);

@@ -57,7 +57,7 @@ def used(mount, store, vckpt, tmp_path):
 def test_an_idle_mount_never_wakes_up(used, scale):
     if 'vckpt_feature{name="watch",why="inotify' not in (used / ".vckpt" / "stats").read_text():
         pytest.skip("this is no local filesystem")
-    before, waited = settled(used), stalled()
+    before, waited = settled(used, 1.5), stalled()  # packs are closed a second after their last use
     time.sleep(scale(7, 30))        # longer than any interval of the mount
     after = switches(used)
     # The kernel tells who asked that memory is short, and all in a group when one of them asks no more.

@@ -188,3 +188,26 @@ def test_an_empty_store_and_its_first_step(mount, store, vckpt, tmp_path):
     vckpt("import", store, "first", small_source(tmp_path / "s.safetensors"))
     assert wait_until((m / "first" / "latest" / "model.safetensors").exists, SOON)
     subprocess.run(["find", m.point, "-ls"], check=True, capture_output=True)
+
+
+def packs(m):
+    """What the server has open of the store's packs."""
+    found = []
+    for fd in os.listdir(f"/proc/{m.server}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/{m.server}/fd/{fd}"))
+    return [path for path in found if path.startswith(f"{m.store}/packs/")]
+
+
+def test_a_deleted_pack_is_closed(live, store, vckpt):
+    """Though a file of it is open: df shows what a collection freed."""
+    with open(live / "a" / "step-00000001" / "model.safetensors", "rb", buffering=0) as f:
+        first = f.read(100)
+        assert packs(live)
+        vckpt("rm", store, "a/1")
+        vckpt("gc", store, "--grace", "0")
+        assert not list(store.glob("packs/*/*"))
+        assert wait_until(lambda: not packs(live), SOON), packs(live)
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with contextlib.suppress(OSError):          # its pieces may be in the cache
+            assert os.pread(f.fileno(), 100, 0) == first

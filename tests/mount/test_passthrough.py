@@ -197,10 +197,16 @@ def test_readers_of_a_removed_step_go_on(passing, large, vckpt, tmp_path, progra
     try:
         if not passes(m):
             pytest.skip("no passthrough here")
-        with open(m / "a" / "step-00000001" / "model.safetensors", "rb") as f:
+        step, other = m / "a" / "step-00000001", m / "a" / "step-00000002"
+        for file in (step / "blob.bin", step / "mesh" / "tp=2" / "rank-0" / "model.safetensors", other / "blob.bin"):
+            read(file)
+        in_memory = lambda: m.stats()["vckpt_assembled_bytes"]
+        with open(step / "model.safetensors", "rb") as f:
             vckpt("rm", store, "a/1", "--yes")
             assert wait_until(lambda: os.listdir(m / "a") == ["latest", "step-00000002"])
+            assert wait_until(lambda: in_memory() == len(large[1]) + len(large[3])), in_memory()
             assert f.read() == large[1]
+        assert wait_until(lambda: in_memory() == len(large[3])), in_memory()
     finally:
         m.end()
 

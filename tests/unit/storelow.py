@@ -69,7 +69,7 @@ class Ops(C.Structure):
 
 
 class StorageHead(C.Structure):
-    _fields_ = [("ops", C.POINTER(Ops))]
+    _fields_ = [("ops", C.POINTER(Ops)), ("relieve", C.c_void_p), ("relieve_arg", C.c_void_p)]
 
 
 class Error(C.Structure):
