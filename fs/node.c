@@ -69,14 +69,16 @@ void fs_stat_fill(struct fs_mount *m, struct fs_run *run, struct stat *st, uint6
 	int64_t time_ns)
 {
 	struct fs_owner owner = run ? fs_modes_run(m, run) : m->owner;
-	mode_t may = S_ISLNK(type) ? 0777 : owner.mode & (S_ISDIR(type) ? 0555 : 0444);
+	mode_t may = S_ISLNK(type) ? 0777 : owner.mode & (S_ISDIR(type) ? 0755 : 0644);
 	struct timespec t = { .tv_sec = time_ns / 1000000000, .tv_nsec = time_ns % 1000000000 };
 
 	if (t.tv_nsec < 0) {
 		t.tv_sec--;
 		t.tv_nsec += 1000000000;
 	}
-	*st = (struct stat){ .st_ino = ino, .st_mode = type | may, .st_nlink = S_ISDIR(type) ? 2 : 1,
+	/* A directory has 1 link, too, which says that nobody counts the directories in it: with 2, fts(3) and what
+	 * else saves itself a stat would believe that there are none. */
+	*st = (struct stat){ .st_ino = ino, .st_mode = type | may, .st_nlink = 1,
 		.st_uid = owner.uid, .st_gid = owner.gid, .st_size = (off_t)size, .st_blksize = 1 << 20,
 		.st_blocks = (blkcnt_t)base_div_up(size, 512), .st_atim = t, .st_mtim = t, .st_ctim = t };
 }

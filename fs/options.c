@@ -364,7 +364,7 @@ void fs_options_help(void)
 		"  -o allow_other       other users may look in (normal users: needs user_allow_other in "
 		"/etc/fuse.conf)\n"
 		"  -o uid=N,gid=N       owner and group of all files (default: those of each run's directory)\n"
-		"  -o umask=OCTAL       mode bits to take away from 0444 and 0555 (default: the mode of each run's "
+		"  -o umask=OCTAL       mode bits to take away from 0644 and 0755 (default: the mode of each run's "
 		"directory,\n"
 		"                       without write bits)\n"
 		"  -o cache=SIZE        memory for data: 256M of it at most for decoded pieces, the rest for whole\n"

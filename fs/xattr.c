@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Extended attributes user.vckpt.*. Names of other kinds, which ls asks about for every file, are answered from
- * memory: they do not exist. */
+ * memory: they do not exist. What is listed never changes; `serving`, which does, is there for who asks for it by its
+ * name, so that a backup sees no change where somebody has read. */
 #include <stdio.h>
 #include <string.h>
 
@@ -33,9 +34,9 @@ static int take_key(void *arg, const char *key, const char *value)
 	return b->error;
 }
 
-/* Calls f for the attributes of the node. */
-static int attributes(struct fs_mount *m, fuse_ino_t id, int (*f)(void *arg, const char *key, const char *value),
-	void *arg)
+/* Calls f for the attributes of the node; with `all` also for what is not listed. */
+static int attributes(struct fs_mount *m, fuse_ino_t id, bool all,
+	int (*f)(void *arg, const char *key, const char *value), void *arg)
 {
 	struct base_error err = {0};
 	struct fs_step *step;
@@ -56,8 +57,9 @@ static int attributes(struct fs_mount *m, fuse_ino_t id, int (*f)(void *arg, con
 	r = fs_step_get(m->runs, n.commit, &step);
 	if (r)
 		return r;
-	r = view_node_attributes(step->tree, n.file, fs_backing_ready(m->backings, id) ? "passthrough" : "cached", f,
-		arg, &err);
+	r = view_node_attributes(step->tree, n.file, f, arg, &err);
+	if (!r && all && view_tree_node(step->tree, n.file)->kind != VIEW_DIRECTORY)
+		r = f(arg, "serving", fs_backing_ready(m->backings, id) ? "passthrough" : "cached");
 	fs_step_put(m->runs, step);
 	if (r < 0 && err.text[0])
 		fs_mount_log_once(m, err.text);
@@ -95,7 +97,7 @@ void fs_op_getxattr(fuse_req_t req, fuse_ino_t id, const char *name, size_t size
 		r = -ENODATA;
 	if (!r) {
 		w.key = name + strlen(PREFIX);
-		r = attributes(q.m, id, take_value, &w);
+		r = attributes(q.m, id, true, take_value, &w);
 		if (!r && !w.found)
 			r = -ENODATA;
 		if (!r && size && w.len > size)
@@ -111,7 +113,7 @@ void fs_op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size)
 	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
 
 	fs_request_begin(&q, req, FS_OP_LISTXATTR);
-	int r = q.m->options->noxattr ? -ENOSYS : attributes(q.m, id, take_key, &b);
+	int r = q.m->options->noxattr ? -ENOSYS : attributes(q.m, id, false, take_key, &b);
 	if (!r && size && b.len > size)
 		r = -ERANGE;
 	if (!r && b.len > 65536)

@@ -146,8 +146,8 @@ static void tell_step(struct teller *t, struct load_step *step)
 	}
 }
 
-int view_node_attributes(struct view_tree *t, uint32_t node, const char *serving,
-	int (*f)(void *arg, const char *key, const char *value), void *arg, struct base_error *err)
+int view_node_attributes(struct view_tree *t, uint32_t node, int (*f)(void *arg, const char *key, const char *value),
+	void *arg, struct base_error *err)
 {
 	const struct view_node *n = view_tree_node(t, node);
 	struct load_step *step = view_tree_step(t);
@@ -164,7 +164,5 @@ int view_node_attributes(struct view_tree *t, uint32_t node, const char *serving
 	}
 	if (r < 0)
 		return r;
-	if (n->kind != VIEW_DIRECTORY)
-		tell(&teller, "serving", serving);
 	return teller.code < 0 ? teller.code : 0;
 }

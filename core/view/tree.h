@@ -45,11 +45,11 @@ int64_t view_tree_lookup(const struct view_tree *t, uint32_t directory, const ch
 int64_t view_tree_walk(const struct view_tree *t, const char *path);  /* "model/a.weight.npy"; `.npy` may be left off */
 size_t view_tree_memory(const struct view_tree *t);
 
-/* Extended attributes of a node as text (dtype, shape, digest, stored_bytes, codec, name, serving ...): calls f(arg,
- * key, value) for each; keys without the "user.vckpt." prefix. serving: how the caller serves files ("cached").
- * Attributes of the step are on node 0 as attr.<key>. It may read the tensor's row. */
-int view_node_attributes(struct view_tree *t, uint32_t node, const char *serving,
-	int (*f)(void *arg, const char *key, const char *value), void *arg, struct base_error *err);
+/* Extended attributes of a node as text (dtype, shape, digest, stored_bytes, codec, name ...): calls f(arg, key, value)
+ * for each; keys without the "user.vckpt." prefix. They never change. Attributes of the step are on node 0 as
+ * attr.<key>. It may read the tensor's row. */
+int view_node_attributes(struct view_tree *t, uint32_t node, int (*f)(void *arg, const char *key, const char *value),
+	void *arg, struct base_error *err);
 
 /* An open file. Any thread. */
 struct view_file;

@@ -28,7 +28,7 @@ def test_mount_and_umount(vckpt, one, point, tmp_path, monkeypatch):
     kind, source, _ = mount_of(point)
     assert (kind, source) == ("fuse.vckpt", str(one))
     status = os.stat(point / "a/latest/model.safetensors")
-    assert (status.st_uid, status.st_mode & 0o777) == (7, 0o400)
+    assert (status.st_uid, status.st_mode & 0o777) == (7, 0o600)
     monkeypatch.chdir(tmp_path)
     assert vckpt("umount", "mnt/").stdout == f"{point} is unmounted\n"
     assert not mount_of(point) and wait_until(lambda: not daemons(point))

@@ -398,17 +398,38 @@ def test_without_standard_files(program, one, tmp_path):
 
 @root
 def test_uid_gid_umask(one, mount):
-    m = mount(one, "uid=1234,gid=4321,umask=027")
-    for path, mode in ((m.point, 0o550), (m / "a", 0o550), (m / "a" / "step-00000001" / "model.safetensors", 0o440)):
-        s = os.stat(path)
+    m, never = mount(one, "uid=1234,gid=4321,umask=027"), mount(one, "uid=1234,gid=4321,umask=0227")
+    for path, mode in (("", 0o750), ("a", 0o750), ("a/step-00000001/model.safetensors", 0o640)):
+        s = os.stat(m / path)
         assert (s.st_uid, s.st_gid, s.st_mode & 0o7777) == (1234, 4321, mode)
+        assert os.stat(never / path).st_mode & 0o7777 == mode & ~0o200
 
 
 def test_modes_are_those_of_the_store(one, mount):
     os.chmod(one, 0o750)
     m = mount(one)
-    assert os.stat(m.point).st_mode & 0o7777 == 0o550
-    assert os.stat(m / "a" / "latest" / "model.safetensors").st_mode & 0o7777 == 0o440
+    assert os.stat(m.point).st_mode & 0o7777 == 0o750
+    assert os.stat(m / "a" / "latest" / "model.safetensors").st_mode & 0o7777 == 0o640
+
+
+@root
+def test_what_a_user_copies_is_his(place, program):
+    """cp gives a copy the modes that it sees, and chmod and rm need the owner's bit to write in directories."""
+    m, user = Mount(program, place / "store", place / "mnt", "allow_other"), 1234
+    (place / "his").mkdir()
+    os.chown(place / "his", user, user)
+    try:
+        for words in (["cp", "-r", m / "a" / "step-00000001", place / "his" / "copy"],
+                      ["sh", "-c", 'echo x >> "$0/manifest.json"', place / "his" / "copy"],
+                      ["rm", "-r", place / "his" / "copy"]):
+            done = subprocess.run(words, user=user, group=user, extra_groups=[], capture_output=True, text=True,
+                                  stdin=subprocess.DEVNULL, timeout=60)
+            assert done.returncode == 0, done.stderr
+        for words in (["touch", m / "a" / "new"], ["rm", "-rf", m / "a" / "step-00000001"]):
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 1 and "Read-only file system" in done.stderr
+    finally:
+        m.end()
 
 
 @root
@@ -427,11 +448,11 @@ def test_a_private_run_is_private_in_a_mount_for_all(place, program, vckpt, tmp_
         return done.returncode == 0
     try:
         assert reads("a", third) and reads("b", 0) and reads("b", user) and not reads("b", third)
-        for name, mode in (("b", 0o500), ("b/step-00000001", 0o500), ("b/step-00000001/model.safetensors", 0o400)):
+        for name, mode in (("b", 0o700), ("b/step-00000001", 0o700), ("b/step-00000001/model.safetensors", 0o600)):
             s = os.stat(m / name)
             assert (s.st_uid, s.st_gid, s.st_mode & 0o7777) == (user, user, mode)
         os.chmod(store / "packs", 0o700)
-        assert wait_until(lambda: os.stat(m / "a").st_mode & 0o7777 == 0o500, 10)
+        assert wait_until(lambda: os.stat(m / "a").st_mode & 0o7777 == 0o700, 10)
         assert reads("a", 0) and not reads("a", third)
     finally:
         m.end()

@@ -230,8 +230,8 @@ class Tree:
         def tell(_, key, value):
             told[key.decode()] = value.decode()
             return 0
-        checked(self.lib.view_node_attributes(self.t, C.c_uint32(number), b"cached", TELL(tell), None,
-                                              C.byref(self.err)), self.err)
+        checked(self.lib.view_node_attributes(self.t, C.c_uint32(number), TELL(tell), None, C.byref(self.err)),
+                self.err)
         return told
 
 
@@ -543,17 +543,16 @@ def test_attributes(tree):
     assert (step["run"], step["step"], step["attr.loss"], step["attr.note"]) == ("run", "1200", "2.31", 'say "hi"\n')
     assert len(step["manifest"]) == 64 and step["tensors"] == str(len(TENSORS))
     a = tree.attributes(files["model/a.weight.npy"])
-    assert (a["name"], a["dtype"], a["shape"], a["serving"]) == ("a.weight", "f32", "[600, 700]", "cached")
+    assert (a["name"], a["dtype"], a["shape"]) == ("a.weight", "f32", "[600, 700]")
     assert len(a["digest"]) == 64 and int(a["pieces"]) > 1 and int(a["stored_bytes"]) > 100_000 and a["codec"]
     assert tree.attributes(files["model/b%2F..%2Fc.npy"])["name"] == "b/../c"
     assert tree.attributes(files["model/%2Ehidden.npy"])["shape"] == "[]"
     assert tree.attributes(files["model/empty.npy"])["stored_bytes"] == "0"
-    assert tree.attributes(files["model.safetensors"]) == {"tensors": "8", "serving": "cached"}
+    assert tree.attributes(files["model.safetensors"]) == {"tensors": "8"}
     blob = tree.attributes(files["1_Pooling/config.json"])
-    assert (blob["name"], blob["serving"], len(blob["digest"])) == ("1_Pooling/config.json", "cached", 64)
+    assert (blob["name"], len(blob["digest"])) == ("1_Pooling/config.json", 64)
     assert tree.attributes(files["ranks/00000/rng"])["rank"] == "0"
-    assert tree.attributes(files["manifest.json"]) == {"serving": "cached"}
-    assert tree.attributes(tree.walk("model")) == {}
+    assert tree.attributes(files["manifest.json"]) == tree.attributes(tree.walk("model")) == {}
     assert "numpy" not in a
 
 
