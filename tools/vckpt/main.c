@@ -119,6 +119,31 @@ static int unknown(const char *name)
 	return TOOL_USAGE;
 }
 
+static bool has_word(const char *list, const char *word)
+{
+	size_t n = strlen(word);
+
+	for (; *list; list += strcspn(list, ","), list += *list == ',')
+		if (!strncmp(list, word, n) && (list[n] == ',' || !list[n]))
+			return true;
+	return false;
+}
+
+/* STORE DIR -o OPTIONS: for `mount -t fuse.vckpt` and `mount -o remount` mount(8) runs the type's name as a command. */
+static int mount_words(const char *store, const char *directory, const char *options)
+{
+	bool remount = has_word(options, "remount");
+
+	fputs(remount ? "vckpt: a mounted store cannot be remounted; unmount " : "vckpt: mount the store ", stderr);
+	if (!remount)
+		tool_print_text(stderr, store, strlen(store));
+	fputs(remount ? "" : " on ", stderr);
+	tool_print_text(stderr, directory, strlen(directory));
+	fputs(remount ? " and mount it again (new steps appear without that)\n"
+		      : " with \"mount -t vckpt STORE DIR\" (not fuse.vckpt) or \"vckpt mount STORE DIR\"\n", stderr);
+	return TOOL_USAGE;
+}
+
 static bool is_one_of(const char *text, const char *a, const char *b, const char *c)
 {
 	return !strcmp(text, a) || !strcmp(text, b) || !strcmp(text, c);
@@ -146,5 +171,5 @@ int main(int argc, char **argv)
 	for (size_t i = 0; command_at(i); i++)
 		if (!strcmp(argv[1], command_at(i)->name))
 			return run_command(command_at(i), argc - 1, argv + 1);
-	return unknown(argv[1]);
+	return argc > 4 && !strcmp(argv[3], "-o") ? mount_words(argv[1], argv[2], argv[4]) : unknown(argv[1]);
 }
