@@ -51,15 +51,15 @@ def test_a_new_run_appears(live, store, vckpt, tmp_path):
     assert wait_until((live / "b" / "step-00000006").exists, SOON)
 
 
-class Reads:
-    """Counts how often somebody reads a directory."""
+class Events:
+    """Counts what inotify says of a directory."""
 
-    ACCESS = 1
+    ACCESS, CREATE, MOVED_TO = 0x1, 0x100, 0x80
 
-    def __init__(self, path):
+    def __init__(self, path, kinds):
         self.libc = ctypes.CDLL(None, use_errno=True)
         self.fd = self.libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        assert self.fd >= 0 and self.libc.inotify_add_watch(self.fd, os.fsencode(path), self.ACCESS) >= 0
+        assert self.fd >= 0 and self.libc.inotify_add_watch(self.fd, os.fsencode(path), kinds) >= 0
         self.count = 0
 
     def look(self):
@@ -76,7 +76,7 @@ def test_a_name_that_is_not_there_costs_one_look(mount, store, vckpt, tmp_path):
         (store / "runs" / f"run-{number}").mkdir()
     m = mount(store)
     assert (m / "a").is_dir() and not (m / "run-7").exists()        # without a step
-    reads = Reads(store / "runs")
+    reads = Events(store / "runs", Events.ACCESS)
     try:
         for number in range(100):
             assert not (m / f"nothing-{number % 10}").exists()
@@ -91,6 +91,27 @@ def test_a_name_that_is_not_there_costs_one_look(mount, store, vckpt, tmp_path):
     (store / "runs" / "file").write_text("")
     assert not (m / "c").exists() and not (m / "file").exists()
     assert len(os.listdir(m.point)) == len(set(os.listdir(m.point)))
+
+
+def test_what_to_watch_for_new_steps(live, store, vckpt, tmp_path):
+    """inotify on a mount hears nothing; on the run's list in a local store it does, as docs/mount.md says."""
+    mounted = Events(live / "a", 0xfff)                     # IN_ALL_EVENTS
+    stored = Events(store / "runs" / "a", Events.CREATE | Events.MOVED_TO)
+    runs = Events(store / "runs", Events.CREATE | Events.MOVED_TO)
+    try:
+        vckpt("import", store, "a/2", small_source(tmp_path / "2.safetensors", 2))
+        stored.look()
+        runs.look()
+        assert stored.count == 1 and runs.count == 0
+        assert wait_until(lambda: os.readlink(live / "a" / "latest") == "step-00000002", SOON)
+        vckpt("import", store, "b/1", small_source(tmp_path / "2.safetensors", 2))
+        runs.look()
+        assert runs.count == 1
+        mounted.look()
+        assert mounted.count == 0
+    finally:
+        for events in (mounted, stored, runs):
+            os.close(events.fd)
 
 
 def test_without_a_watch_the_list_is_polled(mount, store, vckpt, tmp_path):
