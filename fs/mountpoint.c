@@ -2,9 +2,8 @@
  *
  * Two directories overlap when one is the other or lies in it. Three looks, since each is blind somewhere: the
  * names (after links are resolved); device and inode of every parent, which finds a bind mount of the store or of a
- * directory above it; and the place in the filesystem that mountinfo tells (device, root of the mount, rest of the
- * name), which finds a bind mount of a directory inside the store. A mount over its own store would wait for
- * itself. */
+ * directory above it; and the name in the filesystem that mountinfo gives (root of the mount, rest of the name), which
+ * finds a bind mount of a directory inside the store. A mount over its own store would wait for itself. */
 #include "fs/mountpoint.h"
 
 #include <fcntl.h>
@@ -242,18 +241,28 @@ static bool above(const char *inner, const struct stat *outer)
 	return false;
 }
 
-/* The place of `path` in its filesystem: "MAJ:MIN" and the name below that filesystem's root. */
-static int filesystem_place(const char *path, char device[static 32], char *place, size_t len, struct base_error *err)
+/* Is `inner` a directory below `outer`, though a bind mount hides the way up from it? Its name in their filesystem,
+ * which mountinfo gives, then ends in its name below `outer`. The name of `outer` there is not needed, and not always
+ * known: in a chroot mountinfo lacks the mount that the root directory is in. (On another device `outer` may be an
+ * automount that waits for this very program.) */
+static bool hidden_below(const char *inner, const struct stat *inner_st, const char *outer, const struct stat *outer_st)
 {
 	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+	base_cleanup_free char *place = NULL;
+	struct stat st;
 
-	int r = m ? mount_find(path, false, m, err) : -ENOMEM;
-	if (r <= 0)
-		return r < 0 ? r : -ENOENT;
-	const char *rest = path + (strcmp(m->point, "/") ? strlen(m->point) : 0);
-	const char *root = strcmp(m->root, "/") ? m->root : "";
-	snprintf(device, 32, "%s", m->device);
-	return snprintf(place, len, "%s%s", root, rest) < (int)len ? 0 : -ENAMETOOLONG;
+	if (!m || inner_st->st_dev != outer_st->st_dev || mount_find(inner, false, m, NULL) <= 0 ||
+			asprintf(&place, "%s%s", strcmp(m->root, "/") ? m->root : "",
+				inner + (strcmp(m->point, "/") ? strlen(m->point) : 0)) < 0)
+		return false;
+	for (const char *tail = place; tail && *tail; tail = strchr(tail + 1, '/')) {
+		base_cleanup_free char *name = NULL;
+
+		if (asprintf(&name, "%s%s", outer, tail) >= 0 && lstat(name, &st) == 0 &&
+				st.st_dev == inner_st->st_dev && st.st_ino == inner_st->st_ino)
+			return true;
+	}
+	return false;
 }
 
 static int overlap_refuse(const struct fs_options *o, bool in, bool out, struct base_error *err)
@@ -270,17 +279,10 @@ static int overlap_refuse(const struct fs_options *o, bool in, bool out, struct 
 static int check_overlap(const struct fs_options *o, const struct stat *store, const struct stat *point,
 	struct base_error *err)
 {
-	char store_device[32], point_device[32], store_place[2 * PATH_MAX], point_place[2 * PATH_MAX];
 	const char *s = o->store, *m = o->mountpoint;
 
-	bool in = path_contains(s, m) || above(m, store), out = path_contains(m, s) || above(s, point);
-	if (!in && !out && filesystem_place(s, store_device, store_place, sizeof store_place, err) == 0 &&
-			filesystem_place(m, point_device, point_place, sizeof point_place, err) == 0 &&
-			strcmp(store_device, point_device) == 0) {
-		in = path_contains(store_place, point_place);
-		out = path_contains(point_place, store_place);
-	}
-	return overlap_refuse(o, in, out, err);
+	return overlap_refuse(o, path_contains(s, m) || above(m, store) || hidden_below(m, point, s, store),
+		path_contains(m, s) || above(s, point) || hidden_below(s, store, m, point), err);
 }
 
 /* Both are absolute, and the mount point is not dead. */

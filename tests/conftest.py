@@ -183,6 +183,18 @@ def vckpt(build):
     return Command(build)
 
 
+@pytest.fixture(scope="session")
+def own_mounts():
+    """The words before a command that is to have mounts of its own."""
+    words = ["unshare", "--mount", "--propagation", "private"]
+    done = subprocess.run([*words, "true"], capture_output=True, text=True)
+    with open("/proc/self/mountinfo") as f:
+        points = {line.split()[4] for line in f}
+    if done.returncode:     # unshare(1) changes the propagation of the root's mount
+        pytest.skip("/ is no mount point" if "/" not in points else done.stderr)
+    return words
+
+
 @pytest.fixture
 def store(vckpt, tmp_path):
     """An empty store."""

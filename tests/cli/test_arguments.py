@@ -44,8 +44,8 @@ def test_called_by_mount_8(vckpt):
     """For -t fuse.vckpt, and to remount, mount(8) runs the type as a command: STORE DIR -o OPTIONS."""
     for options in ("rw,dev,suid", "ro,noremount", "remounts", ""):
         done = vckpt("/srv/a\nb", "/mnt/c", "-o", options, check=False)
-        assert (done.returncode, done.stderr) == (2, 'vckpt: mount the store /srv/a\\x0ab on /mnt/c with "mount -t vckpt '
-                                                  'STORE DIR" (not fuse.vckpt) or "vckpt mount STORE DIR"\n')
+        assert (done.returncode, done.stderr) == (2, 'vckpt: mount the store /srv/a\\x0ab on /mnt/c with "mount -t '
+                                                  'vckpt STORE DIR" (not fuse.vckpt) or "vckpt mount STORE DIR"\n')
     for options in ("remount", "ro,remount,dev,suid", "dev,remount"):
         done = vckpt("/srv/a", "/mnt/c", "-o", options, check=False)
         assert (done.returncode, done.stderr) == (2, "vckpt: a mounted store cannot be remounted; unmount /mnt/c and "

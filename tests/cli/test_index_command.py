@@ -68,16 +68,13 @@ def test_a_writer_takes_in_what_is_committed_meanwhile(vckpt, build, store, tmp_
     assert vckpt.json("import", store, "c", tmp_path / "b.safetensors")["pieces_new"] == 0
 
 
-def test_without_proc(vckpt, store, tmp_path):
+def test_without_proc(own_mounts, vckpt, store, tmp_path):
     """LMDB gets the file that was checked through /proc: there is no index then, and all else works."""
     save_file({"w": numpy.arange(30000.0)}, tmp_path / "m.safetensors")
 
     def run(*words):
-        return subprocess.run(["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$0" "$@"',
-                               vckpt.path, *words],
-                              capture_output=True, text=True)
-    if run("--version").returncode:
-        pytest.skip("no mount namespace")
+        return subprocess.run([*own_mounts, "sh", "-c", 'mount -t tmpfs none /proc && exec "$0" "$@"', vckpt.path,
+                               *words], capture_output=True, text=True)
     done = run("index", store)
     assert (done.returncode, done.stderr) == (1, f"vckpt index: the index {store}/index cannot be opened without "
                                               f"/proc/self/fd\n")
@@ -96,16 +93,16 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def others(vckpt):
+def others(own_mounts, vckpt):
     """A store of root's that everybody may write, but for its index; and run(home, command...) as a user without HOME,
     whose home directory is `home` by /etc/passwd, in a mount namespace."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
     with tempfile.TemporaryDirectory() as name:
-        yield from in_folder(vckpt, pathlib.Path(name))
+        yield from in_folder(own_mounts, vckpt, pathlib.Path(name))
 
 
-def in_folder(vckpt, folder):
+def in_folder(own_mounts, vckpt, folder):
     os.chmod(folder, 0o755)
     save_file({"w": numpy.arange(30000.0)}, folder / "m.safetensors")
     os.chmod(folder / "m.safetensors", 0o644)
@@ -120,11 +117,11 @@ def in_folder(vckpt, folder):
                                        else "root:x:0:0::/root:/bin/sh\n")
         env = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
         become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-        return subprocess.run(["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/passwd && exec "$@"',
+        return subprocess.run([*own_mounts, "sh", "-c", 'mount --bind "$0" /etc/passwd && exec "$@"',
                                folder / "passwd", *become,
                                vckpt.path, *map(str, args)], capture_output=True, text=True, env=env)
     if run("/", "--version").returncode:
-        pytest.skip("no mount namespace, or the build folder is not readable for others")
+        pytest.skip("the build folder is not readable for others")
     yield folder, run
 
 

@@ -126,9 +126,9 @@ def save_for_ever(lib, store, say):
 
 
 @pytest.mark.parametrize("hidden", ["0", "1", "2"])
-def test_the_save_of_another_member(team, lib, hidden):
+def test_the_save_of_another_member(own_mounts, team, lib, hidden):
     """It is left alone while its process lives, also where /proc does not show that; then its leftovers are cleared."""
-    hide = ["unshare", "--mount", "sh", "-c", f'mount -t proc -o hidepid={hidden} proc /proc && exec "$@"', "sh"]
+    hide = [*own_mounts, "sh", "-c", f'mount -t proc -o hidepid={hidden} proc /proc && exec "$@"', "sh"]
     if subprocess.run([*hide, "true"], capture_output=True).returncode:
         pytest.skip("no /proc can be mounted")
     team.root(0o2770)

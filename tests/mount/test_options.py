@@ -132,10 +132,10 @@ def test_systemd_is_told_when_it_works(program, one, tmp_path):
 
 
 @root
-def test_another_mount_namespace(program, one, tmp_path):
+def test_another_mount_namespace(own_mounts, program, one, tmp_path):
     point = tmp_path / "p"
     point.mkdir()
-    other = subprocess.Popen(["unshare", "--mount", "--propagation", "private", "sleep", "60"])
+    other = subprocess.Popen([*own_mounts, "sleep", "60"])
     try:
         assert wait_until(lambda: os.readlink(f"/proc/{other.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"))
         assert call(program, one, point, "-N", other.pid).returncode == 0
@@ -265,6 +265,30 @@ def test_overlap_through_bind_mounts_is_refused(program, one, tmp_path):
         finally:
             subprocess.run(["umount", at], check=True)
             at.rmdir()
+
+
+# A root directory that is no mount point: mountinfo does not have the mount that it is in.
+CHROOT = """
+cd "$1"
+for dir in usr lib lib64 bin sbin proc; do
+    [ ! -e "/$dir" ] || { mkdir "$dir" && mount --bind "/$dir" "$dir" || exit 10; }
+done
+chroot . sh -c '! grep " / / " /proc/self/mountinfo' || exit 11
+mkdir bind store/packs/inside other other/store
+chroot . sh -c 'mount --bind /store/packs /bind; ./mount.vckpt --fake /store /bind/inside; echo $?; umount /bind
+                mount --bind /other /bind; ./mount.vckpt --fake /store /bind/store; echo $?'
+"""
+
+
+@root
+def test_overlap_in_a_chroot_is_refused(own_mounts, program, one, tmp_path):
+    place = tmp_path / "root"
+    place.mkdir()
+    shutil.copytree(one, place / "store")
+    shutil.copy(program, place / "mount.vckpt")
+    done = call(*own_mounts, "sh", "-c", CHROOT, "sh", place)
+    assert (done.returncode, done.stdout) == (0, "32\n0\n"), done
+    assert done.stderr == "mount.vckpt: the mount point /bind/inside lies inside the store /store\n"
 
 
 def test_an_occupied_mount_point_is_refused(program, one, mount):
@@ -564,10 +588,9 @@ user fusermount3 -u "$1/mnt" || exit 15
 
 
 @root
-def test_a_normal_user_without_mtab(place):
+def test_a_normal_user_without_mtab(own_mounts, place):
     """Containers may lack /etc/mtab: who mounts is told that nobody but root can end it, and what to do."""
-    child = subprocess.Popen(["unshare", "--mount", "--propagation", "private", "bash", "-c", NO_MTAB, "bash", place],
-                             stdin=subprocess.PIPE,
+    child = subprocess.Popen([*own_mounts, "bash", "-c", NO_MTAB, "bash", place], stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "daemon\n", child.communicate()
     for pid in daemons(place / "mnt"):
