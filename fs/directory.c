@@ -158,14 +158,15 @@ static int entry_at(struct fs_mount *m, struct fs_handle *h, uint64_t i, uint64_
 			return 0;
 		d->name = v->name;
 		bool known = v->size != VIEW_SIZE_UNKNOWN;
-		fs_tree_entry(m, n.commit, n.file, v, fs_tree_ino(ino, v->name), known ? v->size : 0, &d->e);
-		if (!known)
+		if (fs_tree_entry(m, n.commit, n.file, v, fs_tree_ino(ino, v->name), known ? v->size : 0, &d->e) ||
+				!known)
 			d->e.ino = 0;  /* the kernel looks it up if somebody wants to know */
 		return 1;
 	}
-	if (fs_node_entry(m, &n, NULL, &d->e))
+	int r = fs_node_entry(m, &n, NULL, &d->e);
+	if (r == -ENOENT)
 		return -EAGAIN;
-	if (n.kind == FS_RUN && n.run->failed)
+	if (r || (n.kind == FS_RUN && n.run->failed))
 		d->e.ino = 0;  /* the kernel looks it up by itself and gets the error */
 	return 1;
 }

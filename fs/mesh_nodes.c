@@ -111,8 +111,7 @@ int fs_mesh_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 	}
 	*ret_e = (struct fuse_entry_param){ .ino = fs_node_id(n), .generation = m->generation,
 		.attr_timeout = FS_FOREVER, .entry_timeout = FS_FOREVER };
-	fs_stat_fill(m, n->commit->run, &ret_e->attr, ino, type, size, n->commit->time_ns);
-	return 0;
+	return fs_stat_fill(m, n->commit->run, &ret_e->attr, ino, type, size, n->commit->time_ns);
 }
 
 /* ---- look-ups ---- */

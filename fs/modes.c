@@ -20,17 +20,19 @@
 
 static const char *const above[] = { "", "runs", "packs" };
 
-/* What cannot be looked at is for the daemon's user alone. */
+/* What may not be looked at is for the daemon's user alone. An error of the storage says nothing of that: it is
+ * returned, because the kernel keeps the modes of steps and files for good. */
 static int owner_read(const struct fs_mount *m, const char *name, struct store_storage_owner *ret_owner)
 {
 	struct store_storage *s = m->store->storage;
 	int r = s->ops->owner ? s->ops->owner(s, name, ret_owner) : -EOPNOTSUPP;
 
-	if (r == -EOPNOTSUPP)
-		*ret_owner = (struct store_storage_owner){ .uid = geteuid(), .gid = getegid(), .mode = 0755 };
-	else if (r < 0)
-		*ret_owner = (struct store_storage_owner){ .uid = geteuid(), .gid = getegid(), .mode = 0700 };
-	return r;
+	if (store_error_passes(r) || r == -EINTR)
+		return r;
+	if (r < 0)
+		*ret_owner = (struct store_storage_owner){ .uid = geteuid(), .gid = getegid(),
+			.mode = r == -EOPNOTSUPP ? 0755 : 0700 };
+	return r == -ENOENT;
 }
 
 /* The bits that are left of those of `below`, which lies in `dir`: those of the classes that may enter it. Members of
@@ -54,43 +56,58 @@ static void options_apply(const struct fs_options *o, struct fs_owner *owner)
 		owner->mode = 0777 & ~o->umask;
 }
 
-void fs_modes_mount(struct fs_mount *m)
+int fs_modes_mount(struct fs_mount *m, struct base_error *err)
 {
 	struct store_storage_owner store;
 
-	owner_read(m, "", &store);
+	int r = owner_read(m, "", &store);
+	if (r < 0)
+		return base_error_set(err, r, "%s: its owner and mode cannot be read: %s", m->store->path,
+			base_error_name(r));
 	m->owner = (struct fs_owner){ .uid = store.uid, .gid = store.gid, .mode = store.mode };
 	options_apply(m->options, &m->owner);
+	return 0;
 }
 
-static struct fs_owner run_read(const struct fs_mount *m, const struct fs_run *run)
+static int run_read(const struct fs_mount *m, const struct fs_run *run, struct fs_owner *ret_owner)
 {
 	char name[sizeof "runs/" + PROTO_RUN_MAX];
 	struct store_storage_owner own, dir;
-	struct fs_owner owner;
 
 	snprintf(name, sizeof name, "runs/%s", run->name);
-	owner_read(m, name, &own);
-	owner = (struct fs_owner){ .uid = own.uid, .gid = own.gid, .mode = own.mode, .read_ns = base_monotonic_ns() };
-	for (size_t i = 0; i < BASE_COUNT(above); i++)
-		if (owner_read(m, above[i], &dir) != -ENOENT) /* nothing lies in there yet */
-			owner.mode &= enter(&dir, &own);
-	options_apply(m->options, &owner);
-	return owner;
+	int r = owner_read(m, name, &own);
+	if (r < 0)
+		return r;
+	*ret_owner = (struct fs_owner){ .uid = own.uid, .gid = own.gid, .mode = own.mode,
+		.read_ns = base_monotonic_ns() };
+	for (size_t i = 0; i < BASE_COUNT(above); i++) {
+		r = owner_read(m, above[i], &dir);
+		if (r < 0)
+			return r;
+		if (r == 0) /* else nothing is in there yet */
+			ret_owner->mode &= enter(&dir, &own);
+	}
+	options_apply(m->options, ret_owner);
+	return 0;
 }
 
-struct fs_owner fs_modes_run(struct fs_mount *m, struct fs_run *run)
+int fs_modes_run(struct fs_mount *m, struct fs_run *run, struct fs_owner *ret_owner)
 {
-	struct fs_owner owner;
+	struct fs_owner known;
 
 	pthread_mutex_lock(&m->lock);
-	owner = run->owner;
+	known = run->owner;
 	pthread_mutex_unlock(&m->lock);
-	if (owner.read_ns && base_monotonic_ns() - owner.read_ns < (uint64_t)m->options->refresh_ms * 1000000)
-		return owner;
-	owner = run_read(m, run); /* several threads may: they read the same */
+	*ret_owner = known;
+	if (known.read_ns && base_monotonic_ns() - known.read_ns < (uint64_t)m->options->refresh_ms * 1000000)
+		return 0;
+	int r = run_read(m, run, ret_owner); /* several threads may: they read the same */
+	if (r < 0) {
+		*ret_owner = known;
+		return known.read_ns ? 0 : r; /* as it was when the storage last answered */
+	}
 	pthread_mutex_lock(&m->lock);
-	run->owner = owner;
+	run->owner = *ret_owner;
 	pthread_mutex_unlock(&m->lock);
-	return owner;
+	return 0;
 }

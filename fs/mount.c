@@ -43,7 +43,9 @@ int fs_mount_open(struct fs_mount *m, struct base_error *err)
 	int r = store_open(options->store, STORE_OPEN_READ_ONLY, &m->store, err);
 	if (r)
 		return r;
-	fs_modes_mount(m);
+	r = fs_modes_mount(m, err);
+	if (r)
+		return r;
 	/* Whatever cache= says, pieces take no more than a share of what was free: a small control group would have the
 	 * server killed. Files in memory need no bound here: each of them looks at what is free (backing.c). */
 	uint64_t pieces = base_min(base_min(options->cache_bytes, FS_PIECES_BYTES),

@@ -108,19 +108,20 @@ int fs_node_decode(struct fs_mount *m, fuse_ino_t id, struct fs_node *ret_n);
 void fs_node_release(struct fs_node *n);
 bool fs_node_is_below_step(const struct fs_node *n);  /* its attributes need the opened step */
 fuse_ino_t fs_node_id(const struct fs_node *n);
-/* Attributes of any node. step: the opened step, for nodes whose attributes need it. */
+/* Attributes of any node. step: the opened step, for nodes whose attributes need it. Where the storage fails st_ino and
+ * type are there all the same. */
 int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *step, struct fuse_entry_param *ret_e);
 uint64_t fs_node_ino(struct fs_commit *commit, struct view_tree *tree, uint32_t file);
 /* As fs_node_entry for a file of a tree whose directory's st_ino is known, and its own size. */
-void fs_tree_entry(struct fs_mount *m, struct fs_commit *commit, uint32_t file, const struct view_node *v, uint64_t ino,
+int fs_tree_entry(struct fs_mount *m, struct fs_commit *commit, uint32_t file, const struct view_node *v, uint64_t ino,
 	uint64_t size, struct fuse_entry_param *ret_e);
 /* run: whose data it is, NULL: the mount's own; type: S_IFREG, S_IFDIR or S_IFLNK. */
-void fs_stat_fill(struct fs_mount *m, struct fs_run *run, struct stat *st, uint64_t ino, mode_t type, uint64_t size,
+int fs_stat_fill(struct fs_mount *m, struct fs_run *run, struct stat *st, uint64_t ino, mode_t type, uint64_t size,
 	int64_t time_ns);
 
 /* ---- who may look at what (modes.c) ---- */
-void fs_modes_mount(struct fs_mount *m);                                     /* sets m->owner */
-struct fs_owner fs_modes_run(struct fs_mount *m, struct fs_run *run);
+int fs_modes_mount(struct fs_mount *m, struct base_error *err);              /* sets m->owner */
+int fs_modes_run(struct fs_mount *m, struct fs_run *run, struct fs_owner *ret_owner);
 
 /* ---- <step>/mesh and what is below (mesh_nodes.c) ---- */
 uint64_t fs_mesh_serial(fuse_ino_t id);

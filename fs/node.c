@@ -65,10 +65,11 @@ fuse_ino_t fs_node_id(const struct fs_node *n)
 	return (fuse_ino_t)n->commit->number << 32 | n->file;
 }
 
-void fs_stat_fill(struct fs_mount *m, struct fs_run *run, struct stat *st, uint64_t ino, mode_t type, uint64_t size,
+int fs_stat_fill(struct fs_mount *m, struct fs_run *run, struct stat *st, uint64_t ino, mode_t type, uint64_t size,
 	int64_t time_ns)
 {
-	struct fs_owner owner = run ? fs_modes_run(m, run) : m->owner;
+	struct fs_owner owner = m->owner;
+	int r = run ? fs_modes_run(m, run, &owner) : 0;
 	mode_t may = S_ISLNK(type) ? 0777 : owner.mode & (S_ISDIR(type) ? 0755 : 0644);
 	struct timespec t = { .tv_sec = time_ns / 1000000000, .tv_nsec = time_ns % 1000000000 };
 
@@ -81,6 +82,7 @@ void fs_stat_fill(struct fs_mount *m, struct fs_run *run, struct stat *st, uint6
 	*st = (struct stat){ .st_ino = ino, .st_mode = type | may, .st_nlink = 1,
 		.st_uid = owner.uid, .st_gid = owner.gid, .st_size = (off_t)size, .st_blksize = 1 << 20,
 		.st_blocks = (blkcnt_t)base_div_up(size, 512), .st_atim = t, .st_mtim = t, .st_ctim = t };
+	return r;
 }
 
 uint64_t fs_node_ino(struct fs_commit *commit, struct view_tree *tree, uint32_t file)
@@ -90,12 +92,12 @@ uint64_t fs_node_ino(struct fs_commit *commit, struct view_tree *tree, uint32_t 
 	return v ? fs_tree_ino(fs_node_ino(commit, tree, v->parent), v->name) : commit->ino;
 }
 
-void fs_tree_entry(struct fs_mount *m, struct fs_commit *commit, uint32_t file, const struct view_node *v, uint64_t ino,
+int fs_tree_entry(struct fs_mount *m, struct fs_commit *commit, uint32_t file, const struct view_node *v, uint64_t ino,
 	uint64_t size, struct fuse_entry_param *ret_e)
 {
 	*ret_e = (struct fuse_entry_param){ .ino = (fuse_ino_t)commit->number << 32 | file, .generation = m->generation,
 		.attr_timeout = FS_FOREVER, .entry_timeout = FS_FOREVER };
-	fs_stat_fill(m, commit->run, &ret_e->attr, ino, v->kind == VIEW_DIRECTORY ? S_IFDIR : S_IFREG, size,
+	return fs_stat_fill(m, commit->run, &ret_e->attr, ino, v->kind == VIEW_DIRECTORY ? S_IFDIR : S_IFREG, size,
 		commit->time_ns);
 }
 
@@ -106,26 +108,28 @@ int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 	uint64_t latest = 0;
 	int64_t time_ns = m->start_ns;
 	char name[FS_STEP_NAME];
+	int r = 0;
 
 	switch (n->kind) {
 	case FS_ROOT:
 	case FS_CONTROL:
-		fs_stat_fill(m, NULL, &e.attr, n->kind == FS_ROOT ? FUSE_ROOT_ID : FS_NODE_CONTROL, S_IFDIR, 0,
+		r = fs_stat_fill(m, NULL, &e.attr, n->kind == FS_ROOT ? FUSE_ROOT_ID : FS_NODE_CONTROL, S_IFDIR, 0,
 			time_ns);
 		break;
 	case FS_CONTROL_FILE:
-		fs_stat_fill(m, NULL, &e.attr, e.ino, S_IFREG, 0, time_ns);
+		r = fs_stat_fill(m, NULL, &e.attr, e.ino, S_IFREG, 0, time_ns);
 		break;
 	case FS_RUN:
 		fs_run_latest(n->run, &latest, &time_ns);
-		fs_stat_fill(m, n->run, &e.attr, n->run->ino, S_IFDIR, 0, time_ns);
+		r = fs_stat_fill(m, n->run, &e.attr, n->run->ino, S_IFDIR, 0, time_ns);
 		break;
 	case FS_LATEST:
 		if (!fs_run_latest(n->run, &latest, &time_ns))
 			return -ENOENT;
 		fs_step_name(latest, name);
 		e.entry_timeout = e.attr_timeout = 0;
-		fs_stat_fill(m, n->run, &e.attr, fs_tree_ino(n->run->ino, "latest"), S_IFLNK, strlen(name), time_ns);
+		r = fs_stat_fill(m, n->run, &e.attr, fs_tree_ino(n->run->ino, "latest"), S_IFLNK, strlen(name),
+			time_ns);
 		break;
 	case FS_MESHES:
 	case FS_MESH:
@@ -136,19 +140,18 @@ int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 			uint64_t size;
 			if (!v)
 				return -ESTALE;
-			int r = view_tree_size(step->tree, n->file, &size);
+			r = view_tree_size(step->tree, n->file, &size);
 			if (r < 0)
 				return r;
-			fs_tree_entry(m, n->commit, n->file, v, fs_node_ino(n->commit, step->tree, n->file), size,
-				ret_e);
-			return 0;
+			return fs_tree_entry(m, n->commit, n->file, v, fs_node_ino(n->commit, step->tree, n->file),
+				size, ret_e);
 		}
 		e.attr_timeout = FS_FOREVER;
-		fs_stat_fill(m, n->run, &e.attr, n->commit->ino, S_IFDIR, 0, n->commit->time_ns);
+		r = fs_stat_fill(m, n->run, &e.attr, n->commit->ino, S_IFDIR, 0, n->commit->time_ns);
 		break;
 	}
 	*ret_e = e;
-	return 0;
+	return r;
 }
 
 struct fs_handle *fs_handle_new(struct fs_mount *m, const struct fs_node *n)

@@ -12,13 +12,15 @@
  *   reads=1       calls that only look count, too: open (without making anything), openat2, pread, preadv, getdents,
  *                 fstat, fstatat, statx
  *   at=N          the call to act on, from 1; 0: none
- *   do=WHAT       kill, killall (the process group), term (SIGTERM to the process), stop, fail, short (half of what was
- *                 to be read or written),
- *                 abort: the file system gives up its journal: from then on, in every process that names the same file
- *                 `aborted`, all that would change or sync something fails; what was not synced by then never will be
+ *   do=WHAT       kill, killall (the process group), term (SIGTERM to the process), stop, fail, short (less is written
+ *                 or read than asked for), abort: the file system gives up its journal: from then on, in every process
+ *                 that names the same file `aborted`, all that would change or sync something fails; what was not
+ *                 synced by then never will be
  *   when=after    act when the call is done
  *   errno=N       of do=fail
  *   last=M        do=fail, short: up to the M-th call (by default N)
+ *   memory=FILE   three u64 in it, which are mapped, are the number of calls so far, N and M: whoever maps it, too, can
+ *                 change them at any time
  *   for=MS        do=fail: all calls for so long from the N-th on
  *   aborted=FILE  is made by do=abort
  *   believe=1     an fsync that fails with EROFS answers 0, and so does fremovexattr, which asks whether that was true:
@@ -44,6 +46,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/xattr.h>
@@ -56,11 +59,12 @@ static struct {
 	char root[PATH_MAX], calls[256], path[256], since[64], aborted[PATH_MAX];
 	size_t root_len;
 	enum action act;
-	uint64_t at, last, for_ms;
+	uint64_t for_ms;
 	int error, list;
 	bool after, reads, believe, on;
 } want = {.list = -1};
-static atomic_uint_fast64_t count, failing_ms; /* calls so far; since when for_ms runs */
+static struct numbers { _Atomic uint64_t count, at, last; } own, *numbers = &own; /* count: calls so far */
+static atomic_uint_fast64_t failing_ms;        /* since when for_ms runs */
 static atomic_bool counting;                   /* what want.since waits for was said */
 
 static uint64_t now_ms(void)
@@ -72,6 +76,17 @@ static uint64_t now_ms(void)
 }
 
 /* ---- what is wanted ---- */
+
+static void numbers_map(const char *name)
+{
+	int fd = open(name, O_RDWR | O_CLOEXEC);
+	void *at = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+	if (at == MAP_FAILED)
+		abort();
+	close(fd);
+	numbers = at;
+}
 
 static void want_word(const char *key, const char *value)
 {
@@ -86,9 +101,11 @@ static void want_word(const char *key, const char *value)
 	else if (!strcmp(key, "since"))
 		snprintf(want.since, sizeof want.since, "%s", value);
 	else if (!strcmp(key, "at"))
-		want.at = strtoull(value, NULL, 10);
+		numbers->at = strtoull(value, NULL, 10);
 	else if (!strcmp(key, "last"))
-		want.last = strtoull(value, NULL, 10);
+		numbers->last = strtoull(value, NULL, 10);
+	else if (!strcmp(key, "memory"))
+		numbers_map(value);
 	else if (!strcmp(key, "for"))
 		want.for_ms = strtoull(value, NULL, 10);
 	else if (!strcmp(key, "aborted"))
@@ -110,8 +127,9 @@ static void want_word(const char *key, const char *value)
 			want.act = !strcmp(value, acts[i]) ? (enum action)i : want.act;
 }
 
-static void want_read(const char *text)
+__attribute__((constructor)) static void want_read(void)
 {
+	const char *text = getenv("VCKPT_INTERPOSE");
 	char *copy = text ? strdup(text) : NULL, *state = NULL;
 
 	for (char *word = copy ? strtok_r(copy, ",", &state) : NULL; word; word = strtok_r(NULL, ",", &state)) {
@@ -125,24 +143,8 @@ static void want_read(const char *text)
 	free(copy);
 	want.on = want.root_len > 0;
 	atomic_store(&counting, !want.since[0]);
-	if (want.last < want.at)
-		want.last = want.at;
-}
-
-__attribute__((constructor)) static void want_begin(void)
-{
-	want_read(getenv("VCKPT_INTERPOSE"));
-}
-
-uint64_t interpose_again(const char *words)
-{
-	uint64_t n = atomic_exchange(&count, 0);
-
-	want.act = ACT_NONE;
-	want.at = want.last = want.for_ms = 0;
-	atomic_store(&failing_ms, 0);
-	want_read(words);
-	return n;
+	if (numbers->last < numbers->at)
+		atomic_store(&numbers->last, numbers->at);
 }
 
 void interpose_said(const char *text)
@@ -235,14 +237,16 @@ static void call_count(struct call *c, const char *name)
 		(want.path[0] && !strstr(c->path, want.path)))
 		return;
 	if (beats(c->path)) {
-		if (want.last == want.at && !want.for_ms)
+		if (numbers->last == numbers->at && !want.for_ms)
 			return;
-		n = atomic_load(&count);
+		n = atomic_load(&numbers->count);
 	} else {
-		n = atomic_fetch_add(&count, 1) + 1;
+		n = atomic_fetch_add(&numbers->count, 1) + 1;
 	}
-	c->hit = want.act != ACT_NONE && n >= want.at && n <= want.last && want.at > 0;
-	if (want.for_ms && want.at > 0 && n >= want.at) {
+	uint64_t at = numbers->at;
+
+	c->hit = want.act != ACT_NONE && n >= at && n <= numbers->last && at > 0;
+	if (want.for_ms && at > 0 && n >= at) {
 		uint64_t none = 0, now = now_ms();
 
 		atomic_compare_exchange_strong(&failing_ms, &none, now);
@@ -300,28 +304,28 @@ static void call_end(struct call *c, const struct interpose_event *e)
 #define REAL(name) \
 	({ static __typeof__(&name) real; if (!real) real = (__typeof__(&name))dlsym(RTLD_NEXT, #name); real; })
 
-/* A call that changes nothing. */
-static void read_begin(struct call *c, const char *name, int fd, const char *below_fd)
+/* A call that changes nothing: what becomes of it. */
+enum reads { READ_REAL, READ_FAILS, READ_SHORT };
+
+static enum reads read_hit(const char *name, int fd, const char *below_fd)
 {
-	*c = (struct call){0};
-	if (!want.on || !want.reads || !(below_fd ? path_at(fd, below_fd, c->memory) : path_of(fd, c->memory)))
-		return;
-	c->path = below(c->memory);
-	if (c->path)
-		call_count(c, name);
-	if (c->path && c->hit && want.after)
+	struct call c = {0};
+
+	if (!want.on || !want.reads || !(below_fd ? path_at(fd, below_fd, c.memory) : path_of(fd, c.memory)))
+		return READ_REAL;
+	c.path = below(c.memory);
+	if (c.path)
+		call_count(&c, name);
+	if (c.path && c.hit && want.after)
 		act();
-	if (c->spoiled)
-		errno = c->spoiled;
+	if (c.spoiled)
+		errno = c.spoiled;
+	return c.spoiled ? READ_FAILS : c.path && c.hit && want.act == ACT_SHORT ? READ_SHORT : READ_REAL;
 }
 
-/* The same; true where it is to fail. */
 static bool read_spoiled(const char *name, int fd, const char *below_fd)
 {
-	struct call c;
-
-	read_begin(&c, name, fd, below_fd);
-	return c.spoiled;
+	return read_hit(name, fd, below_fd) == READ_FAILS;
 }
 
 static bool creates(int flags)
@@ -553,25 +557,18 @@ int ftruncate64(int fd, off64_t len) { return truncate_any("ftruncate", REAL(ftr
 
 ssize_t pread64(int fd, void *bytes, size_t len, off64_t offset)
 {
-	struct call c;
+	enum reads hit = read_hit("pread", fd, NULL);
 
-	read_begin(&c, "pread", fd, NULL);
-	if (c.spoiled)
-		return -1;
-	return REAL(pread64)(fd, bytes, c.hit && want.act == ACT_SHORT ? (len + 1) / 2 : len, offset);
+	return hit == READ_FAILS ? -1 : REAL(pread64)(fd, bytes, hit == READ_SHORT ? (len + 1) / 2 : len, offset);
 }
 
 ssize_t preadv64(int fd, const struct iovec *iov, int n, off64_t offset)
 {
-	struct iovec half = {n ? iov[0].iov_base : NULL, n ? (iov[0].iov_len + 1) / 2 : 0};
-	struct call c;
+	enum reads hit = read_hit("preadv", fd, NULL);
 
-	read_begin(&c, "preadv", fd, NULL);
-	if (c.spoiled)
-		return -1;
-	if (c.hit && want.act == ACT_SHORT)
-		return REAL(preadv64)(fd, &half, 1, offset);
-	return REAL(preadv64)(fd, iov, n, offset);
+	if (hit == READ_SHORT)
+		return REAL(pread64)(fd, iov->iov_base, (iov->iov_len + 1) / 2, offset);
+	return hit == READ_FAILS ? -1 : REAL(preadv64)(fd, iov, n, offset);
 }
 
 ssize_t getdents64(int fd, void *bytes, size_t len)

@@ -29,8 +29,5 @@ void interpose_log_put(const struct interpose_event *e);
 /* What a test program says about itself ("committed 3 7"); looked up as a weak symbol. */
 void interpose_mark(const char *text);
 void interpose_said(const char *text); /* interpose.c hears of it, too */
-/* From now on other words count (interpose.c), from call 1; those that are left out keep their value, but `at`, `last`,
- * `for` and `do`. For a process whose calls under test have ended. Returns the number of calls so far. */
-uint64_t interpose_again(const char *words);
 
 #endif

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads again and again under libinterpose.so, with one of its calls on the store spoiled each time.
 
-    loading.py BUILD STORE KIND SEED CASES FAULT...      FAULT: words of interpose.c, as do=fail,errno=5
+    loading.py BUILD STORE KIND SEED CASES MEMORY
 
-KIND: package (vckpt.load and a step's lazy reads, in Python) or exchange (two ranks that pass on what they read). A
-line of JSON for each load: [fault, number of the call, null or what was raised]. Wrong bytes, and a load after a
-spoiled one that does not work, end the program with an AssertionError."""
+MEMORY is what interpose.c maps. KIND: package (vckpt.load and a step's lazy reads, in Python) or exchange (two ranks
+that pass on what they read). A line of JSON for each load: [number of the call, null or what was raised]. Wrong bytes,
+and a load after a spoiled one that does not work, end the program with an AssertionError."""
 import ctypes as c
 import json
 import random
@@ -16,6 +16,7 @@ import numpy as np
 import vckpt
 from commlib import fresh_name, together
 from exchangelib import ALWAYS
+from faults import Faults
 from loadlib import Opened
 from saverlib import Failed, Vckpt
 
@@ -66,30 +67,26 @@ def exchange(store, want, api):
     return once
 
 
-def main(build, store, kind, seed, cases, faults):
-    inject = c.CDLL(None).interpose_again
-    inject.restype, inject.argtypes = c.c_uint64, [c.c_char_p]
-    want = tensors(int(seed))
+def main(build, store, kind, seed, cases, memory):
+    want, faults, rng = tensors(int(seed)), Faults(memory), random.Random(seed)
     once = package(store, want) if kind == "package" else exchange(store, want, Vckpt(build))
-    rng = random.Random(seed)
     once()
-    for fault in faults:
-        inject(b"reads=1")
-        once()
-        calls = inject(b"reads=0")
-        assert calls > 20
-        for at in sorted(rng.sample(range(1, calls + 1), min(calls, int(cases)))):
-            inject(f"reads=1,{fault},at={at}".encode())
-            try:
-                once()
-                raised = None
-            except (vckpt.Error, Failed) as error:
-                raised = f"{type(error).__name__}: {error}"
-            inject(b"reads=0")
-            print(json.dumps([fault, at, raised]), flush=True)
-            if raised:
-                once()
+    faults.at(0)
+    once()
+    calls = faults.calls()
+    assert calls > 20
+    for at in sorted(rng.sample(range(1, calls + 1), min(calls, int(cases)))):
+        faults.at(at)
+        try:
+            once()
+            raised = None
+        except (vckpt.Error, Failed) as error:
+            raised = f"{type(error).__name__}: {error}"
+        faults.at(0)
+        print(json.dumps([at, raised]), flush=True)
+        if raised:
+            once()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:6], sys.argv[6:])
+    main(*sys.argv[1:])

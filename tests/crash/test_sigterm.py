@@ -5,14 +5,15 @@ import os
 import subprocess
 import sys
 
+from faults import Faults
+
 JOBS = """
-import ctypes, random, sys
+import random, sys
 import numpy as np
 import vckpt
+from faults import Faults
 
-store, seed, cases = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-inject = ctypes.CDLL(None).interpose_again
-inject.restype, inject.argtypes = ctypes.c_uint64, [ctypes.c_char_p]
+store, seed, cases, faults = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Faults(sys.argv[4])
 
 
 def job(run, last):
@@ -32,14 +33,13 @@ def job(run, last):
     return step, stopping.signalled is not None
 
 
-inject(b"reads=1")
 job(f"{store}/straight", 4)
-calls = inject(b"reads=0")
+calls = faults.calls()
 for at in sorted(random.Random(seed).sample(range(1, calls + 1), min(cases, calls))):
     run = f"{store}/run-{at}"
-    inject(f"reads=1,do=term,at={at}".encode())
+    faults.at(at)
     ended, signalled = job(run, 4)
-    inject(b"reads=0")
+    faults.at(0)
     assert signalled or ended == 4, (at, ended)
     assert vckpt.latest(run) == ended, (at, ended, vckpt.steps(run))
     assert job(run, 6) == (6, False) and vckpt.latest(run) == 6
@@ -50,9 +50,11 @@ for at in sorted(random.Random(seed).sample(range(1, calls + 1), min(cases, call
 def test_at_every_call(build, tmp_path, seed, scale):
     preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
     store = tmp_path / "store"
-    done = subprocess.run([sys.executable, "-c", JOBS, store, str(seed), str(scale(25, 200))], capture_output=True,
-                          text=True, timeout=900, env={**os.environ, "LD_PRELOAD": preload, "VCKPT_INTERPOSE":
-                                                       f"root={store}", "XDG_CACHE_HOME": str(tmp_path)})
+    Faults(tmp_path / "memory").at(0)
+    done = subprocess.run([sys.executable, "-c", JOBS, store, str(seed), str(scale(25, 200)), tmp_path / "memory"],
+                          capture_output=True, text=True, timeout=900,
+                          env={**os.environ, "LD_PRELOAD": preload, "XDG_CACHE_HOME": str(tmp_path), "VCKPT_INTERPOSE":
+                               f"root={store},reads=1,do=term,memory={tmp_path / 'memory'}"})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     ended = [line.split() for line in done.stdout.splitlines()]
     assert len(ended) >= 25

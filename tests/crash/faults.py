@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which call interpose.c spoils, set while the process runs: the memory that its word `memory=FILE` maps."""
+import mmap
+import struct
+
+
+class Faults:
+    def __init__(self, path):
+        with open(path, "a+b") as f:
+            f.truncate(4096)
+            self.memory = mmap.mmap(f.fileno(), 0)
+
+    def at(self, first, last=None):
+        """From now on calls count from 1. 0: none is spoiled."""
+        self.memory[:24] = struct.pack("<3Q", 0, first, first if last is None else last)
+
+    def calls(self):
+        return struct.unpack("<Q", self.memory[:8])[0]
