@@ -158,9 +158,7 @@ static int run_look(struct fs_runs *runs, const char *name, struct fs_run **ret_
 
 	snprintf(path, sizeof path, "runs/%s", name);
 	int r = store_size(runs->store->storage, path, &size);
-	if (r == 0 || r == -ENOENT || (r != -EISDIR && store_not_a_file(r)))
-		return -ENOENT;
-	if (r == -EISDIR)
+	if (r == 0 || store_not_a_file(r)) /* what is no directory is a run that cannot be read */
 		r = run_add(runs, name);
 	*ret_run = r < 0 ? NULL : run_by_name(runs, name);
 	return r < 0 ? r : 0;

@@ -161,7 +161,7 @@ static int begin_read(struct store_attempt *a, const struct base_digest *mesh, s
 		r = proto_begin_decode(record.body, record.len, &begin);
 	if (r == -BASE_EVERSION)
 		store_newer(err, name, record.body, record.len);
-	else if (r < 0)
+	else if (r < 0 && !store_no_directory(a->store, r, err))
 		base_error_set(err, r, "%s: %s", name, base_error_name(r));
 	if (r == 0)
 		r = begin_compare(a, &begin, mesh, err);

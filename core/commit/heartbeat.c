@@ -498,6 +498,8 @@ int store_launches(struct store *s, struct store_launch_info **ret_infos, size_t
 		r = launches_once(s, &f, &moved);
 	if (r < 0 && r != -ENOENT) {
 		free(f.all);
+		if (store_denied_listing(s, r, err))
+			return r;
 		return base_error_set(err, r, "%s/hosts cannot be listed: %s", s->path, base_error_name(r));
 	}
 	*ret_infos = f.all;

@@ -48,16 +48,18 @@
  * decides nothing, for all readers. A newer format version is no damage: the run is refused by name. An entry of a kind
  * that is not known decides nothing, and keeps writers and the collector away (docs/format/versions.md).
  *
- * Errors of reading are no damage: damage is an entry that was read and is wrong. An entry that cannot be read is asked
- * for again, for 3 s (in a launch's list: as long as a rank may be missing at the start), with a sentence after the
- * first second. After that a writer's list stays before it: the call fails, and a later call goes on when the entry can
- * be read again. A list of a store that was opened for reading leaves the entry out, says so, and replays everything
- * once it can be read (list_heal). Many entries are read several at once and applied in order, because others wait
- * while a list of 40,000 is opened.
+ * Errors of reading are no damage: damage is an entry that was read and is wrong, or something else under its name.
+ * What is wrong with a directory on the way to an entry is an error of the run, and says nothing of any entry. An entry
+ * that cannot be read is asked for again, for 3 s (in a launch's list: as long as a rank may be missing at the start),
+ * with a sentence after the first second. After that a writer's list stays before it: the call fails, and a later call
+ * goes on when the entry can be read again. A list of a store that was opened for reading leaves the entry out, says
+ * so, and replays everything once it can be read (list_heal). Many entries are read several at once and applied in
+ * order, because others wait while a list of 40,000 is opened.
  *
  * Work. A list may be anybody's: what reading costs, in time and memory, goes by the files that there are. A gap is
  * passed over as one stretch (list_numbers.c), steps may come in any order (list_steps.c), and reading begins anew at
- * most AGAIN_MAX times because of acceptances. */
+ * most AGAIN_MAX times because of acceptances. No search believes looks at single names for ever: after some entries in
+ * a row that decide nothing, reading goes on only at numbers that the run's directory lists. */
 #include "core/commit/list_internal.h"
 
 #include <stdio.h>
@@ -123,6 +125,13 @@ bool list_again(struct store_list *l, uint64_t n, int r)
 	}
 	usleep((useconds_t)base_min(failed + 1, base_min(RETRY_MAX_MS, l->how.patience_ms - failed)) * 1000);
 	return true;
+}
+
+int list_unreadable(const struct store_list *l, int r, struct base_error *err)
+{
+	if (store_no_directory(l->store, r, err))
+		return base_error_prefix(err, r, "run %s", l->run);
+	return base_error_set(err, r, "run %s: its list cannot be read: %s", l->run, base_error_name(r));
 }
 
 /* 1: there is an entry of that number; 0: not. */
@@ -289,7 +298,7 @@ static int entry_skip(struct store_list *l, const char *why)
 	if (list_skip_add(l, l->next, 1, why) < 0)
 		return -ENOMEM;
 	l->untold = true;
-	l->missing = why ? 0 : l->missing + 1;
+	l->missing++;
 	return entry_pass(l);
 }
 
@@ -302,7 +311,9 @@ static int entry_leave_out(struct store_list *l, int r)
 	if (!l->unread)
 		l->hole = l->next;
 	l->unread = true;
-	return entry_skip(l, why);
+	r = entry_skip(l, why);
+	l->missing = 0; /* it is there */
+	return r;
 }
 
 int list_take(struct store_list *l, struct proto_entry *e)
@@ -341,8 +352,7 @@ static int list_step(struct store_list *l, bool below_end, struct proto_entry *r
 	if (r == -ENOENT) {
 		exists = entry_exists(l, l->next); /* asks the server: a look-up may have been answered from a cache */
 		if (exists < 0)
-			return base_error_set(err, exists, "run %s: entry %llu: %s", l->run,
-				(unsigned long long)l->next, base_error_name(exists));
+			return list_unreadable(l, exists, err);
 		if (exists)
 			r = entry_read_patiently(l, l->next, &e, &why);
 	}
@@ -510,7 +520,7 @@ static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip
 		struct base_digest self;
 
 		r = entry_read_patiently(l, n, &e, &why);
-		missing += r == -ENOENT;
+		missing += r == -ENOENT || r == -BASE_EDAMAGED;
 		if (r == -ENOENT || r == -BASE_EDAMAGED ||
 			(l->store->read_only && r != -ENOMEM && store_error_passes(r)))
 			continue; /* replay comes across it and says so */
@@ -539,8 +549,7 @@ static int list_open_at(struct store_list *l, struct base_error *err)
 	int r = 0;
 
 	if (end < 0)
-		return base_error_set(err, (int)end, "run %s: its list cannot be read: %s", l->run,
-			base_error_name((int)end));
+		return list_unreadable(l, (int)end, err);
 	if (!l->how.whole)
 		r = start_from_snapshot(l, (uint64_t)end, l->how.skip, err);
 	if (r == 0)
@@ -624,13 +633,14 @@ static int read_on(struct store_list *l, struct base_error *err)
 		int r = entry_exists(l, l->next);
 
 		if (r < 0)
-			return base_error_set(err, r, "run %s: its list cannot be read: %s", l->run,
-				base_error_name(r));
+			return list_unreadable(l, r, err);
 		if (r == 0) {
 			list_answered(l);
 			return count;
 		}
-		r = list_step(l, false, NULL, err);
+		r = list_next_listed(l, err);
+		if (r >= 0)
+			r = list_step(l, false, NULL, err);
 		if (r >= 0 && l->again && (again = read_again(l, err)) < 0)
 			return again;
 		if (r < 0)
@@ -686,8 +696,8 @@ static int runs_add(void *arg, const struct store_storage_entry *entry)
 	struct runs_found *f = arg;
 	const char *slash = strrchr(entry->name, '/'), *run = slash ? slash + 1 : entry->name;
 
-	if (entry->foreign || !proto_run_valid(run))
-		return 0;
+	if (!proto_run_valid(run))
+		return 0; /* what is no directory counts: its list cannot be read, and the reader has to know */
 	if (base_array_room(f->names, f->size, f->n + 1) < 0)
 		return -ENOMEM;
 	f->names[f->n] = strdup(run);
@@ -706,6 +716,8 @@ int store_runs(struct store *s, char ***ret_runs, size_t *ret_n, struct base_err
 
 	if (r < 0 && r != -ENOENT) {
 		store_runs_free(f.names, f.n);
+		if (store_denied_listing(s, r, err))
+			return r;
 		return base_error_set(err, r, "%s/runs: %s", s->path, base_error_name(r));
 	}
 	if (f.n)

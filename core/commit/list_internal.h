@@ -34,7 +34,7 @@ struct list_skip {
 	bool told;                       /* a warning named it */
 };
 
-/* The numbers that the run's directory has, ascending: asked for once so many entries in a row are missing. */
+/* The numbers that the run's directory has, ascending: asked for once so many entries in a row decide nothing. */
 struct list_numbers {
 	bool read;
 	uint64_t *all;
@@ -69,7 +69,7 @@ struct store_list {
 	size_t naccepts, accepts_size;
 	struct base_table by_number;     /* accepts by number */
 	struct list_numbers numbers;
-	unsigned missing;                /* the so many entries before `next` are missing */
+	unsigned missing;                /* the so many entries before `next` are missing or damaged */
 	struct list_how how;             /* it was opened */
 	bool unread; uint64_t hole;      /* a reader's: an entry is left out that cannot be read; the first of them */
 	uint64_t failing_ms;             /* monotonic: since when nothing could be read of it; 0: it could */
@@ -152,12 +152,17 @@ bool list_accepted(const struct store_list *l, uint64_t n);
 void list_skips_release(struct store_list *l);
 void list_skips_tell(struct store_list *l);                      /* says what was skipped, once */
 
+/* Returns r, of a look at an entry or at the run's directory; err says what is wrong. */
+int list_unreadable(const struct store_list *l, int r, struct base_error *err);
+
 /* ---- list_numbers.c ---- */
 
-#define LIST_MISSING_MAX 16u             /* entries in a row that are missing are looked for one by one */
+#define LIST_MISSING_MAX 16u             /* entries in a row that decide nothing are looked for one by one */
 /* Those at and after l->next up to the next number that there is, or `end`, are skipped as missing, if
  * LIST_MISSING_MAX before them are. 0, or an error. */
 int list_gap_pass(struct store_list *l, uint64_t end, struct base_error *err);
+/* If LIST_MISSING_MAX entries before it decide nothing: does the directory list l->next? 0, or an error. */
+int list_next_listed(struct store_list *l, struct base_error *err);
 /* How many of the numbers from l->next on may well be there, at most `most`, at least 1. */
 uint32_t list_numbers_run(const struct store_list *l, uint32_t most);
 /* The place of a snapshot before n, *ret_n 0: there is none; missing: so many places behind it have no entry. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * list_numbers: gaps. A list has none unless files were lost or somebody made one, and a single file at a distance can
- * make one of 2^60 numbers. So after LIST_MISSING_MAX entries that are missing the run's directory is read, once each
- * time that the list is: from then on reading goes from one number that is there to the next, and costs what the files
- * cost.
+ * make one of 2^60 numbers. So after LIST_MISSING_MAX entries that are missing or damaged the run's directory is read,
+ * once each time that the list is: from then on reading goes from one number that is there to the next, and costs what
+ * the files cost.
  *
  * The directory never says where the list ends, and never that an entry exists: a listing may be older than a look at
  * one file. It only says over which numbers to pass. Numbers that accept entries name are among those that are visited:
@@ -68,7 +68,7 @@ static int numbers_read(struct store_list *l, struct base_error *err)
 		r = number_add(x, l->accepts[i]);
 	if (r < 0) {
 		list_numbers_release(l);
-		return base_error_set(err, r, "run %s: its list cannot be read: %s", l->run, base_error_name(r));
+		return list_unreadable(l, r, err);
 	}
 	if (x->n)
 		qsort(x->all, x->n, sizeof *x->all, number_compare);
@@ -117,6 +117,20 @@ int list_gap_pass(struct store_list *l, uint64_t end, struct base_error *err)
 		return base_no_memory_for(err, "run %s", l->run);
 	l->next = to;
 	return 0;
+}
+
+int list_next_listed(struct store_list *l, struct base_error *err)
+{
+	int r;
+
+	if (l->missing < LIST_MISSING_MAX)
+		return 0;
+	l->missing = 0;
+	r = numbers_read(l, err);
+	if (r < 0 || number_there(&l->numbers, l->next))
+		return r;
+	return base_error_set(err, -EIO, "run %s: a look at entry %llu of its list finds something that the directory "
+		"does not list", l->run, (unsigned long long)l->next);
 }
 
 uint32_t list_numbers_run(const struct store_list *l, uint32_t most)

@@ -382,7 +382,8 @@ int store_manifest_put(struct store *s, const char *run, const struct base_buf *
 		return base_error_set(err, r, "\"%.128s\" cannot be the name of a run", run);
 	r = store_record_put(s->storage, path, STORE_RECORD_MANIFEST, s->info.id, body->data, body->len);
 	if (r < 0)
-		return base_error_set(err, r, "%s cannot be written: %s", path, base_error_name(r));
+		return store_denied(s, r, err) ? r
+			: base_error_set(err, r, "%s cannot be written: %s", path, base_error_name(r));
 	if (r == STORE_PUT_OTHER)
 		return base_error_set(err, -BASE_EDAMAGED, "%s exists with other bytes: it is damaged", path);
 	return 0;
@@ -402,8 +403,10 @@ int store_manifest_get(struct store *s, const char *run, const struct base_diges
 	r = store_record_get(s->storage, path, STORE_RECORD_MANIFEST, s->info.id, &record, NULL, err);
 	if (store_not_a_file(r))
 		return base_error_set(err, -BASE_EDAMAGED, "%s: %s", path, store_not_a_file(r));
-	if (r < 0)
+	if (r < 0) {
+		store_no_directory(s, r, err);
 		return r;
+	}
 	base_digest_of(record.body, record.len, &found);
 	if (!base_digest_equal(&found, digest))
 		return base_error_set(err, -BASE_EDAMAGED, "%s does not match its digest", path);
@@ -453,6 +456,8 @@ static int pack_check(void *arg, uint32_t i, struct base_error *err)
 		return base_error_set(err, r, "pack %s is gone", p->pack);
 	if (store_not_a_file(r))
 		return base_error_set(err, -BASE_EDAMAGED, "%s: %s", path, store_not_a_file(r));
+	if (r < 0 && store_no_directory(c->s, r, err))
+		return r;
 	if (r < 0)
 		return base_error_set(err, r, "pack %s: %s", p->pack, base_error_name(r));
 	if (size != p->size)

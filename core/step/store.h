@@ -44,11 +44,13 @@ void store_pack_put(struct store *s, struct store_pack *p);
 void store_reserve_release(struct store *s);
 void store_reserve_restore(struct store *s);
 
-/* Did a write fail with r because the user may not write to the store? If so, err says where, whose that is and what to
- * do. */
+/* Did a write fail with r because the user may not write to the store, or no one can? If so, err says where, whose that
+ * is and what to do. */
 bool store_denied(const struct store *s, int r, struct base_error *err);
 /* The same of a listing that failed: which directory the user may not read. */
 bool store_denied_listing(const struct store *s, int r, struct base_error *err);
+/* Did anything fail with r (-ENOTDIR) because something else has a directory's place? The two above ask this, too. */
+bool store_no_directory(const struct store *s, int r, struct base_error *err);
 
 /* of this machine, as file names need it: [A-Za-z0-9_.=-], at most 64 bytes; static */
 const char *store_hostname(void);

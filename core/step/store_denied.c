@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * store_denied: what a user reads who may not write to a store: where, whose that is, and who can change it. */
+ * store_denied: what a user reads who may not write to a store or look into it: where, whose that is, and who can
+ * change it; that the medium takes no change; and what is in the place of a directory. */
 #include <grp.h>
 #include <pwd.h>
 #include <stdio.h>
@@ -82,10 +83,25 @@ static void denied_explain(const struct store *s, const struct denied *d, int r,
 			d->dir, d->owner, d->at.mode, d->store_group, d->owner);
 }
 
+bool store_no_directory(const struct store *s, int r, struct base_error *err)
+{
+	struct denied d = {0};
+
+	if (r != -ENOTDIR || !s->storage->ops->denied || s->storage->ops->denied(s->storage, d.dir, &d.at) < 0 ||
+		d.at.kind == S_IFDIR)
+		return false;
+	base_error_set(err, r, "%s/%s is %s, where a directory should be: move the directory there, or mount it "
+		"there (vckpt follows no links inside a store)", s->path, d.dir,
+		d.at.kind == S_IFLNK ? "a symbolic link" : "no directory");
+	return true;
+}
+
 bool store_denied_listing(const struct store *s, int r, struct base_error *err)
 {
 	struct denied d = {0};
 
+	if (store_no_directory(s, r, err))
+		return true;
 	if ((r != -EACCES && r != -EPERM) || !s->storage->ops->denied ||
 		s->storage->ops->denied(s->storage, d.dir, &d.at) < 0)
 		return false;
@@ -102,11 +118,23 @@ bool store_denied(const struct store *s, int r, struct base_error *err)
 	struct denied d = {0};
 	bool open;
 
+	if (r == -EROFS) {
+		base_error_set(err, r, "%s: the file system is read-only here: the store can be read and not changed",
+			s->path);
+		return true;
+	}
+	if (store_no_directory(s, r, err))
+		return true;
 	if ((r != -EACCES && r != -EPERM) || !s->storage->ops->owner ||
 		s->storage->ops->owner(s->storage, "", &d.store) < 0)
 		return false;
 	open = d.store.mode & S_IWGRP;
 	denied_look(s, &d);
+	if (r == -EPERM && d.at.fixed) {
+		base_error_set(err, r, "%s%s%s is protected from changes (chattr +i or +a; lsattr -d shows it)",
+			s->path, d.dir[0] ? "/" : "", d.dir);
+		return true;
+	}
 	if ((open ? d.at.uid : d.store.uid) == geteuid())
 		return false;
 	if (open) {

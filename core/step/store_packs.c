@@ -178,6 +178,7 @@ int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p,
 	r = store_pack_open(s->storage, s->info.id, pack, &n->pack, err);
 	if (r < 0) {
 		free(n);
+		store_no_directory(s, r, err);
 		return r;
 	}
 	pthread_mutex_lock(&c->lock);

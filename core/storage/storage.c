@@ -46,7 +46,7 @@ const char *store_not_a_file(int r)
 	switch (r) {
 	case -EISDIR: return "it is a directory, where a file should be";
 	case -ELOOP: return "it is a link, where a file should be";
-	case -EINVAL: case -ENXIO: return "it is no regular file";
+	case -ENXIO: return "it is no regular file";
 	}
 	return NULL;
 }

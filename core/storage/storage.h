@@ -7,7 +7,11 @@
  * store with conditional put must be able to be the second without a change above. No locks, no modification
  * times, no clocks of other hosts. All functions may block, may be called from any thread, and return a negative
  * errno on failure (-ENOENT, -ENOSPC, -EROFS, -EACCES, -EIO, ...). They never leave a file under its final name
- * that is not whole. */
+ * that is not whole.
+ *
+ * What an error is about: -EISDIR, -ELOOP and -ENXIO say that the name itself has a directory, a link, or another node
+ * that is no regular file (store_not_a_file), and nothing else does. -ENOTDIR says that what should be a directory, on
+ * the way to the name or under it, is none. */
 #ifndef CORE_STORAGE_STORAGE_H
 #define CORE_STORAGE_STORAGE_H
 
@@ -42,8 +46,9 @@ struct store_storage_stat { /* of the medium, for statfs and df */
 	uint64_t block_bytes, blocks, blocks_free, blocks_available, files, files_free;
 	bool local;             /* a filesystem of this host: watches work, directory changes are seen at once */
 };
-/* Of the root. A directory that has another number on that device is another one. */
-struct store_storage_owner { uint32_t uid, gid, mode; int64_t ctime_ns; uint64_t device, number; };
+/* Of the root. A directory that has another number on that device is another one. kind: S_IFDIR ...; fixed: chattr
+ * +i or +a forbids changes. */
+struct store_storage_owner { uint32_t uid, gid, mode, kind; bool fixed; int64_t ctime_ns; uint64_t device, number; };
 
 struct store_storage_ops {
 	/* Puts a whole immutable file if absent. STORE_PUT_MINE: these bytes stand under that name (also when an
@@ -52,11 +57,11 @@ struct store_storage_ops {
 	int (*put)(struct store_storage *s, const char *name, const void *bytes, size_t len);
 	/* malloc'ed; -EFBIG over max */
 	int (*read_whole)(struct store_storage *s, const char *name, size_t max_len, void **ret_bytes, size_t *ret_len);
-	/* exists: 0 or -ENOENT; -EISDIR: a directory has the name */
+	/* exists: 0; -ENOENT; an error of store_not_a_file: something else has the name */
 	int (*size)(struct store_storage *s, const char *name, uint64_t *ret_size);
 	/* Files directly and below; a missing directory lists nothing. All of them or an error: never a part. */
 	int (*list)(struct store_storage *s, const char *prefix_dir, store_storage_list_func f, void *arg);
-	/* immediate sub-directories */
+	/* immediate sub-directories; what else there is comes as foreign */
 	int (*list_dirs)(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
 	/* -ENOENT when it is not there */
 	int (*remove)(struct store_storage *s, const char *name);
@@ -112,8 +117,8 @@ struct store_storage_ops {
 	int (*file_read_past)(struct store_storage_file *f, uint64_t offset, size_t len, void *room,
 		const uint8_t **ret_bytes);
 
-	/* Optional (NULL). The directory in which this user was refused something last (-EACCES, -EPERM), in any
-	 * thread; the nearest one above that can be looked at. -ENOENT: none. */
+	/* Optional (NULL). The directory in which something was refused last (-EACCES, -EPERM), or what was found where
+	 * one should be (-ENOTDIR), in any thread; the nearest one above that can be looked at. -ENOENT: none. */
 	int (*denied)(struct store_storage *s, char dir[static STORE_NAME_MAX], struct store_storage_owner *ret_owner);
 };
 

@@ -15,6 +15,7 @@
 #include <sys/inotify.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <dirent.h>
 
@@ -75,10 +76,10 @@ static int posix_size(struct store_storage *s, const char *name, uint64_t *ret_s
 	struct stat st;
 	if (TEMP_FAILURE_RETRY(fstat(fd, &st)) < 0)
 		return -errno;
-	if (!S_ISREG(st.st_mode))
-		return S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL;
-	*ret_size = (uint64_t)st.st_size;
-	return 0;
+	int r = posix_not_regular(&st);
+	if (r == 0)
+		*ret_size = (uint64_t)st.st_size;
+	return r;
 }
 
 static int remove_any(struct store_storage *s, const char *name, int flags)
@@ -218,14 +219,16 @@ static int posix_stat(struct store_storage *s, struct store_storage_stat *ret_st
 int posix_owner(struct store_storage *s, const char *name, struct store_storage_owner *ret_owner)
 {
 	base_cleanup_close int fd = posix_open_beneath(posix_of(s), name, O_PATH);
-	struct stat st;
+	struct statx st;
 	if (fd < 0)
 		return fd;
-	if (TEMP_FAILURE_RETRY(fstat(fd, &st)) < 0)
+	if (TEMP_FAILURE_RETRY(statx(fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &st)) < 0)
 		return -errno;
-	*ret_owner = (struct store_storage_owner){ .uid = st.st_uid, .gid = st.st_gid, .mode = st.st_mode & 07777,
-		.ctime_ns = st.st_ctim.tv_sec * INT64_C(1000000000) + st.st_ctim.tv_nsec,
-		.device = st.st_dev, .number = st.st_ino };
+	*ret_owner = (struct store_storage_owner){ .uid = st.stx_uid, .gid = st.stx_gid, .mode = st.stx_mode & 07777,
+		.kind = st.stx_mode & S_IFMT,
+		.fixed = st.stx_attributes & (STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND),
+		.ctime_ns = st.stx_ctime.tv_sec * INT64_C(1000000000) + st.stx_ctime.tv_nsec,
+		.device = makedev(st.stx_dev_major, st.stx_dev_minor), .number = st.stx_ino };
 	return 0;
 }
 

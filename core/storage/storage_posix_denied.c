@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * storage_posix_denied: where the user may not write or look. The errno that a caller gets says of no directory that it
- * is the one; so the last one is remembered, for the sentence that the user reads. */
+ * storage_posix_denied: where the user may not write or look, and what is no directory where one should be. The errno
+ * that a caller gets does not say which directory it is about; so the last one is remembered, for the sentence that the
+ * user reads. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,7 +10,7 @@
 
 int posix_denied_in(struct posix_storage *p, const char *dir, size_t len, int r)
 {
-	if ((r != -EACCES && r != -EPERM) || len >= sizeof p->denied)
+	if ((r != -EACCES && r != -EPERM && r != -ENOTDIR) || len >= sizeof p->denied)
 		return r;
 	pthread_mutex_lock(&p->lock);
 	memcpy(p->denied, dir, len);

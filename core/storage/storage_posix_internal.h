@@ -17,6 +17,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/stat.h>
 
 #include "core/storage/storage.h"
 #include "core/storage/storage_internal.h"
@@ -46,7 +47,7 @@ struct posix_storage {
 	size_t suspect_count;
 	bool suspect_all;
 	bool was_denied;
-	char denied[STORE_NAME_MAX]; /* the directory of the last -EACCES or -EPERM, which may be missing */
+	char denied[STORE_NAME_MAX]; /* the directory of the last -EACCES, -EPERM or -ENOTDIR, which may be missing */
 	uint64_t *durable;          /* sorted keys of directories whose entries upwards are known durable */
 	size_t durable_count;
 };
@@ -61,6 +62,8 @@ int posix_open_beneath(struct posix_storage *p, const char *name, int flags);
 /* Opens the directory that holds `name`; *ret_last is its last part. With `make`, missing directories are made and
  * everything up to the root is durable on return. */
 int posix_open_parent(struct posix_storage *p, const char *name, bool make, const char **ret_last);
+/* 0: it is a regular file; else what the errors of storage.h say of another node. */
+int posix_not_regular(const struct stat *st);
 /* A regular file, open for reading, and its size. */
 int posix_open_regular(struct posix_storage *p, const char *name, uint64_t *ret_size);
 int posix_sync(int fd);
@@ -83,7 +86,8 @@ int posix_directory_make(struct posix_storage *p, int at, const char *part);
 bool posix_directory_unplaced(const char *name); /* one that is being made, or was left in the making */
 
 /* ---- storage_posix_denied.c ---- */
-/* Both return r, and remember the directory if r says that the user may not: of a file; itself, the first len bytes. */
+/* Both return r, and remember the directory if r says that the user may not, or that it is none: of a file; itself, the
+ * first len bytes. */
 int posix_denied(struct posix_storage *p, const char *name, int r);
 int posix_denied_in(struct posix_storage *p, const char *dir, size_t len, int r);
 int posix_denied_where(struct store_storage *s, char dir[static STORE_NAME_MAX], struct store_storage_owner *ret_owner);

@@ -44,10 +44,8 @@ static int list_entry(struct listing *l, int dir, const char *last, size_t prefi
 	bool valid = store_name_valid(l->name);
 	struct store_storage_entry entry = { .name = l->name, .size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0 };
 	if (l->dirs) {
-		if (!S_ISDIR(st.st_mode))
-			return 0;
-		entry.foreign = !valid;
-		entry.temporary = posix_directory_unplaced(l->name);
+		entry.foreign = !valid || !S_ISDIR(st.st_mode);
+		entry.temporary = !entry.foreign && posix_directory_unplaced(l->name);
 		return l->f(l->arg, &entry);
 	}
 	if (S_ISDIR(st.st_mode) && posix_directory_unplaced(l->name))

@@ -115,11 +115,34 @@ static int open_beneath(struct posix_storage *p, const char *name, int flags)
 	return fd;
 }
 
+/* The kernel's ELOOP may be about any part of the name, and its ENXIO about more than a socket. */
 int posix_open_beneath(struct posix_storage *p, const char *name, int flags)
 {
+	const char *slash = strrchr(name, '/');
+	size_t up = slash ? (size_t)(slash - name) : 0, len = flags & O_DIRECTORY ? strlen(name) : up;
+	char dir[STORE_NAME_MAX];
+	struct stat st;
 	int fd = open_beneath(p, name, flags);
 
-	return posix_relieved(p, fd) ? open_beneath(p, name, flags) : fd;
+	if (posix_relieved(p, fd))
+		fd = open_beneath(p, name, flags);
+	if (fd == -ENOTDIR || (fd == -ELOOP && flags & O_DIRECTORY))
+		return posix_denied_in(p, name, len, -ENOTDIR);
+	if (fd != -ELOOP && fd != -ENXIO)
+		return fd;
+	memcpy(dir, name, up);
+	dir[up] = '\0';
+	base_cleanup_close int parent = open_beneath(p, dir, O_PATH | O_DIRECTORY);
+	if (parent < 0)
+		return parent == -ELOOP || parent == -ENOTDIR ? posix_denied_in(p, name, up, -ENOTDIR) : parent;
+	if (TEMP_FAILURE_RETRY(fstatat(parent, slash ? slash + 1 : name, &st, AT_SYMLINK_NOFOLLOW)) < 0)
+		return -errno;
+	return posix_not_regular(&st) ? fd : -EIO;
+}
+
+int posix_not_regular(const struct stat *st)
+{
+	return S_ISREG(st->st_mode) ? 0 : S_ISDIR(st->st_mode) ? -EISDIR : S_ISLNK(st->st_mode) ? -ELOOP : -ENXIO;
 }
 
 int posix_open_regular(struct posix_storage *p, const char *name, uint64_t *ret_size)
@@ -130,10 +153,9 @@ int posix_open_regular(struct posix_storage *p, const char *name, uint64_t *ret_
 	struct stat st;
 	if (TEMP_FAILURE_RETRY(fstat(fd, &st)) < 0)
 		return -errno;
-	if (S_ISDIR(st.st_mode))
-		return -EISDIR;
-	if (!S_ISREG(st.st_mode) || st.st_size < 0)
-		return -EINVAL;
+	int r = posix_not_regular(&st);
+	if (r < 0)
+		return r;
 	if (ret_size)
 		*ret_size = (uint64_t)st.st_size;
 	return base_steal_fd(&fd);

@@ -582,5 +582,7 @@ int store_verify(struct store *s, const struct store_verify_options *o, struct s
 	v.result.faults = v.nfaults - v.result.newer;
 	*ret_r = v.result;
 	release(&v);
-	return r < 0 && err && !err->code ? base_error_set(err, r, "verify stopped: %s", base_error_name(r)) : r;
+	if (r < 0 && err && !err->code && !store_no_directory(s, r, err))
+		base_error_set(err, r, "verify stopped: %s", base_error_name(r));
+	return r;
 }

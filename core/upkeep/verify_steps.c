@@ -135,6 +135,8 @@ static int check_pack(struct verify *v, const struct verify_item *it, const char
 	if (r <= 0)
 		return r;
 	r = store_size(v->store->storage, file, &size);
+	if (r == -ENOTDIR)
+		return r; /* its directory is not there: that says nothing of the pack */
 	if (r < 0)
 		pack_fault(v, file, NULL, r == -ENOENT ? "it is missing" : base_error_name(r));
 	else if (size != it->size) {

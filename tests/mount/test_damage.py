@@ -221,3 +221,23 @@ def test_a_piece_that_claims_the_digest_of_another(program, vckpt, build, tmp_pa
                 assert f.read()[-len(data[name]):] == data[name], name
     finally:
         m.end()
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_a_run_that_is_no_directory(program, vckpt, small, tmp_path, kind):
+    """It cannot be read, which the log says; other runs are as they were."""
+    store = tmp_path / "s/store"
+    shutil.copytree(small[0] / "store", store)
+    (store / "runs/a").rename(tmp_path / "aside")
+    if kind == "link":
+        (store / "runs/a").symlink_to(tmp_path / "aside")
+    else:
+        (store / "runs/a").write_text("a file")
+    m = Mount(program, store, tmp_path / "mnt")
+    try:
+        with pytest.raises(OSError) as e:
+            os.listdir(m.point / "a")
+        assert e.value.errno == errno.ENOTDIR
+        assert "b" in os.listdir(m.point) and os.listdir(m.point / "b/latest")
+    finally:
+        m.end()

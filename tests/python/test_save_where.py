@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a save goes and for whom: stores that it makes, by however many processes at once; processes that a launcher
 calls one of several; and what of the caller's is kept alive, and for how long."""
+import contextlib
 import errno
 import gc
 import os
@@ -312,3 +313,27 @@ def test_handles_that_nobody_keeps(saver):
     """They are for staging only; then nothing of them is left, the library's save neither."""
     references = [weakref.ref(savers._start(saver._native, STATE)) for _ in range(3)]
     assert gone(references) and saver._native.live == set()
+
+
+@pytest.mark.parametrize("name", ["runs", "runs/r", "packs", "incoming", "hosts"])
+def test_no_directory_where_one_should_be(tmp_path, name):
+    """Every call ends, and names it."""
+    place = tmp_path / "store" / name
+    vckpt.save(tmp_path / "store/r", STATE, step=1, **OPTIONS)
+    vckpt.close()
+    place.rename(tmp_path / "aside")
+    place.symlink_to(tmp_path / "aside")
+    sentence = f"{place} is a symbolic link, where a directory should be"
+    with pytest.raises(OSError, match=sentence):
+        vckpt.save(tmp_path / "store/r", STATE, step=2, **OPTIONS)
+        vckpt.close()
+    with contextlib.suppress(vckpt.Error):
+        vckpt.close()
+    for read in (lambda: vckpt.load(tmp_path / "store/r", {"m": {"w": np.zeros(6)}}),
+                 lambda: vckpt.open(tmp_path / "store/r/1").read("m", "w"), lambda: vckpt.steps(tmp_path / "store/r")):
+        try:
+            read()
+        except OSError as e:
+            assert sentence in str(e)
+        else:
+            assert name in ("incoming", "hosts", "packs")

@@ -29,7 +29,8 @@ class Medium(C.Structure):
 
 
 class Owner(C.Structure):
-    _fields_ = [("uid", C.c_uint32), ("gid", C.c_uint32), ("mode", C.c_uint32), ("ctime_ns", C.c_int64),
+    _fields_ = [("uid", C.c_uint32), ("gid", C.c_uint32), ("mode", C.c_uint32), ("kind", C.c_uint32),
+                ("fixed", C.c_bool), ("ctime_ns", C.c_int64),
                 ("device", C.c_uint64), ("number", C.c_uint64)]
 
 

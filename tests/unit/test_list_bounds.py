@@ -12,6 +12,7 @@ import pytest
 from ranklib import Meddler
 from storelib import (ABORTED, ACCEPT, DAMAGED, LAUNCH, NONE, REMOVE, SNAPSHOT, UNDECIDED, Api, Buf, Digest, Entry,
                       Failed, Live, fresh)
+from storelow import Ops, StorageHead
 from test_list import accept, skipped
 
 MISSING = "it is missing, though later entries exist"
@@ -237,3 +238,33 @@ def test_many_launches(one):
         assert b.attempt(f"{7:016x}-7") == (ABORTED, 8)
         assert b.attempt(f"{40000:016x}-7")[0] == UNDECIDED
     assert many < 40 * 3 * few + 0.5
+
+
+# ---- a storage whose answers do not fit together ----
+
+@pytest.mark.parametrize("entries", [0, 3])
+@pytest.mark.parametrize("read", [errno.ENOENT, errno.ELOOP])
+def test_a_storage_that_finds_every_name(one, entries, read):
+    """A look at any name finds a file, which cannot be read: reading ends, whatever is said of the rest."""
+    chain(one, "r", range(entries))
+    storage = ctypes.cast(one.p.contents.storage, ctypes.POINTER(StorageHead)).contents
+    real = ctypes.pointer(storage.ops.contents)         # storage.ops itself is what the field has at the time
+    most = one.entry_path("r", entries).name.encode()
+    ops = Ops.from_buffer_copy(real.contents)
+    ops.size = type(ops.size)(lambda s, name, ret: 0)
+    ops.read_whole = type(ops.read_whole)(
+        lambda s, name, *to: -read if name[-12:] >= most else real.contents.read_whole(s, name, *to))
+    with one.list("r") as before:
+        storage.ops, began = ctypes.pointer(ops), time.process_time()
+        try:
+            for whole in (False, True):
+                with one.list("r", whole) as l:
+                    assert sorted(l.steps()) == [*range(entries)] and l.damaged > 1 << 60
+            if read == errno.ELOOP:
+                with pytest.raises(Failed, match="that the directory does not list"):
+                    before.refresh()
+            else:
+                before.refresh()
+        finally:
+            storage.ops = real
+    assert time.process_time() - began < 5
