@@ -26,6 +26,8 @@ int store_list_sync(struct store_list *l, struct base_error *err)
 		return 0;
 	snprintf(dir, sizeof dir, "runs/%s", l->run);
 	r = l->store->storage->ops->sync_dir(l->store->storage, dir);
+	if (r < 0 && store_denied(l->store, r, err))
+		return r;
 	if (r < 0)
 		return base_error_set(err, r, "run %s: its list cannot be made durable: %s", l->run,
 			base_error_name(r));

@@ -119,8 +119,8 @@ bool store_denied(const struct store *s, int r, struct base_error *err)
 	bool open;
 
 	if (r == -EROFS) {
-		base_error_set(err, r, "%s: the file system is read-only here: the store can be read and not changed",
-			s->path);
+		base_error_set(err, r, "%s: %s: the store can be read there, and not changed", s->path,
+			base_error_name(r));
 		return true;
 	}
 	if (store_no_directory(s, r, err))

@@ -24,6 +24,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/xattr.h>
 
@@ -216,6 +217,13 @@ static int journal_lives(int dir)
 	return errno == EROFS || errno == EIO || errno == ESHUTDOWN ? -errno : 0;
 }
 
+static bool medium_read_only(int fd)
+{
+	struct statvfs v;
+
+	return fstatvfs(fd, &v) == 0 && v.f_flag & ST_RDONLY;
+}
+
 int posix_sync_names(struct posix_storage *p, int dir)
 {
 	struct stat st;
@@ -229,6 +237,8 @@ int posix_sync_names(struct posix_storage *p, int dir)
 	int r = suspect ? touch_directory(dir) : 0;
 	if (r == 0)
 		r = posix_sync(dir);
+	if (r == -EINVAL && medium_read_only(dir)) /* says squashfs, among others */
+		r = -EROFS;
 	if (r == 0 && !p->shared)
 		r = journal_lives(dir);
 	if (suspect != (r < 0))
