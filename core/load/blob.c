@@ -26,10 +26,7 @@ static int blob_read(const struct load_object *o, uint64_t first, uint64_t n, vo
 
 static int blob_named(const struct load_object *o, int r, struct base_error *err)
 {
-	const struct load_step_info *info = load_step_info(o->step);
-
-	return r == 0 ? 0 : base_error_prefix(err, r, "%s/%llu: %s", info->run, (unsigned long long)info->step,
-		o->label);
+	return r == 0 ? 0 : load_object_fail(o, r, err);
 }
 
 int load_blob_read_blocks(struct load_object *o, uint64_t first, uint64_t n, void *data, struct base_error *err)

@@ -557,15 +557,14 @@ static void cache_fill_one(struct load_cache *c, const struct load_object *o, st
 	struct store_pack **pack)
 {
 	const struct store_object_ref *ref = &o->pieces[w->piece].ref;
-	const struct load_step_info *info = load_step_info(o->step);
 	struct base_error why = {0};
 	int r = cache_read(o, w, pack, &why);
 
 	if (r < 0) {
 		const char *name = ref->pack < o->npacks ? o->packs[ref->pack] : "?";
 
-		r = base_error_prefix(&why, r, "%s/%llu: %s: piece %llu", info->run,
-			(unsigned long long)info->step, o->label, (unsigned long long)w->piece);
+		base_error_prefix(&why, r, "piece %llu", (unsigned long long)w->piece);
+		r = load_object_fail(o, r, &why);
 		if (!c->quiet && cache_say(c, name, ref->offset + w->segment))
 			base_warning("%s", why.text);
 	}

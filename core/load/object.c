@@ -36,10 +36,7 @@ static struct load_object *object_new(struct load_step *step)
 
 int load_object_fail(const struct load_object *o, int r, struct base_error *err)
 {
-	const struct load_step_info *info = load_step_info(o->step);
-
-	return base_error_prefix(err, r, "%s/%llu: %s", info->run, (unsigned long long)info->step, o->label ? o->label
-		: "object");
+	return load_step_failed(o->step, r, o->label ? o->label : "object", err);
 }
 
 uint64_t load_box_fragment_bytes(const struct tensor_grid *g, const struct tensor_box *box)

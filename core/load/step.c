@@ -10,6 +10,7 @@
  * Ownership: a step owns what it decoded; its strings (pack names, run, attempt, attributes, blob names) live as
  * long as it does. Threads: after load_step_open nothing changes but the reference count, the cache of chunks, and what
  * is published once (step_internal.h). */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "core/base/bisect.h"
@@ -205,6 +206,30 @@ static size_t step_bytes(const struct load_step *step)
 	return bytes + base_min(chunks, STEP_CHUNKS_BYTES);
 }
 
+/* Files of a step that was removed may be missing: the list says whether it was. What cannot be found out is no. */
+static bool step_removed(const struct load_step *step)
+{
+	struct store_list *l;
+	bool removed;
+
+	if (store_list_open(step->store, step->run, false, &l, NULL) < 0)
+		return false;
+	removed = !store_list_entry_live(l, step->info.entry);
+	store_list_close(l);
+	return removed;
+}
+
+int load_step_failed(const struct load_step *step, int r, const char *what, struct base_error *err)
+{
+	unsigned long long number = step->info.step;
+
+	if (r == -ENOENT && step_removed(step))
+		return base_error_set(err, -ESTALE, "%s/%llu was removed or replaced while it was read", step->run,
+			number);
+	return what ? base_error_prefix(err, r, "%s/%llu: %s", step->run, number, what)
+		: base_error_prefix(err, r, "%s/%llu", step->run, number);
+}
+
 int load_step_open(struct store *s, const char *run, const struct store_list_step *entry, struct load_step **ret_step,
 	struct base_error *err)
 {
@@ -220,9 +245,10 @@ int load_step_open(struct store *s, const char *run, const struct store_list_ste
 	}
 	if (!step || !step->run || !step->attempt || !step->chunks)
 		return base_no_memory(err);
+	step->info = (struct load_step_info){.step = entry->step, .entry = entry->entry};
 	r = step_read(step, entry, err);
 	if (r < 0)
-		return base_error_prefix(err, r, "%s/%llu", run, (unsigned long long)entry->step);
+		return load_step_failed(step, r, NULL, err);
 	step->info = (struct load_step_info){.run = step->run, .step = entry->step, .entry = entry->entry,
 		.time_ns = entry->commit.time_ns,
 		.attempt = step->attempt, .manifest = entry->commit.manifest, .attributes = step->manifest.attributes,
@@ -340,9 +366,12 @@ int load_step_header(const struct load_step *step, const char *component, const 
 	if (!h)
 		return -ENOENT;
 	r = store_manifest_object(step->store, &step->manifest, &h->ref, max, ret_bytes, err);
-	if (r < 0)
-		return base_error_prefix(err, r, "%s/%llu: %s header of %s", step->run,
-			(unsigned long long)step->info.step, view, component);
+	if (r < 0) {
+		char what[300];
+
+		snprintf(what, sizeof what, "%s header of %.200s", view, component);
+		return load_step_failed(step, r, what, err);
+	}
 	*ret_len = h->ref.raw_len;
 	*ret_data_bytes = h->data_bytes;
 	return 0;

@@ -20,6 +20,9 @@ struct load_step_info {
 /* `entry` is copied. Missing or damaged records: an error that names them. */
 int load_step_open(struct store *s, const char *run, const struct store_list_step *entry, struct load_step **ret_step,
 	struct base_error *err);
+/* Returns r, of a failure to read something of the step, whose sentence gets RUN/STEP and `what` (or NULL) before it.
+ * If a file is missing (-ENOENT) and the list says that the step was removed or replaced: -ESTALE, and err says so. */
+int load_step_failed(const struct load_step *step, int r, const char *what, struct base_error *err);
 struct load_step *load_step_ref(struct load_step *step);
 void load_step_unref(struct load_step *step); /* NULL-safe */
 const struct load_step_info *load_step_info(const struct load_step *step);

@@ -122,7 +122,7 @@ int load_step_blobs(struct load_step *step, struct base_error *err)
 		return 0;
 	r = store_spread(step->manifest.nranks, blobs_part, step, err);
 	if (r < 0)
-		return base_error_prefix(err, r, "%s/%llu", step->run, (unsigned long long)step->info.step);
+		return load_step_failed(step, r, NULL, err);
 	mine = blobs_make(step);
 	if (!mine)
 		return base_no_memory(err);

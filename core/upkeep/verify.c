@@ -7,9 +7,10 @@
  *      whole store or run: traces of entries that the lists do not have (lost.c)
  *   3  every step is walked: records, layouts, parts, exact cover; references that no verified footer answers for are
  *      re-hashed, and so is every one of a stranger's store; then the steps' files are opened (verify_steps.c)
- *   4  faults are told: the steps are walked once more, only when there are any, to find everything that each fault
+ *   4  lists are read again: what was removed meanwhile is no damage
+ *   5  faults are told: the steps are walked once more, only when there are any, to find everything that each fault
  *      touches
- *   5  faults of packs are noted for writers, if asked to (verify_note.c)
+ *   6  faults of packs are noted for writers, if asked to (verify_note.c)
  *
  * A fault is about bytes of a file; it is counted once and told once for each step and tensor that it touches. */
 #include "core/upkeep/verify_internal.h"
@@ -405,7 +406,50 @@ static int find_lost(struct verify *v, struct base_error *err)
 	return v->o->run && v->o->step != PROTO_NONE ? 0 : store_lost_find(&q, err);
 }
 
-/* ---- pass 4: telling ---- */
+/* ---- pass 4: what was removed meanwhile ---- */
+
+/* Files go only after the entry that removes their step is durable: so a list that is read after a file was missed
+ * shows that the step was removed. */
+static int look_again(struct verify *v)
+{
+	struct store_list *now;
+
+	for (size_t k = 0; v->nfaults && k < v->nlists; k++) {
+		const char *run = store_list_run(v->lists[k]);
+		int r = store_list_open(v->store, run, false, &now, NULL);
+
+		if (r == -ENOMEM)
+			return r;
+		if (r < 0)
+			continue;
+		for (size_t i = 0; i < v->nsteps; i++)
+			if (v->steps[i].run == run)
+				v->steps[i].removed = !store_list_entry_live(now, v->steps[i].step->entry);
+		store_list_close(now);
+	}
+	for (size_t i = 0; i < v->nfaults; i++)
+		v->faults[i].gone = v->faults[i].step && v->steps[v->faults[i].step - 1].removed;
+	return 0;
+}
+
+/* A pack that is not there and that no visible step needs: it was listed, or needed, when verify began. */
+static bool pack_gone(struct verify *v, const struct verify_fault *f)
+{
+	uint64_t size;
+
+	return f->pack && store_size(v->store->storage, f->file, &size) == -ENOENT;
+}
+
+static uint64_t count_removed(const struct verify *v)
+{
+	uint64_t n = 0;
+
+	for (size_t i = 0; i < v->nsteps; i++)
+		n += v->steps[i].removed;
+	return n;
+}
+
+/* ---- pass 5: telling ---- */
 
 struct tell {
 	struct verify *v;
@@ -513,14 +557,20 @@ static int tell_all(struct verify *v)
 		struct verify_walker w = {
 			.store = v->store, .step = &v->steps[i], .item = on_item, .broken = ignore_broken, .arg = &t};
 
+		if (v->steps[i].removed)
+			continue;
 		tell_step_faults(v, i);
 		int r = verify_walk(&w);
 		if (r < 0)
 			return r;
 	}
-	for (size_t i = 0; i < v->nfaults; i++)
-		if (!v->faults[i].told)
-			tell_one(v, &v->faults[i], v->faults[i].run, PROTO_NONE, NULL, NULL);
+	for (size_t i = 0; i < v->nfaults; i++) {
+		struct verify_fault *f = &v->faults[i];
+
+		f->gone = f->gone || (!f->told && pack_gone(v, f));
+		if (!f->told && !f->gone)
+			tell_one(v, f, f->run, PROTO_NONE, NULL, NULL);
+	}
 	return 0;
 }
 
@@ -570,16 +620,22 @@ int store_verify(struct store *s, const struct store_verify_options *o, struct s
 		r = find_lost(&v, err);
 	if (r == 0)
 		r = verify_steps(&v, err);
-	v.result.steps = v.nsteps;
+	if (r == 0)
+		r = look_again(&v);
+	v.result.steps = v.nsteps - count_removed(&v);
+	if (r == 0 && o->run && o->step != PROTO_NONE && v.result.steps == 0 && v.nsteps)
+		r = base_error_set(err, -ENOENT, "%s/%llu was removed while it was verified", o->run,
+			(unsigned long long)o->step);
 	if (r == 0)
 		r = tell_all(&v);
 	if (r == 0 && o->note)
 		r = verify_note(&v);
 	if (r == 0)
 		r = v.error;
-	for (size_t i = 0; i < v.nfaults; i++)
-		v.result.newer += v.faults[i].newer;
-	v.result.faults = v.nfaults - v.result.newer;
+	for (size_t i = 0; i < v.nfaults; i++) {
+		v.result.newer += v.faults[i].newer && !v.faults[i].gone;
+		v.result.faults += !v.faults[i].newer && !v.faults[i].gone;
+	}
 	*ret_r = v.result;
 	release(&v);
 	if (r < 0 && err && !err->code && !store_no_directory(s, r, err))

@@ -33,6 +33,7 @@
 struct verify_step {
 	const char *run;
 	const struct store_list_step *step;
+	bool removed; /* since it was listed: nothing of it need be there */
 };
 
 /* One thing that is wrong with bytes of a file. */
@@ -46,6 +47,7 @@ struct verify_fault {
 	char *run;            /* of an entry or manifest; NULL */
 	size_t step;          /* 1 + number of the visible step whose own fault it is; 0 */
 	bool told;            /* a callback named it */
+	bool gone;            /* no damage: what it is about was removed while verify looked */
 	size_t whole_step, tensor_step; /* 1 + number of the step that was told last, as a whole and by tensor */
 	uint32_t tensor;
 };

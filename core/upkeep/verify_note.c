@@ -37,7 +37,7 @@ static int by_file_make(const struct verify *v, struct by_file *ret_b)
 	if (!ret_b->all)
 		return -ENOMEM;
 	for (size_t i = 0; i < v->nfaults; i++)
-		if (v->faults[i].pack)
+		if (v->faults[i].pack && !v->faults[i].gone)
 			ret_b->all[ret_b->n++] = &v->faults[i];
 	if (ret_b->n)
 		qsort(ret_b->all, ret_b->n, sizeof(const struct verify_fault *), file_order);
