@@ -10,6 +10,12 @@
 
 #define SHAPE_TEXT 160
 
+static int convert_refuse(enum tensor_dtype from, enum tensor_dtype to, struct base_error *err)
+{
+	return base_error_set(err, -EINVAL, "%s cannot be converted to %s", tensor_dtype_name(from),
+		tensor_dtype_name(to));
+}
+
 static const char *shape_text(uint32_t ndim, const uint64_t *dim, char text[static SHAPE_TEXT])
 {
 	size_t len = 0;
@@ -139,8 +145,7 @@ static int target_matches(struct target_check *t, struct base_error *err)
 	if (!target_pair(t) || !target_window(t) || (to != t->stored.dtype && !(t->said->flags & VCKPT_TARGET_CONVERT)))
 		return target_unfit(t, err);
 	if (!tensor_convert_possible(t->stored.dtype, to))
-		return base_error_set(err, -EINVAL, "%s cannot be converted to %s", tensor_dtype_name(t->stored.dtype),
-			tensor_dtype_name(to));
+		return convert_refuse(t->stored.dtype, to, err);
 	return 0;
 }
 
@@ -212,4 +217,18 @@ int load_declare(struct vckpt_load *load, const struct vckpt_target *said, struc
 		r = target_declare(load, &t, component, name, err);
 	return r == 0 ? 0 : base_error_prefix(err, r, "%.100s/%" PRIu64 ": tensor %.100s/%.200s", step->run, step->step,
 		component ? component : "", name ? name : "");
+}
+
+int vckpt_convert(uint32_t from, uint32_t to, const void *in, void *out, size_t n, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+
+	if (!tensor_dtype_valid(from) || !tensor_dtype_valid(to))
+		return base_error_set(e, -EINVAL, "dtype %" PRIu32 " is not known",
+			tensor_dtype_valid(from) ? to : from);
+	if (!tensor_convert_possible((enum tensor_dtype)from, (enum tensor_dtype)to))
+		return convert_refuse((enum tensor_dtype)from, (enum tensor_dtype)to, e);
+	if (n > 0)
+		tensor_convert((enum tensor_dtype)from, (enum tensor_dtype)to, in, out, n);
+	return 0;
 }

@@ -45,6 +45,11 @@ struct vckpt_target {
  * the rest of one destination. */
 int vckpt_load_targets(struct vckpt_load *load, const struct vckpt_target *targets, size_t n, struct vckpt_error *err);
 
+/* n items of one dtype (enum vckpt_dtype) as items of another, by the rules of docs/load.md: what CONVERT does, of
+ * memory that the caller has. The memory does not overlap, and need not be aligned. -EINVAL: there is no such
+ * conversion (with n = 0 that is all that is asked). */
+int vckpt_convert(uint32_t from, uint32_t to, const void *in, void *out, size_t n, struct vckpt_error *err);
+
 /* ---- names ---- */
 enum { VCKPT_RENAME_ANYWHERE = 1 << 0 };
 /* A name that begins with `from` at the caller begins with `to` in the step: {NULL, "_orig_mod.", "", 0}. ANYWHERE:

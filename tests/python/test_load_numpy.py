@@ -289,3 +289,36 @@ def test_what_cannot_be_filled_is_found_first(run, save):
         with pytest.raises(vckpt.InvalidArgument, match=sentence):
             vckpt.load(run / str(step), {"m": {"a": a, "b": b}}, **ALONE)
         assert not a.any()
+
+
+# Past 2^24 by one more than half of what bf16 keeps: rounded once it goes up, by way of float32 it goes down.
+TWICE = np.array([0x01010001, -0x01010001, 1 << 30], np.int32)
+BIG = np.array([1e10, -1e10, np.nan, -0.9, 127.6])
+TABLE = [(BIG, "int8", [127, -128, 0, 0, 127]), (BIG, "uint8", [255, 0, 0, 0, 127]), (BIG, "bool", [1, 1, 1, 1, 1]),
+         (BIG.astype("f4"), "int64", [10**10, -10**10, 0, 0, 127]), (np.array([300, -1]), "int8", [44, -1]),
+         (np.array([1e300, 65519.0, 65520.0]), "float16", [np.inf, 65504, np.inf]),
+         (np.array([True, False]), "float32", [1, 0]), (np.array([1 + 2j]), "complex64", [1 + 2j])]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "of the rank"])
+def test_other_dtypes(run, own):
+    """By the rules of docs/load.md, whatever numpy would do."""
+    more = {"per_rank": "*"} if own else {}
+    vckpt.save(run, {"m": {str(i): a for i, (a, *_) in enumerate(TABLE)} | {"twice": TWICE}}, step=1, **more)
+    state = {str(i): np.zeros(a.shape, dtype) for i, (a, dtype, _) in enumerate(TABLE)}
+    state |= {"0": np.full((5, 3), 7, "i1")[:, 1], "1": np.full(10, 7, "u1")[::-2]}     # in memory that is not plain
+    vckpt.load(run, {"m": state}, strict=False)
+    for i, (_, _, expected) in enumerate(TABLE):
+        assert state[str(i)].tolist() == expected, TABLE[i]
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    vckpt.load(run, {"m": (state := {"twice": np.zeros(3, ml_dtypes.bfloat16)})}, strict=False)
+    assert state["twice"].astype(int).tolist() == [0x01020000, -0x01020000, 1 << 30]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "of the rank"])
+def test_no_conversion(run, own):
+    vckpt.save(run, {"m": {"w": np.ones(3)}}, step=1, **({"per_rank": "*"} if own else {}))
+    state = {"m": {"w": np.zeros(3, "c16")}}
+    with pytest.raises(ValueError, match="m/w is f64 in the step and c128 in the state, and the one cannot be conv"):
+        vckpt.load(run, state)
+    assert not state["m"]["w"].any()

@@ -52,5 +52,6 @@ def test_load_and_convert(run):
         vckpt.load(run, {"m": to}, **ALONE)
         assert all(np.array_equal(to[name].astype("f4"), array.astype("f4")) for name, array in kept.items())
     vckpt.save(run, {"m": wide}, pin="no", **ALONE)
-    vckpt.load(run, {"m": same}, **ALONE)
+    del same["float8_e8m0fnu"], kept["float8_e8m0fnu"]          # powers of two alone: nothing is converted to it
+    vckpt.load(run, {"m": same}, strict=False, **ALONE)
     assert all(np.array_equal(same[name], array) for name, array in kept.items())

@@ -543,6 +543,36 @@ saver.close()
     assert vckpt.steps(run) == [0, 1]
 
 
+def test_a_child_closes_its_own_runs(run):
+    done = _script(run, """
+import os
+handle.committed()
+other = %r
+pid = os.fork()
+if pid == 0:
+    vckpt.close()                                           # nothing of its own yet
+    handle = vckpt.async_save(other, {"m": {"w": np.ones(3)}}, step=5)
+    try:
+        vckpt.close(%r)
+        raise SystemExit("the parent's run was closed")
+    except vckpt.Forked:
+        pass
+    vckpt.close()
+    assert handle.done and vckpt.steps(other) == [5]
+    grandchild = os.fork()
+    if grandchild == 0:
+        vckpt.close()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]) == 7
+    os._exit(5)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+print(vckpt.save(%r, {"m": {"w": np.ones(3)}}))
+vckpt.close()
+""" % (str(run) + "-child", str(run), str(run)))
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert vckpt.steps(run) == [0, 1]
+
+
 def test_a_failed_save_is_told_once(run):
     """What nobody was told comes with close; what was told does not come again."""
     saver = vckpt.Saver(run, **OPTIONS)

@@ -20,6 +20,15 @@ def run(tmp_path):
     vckpt.close()
 
 
+def test_rules_of_conversion(run):
+    """docs/load.md's, where torch's own copy rounds twice, or says that anything may come out."""
+    big, twice = torch.tensor([1e10, -1e10, float("nan")]), torch.tensor([0x01010001], dtype=torch.int32)
+    vckpt.save(run, {"m": {"big": big, "twice": twice}}, step=1, pin="no")
+    state = {"big": torch.full((3, 2), 7, dtype=torch.int8)[:, 1], "twice": torch.zeros(1, dtype=torch.bfloat16)}
+    vckpt.load(run, {"m": state})
+    assert state["big"].tolist() == [127, -128, 0] and state["twice"].tolist() == [0x01020000]
+
+
 def test_other_types_and_memory(run):
     """Conversions as load_state_dict makes them, in both directions; strided and conjugated destinations."""
     w = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))

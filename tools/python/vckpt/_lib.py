@@ -299,6 +299,7 @@ FUNCTIONS = {
     "vckpt_load_begin": (c_int, [P, POINTER(LoadOptions), POINTER(P), E]),
     "vckpt_load_tensors": (c_int, [P, P, c_size_t, E]),
     "vckpt_load_targets": (c_int, [P, P, c_size_t, E]),
+    "vckpt_convert": (c_int, [c_uint32, c_uint32, P, P, c_size_t, E]),
     "vckpt_load_rename": (c_int, [P, P, c_size_t, E]),
     "vckpt_load_rename_by": (c_int, [P, P, P, E]),
     "vckpt_load_stream": (c_int, [P, P, E]),

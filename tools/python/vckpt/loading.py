@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from . import _lib, components, exchange, meeting, meshes, paths, saver, state as states
 from .exchange import Mode
 from .load_handle import Loaded, LoadHandle, Started
-from .loading_tensors import Destination, Fill, Made, Work, assign, refusal
+from .loading_tensors import Destination, Fill, Made, Work, assign, convertible, refusal
 from .loads import Damage, Direct, How, OnDamage, Verify, Watch, chosen
 from .presets import SplitOptimizer
 from .records import Record
@@ -522,8 +522,7 @@ class _Plan:
         elif to.refusal() and not to.absent:
             self.wrong.append(f"{path[0]}/{name} of the state {to.refusal()}")
         elif not to.fits(found[1]):
-            self.wrong.append(f"{path[0]}/{name} is {_lib.DTYPES[found[1]]} in the step, which numpy turns into "
-                              f"{to.memory.dtype} only with ml_dtypes: python3 -m pip install ml_dtypes")
+            self.unlike(f"{path[0]}/{name}", found[1], to.row.dtype)
         elif not to.absent:
             self.fills.append(Fill(to, name, found[1]))
 
@@ -531,15 +530,22 @@ class _Plan:
         self.shapes = True
         self.wrong.append(f"{name} has the shape {list(saved)} in the step and {list(now)} in the state")
 
+    def unlike(self, name: str, saved: int, now: int) -> None:
+        self.wrong.append(f"{name} is {_lib.DTYPES[saved]} in the step and {_lib.DTYPES[now]} in the state, and the "
+                          "one cannot be converted to the other")
+
     def take_own(self, value: Any, saved: Record, path: KeyPath) -> None:
         """A tensor that this rank kept by itself."""
         found = self.step._rank_array(saved, self.rank)
+        dtype, to = _lib.DTYPES.index(saved["dtype"]), self.destination(value, path).row.dtype
         if tuple(found.shape) != tuple(value.shape):
             self.reshaped(f"{path[0]}/{dotted(path)}", found.shape, value.shape)
         elif refusal(value):
             self.wrong.append(f"{path[0]}/{dotted(path)} of the state {refusal(value)}")
+        elif not convertible(dtype, to):
+            self.unlike(f"{path[0]}/{dotted(path)}", dtype, to)
         else:
-            self.todo.append(lambda: assign(value, found, _lib.DTYPES.index(saved["dtype"])))
+            self.todo.append(lambda: assign(value, found, dtype, to))
 
     def built(self, component: str, saved: Any, like: Any = None) -> Any:
         """A part of a tree with tensors that are going to be filled: whole, or cut as the parameter `like` is whose

@@ -3,8 +3,8 @@
 tensor this rank holds, and where they lie in its memory, follows from the entry that a save would make of it (shard.py,
 torch_state.py): so loading and saving cannot differ in that.
 
-Memory of the CPU that has the dtype of the step is read into as it is; any other by way of a copy, which converts as
-torch's and numpy's own assignments do."""
+Memory of the CPU that has the dtype of the step is read into as it is; any other by way of a copy, which the library
+converts (docs/load.md has the rules)."""
 from __future__ import annotations
 
 import ctypes
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from . import _lib, meshes
-from .arrays import is_raw, numpy_dtype
+from .arrays import numpy_dtype
 from .entries import make_entry
 from .loads import Extents, described, read
 from .shard import Refused, Shard
@@ -60,8 +60,8 @@ class Destination:
         return tuple((ctypes.c_uint64 * count).from_address(address)) if address and count else ()
 
     def fits(self, dtype: int) -> bool:
-        """Can the memory take items of that dtype? Without ml_dtypes numpy knows no values of bf16."""
-        return self.row.dtype == dtype or not (isinstance(self.memory, np.ndarray) and is_raw(numpy_dtype(dtype)))
+        """Can the memory take items of that dtype?"""
+        return convertible(dtype, self.row.dtype)
 
     def refusal(self) -> str | None:
         return refusal(self.memory)
@@ -191,7 +191,7 @@ def _fill_staged(step: Step, rank: int, batch: list[tuple[Fill, Destination]], h
     arrays = [to.staged(one.name, one.dtype) for one, to in batch]
     damaged = read(step, rank, [row for _, row in arrays], how)
     for (one, to), (array, _) in zip(batch, arrays):
-        assign(to.memory, array, one.dtype)
+        assign(to.memory, array, one.dtype, to.row.dtype)
     return damaged
 
 
@@ -230,9 +230,17 @@ def _apart(memory: torch.Tensor) -> bool:
     return bool(torch._debug_has_internal_overlap(memory) == 0)
 
 
-def assign(memory: Memory, array: NDArray[Any], dtype: int) -> None:
-    """The items of an array of a dtype (its number) into a tensor or array of the same shape."""
+def convertible(dtype: int, to: int) -> bool:
+    """Do the library's rules say what items of a dtype are in another one?"""
+    return dtype == to or _lib.lib().vckpt_convert(dtype, to, None, None, 0, None) == 0
+
+
+def assign(memory: Memory, array: NDArray[Any], dtype: int, to: int) -> None:
+    """The items of an array of a dtype (its number) into a tensor or array of the same shape, whose dtype is `to`."""
+    if dtype != to:
+        source, array = np.ascontiguousarray(array), np.empty(array.shape, numpy_dtype(to))
+        _lib.call("vckpt_convert", dtype, to, source.ctypes.data, array.ctypes.data, array.size)
     if isinstance(memory, np.ndarray):
         memory[...] = array
     else:
-        memory.detach().copy_(torch_state().from_numpy(array, dtype))
+        memory.detach().copy_(torch_state().from_numpy(array, to))

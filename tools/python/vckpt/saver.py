@@ -135,11 +135,12 @@ def _close(one: Native) -> None:
 
 def close(path: Path | None = None) -> None:
     """Waits until every save of STORE/RUN (None: of all runs) is decided, and closes what this process has open of it.
-    The next save opens it again. All ranks call it together."""
+    The next save opens it again. All ranks call it together. What was open before a fork is the parent's: a child
+    that names such a run gets Forked."""
     wanted = None if path is None else split(path)[:2]
     with _lock:
-        found = [n for n in _natives.values() if wanted is None
-                 or (n.store, n.run) == (os.path.realpath(wanted[0]), wanted[1])]
+        found = [n for n in _natives.values() if (n.pid == os.getpid() if wanted is None
+                 else (n.store, n.run) == (os.path.realpath(wanted[0]), wanted[1]))]
     error = None
     for one in found:
         try:
