@@ -306,7 +306,7 @@ int comm_shared_new(const char *name, uint32_t rank, uint32_t size, uint32_t tim
 		return r;
 	}
 	s->comm.lends = true;
-	snprintf(s->folder, sizeof s->folder, "/dev/shm/vckpt-%u-%s", (unsigned)geteuid(), name);
+	snprintf(s->folder, sizeof s->folder, SHARED_PLACE "/vckpt-%u-%s", (unsigned)geteuid(), name);
 	shared_measure(s);
 	s->peers = calloc(size, sizeof *s->peers);
 	r = s->peers ? shared_meet(s, &why) : base_no_memory(&why);

@@ -13,6 +13,7 @@
 
 #include "core/comm/shared.h"
 
+#define SHARED_PLACE "/dev/shm"
 #define SHARED_MAGIC UINT64_C(0x3176656d6d6f6376) /* "vcommev1" */
 #define SHARED_GATHER_BYTES (64u << 10)  /* what a rank gives in one step of a gather */
 

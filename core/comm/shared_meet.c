@@ -6,10 +6,14 @@
  * memfd; the others open that through /proc. A file may be an old one: of a process that is gone, or of an earlier
  * meeting of the same ranks under this name, whose owner is not yet so far as to take it away. So each segment has a
  * nonce, and says which nonces its rank has seen. Two ranks have met when each has seen the other's; a segment that has
- * seen another nonce of this rank is an old one, and its file is looked at again. */
+ * seen another nonce of this rank is an old one, and its file is looked at again.
+ *
+ * The file of a rank that was killed stays, and with it the folder. Ranks that met nobody there take the files of the
+ * dead away, and the first meeting of a process does so in all folders of this user. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,6 +63,13 @@ static uint64_t process_start(int32_t pid)
 bool shared_dead(int32_t pid, uint64_t start)
 {
 	return process_start(pid) != start;
+}
+
+static uint64_t pid_space(void)
+{
+	struct stat st;
+
+	return stat("/proc/self/ns/pid", &st) == 0 ? st.st_ino : 0;
 }
 
 void shared_ring(struct shared_head *own)
@@ -136,13 +147,13 @@ static int folder_make(struct shared *s, struct base_error *err)
 
 static int file_show(struct shared *s, const struct shared_head *own)
 {
-	char path[200], fresh[220], text[128];
+	char path[200], fresh[220], text[160];
 	int n, fd, r = 0;
 
 	seat_path(s, own->rank, path, sizeof path);
 	snprintf(fresh, sizeof fresh, "%s.%016llx", path, (unsigned long long)own->nonce);
-	n = snprintf(text, sizeof text, "%d %llu %d %llu\n", own->pid, (unsigned long long)own->start, s->fd,
-		(unsigned long long)own->nonce);
+	n = snprintf(text, sizeof text, "%d %llu %d %llu %llu\n", own->pid, (unsigned long long)own->start, s->fd,
+		(unsigned long long)own->nonce, (unsigned long long)pid_space());
 	fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (fd < 0)
 		return -errno;
@@ -170,16 +181,14 @@ static int segment_show(struct shared *s, struct base_error *err)
 	return r < 0 && !(err && err->code) ? base_error_set(err, r, "%s: %s", s->folder, base_error_name(r)) : r;
 }
 
-struct seat_text { int pid, fd; unsigned long long start, nonce; };
+struct seat_text { int pid, fd; unsigned long long start, nonce, space; };
 
-static bool seat_read(const struct shared *s, uint32_t rank, struct seat_text *ret_t)
+static bool seat_read_at(int dir, const char *path, struct seat_text *ret_t)
 {
-	char path[200], text[129];
+	char text[160];
 	ssize_t n;
-	int fd;
+	int fd = openat(dir, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 
-	seat_path(s, rank, path, sizeof path);
-	fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 	if (fd < 0)
 		return false;
 	n = read(fd, text, sizeof text - 1);
@@ -187,7 +196,58 @@ static bool seat_read(const struct shared *s, uint32_t rank, struct seat_text *r
 	if (n <= 0)
 		return false;
 	text[n] = 0;
-	return sscanf(text, "%d %llu %d %llu", &ret_t->pid, &ret_t->start, &ret_t->fd, &ret_t->nonce) == 4;
+	ret_t->space = 0;
+	return sscanf(text, "%d %llu %d %llu %llu", &ret_t->pid, &ret_t->start, &ret_t->fd, &ret_t->nonce,
+		&ret_t->space) >= 4;
+}
+
+static bool seat_read(const struct shared *s, uint32_t rank, struct seat_text *ret_t)
+{
+	char path[200];
+
+	seat_path(s, rank, path, sizeof path);
+	return seat_read_at(AT_FDCWD, path, ret_t);
+}
+
+/* ---- what the dead left ---- */
+
+/* In a folder; it goes, too, if nothing else was in it. A process of another pid namespace only looks dead. */
+static void folder_sweep(const char *folder)
+{
+	int fd = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	const uint64_t space = pid_space();
+	struct seat_text t;
+	bool swept = false;
+
+	if (!d) {
+		if (fd >= 0)
+			close(fd);
+		return;
+	}
+	for (struct dirent *e; (e = readdir(d));)
+		if (e->d_name[0] != '.' && seat_read_at(fd, e->d_name, &t) && t.space == space &&
+			shared_dead(t.pid, t.start))
+			swept |= unlinkat(fd, e->d_name, 0) == 0;
+	closedir(d);
+	if (swept) /* one that was empty is being made */
+		rmdir(folder);
+}
+
+/* In all folders of this user. */
+static void folders_sweep(void)
+{
+	DIR *d = opendir(SHARED_PLACE);
+	char begin[64], path[sizeof SHARED_PLACE + 257];
+	int len = snprintf(begin, sizeof begin, "vckpt-%u-", (unsigned)geteuid());
+
+	for (struct dirent *e; d && (e = readdir(d));)
+		if (strncmp(e->d_name, begin, (size_t)len) == 0) {
+			snprintf(path, sizeof path, SHARED_PLACE "/%s", e->d_name);
+			folder_sweep(path);
+		}
+	if (d)
+		closedir(d);
 }
 
 void shared_hide(struct shared *s)
@@ -303,8 +363,10 @@ static unsigned meet_pause_us(uint64_t waited_ns)
 int shared_meet(struct shared *s, struct base_error *err)
 {
 	const uint64_t begin = base_monotonic_ns(), until = begin + (uint64_t)s->comm.timeout_ms * 1000000;
+	static pthread_once_t swept = PTHREAD_ONCE_INIT;
 	int r = segment_make(s, err);
 
+	pthread_once(&swept, folders_sweep);
 	if (r == 0)
 		r = segment_show(s, err);
 	while (r == 0) {
@@ -325,5 +387,7 @@ int shared_meet(struct shared *s, struct base_error *err)
 	}
 	/* Agreed: each of them has this rank's segment. It may have others still to meet, but not through this file. */
 	shared_hide(s);
+	if (r < 0)
+		folder_sweep(s->folder);
 	return r;
 }

@@ -9,7 +9,9 @@
  * more. Whether a process of this machine lives is asked at every call, which costs the store nothing; ranks that are
  * threads of one process share the answer. The time of a change is the time of the look that found it, by this rank's
  * monotonic clock, and no time-out begins before the rank's own announcement in this attempt, so what happened between
- * two saves does not count. An observer that itself stood still (a job that is suspended as a whole) starts all clocks
+ * two saves does not count. But a rank that was found not to come, or to stand still, and has not been seen to move
+ * since, is not waited for again: the saves that are queued behind the first would each take the whole time-out. An
+ * observer that itself stood still (a job that is suspended as a whole) starts all clocks
  * anew; otherwise it would give up all ranks at its first look. An observer whose own beats are slow does so too,
  * because a storage with too much to do makes the beats of healthy ranks slow as well. A process of this machine that
  * is gone is recognised in any case. */
@@ -27,6 +29,7 @@ struct watch_rank {
 	uint64_t changed_ms;            /* when the number was last seen to move */
 	uint64_t gone_ms;               /* since when no listing shows it; 0: the last one did */
 	bool seen, listed;              /* ever; in the listing at hand */
+	enum store_rank_state found;    /* NEVER or STOPPED since it last moved; else FINE */
 };
 
 struct store_watch {
@@ -96,6 +99,8 @@ static void watch_found(void *arg, uint32_t rank, uint64_t number, const char *h
 
 	if (!k)
 		return;
+	if (!k->seen)
+		k->found = STORE_RANK_FINE; /* it came */
 	if (!k->seen && watch_meet(w, k, host, file) < 0) {
 		w->missed = true; /* moved on, or cannot be read */
 		return;
@@ -104,6 +109,7 @@ static void watch_found(void *arg, uint32_t rank, uint64_t number, const char *h
 	if (k->seen && number <= k->number)
 		return;
 	k->seen = true;
+	k->found = STORE_RANK_FINE;
 	k->number = number;
 	k->changed_ms = w->looked_ms;
 }
@@ -152,8 +158,11 @@ int store_watch_look(struct store_watch *w)
 
 		k->gone_ms = k->listed || !k->seen ? 0 : k->gone_ms ? k->gone_ms : now;
 	}
-	if (r < 0)
-		watch_restart(w, now); /* it saw nothing, and holds nothing against anybody */
+	if (r < 0) { /* it saw nothing, and holds nothing against anybody */
+		watch_restart(w, now);
+		for (uint32_t i = 0; i < w->world; i++)
+			w->ranks[i].found = STORE_RANK_FINE;
+	}
 	w->ended_ms = base_monotonic_ms();
 	took = w->ended_ms - now;
 	/* were the next look due after heartbeat_ms / 2, every one would start the clocks anew */
@@ -186,6 +195,8 @@ static bool process_lives(struct store_watch *w, const struct store_heartbeat_ra
 
 static enum store_rank_state judge(struct store_watch *w, const struct watch_rank *k, uint64_t since)
 {
+	if (k->found != STORE_RANK_FINE && w->looked_ms >= since)
+		return k->found;
 	if (!k->seen)
 		return w->looked_ms && lasts(w, since, w->since_ms, w->start_ms) ? STORE_RANK_NEVER
 										 : STORE_RANK_AWAITED;
@@ -200,11 +211,14 @@ static enum store_rank_state judge(struct store_watch *w, const struct watch_ran
 
 enum store_rank_state store_watch_judge(struct store_watch *w, uint32_t rank, uint64_t since, char *host)
 {
+	struct watch_rank *k = &w->ranks[rank];
 	enum store_rank_state state;
 
 	pthread_mutex_lock(&w->lock);
-	state = judge(w, &w->ranks[rank], since);
-	snprintf(host, PROTO_HOST_MAX, "%s", w->ranks[rank].who.host);
+	state = judge(w, k, since);
+	if (state == STORE_RANK_NEVER || state == STORE_RANK_STOPPED)
+		k->found = state;
+	snprintf(host, PROTO_HOST_MAX, "%s", k->who.host);
 	pthread_mutex_unlock(&w->lock);
 	return state;
 }

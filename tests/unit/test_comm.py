@@ -292,3 +292,52 @@ def test_a_process_is_killed(build, where):
             p.wait()
             p.stdout.close()
             p.stdin.close()
+
+
+def meet_and_die(build, name, rank, size):
+    """The process of a rank that is killed while it waits for others."""
+    script = ("import sys, commlib, pathlib; "
+              "commlib.Comm(commlib.internal(pathlib.Path(sys.argv[1])), *map(int, sys.argv[3:]), sys.argv[2])")
+    running = subprocess.Popen([sys.executable, "-c", script, str(build), name, str(rank), str(size)])
+    seat = pathlib.Path(f"/dev/shm/vckpt-{os.geteuid()}-{name}/{rank}")
+    while not seat.exists():
+        assert running.poll() is None
+    running.kill()
+    running.wait()
+    assert seat.exists()
+    return seat.parent
+
+
+def test_a_rank_that_dies_while_ranks_meet(lib, build):
+    """Those that wait for it take its file away, and the folder."""
+    name = fresh_name()
+    folder = meet_and_die(build, name, 1, 3)
+    for error in together(2, lambda i: Comm(lib, 2 * i, 3, name, timeout_ms=600)):
+        assert isinstance(error, Failed) and error.code == -ETIMEDOUT and ": 1" in error.text
+    assert not folder.exists()
+
+
+def test_ranks_that_all_died_while_they_met(lib, build):
+    """The next meeting of a process takes away what they left, and nothing of those that live."""
+    left = meet_and_die(build, fresh_name(), 0, 2)
+    living = fresh_name()
+    waiting = subprocess.Popen([sys.executable, "-c", textwrap.dedent(f"""
+        import sys, commlib, pathlib
+        commlib.Comm(commlib.internal(pathlib.Path({str(build)!r})), 0, 2, {living!r})
+    """)])
+    try:
+        seat = pathlib.Path(f"/dev/shm/vckpt-{os.geteuid()}-{living}/0")
+        while not seat.exists():
+            assert waiting.poll() is None
+        meet_and_die(build, living + "x", 0, 2)         # whose process meets for the first time
+        assert not left.exists() and seat.exists()
+        Comm(lib, 1, 2, living).free()
+        assert waiting.wait(60) == 0
+    finally:
+        waiting.kill()
+        waiting.wait()
+    subprocess.run([sys.executable, "-c", textwrap.dedent(f"""
+        import commlib, pathlib
+        commlib.Comm(commlib.internal(pathlib.Path({str(build)!r})), 0, 1, {living!r}).free()
+    """)], check=True)
+    assert not pathlib.Path(f"/dev/shm/vckpt-{os.geteuid()}-{living}x").exists()

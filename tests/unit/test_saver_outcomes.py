@@ -75,3 +75,24 @@ def test_packs_that_nobody_was_told_of_go_at_once(meddle, store):        # noqa:
     again = saver.save({"a/w": rng.standard_normal(1000)}, step=4)
     again.committed()
     again.free()
+
+
+def test_a_rank_that_never_comes_is_waited_for_once(api, store):         # noqa: F811
+    """Saves that are queued find out together; one that comes after all is waited for again."""
+    saver = api.saver(store, "run", rank=0, world=2, launch="never", start_ms=2500, heartbeat_ms=4000)
+    saves, begin, took = [saver.save({"m/w": numpy.arange(9.0)}) for _ in range(5)], time.monotonic(), []
+    for save in saves:
+        with pytest.raises(Failed, match="did not come within 2.5 s"):
+            save.committed()
+        took.append(time.monotonic() - begin)
+        save.free()
+    assert took[0] >= 2.4 and took[4] - took[0] < 2.4, took
+    other = api.saver(store, "run", rank=1, world=2, launch="never", start_ms=2500, heartbeat_ms=4000)
+    late = saver.save({"m/w": numpy.arange(9.0)}, step=9)
+    time.sleep(1)
+    second = other.save({"m/w": numpy.arange(9.0)}, step=9)
+    assert late.committed() == second.committed() == 9
+    for save in (late, second):
+        save.free()
+    other.free()
+    saver.free()
