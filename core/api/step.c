@@ -142,6 +142,28 @@ static int step_find(struct vckpt_step *step, const char *run, uint64_t number, 
 	return load_step_open(step->store, run, entry, &step->step, err);
 }
 
+static int step_find_commit(struct vckpt_step *step, const char *run, const struct vckpt_commit *commit,
+	struct base_error *err)
+{
+	struct proto_entry e;
+	int r;
+
+	if (!run || !proto_run_valid(run))
+		return base_error_set(err, -EINVAL, "%s cannot be the name of a run", run ? run : "NULL");
+	r = store_list_commit_read(step->store, run, commit->entry, &e, err);
+	if (r < 0)
+		return r;
+	if (e.commit.step != commit->step || memcmp(e.commit.manifest.bytes, commit->manifest, sizeof commit->manifest))
+		r = base_error_set(err, -ENOENT, "run %s of %s has another commit in entry %" PRIu64 " of its list "
+			"than the one of step %" PRIu64 " that was asked for: this is another store, or a copy that "
+			"went on by itself", run, step->store->path, commit->entry, commit->step);
+	else
+		r = load_step_open(step->store, run, &(struct store_list_step){.step = commit->step,
+			.entry = commit->entry, .commit = e.commit}, &step->step, err);
+	proto_entry_release(&e);
+	return r;
+}
+
 static int step_attributes(struct vckpt_step *step, struct base_error *err)
 {
 	const struct load_step_info *info = load_step_info(step->step);
@@ -155,11 +177,11 @@ static int step_attributes(struct vckpt_step *step, struct base_error *err)
 	return 0;
 }
 
-int vckpt_step_open(const char *store, const char *run, uint64_t step, struct vckpt_step **ret_step,
-	struct vckpt_error *err)
+/* commit NULL: what is visible under the number. */
+static int step_open(const char *store, const char *run, uint64_t step, const struct vckpt_commit *commit,
+	struct vckpt_step **ret_step, struct base_error *e)
 {
 	base_cleanup(step_free_p) struct vckpt_step *opened = NULL;
-	struct base_error *e = api_error(err);
 	int r;
 
 	if (!ret_step)
@@ -170,12 +192,28 @@ int vckpt_step_open(const char *store, const char *run, uint64_t step, struct vc
 	opened->pid = getpid();
 	r = api_store_open(store, STORE_OPEN_READ_ONLY, &opened->store, e);
 	if (r == 0)
-		r = step_find(opened, run, step, e);
+		r = commit ? step_find_commit(opened, run, commit, e) : step_find(opened, run, step, e);
 	if (r == 0)
 		r = step_attributes(opened, e);
 	if (r == 0)
 		*ret_step = base_steal(opened);
 	return api_result(r, e);
+}
+
+int vckpt_step_open(const char *store, const char *run, uint64_t step, struct vckpt_step **ret_step,
+	struct vckpt_error *err)
+{
+	return step_open(store, run, step, NULL, ret_step, api_error(err));
+}
+
+int vckpt_step_open_commit(const char *store, const char *run, const struct vckpt_commit *commit,
+	struct vckpt_step **ret_step, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+
+	if (!commit)
+		return base_error_set(e, -EINVAL, "no commit of a step is given");
+	return step_open(store, run, VCKPT_NONE, commit, ret_step, e);
 }
 
 void vckpt_step_close(struct vckpt_step *step)
@@ -189,6 +227,14 @@ void vckpt_step_close(struct vckpt_step *step)
 uint64_t vckpt_step_number(const struct vckpt_step *step)
 {
 	return load_step_info(step->step)->step;
+}
+
+void vckpt_step_commit(const struct vckpt_step *step, struct vckpt_commit *ret_commit)
+{
+	const struct load_step_info *info = load_step_info(step->step);
+
+	*ret_commit = (struct vckpt_commit){.step = info->step, .entry = info->entry};
+	memcpy(ret_commit->manifest, info->manifest.bytes, sizeof ret_commit->manifest);
 }
 
 uint32_t vckpt_step_world(const struct vckpt_step *step)

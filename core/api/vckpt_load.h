@@ -115,6 +115,15 @@ int vckpt_load_exchanged(struct vckpt_load *load, struct vckpt_load_exchange *re
 void vckpt_load_free(struct vckpt_load *load);
 
 /* ---- what is in a step ---- */
+/* Which commit an open step is: its entry in the run's list, and the digest of its manifest, which names all data. A
+ * number is not enough for several ranks to open the same: a step may be replaced, and a newer one appear, between two
+ * looks. One rank opens a step and sends these bytes to the others; they open that commit, or fail. It may have been
+ * removed or replaced since: it opens as long as the collector has left its data, which is the grace period at least.
+ * -ENOENT: that entry is missing here, or another commit. */
+struct vckpt_commit { uint64_t step, entry; uint8_t manifest[32]; };
+void vckpt_step_commit(const struct vckpt_step *step, struct vckpt_commit *ret_commit);
+int vckpt_step_open_commit(const char *store, const char *run, const struct vckpt_commit *commit,
+	struct vckpt_step **ret_step, struct vckpt_error *err);
 /* The number of the newest visible step of a run. -ENOENT: there is no such run, or it has no step. */
 int vckpt_run_latest(const char *store, const char *run, uint64_t *ret_step, struct vckpt_error *err);
 /* A component that has tensors: they have the numbers first .. first + count - 1, sorted by name, and so many bytes. */

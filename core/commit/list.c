@@ -283,6 +283,25 @@ int store_list_each_commit(const struct store_list *l, uint64_t from,
 	return r;
 }
 
+int store_list_commit_read(struct store *s, const char *run, uint64_t entry, struct proto_entry *ret_e,
+	struct base_error *err)
+{
+	struct store_list l = {.store = s, .how.patience_ms = LIST_PATIENCE_MS};
+	struct base_error why = {0};
+	int r;
+
+	snprintf(l.run, sizeof l.run, "%s", run);
+	r = entry_read_patiently(&l, entry, ret_e, &why);
+	if (r == 0 && ret_e->kind != PROTO_ENTRY_COMMIT) {
+		proto_entry_release(ret_e);
+		r = -ENOENT;
+	}
+	if (r == -ENOENT)
+		return base_error_set(err, r, "run %s of %s has no commit entry %llu", run, s->path,
+			(unsigned long long)entry);
+	return r < 0 ? base_error_set(err, r, "run %s: entry %llu: %s", run, (unsigned long long)entry, why.text) : 0;
+}
+
 /* Entry l->next decides nothing. */
 static int entry_pass(struct store_list *l)
 {

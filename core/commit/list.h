@@ -72,6 +72,11 @@ uint64_t store_list_commit_step(const struct store_list *l, uint64_t entry);
  * another number than 0. Entries are read again. */
 int store_list_each_commit(const struct store_list *l, uint64_t from,
 	int (*f)(void *arg, uint64_t entry, const struct base_digest *manifest), void *arg, struct base_error *err);
+/* The commit entry of that number, whether what it made is still visible or not. Nothing else of the list is read: that
+ * it counted is known to whoever saw its step. proto_entry_release. -ENOENT: there is no such entry, or no commit;
+ * -BASE_EDAMAGED. */
+int store_list_commit_read(struct store *s, const char *run, uint64_t entry, struct proto_entry *ret_e,
+	struct base_error *err);
 /* What the list says of an attempt. reason (may be NULL): text of the abort, or NULL. ret_entry: number of the
  * deciding entry. */
 enum store_attempt_state store_list_attempt(const struct store_list *l, const char *attempt, const char **ret_reason,

@@ -27,9 +27,9 @@ class Follower:
         """The names of the tensors that were read."""
         with vckpt.open(path) as step:
             found = {name: step["model", name].digest() for name in self.weights}
-        new = [name for name in found if found[name] != self.digests.get(name)]
-        if new:
-            vckpt.load(path, {"model": {name: self.weights[name] for name in new}}, strict=False)
+            new = [name for name in found if found[name] != self.digests.get(name)]
+            if new:     # the step, not its path: under that there may be another commit by now
+                vckpt.load(step, {"model": {name: self.weights[name] for name in new}}, strict=False)
         self.digests = found
         return new
 

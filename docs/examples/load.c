@@ -59,7 +59,9 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: load STORE RANK\n");
 		return 2;
 	}
-	check(vckpt_step_open(argv[1], "example", VCKPT_NONE, &step, &err), &err); /* the newest step */
+	/* The newest step, as this rank sees it. In a job one rank opens it, and sends the others its
+	 * vckpt_step_commit, which they open by vckpt_step_open_commit. */
+	check(vckpt_step_open(argv[1], "example", VCKPT_NONE, &step, &err), &err);
 	load_step(step, (uint32_t)strtoul(argv[2], NULL, 10));
 	printf("loaded example/%llu\n", (unsigned long long)vckpt_step_number(step));
 	vckpt_step_close(step); /* not before the load is freed */

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import test_load_boxes as boxes
+from storelib import Api as StoreApi
 from test_load_boxes import T, Step as Writer, Params, api, proto, shapes, whole  # noqa: F401 (fixtures)
 from test_save_load import Store, Tensor
 
@@ -80,6 +81,8 @@ def v(build):
     lib.vckpt_step_find.argtypes = [ptr, c.c_char_p, c.c_char_p]
     lib.vckpt_step_blob_count.argtypes = [ptr, ptr]
     lib.vckpt_step_attributes.argtypes = [ptr, ptr]
+    lib.vckpt_step_open_commit.argtypes = [c.c_char_p, c.c_char_p, ptr, ptr, ptr]
+    lib.vckpt_step_commit.argtypes = [ptr, ptr]
     lib.vckpt_run_steps.argtypes = [c.c_char_p, c.c_char_p, ptr, ptr, ptr]
     lib.vckpt_mesh_new.argtypes = [c.c_char_p, ptr, u32, ptr, ptr]
     lib.vckpt_mesh_free.argtypes = [ptr]
@@ -296,6 +299,37 @@ def test_runs_and_steps(v, steps, tmp_path):
     refused(-errno.ENOENT, "no run", v.vckpt_step_open, path, b"q", NONE, c.byref(step))
     refused(-errno.EINVAL, "no path", v.vckpt_step_open, None, b"r", 4, c.byref(step))
     refused(-errno.EINVAL, "name of a run", v.vckpt_step_open, path, None, 4, c.byref(step))
+
+
+class Commit(c.Structure):
+    _fields_ = [("step", u64), ("entry", u64), ("manifest", c.c_uint8 * 32)]
+
+
+def test_a_commit_is_opened_whatever_came_after_it(v, api, steps):
+    """Replaced and removed ones, too; and no other one than was asked for."""
+    path, commit, step = os.fsencode(steps[0]), Commit(), ptr()
+    with Opened(v, steps[0], step=9) as nine:
+        v.vckpt_step_commit(nine.p, c.byref(commit))
+    with Opened(v, steps[0], step=70) as other:
+        seventy = Commit()
+        v.vckpt_step_commit(other.p, c.byref(seventy))
+    assert commit.step == 9 and bytes(commit.manifest) != bytes(seventy.manifest) and commit.entry != seventy.entry
+    StoreApi(api, steps[0], init=False).remove_step("r", 9)
+    refused(-errno.ENOENT, "no step 9", v.vckpt_step_open, path, b"r", 9, c.byref(step))
+    call(v.vckpt_step_open_commit, path, b"r", c.byref(commit), c.byref(step))
+    value = np.zeros((), "i8")
+    found = v.vckpt_step_find(step, b"model", b"a.b/c")
+    call(v.vckpt_step_read, step, found, None, value.ctypes.data, None)
+    assert value == 9 and v.vckpt_step_number(step) == 9
+    v.vckpt_step_close(step)
+    for wrong, words in ((Commit(9, seventy.entry, commit.manifest), "another commit in entry"),
+                         (Commit(70, commit.entry, commit.manifest), "another commit in entry"),
+                         (Commit(9, 99, commit.manifest), "no commit entry 99"),
+                         (Commit(9, NONE, commit.manifest), "no commit entry")):
+        refused(-errno.ENOENT, words, v.vckpt_step_open_commit, path, b"r", c.byref(wrong), c.byref(step))
+    refused(-errno.EINVAL, "no commit", v.vckpt_step_open_commit, path, b"r", None, c.byref(step))
+    refused(-errno.EINVAL, "name of a run", v.vckpt_step_open_commit, path, b"../r", c.byref(commit), c.byref(step))
+    refused(-errno.ENOENT, "run q", v.vckpt_step_open_commit, path, b"q", c.byref(commit), c.byref(step))
 
 
 def test_blobs(v, steps):

@@ -46,10 +46,10 @@ from .rng import RngState, rng_state, set_rng_state
 from .saver import Handle, Saver, async_save, close, save
 from .shard import Refused, Shard
 from .state import parameter_names
-from .step import BlobInfo, Step, TensorInfo, open
+from .step import BlobInfo, Commit, Step, TensorInfo, open
 
-__all__ = ["Aborted", "BlobInfo", "Damage", "Damaged", "Error", "Exchanged", "Forked", "FormatError", "Handle",
-           "InvalidArgument", "LazyTensor", "LoadHandle", "Loaded", "Mesh", "NotAStore", "NotFound", "Record",
+__all__ = ["Aborted", "BlobInfo", "Commit", "Damage", "Damaged", "Error", "Exchanged", "Forked", "FormatError",
+           "Handle", "InvalidArgument", "LazyTensor", "LoadHandle", "Loaded", "Mesh", "NotAStore", "NotFound", "Record",
            "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping", "StoreExists", "TensorInfo",
            "Timeout", "Undecided", "VersionError", "async_load", "async_save", "close", "init", "latest", "load",
            "on_sigterm", "open", "parameter_names", "presets", "rng_state", "save", "set_rng_state", "steps",

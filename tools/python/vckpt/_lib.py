@@ -25,6 +25,7 @@ from ctypes import (
     c_int32,
     c_int64,
     c_size_t,
+    c_uint8,
     c_uint32,
     c_uint64,
     c_void_p,
@@ -221,6 +222,10 @@ class BlobInfo(Structure):
     _fields_ = [("name", c_char_p), ("bytes", c_uint64), ("per_rank", c_uint32), ("rank", c_uint32)]
 
 
+class Commit(Structure):
+    _fields_ = [("step", c_uint64), ("entry", c_uint64), ("manifest", c_uint8 * 32)]
+
+
 class LoadOptions(Structure):
     _fields_ = [("size", c_size_t), ("rank", c_uint32), ("threads", c_uint32), ("flags", c_uint32),
                 ("world", c_uint32), ("comm", c_void_p), ("exchange", c_uint32), ("reserved", c_uint32)]
@@ -279,6 +284,8 @@ FUNCTIONS = {
     "vckpt_save_timings": (c_int, [P, POINTER(Timings)]),
     "vckpt_tensor_boxes": (c_int, [P, c_uint32, POINTER(POINTER(c_uint64)), POINTER(c_size_t), E]),
     "vckpt_step_open": (c_int, [c_char_p, c_char_p, c_uint64, POINTER(P), E]),
+    "vckpt_step_open_commit": (c_int, [c_char_p, c_char_p, POINTER(Commit), POINTER(P), E]),
+    "vckpt_step_commit": (None, [P, POINTER(Commit)]),
     "vckpt_step_close": (None, [P]),
     "vckpt_step_number": (c_uint64, [P]),
     "vckpt_step_world": (c_uint32, [P]),

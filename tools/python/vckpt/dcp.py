@@ -49,7 +49,7 @@ from . import _lib, dcp_looks, dcp_path, dcp_reads, dcp_state, loads, paths, pic
 from .exchange import Exchanged, Mode, check as check_mode
 from .shard import Layout
 from .signatures import Options, Path as PathLike, Unpack
-from .step import Step
+from .step import Commit, Step
 from .torch_state import DTYPES, TorchEntry
 
 if TYPE_CHECKING:
@@ -431,6 +431,7 @@ class StorageReader(_StorageReader):
         self.exchanged: Exchanged | None = None
         self.path, self.load_id = Path(path), str(uuid.uuid4())
         self.step: Step | None = None
+        self.common = True          # the same step at all ranks
         self.kept: dict[str, dcp_state.Kept] = {}
         self.bytes: dict[str, tuple[str, int, int]] = {}
         self.values: dict[str, Any] = {}
@@ -452,6 +453,7 @@ class StorageReader(_StorageReader):
         """`rank`: of what was saved without collectives, that rank's."""
         target, rank = dcp_path.resolve(self.path, reading=True), kwargs.get("rank")
         run = target.run if rank is None else RANK_RUN.format(target.run, rank)
+        self.common = rank is None
         self.step = Step(os.path.join(target.store, run, "latest" if target.step is None else str(target.step)),
                          "torch")
         blobs = {blob.name: blob.bytes for blob in self.step.blobs() if blob.rank is None}
@@ -475,13 +477,29 @@ class StorageReader(_StorageReader):
             self.read_metadata(**({} if kwargs.get("use_collectives", True) else {"rank": kwargs.get("rank")}))
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+        """Each rank opens a step by itself: it says which, in its plan."""
+        return dataclasses.replace(plan, storage_data=self.opened().commit if self.common else None)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
+        """At the coordinator, whose error is all ranks': none has read anything yet."""
+        for rank, plan in enumerate(plans):
+            self.compare(plans[0].storage_data, f"rank {rank}", plan.storage_data)
+        own = self.opened().commit if self.common else None     # for ranks whose planner made plans anew
+        return [plan if plan.storage_data else dataclasses.replace(plan, storage_data=own) for plan in plans]
+
+    def compare(self, first: Commit | None, who: str, commit: Commit | None) -> None:
+        if first != commit:
+            said = [f"step {one.step}, entry {one.entry}" if one else "one of a run of its own"
+                    for one in (first, commit)]
+            raise _lib.InvalidArgument(
+                errno.EINVAL, f"{self.path}: ranks opened different steps, or commits of one that was replaced: rank 0 "
+                              f"{said[0]}, {who} {said[1]}: the run changed just now; load again, or name a step that "
+                              "stays as it is")
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """All items by one load; the future is done, and the planner has all, when this returns."""
+        if self.common and plan.storage_data is not None:
+            self.compare(plan.storage_data, "this rank", self.opened().commit)
         reads = dcp_reads.Reads(self.opened(), planner.commit_tensor, self.how, self.mode)
         try:
             for item in plan.items:

@@ -93,7 +93,7 @@ class Reads:
             loads.read(self.step, 0, self.tensors, self.how)
             return
         mode, self.mode = self.mode, "never"
-        with exchange.meet(self.path, mode, 1, TIMEOUT_S) as shared:
+        with exchange.meet(self.step, mode, 1, TIMEOUT_S) as shared:
             loads.read(self.step, 0, self.tensors, self.how._replace(shared=shared))
             self.found = shared.found
 

@@ -24,10 +24,12 @@ from ctypes import byref, c_void_p
 from typing import Any, Literal, NamedTuple
 
 from . import _lib, exchange_group, meeting
+from .step import Step
 
 Mode = Literal["never", "always", "auto"]
 
 MODES: dict[str, int] = {"auto": 0, "never": 1, "always": 2}
+STEPS = "steps, or commits of one that was replaced just now,"
 CALL = "a load with exchange="
 NAME = "exchange"               # of the meetings, whatever is loaded: who has a wrong path can tell the others, too
 TIMEOUT_MS = 300_000            # for a rank that lives and does nothing; one that dies is noticed at once
@@ -141,14 +143,15 @@ def refuse(path: str, error: BaseException) -> None:
         print(f"vckpt: {path}: the other ranks could not be told of an error: {late}", file=sys.stderr, flush=True)
 
 
-def meet(path: str, mode: Mode, loads: int, timeout: float) -> Shared:
-    """path: STORE/RUN/STEP, the same step at all ranks. loads: how many loads of the library this rank needs."""
-    step = "/".join(path.rsplit("/", 2)[-2:])
+def meet(opened: Step, mode: Mode, loads: int, timeout: float) -> Shared:
+    """opened: the same commit at all ranks, else all refuse. loads: how many loads of the library this rank needs."""
+    path = f"{opened.store}/{opened.run}/{opened.number}"
+    step = f"{opened.run}/{opened.number} (entry {opened.commit.entry}, manifest {opened.commit.manifest[:16]})"
     held = _held(path, timeout, {"host": host(), "loads": loads, "mode": mode, "step": step,
                                  "links": exchange_group.known()})
     token = held.launch(secrets.token_hex(8))
     said = held.all_said()
-    for key, word in (("mode", "exchange="), ("step", "steps")):
+    for key, word in (("mode", "exchange="), ("step", STEPS)):
         different = next((rank for rank, one in enumerate(said) if one[key] != said[0][key]), None)
         if different is not None:
             raise _lib.InvalidArgument(errno.EINVAL, f"{path}: ranks load together with different {word}: rank 0 with "

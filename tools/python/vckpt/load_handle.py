@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, TypedDict
 from . import _lib
 from .exchange import Exchanged, Shared
 from .loads import Damage, Watch, cancelled
-from .step import Step
+from .step import Commit, Step
 
 
 class Loaded(NamedTuple):
@@ -32,10 +32,11 @@ class Loaded(NamedTuple):
     damaged: list[Damage]           # what could not be read; empty unless on_damage="skip"
     bytes_read: int                 # of the store's packs by this rank, checks included
     exchange: Exchanged | None = None       # what exchange= did; None without it
+    commit: Commit | None = None            # which commit of the step it was
 
     def blob(self, name: str, rank: int | None = None) -> bytes:
         """The bytes of a file of the step, as Step.blob gives them."""
-        with Step(self.path, "numpy") as step:
+        with Step(os.path.dirname(self.path), "numpy", self.commit) as step:
             return step.blob(name, rank)
 
 

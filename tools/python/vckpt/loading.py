@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import copy
 import dataclasses
 import errno
@@ -25,7 +24,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from . import _lib, components, exchange, meeting, meshes, paths, saver, state as states
+from . import _lib, components, exchange, meeting, meshes, opening, saver, state as states
 from .exchange import Mode
 from .load_handle import Loaded, LoadHandle, Started
 from .loading_tensors import Destination, Fill, Made, Work, assign, convertible, refusal
@@ -50,7 +49,7 @@ ABSENT = Record("vckpt.Absent", {})     # stands for a part that the step does n
 SHOWN = 10                              # names in a sentence
 
 
-def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = False, mesh: Any = None,
+def load(path: Path | Step, state: State, *, strict: bool = True, missing_ok: bool = False, mesh: Any = None,
          types: Iterable[type] = (),
          rank: int | None = None, world: int | None = None, meet_timeout: float = 600.0,
          threads: int = 0, verify: Verify = "checks", on_damage: OnDamage = "raise",
@@ -63,16 +62,17 @@ def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = Fa
     their parameters; none makes a step for it. Objects get what was saved of them by load_state_dict(). All other
     values are in the result's `values`.
 
-    path        STORE/RUN or STORE/RUN/latest: the newest step, the same one at all ranks of the process group; or
-                STORE/RUN/STEP
+    path        STORE/RUN or STORE/RUN/latest: the newest step; STORE/RUN/STEP; or an open Step: the same commit, even
+                if it was replaced since
     strict      what the state has and the step lacks, and tensors that a component of the step has and the state lacks,
                 are one error, and nothing is filled; components that only the step has are none. False: what both have
                 is filled, and the result has the two lists
     missing_ok  None where the run has no step, or where there is no store yet, instead of an error
     mesh        as for the save: of Shards that have none
     types       classes that come back as themselves in `values`, as for Step.values
-    rank, world where there is no process group; each rank looks for the newest step by itself then
-    meet_timeout    seconds in which all ranks have to come, where the newest step is asked for
+    rank, world where there is no process group, or for a load by one rank of it; each rank opens what it finds by
+                itself then: where several do, give all of them the Step of one (its pickle opens the same commit)
+    meet_timeout    seconds in which all ranks of the process group have to come
     threads     that read; 0: as many as there are processors that this process may use, divided by the ranks of the
                 node, if the launcher tells these
     verify      "checks": of each block that is read; "full": the SHA-256 of whole pieces is compared as well
@@ -84,10 +84,11 @@ def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = Fa
                 measurement says that this is quicker. All ranks of the process group make the call then, with the same
                 step; it succeeds at all ranks or fails at all. "never": each rank reads what it needs
 
-    The ranks agree on the newest step through the process group's store. Beyond that a load sends nothing, so a rank
-    that fails raises alone, and no other waits for it. Generators (vckpt.rng_state()) are set back where as many ranks
-    load as saved; else a line on standard error says that they were left as they are, and the result's `rng` is
-    False."""
+    A load is a call of all ranks of the process group, unless rank= and world= are given. They agree on one commit of
+    the step through the group's store: if one cannot open it, all raise. Beyond that a load without exchange= sends
+    nothing, so a rank that fails later raises alone, and no other waits for it. Generators (vckpt.rng_state()) are set
+    back where as many ranks load as saved; else a line on standard error says that they were left as they are, and the
+    result's `rng` is False."""
     started = _started(path, state, strict, missing_ok, mesh, types, rank, world, meet_timeout, threads, verify,
                        on_damage, direct, exchange)
     if started is None:
@@ -97,7 +98,7 @@ def load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = Fa
         return started.finished()
 
 
-def async_load(path: Path, state: State, *, strict: bool = True, missing_ok: bool = False, mesh: Any = None,
+def async_load(path: Path | Step, state: State, *, strict: bool = True, missing_ok: bool = False, mesh: Any = None,
                types: Iterable[type] = (),
                rank: int | None = None, world: int | None = None, meet_timeout: float = 600.0,
                threads: int = 0, verify: Verify = "checks", on_damage: OnDamage = "raise",
@@ -109,12 +110,12 @@ def async_load(path: Path, state: State, *, strict: bool = True, missing_ok: boo
                                on_damage, direct, exchange))
 
 
-def _started(path: Path, state: State, strict: bool, missing_ok: bool, mesh: Any, types: Iterable[type],
+def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, mesh: Any, types: Iterable[type],
              rank: int | None, world: int | None, meet_timeout: float, threads: int, verify: Verify,
              on_damage: OnDamage, direct: Direct, mode: Mode) -> Started | None:
     """Up to where reading begins; None: there is no step."""
     rank, world, group = _who(rank, world)
-    watch, together = Watch(), group and mode != "never"
+    watch = Watch()
     try:
         how = chosen(threads, verify, on_damage, direct)._replace(world=world, watch=watch)
         exchange.check(mode)
@@ -122,40 +123,28 @@ def _started(path: Path, state: State, strict: bool, missing_ok: bool, mesh: Any
             raise _lib.InvalidArgument(errno.EINVAL, "exchange='always' needs a process group of several ranks, and no "
                                                      "rank= or world=")
     except _lib.Error as error:
-        if together:
-            _refuse_first(path, error)
+        if group:
+            opening.refuse(path, mode, error)
         raise
-    at = _chosen(path, group, missing_ok, meet_timeout)
-    if at is None:
+    step = opening.opened(path, group, mode, missing_ok, meet_timeout)
+    if step is None:
         return None
-    step: Step | None = None
+    together = group and mode != "never"
+    at = f"{step.store}/{step.run}/{step.number}"
     try:
-        step = Step(at, "numpy" if torch_module() is None else "torch")
         plan = _Plan(step, at, components.named(state, (), is_tensor), rank, world, mesh, tuple(types))
         plan.begin(strict)
     except BaseException as error:
         if together:
             exchange.refuse(at, error)
-        if step is not None:
-            step.close()
+        step.close()
         raise
     try:
-        shared = exchange.meet(at, mode, plan.work.loads, meet_timeout) if together else None
+        shared = exchange.meet(step, mode, plan.work.loads, meet_timeout) if together else None
     except BaseException:
         step.close()
         raise
     return Started(step, watch, plan.size(), lambda: plan.read(how._replace(shared=shared)), plan.finish, shared)
-
-
-def _refuse_first(path: Path, error: Exception) -> None:
-    """Before it is known which step is loaded: to those who agree on the newest one, or load one by its number."""
-    last = str(path).rstrip("/").rpartition("/")[2]
-    if last.isdecimal():
-        exchange.refuse(str(path), error)
-        return
-    with contextlib.suppress(_lib.Error, TypeError):
-        store, run, _ = paths.split(path, making=True)
-        meeting.fail(sys.modules["torch.distributed"], error, run, f"{store}/{run}", meeting.LOADS)
 
 
 def _who(rank: int | None, world: int | None) -> tuple[int, int, bool]:
@@ -168,40 +157,6 @@ def _who(rank: int | None, world: int | None) -> tuple[int, int, bool]:
     if group is None:
         meeting.check_alone("loads", "rank= and world=")
     return *(group or (0, 1)), group is not None and group[1] > 1
-
-
-def _chosen(path: Path, group: bool, missing_ok: bool, timeout: float) -> str | None:
-    """STORE/RUN/STEP, or None."""
-    store, run, step = paths.split(path, making=True)
-    run_path = f"{store}/{run}"
-    if not isinstance(step, int):
-        step = _together(run, run_path, missing_ok, timeout) if group else _newest(run_path, missing_ok)
-    if step is None and not missing_ok:
-        raise _lib.NotFound(errno.ENOENT, f"run {run} of {store} has no step (missing_ok=True gives None instead)")
-    return None if step is None else f"{run_path}/{step}"
-
-
-def _newest(path: str, missing_ok: bool) -> int | None:
-    try:
-        return paths.latest(path)
-    except _lib.NotAStore:
-        if missing_ok:
-            return None
-        raise
-
-
-def _together(run: str, path: str, missing_ok: bool, timeout: float) -> int | None:
-    """What rank 0 finds, at all ranks."""
-    dist, found = sys.modules["torch.distributed"], None
-    meeting.check_own(dist, path)
-    if dist.get_rank() == 0:
-        try:
-            found = _newest(path, missing_ok)
-        except Exception as error:
-            meeting.fail(dist, error, run, path, meeting.LOADS)
-            raise
-    told = meeting.agree(dist, str(found), run, path, timeout, meeting.LOADS)
-    return None if told == "None" else int(told)
 
 
 # ---- parts of a saved tree ----
@@ -356,7 +311,7 @@ class _Plan:
         found = {component: give() for component, give in self.values.items()}
         step = self.step
         return Loaded(self.path, step.run, step.number, step.attributes, found, self.missing, self.unexpected,
-                      self.set_generators(), self.damaged, bytes_read)
+                      self.set_generators(), self.damaged, bytes_read, commit=step.commit)
 
     def check(self, strict: bool) -> None:
         said = [f"the step lacks {_in_words(self.missing)}"] if self.missing and strict else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks of torch's process group come to one launch id, or to one newest step: through the group's store, not
+"""How the ranks of torch's process group come to one launch id, or to one step: through the group's store, not
 by a collective, so that a rank which waits can say for whom, and does not wait for ever.
 
 Each attempt at a meeting of a run has a number, the same for all ranks, kept in the store:
@@ -7,6 +7,7 @@ Each attempt at a meeting of a run has a number, the same for all ranks, kept in
     RUN/at              the number of the meeting that is held; who has seen a verdict moves it on by one
     RUN/N/rank.R        rank R has come, and to which path
     RUN/N/waiting       how many ranks have come and wait
+    RUN/N/said.TEXT     how many ranks say this (its digest), where it is compared what ranks say
     RUN/N/failed        the error of a rank that could not make the call: its path cannot be, its options are wrong
     RUN/N/verdict       a launch id (a step), by rank 0, once all wait; or an error, by whoever gives up first
 
@@ -39,7 +40,7 @@ LOOKED_AT = 64                  # lower ranks among which one looks for another 
 NAMED = 8                       # ranges of ranks in a sentence
 ALL = "is a call of all ranks (not of `if rank == 0:`)"
 SAVES = "the first save of a run, and each Saver,"
-LOADS = "vckpt.load of a run's newest step"
+LOADS = "vckpt.load without rank= and world="
 
 
 def check_own(dist: Distributed, path: str) -> None:
@@ -68,6 +69,15 @@ def agree(dist: Distributed, launch_id: str, run: str, path: str, timeout: float
     to call."""
     held = meeting(dist, run, path, timeout, call)
     return held.launch(launch_id) if held else broadcast(dist, launch_id, path, call)
+
+
+def compare(dist: Distributed, said: str, run: str, path: str, timeout: float, call: str) -> tuple[str, bool]:
+    """What rank 0 says, and whether all ranks said the same. Without a store no rank knows of the others: True."""
+    held = meeting(dist, run, path, timeout, call)
+    if held is None:
+        return broadcast(dist, said, path, call), True
+    verdict = held.held(said, compare=True)
+    return str(verdict["launch"]), bool(verdict["alike"])
 
 
 def meeting(dist: Distributed, run: str, path: str, timeout: float, call: str = SAVES) -> Meeting | None:
@@ -114,7 +124,7 @@ class Meeting:
                  call: str = SAVES) -> None:
         self.store, self.rank, self.world, self.path, self.timeout, self.call = store, rank, world, path, timeout, call
         self.base = f"vckpt/{hashlib.sha256(run.encode('utf-8', 'backslashreplace')).hexdigest()[:16]}"
-        self.number, self.begun, self.pause = 0, time.monotonic(), 0.002
+        self.number, self.begun, self.pause, self.compare = 0, time.monotonic(), 0.002, False
 
     # -- the store --
 
@@ -162,9 +172,16 @@ class Meeting:
 
     def launch(self, launch_id: str) -> str:
         """The launch id of all: rank 0's."""
+        return str(self.held(launch_id)["launch"])
+
+    def held(self, launch_id: str, compare: bool = False) -> Verdict:
+        """The verdict, where it is no error. compare: its `alike` is whether all ranks gave this launch id."""
+        self.compare = compare
         try:
             verdict = self.come()
             if verdict is None:
+                if compare:
+                    self.store.add(self.key(_said(launch_id)), 1)
                 self.store.add(self.key("waiting"), 1)
                 failed = self.read(self.key("failed"))
                 verdict = self.wait(launch_id) if failed is None else self.decide(error=json.loads(failed), failed=True)
@@ -181,13 +198,14 @@ class Meeting:
         if "error" in verdict:
             told = _lib.error(verdict["error"][0], f"{self.path}: {verdict['error'][1]}")
             raise told if isinstance(told, _lib.Timeout) else _lib.aborted(told)
-        return str(verdict["launch"])
+        return verdict
 
     def wait(self, launch_id: str) -> Verdict:
         warn, told = self.begun + WARN_S, False
         while True:
             if self.rank == 0 and int(self.read(self.key("waiting")) or 0) >= self.world:
-                return self.decide(launch=launch_id)
+                alike = {"alike": int(self.read(self.key(_said(launch_id))) or 0) == self.world} if self.compare else {}
+                return self.decide(launch=launch_id, **alike)
             found = self.read(self.key("verdict"))
             if found is not None:
                 return _verdict(found)
@@ -243,6 +261,10 @@ class Meeting:
               f"{self.world} to make the same call{self.elsewhere()}: {self.call} {ALL}; "
               f"in {left:.0f} s this becomes an error", file=sys.stderr, flush=True)
         return True
+
+
+def _said(text: str) -> str:
+    return f"said.{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _verdict(text: str | bytes) -> Verdict:

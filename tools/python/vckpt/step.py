@@ -52,6 +52,14 @@ class BlobInfo(NamedTuple):
     rank: int | None     # None: of the whole step
 
 
+class Commit(NamedTuple):
+    """Which commit a step is. A step may be replaced under its number; a commit is never another one: equal Commits are
+    the same data, bit by bit."""
+    step: int           # its number
+    entry: int          # of the run's list
+    manifest: str       # digest, which names all data
+
+
 SAME_AS_BYTES = 200     # a document of more is none
 
 
@@ -75,20 +83,33 @@ class Step:
 
     It is a mapping from names to LazyTensors: step["model/w"], step["model", "w"], get(), "model/w" in step, len(step),
     `for name in step`, keys(), items(), dict(step). But values() gives a component as it was saved, and a step without
-    tensors is true all the same. A pickle or a copy of it opens the step again."""
+    tensors is true all the same. A pickle or a copy of it opens the same commit again, or fails.
+
+    commit: the Commit that is to be opened, visible or not any more, of the run that the path names. One rank opens a
+    step and sends `step.commit` to the others."""
 
     def __bool__(self) -> bool:
         return True
 
-    def __init__(self, path: Path, framework: Literal["numpy", "torch"] | None = None) -> None:
+    def __init__(self, path: Path, framework: Literal["numpy", "torch"] | None = None,
+                 commit: Commit | None = None) -> None:
         self.store, self.run, step = split(path)
         if framework not in (None, "numpy", "torch"):
             raise _lib.InvalidArgument(errno.EINVAL, f"framework={framework!r}: expected numpy or torch")
         self.framework = framework or installed()
-        pointer = c_void_p()
-        _lib.call("vckpt_step_open", os.fsencode(self.store), _lib.text(self.run, "run"),
-                  step if isinstance(step, int) else _lib.NONE, byref(pointer))
+        pointer, run = c_void_p(), _lib.text(self.run, "run")
+        if commit is None:
+            _lib.call("vckpt_step_open", os.fsencode(self.store), run, step if isinstance(step, int) else _lib.NONE,
+                      byref(pointer))
+        elif step in (None, "latest", commit[0]):
+            _lib.call("vckpt_step_open_commit", os.fsencode(self.store), run, byref(_commit(*commit)), byref(pointer))
+        else:
+            raise _lib.InvalidArgument(errno.EINVAL, f"{path}: the path names step {step}, commit= is of step "
+                                                     f"{commit[0]}: give STORE/RUN with commit=")
         self._pointer = pointer.value
+        found = _lib.Commit()
+        _lib.lib().vckpt_step_commit(self._pointer, byref(found))
+        self.commit = Commit(found.step, found.entry, bytes(found.manifest).hex())
         self.number: int = _lib.lib().vckpt_step_number(self._pointer)
         self.world: int = _lib.lib().vckpt_step_world(self._pointer)            # by how many ranks it was saved
 
@@ -97,7 +118,7 @@ class Step:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._at()
-        return Step, (os.path.join(self.store, self.run, str(self.number)), self.framework)
+        return Step, (os.path.join(self.store, self.run), self.framework, self.commit)
 
     def __exit__(self, *_: Any) -> None:
         self.close()
@@ -362,7 +383,16 @@ class Step:
         return array
 
 
-def open(path: Path, framework: Literal["numpy", "torch"] | None = None) -> Step:
+def _commit(step: int, entry: int, manifest: str) -> _lib.Commit:
+    try:
+        return _lib.Commit(step, entry, (ctypes.c_uint8 * 32)(*bytes.fromhex(manifest)))
+    except (TypeError, ValueError, IndexError):
+        raise _lib.InvalidArgument(errno.EINVAL, f"commit={(step, entry, manifest)!r}: expected the `commit` of a "
+                                                 "Step") from None
+
+
+def open(path: Path, framework: Literal["numpy", "torch"] | None = None, commit: Commit | None = None) -> Step:
     """A step whose tensors are read when they are asked for, and only the parts that are: vckpt.open(path)["model/w"]
-    [2:5] reads three rows. path, framework: as for Step."""
-    return Step(path, framework)
+    [2:5] reads three rows. path, framework, commit: as for Step. Each process opens what it finds at that moment:
+    several that have to read the same step open it by `commit=`, or get the Step of one of them by pickle."""
+    return Step(path, framework, commit)

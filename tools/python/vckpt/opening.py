@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which step a load opens, the same at all ranks of a process group.
+
+A number does not say it: between the looks of two ranks a newer step may appear, or the step be replaced or removed. So
+what the ranks agree on is the commit (step.Commit): the entry in the run's list, and the digest of the manifest, which
+names all data. Each rank opens what it finds, and they meet (meeting.py). Mostly all have found the same, and go on.
+Where they have not, those that found another commit than rank 0 open rank 0's, be it replaced or removed by then,
+and they meet again: all have it now, or one that cannot open it says why to all. So a load has one meeting, and a
+second one only where something happened in between.
+
+Ranks that share what they read (exchange.py) meet for that anyway. Of a step that is given by its number they compare
+there what they have opened, and refuse a difference."""
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from . import _lib, exchange, meeting, paths
+from .step import Commit, Step
+from .tensors import torch_module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Literal
+
+    from .exchange import Mode
+    from .signatures import Path
+
+
+def opened(path: Path | Step, group: bool, mode: Mode, missing_ok: bool, timeout: float) -> Step | None:
+    """The caller closes it. path: an open Step means its commit. None: there is no step, and missing_ok."""
+    where = _Where(path)
+    if not group:
+        return where.look(missing_ok)
+    with _telling(where, mode):
+        meeting.check_own(sys.modules["torch.distributed"], where.place)
+        if not where.compared(mode):
+            return where.look(missing_ok)
+    return _agreed(where, missing_ok, timeout)
+
+
+def refuse(path: Path | Step, mode: Mode, error: BaseException) -> None:
+    """Tells the other ranks, which come to the meeting of this load, that this one does not."""
+    with contextlib.suppress(_lib.Error, TypeError):
+        _tell(_Where(path), mode, error)
+
+
+class _Where:
+    """What a caller gave."""
+
+    def __init__(self, path: Path | Step) -> None:
+        self.commit, self.number = None, None
+        if isinstance(path, Step):
+            self.store, self.run, self.commit = path.store, path.run, path.commit
+        else:
+            self.store, self.run, step = paths.split(path, making=True)
+            self.number = step if isinstance(step, int) else None
+        self.place = f"{self.store}/{self.run}"
+
+    def compared(self, mode: Mode) -> bool:
+        """Ranks have to meet here, and not only where they share."""
+        return mode == "never" or (self.number is None and self.commit is None)
+
+    def look(self, missing_ok: bool) -> Step | None:
+        if self.commit is not None:
+            return self.open(self.commit)
+        number = self.number
+        if number is None:
+            number = self.newest(missing_ok)
+        return None if number is None else Step(f"{self.place}/{number}", _framework())
+
+    def newest(self, missing_ok: bool) -> int | None:
+        try:
+            found = paths.latest(self.place)
+        except _lib.NotAStore:
+            if not missing_ok:
+                raise
+            return None
+        if found is None and not missing_ok:
+            raise _lib.NotFound(errno.ENOENT, f"run {self.run} of {self.store} has no step (missing_ok=True gives None "
+                                              "instead)")
+        return found
+
+    def open(self, commit: Commit) -> Step:
+        asked = self.number if self.commit is None else self.commit.step
+        if asked not in (None, commit.step):
+            raise _lib.InvalidArgument(errno.EINVAL, f"{self.place}: this rank is to load step {asked}, rank 0 loads "
+                                                     f"step {commit.step}: all ranks of the process group load the "
+                                                     "same step; a rank that loads by itself gives rank= and world=")
+        return Step(self.place, _framework(), commit)
+
+
+def _framework() -> Literal["numpy", "torch"]:
+    return "numpy" if torch_module() is None else "torch"
+
+
+def _agreed(where: _Where, missing_ok: bool, timeout: float) -> Step | None:
+    dist = sys.modules["torch.distributed"]
+    first, step, error = dist.get_rank() == 0, None, None
+    with _telling(where, "never"):
+        try:
+            step = where.look(missing_ok)
+        except (_lib.NotFound, _lib.NotAStore) as missing:
+            if first:
+                raise
+            error = missing                     # rank 0 may have found it a moment before or after
+    try:
+        while True:
+            mine = json.dumps(step and step.commit)
+            told, alike = meeting.compare(dist, mine, where.run, where.place, timeout, meeting.LOADS)
+            if told != mine:
+                before, step = step, None
+                if before is not None:
+                    before.close()
+                with _telling(where, "never"):
+                    step = None if told == "null" else where.open(Commit(*json.loads(told)))
+            if alike:
+                break
+    except BaseException:
+        if step is not None:
+            step.close()
+        raise
+    if step is None and error is not None and not missing_ok:
+        raise error
+    return step
+
+
+@contextlib.contextmanager
+def _telling(where: _Where, mode: Mode) -> Iterator[None]:
+    """The other ranks, of an error."""
+    try:
+        yield
+    except BaseException as error:
+        _tell(where, mode, error)
+        raise
+
+
+def _tell(where: _Where, mode: Mode, error: BaseException) -> None:
+    if not where.compared(mode):
+        exchange.refuse(f"{where.place}/{where.number}", error)
+        return
+    told = error if isinstance(error, Exception) else _lib.Aborted(_lib.EABORTED, type(error).__name__)
+    with contextlib.suppress(_lib.Error):
+        meeting.fail(sys.modules["torch.distributed"], told, where.run, where.place, meeting.LOADS)
