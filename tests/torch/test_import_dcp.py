@@ -2,6 +2,7 @@
 """vckpt import of what torch's distributed checkpoint wrote: every tensor equal bit by bit, read back by vckpt.load and
 by dcp.load; and what must be refused."""
 import collections
+import copy
 import enum
 import io
 import json
@@ -28,7 +29,7 @@ from torch.distributed.checkpoint.metadata import (
 
 import vckpt as library
 from dcplib import Ranks, check, wanted as wanted_of
-from vckpt.dcp import StorageReader
+from vckpt.dcp import StorageReader, StorageWriter
 
 
 def save(state, path, **more):
@@ -151,6 +152,41 @@ def test_a_flat_state(vckpt, store, source):
     assert loaded.values["epoch"] == 5 and torch.equal(model.weight, other.weight)
     with library.Step(store / "run" / "0") as step:
         assert step.values("model", tensors=False)["x.y"] == 1
+
+
+@pytest.mark.parametrize("form", ["torch", "safetensors", "files", "vckpt"])
+def test_a_flattened_optimizer_is_an_optimizer(vckpt, store, source, form):
+    """Whichever writer wrote it, and however deep it is in the state."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    def job(seed):
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 2))
+        groups = [{"params": model[0].parameters(), "lr": seed / 8}, {"params": model[1].parameters(), "lr": seed / 16}]
+        optimizer = torch.optim.AdamW(groups)
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+        return model, optimizer
+    (model, optimizer), (other, empty) = job(1), job(2)
+    weights, moments = get_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    assert "state.0.weight.exp_avg" in moments and "param_groups.1.bias.lr" in moments
+    state = {"model": weights, "optimizer": moments, "app": {"optim": copy.deepcopy(moments)}}
+    if form == "vckpt":
+        dcp.save(state, storage_writer=StorageWriter(store / "run/0"), no_dist=True)
+        library.close()
+    else:
+        more = {"torch": {}, "files": {"single_file_per_rank": False},
+                "safetensors": {"serialization_format": dcp.filesystem.SerializationFormat.SAFETENSORS}}
+        save(state, source, **more[form])
+        vckpt("import", store, "run", source)
+    inner = torch.optim.AdamW([{"params": part.parameters()} for part in other])
+    library.load(store / "run", {"model": other, "optimizer": empty, "app": {"optim": inner}})
+    for found in empty, inner:
+        assert [group["lr"] for group in found.param_groups] == [1 / 8, 1 / 16]
+        for mine, saved in zip(other.parameters(), model.parameters()):
+            assert torch.equal(mine, saved)
+            for key in ("exp_avg", "exp_avg_sq", "step"):
+                assert torch.equal(found.state[mine][key], optimizer.state[saved][key])
 
 
 class Bad:

@@ -12,8 +12,6 @@ from .records import Record
 if TYPE_CHECKING:
     from .step import Step
 
-FLAT = "state.", "param_groups."        # keys of an optimizer's state that get_state_dict has flattened
-
 
 def tree_of(step: Step, component: str) -> Any:
     """None: DCP has not saved the step, or nothing of that name."""
@@ -34,7 +32,7 @@ def tree_of(step: Step, component: str) -> Any:
             put(root, path[1:], entries.value(key))
     if not root:
         return None
-    return optimizers(lists(root.get((), root)))
+    return lists(root.get((), root))
 
 
 class Node(dict[Any, Any]):
@@ -80,15 +78,3 @@ class Entries:
             return pickles.tree(self.last[1][offset:offset + length])
         except pickles.Refused:
             return Record("vckpt.Pickled", {"key": key})
-
-
-def optimizers(found: Any) -> Any:
-    """A flattened state with a level for each parameter again; its groups stay by parameter (`regrouped`)."""
-    if type(found) is not dict or not found or not all(isinstance(key, str) and key.startswith(FLAT) for key in found):
-        return found
-    made: dict[str, dict[str, Any]] = {"state": {}, "param_groups": {}}
-    for key, value in found.items():
-        kind, _, rest = key.partition(".")
-        name, _, option = rest.rpartition(".")
-        made[kind].setdefault(name, {})[option] = value
-    return made

@@ -394,12 +394,26 @@ def flattened_module(optimizer: torch.optim.Optimizer, state: Mapping[str, Any],
 
 def checked(trees: list[Any], order: list[list[str]], path: KeyPath) -> list[Any]:
     """Trees of optimizers. order: names by group, for what DCP has flattened."""
-    trees = [regrouped(tree, order) for tree in trees]
+    trees = [regrouped(by_parameter(tree), order) for tree in trees]
     if not all(isinstance(tree, dict) and isinstance(tree.get("state"), dict)
                and isinstance(tree.get("param_groups"), list) for tree in trees):
         raise Refused(path, 'what the step has there is no optimizer, which would be a dict with "state" and '
                             '"param_groups": leave it out of the state to load the rest, or give what was saved there')
     return trees
+
+
+def by_parameter(found: Any) -> Any:
+    """A state that get_state_dict has flattened, whoever saved it, with a level for each parameter again; its groups
+    stay by parameter."""
+    flat = "state.", "param_groups."
+    if type(found) is not dict or not found or not all(isinstance(key, str) and key.startswith(flat) for key in found):
+        return found
+    made: dict[str, dict[str, Any]] = {"state": {}, "param_groups": {}}
+    for key, value in found.items():
+        kind, _, rest = key.partition(".")
+        name, _, option = rest.rpartition(".")
+        made[kind].setdefault(name, {})[option] = value
+    return made
 
 
 def regrouped(tree: Any, order: list[list[str]]) -> Any:
