@@ -196,8 +196,8 @@ def test_paths(run, tmp_path):
     assert vckpt.Step(run / "latest").number == 8 and vckpt.Step(run / "step-00000003").number == 3
     for path, kind, said in [(store, ValueError, "is a store: name a run"),
                              (tmp_path / "no/-run", ValueError, "no parent directory is a store, and '-run' cannot be"),
-                             (run / "a/b", ValueError, "expected RUN or RUN/STEP"),
-                             (run / "x", ValueError, "expected RUN or RUN/STEP"),
+                             (run / "a/b", ValueError, "expected RUN, RUN/STEP or STEP"),
+                             (run / "x", ValueError, "expected RUN, RUN/STEP or STEP"),
                              (run / "latest", ValueError, "latest can be read, not saved"),
                              (store / "-bad run", vckpt.Error, "-bad run")]:
         with pytest.raises(kind, match=said):

@@ -157,7 +157,7 @@ def test_no_store_is_made_where_the_call_cannot_be(tmp_path):
     (tmp_path / "full/checkpoints").mkdir(parents=True)
     (tmp_path / "full/model.pt").write_text("mine")
     with pytest.raises(vckpt.Error, match="full is neither a store nor empty, so no store is made there") as error:
-        vckpt.save(tmp_path / "full/checkpoints", STATE)
+        vckpt.save(tmp_path / "full", STATE)
     assert not isinstance(error.value,
                           vckpt.NotAStore) and sorted(os.listdir(tmp_path / "full")) == ["checkpoints", "model.pt"]
     for path, arguments in [("new/latest", {}), ("new/a b", {}), ("new/run", {"pin": "maybe"}),

@@ -45,7 +45,7 @@ from torch.distributed.checkpoint.storage import (
 )
 from torch.futures import Future
 
-from . import _lib, dcp_looks, dcp_path, dcp_reads, dcp_state, loads, paths, pickles, saver
+from . import _lib, dcp_looks, dcp_reads, dcp_state, loads, paths, pickles, saver
 from .exchange import Exchanged, Mode, check as check_mode
 from .shard import Layout
 from .signatures import Options, Path as PathLike, Unpack
@@ -118,7 +118,7 @@ def _warn_once(option: str) -> None:
 
 def _valid(checkpoint_id: PathLike) -> bool:
     try:
-        path = dcp_path.local(checkpoint_id)
+        path = os.path.abspath(paths.local(checkpoint_id))
     except (TypeError, ValueError):
         return False
     return any(os.path.isdir(parent) and os.access(parent, os.W_OK) for parent in [path, *map(str, Path(path).parents)])
@@ -148,7 +148,7 @@ class StorageWriter(_StorageWriter):
         for option, value in without_effect.items():
             if value is not _NOT_GIVEN:
                 _warn_once(option)
-        self.path, self.overwrite = Path(path), overwrite
+        self.path, self.overwrite = Path(paths.local(path)), overwrite
         self.attributes, self.bases, self.options = dict(attributes or {}), list(bases), saver._options(options)
         self.save_id, self.use_collectives = str(uuid.uuid4()), True
         self.rank: int | None = None
@@ -169,7 +169,7 @@ class StorageWriter(_StorageWriter):
 
     def reset(self, checkpoint_id: PathLike | None = None) -> None:
         if checkpoint_id:
-            self.path = Path(checkpoint_id)
+            self.path = Path(paths.local(checkpoint_id))
         self.save_id = str(uuid.uuid4())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -181,9 +181,11 @@ class StorageWriter(_StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        target = dcp_path.resolve(self.path)
+        target = paths.resolve(self.path)
+        if target.step == "latest":
+            raise _lib.InvalidArgument(errno.EINVAL, f"{self.path}: latest can be read, not saved: give a number")
         run = target.run if self.use_collectives or self.rank is None else RANK_RUN.format(target.run, self.rank)
-        dcp_path.make(target)
+        paths.begin(target.store, run)
         there = [] if self.overwrite else paths.steps(os.path.join(target.store, run))
         if there and (target.step is None or target.step in there):
             which = there[-1] if target.step is None else target.step
@@ -429,7 +431,7 @@ class StorageReader(_StorageReader):
         self.allow_pickle = allow_pickle
         self.how, self.bytes_read, self.mode = loads.chosen(threads, verify, "raise"), 0, exchange
         self.exchanged: Exchanged | None = None
-        self.path, self.load_id = Path(path), str(uuid.uuid4())
+        self.path, self.load_id = Path(paths.local(path)), str(uuid.uuid4())
         self.step: Step | None = None
         self.common = True          # the same step at all ranks
         self.kept: dict[str, dcp_state.Kept] = {}
@@ -446,12 +448,12 @@ class StorageReader(_StorageReader):
 
     def reset(self, checkpoint_id: PathLike | None = None) -> None:
         if checkpoint_id:
-            self.path = Path(checkpoint_id)
+            self.path = Path(paths.local(checkpoint_id))
         self.step, self.load_id = None, str(uuid.uuid4())
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """`rank`: of what was saved without collectives, that rank's."""
-        target, rank = dcp_path.resolve(self.path, reading=True), kwargs.get("rank")
+        target, rank = paths.resolve(self.path), kwargs.get("rank")
         run = target.run if rank is None else RANK_RUN.format(target.run, rank)
         self.common = rank is None
         self.step = Step(os.path.join(target.store, run, "latest" if target.step is None else str(target.step)),

@@ -7,14 +7,13 @@ import errno
 import math
 import numbers
 import os
-import re
 import sys
 import threading
 from collections.abc import Iterable, Mapping
 from ctypes import byref, c_char_p, c_void_p
 from typing import TYPE_CHECKING, Any
 
-from . import _lib
+from . import _lib, paths
 from ._lib import EFORKED, Error, Forked, InvalidArgument
 from .handle import Handle, _why
 from .signatures import Path
@@ -245,7 +244,9 @@ def base_name(base: Path, store: str) -> bytes:
     full = os.path.abspath(text)
     if full.startswith(store + os.sep):
         text = os.path.relpath(full, store)
-    return _lib.text(re.sub(r"/step-0*([0-9])", r"/\1", text), "base")
+    run, _, last = text.rpartition("/")
+    step = paths.step_of(last)
+    return _lib.text(text if step is None else f"{run or paths.DEFAULT_RUN}/{step}", "base")
 
 
 def _stream() -> int | None:

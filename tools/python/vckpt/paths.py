@@ -1,29 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores, and what a path names: STORE/RUN or STORE/RUN/STEP, the store being the nearest parent that is one.
+"""Stores, and what a path names, wherever the package takes one: a store, a run in it, a step of that. `resolve` looks
+at the file system only through the function that it is given, so that the rules can be read, and tried, as a table.
 
-A save makes the store where no parent is one, at the place where the path says that it is: STORE/RUN, or STORE/RUN/STEP
-where the last part is a number. All ranks may do so at once, on one file system: one makes it, the others wait until it
-is there. A path that was resolved before the store was made is resolved to the same afterwards."""
+  1  The nearest store on the path counts, the path itself among them. What stands below it is RUN, RUN/STEP or, of the
+     run `default`, STEP; nothing below it is the run `default`.
+  2  Without a store, the path says where one is made. STEP at its end is taken off: what is left is STORE/RUN if the
+     folder of RUN is absent, too, else it is STORE, if that is absent or empty, with the run `default`.
+  3  Else the whole path becomes a store of its own, with the run `default`.
+
+So a folder that is there becomes a store only if it is empty and the path, or what is left of it without STEP. STEP is
+a number, or one of the words below followed by one; a run of such a name that is there keeps it. A path means the same
+once its store is made, for whoever looks at whatever moment: a store that was absent appears whole."""
 from __future__ import annotations
 
 import errno
 import os
 import re
+import secrets
+import shutil
+import sys
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from . import _lib
 from ._lib import Error, InvalidArgument, NotAStore
 from .signatures import Path
 
-STEP = re.compile(r"(?:step-)?([0-9]{1,20})", re.ASCII)
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WORD = "(?:(?:step|global_step|iter|epoch|checkpoint|ckpt)[-_=.]?)?"
+STEP = re.compile(WORD + "([0-9]{1,18})", re.ASCII)
 RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
+REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/", re.ASCII)     # one slash: pathlib takes the other away
+DEFAULT_RUN = "default"
+STORE, ABSENT, EMPTY, OTHER = "store", "absent", "empty", "other"
 # a store's own
 OWN = {"packs", "runs", "incoming", "hosts", "trash", "damaged", "stats", "index", "reserve", "vckpt.store"}
 TEMPORARY = r".*\.tmp\.[0-9a-f]{16}"    # what stands there for a moment, until it has its name
 PATIENCE = 10.0                         # seconds, with a store that another process is making
 LOOK = 0.25                             # seconds between two looks for a new step
+_said: set[tuple[str, str]] = set()
 _stores: dict[str, bool] = {}                            # directories that were found to be stores
+
+
+@dataclass(frozen=True)
+class Target:
+    store: str
+    run: str = DEFAULT_RUN
+    step: int | Literal["latest"] | None = None     # None: the next one (a save), the newest one (a read)
+    init: bool = False                              # the store has to be made first
 
 
 def is_store(path: str) -> bool:
@@ -41,31 +68,110 @@ def is_store(path: str) -> bool:
     return True
 
 
-def split(path: Path, making: bool = False) -> tuple[str, str, Any]:
-    """(store, run, step or None) of STORE/RUN or STORE/RUN/STEP: the store is the nearest parent that is one; making:
-    or that becomes one by `make`."""
-    given = os.fspath(path)
-    full = os.path.abspath(given)
-    store, rest = os.path.dirname(full), [os.path.basename(full)]
-    while not is_store(store):
-        if store == os.path.dirname(store):
-            if is_store(full):
-                raise InvalidArgument(errno.EINVAL, f"{given} is a store: name a run in it, "
-                                                    f"{os.path.join(given, 'RUN')}")
-            if making:
-                return _to_be_made(given, full)
-            raise NotAStore(_lib.ENOSTORE, f"{given}: no parent directory is a store (make one with `vckpt init` or "
-                                           "vckpt.init)")
-        rest.insert(0, os.path.basename(store))
-        store = os.path.dirname(store)
-    if len(rest) == 1:
-        return store, rest[0], None
-    step = rest[1]
-    found = STEP.fullmatch(step)
-    if len(rest) > 2 or not (found or step == "latest"):
-        raise InvalidArgument(errno.EINVAL, f"{given}: in the store {store} expected RUN or RUN/STEP, found "
-                                            f"{'/'.join(rest)}")
-    return store, rest[0], int(found[1]) if found else "latest"
+def kind_of(path: str) -> str:
+    """What stands at a path: STORE, ABSENT, EMPTY (a folder, or a store that is being made in one) or OTHER."""
+    if is_store(path):
+        return STORE
+    try:
+        with os.scandir(path) as entries:
+            made = all(entry.name in OWN or re.fullmatch(TEMPORARY, entry.name) for entry in entries)
+            return EMPTY if made else OTHER
+    except FileNotFoundError:
+        return ABSENT
+    except OSError:
+        return OTHER
+
+
+def local(path: Path) -> str:
+    """A path as it was given, as text. What can be none is refused."""
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(f"a path was expected first, not {type(path).__name__}: vckpt.save(path, state) and "
+                        "vckpt.load(path, state) take the path first, unlike torch.save(obj, path)")
+    text = os.fsdecode(path)
+    if not text or "\0" in text:
+        raise InvalidArgument(errno.EINVAL, f"{text!r}: a path is a text without NUL that is not empty")
+    remote = REMOTE.match(text)
+    if remote and ("://" in text[:remote.end() + 1] or not os.path.isdir(f"{remote[1]}:")):
+        raise InvalidArgument(errno.EINVAL, f"{text}: this is a URL, and vckpt has no storage for {remote[1]}://: give "
+                                            "a directory of a mounted file system")
+    return text
+
+
+def split(path: Path, making: bool = False) -> tuple[str, str, int | Literal["latest"] | None]:
+    """(store, run, step) that a path names. making: also where no store is there yet."""
+    target = resolve(path)
+    if target.init and not making:
+        raise NotAStore(_lib.ENOSTORE, f"{os.fsdecode(path)}: no parent directory is a store (make one with `vckpt "
+                                       "init` or vckpt.init)")
+    return target.store, target.run, target.step
+
+
+def step_of(part: str) -> int | Literal["latest"] | None:
+    """What a last part names, or None."""
+    found = STEP.fullmatch(part)
+    return int(found[1]) if found else "latest" if part == "latest" else None
+
+
+def resolve(path: Path, kind: Callable[[str], str] = kind_of) -> Target:
+    """The Target of a path. Nobody looks whether the step exists."""
+    given = local(path)
+    store = full = os.path.abspath(given)
+    parts: list[str] = []
+    while kind(store) != STORE:
+        above, part = os.path.split(store)
+        if above == store:
+            return _outside(given, full, kind)
+        store, parts = above, [part, *parts]
+    return _inside(given, store, parts, kind)
+
+
+def _inside(given: str, store: str, parts: list[str], kind: Callable[[str], str]) -> Target:
+    """Rule 1."""
+    def has(*runs: str) -> bool:
+        return any(kind(os.path.join(store, "runs", run)) != ABSENT for run in runs)
+
+    if not parts:
+        # of a save without collectives each rank has a run
+        if kind(os.path.join(store, "runs")) == OTHER and not has(DEFAULT_RUN, f"{DEFAULT_RUN}.rank-00000"):
+            raise InvalidArgument(errno.EINVAL, f"{given} is a store: name a run in it, {os.path.join(given, 'RUN')} "
+                                                f"(it has runs, and none of them is {DEFAULT_RUN})")
+        return Target(store)
+    step = step_of(parts[-1])
+    if len(parts) == 1 and (step is None or has(parts[0])):
+        step, run = None, parts[0]
+    else:
+        run = parts[0] if len(parts) == 2 else DEFAULT_RUN
+    if len(parts) > 2 or (len(parts) == 2 and step is None):
+        raise InvalidArgument(errno.EINVAL, f"{given}: in the store {store} expected RUN, RUN/STEP or STEP, found "
+                                            f"{'/'.join(parts)}: a STEP is latest or a number, alone or after step, "
+                                            "global_step, iter, epoch, checkpoint or ckpt")
+    if run in OWN or not RUN.fullmatch(run):
+        what = "is a folder of the store itself" if run in OWN else "cannot be the name of a run"
+        raise InvalidArgument(errno.EINVAL, f"{given}: in the store {store}, {run!r} {what}")
+    return Target(store, run, step)
+
+
+def _outside(given: str, full: str, kind: Callable[[str], str]) -> Target:
+    """Rules 2 and 3."""
+    _home_refused(given)
+    here = "/" if os.path.isabs(given) else os.getcwd()
+
+    def may(folder: str, *kinds: str) -> bool:
+        """Its parts are named: it is neither the working directory nor above it."""
+        return folder != "/" and not (here + os.sep).startswith(folder + os.sep) and kind(folder) in kinds
+
+    step, left = step_of(os.path.basename(full)), full
+    if step is not None:
+        left = os.path.dirname(full)
+    store, run = os.path.split(left)
+    if may(store, ABSENT):
+        if not RUN.fullmatch(run):
+            raise InvalidArgument(errno.EINVAL, f"{given}: no parent directory is a store, and {run!r} cannot be the "
+                                                "name of a run: give STORE/RUN or STORE/RUN/STEP")
+        return Target(store, run, step, init=True)
+    if step is not None and may(left, ABSENT, EMPTY) and kind(full) != EMPTY:
+        return Target(left, step=step, init=True)
+    return Target(full, init=True)
 
 
 def _home_refused(given: str) -> None:
@@ -76,24 +182,12 @@ def _home_refused(given: str) -> None:
                                             f"that name here: give os.path.expanduser({given!r})")
 
 
-def _to_be_made(given: str, full: str) -> tuple[str, str, Any]:
-    _home_refused(given)
-    above, last = os.path.split(full)
-    found, step = STEP.fullmatch(last), None
-    if found or last == "latest":
-        above, last, step = *os.path.split(above), int(found[1]) if found else "latest"
-    if not RUN.fullmatch(last):
-        raise InvalidArgument(errno.EINVAL, f"{given}: no parent directory is a store, and {last!r} cannot be the "
-                                            "name of a run: "
-                              "give STORE/RUN or STORE/RUN/STEP")
-    return above, last, step
-
-
 def init(path: Path, exist_ok: bool = False) -> None:
     """Makes an empty store, and the directories above it. vckpt.StoreExists (a FileExistsError): it is one; not with
     exist_ok, with which any number of processes may call this at once."""
-    _home_refused(os.fspath(path))
-    path = os.path.abspath(os.fspath(path))
+    given = local(path)
+    _home_refused(given)
+    path = os.path.abspath(given)
     if exist_ok:
         return make(path)
     if not is_store(path):
@@ -108,6 +202,8 @@ def make(store: str) -> None:
     if is_store(store):
         return
     _make_parents(store)
+    if not os.path.lexists(store):
+        _make_whole(store)
     end = time.monotonic() + PATIENCE
     while not is_store(store):
         try:
@@ -118,10 +214,55 @@ def make(store: str) -> None:
             # an empty directory in which another process is making the store just now looks like one that is not empty
             if error.errno != errno.ENOTEMPTY:
                 raise
-            if time.monotonic() >= end or not half_made(store):
+            if time.monotonic() >= end or kind_of(store) == OTHER:
                 raise type(error)(error.errno, f"{store} is neither a store nor empty, so no store is made there: "
                                                "name a store, an empty directory, or one that does not exist") from None
             time.sleep(0.05)
+
+
+def _make_whole(store: str) -> None:
+    """No other process sees it half made, or as an empty folder."""
+    made = f"{store}.tmp.{secrets.token_hex(8)}"
+    try:
+        _lib.store_init(made)
+        os.rename(made, store)                          # onto one that another process has made: an error
+    except OSError:
+        shutil.rmtree(made, ignore_errors=True)
+        if not os.path.lexists(store):
+            raise
+        return
+    above = os.open(os.path.dirname(store), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(above)
+    finally:
+        os.close(above)
+
+
+def begin(store: str, run: str, first: bool = True) -> None:
+    """Before a run is written: makes its store. first: this rank says what may not have been meant."""
+    made = not os.path.exists(os.path.join(store, "vckpt.store"))
+    make(store)
+    if first and made and step_of(os.path.basename(store)) is not None:
+        above = os.path.dirname(store)
+        print(f"vckpt: {store} is a store of its own, because {above} holds other files, and shares no data with other "
+              f"steps: `vckpt init {above}/NAME`, and save to {above}/NAME/{os.path.basename(store)}", file=sys.stderr)
+    if first and not os.path.exists(os.path.join(store, "runs", run)):
+        other = _numbered_alike(store, run)
+        if other is not None and (store, other) not in _said:
+            _said.add((store, other))
+            print(f"vckpt: {store}: run {run!r} beside {other!r}, which has one step: if the number counts steps, save "
+                  "to one run, and give it as step=", file=sys.stderr)
+
+
+def _numbered_alike(store: str, run: str) -> str | None:
+    """A run with one step whose name has another number at its end."""
+    stem = run.rstrip("0123456789")
+    try:
+        others = [name for name in os.listdir(os.path.join(store, "runs"))
+                  if stem != run and name != run and name.rstrip("0123456789") == stem and name != stem]
+    except OSError:
+        return None
+    return next((name for name in sorted(others)[-3:] if len(steps(os.path.join(store, name))) == 1), None)
 
 
 def _make_parents(path: str) -> None:
@@ -137,14 +278,6 @@ def _make_parents(path: str) -> None:
     except OSError as error:
         raise Error(error.errno or errno.EIO, f"{path}: the directories above it cannot be made: {error.filename}: "
                                               f"{error.strerror}") from None
-
-
-def half_made(path: str) -> bool:
-    """Nothing stands there but what a store that is being made has."""
-    try:
-        return all(name in OWN or name.startswith(".") or re.fullmatch(TEMPORARY, name) for name in os.listdir(path))
-    except OSError:
-        return False
 
 
 def steps(path: Path) -> list[int]:

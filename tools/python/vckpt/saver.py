@@ -104,7 +104,7 @@ def _open(key: Key, rank: int, world: int, launch_id: str | None, options: dict[
     try:
         chosen = _options(options)
         timeout = chosen.get("meet_timeout", timeout)
-        paths.make(store)
+        paths.begin(store, run, rank == 0)
     except Exception as error:
         if dist is not None:
             meeting.fail(dist, error, run, path)
@@ -242,7 +242,7 @@ def async_save(path: Path, state: State, *, mesh: Any = None, step: int | None =
     """Starts a save of `state` and returns a Handle at once. Until `handle.staged()` the caller leaves the tensors
     alone.
 
-    path        STORE/RUN or STORE/RUN/STEP
+    path        STORE/RUN or STORE/RUN/STEP (docs/python.md, "What a path names")
     state       {component: tensors, values, modules, optimizers, nested at will}; a state dict by itself is the
                 component `model`
     mesh        of the tensors that have none: they are replicated over it (None: over all ranks)
