@@ -239,6 +239,24 @@ def one(filled, master=True, rank=0, world=1):
     return presets.zero12(*frameworks.zero12(rank, world, filled), master=master)
 
 
+def test_masters_of_a_preset_are_no_state_of_torchs(tmp_path):
+    """What a preset called `master` is left in the step; what an optimizer itself calls so comes back."""
+    run = tmp_path / "store/run"
+    vckpt.save(run, {"optimizer": one(True)}, step=0, **PIN)
+    model = net()
+    optimizer, named = adamw(model)
+    vckpt.load(run, {"model": model, "optimizer": optimizer}, strict=False)
+    assert all(set(optimizer.state[named[name]]) == {"step", *KEYS} for name in SHAPES)
+    for name in SHAPES:
+        optimizer.state[named[name]]["master"] = value(name, "master")
+    vckpt.save(run, {"model": model, "optimizer": optimizer}, step=1, **PIN)
+    fresh = net()
+    optimizer, named = adamw(fresh)
+    vckpt.load(run, {"model": fresh, "optimizer": optimizer})
+    assert all(torch.equal(optimizer.state[named[name]]["master"], value(name, "master")) for name in SHAPES)
+    vckpt.close()
+
+
 def test_what_does_not_fit(tmp_path):
     """Said before anything is filled, as of any optimizer; what the step lacks may be left out."""
     run = tmp_path / "store/run"

@@ -335,6 +335,56 @@ def test_flattened_parameters(pool2, run, originals):
         assert groups == [names, names] and keys == names
 
 
+class Mastered(torch.optim.AdamW):
+    """It trains fp32 copies of bf16 weights."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p in self.state:
+                    kept = self.state[p]
+                    kept["master"] = kept.get("master", p.float() * 1.01) * 0.9
+                    p.copy_(kept["master"])
+
+    def state_dict(self):
+        return {**super().state_dict(), "scale": 8.0}
+
+
+def _flat_masters(path, originals):
+    """A load puts them where they were, in their dtype, and not into the weights; through load_state_dict(). (Of
+    original parameters FSDP1 itself gives state of one dtype only.)"""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    mesh, dtype = init_device_mesh("cpu", (dist.get_world_size(),)), torch.float32 if originals else torch.bfloat16
+    model, fresh = (FullyShardedDataParallel(net(seed).to(dtype), use_orig_params=originals, device_mesh=mesh,
+                                             device_id=torch.device("cpu")) for seed in (0, 5))
+    optimizer, new = (Mastered(one.parameters(), lr=0.1) for one in (model, fresh))
+    model(torch.ones(2, 6, dtype=dtype)).sum().backward()
+    optimizer.step()
+    vckpt.save(path, {"model": model, "optimizer": optimizer}, step=1, **PIN)
+    vckpt.close(path)
+    seen = []
+    new.register_load_state_dict_pre_hook(lambda _, state: seen.append(state["scale"]))
+    for _ in range(2):                                  # without state, and with some of another dtype
+        vckpt.load(path, {"model": fresh, "optimizer": new})
+        kept, wanted = new.state_dict()["state"], optimizer.state_dict()["state"]
+        good = [dict(words(kept[key])) == dict(words(one)) for key, one in wanted.items()]
+        good.append([words(p) for p in model.parameters()] == [words(p) for p in fresh.parameters()])
+        for one in new.state.values():
+            one["master"] = one["master"].bfloat16()
+    return good, seen, {str(one["master"].dtype) for one in wanted.values()}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("originals", [True, False])
+def test_flattened_parameters_with_masters(pool2, run, originals):
+    for good, seen, dtypes in pool2(_flat_masters, str(run), originals):
+        assert good and all(good) and seen == [8.0, 8.0] and dtypes == {"torch.float32"}
+
+
 def _zero(path, kind, steps):
     """The state of each parameter at one rank; it goes back into the same, and trains on as if nothing had been."""
     import torch.distributed as dist

@@ -572,7 +572,11 @@ class _Plan:
         self.unexpected += [f"{name}, its parameter {one}" for one in found.unexpected]
         self.wrong += [f"{name}: {found.wrong}"] if found.wrong else []
         made = self.later(lambda: found.made(lambda part, like=None: self.built(path[0], part, like)))
-        self.todo.append(lambda: optimizer.load_state_dict(made()))
+
+        def fill() -> None:
+            with torch_optimizers.dtypes_kept():
+                optimizer.load_state_dict(made())
+        self.todo.append(fill)
 
     def optimizer_trees(self, saved: Any, path: KeyPath) -> list[Any]:
         """What ranks saved of an optimizer: one tree, or several where each has a part. Their tensors are asked for."""
@@ -598,15 +602,13 @@ class _Plan:
             return
         for part, key, kept in found.kept():
             stored = self.step._find(path[0], kept["name"]) if _is_reference(kept) and "blob" not in kept else None
-            if key == torch_split.MASTER and not split.master:
-                continue
             if stored is None or not found.is_flat(part, key, stored[2]):
                 found.plain(part, key, self.made(path[0], kept))
             elif part.holder is not None:
                 self.tensor(found.shard(part, key, stored[1]), kept, (*path, "state", part.name, key))
         self.missing += [f"{name}, {key} of its parameter {one}" for one, key in found.lacking()]
-        groups = self.made(path[0], found.groups)
-        self.todo.append(lambda: found.take(groups()))
+        groups, more = self.made(path[0], found.groups), self.made(path[0], found.more)
+        self.todo.append(lambda: found.take(groups(), more()))
 
     def at(self, path: KeyPath, rank: int | None) -> Any:
         """A part of the tree that a rank has."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 MASTER, STEP = "master", "step"
+HAS_MASTERS = "vckpt.masters"       # beside "state" and "param_groups": a preset put the MASTERs into the state
 WRAPPERS = ("module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 
 
@@ -60,7 +61,8 @@ class SplitOptimizer:
         groups = [{**{key: value for key, value in group.items() if key not in ("params", STEP)},
                    "params": [part.name for part in self.parts if part.group == number]}
                   for number, group in enumerate(self.optimizer.param_groups)]
-        return {"state": {name: found for name, found in state.items() if found}, "param_groups": groups}
+        return {"state": {name: found for name, found in state.items() if found}, "param_groups": groups,
+                **({HAS_MASTERS: True} if self.master else {})}
 
     def of(self, part: Part) -> dict[str, Any]:
         """The state of one parameter: Shards, and values that are the same at all ranks. Of a parameter that this rank
@@ -87,13 +89,26 @@ class SplitOptimizer:
         found.sort(key=lambda part: part.group != group)
         return found[0].holder if found else None
 
+    def dtype(self, holder: torch.Tensor, saved: torch.dtype, live: torch.Tensor | None) -> torch.dtype:
+        """Of a flat tensor that a load fills. live: the one that the optimizer has. These frameworks' kernels want the
+        dtypes that they chose, so what was saved is converted to those."""
+        if live is not None:
+            return live.dtype
+        return holder.dtype if saved.is_floating_point and saved.itemsize > 1 else saved
+
+    @staticmethod
+    def options(group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a saved group those that the optimizer's has."""
+        return {key: value for key, value in saved.items()
+                if (key in group or key == "initial_lr") and key not in ("params", "param_names", STEP)}
+
     def take(self, state: Mapping[int, Mapping[str, Any]], groups: Iterable[Mapping[str, Any]],
-             steps: Mapping[int, Any]) -> None:
-        """What a load has made: the state of each holder, by its id; the groups that were saved; and the count of steps
-        of each group, by its number. Options that the optimizer's groups do not have are left out."""
+             steps: Mapping[int, Any], more: Mapping[str, Any]) -> None:
+        """What a load has made: the state of each holder, by its id; the groups that were saved; the count of steps of
+        each group, by its number; and what was saved beside state and groups. Options that the optimizer's groups do
+        not have are left out."""
         for group, saved in zip(self.optimizer.param_groups, groups):
-            group.update((key, value) for key, value in saved.items()
-                         if (key in group or key == "initial_lr") and key not in ("params", "param_names", STEP))
+            group.update(self.options(group, saved))
         for number, step in steps.items():
             if self.steps_by_group(number):
                 self.optimizer.param_groups[number][STEP] = int(step)
@@ -112,6 +127,15 @@ class SplitOptimizer:
         if any(STEP in state for state in self.optimizer.state.values()):
             return False
         return STEP in self.optimizer.param_groups[number] or is_of(self.optimizer, "apex", "transformer_engine")
+
+
+def without_masters(tree: dict[str, Any]) -> dict[str, Any]:
+    """What was saved of an optimizer, without the masters that a preset put there: to an optimizer that trains the
+    weights themselves they are no state. What an optimizer calls by that name itself stays."""
+    if not tree.get(HAS_MASTERS):
+        return tree
+    return {**tree, "state": {name: {key: value for key, value in kept.items() if key != MASTER}
+                              if type(kept) is dict else kept for name, kept in tree["state"].items()}}
 
 
 def is_of(thing: Any, *packages: str) -> bool:
@@ -290,6 +314,26 @@ def zero3_range(parameter: Any, rank: int) -> tuple[int, int]:
 
 # ---- FSDP1 ----
 
+class Flattened(SplitOptimizer):
+    """FSDP1's: an optimizer of torch, which is given the dtypes that were saved, through its load_state_dict()."""
+
+    def dtype(self, holder: torch.Tensor, saved: torch.dtype, live: torch.Tensor | None) -> torch.dtype:
+        return saved
+
+    def take(self, state: Mapping[int, Mapping[str, Any]], groups: Iterable[Mapping[str, Any]],
+             steps: Mapping[int, Any], more: Mapping[str, Any]) -> None:
+        from .torch_optimizers import dtypes_kept
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        kept = {number: {**self.optimizer.state.get(parameter, {}), **state.get(id(parameter), {})}
+                for number, parameter in enumerate(parameters)}
+        numbers = iter(range(len(parameters)))
+        made = [{**group, **self.options(group, saved), "params": [next(numbers) for _ in group["params"]]}
+                for group, saved in zip(self.optimizer.param_groups, groups)]
+        with dtypes_kept():
+            self.optimizer.load_state_dict({**more, "state": {number: found for number, found in kept.items() if found},
+                                            "param_groups": made})
+
+
 def fsdp1(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> SplitOptimizer:
     """The parameters that FullyShardedDataParallel has flattened, and others of the module. vckpt.load uses it by
     itself for an optimizer whose module is in the state."""
@@ -316,4 +360,4 @@ def fsdp1(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> SplitOpt
                    0)
               for parameter, name in names_in(module).items()
               if id(parameter) in numbers and id(parameter) not in flattened]
-    return SplitOptimizer(optimizer, parts)
+    return Flattened(optimizer, parts)

@@ -17,7 +17,9 @@ What was found is a View: with it the next answer comes from the optimizer's own
 from is as it was. A view holds no reference to the optimizer or a module."""
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -28,7 +30,7 @@ from .shard import Refused, Shard
 from .torch_modules import identical, is_torchs, module_view, parameter_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from .shard import Where
     from .torch_modules import Names, Views
@@ -488,10 +490,10 @@ class Restored:
         the part with its tensors."""
         kept, state, groups, parameters = {}, {}, [], parameters_of(self.optimizer)
         for tree in self.trees:
-            kept.update(tree["state"])
+            kept.update(presets.without_masters(tree)["state"])
         for number, (name, parameter) in enumerate(zip([name for group in self.order for name in group], parameters)):
             if name in kept:
-                state[number] = built(without_master(kept[name]), self.shards.get(id(parameter), parameter))
+                state[number] = built(kept[name], self.shards.get(id(parameter), parameter))
             elif name in self.missing and self.optimizer.state.get(parameter):       # stays as it is
                 state[number] = self.optimizer.state[parameter]
         known = {name for tree in self.trees for group in _by_group(tree["param_groups"]) for name in group}
@@ -504,13 +506,39 @@ class Restored:
                               value in saved.items() if key not in ("params", "param_names")},
                            "params": list(range(place, place + len(names)))})
             place += len(names)
-        more = {key: built(value) for key, value in self.trees[0].items() if key not in ("state", "param_groups")}
+        more = {key: built(value) for key, value in self.trees[0].items()
+                if key not in ("state", "param_groups", presets.HAS_MASTERS)}
         return {**more, "state": state, "param_groups": groups}
 
 
-def without_master(kept: Any) -> Any:
-    """The fp32 weights of other frameworks are no state here, but the weights themselves."""
-    return {key: value for key, value in kept.items() if key != presets.MASTER} if type(kept) is dict else kept
+_casting = threading.RLock()
+
+
+@contextlib.contextmanager
+def dtypes_kept() -> Iterator[None]:
+    """While an optimizer of this thread loads its state, tensors keep their dtype. torch's Optimizer.load_state_dict
+    casts floating ones, and under floating parameters all others too, to the parameter's dtype: fp32 moments and
+    counters under bf16 parameters would not be what was saved. The rule is replaced where torch has it, because an
+    optimizer may get there in a load_state_dict() of its own, or by way of one that it wraps."""
+    name, owner = "_process_value_according_to_param_policy", threading.get_ident()
+    torchs = getattr(torch.optim.Optimizer, name, None)
+    if torchs is None:                      # torch before 2.0
+        yield
+        return
+
+    def kept(param: torch.Tensor, value: torch.Tensor, param_id: int, param_groups: list[dict[Any, Any]],
+             key: Any = None) -> Any:
+        if threading.get_ident() != owner:
+            return torchs(param, value, param_id, param_groups, key)
+        group = next((one for one in param_groups if param_id in one["params"]), {})
+        on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
+        return value if on_host else value.to(device=param.device)
+    with _casting:
+        setattr(torch.optim.Optimizer, name, staticmethod(kept))
+        try:
+            yield
+        finally:
+            setattr(torch.optim.Optimizer, name, staticmethod(torchs))
 
 
 def options_lacking(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> list[str]:

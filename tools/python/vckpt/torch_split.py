@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .presets import MASTER, STEP, Part, SplitOptimizer, is_flat
+from .presets import HAS_MASTERS, MASTER, STEP, Part, SplitOptimizer, is_flat, without_masters
 from .torch_optimizers import checked
 from .torch_state import TORCH_DTYPES
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from .shard import Shard
     from .values_text import KeyPath
 
-__all__ = ["MASTER", "Restored"]
-
 
 class Restored:
     """missing, unexpected: names of parameters; wrong: a sentence, or None; groups: those that were saved, without the
-    names of their parameters."""
+    names of their parameters; more: what was saved beside state and groups."""
 
     def __init__(self, split: SplitOptimizer, trees: list[Any], path: KeyPath) -> None:
         self.split = split
         self.by_group = [[part.name for part in split.parts if part.group == number]
                          for number in range(len(split.optimizer.param_groups))]
         trees = checked(trees, self.by_group, path)
+        if not split.master:
+            trees = [without_masters(tree) for tree in trees]
         self.saved: dict[str, dict[str, Any]] = {}
         for tree in reversed(trees):
             self.saved.update(tree["state"])
@@ -45,6 +45,8 @@ class Restored:
         elif len(saved) != len(self.by_group):
             self.wrong = f"it has {len(saved)} groups of parameters in the step and {len(self.by_group)} in the state"
         self.groups = [{key: value for key, value in group.items() if key != "params"} for group in saved]
+        self.more = {key: value for key, value in trees[0].items()
+                     if key not in ("state", "param_groups", HAS_MASTERS)}
         self.made: dict[int, dict[str, Any]] = {}       # {id of a holder: {key: tensor}}
         self.later: list[tuple[Part, str, Callable[[], Any]]] = []
         self.asked: set[tuple[str, str]] = set()
@@ -68,13 +70,14 @@ class Restored:
         """Where the items of a tensor go that are this rank's. dtype: of the step, for what is new."""
         holder = part.holder
         assert holder is not None
-        flat = holder if key == MASTER else self.split.optimizer.state.get(holder, {}).get(key)
-        if flat is None or not is_flat(flat, holder):
+        flat = holder if key == MASTER and self.split.master else self.split.optimizer.state.get(holder, {}).get(key)
+        if not is_flat(flat, holder):
+            flat = None
+        kind = self.split.dtype(holder, TORCH_DTYPES[dtype], flat)
+        if flat is None or flat.dtype != kind:
             new = self.made.setdefault(id(holder), {})
             if key not in new:
-                kind = TORCH_DTYPES[dtype]
-                new[key] = torch.zeros_like(holder, requires_grad=False, dtype=holder.dtype
-                                            if kind.is_floating_point and kind.itemsize > 1 else kind)
+                new[key] = torch.zeros_like(holder, requires_grad=False, dtype=kind)
             flat = new[key]
         return part.shard(self.split.items(part, flat), self.split.mesh)
 
@@ -93,7 +96,7 @@ class Restored:
             found += [(part.name, key) for key in live if (part.name, key) not in self.asked]
         return found
 
-    def take(self, groups: list[Any]) -> None:
+    def take(self, groups: list[Any], more: dict[str, Any]) -> None:
         state: dict[int, dict[str, Any]] = {key: dict(made) for key, made in self.made.items()}
         steps = {}
         for part, key, give in self.later:
@@ -102,4 +105,4 @@ class Restored:
                 steps[part.group] = value
             if part.holder is not None:
                 state.setdefault(id(part.holder), {})[key] = value
-        self.split.take(state, groups, steps)
+        self.split.take(state, groups, steps, more)
