@@ -7,6 +7,7 @@ import collections
 import copy
 import dataclasses
 import datetime
+import io
 import json
 import math
 import os
@@ -418,6 +419,20 @@ def test_namespaces_come_back():
             b"types.SimpleNamespace" in text)
     odd = read('{"$record": "argparse.Namespace", "fields": {"__class__": 1, "__dict__": 2}}')
     assert type(odd) is argparse.Namespace and vars(odd)["__dict__"] == 2
+
+
+def test_a_stream_of_bytes_comes_back():
+    made = io.BytesIO(b"abc\0")
+    made.seek(9)
+    again = values.decode(values.encode(made))
+    assert type(again) is io.BytesIO and (again.getvalue(), again.tell()) == (b"abc\0", 9)
+    for fields in ("{}", '{"data": "abc", "position": 0}', '{"data": {"$bytes": ""}, "position": -1}',
+                   '{"data": {"$bytes": ""}, "position": true}', '{"data": {"$bytes": ""}, "position": 0, "x": 1}'):
+        with pytest.raises(ValueError, match="a BytesIO has data and a position"):
+            read('{"$record": "io.BytesIO", "fields": %s}' % fields)
+    made.close()
+    with pytest.raises(TypeError, match="give one that is open"):
+        values.encode(made)
 
 
 def test_placements_of_other_libraries():

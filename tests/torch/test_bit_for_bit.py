@@ -57,6 +57,8 @@ def leaves(value, path=()):
 
 
 def alike(a, b):
+    if isinstance(a, io.BytesIO) and isinstance(b, io.BytesIO):
+        return (a.getvalue(), a.tell()) == (b.getvalue(), b.tell())
     if not isinstance(a, torch.Tensor):
         return type(a) is type(b) and a == b
     return (isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.device == b.device and a.shape == b.shape

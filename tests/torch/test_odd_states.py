@@ -72,7 +72,7 @@ REFUSED = {
     "lock": (threading.Lock, "as plain values"),
     "memoryview": (lambda: memoryview(b"abc"), "give bytes() of it"),
     "array": (lambda: array.array("i", [1]), "give list() of it"),
-    "file": (lambda: io.BytesIO(b"x"), "give its getvalue()"),
+    "file": (lambda: type("F", (io.BytesIO,), {})(b"x"), "give one that is open, and no subclass of it"),
     "dict subclass": (lambda: Sub(a=1), "give dict() of it"),
     "list subclass": (lambda: type("L", (list,), {})([1]), "give list() of it"),
     "int subclass": (lambda: type("I", (int,), {})(3), "give int() of it"),

@@ -56,7 +56,7 @@ def of_value(value: object) -> str:
     if isinstance(value, (decimal.Decimal, fractions.Fraction, uuid.UUID)):
         return ": give its str()"
     if isinstance(value, io.BytesIO):
-        return ": give its getvalue()"
+        return ": give one that is open, and no subclass of it"
     if isinstance(value, memoryview):
         return ": give bytes() of it"
     kind = next((kind for kind in KINDS if isinstance(value, kind)), None)

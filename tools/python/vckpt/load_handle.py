@@ -31,6 +31,7 @@ class Loaded(NamedTuple):
     rng: bool                       # the random number generators were set back
     damaged: list[Damage]           # what could not be read; empty unless on_damage="skip"
     bytes_read: int                 # of the store's packs by this rank, checks included
+    called: list[str]               # modules that load_state_dict() filled; all others were filled in place
     exchange: Exchanged | None = None       # what exchange= did; None without it
     commit: Commit | None = None            # which commit of the step it was
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import copy
 import dataclasses
 import errno
@@ -21,10 +22,10 @@ import functools
 import sys
 import types as classes
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from . import _lib, components, exchange, meeting, meshes, opening, saver, state as states
+from . import _lib, components, exchange, meeting, meshes, opening, saver, state as states, walk
 from .exchange import Mode
 from .load_handle import Loaded, LoadHandle, Started
 from .loading_tensors import Destination, Fill, Made, Work, assign, convertible, refusal
@@ -40,7 +41,7 @@ from .tensors import dotted, is_tensor, torch_module, torch_state
 if TYPE_CHECKING:
     import torch
 
-    from .torch_modules import Views
+    from .torch_modules import ModuleView, Views
     from .values_text import KeyPath
 
 Give = Callable[[], Any]        # what stands at a place of the state after the load
@@ -58,8 +59,9 @@ def load(path: Path | Step, state: State, *, strict: bool = True, missing_ok: bo
     does not matter.
 
     Modules, tensors, arrays and Shards are filled: each rank reads the boxes that it holds, and converts them where its
-    dtype is another than the step's, as torch's load_state_dict does. Optimizers get state and groups by the names of
-    their parameters; none makes a step for it. Objects get what was saved of them by load_state_dict(). All other
+    dtype is another than the step's, as torch's load_state_dict does. Modules with hooks or a way of loading of their
+    own are loaded by load_state_dict(), and are in the result's `called`. Optimizers get state and groups by the names
+    of their parameters; none makes a step for it. Objects get what was saved of them by load_state_dict(). All other
     values are in the result's `values`.
 
     path        STORE/RUN or STORE/RUN/latest: the newest step; STORE/RUN/STEP; or an open Step: the same commit, even
@@ -254,6 +256,20 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _shown(path: KeyPath) -> str:
+    return path[0] if len(path) == 1 else f"{path[0]}/{dotted(path)}"
+
+
+@contextlib.contextmanager
+def _filling(path: KeyPath) -> Iterator[None]:
+    """What the caller's own code raises says nothing of the state."""
+    try:
+        yield
+    except Exception as error:
+        walk.noted(error, path, "filled")
+        raise
+
+
 def _in_words(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
@@ -282,6 +298,7 @@ class _Plan:
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.wrong: list[str] = []
+        self.called: list[str] = []
         self.asked: set[str] = set()
         self.shapes, self.plain = False, False
         self.names: dict[str, list[str]] = {}
@@ -292,6 +309,7 @@ class _Plan:
             self.component(component, value)
 
     def begin(self, strict: bool) -> None:
+        self.strict = strict
         self.check(strict)
         for make in self.makes:
             make()
@@ -311,9 +329,9 @@ class _Plan:
         found = {component: give() for component, give in self.values.items()}
         step = self.step
         return Loaded(self.path, step.run, step.number, step.attributes, found, self.missing, self.unexpected,
-                      self.set_generators(), self.damaged, bytes_read, commit=step.commit)
+                      self.set_generators(), self.damaged, bytes_read, self.called, commit=step.commit)
 
-    def check(self, strict: bool) -> None:
+    def check(self, strict: bool, when: str = "") -> None:
         said = [f"the step lacks {_in_words(self.missing)}"] if self.missing and strict else []
         said += [f"the state lacks {_in_words(self.unexpected)}"] if self.unexpected and strict else []
         hint = " (strict=False takes what both have)" if said and not self.wrong else ""
@@ -322,10 +340,11 @@ class _Plan:
                 "state and give strict=False)"
                 if self.shapes else hint)
         if said:
-            raise _lib.InvalidArgument(errno.EINVAL, f"{self.path} does not fit the state: {'; '.join(said)}{hint}")
+            raise _lib.InvalidArgument(errno.EINVAL, f"{self.path} does not fit the state: {'; '.join(said)}"
+                                                     f"{when or hint}")
 
     def lack(self, path: KeyPath, saved: object = ABSENT) -> None:
-        name = path[0] if len(path) == 1 else f"{path[0]}/{dotted(path)}"
+        name = _shown(path)
         self.missing.append(f"{name} (kept for each of {self.step.world} ranks, this job has {self.world})"
                             if _is_others(saved) else name)
 
@@ -406,9 +425,18 @@ class _Plan:
         elif _is_generator(value):
             self.objects.append(lambda: set_rng_state(saved, generator=value))
         else:
-            give = self.merged(value.state_dict(), saved, path)
-            self.objects.append(lambda: value.load_state_dict(give()))
+            self.object(value, saved, path)
         return lambda: value
+
+    def object(self, value: Any, saved: Any, path: KeyPath) -> None:
+        with _filling(path):
+            current = value.state_dict()
+        give = self.merged(current, saved, path)
+
+        def fill() -> None:
+            with _filling(path):
+                value.load_state_dict(give())
+        self.objects.append(fill)
 
     def plainly(self, saved: Any, path: KeyPath) -> Give:
         """The state has nothing to be filled there: what the step has, its tensors whole."""
@@ -434,12 +462,12 @@ class _Plan:
         self.plain = self.plain or bool(more)
         return lambda: {**{key: give() for key, give in gives.items()}, **more}
 
-    def merged(self, current: Any, saved: Any, path: KeyPath) -> Give:
+    def merged(self, current: Any, saved: Any, path: KeyPath, fill: bool = True) -> Give:
         """What was saved of an object, for its load_state_dict(): tensors that it has now are filled, and given back to
-        it."""
+        it. fill=False: all are new, and only cut as those are."""
         self.asked |= _names(saved)
         if _is_reference(saved) and is_tensor(current):
-            if self.is_alike(self.destination(current, path), path[0], saved):
+            if self.is_alike(self.destination(current, path), path[0], saved) and fill:
                 self.tensor(current, saved, path)
                 return lambda: current
             return self.made(path[0], saved, current)
@@ -447,7 +475,8 @@ class _Plan:
             return self.made(path[0], saved)
         inner: dict[Any, Give] = {}
         _with_parts(saved, lambda key, part: inner.setdefault(key,
-                                                              self.merged(_below(current, key), part, (*path, key))))
+                                                              self.merged(_below(current, key), part, (*path, key),
+                                                                          fill)))
         return lambda: _with_parts(saved, lambda key, _: inner[key]())
 
     # -- tensors --
@@ -539,22 +568,45 @@ class _Plan:
     # -- modules and optimizers --
 
     def module(self, module: torch.nn.Module, saved: Any, path: KeyPath) -> None:
-        """Its state dict shares its memory: to fill that is to fill the module. One that does not is handed back to
-        it."""
-        from .torch_modules import module_view, set_module_state
-        view, taken = module_view(module, self.views)
+        """Its state dict shares its memory: to fill that is to fill the module. What code besides torch's has a part in
+        is read into memory of its own, and handed to the module as load_state_dict() would."""
+        from . import torch_modules
+        view, taken = torch_modules.module_view(module, self.views)
+        own, runs = torch_modules.loading(module)
         gives: dict[str, Give] = {}
+        known = set()
         for key, value in taken.items():
-            kept = _below(saved, key)
-            if is_tensor(value):
+            name = view.names.get(key, key)         # as earlier versions saved it
+            kept = _below(saved, key if _below(saved, key) is not ABSENT else name)
+            known |= {key, name}
+            if key.startswith(own) and not _is_nothing(saved):
+                if not _is_nothing(kept):
+                    gives[key] = self.merged(None if torch_modules.is_lazy(value) else value, kept, (*path, key), False)
+            elif _is_nothing(kept) and not is_tensor(value):
+                self.lack((*path, key), kept)
+            elif key.rpartition(".")[2] == "_extra_state":
+                gives[key] = self.merged(value, kept, (*path, key), False)
+            elif is_tensor(value):
                 self.tensor(value, kept, (*path, key))
                 gives[key] = functools.partial(_same, value)
-            elif _is_nothing(kept):
-                self.lack((*path, key), kept)
             else:
                 gives[key] = self.merged(value, kept, (*path, key))
-        if view.tensors is None:
-            self.todo.append(lambda: set_module_state(module, {key: give() for key, give in gives.items()}))
+        for key in saved if own and isinstance(saved, dict) else ():
+            if isinstance(key, str) and key.startswith(own) and key not in known:
+                gives[key] = self.merged(None, saved[key], (*path, key), False)
+        if view.tensors is None or own or runs:
+            self.called.append(_shown(path))
+            self.todo.append(functools.partial(self.hand, module, view, gives, path, own))
+
+    def hand(self, module: torch.nn.Module, view: ModuleView, gives: dict[str, Give], path: KeyPath,
+             own: tuple[str, ...]) -> None:
+        """To load_state_dict(). Only that can say what is missing of parts that rename what they are given."""
+        from .torch_modules import set_module_state
+        with _filling(path):
+            found = set_module_state(module, {key: give() for key, give in gives.items()}, view)
+        for names, known in zip(found, (self.missing, self.unexpected)):
+            known += [_shown((*path, name)) for name in names if name.startswith(own) and own]
+        self.check(self.strict, " (found by its load_state_dict(), after the state was filled)")
 
     def optimizer(self, optimizer: torch.optim.Optimizer, saved: Any, path: KeyPath) -> None:
         from . import presets, torch_optimizers
@@ -567,14 +619,14 @@ class _Plan:
             self.lack(path, saved)
             return
         found = torch_optimizers.Restored(optimizer, self.state, self.views, path, trees)
-        name = path[0] if len(path) == 1 else f"{path[0]}/{dotted(path)}"
+        name = _shown(path)
         self.missing += [f"{name}, its parameter {one}" for one in found.missing]
         self.unexpected += [f"{name}, its parameter {one}" for one in found.unexpected]
         self.wrong += [f"{name}: {found.wrong}"] if found.wrong else []
         made = self.later(lambda: found.made(lambda part, like=None: self.built(path[0], part, like)))
 
         def fill() -> None:
-            with torch_optimizers.dtypes_kept():
+            with torch_optimizers.dtypes_kept(), _filling(path):
                 optimizer.load_state_dict(made())
         self.todo.append(fill)
 
@@ -594,7 +646,7 @@ class _Plan:
             self.lack(path, saved)
             return
         found = torch_split.Restored(split, trees, path)
-        name = path[0] if len(path) == 1 else f"{path[0]}/{dotted(path)}"
+        name = _shown(path)
         self.missing += [f"{name}, its parameter {one}" for one in found.missing]
         self.unexpected += [f"{name}, its parameter {one}" for one in found.unexpected]
         self.wrong += [f"{name}: {found.wrong}"] if found.wrong else []
@@ -608,7 +660,11 @@ class _Plan:
                 self.tensor(found.shard(part, key, stored[1]), kept, (*path, "state", part.name, key))
         self.missing += [f"{name}, {key} of its parameter {one}" for one, key in found.lacking()]
         groups, more = self.made(path[0], found.groups), self.made(path[0], found.more)
-        self.todo.append(lambda: found.take(groups(), more()))
+
+        def fill() -> None:
+            with _filling(path):
+                found.take(groups(), more())
+        self.todo.append(fill)
 
     def at(self, path: KeyPath, rank: int | None) -> Any:
         """A part of the tree that a rank has."""

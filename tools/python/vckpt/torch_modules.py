@@ -7,10 +7,15 @@ that stand in the module, under other names. Where that was so the last time (ev
 memory of one in the module), and everything that it was made from is still the same object (submodules and their
 classes, parameters, buffers, hooks, names), the answer is taken from the module itself. Anything else asks torch again;
 so does a module whose state dict is made by code besides torch's (its own state_dict(), a hook), because that may give
-something else each time. A view holds no reference to the module that it is of."""
+something else each time. A view holds no reference to the module that it is of.
+
+On the way back a module's memory is filled in place, which is what load_state_dict() would do, unless code besides
+torch's takes part in loading (`loading`), or torch's own that does more than to copy: observers, lazy modules."""
 from __future__ import annotations
 
+import collections
 import functools
+import inspect
 import operator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,6 +31,9 @@ Names = dict[int, list[str]]    # id of a parameter: its names
 WRAPPERS = ("module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 METHODS = ("state_dict", "_save_to_state_dict", "get_extra_state")
+COMPILED = "_orig_mod."
+# of torch, and no more than copies to where the module has it
+COPIES = ("torch.nn.modules.", "torch.distributed.")
 
 
 def identical(these: Sequence[object], those: Sequence[object]) -> bool:
@@ -44,17 +52,11 @@ def memory_of(tensor: torch.Tensor) -> object:
         return id(tensor)
 
 
-def is_torchs(function: Any) -> bool:
+def is_torchs(function: Any, within: str | tuple[str, ...] = "torch.") -> bool:
     """It is code of torch itself."""
     while isinstance(function, functools.partial):
         function = function.func
-    return (getattr(function, "__module__", None) or "").partition(".")[0] == "torch"
-
-
-def set_module_state(module: torch.nn.Module, tensors: dict[str, Any]) -> None:
-    """Hands a state dict to a module whose own was no view of its memory; names are those that module_state gives."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-    set_model_state_dict(module, tensors, options=StateDictOptions(strict=False))
+    return f"{getattr(function, '__module__', None)}.".startswith(within)
 
 
 # ---- modules ----
@@ -85,10 +87,13 @@ def signature(module: torch.nn.Module) -> list[object]:
 
 
 class ModuleView:
-    __slots__ = ("signature", "tensors", "buffers")
+    __slots__ = ("signature", "tensors", "buffers", "names", "metadata")
 
-    def __init__(self, module: torch.nn.Module, taken: dict[str, Any], buffers: set[str]) -> None:
-        """`tensors` is None where the state dict is not simply the module's own tensors."""
+    def __init__(self, module: torch.nn.Module, taken: dict[str, Any], buffers: set[str], names: dict[str, str],
+                 metadata: Any) -> None:
+        """`tensors` is None where the state dict is not simply the module's own tensors. names: {name: torch's}, where
+        they differ; metadata: versions of the module's parts, which torch hands to the code that loads them."""
+        self.names, self.metadata = names, metadata
         self.signature: list[object] | None = signature(module)
         self.tensors: dict[str, Any] | None = None
         self.buffers = buffers
@@ -106,8 +111,12 @@ def module_view(module: torch.nn.Module, views: Views) -> tuple[ModuleView, dict
     view = views.get(module)
     if view is None or view.tensors is None or not identical(signature(module), view.signature):
         from torch.distributed.checkpoint.state_dict import get_model_state_dict
-        taken = dict(get_model_state_dict(module))
-        view = views[module] = ModuleView(module, taken, buffer_names(module))
+        found = get_model_state_dict(module)
+        names = {name.replace(COMPILED, ""): name for name in found}
+        taken = {name: found[torchs] for name, torchs in names.items()}
+        view = views[module] = ModuleView(module, taken, buffer_names(module),
+                                          {name: torchs for name, torchs in names.items() if name != torchs},
+                                          getattr(found, "_metadata", None))
         return view, taken if view.tensors is None else view.tensors
     return view, view.tensors
 
@@ -120,10 +129,11 @@ def module_state(module: torch.nn.Module, views: Views) -> tuple[dict[str, Any],
 
 def names_of(module: torch.nn.Module, name: str) -> list[str]:
     """The names that torch's state dicts have for the parameter or buffer that named_parameters() calls `name`: one, or
-    of a flattened parameter (FSDP1) those of its parts."""
+    of a flattened parameter (FSDP1) those of its parts. Without what torch.compile puts before them, which torch leaves
+    there inside of other wrappers."""
     try:
         from torch.distributed.checkpoint.state_dict import _get_fqns
-        return sorted(_get_fqns(module, name))
+        return sorted(fqn.replace(COMPILED, "") for fqn in _get_fqns(module, name))
     except (ImportError, AttributeError, RuntimeError):
         return [".".join(part for part in name.split(".") if part not in WRAPPERS)]
 
@@ -136,3 +146,44 @@ def buffer_names(module: torch.nn.Module) -> set[str]:
 def parameter_names(module: torch.nn.Module) -> Names:
     """{id of a parameter: its names}"""
     return {id(parameter): names_of(module, name) for name, parameter in module.named_parameters()}
+
+
+# ---- the way back ----
+
+def is_lazy(tensor: Any) -> bool:
+    return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+
+
+def loading(module: torch.nn.Module) -> tuple[tuple[str, ...], bool]:
+    """What the names begin with of all that is to be loaded by load_state_dict() from memory of its own: parts with a
+    hook before the load, or with a way of loading of their own, which may rename, convert or leave out what they are
+    given, or give themselves another shape. And whether load_state_dict() does anything else besides copies: a hook
+    after the load, extra state."""
+    own = [] if is_torchs(module.load_state_dict, COPIES) else [""]
+    runs = False
+    for path, part in module.named_modules(remove_duplicate=False):
+        before, after = (part.__dict__.get(f"_load_state_dict_{when}_hooks", {}).values() for when in ("pre", "post"))
+        if not all(is_torchs(one, COPIES) for one in (part._load_from_state_dict, *before)) or any(
+                map(is_lazy, (*part._parameters.values(), *part._buffers.values()))):
+            own += [f"{name}." for name in names_of(module, path)] if path else [""]
+        runs = runs or not all(is_torchs(one, COPIES) for one in (part.set_extra_state, *after))
+    return tuple(dict.fromkeys(own)), runs
+
+
+def set_module_state(module: torch.nn.Module, tensors: dict[str, Any], view: ModuleView) -> tuple[list[str], list[str]]:
+    """Hands a module what module_state would give of it, as load_state_dict does. (Names that it missed, names that it
+    did not know.)"""
+    given = collections.OrderedDict((view.names.get(name, name), value) for name, value in tensors.items())
+    if view.metadata is not None:
+        given._metadata = view.metadata         # type: ignore[attr-defined]  # as torch puts it there
+    if any(word in WRAPPERS for path, _ in module.named_modules() for word in path.split(".")):
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+        found = set_model_state_dict(module, given, options=StateDictOptions(strict=False))
+    else:
+        taken = inspect.signature(module.load_state_dict).parameters.values()
+        strict = any(one.name == "strict" or one.kind is one.VAR_KEYWORD for one in taken)
+        found = module.load_state_dict(given, **({"strict": False} if strict else {}))
+    names = {torchs: name for name, torchs in view.names.items()}
+    missing, unexpected = ([names.get(name, name) for name in getattr(found, kind, ())]
+                           for kind in ("missing_keys", "unexpected_keys"))
+    return missing, unexpected

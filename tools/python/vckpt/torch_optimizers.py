@@ -27,7 +27,7 @@ import torch
 
 from . import presets
 from .shard import Refused, Shard
-from .torch_modules import identical, is_torchs, module_view, parameter_names
+from .torch_modules import COMPILED, identical, is_torchs, module_view, parameter_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -396,7 +396,8 @@ def flattened_module(optimizer: torch.optim.Optimizer, state: Mapping[str, Any],
 
 def checked(trees: list[Any], order: list[list[str]], path: KeyPath) -> list[Any]:
     """Trees of optimizers. order: names by group, for what DCP has flattened."""
-    trees = [regrouped(by_parameter(tree), order) for tree in trees]
+    names = {name for group in order for name in group}
+    trees = [decompiled(regrouped(by_parameter(tree), order), names) for tree in trees]
     if not all(isinstance(tree, dict) and isinstance(tree.get("state"), dict)
                and isinstance(tree.get("param_groups"), list) for tree in trees):
         raise Refused(path, 'what the step has there is no optimizer, which would be a dict with "state" and '
@@ -416,6 +417,21 @@ def by_parameter(found: Any) -> Any:
         name, _, option = rest.rpartition(".")
         made[kind].setdefault(name, {})[option] = value
     return made
+
+
+def decompiled(tree: Any, known: set[str]) -> Any:
+    """Names that were saved with what torch.compile puts into them, as earlier versions left them inside of other
+    wrappers, where the optimizer knows them without."""
+    if not isinstance(tree, dict) or not isinstance(tree.get("state"), dict):
+        return tree
+
+    def name(one: Any) -> Any:
+        plain = one.replace(COMPILED, "") if isinstance(one, str) else one
+        return plain if one not in known and plain in known else one
+    groups = tree.get("param_groups")
+    if isinstance(groups, list):
+        groups = [{**group, "params": [name(one) for one in group["params"]]} for group in groups]
+    return {**tree, "state": {name(key): value for key, value in tree["state"].items()}, "param_groups": groups}
 
 
 def regrouped(tree: Any, order: list[list[str]]) -> Any:

@@ -25,6 +25,7 @@ import dataclasses
 import datetime
 import enum
 import functools
+import io
 import pathlib
 import types as _types
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -251,6 +252,8 @@ class _Encoder:
             fields = _dataclass_fields(value, path)
         elif cls in (argparse.Namespace, _types.SimpleNamespace):
             fields = vars(value)
+        elif cls is io.BytesIO and not value.closed:
+            return self.record(values_read.BYTES_IO, {"data": value.getvalue(), "position": value.tell()}, path)
         else:
             raise refusal(path, _what(value) + " cannot be kept" + advice.of_value(value), TypeError)
         return self.record(_type_name(cls), fields, path)

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import datetime
 import enum
+import io
 import pathlib
 import re
 import types as _types
@@ -33,6 +34,7 @@ Types: TypeAlias = "Iterable[type] | Mapping[str, type]"
 Fetch: TypeAlias = "Callable[[KeyPath, str, dict[str, Any]], Any]"
 
 VERSION = 1
+BYTES_IO = "io.BytesIO"
 HEX = re.compile(r"-?0x[1-9a-f][0-9a-f]*")
 TYPE_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,1000}")
 FACTORIES = {"dict": dict, "list": list, "set": set, "tuple": tuple, "int": int, "float": float, "str": str,
@@ -315,7 +317,18 @@ class _Decoder:
             made = _types.SimpleNamespace() if type_name.startswith("types") else argparse.Namespace()
             vars(made).update(values)       # not setattr: no name means anything to the class
             return made
+        if type_name == BYTES_IO:
+            return self.bytes_io(values)
         return Record(type_name, values)
+
+    def bytes_io(self, values: dict[str, Any]) -> io.BytesIO:
+        data, position = values.get("data"), values.get("position")
+        if values.keys() != {"data", "position"} or type(data) is not bytes or type(position) is not int or not (
+                0 <= position < 1 << 62):
+            raise _Malformed("a BytesIO has data and a position")
+        made = io.BytesIO(data)
+        made.seek(position)
+        return made
 
     def enum(self, content: Any, path: KeyPath, depth: int, name: Any, value: Any) -> Any:
         type_name = self.type_name(content, path)

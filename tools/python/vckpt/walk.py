@@ -196,10 +196,10 @@ class Walk:
         return value
 
 
-def noted(error: Exception, path: KeyPath) -> Exception:
-    """An error of the caller's own state_dict() says nothing of the state."""
+def noted(error: Exception, path: KeyPath, did: str = "took") -> Exception:
+    """An error of the caller's own state_dict() or load_state_dict() says nothing of the state."""
     if not isinstance(error, Refused) and hasattr(error, "add_note"):
-        error.add_note(f"while vckpt took {values.path_text(path)}")
+        error.add_note(f"while vckpt {did} {values.path_text(path)}")
     return error
 
 
