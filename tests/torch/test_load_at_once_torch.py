@@ -49,7 +49,7 @@ def test_a_module_and_its_optimizer(run, calls):
 
 
 def test_tied_weights(run, calls):
-    """Two names of one parameter: neither is written by two loads at once."""
+    """Two names of one parameter, which are equal in the step, are read once."""
     def made():
         model = torch.nn.Sequential(torch.nn.Embedding(300, 200), torch.nn.Linear(200, 300, bias=False))
         model[1].weight = model[0].weight
@@ -57,7 +57,7 @@ def test_tied_weights(run, calls):
     one, other = made(), made()
     vckpt.save(run, {"model": one}, pin="no")
     vckpt.load(run, {"model": other})
-    assert calls == [["0.weight"], ["1.weight"]] and torch.equal(one[0].weight, other[1].weight)
+    assert calls == [["0.weight"]] and torch.equal(one[0].weight, other[1].weight)
     assert other[0].weight is other[1].weight
 
 

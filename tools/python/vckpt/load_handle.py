@@ -32,6 +32,7 @@ class Loaded(NamedTuple):
     damaged: list[Damage]           # what could not be read; empty unless on_damage="skip"
     bytes_read: int                 # of the store's packs by this rank, checks included
     called: list[str]               # modules that load_state_dict() filled; all others were filled in place
+    shared: list[tuple[str, str]]   # names that are one tensor in the state, and differed; empty unless strict=False
     exchange: Exchanged | None = None       # what exchange= did; None without it
     commit: Commit | None = None            # which commit of the step it was
 

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from . import _lib, components, exchange, meeting, meshes, opening, saver, state as states, walk
+from .claims import Claim, settle
 from .exchange import Mode
 from .load_handle import Loaded, LoadHandle, Started
 from .loading_tensors import Destination, Fill, Made, Work, assign, convertible, refusal
@@ -278,14 +279,17 @@ def _in_words(names: list[str]) -> str:
 
 class _Plan:
     """One rank's part of one load. A part is planned by a method that gives a function: its result is what stands there
-    afterwards. `makes`: functions that make tensors, once nothing can refuse the load any more; `fills`: what is read
-    then; `todo`, and then `objects`: functions to be called with all that has arrived, in order."""
+    afterwards. `claims`: memory of the state that is to be filled; `makes`: functions that make tensors, once nothing
+    can refuse the load any more; `fills`: what is read then; `todo`, and then `objects`: functions to be called with
+    all that has arrived, in order."""
 
     def __init__(self, step: Step, path: str, state: State, rank: int, world: int, mesh: Any,
                  types: tuple[type, ...]) -> None:
         self.step, self.path, self.state, self.rank, self.world, self.types = step, path, state, rank, world, types
         self.makes: list[Callable[[], None]] = []
         self.fills: list[Fill] = []
+        self.claims: list[Claim] = []
+        self.shared: list[tuple[str, str]] = []
         whole = meshes.given(mesh)
         self.mesh = (*whole, meshes.named(*whole)) if whole else None
         self.todo: list[Callable[[], object]] = []
@@ -310,8 +314,16 @@ class _Plan:
 
     def begin(self, strict: bool) -> None:
         self.strict = strict
+        fills, moves, self.shared = settle(self.step, self.claims)
+        for pair in self.shared:
+            said = f"{pair[0]} and {pair[1]} are one tensor in the state, and differ in the step"
+            if strict:
+                self.wrong.append(f"{said}: give each a tensor of its own (strict=False lets the last one count)")
+            else:
+                print(f"vckpt: {self.path}: {said}: the last one counts", file=sys.stderr, flush=True)
         self.check(strict)
-        for make in self.makes:
+        self.fills, self.claims = fills, []
+        for make in moves + self.makes:
             make()
         self.makes = []
         self.work = Work(self.fills)
@@ -329,7 +341,7 @@ class _Plan:
         found = {component: give() for component, give in self.values.items()}
         step = self.step
         return Loaded(self.path, step.run, step.number, step.attributes, found, self.missing, self.unexpected,
-                      self.set_generators(), self.damaged, bytes_read, self.called, commit=step.commit)
+                      self.set_generators(), self.damaged, bytes_read, self.called, self.shared, commit=step.commit)
 
     def check(self, strict: bool, when: str = "") -> None:
         said = [f"the step lacks {_in_words(self.missing)}"] if self.missing and strict else []
@@ -467,9 +479,16 @@ class _Plan:
         it. fill=False: all are new, and only cut as those are."""
         self.asked |= _names(saved)
         if _is_reference(saved) and is_tensor(current):
-            if self.is_alike(self.destination(current, path), path[0], saved) and fill:
-                self.tensor(current, saved, path)
-                return lambda: current
+            to = self.destination(current, path)
+            if self.is_alike(to, path[0], saved) and not to.refusal() and fill:
+                if to.absent:
+                    return lambda: current
+                held = [current]
+
+                def move() -> None:
+                    held[0] = self.built(path[0], saved, current)
+                self.claims.append(Claim(to, path[0], saved["name"], to.row.dtype, _shown(path), move=move))
+                return lambda: held[0]
             return self.made(path[0], saved, current)
         if _is_reference(saved) or not _names(saved):
             return self.made(path[0], saved)
@@ -508,7 +527,7 @@ class _Plan:
         elif not to.fits(found[1]):
             self.unlike(f"{path[0]}/{name}", found[1], to.row.dtype)
         elif not to.absent:
-            self.fills.append(Fill(to, name, found[1]))
+            self.claims.append(Claim(to, path[0], name, found[1], _shown(path)))
 
     def reshaped(self, name: str, saved: Iterable[int], now: Iterable[int]) -> None:
         self.shapes = True
@@ -581,6 +600,7 @@ class _Plan:
             known |= {key, name}
             if key.startswith(own) and not _is_nothing(saved):
                 if not _is_nothing(kept):
+                    self.claim_of(value, kept, (*path, key))
                     gives[key] = self.merged(None if torch_modules.is_lazy(value) else value, kept, (*path, key), False)
             elif _is_nothing(kept) and not is_tensor(value):
                 self.lack((*path, key), kept)
@@ -597,6 +617,14 @@ class _Plan:
         if view.tensors is None or own or runs:
             self.called.append(_shown(path))
             self.todo.append(functools.partial(self.hand, module, view, gives, path, own))
+
+    def claim_of(self, value: Any, saved: Any, path: KeyPath) -> None:
+        """What load_state_dict() may copy there."""
+        from .torch_modules import is_lazy
+        found = self.step._find(path[0], saved["name"]) if _is_reference(saved) and "blob" not in saved else None
+        if found is not None and is_tensor(value) and not is_lazy(value):
+            to = self.destination(value, path)
+            self.claims += [] if to.absent else [Claim(to, path[0], saved["name"], found[1], _shown(path), False)]
 
     def hand(self, module: torch.nn.Module, view: ModuleView, gives: dict[str, Give], path: KeyPath,
              own: tuple[str, ...]) -> None:

@@ -91,6 +91,21 @@ class Destination:
     def items(self) -> int:
         return math.prod(self.memory.shape)
 
+    def cut(self) -> object:
+        """Which items of the logical tensor the memory has, in which order. A whole tensor's are all, in any shape."""
+        row = self.row
+        if self.whole:
+            return None
+        boxes = self._words(row.boxes, 2 * row.ndim * row.nboxes) if row.flags & _lib.BOXES else None
+        return self.shape, row.mesh, row.placements, self._words(row.flat, 3), boxes
+
+    def place(self) -> object:
+        """Equal for memory whose items are the same ones in the same order."""
+        memory = self.memory
+        contiguous = memory.flags.c_contiguous if isinstance(memory, np.ndarray) else memory.is_contiguous()
+        strides = memory.strides if isinstance(memory, np.ndarray) else memory.stride()
+        return (*self.extent(), self.row.dtype, None if contiguous else (tuple(memory.shape), tuple(strides)))
+
     def extent(self) -> tuple[int, int]:
         """The addresses between which the memory lies."""
         if isinstance(self.memory, np.ndarray):

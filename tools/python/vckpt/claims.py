@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of a state that several tensors of a step want: tied weights, an object whose `best` is its `current` until
+the first comparison. What they have in the step decides. Equal tensors are filled once. Of different ones those of
+objects get memory of their own, which load_state_dict() is given; so do an object's that share a parameter's memory.
+Two different ones are left only where the state itself makes them one (a model that ties what the step has apart)."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .loading_tensors import Fill
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from .loading_tensors import Destination
+    from .step import Step
+
+COMPARED_BYTES = 16 << 20       # of each of two tensors at once
+
+
+class Claim(NamedTuple):
+    to: Destination
+    component: str
+    name: str                       # in the step
+    dtype: int
+    shown: str                      # its name in a sentence
+    fills: bool = True              # False: it is handed to the module, which copies it there
+    move: Callable[[], Any] | None = None       # an object's: makes memory of its own for it
+
+    def fill(self) -> Fill:
+        return Fill(self.to, self.name, self.dtype)
+
+
+def settle(step: Step, claims: Iterable[Claim]) -> tuple[list[Fill], list[Callable[[], Any]], list[tuple[str, str]]]:
+    """(What is filled, what gets memory of its own, [names of two that differ and remain])."""
+    fills: list[Fill] = []
+    moves: list[Callable[[], Any]] = []
+    differ: list[tuple[str, str]] = []
+    for same in _by_memory(claims):
+        kinds = _by_value(step, same)
+        if len(kinds) > 1 or not all(one.move for one in same):
+            moves += [one.move for one in same if one.move] if len(same) > 1 else []
+            kinds = [rest for kind in kinds if (rest := [one for one in kind if not one.move or len(same) == 1])]
+        if len(kinds) > 1:
+            differ.append((kinds[0][0].shown, kinds[-1][0].shown))
+        fills += [one.fill() for one in kinds[-1] if one.fills][:1] if kinds else []
+    return fills, moves, differ
+
+
+def _by_memory(claims: Iterable[Claim]) -> Iterator[list[Claim]]:
+    """Claims of the same memory, together."""
+    found: dict[object, list[Claim]] = {}
+    for number, one in enumerate(claims):
+        found.setdefault(one.to.place() if one.to.items else number, []).append(one)
+    return iter(found.values())
+
+
+def _by_value(step: Step, claims: list[Claim]) -> list[list[Claim]]:
+    """In the order of the state, by the last of each."""
+    kinds: list[list[Claim]] = []
+    for one in claims:
+        kind = next((kind for kind in kinds if _equal(step, kind[0], one)), [])
+        kinds = [other for other in kinds if other is not kind] + [[*kind, one]]
+    return kinds
+
+
+def _equal(step: Step, a: Claim, b: Claim) -> bool:
+    """Would both put the same bytes there? Equal tensors have different digests where ranks cut them differently, or
+    where their shapes differ: then their items are compared."""
+    if a.to.cut() != b.to.cut():
+        return False
+    if (a.component, a.name) == (b.component, b.name):
+        return True
+    one, other = step[a.component, a.name], step[b.component, b.name]
+    if one.digest() == other.digest():
+        return True
+    if a.dtype != b.dtype or one.nbytes != other.nbytes:
+        return False
+    if one.shape != other.shape or not one.shape:
+        return _bytes(one[...]) == _bytes(other[...])
+    rows = max(1, COMPARED_BYTES * one.shape[0] // max(one.nbytes, 1))
+    return all(_bytes(one[at:at + rows]) == _bytes(other[at:at + rows]) for at in range(0, one.shape[0], rows))
+
+
+def _bytes(array: Any) -> bytes:
+    return np.ascontiguousarray(array).tobytes()
