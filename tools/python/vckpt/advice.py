@@ -15,6 +15,8 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from .values_text import path_text
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -87,6 +89,17 @@ def of_array(array: NDArray[Any]) -> str:
     if array.dtype.kind in "mM":
         return "give view('int64') of it, and the dtype beside it"
     return "give it as another dtype" if array.dtype.kind in "fc" else "give its tolist()"
+
+
+_told: set[str] = set()                 # names of classes
+
+
+def tell_classes(found: Mapping[str, KeyPath]) -> None:
+    """Once for each class: a restart has to be given it. found: {name: where it was met first}."""
+    for name in found.keys() - _told:
+        _told.add(name)
+        print(f"vckpt: {path_text(found[name])} is a {name}, which goes back to where it was only with "
+              f"vckpt.load(..., types=[{name.rpartition('.')[2]}])", file=sys.stderr, flush=True)
 
 
 def cycle(root: object, path: KeyPath) -> KeyPath | None:

@@ -38,6 +38,7 @@ from .shard import Shard
 from .signatures import Path, State
 from .step import Step
 from .tensors import dotted, is_tensor, torch_module, torch_state
+from .values_text import path_text
 
 if TYPE_CHECKING:
     import torch
@@ -48,11 +49,12 @@ if TYPE_CHECKING:
 Give = Callable[[], Any]        # what stands at a place of the state after the load
 
 ABSENT = Record("vckpt.Absent", {})     # stands for a part that the step does not have
+KNOWN = ("vckpt.", "torch.Generator")   # records that no class stands for
 SHOWN = 10                              # names in a sentence
 
 
 def load(path: Path | Step, state: State, *, strict: bool = True, missing_ok: bool = False, mesh: Any = None,
-         types: Iterable[type] = (),
+         types: Iterable[type] | Mapping[str, type] = (),
          rank: int | None = None, world: int | None = None, meet_timeout: float = 600.0,
          threads: int = 0, verify: Verify = "checks", on_damage: OnDamage = "raise",
          direct: Direct = "auto", exchange: Mode = "never") -> Loaded | None:
@@ -72,7 +74,8 @@ def load(path: Path | Step, state: State, *, strict: bool = True, missing_ok: bo
                 is filled, and the result has the two lists
     missing_ok  None where the run has no step, or where there is no store yet, instead of an error
     mesh        as for the save: of Shards that have none
-    types       classes that come back as themselves in `values`, as for Step.values
+    types       classes that come back as themselves, as for Step.values: dataclasses, enums, named tuples. Where they
+                are in the state of optimizers, objects or modules they have to be given
     rank, world where there is no process group, or for a load by one rank of it; each rank opens what it finds by
                 itself then: where several do, give all of them the Step of one (its pickle opens the same commit)
     meet_timeout    seconds in which all ranks of the process group have to come
@@ -102,7 +105,7 @@ def load(path: Path | Step, state: State, *, strict: bool = True, missing_ok: bo
 
 
 def async_load(path: Path | Step, state: State, *, strict: bool = True, missing_ok: bool = False, mesh: Any = None,
-               types: Iterable[type] = (),
+               types: Iterable[type] | Mapping[str, type] = (),
                rank: int | None = None, world: int | None = None, meet_timeout: float = 600.0,
                threads: int = 0, verify: Verify = "checks", on_damage: OnDamage = "raise",
                direct: Direct = "auto", exchange: Mode = "never") -> LoadHandle:
@@ -113,7 +116,8 @@ def async_load(path: Path | Step, state: State, *, strict: bool = True, missing_
                                on_damage, direct, exchange))
 
 
-def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, mesh: Any, types: Iterable[type],
+def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, mesh: Any,
+             types: Iterable[type] | Mapping[str, type],
              rank: int | None, world: int | None, meet_timeout: float, threads: int, verify: Verify,
              on_damage: OnDamage, direct: Direct, mode: Mode) -> Started | None:
     """Up to where reading begins; None: there is no step."""
@@ -135,7 +139,8 @@ def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, me
     together = group and mode != "never"
     at = f"{step.store}/{step.run}/{step.number}"
     try:
-        plan = _Plan(step, at, components.named(state, (), is_tensor), rank, world, mesh, tuple(types))
+        plan = _Plan(step, at, components.named(state, (), is_tensor), rank, world, mesh,
+                     types if isinstance(types, Mapping) else tuple(types))
         plan.begin(strict)
     except BaseException as error:
         if together:
@@ -205,18 +210,18 @@ def _fields(saved: Any) -> Mapping[str, Any] | None:
     return None
 
 
-def _parts(saved: Any) -> Iterable[Any]:
+def _items(saved: Any) -> Iterable[tuple[Any, Any]]:
     fields = _fields(saved)
     if fields is not None:
-        return fields.values()
+        return fields.items()
     if isinstance(saved, Mapping):
-        return saved.values()
-    return saved if isinstance(saved, (list, tuple, collections.deque)) else ()
+        return saved.items()
+    return enumerate(saved) if isinstance(saved, (list, tuple, collections.deque)) else ()
 
 
 def _names(saved: Any) -> set[str]:
     """Of the tensors that a tree refers to."""
-    return {saved["name"]} if _is_reference(saved) else set().union(*map(_names, _parts(saved)))
+    return {saved["name"]} if _is_reference(saved) else set().union(*(_names(part) for _, part in _items(saved)))
 
 
 def _with_parts(saved: Any, make: Callable[[Any, Any], Any]) -> Any:
@@ -284,7 +289,7 @@ class _Plan:
     all that has arrived, in order."""
 
     def __init__(self, step: Step, path: str, state: State, rank: int, world: int, mesh: Any,
-                 types: tuple[type, ...]) -> None:
+                 types: tuple[type, ...] | Mapping[str, type]) -> None:
         self.step, self.path, self.state, self.rank, self.world, self.types = step, path, state, rank, world, types
         self.makes: list[Callable[[], None]] = []
         self.fills: list[Fill] = []
@@ -303,6 +308,7 @@ class _Plan:
         self.unexpected: list[str] = []
         self.wrong: list[str] = []
         self.called: list[str] = []
+        self.classes: dict[str, KeyPath] = {}       # that code would have to be given, and types= lacks: {name: where}
         self.asked: set[str] = set()
         self.shapes, self.plain = False, False
         self.names: dict[str, list[str]] = {}
@@ -347,6 +353,9 @@ class _Plan:
         said = [f"the step lacks {_in_words(self.missing)}"] if self.missing and strict else []
         said += [f"the state lacks {_in_words(self.unexpected)}"] if self.unexpected and strict else []
         hint = " (strict=False takes what both have)" if said and not self.wrong else ""
+        if self.classes:
+            self.wrong.append(_in_words([f"{path_text(path)} is a {name}" for name, path in self.classes.items()])
+                              + f": give types=[{', '.join(name.rpartition('.')[2] for name in self.classes)}]")
         said += [_in_words(self.wrong)] if self.wrong else []
         hint = (" (a tensor is filled in its own shape only: make it of the step's shape, or leave it out of the "
                 "state and give strict=False)"
@@ -441,6 +450,7 @@ class _Plan:
         return lambda: value
 
     def object(self, value: Any, saved: Any, path: KeyPath) -> None:
+        self.want_classes(saved, path)
         with _filling(path):
             current = value.state_dict()
         give = self.merged(current, saved, path)
@@ -457,6 +467,14 @@ class _Plan:
         if _is_others(saved):
             self.lack(path, saved)
         return (lambda: None) if _is_nothing(saved) else self.made(path[0], saved)
+
+    def want_classes(self, saved: Any, path: KeyPath) -> None:
+        """No code is handed a Record for an object of its own."""
+        if isinstance(saved, Record) and saved.tag in ("$record", "$enum") and not saved.type_name.startswith(KNOWN):
+            self.classes.setdefault(saved.type_name, path)
+        if not _is_reference(saved):
+            for key, part in _items(saved):
+                self.want_classes(part, (*path, key))
 
     def items(self, value: Any, saved: Any, path: KeyPath) -> Give:
         if _is_named_tuple(value):
@@ -598,6 +616,7 @@ class _Plan:
             name = view.names.get(key, key)         # as earlier versions saved it
             kept = _below(saved, key if _below(saved, key) is not ABSENT else name)
             known |= {key, name}
+            self.want_classes(kept, (*path, key))
             if key.startswith(own) and not _is_nothing(saved):
                 if not _is_nothing(kept):
                     self.claim_of(value, kept, (*path, key))
@@ -654,8 +673,8 @@ class _Plan:
         made = self.later(lambda: found.made(lambda part, like=None: self.built(path[0], part, like)))
 
         def fill() -> None:
-            with torch_optimizers.dtypes_kept(), _filling(path):
-                optimizer.load_state_dict(made())
+            with _filling(path):
+                torch_optimizers.take_state(optimizer, made())
         self.todo.append(fill)
 
     def optimizer_trees(self, saved: Any, path: KeyPath) -> list[Any]:
@@ -664,6 +683,7 @@ class _Plan:
                  if tree is not None and not _is_nothing(tree)]
         for tree in trees:
             self.asked |= _names(tree)
+            self.want_classes(tree, path)
         return trees
 
     def split(self, split: SplitOptimizer, saved: Any, path: KeyPath) -> None:

@@ -322,16 +322,15 @@ class Flattened(SplitOptimizer):
 
     def take(self, state: Mapping[int, Mapping[str, Any]], groups: Iterable[Mapping[str, Any]],
              steps: Mapping[int, Any], more: Mapping[str, Any]) -> None:
-        from .torch_optimizers import dtypes_kept
+        from .torch_optimizers import take_state
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         kept = {number: {**self.optimizer.state.get(parameter, {}), **state.get(id(parameter), {})}
                 for number, parameter in enumerate(parameters)}
         numbers = iter(range(len(parameters)))
         made = [{**group, **self.options(group, saved), "params": [next(numbers) for _ in group["params"]]}
                 for group, saved in zip(self.optimizer.param_groups, groups)]
-        with dtypes_kept():
-            self.optimizer.load_state_dict({**more, "state": {number: found for number, found in kept.items() if found},
-                                            "param_groups": made})
+        take_state(self.optimizer, {**more, "state": {number: found for number, found in kept.items() if found},
+                                    "param_groups": made})
 
 
 def fsdp1(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> SplitOptimizer:

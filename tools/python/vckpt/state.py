@@ -199,6 +199,8 @@ def one(walk: Walk, value: Any, whole: SaveMesh | None, rank: int, world: int, r
         result.blobs.append((f"{component}.json", True, text))
     elif home != 0 and after.home is not None:
         result.blobs.append((f"{component}.json", True, values.encode(Record(SAME_AS, {"rank": home}))))
+    if rank == home:
+        advice.tell_classes(walk.classes)
     return after
 
 
@@ -271,7 +273,7 @@ def common_document(tree: Any, walk: Walk) -> bytes:
             walk.paths.append(path)
             walk.tensors.append(value)
         return dotted(path)
-    return values.encode(without_rank(tree), tensor=reference, is_tensor=is_tensor, path=walk.root)
+    return values.encode(without_rank(tree), tensor=reference, is_tensor=is_tensor, path=walk.root, seen=walk.saw)
 
 
 def without_rank(tree: Any) -> Any:
@@ -307,7 +309,7 @@ def rank_document(tree: Any, walk: Walk, result: Collected) -> bytes:
         result.blobs.append((blob, True, data))
         return dotted(path), {"blob": blob, "dtype": word}
     blobs: set[str] = set()
-    return values.encode(open_(tree), tensor=reference, is_tensor=is_tensor, path=walk.root)
+    return values.encode(open_(tree), tensor=reference, is_tensor=is_tensor, path=walk.root, seen=walk.saw)
 
 
 def fill_rows(walk: Walk, after: Memo, whole: SaveMesh | None, rank: int, world: int, result: Collected) -> None:

@@ -21,6 +21,7 @@ import contextlib
 import sys
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -525,6 +526,47 @@ class Restored:
         more = {key: built(value) for key, value in self.trees[0].items()
                 if key not in ("state", "param_groups", presets.HAS_MASTERS)}
         return {**more, "state": state, "param_groups": groups}
+
+
+class Held:
+    """Around a value of a parameter's state that torch's load_state_dict would take for a list, and make anew from its
+    items: a text becomes "<generator object …>", a deque loses its maxlen, a named tuple is an error."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def held(value: Any) -> Any:
+    kind = type(value)
+    if kind is dict:
+        return {key: held(item) for key, item in value.items()}
+    if kind in (list, tuple):
+        return kind(map(held, value))
+    return Held(value) if isinstance(value, Iterable) and not isinstance(value, torch.Tensor) else value
+
+
+def let_go(value: Any) -> Any:
+    kind = type(value)
+    if kind is dict:
+        return {key: let_go(item) for key, item in value.items()}
+    if kind in (list, tuple):
+        return kind(map(let_go, value))
+    return value.value if kind is Held else value
+
+
+def take_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """By the optimizer's load_state_dict(), so that its hooks run; each value as it was saved. Of a class with a
+    load_state_dict() of its own only tensors are seen to: where it puts the rest is not known."""
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        with dtypes_kept():
+            optimizer.load_state_dict(state)
+        return
+    with dtypes_kept():
+        optimizer.load_state_dict({**state, "state": {key: held(value) for key, value in state["state"].items()}})
+    for key, value in optimizer.state.items():
+        optimizer.state[key] = let_go(value)
 
 
 _casting = threading.RLock()

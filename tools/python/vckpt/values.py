@@ -64,11 +64,12 @@ FACTORIES = values_read.FACTORIES
 
 
 def encode(value: Any, *, tensor: Keep | None = None, is_tensor: Callable[[object], bool] | None = None,
-           path: KeyPath = ()) -> bytes:
-    """The document, as bytes. `path` is where the value stands in the state: hooks and errors see it."""
+           path: KeyPath = (), seen: Callable[[KeyPath, str], None] | None = None) -> bytes:
+    """The document, as bytes. `path` is where the value stands in the state: hooks and errors see it. seen is called
+    with (path, name) for each object of a class that decode has to be given."""
     if (tensor is None) != (is_tensor is None):
         raise TypeError("tensor= and is_tensor= belong together")
-    encoder = _Encoder(tensor, is_tensor)
+    encoder = _Encoder(tensor, is_tensor, seen)
     try:
         node = encoder.node(value, tuple(path))
     except RecursionError:
@@ -113,8 +114,9 @@ class _Encoder:
     """One document. `open` holds the containers that are being written, to find cycles; `length` is what there is so
     far."""
 
-    def __init__(self, tensor: Keep | None, is_tensor: Callable[[object], bool] | None) -> None:
-        self.tensor, self.is_tensor = tensor, is_tensor
+    def __init__(self, tensor: Keep | None, is_tensor: Callable[[object], bool] | None,
+                 seen: Callable[[KeyPath, str], None] | None) -> None:
+        self.tensor, self.is_tensor, self.seen = tensor, is_tensor, seen
         self.open: dict[int, KeyPath] = {}
         self.length, self.in_key = 0, 0
 
@@ -237,8 +239,13 @@ class _Encoder:
             tag, content, members = described
             return self.simple(tag, content, path, **members)
         if isinstance(value, enum.Enum):
+            self.saw(value, path)
             return self.simple("$enum", _type_name(type(value)), path, name=value.name, value=value.value)
         return self.fields_of(value, path)
+
+    def saw(self, value: Any, path: KeyPath) -> None:
+        if self.seen:
+            self.seen(path, _type_name(type(value)))
 
     def fields_of(self, value: Any, path: KeyPath) -> Node:
         cls = type(value)
@@ -256,6 +263,8 @@ class _Encoder:
             return self.record(values_read.BYTES_IO, {"data": value.getvalue(), "position": value.tell()}, path)
         else:
             raise refusal(path, _what(value) + " cannot be kept" + advice.of_value(value), TypeError)
+        if cls not in (argparse.Namespace, _types.SimpleNamespace):
+            self.saw(value, path)
         return self.record(_type_name(cls), fields, path)
 
     def record(self, type_name: str, fields: Mapping[str, Any], path: KeyPath) -> Node:

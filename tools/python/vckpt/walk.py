@@ -108,6 +108,8 @@ class Walk:
         self.per_rank = False
         self.failed: Exception | None = None
         self.own = False            # its tree is another at each rank by design
+        self.handed: set[KeyPath] = set()       # what a load hands to code: objects, optimizers, modules
+        self.classes: dict[str, KeyPath] = {}   # of what is handed so, and comes back only by types=: {name: where}
 
     def walk(self, value: Any, path: KeyPath) -> Any:
         """The value with state dicts for objects, PerRank and Subtree in place."""
@@ -155,6 +157,10 @@ class Walk:
         self.tensors += tensors
         return known
 
+    def saw(self, path: KeyPath, name: str) -> None:
+        if any(path[:n] in self.handed for n in range(1, len(path))):
+            self.classes.setdefault(name, path)
+
     def is_own(self) -> None:
         self.own = True
 
@@ -180,6 +186,7 @@ class Walk:
         if type(value) in (dict, list, tuple, str, int, float) or is_tensor(value) or isinstance(value, Mapping):
             return value
         torch = torch_module()
+        self.handed.add(path)
         if torch is not None and isinstance(value, torch.nn.Module):
             from .torch_modules import module_state
             tensors, buffers = module_state(value, self.memory.views)
@@ -193,6 +200,7 @@ class Walk:
                           {"device": str(value.device), "state": value.get_state().cpu().numpy().tobytes()})
         if callable(getattr(value, "state_dict", None)) and not isinstance(value, type):
             return self.plain(value.state_dict(), path)
+        self.handed.discard(path)
         return value
 
 
