@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * burst: objects that follow each other in a pack, read at once.
+ * burst: stored blocks of objects of one pack, read with few requests.
  *
  *   begin -> add, add, ... -> read -> take, take, ...
  *
- * A disk gives more for one request of a megabyte than for eight of an eighth, and so does the page cache. So one read
- * takes the stored bytes of neighbouring objects: those of raw objects that have a place go straight there, all others
- * into the thread's memory. Their checks, which follow each other at the end of the extent, are a second read.
+ * What is added is a run: neighbouring blocks of an object; all of them, or some. Runs come in the order of the pack.
+ * The checks of all runs are one request, since those of an extent follow each other at its end; runs between which
+ * little lies are one as well, and the checks with them where the stored lengths of encoded blocks need not be known
+ * first. What is little is what a request costs: see read_joins. Stored bytes of raw blocks that have a place go
+ * straight there, all others into the thread's memory.
  *
- * A fill that reads past the page cache takes longer bursts, of one object too, and all bytes go to the thread's memory
- * first: a disk writes only to aligned memory, and what was just checked is copied out of the processor's cache.
+ * A fill that reads past the page cache takes longer bursts of whole objects that follow each other, and all bytes go
+ * to the thread's memory first: a disk writes only to aligned memory, and what was just checked is copied out of the
+ * processor's cache.
  *
- * A burst only makes things faster: whatever does not fit, and any object that fails, is left to the caller, who reads
- * it by itself and finds the words. */
+ * A burst only makes things faster: whatever does not fit, and any run that fails, is left to the caller, who reads it
+ * by itself and finds the words. */
 #ifndef CORE_LOAD_BURST_INTERNAL_H
 #define CORE_LOAD_BURST_INTERNAL_H
 
@@ -20,32 +23,42 @@
 
 #include "core/load/fill_internal.h"
 
-#define BURST_PIECES 64u
+#define BURST_RUNS 256u
 
-struct burst_piece { const struct store_object_ref *ref; uint8_t *place; };
+struct burst_run {
+	const struct store_object_ref *ref;
+	uint64_t first, n;               /* blocks */
+	uint8_t *place;                  /* where their raw bytes are to be, or NULL */
+	uint64_t checks, checks_len;     /* offset in the pack */
+	uint64_t from, len;              /* stored bytes, in the pack; of encoded blocks the checks say where */
+	uint8_t *at;                     /* where these are, after read */
+};
 struct burst {
 	struct fill_worker *w;
-	struct burst_piece piece[BURST_PIECES];
+	struct burst_run run[BURST_RUNS];
 	unsigned n;
-	uint64_t from, to;               /* bytes of the pack */
-	uint64_t most;                   /* so long it may become */
-	uint8_t *bytes;                  /* where byte `from` lies; raw objects that have a place may be only there */
-	bool past;                       /* all of it lies at `bytes` */
+	uint64_t bytes, most;            /* stored bytes of the runs, at most; so many there may be */
+	bool past;                       /* whole objects that follow each other, past the page cache */
+	bool parts;                      /* a whole object begins another burst, which may go past the page cache */
+	bool encoded_parts;              /* the checks are read first */
 	uint64_t checks_from, checks_to;
-	struct iovec iov[2 * BURST_PIECES];
+	uint64_t gaps;                   /* so much that nobody wants may still be read */
+	struct iovec iov[2 * BURST_RUNS + 2];
 	unsigned niov;
+	uint64_t iov_from, iov_to;       /* bytes of the pack */
 };
 
 /* Opens the pack of that number as w->pack. False: the pack cannot be opened, or whole objects are to be hashed. */
 bool burst_begin(struct burst *s, struct fill_worker *w, uint32_t pack);
-/* May this whole object come next? */
-bool burst_fits(const struct burst *s, const struct store_object_ref *ref);
-/* One that fits; the reference is kept. place: where its raw bytes are to lie, or NULL: anywhere. */
-void burst_add(struct burst *s, const struct store_object_ref *ref, uint8_t *place);
-/* False: it is not worth while, or failed. */
+/* Adds blocks [first, first + n) of the object, if they may come next; the reference is kept. place: where their raw
+ * bytes are to be, or NULL: anywhere. */
+bool burst_add(struct burst *s, const struct store_object_ref *ref, uint64_t first, uint64_t n, uint8_t *place);
+/* Takes away the runs from number n on, all of an object. */
+void burst_cut(struct burst *s, unsigned n);
+/* False: it failed, or there is nothing to read. */
 bool burst_read(struct burst *s);
-/* Checks object i, and decodes it where it is encoded. Returns its raw bytes: at its place, if it has one, else valid
- * until the worker's next read. NULL: it failed. */
-const uint8_t *burst_take(struct burst *s, unsigned i);
+/* Checks run i, and decodes it where it is encoded. to: where its raw bytes are to be, or NULL: at its place, if it has
+ * one, else anywhere, valid until the worker's next read. Returns where they are; NULL: it failed. */
+const uint8_t *burst_take(struct burst *s, unsigned i, uint8_t *to);
 
 #endif

@@ -202,8 +202,8 @@ static int bucket_segment(struct load_exchange *x, struct fill_worker *w, uint8_
 	return r < 0 ? base_no_memory(&w->err) : 0;
 }
 
-/* Segments from `first` on that are whole objects and follow each other in their pack, with one read. Returns the
- * number of the first one that is not there afterwards, which bucket_segment reads. */
+/* Segments from `first` on, of one pack, with few requests. Returns the number of the first one that is not there
+ * afterwards, which bucket_segment reads. */
 static uint32_t bucket_burst(struct load_exchange *x, struct fill_worker *w, const struct exchange_bucket *b,
 	uint32_t first, uint8_t *to)
 {
@@ -218,14 +218,14 @@ static uint32_t bucket_burst(struct load_exchange *x, struct fill_worker *w, con
 	for (uint32_t i = first; i < b->nsegments && o[s[i].object].key.pack == pack; i++) {
 		const struct store_object_ref *ref = mine_ref(x, &x->mine[o[s[i].object].mine]);
 
-		if (s[i].n != base_block_count(ref->raw_len) || !burst_fits(&burst, ref))
+		if (!burst_add(&burst, ref, s[i].first, s[i].n, to))
 			break;
-		burst_add(&burst, ref, to);
-		to += ref->raw_len;
+		to += exchange_bytes(ref->raw_len, s[i].first, s[i].n);
 	}
 	if (burst_read(&burst)) {
-		for (unsigned i = 0; i < burst.n && burst_take(&burst, i); i++, first++)
-			bucket_mine(x, &x->mine[o[s[first].object].mine], 0, s[first].n, burst.piece[i].place);
+		for (unsigned i = 0; i < burst.n && burst_take(&burst, i, NULL); i++, first++)
+			bucket_mine(x, &x->mine[o[s[first].object].mine], s[first].first, s[first].n,
+				burst.run[i].place);
 	}
 	atomic_fetch_add_explicit(&x->f->read, store_pack_bytes_read() - before, memory_order_relaxed);
 	return first;

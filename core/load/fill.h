@@ -6,8 +6,8 @@
  *
  * run opens the tensors as far as the boxes want them (wanted.c), finds by search which pieces meet which box, sorts
  * them by pack and offset, and lets threads read, check, decode and place them (fill_plan.c, fill_read.c,
- * fill_burst.c). Of a piece only the blocks that are wanted are read, each once, however many boxes want it; but an
- * object that lies with its checks within 64 KiB is read from its beginning for each run of such blocks.
+ * fill_burst.c). Of a piece only the blocks that are wanted are read, each once, however many boxes want it, and what
+ * lies between them where that costs less than another request (burst.c).
  *
  * new, add, run and free come from one thread; progress and stop from any. */
 #ifndef CORE_LOAD_FILL_H

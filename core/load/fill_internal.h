@@ -98,7 +98,7 @@ struct fill_worker {
 	uint8_t *room; size_t room_bytes; /* for a piece whose bytes have no place of their own */
 	uint64_t *blocks; size_t blocks_room; /* a bit for each block of a piece: wanted */
 	unsigned through;                 /* so many bursts more go through the page cache, which had the last one */
-	uint8_t *burst, *checks;          /* burst_internal.h: neighbouring objects of a pack, and their checks */
+	uint8_t *burst, *checks;          /* burst_internal.h: stored blocks of a pack, and their checks */
 	struct base_error err;
 };
 void fill_worker_release(struct fill_worker *w);
@@ -107,10 +107,14 @@ void fill_worker_release(struct fill_worker *w);
 void fill_crew_grow(struct load_fill *f);
 /* Reads the piece of needs [first, end) and places it in their boxes; w->err says why it failed. */
 int fill_piece(struct fill_worker *w, size_t first, size_t end);
-/* Pieces from need `first` on that follow each other in their pack and are wanted whole, with one read; they end before
- * `end`. Returns where those end that have been placed: `first`, where it is not worth while, or where the read or a
- * check failed, which fill_piece then says. */
+/* Pieces from need `first` on, of its pack, as far as they are wanted, with few requests; they end before `end`.
+ * Returns where those end that have been placed: `first`, where the piece does not fit, or where a read or a check
+ * failed, which fill_piece then says. */
 size_t fill_burst(struct fill_worker *w, size_t first, size_t end);
+/* Calls f with the runs of blocks that needs [first, end) want of their piece, until it returns another number than
+ * 0. */
+int fill_wanted_runs(struct fill_worker *w, size_t first, size_t end,
+	int (*f)(void *arg, uint64_t first, uint64_t n), void *arg);
 /* Takes the next task, if there is one, and does it. */
 bool fill_take(struct fill_worker *w);
 /* Reads a whole piece to `to`, and compares its SHA-256 with LOAD_FILL_REHASH. */

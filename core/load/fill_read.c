@@ -104,37 +104,45 @@ static int block_mark(void *arg, uint64_t offset, uint64_t len)
 
 static bool block_marked(const uint64_t *blocks, uint64_t b) { return blocks[b / 64] >> b % 64 & 1; }
 
-/* The blocks that are marked, each to its place in the room. */
-static int piece_blocks(struct fill_worker *w, const struct store_object_ref *ref)
+int fill_wanted_runs(struct fill_worker *w, size_t first, size_t end,
+	int (*f)(void *arg, uint64_t first, uint64_t n), void *arg)
 {
-	uint64_t n = base_block_count(ref->raw_len), first = 0, end;
-	int r = 0;
+	uint64_t n = base_block_count(need_ref(w->f, &w->f->needs[first])->raw_len), from = 0, to;
+	int r = blocks_clear(w, need_ref(w->f, &w->f->needs[first])->raw_len);
 
-	for (; r == 0 && first < n; first = end) {
-		bool wanted = block_marked(w->blocks, first);
-
-		for (end = first + 1; end < n && block_marked(w->blocks, end) == wanted;)
-			end++;
-		if (wanted)
-			r = store_object_read_blocks(w->pack, ref, first, end - first,
-				w->room + first * BASE_BLOCK_BYTES, &w->err);
-	}
-	return r;
-}
-
-static int piece_wanted(struct fill_worker *w, size_t first, size_t end, const struct store_object_ref *ref)
-{
-	int r = fill_room(w, ref->raw_len);
-
-	if (r == 0)
-		r = blocks_clear(w, ref->raw_len);
 	for (size_t i = first; r == 0 && i < end; i++) {
 		struct tensor_box piece, part;
 
 		fill_need_boxes(w->f, &w->f->needs[i], &piece, &part);
 		tensor_piece_ranges(&need_object(w->f, &w->f->needs[i])->grid, &piece, &part, block_mark, w->blocks);
 	}
-	return r < 0 ? r : piece_blocks(w, ref);
+	for (; r == 0 && from < n; from = to) {
+		bool wanted = block_marked(w->blocks, from);
+
+		for (to = from + 1; to < n && block_marked(w->blocks, to) == wanted;)
+			to++;
+		if (wanted)
+			r = f(arg, from, to - from);
+	}
+	return r;
+}
+
+struct room_run { struct fill_worker *w; const struct store_object_ref *ref; };
+
+/* Each block to its place in the room. */
+static int room_read(void *arg, uint64_t first, uint64_t n)
+{
+	const struct room_run *run = arg;
+
+	return store_object_read_blocks(run->w->pack, run->ref, first, n, run->w->room + first * BASE_BLOCK_BYTES,
+		&run->w->err);
+}
+
+static int piece_wanted(struct fill_worker *w, size_t first, size_t end, const struct store_object_ref *ref)
+{
+	int r = fill_room(w, ref->raw_len);
+
+	return r < 0 ? r : fill_wanted_runs(w, first, end, room_read, &(struct room_run){w, ref});
 }
 
 int fill_piece_whole(struct fill_worker *w, const struct store_object_ref *ref, uint8_t *to)

@@ -110,10 +110,18 @@ int store_pack_readv(struct store_pack *p, uint64_t offset, const struct iovec *
  * ret_bytes as in storage.h, file_read_past. STORE_PAST_CACHE: they came past it. Nothing of them is checked. */
 int store_pack_read_past(struct store_pack *p, uint64_t offset, size_t len, void *room, const uint8_t **ret_bytes,
 	struct base_error *err);
-/* The whole object, whose stored bytes and checks the caller has read: checks only, as store_object_read. `stored` may
- * be `out` where the codec is raw. */
-int store_object_take(struct store_pack *p, const struct store_object_ref *ref, const void *stored, const void *checks,
-	void *out, struct base_error *err);
+/* For a caller that reads an object's bytes with others. Where the checks of blocks [first, first + n) are in the pack:
+ * of a raw object theirs alone, of an encoded one all, and the stored lengths behind them. */
+void store_object_checks_of(const struct store_object_ref *ref, uint64_t first, uint64_t n, uint64_t *ret_offset,
+	uint64_t *ret_len);
+/* Where the stored bytes of these blocks are, from the object's first one on. `checks`: the bytes of
+ * store_object_checks_of; of a raw object they are not looked at. -EBADMSG: the stored lengths are damaged. */
+int store_object_stored_of(const struct store_object_ref *ref, uint64_t first, uint64_t n, const void *checks,
+	uint64_t *ret_from, uint64_t *ret_len);
+/* Blocks [first, first + n), whose stored bytes and checks the caller has read: checked and decoded as by
+ * store_object_read_blocks. `stored` may be `out` where the codec is raw. */
+int store_object_take(struct store_pack *p, const struct store_object_ref *ref, uint64_t first, uint64_t n,
+	const void *stored, const void *checks, void *out, struct base_error *err);
 /* Bytes that this thread has read from packs so far: those that reads asked for, checks and footers included. */
 uint64_t store_pack_bytes_read(void);
 

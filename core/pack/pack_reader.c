@@ -3,7 +3,8 @@
  * pack_reader: objects out of a pack.
  *
  * A reference is a hint: it is checked against the pack's size, then the checks of the wanted blocks are read, then
- * their stored bytes, in as few reads as there can be (one for both where an object is small and its checks are near).
+ * their stored bytes: one read for both where hardly anything else lies between them. A caller that reads many objects
+ * reads their bytes itself, so that neighbours share a read, and has them checked and decoded here (store_object_take).
  * What is checked is what is handed out: raw blocks are read straight into the caller's memory and checked there,
  * encoded ones are checked and decoded from a buffer of the thread. Nothing is read twice.
  *
@@ -19,7 +20,8 @@
 enum {
 	READ_STEP_BLOCKS = 64,           /* stored bytes are read 1 MiB at a time: checked while still in the cache */
 	READ_CHECKS_BLOCKS = 4096,       /* checks of raw objects: 32 KiB at a time */
-	READ_JOIN_BYTES = 64 << 10,      /* an object and its checks within so many bytes are read at once */
+	READ_JOIN_BYTES = 64 << 10,      /* stored bytes and checks within so many bytes may be read at once, ... */
+	READ_GAP_BYTES = 4096,           /* ... if less than a page between them is not wanted */
 };
 
 struct buffers {
@@ -213,7 +215,8 @@ struct reading {
 	const struct store_object_ref *ref;
 	struct buffers *b;
 	struct base_error *err;
-	const uint8_t *joined; /* all stored bytes, where they came with the checks */
+	const uint8_t *joined; /* stored bytes from `joined_from` of the object on, if they are in memory already */
+	uint64_t joined_from;
 };
 
 static int damaged(const struct reading *rd, uint64_t block, const char *what)
@@ -227,17 +230,19 @@ static size_t blocks_raw_len(const struct store_object_ref *ref, uint64_t first,
 	return base_min(n * BASE_BLOCK_BYTES, ref->raw_len - first * BASE_BLOCK_BYTES);
 }
 
-/* Reads the bytes [from, from + len) of the object's checks into memory, together with the stored bytes before them if
- * these are near. */
-static int checks_get(struct reading *rd, uint64_t from, size_t len, const uint8_t **ret_checks)
+/* Reads the bytes [from, from + len) of the object's checks into memory, together with the stored bytes [stored_from,
+ * stored_from + stored_len) that are wanted, if little else lies between them. stored_len 0: not known yet. */
+static int checks_get(struct reading *rd, uint64_t from, size_t len, uint64_t stored_from, uint64_t stored_len,
+	const uint8_t **ret_checks)
 {
 	const struct store_object_ref *ref = rd->ref;
-	uint64_t span = ref->checks + from + len - ref->offset;
-	if (span <= READ_JOIN_BYTES) {
+	uint64_t span = ref->checks + from + len - ref->offset - stored_from;
+	if (stored_len && span <= READ_JOIN_BYTES && span - stored_len - len < READ_GAP_BYTES) {
 		int r = buffer_reserve(&rd->b->stored, &rd->b->stored_size, span);
 		if (r == 0)
-			r = pack_read(rd->p, ref->offset, rd->b->stored, span, rd->err);
+			r = pack_read(rd->p, ref->offset + stored_from, rd->b->stored, span, rd->err);
 		rd->joined = rd->b->stored;
+		rd->joined_from = stored_from;
 		*ret_checks = rd->b->stored + span - len;
 		return r;
 	}
@@ -252,14 +257,16 @@ static int read_raw(struct reading *rd, uint64_t first, uint64_t n, uint8_t *out
 	const uint8_t *checks = NULL;
 	for (uint64_t i = 0; i < n;) {
 		if (i % READ_CHECKS_BLOCKS == 0) {
-			int r = checks_get(rd, 8 * (first + i), 8 * base_min(n - i, READ_CHECKS_BLOCKS), &checks);
+			uint64_t some = base_min(n - i, READ_CHECKS_BLOCKS);
+			int r = checks_get(rd, 8 * (first + i), 8 * some, (first + i) * BASE_BLOCK_BYTES,
+				blocks_raw_len(ref, first + i, some), &checks);
 			if (r < 0)
 				return r;
 		}
 		uint64_t step = base_min(n - i, READ_STEP_BLOCKS), block = first + i;
 		size_t len = blocks_raw_len(ref, block, step);
 		if (rd->joined) {
-			memcpy(out, rd->joined + block * BASE_BLOCK_BYTES, len);
+			memcpy(out, rd->joined + block * BASE_BLOCK_BYTES - rd->joined_from, len);
 		} else {
 			int r = pack_read(rd->p, ref->offset + block * BASE_BLOCK_BYTES, out, len, rd->err);
 			if (r < 0)
@@ -294,7 +301,7 @@ static int64_t lens_sum(const struct reading *rd, const uint8_t *lens, uint64_t 
 static int read_encoded_step(struct reading *rd, uint64_t block, uint64_t n, uint64_t offset, size_t stored_len,
 	const uint8_t *checks, const uint8_t *lens, uint8_t *out)
 {
-	const uint8_t *at = rd->joined ? rd->joined + offset : rd->b->stored;
+	const uint8_t *at = rd->joined ? rd->joined + offset - rd->joined_from : rd->b->stored;
 	if (!rd->joined) {
 		int r = buffer_reserve(&rd->b->stored, &rd->b->stored_size, READ_STEP_BLOCKS * BASE_BLOCK_BYTES);
 		if (r == 0)
@@ -346,8 +353,10 @@ static int read_encoded_with(struct reading *rd, uint64_t first, uint64_t n, con
 
 static int read_encoded(struct reading *rd, uint64_t first, uint64_t n, uint8_t *out)
 {
+	uint64_t blocks = base_block_count(rd->ref->raw_len);
 	const uint8_t *checks;
-	int r = checks_get(rd, 8 * first, 8 * (base_block_count(rd->ref->raw_len) - first) + 4 * (first + n), &checks);
+	int r = checks_get(rd, 8 * first, 8 * (blocks - first) + 4 * (first + n), 0,
+		n == blocks ? rd->ref->stored_len : 0, &checks);
 
 	return r < 0 ? r : read_encoded_with(rd, first, n, checks, out);
 }
@@ -395,15 +404,15 @@ int store_object_read_blocks(struct store_pack *p, const struct store_object_ref
 	return r;
 }
 
-static int take_raw(const struct reading *rd, const uint8_t *stored, const uint8_t *checks, uint8_t *out)
+/* `stored` and `checks` are those of the first block that is wanted. */
+static int take_raw(const struct reading *rd, uint64_t first, uint64_t n, const uint8_t *stored, const uint8_t *checks,
+	uint8_t *out)
 {
-	uint64_t blocks = base_block_count(rd->ref->raw_len);
+	for (uint64_t k = 0; k < n; k++) {
+		size_t len = blocks_raw_len(rd->ref, first + k, 1);
 
-	for (uint64_t k = 0; k < blocks; k++) {
-		size_t len = blocks_raw_len(rd->ref, k, 1);
-
-		if (base_block_check(&rd->ref->digest, k, stored, len) != base_get64(checks + 8 * k))
-			return damaged(rd, k, "the stored bytes do not match their check");
+		if (base_block_check(&rd->ref->digest, first + k, stored, len) != base_get64(checks + 8 * k))
+			return damaged(rd, first + k, "the stored bytes do not match their check");
 		if (out != stored)
 			memcpy(out, stored, len);
 		stored += len;
@@ -412,18 +421,52 @@ static int take_raw(const struct reading *rd, const uint8_t *stored, const uint8
 	return 0;
 }
 
-int store_object_take(struct store_pack *p, const struct store_object_ref *ref, const void *stored, const void *checks,
-	void *out, struct base_error *err)
+void store_object_checks_of(const struct store_object_ref *ref, uint64_t first, uint64_t n, uint64_t *ret_offset,
+	uint64_t *ret_len)
+{
+	bool raw = ref->codec == STORE_CODEC_RAW;
+
+	*ret_offset = ref->checks + (raw ? 8 * first : 0);
+	*ret_len = raw ? 8 * n : store_object_checks_bytes(ref->codec, ref->raw_len);
+}
+
+int store_object_stored_of(const struct store_object_ref *ref, uint64_t first, uint64_t n, const void *checks,
+	uint64_t *ret_from, uint64_t *ret_len)
+{
+	struct reading rd = { .p = &(struct store_pack){0}, .ref = ref };
+	const uint8_t *lens = (const uint8_t *)checks + 8 * base_block_count(ref->raw_len);
+	int64_t from, len;
+
+	if (ref->codec == STORE_CODEC_RAW) {
+		*ret_from = first * BASE_BLOCK_BYTES;
+		*ret_len = blocks_raw_len(ref, first, n);
+		return 0;
+	}
+	from = lens_sum(&rd, lens, 0, first);
+	len = from < 0 ? from : lens_sum(&rd, lens + 4 * first, first, n);
+	if (len < 0 || (uint64_t)from + (uint64_t)len > ref->stored_len)
+		return -BASE_EDAMAGED;
+	*ret_from = (uint64_t)from;
+	*ret_len = (uint64_t)len;
+	return 0;
+}
+
+int store_object_take(struct store_pack *p, const struct store_object_ref *ref, uint64_t first, uint64_t n,
+	const void *stored, const void *checks, void *out, struct base_error *err)
 {
 	struct reading rd = { .p = p, .ref = ref, .err = err, .b = buffers_get(), .joined = stored };
+	uint64_t len;
 	if (!rd.b)
 		return base_no_memory_for(err, "pack %s", p->name);
 	int r = object_ref_checked(p, ref, err);
 	if (r < 0)
 		return r;
 	if (ref->codec == STORE_CODEC_RAW)
-		return take_raw(&rd, stored, checks, out);
-	return read_encoded_with(&rd, 0, base_block_count(ref->raw_len), checks, out);
+		return take_raw(&rd, first, n, stored, checks, out);
+	r = store_object_stored_of(ref, first, n, checks, &rd.joined_from, &len);
+	if (r < 0)
+		return damaged(&rd, first, "the stored lengths are damaged");
+	return read_encoded_with(&rd, first, n, (const uint8_t *)checks + 8 * first, out);
 }
 
 int store_object_read(struct store_pack *p, const struct store_object_ref *ref, void *out, struct base_error *err)

@@ -8,8 +8,7 @@ import numpy as np
 import reader
 
 HEAD_BYTES = 4096       # of a pack: read when it is opened
-JOIN_BYTES = 64 << 10   # READ_JOIN_BYTES of core/pack/pack_reader.c
-GAP_BYTES = 4096        # BURST_GAP of core/load/burst.c
+PAGE_BYTES = 4096       # BURST_PAGE of core/load/burst.c: less between two things that are wanted may be read with them
 
 
 class Store(reader.Store):
@@ -88,12 +87,10 @@ class Object:
         """Stored bytes of the blocks [first, end), and what is said of them: checks, and lengths where encoded."""
         return self.ends[end] - self.ends[first], (end - first) * (12 if self.ref.codec else 8)
 
-    def read(self, first, end):
-        """What pack_reader reads for them: of an encoded object the checks from the first one on and the lengths up to
-        the last one; and where object and checks are near each other all from the object's first byte on, in one."""
-        table = 8 * (self.blocks - first) + 4 * end if self.ref.codec else 8 * (end - first)
-        span = self.ref.checks + 8 * first + table - self.ref.offset
-        return span if span <= JOIN_BYTES else table + self.ends[end] - self.ends[first]
+    def checks(self, first, end):
+        """What is read to check these blocks: of a raw object what is said of them, of an encoded one all."""
+        first, n, item = (0, self.blocks, 12) if self.ref.codec else (first, end - first, 8)
+        return self.ref.checks + item * first, item * n
 
 
 def wanted_blocks(grid, piece, wanted):
@@ -127,31 +124,36 @@ class Account:
                 found = wanted_blocks(grid, piece, mask)
                 if stored and found.any():
                     blocks[stored] = blocks.get(stored, False) | (found | whole)
-        self.stored = self.checks = self.bound = self.objects = self.encoded = self.partial = self.again = 0
+        self.stored = self.checks = self.bound = self.objects = self.encoded = self.partial = 0
         self.packs = len({o.pack for o in blocks})
         for o, found in blocks.items():
             self.add(o, runs(found))
             self.partial += not found.all()
-        self.bound += gaps([o for o, found in blocks.items() if found.all()])
+        self.bound += gaps([(o, run) for o, found in blocks.items() for run in runs(found)])
 
     def add(self, o, wanted):
-        reads = [o.read(first, end) for first, end in wanted]
+        """bound: what lies between, where that is worth a request, is a quarter of what is wanted; see gaps, too."""
+        tables = set()
         for first, end in wanted:
             stored, checks = o.needed(first, end)
             self.stored += stored
             self.checks += checks
+            self.bound += stored + stored // 4
+            tables.add(o.checks(first, end))
+        self.bound += sum(length for _, length in tables)
         self.objects += 1
         self.encoded += o.ref.codec != 0
-        self.bound += sum(reads)
-        # an object whose checks are near is read again for each run of blocks
-        self.again += sum(reads) - max(reads) if min(reads) > o.ref.stored else 0
 
 
-def gaps(objects):
-    """Bytes between objects that are wanted whole and follow each other in a pack: they may be read at once, with the
-    padding between them."""
+def gaps(wanted):
+    """Bytes between the runs of blocks that are wanted, between their checks, and between a run and its checks, where
+    they are less than a page: these may be read at once."""
     found = 0
-    for a, b in itertools.pairwise(sorted(objects, key=lambda o: (o.pack, o.ref.offset))):
-        gap = b.ref.offset - a.ref.offset - a.ref.stored
-        found += gap if a.pack == b.pack and gap < GAP_BYTES else 0
+    data = sorted((o.pack, o.ref.offset + o.ends[first], o.ends[end] - o.ends[first]) for o, (first, end) in wanted)
+    tables = sorted({(o.pack, *o.checks(first, end)) for o, (first, end) in wanted})
+    near = [((o.pack, o.ref.offset + o.ends[first], o.ends[end] - o.ends[first]), (o.pack, *o.checks(first, end)))
+            for o, (first, end) in wanted]
+    for a, b in [*itertools.pairwise(data), *itertools.pairwise(tables), *near]:
+        gap = b[1] - a[1] - a[2]
+        found += gap if a[0] == b[0] and 0 < gap < PAGE_BYTES else 0
     return found

@@ -251,7 +251,7 @@ class Rank:
             f"{progress.bytes_read} bytes read; needed {a.stored} and {a.checks} of checks; at most {a.bound}, and "
             f"heads of {a.packs} packs")
         self.counts.update(loads=1, read=progress.bytes_read, needed=a.stored + a.checks, bound=a.bound,
-                           objects=a.objects, again=a.again,
+                           objects=a.objects,
                            encoded=a.encoded, partial=a.partial, whole=a.objects - a.partial,
                            several=len(self.destinations) > 1, nothing=not self.destinations)
 
@@ -310,5 +310,5 @@ def test_any_layout_loads_under_any_other(build, tmp_path, scale, rng, part):
     print(f"bytes read / bytes needed: {counts['read'] / counts['needed']:.3f} (at most "
           f"{counts['bound'] / counts['needed']:.3f} and the heads of packs); {dict(counts)}")
     assert counts["pairs"] == scale(5, 130) * LOADS
-    seen = ("encoded", "partial", "whole", "several", "nothing", "again", "away")
+    seen = ("encoded", "partial", "whole", "several", "nothing", "away")
     assert scale(True, all(counts[kind] for kind in seen) and counts["encoded"] < counts["objects"]), counts

@@ -55,11 +55,11 @@ RENAMER = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_char_p, c.c_char_p, c.POINTER(c.c
 
 
 class Opened:
-    """A step of run "run"."""
+    """A step of a run."""
 
-    def __init__(self, api, store, step=NONE):
+    def __init__(self, api, store, step=NONE, run="run"):
         self.api, self.p = api, c.c_void_p()
-        api.call("vckpt_step_open", str(store).encode(), b"run", c.c_uint64(step), c.byref(self.p))
+        api.call("vckpt_step_open", str(store).encode(), run.encode(), c.c_uint64(step), c.byref(self.p))
 
     def __enter__(self):
         return self
