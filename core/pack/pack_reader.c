@@ -21,7 +21,7 @@ enum {
 	READ_STEP_BLOCKS = 64,           /* stored bytes are read 1 MiB at a time: checked while still in the cache */
 	READ_CHECKS_BLOCKS = 4096,       /* checks of raw objects: 32 KiB at a time */
 	READ_JOIN_BYTES = 64 << 10,      /* stored bytes and checks within so many bytes may be read at once, ... */
-	READ_GAP_BYTES = 4096,           /* ... if less than a page between them is not wanted */
+	READ_GAP_BYTES = 4096,           /* ... if less than a page between them is not wanted, or they are metadata */
 };
 
 struct buffers {
@@ -231,13 +231,16 @@ static size_t blocks_raw_len(const struct store_object_ref *ref, uint64_t first,
 }
 
 /* Reads the bytes [from, from + len) of the object's checks into memory, together with the stored bytes [stored_from,
- * stored_from + stored_len) that are wanted, if little else lies between them. stored_len 0: not known yet. */
+ * stored_from + stored_len) that are wanted, if little else lies between them. stored_len 0: not known yet. A pack of
+ * metadata has few objects, which most readers want all, and to open a step takes some of each rank's: there a request
+ * less counts for more. */
 static int checks_get(struct reading *rd, uint64_t from, size_t len, uint64_t stored_from, uint64_t stored_len,
 	const uint8_t **ret_checks)
 {
 	const struct store_object_ref *ref = rd->ref;
 	uint64_t span = ref->checks + from + len - ref->offset - stored_from;
-	if (stored_len && span <= READ_JOIN_BYTES && span - stored_len - len < READ_GAP_BYTES) {
+	bool metadata = ref->kind != STORE_OBJECT_PIECE && ref->kind != STORE_OBJECT_BLOB;
+	if (stored_len && span <= READ_JOIN_BYTES && (metadata || span - stored_len - len < READ_GAP_BYTES)) {
 		int r = buffer_reserve(&rd->b->stored, &rd->b->stored_size, span);
 		if (r == 0)
 			r = pack_read(rd->p, ref->offset + stored_from, rd->b->stored, span, rd->err);

@@ -23,14 +23,7 @@
 
 /* ---- bases ---- */
 
-static int persist_add_base(struct save_flight *f, const char *run, const struct store_list_step *step,
-	struct base_error *err)
-{
-	return step ? save_writer_base(f->w, run, step->entry, &step->commit.manifest, err) : 0;
-}
-
-/* Adds the step that is replaced, the newest step of the run, and those that the caller names as bases. A base that
- * does not exist is no error, unless the caller named it. add false: bases are only looked for. */
+/* A base that the caller names. It is an error if there is no such step. add false: it is only looked for. */
 static int persist_named_base(struct save_flight *f, const char *name, bool add, struct base_error *err)
 {
 	const char *slash = strrchr(name, '/');
@@ -47,7 +40,7 @@ static int persist_named_base(struct save_flight *f, const char *name, bool add,
 	if (!step)
 		r = base_error_set(err, -ENOENT, "base %s: there is no such step", name);
 	else if (add)
-		r = persist_add_base(f, run, step, err);
+		r = save_writer_base(f->w, run, step->entry, &step->commit.manifest, err);
 	store_list_close(list);
 	return r;
 }
@@ -63,20 +56,9 @@ static int persist_named_bases(struct save_flight *f, bool add, struct base_erro
 
 static int persist_bases(struct save_flight *f, struct base_error *err)
 {
-	struct save_saver *s = f->s;
-	struct store_list *list;
 	int r = persist_named_bases(f, true, err);
 
-	if (r < 0 || s->options.no_bases)
-		return r;
-	if (store_list_open(s->store, s->run, false, &list, NULL) < 0)
-		return 0;
-	if (f->options.replace)
-		r = persist_add_base(f, s->run, store_list_find(list, store_attempt_step(f->attempt)), err);
-	if (r == 0)
-		r = persist_add_base(f, s->run, store_list_latest(list), err);
-	store_list_close(list);
-	return r;
+	return r < 0 || f->s->options.no_bases ? r : save_writer_bases(f->w, f->options.replace, err);
 }
 
 /* ---- what was measured ---- */

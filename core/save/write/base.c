@@ -73,6 +73,25 @@ static void base_free(struct save_base *b)
 	free(b);
 }
 
+bool save_bases_have(const struct save_bases *all, const struct base_digest *manifest)
+{
+	bool has = false;
+
+	for (unsigned i = 0; !has && i < save_bases_count(all); i++)
+		has = base_digest_equal(&all->all[i]->manifest, manifest);
+	return has;
+}
+
+bool save_bases_have_layout(const struct save_bases *all, const struct base_digest *layout)
+{
+	bool has = false;
+
+	for (unsigned i = 0; i < save_bases_count(all); i++)
+		for (uint32_t k = 0; !has && k < all->all[i]->m.nlayouts; k++)
+			has = all->all[i]->open && base_digest_equal(&all->all[i]->m.layouts[k].digest, layout);
+	return has;
+}
+
 int save_bases_add(struct save_bases *all, struct store *s, const char *run, uint64_t entry,
 	const struct base_digest *manifest)
 {
@@ -80,10 +99,7 @@ int save_bases_add(struct save_bases *all, struct store *s, const char *run, uin
 	struct base_error why = {0};
 	struct save_base *b;
 
-	for (unsigned i = 0; i < n; i++)
-		if (base_digest_equal(&all->all[i]->manifest, manifest))
-			return 0;
-	if (n == SAVE_BASES_MAX)
+	if (n == SAVE_BASES_MAX || save_bases_have(all, manifest))
 		return 0;
 	b = calloc(1, sizeof *b);
 	if (!b)

@@ -74,6 +74,9 @@ static inline unsigned save_bases_count(const struct save_bases *all)
 /* Opens a commit and publishes it; one that cannot be read recognises nothing. One thread. 0 or -ENOMEM. */
 int save_bases_add(struct save_bases *all, struct store *s, const char *run, uint64_t entry,
 	const struct base_digest *manifest);
+/* Is the commit of that manifest one of them? Has one of them that could be opened this layout? */
+bool save_bases_have(const struct save_bases *all, const struct base_digest *manifest);
+bool save_bases_have_layout(const struct save_bases *all, const struct base_digest *layout);
 void save_bases_release(struct save_bases *all);
 /* What the base has of the tensor's items in `box` (inside the tensor). For the pieces of a box that this save stores
  * ask once with that box, not piece by piece. It may read the store. Any thread. NULL: the base has nothing. */

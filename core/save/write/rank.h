@@ -24,6 +24,9 @@ int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, stru
 /* Opens a commit whose pieces are recognised; one that cannot be read recognises nothing. */
 int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, const struct base_digest *manifest,
 	struct base_error *err);
+/* The steps of the run that this save is most likely to share pieces with: the one that it replaces, the newest one,
+ * and, if these have other layouts, the newest of its own layout among the last few. */
+int save_writer_bases(struct save_writer *w, bool replace, struct base_error *err);
 /* The layout object, then all bands out of the source, in order. The planned layout has its object by now. */
 int save_writer_append(struct save_writer *w, struct save_engine *e, const struct save_engine_source *source,
 	struct base_error *err);

@@ -21,6 +21,7 @@
 #include "index/index.h"
 
 #define SAVE_BELIEVE_BYTES 240u                  /* longer pieces are believed by their XXH3-128 */
+#define SAVE_ALIKE_STEPS 8u                      /* among so many of the newest a step of the same layout is sought */
 #define SAVE_BELIEVE_CHECK 1024u                 /* one in that many is hashed all the same */
 
 /* ---- the writer ---- */
@@ -50,8 +51,6 @@ struct save_writer {
 	uint64_t tensor_bytes, blob_bytes;
 	uint64_t blob_slashes;          /* in the names of all blobs */
 	struct index *index;            /* NULL: none */
-	/* steps of the run that this save is likely to resemble, seen when it was opened */
-	struct save_candidate { uint64_t entry; struct base_digest manifest; } candidates[2]; unsigned ncandidates;
 	struct store_notes notes;       /* of damage, as they were when the save began */
 	struct save_bases bases;
 	bool believes;                  /* false: the store's seed is a weak one, XXH3-128 proves nothing */

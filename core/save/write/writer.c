@@ -71,14 +71,6 @@ static int writer_set_attributes(struct save_writer *w, const struct proto_attri
 	return 0;
 }
 
-/* The step that is replaced and the newest one are what a save of this run most likely resembles. */
-static void writer_add_candidate(struct save_writer *w, const struct store_list_step *step)
-{
-	if (w->options.no_index || !step || (w->ncandidates && w->candidates[0].entry == step->entry))
-		return;
-	w->candidates[w->ncandidates++] = (struct save_candidate){step->entry, step->commit.manifest};
-}
-
 static int writer_check_step(struct save_writer *w, struct base_error *err)
 {
 	struct store_list *list;
@@ -92,9 +84,6 @@ static int writer_check_step(struct save_writer *w, struct base_error *err)
 	if (w->options.step != PROTO_NONE && !w->options.replace && store_list_find(list, w->options.step))
 		r = base_error_set(err, -EEXIST, "%s has a step %llu already, and replace was not asked for",
 			w->options.run, (unsigned long long)w->options.step);
-	if (w->options.step != PROTO_NONE)
-		writer_add_candidate(w, store_list_find(list, w->options.step));
-	writer_add_candidate(w, store_list_latest(list));
 	store_list_close(list);
 	return r < 0 ? r : 0;
 }
@@ -374,6 +363,58 @@ int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, con
 	return r < 0 ? base_no_memory(err) : 0;
 }
 
+static int writer_add_base(struct save_writer *w, const struct store_list_step *step, struct base_error *err)
+{
+	return step ? save_writer_base(w, w->options.run, step->entry, &step->commit.manifest, err) : 0;
+}
+
+static bool writer_has_layout(const struct save_writer *w, const struct store_list_step *step)
+{
+	struct proto_manifest m;
+	bool has = false;
+
+	if (store_manifest_get(w->store, w->options.run, &step->commit.manifest, &m, NULL) < 0)
+		return false;
+	for (uint32_t i = 0; !has && i < m.nlayouts; i++)
+		has = base_digest_equal(&m.layouts[i].digest, &w->planned->layout->digest);
+	proto_manifest_release(&m);
+	return has;
+}
+
+/* Thin shards have pieces that no other layout has. So where the bases have other layouts than this save, the newest of
+ * the last steps that has its layout is one, too. */
+static int writer_add_alike(struct save_writer *w, const struct store_list *list, struct base_error *err)
+{
+	size_t n = store_list_count(list), end = n - base_min(n, SAVE_ALIKE_STEPS);
+
+	if (save_bases_have_layout(&w->bases, &w->planned->layout->digest))
+		return 0;
+	for (size_t i = n; i-- > end;) {
+		const struct store_list_step *step = store_list_at(list, i);
+
+		if (!save_bases_have(&w->bases, &step->commit.manifest) && writer_has_layout(w, step))
+			return writer_add_base(w, step, err);
+	}
+	return 0;
+}
+
+int save_writer_bases(struct save_writer *w, bool replace, struct base_error *err)
+{
+	struct store_list *list;
+	int r = 0;
+
+	if (store_list_open(w->store, w->options.run, false, &list, NULL) < 0)
+		return 0;
+	if (replace)
+		r = writer_add_base(w, store_list_find(list, w->result.step), err);
+	if (r == 0)
+		r = writer_add_base(w, store_list_latest(list), err);
+	if (r == 0)
+		r = writer_add_alike(w, list, err);
+	store_list_close(list);
+	return r;
+}
+
 int save_writer_append(struct save_writer *w, struct save_engine *e, const struct save_engine_source *source,
 	struct base_error *err)
 {
@@ -434,8 +475,8 @@ static int writer_run(struct save_writer *w, struct store_attempt *attempt, stru
 {
 	int r = save_writer_begin(w, attempt, err);
 
-	for (unsigned i = 0; r == 0 && i < w->ncandidates; i++)
-		r = save_writer_base(w, w->options.run, w->candidates[i].entry, &w->candidates[i].manifest, err);
+	if (r == 0 && !w->options.no_index)
+		r = save_writer_bases(w, w->options.replace, err);
 	if (r == 0)
 		r = save_reader_run(w, err);
 	if (r == 0)
