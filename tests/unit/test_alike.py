@@ -99,8 +99,8 @@ def test_a_step_that_was_removed(run, vckpt):
 
 
 def test_looking_for_it_is_bounded(run):
-    """Manifests that the ranks read: where the newest step has their layout, where none of the last has, and where a job
-    goes to and fro."""
+    """Manifests that the ranks read: where the newest step has their layout, where none of the last has, and where
+    layouts take turns."""
     folder = os.path.join(run.store, "runs/run/manifests")
     for world in (1, 1, 1):
         run.save(world)
