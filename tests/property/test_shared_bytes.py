@@ -19,12 +19,21 @@ SMALL = (64, 256, 8)        # M, T, R: shapes of a few hundred items have tiles,
 LAYOUTS = [(a, b) for a in (1, 2, 3, 4, 8) for b in (1, 2, 5)]
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("shared_bytes", SCRIPT)
+def load_script(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def script():
+    return load_script(SCRIPT)
+
+
+@pytest.fixture(scope="module")
+def grids():
+    return load_script(ROOT / "tests/bench/grids.py")
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +139,21 @@ def test_the_page_shows_what_the_script_prints(script, lib):
     rows = [line for line in said if line.startswith("|")]
     assert len(rows) == 9
     assert not [line for line in rows if line not in page]
+
+
+def test_other_grids(script, grids, lib):
+    """Of the rule as it is tests/bench/grids.py says what the library says; and the page shows what it prints."""
+    page, cutter, said = (ROOT / "docs/layouts.md").read_text().splitlines(), script.Cutter(lib), []
+    models = [m for m in grids.MODELS if m.name == "MiniLM-L6"]
+    now = grids.Rule(*grids.RULES[0])
+    for m in models:
+        for _, shape, _ in m.tensors:
+            for dimension, layout in [(0, (8, 1)), (0, (3, 1)), (1, (1, 8))][:3 if len(shape) > 1 else 2]:
+                added, needed, read = now.of_layout(shape, m.item, dimension, max(layout))
+                assert added == cutter.added(shape, m.item, script.WHOLE, layout), (m.name, shape, layout)
+                assert (needed, read) == cutter.reads(shape, m.item, layout)[:2], (m.name, shape, layout)
+    grids.report(models, said.append)
+    assert len(said) == 2 + 3 * len(models) and not [line for line in said[2:] if line not in page]
 
 
 def test_the_page_shows_what_the_commands_print(vckpt):
