@@ -116,16 +116,28 @@ static void tell_blob(struct teller *t, struct load_step *step, uint32_t blob)
 	tell_digest(t, "digest", &info.digest);
 }
 
-static void tell_safetensors(struct teller *t, struct load_step *step, uint32_t component)
+static int tell_safetensors(struct teller *t, struct load_step *step, uint32_t component, unsigned file,
+	struct base_error *err)
 {
 	uint32_t first, end, n = 0;
-	load_step_component(step, component, &first, &end);
+	const char *name = load_step_component(step, component, &first, &end);
+	if (file) { /* some of them */
+		base_cleanup_free void *bytes = NULL;
+		struct view_safetensors s;
+		int r = view_files_header(step, name, file, &bytes, &s, err);
+		if (r < 0)
+			return r;
+		tell_number(t, "tensors", s.ntensors);
+		view_safetensors_release(&s);
+		return 0;
+	}
 	for (uint32_t i = first; i < end; i++) {
 		struct load_tensor_info info;
 		load_step_tensor_info(step, i, &info);
 		n += view_safetensors_can(info.dtype, &info.shape, info.name, info.name_len);
 	}
 	tell_number(t, "tensors", n);
+	return 0;
 }
 
 static void tell_step(struct teller *t, struct load_step *step)
@@ -158,7 +170,7 @@ int view_node_attributes(struct view_tree *t, uint32_t node, int (*f)(void *arg,
 	switch ((enum view_kind)n->kind) {
 	case VIEW_TENSOR_NPY: r = tell_tensor(&teller, step, n->item, err); break;
 	case VIEW_BLOB: tell_blob(&teller, step, n->item); break;
-	case VIEW_SAFETENSORS: tell_safetensors(&teller, step, n->item); break;
+	case VIEW_SAFETENSORS: r = tell_safetensors(&teller, step, n->item, n->file, err); break;
 	case VIEW_DIRECTORY: if (node == 0) tell_step(&teller, step); break;
 	case VIEW_MANIFEST_JSON: break;
 	}

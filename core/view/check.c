@@ -152,8 +152,8 @@ static int check_node(void *arg, uint32_t node, struct base_error *err)
 	if (!check_wanted(k, n))
 		return 0;
 	r = view_file_open(k->tree, node, &f, err);
-	if (r == 0)
-		r = view_tree_size(k->tree, node, &size) < 0 ? base_no_memory(err) : 0;
+	if (r == 0 && (r = view_tree_size(k->tree, node, &size)) < 0)
+		r = base_error_set(err, r, "%s", base_error_name(r));
 	if (r == 0 && view_file_size(f) != size)
 		r = base_error_set(err, -BASE_EFORMAT, "it has another length than its directory says");
 	if (r == 0 && k->cache)
@@ -167,13 +167,34 @@ static int check_node(void *arg, uint32_t node, struct base_error *err)
 	return r;
 }
 
-/* Nobody shows them, and verify has hashed their bytes. */
+/* Where a component is in several files, each of its tensors has to be in one. */
+static int check_files(const struct check *k, uint32_t component, struct base_error *err)
+{
+	const uint32_t *nodes;
+	uint32_t n = view_tree_files(k->tree, component, &nodes), first, end;
+	const char *name = load_step_component(k->step, component, &first, &end);
+	base_cleanup_free uint32_t *map = calloc(end - first + 1, sizeof *map);
+	struct load_tensor_info t;
+	int r = map ? 0 : base_no_memory(err);
+
+	if (r == 0 && n > 1)
+		r = view_files_map(k->tree, nodes, n, first, end, map, err);
+	for (uint32_t i = first; r == 0 && n > 1 && i < end; i++) {
+		load_step_tensor_info(k->step, i, &t);
+		if (!map[i - first] && view_safetensors_can(t.dtype, &t.shape, t.name, t.name_len))
+			r = base_error_set(err, -BASE_EFORMAT, "tensor '%.*s' is in none of the files of component %s",
+				store_layout_shown(t.name, t.name_len), t.name, name);
+	}
+	return r;
+}
+
+/* A header that no one shows: verify has hashed its bytes. */
 static int check_views(const struct load_step *step, struct base_error *err)
 {
 	const struct proto_manifest *m = load_step_manifest(step);
 
 	for (uint32_t i = 0; i < m->nheaders; i++)
-		if (strcmp(m->headers[i].view, VIEW_SAFETENSORS_VIEW) != 0)
+		if (!view_header_known(m->headers[i].view))
 			return base_error_set(err, -BASE_EVERSION,
 				"it has a header of %s for the view '%s', which this vckpt does not know",
 				m->headers[i].component, m->headers[i].view);
@@ -189,6 +210,8 @@ static int check_all(struct check *k, struct store *s, const char *run, const st
 		r = view_tree_build(k->step, VIEW_SHOW_ALL, &k->tree, err);
 	if (r == 0)
 		r = store_spread(view_tree_count(k->tree), check_node, k, err);
+	for (uint32_t i = 0; r == 0 && k->cache && i < load_step_component_count(k->step); i++)
+		r = check_files(k, i, err);
 	return r < 0 || !k->cache ? r : check_views(k->step, err);
 }
 

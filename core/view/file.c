@@ -177,13 +177,14 @@ static int set_safetensors_head(struct view_file *f, uint32_t component, const c
 	struct base_error *err)
 {
 	struct load_step *step = view_tree_step(f->tree);
+	char view[VIEW_FILES_VIEW_BYTES];
 	struct base_buf made;
 	uint64_t len;
 	void *head;
 	int r = f->mesh ? -ENOENT
-		: load_step_header(step, name, VIEW_SAFETENSORS_VIEW, STORE_VIEW_HEADER_MAX_BYTES, &head,
+		: load_step_header(step, name, view_files_view(f->file, view), STORE_VIEW_HEADER_MAX_BYTES, &head,
 			&f->head_len, ret_data_bytes, err);
-	if (r != -ENOENT) {
+	if (r != -ENOENT || f->file) {
 		f->head = r < 0 ? NULL : head;
 		return r;
 	}
@@ -221,11 +222,11 @@ static int open_safetensors(struct view_file *f, uint32_t component, struct base
 	return r;
 }
 
-static int open_json(struct view_file *f)
+static int open_json(struct view_file *f, struct base_error *err)
 {
 	struct base_buf b = BASE_BUF_INIT;
 	uint64_t len;
-	int r = view_manifest_json(f->tree, &b, &len);
+	int r = view_manifest_json(f->tree, &b, &len, err);
 	if (r < 0)
 		return r;
 	f->head = b.data;
@@ -241,7 +242,7 @@ static int open_kind(struct view_file *f, const struct view_node *node, struct b
 	case VIEW_TENSOR_NPY: r = open_npy(f, node); break;
 	case VIEW_SAFETENSORS: return open_safetensors(f, node->item, err);
 	case VIEW_BLOB: r = set_one_place(f, node); break;
-	case VIEW_MANIFEST_JSON: r = open_json(f); break;
+	case VIEW_MANIFEST_JSON: r = open_json(f, err); break;
 	case VIEW_DIRECTORY: return -EISDIR;
 	}
 	if (r == 0 && f->nplaces) { /* a file that cannot be read fails at open */
@@ -287,6 +288,7 @@ int view_file_open(struct view_tree *t, uint32_t node, struct view_file **ret_f,
 	if (!f)
 		return -ENOMEM;
 	f->size = n->size;
+	f->file = n->file;
 	return file_opened(f, open_kind(f, n, err), ret_f, err);
 }
 

@@ -14,6 +14,7 @@
 struct json {
 	const struct view_tree *t;
 	struct load_step *step;
+	struct base_error *err;
 	struct base_buf b;
 	uint64_t dropped;
 	bool keep;
@@ -111,6 +112,12 @@ static void put_head(struct json *j)
 		string(j, info->attributes[i].value);
 	}
 	text(j, info->nattributes ? "\n  }" : "}");
+	flush(j);
+}
+
+static void put_totals(struct json *j)
+{
+	const struct load_step_info *info = load_step_info(j->step);
 	base_buf_printf(&j->b,
 		",\n  \"totals\": {\"tensors\": %" PRIu64 ", \"blobs\": %" PRIu32 ", \"bytes\": %" PRIu64
 		", \"new_bytes\": %" PRIu64 "}",
@@ -134,9 +141,20 @@ static void put_left_out(struct json *j, uint32_t first, uint32_t end)
 	text(j, "]");
 }
 
-static void put_component(struct json *j, uint32_t component)
+/* Of a node below the step's directory, with quotes. */
+static void put_path(struct json *j, uint32_t node)
 {
-	uint32_t first, end;
+	base_cleanup_buf struct base_buf path = BASE_BUF_INIT;
+	view_tree_path(j->t, node, &path);
+	view_json_shown(&j->b, (const char *)path.data, path.len);
+	if (path.error)
+		j->b.error = path.error;
+}
+
+static void put_component(struct json *j, uint32_t component, const char *before)
+{
+	const uint32_t *nodes;
+	uint32_t first, end, n = view_tree_files(j->t, component, &nodes);
 	uint64_t bytes = 0;
 	const char *name = load_step_component(j->step, component, &first, &end);
 	for (uint32_t i = first; i < end; i++) {
@@ -146,9 +164,17 @@ static void put_component(struct json *j, uint32_t component)
 			bytes = UINT64_MAX;
 	}
 	base_buf_printf(&j->b, "%s    {\"name\": \"%s\", \"tensors\": %u, \"bytes\": %" PRIu64 ", \"safetensors\": ",
-		component ? ",\n" : "\n", name, end - first, bytes);
-	if (view_tree_has_safetensors(j->t, name)) {
-		base_buf_printf(&j->b, "\"%s.safetensors\"", name);
+		before, name, end - first, bytes);
+	if (n == 1) {
+		put_path(j, nodes[0]);
+		put_left_out(j, first, end);
+	} else if (n) {
+		text(j, "null, \"reason\": \"its tensors are in several files\", \"files\": [");
+		for (uint32_t i = 0; i < n; i++) {
+			text(j, i ? ", " : "");
+			put_path(j, nodes[i]);
+		}
+		text(j, "]");
 		put_left_out(j, first, end);
 	} else if (!(view_tree_show(j->t) & VIEW_SHOW_SAFETENSORS)) {
 		text(j, "null, \"reason\": \"only .npy files are shown here\"");
@@ -161,17 +187,13 @@ static void put_component(struct json *j, uint32_t component)
 	flush(j);
 }
 
-/* The file that holds it: its .npy (node), or where that is not shown (NULL) its component's .safetensors. */
-static void put_tensor(struct json *j, uint32_t tensor, const struct view_node *node)
+/* node: of the file that holds it, its .npy, or where that is not shown a .safetensors of its component. */
+static void put_tensor(struct json *j, uint32_t tensor, uint32_t node)
 {
 	struct load_tensor_info info;
 	load_step_tensor_info(j->step, tensor, &info);
-	text(j, "    {\"file\": \"");
-	text(j, info.component);
-	text(j, node ? "/" : ".safetensors");
-	if (node)
-		json_shown_text(&j->b, node->name, strlen(node->name));
-	text(j, "\"");
+	text(j, "    {\"file\": ");
+	put_path(j, node);
 	text(j, ", \"component\": ");
 	string(j, info.component);
 	text(j, ", \"name\": ");
@@ -190,14 +212,10 @@ static void put_tensor(struct json *j, uint32_t tensor, const struct view_node *
 
 static void put_blob(struct json *j, uint32_t number, const struct view_node *node)
 {
-	base_cleanup_buf struct base_buf path = BASE_BUF_INIT;
 	struct load_blob_info info;
 	load_step_blob_info(j->step, node->item, &info);
-	view_tree_path(j->t, number, &path);
 	text(j, "    {\"file\": ");
-	view_json_shown(&j->b, (const char *)path.data, path.len);
-	if (path.error)
-		j->b.error = path.error;
+	put_path(j, number);
 	text(j, ", \"name\": ");
 	string(j, info.name);
 	if (info.per_rank)
@@ -207,27 +225,38 @@ static void put_blob(struct json *j, uint32_t number, const struct view_node *no
 	text(j, "}");
 }
 
-/* Tensors that a .safetensors alone shows, by component and name. */
-static void put_tensors_without_npy(struct json *j, const char *before)
+static int put_component_tensors(struct json *j, uint32_t component, const char **before)
 {
-	if (view_tree_show(j->t) & VIEW_SHOW_NPY)
-		return;
-	for (uint32_t c = 0; c < load_step_component_count(j->step); c++) {
-		uint32_t first, end;
-		const char *component = load_step_component(j->step, c, &first, &end);
-		if (!view_tree_has_safetensors(j->t, component))
+	const uint32_t *nodes;
+	uint32_t first, end, n = view_tree_files(j->t, component, &nodes);
+	load_step_component(j->step, component, &first, &end);
+	base_cleanup_free uint32_t *map = n ? malloc((end - first + 1) * sizeof *map) : NULL;
+	if (n == 0)
+		return 0;
+	int r = map ? 0 : -ENOMEM;
+	if (r == 0 && n > 1)
+		r = view_files_map(j->t, nodes, n, first, end, map, j->err);
+	for (uint32_t i = first; r == 0 && i < end; i++) {
+		struct load_tensor_info info;
+		load_step_tensor_info(j->step, i, &info);
+		if (!view_safetensors_can(info.dtype, &info.shape, info.name, info.name_len))
 			continue;
-		for (uint32_t i = first; i < end; i++) {
-			struct load_tensor_info info;
-			load_step_tensor_info(j->step, i, &info);
-			if (!view_safetensors_can(info.dtype, &info.shape, info.name, info.name_len))
-				continue;
-			text(j, before);
-			before = ",\n";
-			put_tensor(j, i, NULL);
-			flush(j);
-		}
+		text(j, *before);
+		*before = ",\n";
+		put_tensor(j, i, n > 1 && map[i - first] ? map[i - first] : nodes[0]);
+		flush(j);
 	}
+	return r;
+}
+
+/* Tensors that a .safetensors alone shows, by component and name. */
+static int put_tensors_without_npy(struct json *j, const char *before)
+{
+	uint32_t n = view_tree_show(j->t) & VIEW_SHOW_NPY ? 0 : load_step_component_count(j->step);
+	int r = 0;
+	for (uint32_t c = 0; r == 0 && c < n; c++)
+		r = put_component_tensors(j, c, &before);
+	return r;
 }
 
 /* One line a file, in the order of the nodes. Returns what stands before the next line. */
@@ -243,25 +272,32 @@ static const char *put_nodes(struct json *j, enum view_kind kind)
 		if (kind == VIEW_BLOB)
 			put_blob(j, i, node);
 		else
-			put_tensor(j, node->item, node);
+			put_tensor(j, node->item, i);
 		flush(j);
 	}
 	return before;
 }
 
-int view_manifest_json(const struct view_tree *t, struct base_buf *ret_text, uint64_t *ret_len)
+int view_manifest_json(const struct view_tree *t, struct base_buf *ret_text, uint64_t *ret_len, struct base_error *err)
 {
-	struct json j = {.t = t, .step = view_tree_step(t), .keep = ret_text != NULL};
+	struct json j = {.t = t, .step = view_tree_step(t), .keep = ret_text != NULL, .err = err};
+	const char *before = "\n";
 	put_head(&j);
+	if (view_tree_has(t, UINT32_MAX)) /* of one component they would be the step's */
+		put_totals(&j);
 	text(&j, ",\n  \"components\": [");
-	for (uint32_t i = 0; i < load_step_component_count(j.step); i++)
-		put_component(&j, i);
+	for (uint32_t i = 0; i < load_step_component_count(j.step); i++) {
+		if (!view_tree_has(t, i))
+			continue;
+		put_component(&j, i, before);
+		before = ",\n";
+	}
 	text(&j, "\n  ],\n  \"tensors\": [");
-	put_tensors_without_npy(&j, put_nodes(&j, VIEW_TENSOR_NPY));
+	int r = put_tensors_without_npy(&j, put_nodes(&j, VIEW_TENSOR_NPY));
 	text(&j, "\n  ],\n  \"blobs\": [");
 	put_nodes(&j, VIEW_BLOB);
 	text(&j, "\n  ]\n}\n");
-	int r = j.b.error;
+	r = r < 0 ? r : j.b.error;
 	*ret_len = j.dropped + j.b.len;
 	if (r == 0 && ret_text)
 		*ret_text = j.b;

@@ -19,9 +19,18 @@
 
 static const char hex_digits[] = "0123456789ABCDEF";
 
-static bool escaped_byte(unsigned char c, size_t at)
+static bool escaped_byte(unsigned char c)
 {
-	return c == '/' || c == '%' || c < 0x20 || c == 0x7f || (c == '.' && at == 0);
+	return c == '/' || c == '%' || c < 0x20 || c == 0x7f;
+}
+
+static bool keeps_dot(const char *name, size_t len)
+{
+	size_t own = strlen(VIEW_NAME_OWN), git = strlen(VIEW_NAME_GIT);
+	if (len < 2 || (len == 2 && name[1] == '.'))
+		return false;
+	return !(len >= own && memcmp(name, VIEW_NAME_OWN, own) == 0) &&
+		!(len == git && strncasecmp(name, VIEW_NAME_GIT, git) == 0);
 }
 
 /* Bytes of the character that begins at s[0]; a stray continuation byte counts as one. */
@@ -35,13 +44,13 @@ static size_t character_bytes(const char *s, size_t left)
 }
 
 /* Writes the escape of the longest prefix of whole characters that fits into `room` bytes. Returns bytes written;
- * *ret_all: nothing was left out. */
-static size_t escape_prefix(const char *name, size_t len, size_t room, char *out, bool *ret_all)
+ * *ret_all: nothing was left out. dot: a leading `.` stays. */
+static size_t escape_prefix(const char *name, size_t len, bool dot, size_t room, char *out, bool *ret_all)
 {
 	size_t used = 0;
 	for (size_t i = 0; i < len;) {
 		unsigned char c = (unsigned char)name[i];
-		bool escape = escaped_byte(c, i);
+		bool escape = escaped_byte(c) || (c == '.' && i == 0 && !dot);
 		size_t n = escape ? 1 : character_bytes(name + i, len - i), need = escape ? 3 : n;
 		if (need > room - used) {
 			*ret_all = false;
@@ -66,7 +75,7 @@ void view_name_shorten(const char *name, size_t len, const char *suffix, char fi
 	struct base_digest d;
 	char hex[BASE_DIGEST_HEX];
 	bool all;
-	size_t used = escape_prefix(name, len, KEPT_BYTES, file, &all);
+	size_t used = escape_prefix(name, len, false, KEPT_BYTES, file, &all);
 	base_sha256(name, len, &d);
 	base_digest_hex(&d, hex);
 	memcpy(file + used, "%~", 2);
@@ -74,15 +83,25 @@ void view_name_shorten(const char *name, size_t len, const char *suffix, char fi
 	strcpy(file + used + 2 + HASH_DIGITS, suffix);
 }
 
-void view_name_escape(const char *name, size_t len, const char *suffix, char file[static VIEW_FILE_NAME_BYTES])
+static void escape(const char *name, size_t len, bool dot, const char *suffix, char file[static VIEW_FILE_NAME_BYTES])
 {
 	size_t suffix_len = strlen(suffix);
 	bool all;
-	size_t used = escape_prefix(name, len, VIEW_FILE_NAME_BYTES - 1 - suffix_len, file, &all);
+	size_t used = escape_prefix(name, len, dot, VIEW_FILE_NAME_BYTES - 1 - suffix_len, file, &all);
 	if (all)
 		memcpy(file + used, suffix, suffix_len + 1);
 	else
 		view_name_shorten(name, len, suffix, file);
+}
+
+void view_name_escape(const char *name, size_t len, const char *suffix, char file[static VIEW_FILE_NAME_BYTES])
+{
+	escape(name, len, false, suffix, file);
+}
+
+void view_name_escape_element(const char *name, size_t len, char file[static VIEW_FILE_NAME_BYTES])
+{
+	escape(name, len, keeps_dot(name, len), "", file);
 }
 
 static int digit_value(char c)
@@ -101,7 +120,7 @@ int view_name_unescape(const char *file, size_t len, char **ret_name, size_t *re
 	for (size_t i = 0; i < len; used++) {
 		unsigned char c = (unsigned char)file[i];
 		if (c != '%') {
-			if (escaped_byte(c, used))
+			if (escaped_byte(c) || (c == '.' && i == 0 && !keeps_dot(file, len)))
 				return -EINVAL;
 			name[used] = (char)c;
 			i++;
@@ -111,7 +130,7 @@ int view_name_unescape(const char *file, size_t len, char **ret_name, size_t *re
 			return -ENAMETOOLONG;
 		int high = len - i >= 3 ? digit_value(file[i + 1]) : -1, low = high < 0 ? -1 : digit_value(file[i + 2]);
 		unsigned char byte = low < 0 ? 0 : (unsigned char)(high << 4 | low);
-		if (byte == 0 || !escaped_byte(byte, used))
+		if (byte == 0 || !(escaped_byte(byte) || (byte == '.' && used == 0)))
 			return -EINVAL;
 		name[used] = (char)byte;
 		i += 3;

@@ -10,6 +10,9 @@
 #include "core/step/layout.h"
 
 #define VIEW_SAFETENSORS_MAX_HEADER ((uint32_t)STORE_VIEW_HEADER_MAX_BYTES - 8u) /* bytes of JSON: the format's own */
+#define VIEW_FILES_VIEW "files"                 /* views of a component that came in files of other names */
+#define VIEW_FILE_VIEW "safetensors.%u"
+#define VIEW_FILES_VIEW_BYTES 32
 #define VIEW_SAFETENSORS_MAX_MADE 90000000u    /* above this a component has no .safetensors */
 
 struct view_safetensors_tensor {
@@ -42,9 +45,16 @@ bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *sh
 int view_safetensors_make(const struct store_layout *l, uint32_t component, const struct proto_attribute *metadata,
 	uint32_t nmetadata, struct base_buf *ret_header, uint64_t *ret_data_bytes);
 
-/* Does a stored header agree with its layout? It must have every tensor of the component that can be in such a file and
- * no other, with its dtype, shape and bytes, and data_bytes in all. 0, also for a view that is not known; or an error,
- * and a sentence that says what is wrong. It is a verify_header_func. */
+/* May a component be shown as a file of this path? A blob's name, with the end .safetensors, below none of the tree's
+ * own names. */
+bool view_files_path_valid(const char *path);
+
+/* Is it one of the views above? */
+bool view_header_known(const char *view);
+/* Does a stored header agree with its layout? It must have every tensor of the component that can be in such a file
+ * (that of one of several files: any of them) and no other, with its dtype, shape and bytes, and data_bytes in all. 0,
+ * also for a view that is not known; or an error, and a sentence that says what is wrong. It is a verify_header_func.
+ */
 int view_header_check(const struct store_layout *l, const char *component, const char *view, const void *header,
 	size_t len, uint64_t data_bytes, struct base_error *err);
 

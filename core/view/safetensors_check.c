@@ -5,6 +5,7 @@
 #include "core/view/view_internal.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "core/base/plural.h"
 
@@ -42,7 +43,7 @@ static int check_tensor(const struct store_layout *l, const char *component, con
 
 /* No name occurs twice in a header or in a layout. So if both have equally many names, and each was found, they have
  * the same. */
-static int check_all(const struct store_layout *l, uint32_t component, const struct view_safetensors *s,
+static int check_all(const struct store_layout *l, uint32_t component, const struct view_safetensors *s, bool some,
 	struct base_error *err)
 {
 	const char *name = l->m.components[component];
@@ -60,12 +61,25 @@ static int check_all(const struct store_layout *l, uint32_t component, const str
 		store_layout_shape(l, i, &shape);
 		n += view_safetensors_can(store_layout_dtype(l, i), &shape, tensor, len);
 	}
-	if (r == 0 && n != s->ntensors)
+	if (r == 0 && n != s->ntensors && !some)
 		r = base_error_set(err, -BASE_EFORMAT,
 			"the header of %s.safetensors names %u %s, and %u of the layout %s there", name,
 			s->ntensors, base_plural(s->ntensors, "tensor", "tensors"), n,
 			base_plural(n, "belongs", "belong"));
 	return r;
+}
+
+static bool is_one_file(const char *view)
+{
+	char text[VIEW_FILES_VIEW_BYTES];
+	unsigned file;
+
+	return sscanf(view, VIEW_FILE_VIEW, &file) == 1 && strcmp(view_files_view(file + 1, text), view) == 0;
+}
+
+bool view_header_known(const char *view)
+{
+	return strcmp(view, VIEW_SAFETENSORS_VIEW) == 0 || strcmp(view, VIEW_FILES_VIEW) == 0 || is_one_file(view);
 }
 
 int view_header_check(const struct store_layout *l, const char *component, const char *view, const void *header,
@@ -76,11 +90,14 @@ int view_header_check(const struct store_layout *l, const char *component, const
 	uint64_t size;
 	int r;
 
-	if (strcmp(view, VIEW_SAFETENSORS_VIEW) != 0)
+	if (!view_header_known(view))
 		return 0;
 	if (number < 0)
 		return base_error_set(err, -BASE_EFORMAT,
 			"it has a header of %s.safetensors, and the layout has no such component", component);
+	if (strcmp(view, VIEW_FILES_VIEW) == 0)
+		return view_files_count(header, len) ? 0 : base_error_set(err, -BASE_EFORMAT,
+			"the names of the files of component %s are not such as files can have", component);
 	if (base_add_overflows(len, data_bytes, &size))
 		return base_error_set(err, -BASE_EFORMAT,
 			"it says %" PRIu64 " bytes behind the header of %s.safetensors", data_bytes, component);
@@ -91,7 +108,7 @@ int view_header_check(const struct store_layout *l, const char *component, const
 		r = base_error_set(err, -BASE_EFORMAT,
 			"the header of %s.safetensors is followed by other bytes than spaces", component);
 	if (r == 0)
-		r = check_all(l, (uint32_t)number, &s, err);
+		r = check_all(l, (uint32_t)number, &s, strcmp(view, VIEW_SAFETENSORS_VIEW) != 0, err);
 	view_safetensors_release(&s);
 	return r;
 }

@@ -23,6 +23,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/base/bisect.h"
 #include "core/base/log.h"
 #include "core/base/table.h"
@@ -34,19 +35,27 @@
 struct view_tree {
 	struct load_step *step;
 	struct view_node *nodes;
+	uint32_t *files, nfiles;        /* nodes of .safetensors files, by component and file */
 	char *names;
 	size_t names_bytes;
 	uint32_t n;
 	unsigned show;
+	uint32_t only;                  /* component; NO_ITEM: all */
 	_Atomic uint64_t json_size;      /* of manifest.json, once somebody asked */
 	atomic_uint refs;
 };
 
 /* filled: a directory with something in it that is shown */
-struct draft { uint64_t size; size_t name; uint32_t parent, item; uint8_t kind; bool hidden, filled; };
+struct draft { uint64_t size; size_t name; uint32_t parent, item; uint16_t file; uint8_t kind; bool hidden, filled; };
+
+/* Of a component: its directory's draft, the paths of its own files, and whether it is shown as a .safetensors. */
+struct component { uint32_t directory, npaths; struct base_buf paths; bool in_file; };
 
 struct builder {
 	struct load_step *step;
+	struct base_error *err;
+	struct component *components;
+	uint32_t only;
 	unsigned show;
 	struct base_buf names, drafts;
 	uint32_t n, told;
@@ -157,34 +166,115 @@ static int add_tensors(struct builder *b, uint32_t directory, uint32_t first, ui
 
 /* Bytes of a component's .safetensors, by the stored header, or by the one that will be made when the file is opened.
  * -EFBIG: the component has no such file. */
-static int safetensors_size(const struct load_step *step, uint32_t component, const char *name, uint64_t *ret_size)
+static int safetensors_size(const struct load_step *step, uint32_t component, unsigned file, uint64_t *ret_size)
 {
-	const struct proto_view_header *stored = load_step_header_find(step, name, VIEW_SAFETENSORS_VIEW);
+	char view[VIEW_FILES_VIEW_BYTES];
+	uint32_t first, end;
+	const char *name = load_step_component(step, component, &first, &end);
+	const struct proto_view_header *stored = load_step_header_find(step, name, view_files_view(file, view));
 	uint64_t head = stored ? stored->ref.raw_len : 0, data = stored ? stored->data_bytes : 0;
-	int r = stored ? 0 : view_safetensors_make_step(step, NULL, 0, component, NULL, &head, &data);
+	int r = stored || file ? 0 : view_safetensors_make_step(step, NULL, 0, component, NULL, &head, &data);
+	if (file && !stored)
+		return -BASE_EFORMAT;
 	if (r == 0 && (base_add_overflows(head, data, ret_size) || *ret_size > INT64_MAX))
 		return stored ? -BASE_EFORMAT : -EFBIG;
 	return r;
 }
 
-static int add_component(struct builder *b, uint32_t component)
+static int64_t add_safetensors(struct builder *b, uint32_t directory, const char *name, uint32_t component,
+	unsigned file)
 {
-	uint32_t first, end;
-	char file[PROTO_COMPONENT_MAX + 16];
-	uint64_t size;
-	const char *name = load_step_component(b->step, component, &first, &end);
-	int64_t directory = draft_add(b, 0, name, VIEW_DIRECTORY, component, 0);
-	if (directory < 0)
-		return (int)directory;
-	int64_t r = safetensors_size(b->step, component, name, &size);
-	bool in_file = r == 0;
-	if (in_file) {
-		snprintf(file, sizeof file, "%s.safetensors", name);
-		r = draft_add(b, 0, file, VIEW_SAFETENSORS, component, size);
-		if (r >= 0)
-			draft_at(b, (uint32_t)r)->hidden = !(b->show & VIEW_SHOW_SAFETENSORS);
+	uint64_t size = 0;
+	int r = safetensors_size(b->step, component, file, &size);
+	int64_t node = r < 0 ? r : draft_add(b, directory, name, VIEW_SAFETENSORS, component, size);
+	if (node < 0)
+		return node;
+	draft_at(b, (uint32_t)node)->file = (uint16_t)file;
+	draft_at(b, (uint32_t)node)->hidden = !(b->show & VIEW_SHOW_SAFETENSORS);
+	return node;
+}
+
+static int64_t walk_path(struct builder *b, uint32_t directory, const char *path, bool renamed,
+	char file[static VIEW_FILE_NAME_BYTES]);
+
+/* Would a file of that path stand where one of the tree's own does? */
+static bool path_is_the_trees(const struct builder *b, uint32_t component, const char *path)
+{
+	size_t n = strcspn(path, "/"), end = strlen(".safetensors");
+	uint32_t first, last;
+	if (n <= end || strncmp(path + n - end, ".safetensors", end) != 0)
+		return false;
+	for (uint32_t i = 0; i < load_step_component_count(b->step); i++) {
+		const char *name = load_step_component(b->step, i, &first, &last);
+		if (strlen(name) == n - end && memcmp(name, path, n - end) == 0)
+			return i != component || path[n];
 	}
-	return r < 0 && r != -EFBIG ? (int)r : add_tensors(b, (uint32_t)directory, first, end, in_file);
+	return false;
+}
+
+/* A component's files at their own paths. -EEXIST, -ENOTDIR, -BASE_EFORMAT: they cannot be there. */
+static int add_own_files(struct builder *b, uint32_t component)
+{
+	const struct component *c = &b->components[component];
+	const char *path = (const char *)c->paths.data;
+	char file[VIEW_FILE_NAME_BYTES];
+	int64_t r = 0;
+	for (uint32_t i = 0; r >= 0 && i < c->npaths; i++, path += strlen(path) + 1) {
+		r = path_is_the_trees(b, component, path) ? -EEXIST : walk_path(b, 0, path, false, file);
+		if (r >= 0) /* the one header of a component is under the view that all readers know */
+			r = add_safetensors(b, (uint32_t)r, file, component, c->npaths > 1 ? i + 1 : 0);
+	}
+	return r < 0 ? (int)r : 0;
+}
+
+static int add_files(struct builder *b, uint32_t component)
+{
+	struct component *c = &b->components[component];
+	char file[PROTO_COMPONENT_MAX + 16];
+	uint32_t first, end, before = b->n;
+	const char *name = load_step_component(b->step, component, &first, &end);
+	int64_t r = c->npaths ? add_own_files(b, component) : -ENOENT;
+	if (r == -ENOMEM || r == -BASE_ELIMIT)
+		return (int)r;
+	if (r < 0) {
+		for (uint32_t i = before; i < b->n; i++)
+			draft_at(b, i)->hidden = true;
+		if (c->npaths)
+			base_warning("%s/%llu: component %s is shown as %s.safetensors: the paths of its files are in "
+				"use, or its headers do not fit", load_step_info(b->step)->run,
+				(unsigned long long)load_step_info(b->step)->step, name, name);
+		snprintf(file, sizeof file, "%s.safetensors", name);
+		r = add_safetensors(b, 0, file, component, 0);
+	}
+	c->in_file = r >= 0;
+	return r < 0 && r != -EFBIG ? (int)r : 0;
+}
+
+/* All directories first, and the files with a component's name before those with names of their own would take them. */
+static int add_components(struct builder *b)
+{
+	uint32_t n = load_step_component_count(b->step), first, end;
+	int r = 0;
+	if (!(b->components = calloc(n + 1, sizeof *b->components)))
+		return -ENOMEM;
+	for (uint32_t i = 0; r == 0 && i < n; i++) {
+		struct component *c = &b->components[i];
+		const char *name = load_step_component(b->step, i, &first, &end);
+		int64_t directory = draft_add(b, 0, name, VIEW_DIRECTORY, i, 0);
+		if (directory < 0)
+			return (int)directory;
+		c->directory = (uint32_t)directory;
+		r = view_files_read(b->step, name, &c->paths, &c->npaths, b->err);
+	}
+	for (int own = 0; own < 2; own++)
+		for (uint32_t i = 0; r == 0 && i < n; i++)
+			if ((b->components[i].npaths > 0) == own)
+				r = add_files(b, i);
+	for (uint32_t i = 0; r == 0 && i < n; i++) {
+		load_step_component(b->step, i, &first, &end);
+		r = add_tensors(b, b->components[i].directory, first, end, b->components[i].in_file);
+	}
+	return r;
 }
 
 /* ---- blobs ---- */
@@ -218,13 +308,6 @@ static bool renamed_part(const char *part, size_t len, char file[static VIEW_FIL
 		3 * n + strlen(escaped + 1);
 }
 
-/* Shown as it is, although it begins with a dot: what another program's checkpoint keeps beside its tensors. No escape
- * makes such a name, so it meets nothing. */
-static bool plain_directory(const char *path, size_t n, size_t left)
-{
-	return n < left && n == strlen(VIEW_DCP_DIRECTORY) && memcmp(path, VIEW_DCP_DIRECTORY, n) == 0;
-}
-
 /* Walks a blob's path from `directory`, making directories. Returns the one that its file belongs in, and the file's
  * name; -ENOTDIR: a file is in the way. */
 static int64_t walk_path(struct builder *b, uint32_t directory, const char *path, bool renamed,
@@ -236,10 +319,8 @@ static int64_t walk_path(struct builder *b, uint32_t directory, const char *path
 		size_t n = part_len(path, left);
 		if (first && renamed && !renamed_part(path, n, file))
 			return -ENOTDIR;
-		if (first && !renamed && plain_directory(path, n, left))
-			strcpy(file, VIEW_DCP_DIRECTORY);
-		else if (!first || !renamed)
-			view_name_escape(path, n, "", file);
+		if (!first || !renamed)
+			view_name_escape_element(path, n, file);
 		if (n == left)
 			return at;
 		if ((at = draft_directory(b, (uint32_t)at, file)) < 0)
@@ -339,8 +420,8 @@ static int add_blobs(struct builder *b)
 static int draft_all(struct builder *b)
 {
 	int64_t r = draft_add(b, 0, "", VIEW_DIRECTORY, NO_ITEM, 0);
-	for (uint32_t i = 0; r >= 0 && i < load_step_component_count(b->step); i++)
-		r = add_component(b, i);
+	if (r >= 0)
+		r = add_components(b);
 	if (r >= 0)
 		r = draft_add(b, 0, "manifest.json", VIEW_MANIFEST_JSON, NO_ITEM, VIEW_SIZE_UNKNOWN);
 	return r < 0 ? (int)r : add_blobs(b);
@@ -348,13 +429,62 @@ static int draft_all(struct builder *b)
 
 /* ---- numbering ---- */
 
+static bool is_index_of(const char *name, const char *file)
+{
+	const char *base = strrchr(file, '/') ? strrchr(file, '/') + 1 : file;
+	size_t folder = (size_t)(base - file);
+	if (strncmp(name, file, folder) != 0 || strchr(name + folder, '/'))
+		return false;
+	const char *end = strstr(name + folder, ".safetensors.");
+	return end && strncmp(name + folder, base, (size_t)(end - name) - folder) == 0;
+}
+
+/* Is a blob one component's own? */
+static bool blob_belongs(const struct builder *b, const struct load_blob_info *blob)
+{
+	const struct component *c = &b->components[b->only];
+	uint32_t first, end;
+	const char *component = load_step_component(b->step, b->only, &first, &end), *path = (char *)c->paths.data;
+	size_t n = strlen(component);
+	if (strncmp(blob->name, component, n) == 0 && (blob->name[n] == '/' || strcmp(blob->name + n, ".json") == 0))
+		return true;
+	for (uint32_t i = 0; i < c->npaths; i++, path += strlen(path) + 1) {
+		const char *slash = strrchr(path, '/');
+		if (!blob->per_rank && ((slash && strncmp(blob->name, path, (size_t)(slash - path) + 1) == 0) ||
+			is_index_of(blob->name, path)))
+			return true;
+	}
+	return false;
+}
+
+static void hide_others(struct builder *b)
+{
+	uint32_t first, end;
+	load_step_component(b->step, b->only, &first, &end);
+	for (uint32_t i = 1; i < b->n; i++) {
+		struct draft *d = draft_at(b, i);
+		struct load_blob_info blob;
+		bool ours = true;
+		if (d->kind == VIEW_TENSOR_NPY)
+			ours = d->item >= first && d->item < end;
+		else if (d->kind == VIEW_SAFETENSORS)
+			ours = d->item == b->only;
+		else if (d->kind == VIEW_BLOB) {
+			load_step_blob_info(b->step, d->item, &blob);
+			ours = blob_belongs(b, &blob);
+		}
+		d->hidden = d->hidden || !ours;
+	}
+}
+
 /* Removes a component's directory that has neither tensors nor blobs. The drafts in a directory come after the
  * directory's own. */
 static void hide_directories(struct builder *b)
 {
 	for (uint32_t i = b->n - 1; i > 0; i--) {
 		struct draft *d = draft_at(b, i);
-		if (!(b->show & VIEW_SHOW_NPY) && d->kind == VIEW_DIRECTORY && d->item != NO_ITEM && !d->filled)
+		bool may_go = b->only != NO_ITEM || (!(b->show & VIEW_SHOW_NPY) && d->item != NO_ITEM);
+		if (may_go && d->kind == VIEW_DIRECTORY && !d->filled)
 			d->hidden = true;
 		if (!d->hidden)
 			draft_at(b, d->parent)->filled = true;
@@ -371,7 +501,29 @@ static void fill_node(const struct builder *b, struct view_tree *t, uint32_t nod
 {
 	const struct draft *d = draft_at(b, draft);
 	t->nodes[node] = (struct view_node){
-		.name = t->names + d->name, .parent = parent, .item = d->item, .kind = d->kind, .size = d->size};
+		.name = t->names + d->name, .parent = parent, .item = d->item, .kind = d->kind, .file = d->file,
+		.size = d->size};
+}
+
+static int by_file(const void *pa, const void *pb, void *arg)
+{
+	const struct view_tree *t = arg;
+	const struct view_node *a = &t->nodes[*(const uint32_t *)pa], *b = &t->nodes[*(const uint32_t *)pb];
+	return a->item != b->item ? (a->item < b->item ? -1 : 1) : (int)a->file - (int)b->file;
+}
+
+static int list_files(struct view_tree *t)
+{
+	for (uint32_t i = 0; i < t->n; i++) {
+		if (t->nodes[i].kind != VIEW_SAFETENSORS)
+			continue;
+		if (base_array_more(t->files, t->nfiles) < 0)
+			return -ENOMEM;
+		t->files[t->nfiles++] = i;
+	}
+	if (t->nfiles)
+		qsort_r(t->files, t->nfiles, sizeof *t->files, by_file, t);
+	return 0;
 }
 
 /* children: drafts grouped by parent; first[d] .. first[d + 1]: those of draft d. */
@@ -394,6 +546,8 @@ static int number_nodes(struct builder *b, struct view_tree *t)
 	t->nodes = malloc((size_t)b->n * sizeof *t->nodes);
 	if (!first || !children || !drafts || !t->nodes)
 		return -ENOMEM;
+	if (b->only != NO_ITEM)
+		hide_others(b);
 	hide_directories(b);
 	group_children(b, first, children);
 	fill_node(b, t, 0, drafts[0] = 0, 0);
@@ -420,13 +574,14 @@ static int finish(struct builder *b, struct view_tree *t)
 	b->names.data = (uint8_t *)t->names; /* still read by the numbering */
 	r = number_nodes(b, t);
 	b->names = (struct base_buf)BASE_BUF_INIT;
-	return r;
+	return r < 0 ? r : list_files(t);
 }
 
-int view_tree_build(struct load_step *step, unsigned show, struct view_tree **ret_t, struct base_error *err)
+static int build(struct load_step *step, unsigned show, uint32_t only, struct view_tree **ret_t, struct base_error *err)
 {
 	const struct load_step_info *info = load_step_info(step);
-	struct builder b = {.step = step, .show = show};
+	struct base_error own = {0};
+	struct builder b = {.step = step, .show = show, .only = only, .err = &own};
 	int r = load_step_blobs(step, err);
 	if (r < 0)
 		return r;
@@ -435,19 +590,36 @@ int view_tree_build(struct load_step *step, unsigned show, struct view_tree **re
 		return base_no_memory_for(err, "%s/%llu", info->run, (unsigned long long)info->step);
 	t->refs = 1;
 	t->show = show;
+	t->only = only;
 	t->json_size = VIEW_SIZE_UNKNOWN;
 	t->step = load_step_ref(step);
 	r = finish(&b, t);
 	base_buf_release(&b.names);
 	base_buf_release(&b.drafts);
 	base_table_release(&b.by_name);
+	for (uint32_t i = 0; b.components && i < load_step_component_count(step); i++)
+		base_buf_release(&b.components[i].paths);
+	free(b.components);
 	if (r < 0) {
 		view_tree_unref(t);
+		if (own.code)
+			return base_error_set(err, r, "%s", own.text);
 		return base_error_set(err, r, "%s/%llu: its names cannot be shown as files: %s", info->run,
 			(unsigned long long)info->step, base_error_name(r));
 	}
 	*ret_t = t;
 	return 0;
+}
+
+int view_tree_build(struct load_step *step, unsigned show, struct view_tree **ret_t, struct base_error *err)
+{
+	return build(step, show, NO_ITEM, ret_t, err);
+}
+
+int view_tree_build_component(struct load_step *step, unsigned show, uint32_t component, struct view_tree **ret_t,
+	struct base_error *err)
+{
+	return build(step, show, component, ret_t, err);
 }
 
 /* ---- reading ---- */
@@ -464,6 +636,7 @@ void view_tree_unref(struct view_tree *t)
 		return;
 	load_step_unref(t->step);
 	free(t->nodes);
+	free(t->files);
 	free(t->names);
 	free(t);
 }
@@ -476,6 +649,11 @@ struct load_step *view_tree_step(const struct view_tree *t)
 unsigned view_tree_show(const struct view_tree *t)
 {
 	return t->show;
+}
+
+bool view_tree_has(const struct view_tree *t, uint32_t component)
+{
+	return t->only == NO_ITEM || t->only == component;
 }
 
 uint32_t view_tree_count(const struct view_tree *t)
@@ -496,7 +674,7 @@ int view_tree_size(struct view_tree *t, uint32_t node, uint64_t *ret_size)
 	*ret_size = t->json_size;
 	if (*ret_size != VIEW_SIZE_UNKNOWN)
 		return 0;
-	int r = view_manifest_json(t, NULL, ret_size);
+	int r = view_manifest_json(t, NULL, ret_size, NULL);
 	if (r == 0)
 		t->json_size = *ret_size;
 	return r;
@@ -512,12 +690,13 @@ int64_t view_tree_lookup(const struct view_tree *t, uint32_t directory, const ch
 	return base_search(i, d->first_child, d->first_child + d->nchildren, strcmp(t->nodes[i].name, name));
 }
 
-bool view_tree_has_safetensors(const struct view_tree *t, const char *component)
+uint32_t view_tree_files(const struct view_tree *t, uint32_t component, const uint32_t **ret_nodes)
 {
-	char file[PROTO_COMPONENT_MAX + 16];
-	snprintf(file, sizeof file, "%s.safetensors", component);
-	int64_t node = view_tree_lookup(t, 0, file);
-	return node >= 0 && t->nodes[node].kind == VIEW_SAFETENSORS;
+	uint32_t first = (uint32_t)base_bisect(i, 0, t->nfiles, t->nodes[t->files[i]].item < component), n = 0;
+	while (first + n < t->nfiles && t->nodes[t->files[first + n]].item == component)
+		n++;
+	*ret_nodes = t->files + first;
+	return n;
 }
 
 /* A name of a directory, or of a tensor without its .npy. */

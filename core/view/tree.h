@@ -4,6 +4,8 @@
  *
  *   <component>/<FQN>.npy   <component>.safetensors   <blob path>   ranks/<%05u>/<blob path>   manifest.json
  *
+ * A component whose tensors came in files of other names, or in several, is shown as those (files.c).
+ *
  * Built from an opened step: names, kinds and sizes only; node numbers are a pure function of the step and of what is
  * shown of it (0 = the step's directory; children of a directory are contiguous and sorted by bytes), so they are the
  * same in every process.
@@ -22,6 +24,7 @@ struct view_node {
 	uint32_t parent, first_child, nchildren; /* directories */
 	uint32_t item;                  /* tensor, blob or component number of the step */
 	uint8_t kind;
+	uint16_t file;                  /* of a .safetensors: view_files_view */
 	uint64_t size;                  /* bytes of the file; for a directory 0; VIEW_SIZE_UNKNOWN: view_tree_size */
 };
 #define VIEW_SIZE_UNKNOWN UINT64_MAX     /* of manifest.json */
@@ -33,12 +36,17 @@ struct view_tree;
  * .npy, so every tree has every tensor. A blob whose path the tree uses, or would use if it showed everything, is shown
  * with its first character as %XX; base_warning says so once. */
 int view_tree_build(struct load_step *step, unsigned show, struct view_tree **ret_t, struct base_error *err);
+/* The same of one component alone: its tensors, the blob COMPONENT.json, the blobs of folders that are its own, the
+ * indices of its files, and a manifest.json that has only these. All have the paths that they have in the whole. */
+int view_tree_build_component(struct load_step *step, unsigned show, uint32_t component, struct view_tree **ret_t,
+	struct base_error *err);
 struct view_tree *view_tree_ref(struct view_tree *t);
 void view_tree_unref(struct view_tree *t);
 struct load_step *view_tree_step(const struct view_tree *t);
 uint32_t view_tree_count(const struct view_tree *t);
 const struct view_node *view_tree_node(const struct view_tree *t, uint32_t node); /* NULL: none */
-/* Of an existing node. For manifest.json it takes as long as writing it when it is first asked for. -ENOMEM. */
+/* Of an existing node. For manifest.json it takes as long as writing it when it is first asked for, and may read
+ * headers: -ENOMEM, and errors of reading. */
 int view_tree_size(struct view_tree *t, uint32_t node, uint64_t *ret_size);
 /* node or -ENOENT, -ENOTDIR */
 int64_t view_tree_lookup(const struct view_tree *t, uint32_t directory, const char *name);

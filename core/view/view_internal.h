@@ -15,7 +15,23 @@
 
 #define VIEW_SAFETENSORS_METADATA "__metadata__" /* a key of the format: no tensor in a file can have this name */
 #define VIEW_SAFETENSORS_VIEW "safetensors"      /* kind of a stored view header */
-#define VIEW_DCP_DIRECTORY ".dcp"                /* of blobs; the one name that is shown with its leading dot */
+
+/* ---- the files of a component (files.c) ---- */
+/* Whose header is that of a file: 0: VIEW_SAFETENSORS_VIEW; n + 1: the n-th of VIEW_FILES_VIEW. */
+const char *view_files_view(unsigned file, char text[static VIEW_FILES_VIEW_BYTES]);
+/* How many paths the object of a VIEW_FILES_VIEW has; 0: it is none. */
+uint32_t view_files_count(const void *bytes, size_t len);
+/* The paths of a component's files, one after another, each with its NUL, and how many. 0 paths: it has none of its
+ * own, or they cannot be believed, which base_warning says. An error: they could not be read now. */
+int view_files_read(const struct load_step *step, const char *component, struct base_buf *ret_paths, uint32_t *ret_n,
+	struct base_error *err);
+/* Which of n .safetensors nodes has the tensor: for each tensor of the component, [item - first], the first such node,
+ * or 0. */
+int view_files_map(const struct view_tree *t, const uint32_t *nodes, uint32_t n, uint32_t first, uint32_t end,
+	uint32_t *map, struct base_error *err);
+/* Parses a stored header; ret_bytes is what ret_s points into. */
+int view_files_header(const struct load_step *step, const char *component, unsigned file, void **ret_bytes,
+	struct view_safetensors *ret_s, struct base_error *err);
 
 /* As view_name_escape for a name that is too long, whatever its length. */
 void view_name_shorten(const char *name, size_t len, const char *suffix, char file[static VIEW_FILE_NAME_BYTES]);
@@ -61,6 +77,7 @@ struct view_slot { struct load_object *object; uint64_t used; uint32_t item; };
 struct view_file {
 	struct view_tree *tree;
 	enum view_kind kind;
+	unsigned file;                  /* of a .safetensors: view_files_view */
 	struct view_mesh *mesh;         /* NULL: whole tensors; else what `rank` of it holds of them */
 	uint32_t rank;
 	uint64_t size;
@@ -83,11 +100,13 @@ void view_json_number(struct base_buf *b, uint64_t v);
 void view_json_shown(struct base_buf *b, const char *text, size_t len);
 
 /* The text of manifest.json. ret_text may be NULL: only the length is computed, in little memory. */
-int view_manifest_json(const struct view_tree *t, struct base_buf *ret_text, uint64_t *ret_len);
+int view_manifest_json(const struct view_tree *t, struct base_buf *ret_text, uint64_t *ret_len,
+	struct base_error *err);
 
-/* The tree's enum view_show; and does it show COMPONENT.safetensors? */
+/* The tree's enum view_show; and the nodes of a component's .safetensors files, in their order. */
 unsigned view_tree_show(const struct view_tree *t);
-bool view_tree_has_safetensors(const struct view_tree *t, const char *component);
+bool view_tree_has(const struct view_tree *t, uint32_t component); /* false: it is a tree of another one alone */
+uint32_t view_tree_files(const struct view_tree *t, uint32_t component, const uint32_t **ret_nodes);
 /* Path of a node below the step's directory, appended. */
 void view_tree_path(const struct view_tree *t, uint32_t node, struct base_buf *b);
 /* "2026-01-31T12:00:00.123456789Z" */

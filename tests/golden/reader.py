@@ -381,9 +381,11 @@ class Grid:
 
 # ---- names.md ----
 
-def escape(name, suffix=b""):
-    units = [b"%%%02X" % b[0] if b in (b"/", b"%", b"\x7f") or b[0] < 32 or i == 0 and b == b"." else b
+def escape(name, suffix=b"", dot=False):
+    units = [b"%%%02X" % b[0] if b in (b"/", b"%", b"\x7f") or b[0] < 32 or i == 0 and b == b"." and not dot else b
              for i, b in enumerate(c.encode() for c in name)]
+    if len(b"".join(units)) + len(suffix) > 255 and dot:
+        return escape(name, suffix)
     if len(b"".join(units)) + len(suffix) > 255:
         while len(b"".join(units)) > 180:
             units.pop()
@@ -398,8 +400,8 @@ def blob_path(name):
             parts.append(name[start:at])
             start = at + 1
     parts.append(name[start:])
-    kept = ".dcp" if parts[0] == ".dcp" and len(parts) > 1 else escape(parts[0])
-    return "/".join([kept, *map(escape, parts[1:])])
+    return "/".join(escape(part, dot=part not in (".", "..") and part.lower() != ".git"
+                           and not part.startswith(".vckpt")) for part in parts)
 
 
 def way_given(path):
@@ -1027,14 +1029,15 @@ def made_header(tensors):
             made.ljust(up(len(made) + 8, 4096) - 8))
 
 
-def header_order(header, tensors, data_bytes=None):
-    """The names of the JSON by their places, which have to be those of the tensors."""
+def header_order(header, tensors, data_bytes=None, some=False):
+    """The names of the JSON by their places, which have to be those of the tensors, or of some of them."""
     need(len(header) >= 8 and struct.unpack_from("<Q", header)[0] == len(header) - 8,
          "a view header has another length than it says")
     found = json.loads(header[8:])
     found.pop("__metadata__", None)
     named = {t.name: t for t in tensors if can_be_named(t)}
-    need(found.keys() == named.keys(), "a view header has other tensors than its layout")
+    need(found.keys() <= named.keys() and (some or len(found) == len(named)),
+         "a view header has other tensors than its layout")
     at, order = 0, sorted(found, key=lambda n: found[n]["data_offsets"])
     for name in order:
         t, says = named[name], found[name]
@@ -1132,15 +1135,23 @@ class Step:
 
     def headers(self):
         """The files that are shown of whole components, and the blobs'."""
-        stored, order = {}, []
+        stored, parts, paths, order = {}, {}, {}, []
         for h in self.m["headers"]:
             need(h["layout"] < len(self.layouts) and len(h["view"].encode()) <= 64, "a view header is of no layout")
             order.append((h["component"].encode(), h["view"].encode(), h["layout"]))
-            if h["view"] == "safetensors":
+            number = h["view"].removeprefix("safetensors.")
+            if h["view"] == "files":
+                data = self.store.referred(Ref(h["ref"], HEADER, self.packs), self.packs)
+                need(data.endswith(b"\0"), "names of files end without a 0")
+                paths[h["component"]] = data[:-1].decode().split("\0")
+            elif h["view"] == "safetensors" or number.isdigit():
                 data = self.store.referred(Ref(h["ref"], HEADER, self.packs), self.packs)
                 tensors = [t for t in self.layouts[h["layout"]].tensors if t.component == h["component"]]
-                header_order(data, tensors, h["data_bytes"])
-                stored[h["component"], h["layout"]] = data
+                header_order(data, tensors, h["data_bytes"], number.isdigit())
+                if number.isdigit():
+                    parts[h["component"], int(number)] = data
+                else:
+                    stored[h["component"], h["layout"]] = data
         ascending(order, "the table of view headers")
         own = {"manifest.json"}
         for component in sorted({c for c, _ in self.look}):
@@ -1148,10 +1159,13 @@ class Step:
             held = [i for i, layout in enumerate(self.layouts) if any(t.component == component for t in layout.tensors)]
             header = stored.get((component, held[0])) if len(held) == 1 else None
             header = header or made_header([t for t in tensors if can_be_named(t)])
-            names = [(component, n) for n in header_order(header, tensors)] if header else []
-            own |= {f"{component}.safetensors", *(f"{component}/{escape(t.name, b'.npy')}" for t in tensors)}
-            if header and all(n in self.tensors for n in names):
-                self.files[f"{component}.safetensors"] = header + b"".join(self.tensors[n]["data"] for n in names)
+            files = paths.get(component, [f"{component}.safetensors"])
+            headers = [header] if len(files) == 1 else [parts[component, n] for n in range(len(files))]
+            own |= {*map(blob_path, files), *(f"{component}/{escape(t.name, b'.npy')}" for t in tensors)}
+            for path, header in zip(files, headers):
+                names = [(component, n) for n in header_order(header, tensors, some=len(files) > 1)] if header else []
+                if header and all(n in self.tensors for n in names):
+                    self.files[blob_path(path)] = header + b"".join(self.tensors[n]["data"] for n in names)
         self.files.update((path, self.blobs[name]) for path, name in blob_files(self.blobs, own).items())
 
     def sums(self):

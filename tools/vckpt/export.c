@@ -121,12 +121,11 @@ static int make_parents(struct export *e, const char *path)
 
 static int count_file(struct export *e, uint32_t node, const char *path)
 {
-	(void)path;
 	uint64_t size;
 	int r = view_tree_size(e->tree, node, &size);
 
 	if (r < 0)
-		return base_no_memory(&e->err);
+		return base_error_set(&e->err, r, "%s: %s", path, base_error_name(r));
 	e->files++;
 	e->total += size;
 	return 0;
@@ -258,8 +257,9 @@ static int fill_directory(struct export *e, int fd, const char *dest)
 	e->kept = calloc(view_tree_count(e->tree), sizeof *e->kept);
 	if (!e->kept)
 		return base_no_memory(&e->err);
-	export_each(e, count_file);
-	r = e->made ? 0 : export_compare(e);
+	r = export_each(e, count_file);
+	if (r == 0 && !e->made)
+		r = export_compare(e);
 	if (r == 0)
 		r = export_each(e, export_file);
 	if (r == 0)
@@ -352,13 +352,26 @@ static int check_outside(struct export *e, const char *dest)
 		"of the store", dest, full && strcmp(full, around) == 0 ? "is" : "lies in", around);
 }
 
+static int build_tree(struct export *e)
+{
+	const struct load_step_info *info = load_step_info(e->step);
+	uint32_t first, end;
+
+	if (!e->component)
+		return view_tree_build(e->step, e->show, &e->tree, &e->err);
+	for (uint32_t i = 0; i < load_step_component_count(e->step); i++)
+		if (!strcmp(load_step_component(e->step, i, &first, &end), e->component))
+			return view_tree_build_component(e->step, e->show, i, &e->tree, &e->err);
+	return base_error_set(&e->err, -ENOENT, "%s/%" PRIu64 " has no component %s (vckpt ls STORE %s/%" PRIu64
+		" shows them)", info->run, info->step, e->component, info->run, info->step);
+}
+
 static int export_step(struct export *e, const char *dest)
 {
 	int r;
 
 	e->cache = load_cache_new(CACHE_BYTES);
-	r = e->cache ? view_tree_build(e->step, e->show, &e->tree, &e->err)
-		: base_no_memory(&e->err);
+	r = e->cache ? build_tree(e) : base_no_memory(&e->err);
 	if (e->cache)
 		load_cache_quiet(e->cache);
 	tool_interrupt_waits(e->t, "ended at once; the same command goes on with what was written");
@@ -388,8 +401,9 @@ static int export_run(struct tool *t, int argc, char **argv)
 		return code - TOOL_LEAVE;
 	if ((code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
-	if (!target.has_step || target.rest)
-		return tool_usage(t, "%s is not a step: RUN/STEP", t->arguments[1]);
+	if (!target.has_step)
+		return tool_usage(t, "%s is not a step: RUN/STEP, or RUN/STEP/COMPONENT", t->arguments[1]);
+	e.component = target.rest;
 	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
 		return code;
 	if ((code = tool_target_find(t, s, &target, &l, &entry)) == 0) {
@@ -407,11 +421,12 @@ static int export_run(struct tool *t, int argc, char **argv)
 }
 
 const struct tool_command tool_export = {"export", "write a step as plain files",
-	"usage: vckpt export STORE RUN/STEP DEST [--format safetensors|npy] [--replace] [--json] [-q] [-v]\n\n"
+	"usage: vckpt export STORE RUN/STEP[/COMPONENT] DEST [--format FORMAT] [--replace] [--json] [-q] [-v]\n\n"
 	"Writes a step into DEST, its files named as in the mount: a .safetensors for each component (or, with\n"
 	"--format npy, a .npy for each tensor), the blobs, and manifest.json, which says what is there. Each\n"
 	"tensor is written once, so DEST is as large as the step (vckpt ls shows its size). Tensors that a\n"
 	".safetensors cannot hold come as .npy. vckpt import takes DEST as a SOURCE and gives the same step.\n"
+	"Files of tensors have the names that they came in with; of a component, its files and what is its own.\n"
 	"DEST appears only when it is whole; until then it is DEST.incomplete. After an interruption the same\n"
 	"command goes on: files that are there and equal the step's are kept. Anything else that is there is\n"
 	"named, and nothing is written.\n\n"

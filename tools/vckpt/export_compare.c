@@ -101,7 +101,7 @@ static int compare_file(struct export *e, uint32_t node, const char *path)
 	}
 	r = view_tree_size(e->tree, node, &size);
 	if (r < 0)
-		return base_no_memory(&e->err);
+		return base_error_set(&e->err, r, "%s: %s", path, base_error_name(r));
 	r = (uint64_t)st.st_size == size ? compare_content(e, node, path, fd) : 0;
 	if (r < 0)
 		return r;
