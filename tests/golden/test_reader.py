@@ -121,6 +121,7 @@ def test_imports(vckpt, store, tmp_path):
     rng = numpy.random.default_rng(7)
     source = tmp_path / "source"
     (source / "meta").mkdir(parents=True)
+    (source / "unet").mkdir()
     big = normal(rng, 700 * 900, "BF16")
     tensors = {
         "cut": ("BF16", [700, 900], big), "tied": ("BF16", [700, 900], big),
@@ -144,6 +145,10 @@ def test_imports(vckpt, store, tmp_path):
     changed[300000:300100] = bytes(100)
     write(source / "model.safetensors", {**tensors, "cut": ("BF16", [700, 900], bytes(changed))})
     vckpt("import", store, "a", source, "--step", 5, "-q")
+    for n in (0, 1):
+        write(source / f"unet/x-0000{n + 1}-of-00002.safetensors", {f"part{n}": ("F32", [700], normal(rng, 700))})
+    write(source / "unet.safetensors", {"t": ("F32", [70], normal(rng, 70))})
+    vckpt("import", store, "a", source, "--step", 6, "-q")
     numpy.save(tmp_path / "array.npy", rng.random((130, 77)).astype("c16"))
     vckpt("import", store, "b", "--component", "optimizer", tmp_path / "array.npy", "--component", "model",
           source / "model.safetensors", "-q")

@@ -541,7 +541,8 @@ def test_what_the_hugging_face_writer_wrote(vckpt, store, source, pool2, consoli
     if consolidated:    # torch 2.13 makes zeros of a scalar then
         wanted["scalar"] = load_file(source / "model-00001-of-00001.safetensors")["scalar"]
     check_model(store / "run" / "0", wanted)
-    assert [blob["name"] for blob in vckpt.json("ls", store, "run/0")["blobs"]] == ["config.json"]
+    assert [blob["name"] for blob in vckpt.json("ls", store, "run/0")["blobs"]] == [
+        "config.json", *["model.safetensors.index.json"] * consolidated]
 
 
 def test_shards_that_do_not_fit(vckpt, store, source):

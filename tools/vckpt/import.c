@@ -292,7 +292,7 @@ static int declare(struct import *in, struct save_writer *w)
 }
 
 /* A component all of whose tensors came from one .safetensors keeps that file's header; others get the one that the
- * layout gives. */
+ * layout gives, also where each of their files has its own. */
 static int add_headers(struct import *in, struct save_writer *w)
 {
 	const struct store_layout *layout;
@@ -306,11 +306,15 @@ static int add_headers(struct import *in, struct save_writer *w)
 		for (size_t k = 0; k < in->plan.ncomponents; k++)
 			if (!strcmp(in->plan.components[k].name, layout->m.components[i]))
 				c = &in->plan.components[k];
-		if (c && c->header) {
-			r = save_writer_header(w, c->name, "safetensors", c->header, c->header_len, c->data_bytes,
-				&in->err);
+		if (c && c->named)
+			r = import_names_add(c, w, &in->err);
+		if (r == 0 && c && c->nheaders == 1) {
+			r = save_writer_header(w, c->name, "safetensors", c->headers[0].bytes, c->headers[0].len,
+				c->headers[0].data_bytes, &in->err);
 			continue;
 		}
+		if (r < 0)
+			break;
 		r = view_safetensors_make(layout, i, c ? c->metadata : NULL, c ? c->nmetadata : 0, &made, &data_bytes);
 		/* such a component has no .safetensors; manifest.json says so */
 		if (r == -EFBIG)
@@ -534,10 +538,11 @@ const struct tool_command tool_import = {"import",
 	"take safetensors, .npy, a Hugging Face directory, a DCP checkpoint or an exported step in",
 	"usage: vckpt import STORE RUN[/STEP] SOURCE... [OPTION...]\n\n"
 	"Takes files in as one step. A SOURCE is a .safetensors or .npy file, a directory in Hugging Face\n"
-	"layout: the tensors of its model files, and everything else in it as files (blobs) at their own\n"
-	"path; a checkpoint that torch's distributed checkpoint (DCP) wrote, with its .metadata: pickles in\n"
-	"it are read as data, nothing is called; or a step that vckpt export wrote or that was copied from\n"
-	"a mount, with its manifest.json: it comes back with its components, dtypes, blobs and attributes.\n"
+	"layout: the tensors of its .safetensors, folders being components, and everything else in it as\n"
+	"files (blobs) at their own path; a checkpoint that torch's distributed checkpoint (DCP) wrote, with\n"
+	"its .metadata: pickles in it are read as data, nothing is called; or a step that vckpt export wrote\n"
+	"or that was copied from a mount, with its manifest.json: it comes back with its components, dtypes,\n"
+	"blobs and attributes.\n"
 	"Of a directory without either, .npy files are tensors only if they are named themselves: DIR/*.npy.\n"
 	"Bytes that the store holds already, in whatever run, are not stored again. The step appears whole\n"
 	"or not at all.\n\n"

@@ -15,6 +15,8 @@
 
 struct import_file {
 	char *path; /* as the user may find it */
+	char *name; /* of a .safetensors: the path under which the step shows it again; NULL: its component's */
+	bool pointer; /* of Git LFS, in place of the file */
 	int fd; /* -1: opened for each read */
 	struct stat stat; /* when it was opened: a file that changes while it is read fails the import */
 };
@@ -30,6 +32,15 @@ struct import_tensor {
 	uint64_t offset, bytes; /* in the file */
 	struct import_file *file;
 	struct import_chunks *chunks; /* where its boxes are; NULL: it lies in the file as a whole, at the offset */
+	bool in_header; /* of a .safetensors, this one or one that has the same bytes */
+};
+
+/* A .safetensors of a component. */
+struct import_header {
+	struct import_file *file;
+	void *bytes;
+	size_t len;
+	uint64_t data_bytes;
 };
 
 struct import_range {
@@ -53,11 +64,9 @@ struct import_opaque {
 
 struct import_component {
 	char name[PROTO_COMPONENT_MAX + 1];
-	uint32_t nsafetensors; /* files */
-	/* of the only .safetensors, else NULL; kept if it holds all that it can */
-	void *header;
-	size_t header_len, header_tensors;
-	uint64_t data_bytes;
+	struct import_header *headers; /* of its .safetensors; none if they do not hold all that they could */
+	uint32_t nheaders;
+	bool named;            /* the step shows them under their own names */
 	struct proto_attribute *metadata;
 	uint32_t nmetadata; /* of all its safetensors, merged */
 	struct base_table by_key; /* metadata by key, until import_plan_check */
@@ -81,10 +90,13 @@ struct import_plan {
 	size_t nopaque; /* values that stay as they are: Python alone reads them */
 	bool exported; /* a source was an exported step or a DCP checkpoint, which may have no tensors */
 	bool follow; /* links that lead out of a source, too */
+	const char *directory; /* the first SOURCE that is one */
 	char *bound; /* of the directory that is being added: its files' links end in it; NULL: they need not */
 };
 
 #define IMPORT_COMPONENT "model" /* where none is named */
+#define IMPORT_INDEX_NAME "model.safetensors.index.json"
+#define IMPORT_SHARDED_FOLDER "sharded/"
 
 void import_plan_release(struct import_plan *p);
 /* Adds one SOURCE: a directory in Hugging Face layout or an exported step, a .safetensors or a .npy, its tensors under
@@ -102,7 +114,9 @@ int import_file_read(struct import_file *f, uint64_t offset, void *bytes, size_t
 /* The 8 bytes and the JSON of a safetensors file that begins at an offset in f, which is not behind its end. */
 int import_read_header(struct import_file *f, uint64_t offset, void **ret_header, size_t *ret_len,
 	struct base_error *err);
-int import_add_safetensors(struct import_plan *p, const char *path, const char *component, struct base_error *err);
+/* name: under which the step shows it again; NULL: its component's */
+int import_add_safetensors(struct import_plan *p, const char *path, const char *name, const char *component,
+	struct base_error *err);
 int import_add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err);
 /* Row-major bytes of a tensor, from any thread. */
 int import_tensor_read(const struct import_tensor *t, uint64_t offset, void *bytes, size_t len, struct base_error *err);
@@ -116,6 +130,12 @@ int import_add_text(struct import_plan *p, struct import_file *file, const char 
 /* Takes `ranges` in any case. */
 int import_add_ranges(struct import_plan *p, struct import_file *file, const char *name, struct import_range *ranges,
 	size_t nranges, struct base_error *err);
+/* -BASE_EFORMAT: it is a pointer of Git LFS. */
+int import_refuse_pointer(const struct import_file *f, struct base_error *err);
+/* Which components are shown under the names of their files (import_names.c); after duplicates are settled. */
+int import_names_settle(struct import_plan *p, struct base_error *err);
+/* Gives them to the writer. */
+int import_names_add(const struct import_component *c, struct save_writer *w, struct base_error *err);
 int import_blob_read(const struct import_blob *b, uint64_t offset, void *bytes, size_t len, struct base_error *err);
 /* ---- import_links.c ---- */
 /* Where the files that a directory's links lead to have to lie; free it. */
@@ -149,6 +169,7 @@ int import_exported_file(struct import_plan *p, struct import_manifest *m, const
 int import_exported_check(struct import_plan *p, struct import_manifest *m, size_t first, struct base_error *err);
 /* by its first bytes: a pickle, or a zip archive as torch.save writes it */
 bool import_is_pickle(struct import_file *f);
+bool import_may_be_pickle(const char *path); /* by its name */
 bool import_has_suffix(const char *text, const char *suffix);
 
 #endif

@@ -119,5 +119,6 @@ int import_file_within(struct import_plan *p, const char *directory, const char 
 	if (leads_out(rel))
 		return base_error_set(err, -BASE_EFORMAT,
 			"%s: it leads out of the directory: nothing outside of %s is read for it", path, directory);
-	return import_file_open(p, path, ret_file, err);
+	int r = import_file_open(p, path, ret_file, err);
+	return r < 0 ? r : import_refuse_pointer(*ret_file, err);
 }

@@ -4,12 +4,11 @@
  * are pickles that stay outside. In one with a manifest.json of vckpt's, the manifest says so (import_exported.c); else
  * one with .metadata is a checkpoint of DCP's (import_dcp.c); else it is one in Hugging Face layout:
  *
- *   tensors   the files that model.safetensors.index.json names (the index itself is consumed), else
- *             model.safetensors, else shard-*-model-*.safetensors, which hold boxes of tensors (import_shards.c), else
- *             every top-level *.safetensors
+ *   tensors   every .safetensors (import_weights.c says of which components); but shard-*-model-*.safetensors, where
+ *             there are no other weights at the top, hold boxes of tensors (import_shards.c)
  *   pickles   *.bin *.pt *.pth *.ckpt *.pkl *.pickle whose first bytes are a pickle's or a torch archive's: left out
  *             and listed, or kept as blobs
- *   skipped   names that begin with .git
+ *   skipped   .git
  *   links     followed when they end in a regular file inside (import_links.c says what that is) or --follow is given;
  *             one to a regular file outside is an error, others are left out with a warning */
 #include "tools/vckpt/import.h"
@@ -19,24 +18,25 @@
 
 #include "core/base/array.h"
 #include "core/base/buf.h"
+#include "core/base/log.h"
 #include "core/view/name.h"
 #include "tools/vckpt/import_manifest.h"
 #include "tools/vckpt/import_shards.h"
+#include "tools/vckpt/import_weights.h"
 
-#define INDEX_NAME "model.safetensors.index.json"
 #define METADATA_NAME ".metadata"
-#define SHARDED_NAME "sharded/"
+#define GIT_NAME ".git"
 #define DEPTH_MAX 32
 
 struct walk {
 	struct import_plan *plan;
 	const char *root;
-	json_t *index;      /* file name -> true, of those that the index names; NULL: no index */
-	json_t *weights;    /* the index's weight_map */
+	struct import_found *found;     /* every regular file, by the names in each folder */
+	size_t nfound;
 	struct import_manifest *manifest;
+	struct import_weights *weights;
 	struct import_shards *shards; /* its tensors are in files that hold boxes of them; NULL: they are not */
 	bool dcp;           /* its .metadata says what the .distcp files hold */
-	const char *single; /* "model.safetensors" when there is one and no index */
 	const char *component;
 	struct base_error *err;
 };
@@ -48,16 +48,6 @@ static char *join(const char *a, const char *b)
 	return asprintf(&text, "%s/%s", a, b) < 0 ? NULL : text;
 }
 
-/* Is the file (path from the root) one that holds the component's tensors? */
-static bool holds_tensors(const struct walk *w, const char *rel)
-{
-	if (w->index)
-		return json_object_get(w->index, rel) != NULL;
-	if (w->single)
-		return !strcmp(rel, w->single);
-	return !strchr(rel, '/') && import_has_suffix(rel, ".safetensors");
-}
-
 /* Does DCP give its own files such names? */
 static bool is_dcp_file(const char *rel)
 {
@@ -65,12 +55,12 @@ static bool is_dcp_file(const char *rel)
 		(!strncmp(rel, "__", 2) && import_has_suffix(rel, ".distcp"));
 }
 
-static bool may_be_pickle(const char *rel)
+bool import_may_be_pickle(const char *path)
 {
 	static const char *const suffixes[] = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"};
 
 	for (size_t i = 0; i < BASE_COUNT(suffixes); i++)
-		if (import_has_suffix(rel, suffixes[i]))
+		if (import_has_suffix(path, suffixes[i]))
 			return true;
 	return false;
 }
@@ -110,31 +100,56 @@ static char *true_name(const char *rel)
 	return base_buf_steal_text(&b);
 }
 
-static int take_file(struct walk *w, const char *path, const char *rel)
+static int take_file(struct walk *w, const struct import_found *f)
 {
 	struct import_plan *p = w->plan;
-	int r = w->manifest ? import_exported_file(p, w->manifest, path, rel, w->err) : 1;
+	int r = w->manifest ? import_exported_file(p, w->manifest, f->path, f->rel, w->err) : 1;
 
 	if (r <= 0)
 		return r;
-	if (w->index && !strcmp(rel, INDEX_NAME))
+	if (w->dcp && is_dcp_file(f->rel))
 		return 0;
-	if (w->dcp && is_dcp_file(rel))
+	if (w->shards && import_shards_is(f->rel))
+		return import_shards_add(w->shards, f->path, w->err);
+	if (w->weights && import_weights_skips(w->weights, f))
 		return 0;
-	if (w->shards && import_shards_is(rel))
-		return import_shards_add(w->shards, path, w->err);
-	if (w->index && !strncmp(rel, SHARDED_NAME, strlen(SHARDED_NAME)) &&
-		import_shards_is(rel + strlen(SHARDED_NAME)))
-		return 0; /* what the files that the index names were put together from */
-	if (!w->manifest && !w->dcp && holds_tensors(w, rel))
-		return import_add_safetensors(p, path, w->component, w->err);
-	base_cleanup_free char *name = true_name(rel);
+	if (f->set)
+		return import_weights_take(w->weights, f, w->err);
+	base_cleanup_free char *name = true_name(f->rel);
 	if (!name)
-		return base_no_memory_for(w->err, "%s", path);
-	r = import_add_blob(p, path, name, false, w->err);
-	if (r < 0 || p->keep_pickles || !may_be_pickle(rel) || !import_is_pickle(p->blobs[p->nblobs - 1].file))
+		return base_no_memory_for(w->err, "%s", f->path);
+	r = import_add_blob(p, f->path, name, false, w->err);
+	if (r < 0)
 		return r;
-	return leave_out(p, path) < 0 ? base_no_memory_for(w->err, "%s", path) : 0;
+	struct import_file *file = p->blobs[p->nblobs - 1].file;
+	if (file->pointer)
+		base_warning("%s: a Git LFS pointer in place of the file; kept as it is (git lfs pull gets the file)",
+			f->path);
+	if (p->keep_pickles || !import_may_be_pickle(f->rel) || !import_is_pickle(file))
+		return r;
+	return leave_out(p, f->path) < 0 ? base_no_memory_for(w->err, "%s", f->path) : 0;
+}
+
+static int take_files(struct walk *w)
+{
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < w->nfound; i++)
+		r = take_file(w, &w->found[i]);
+	return r;
+}
+
+static int add_found(struct walk *w, const char *path, const char *rel)
+{
+	struct import_found f = {strdup(path), strdup(rel), 0};
+
+	if (!f.path || !f.rel || base_array_more(w->found, w->nfound) < 0) {
+		free(f.path);
+		free(f.rel);
+		return base_no_memory_for(w->err, "%s", path);
+	}
+	w->found[w->nfound++] = f;
+	return 0;
 }
 
 static int walk_directory(struct walk *w, const char *path, const char *rel, int depth);
@@ -143,6 +158,10 @@ static int take_entry(struct walk *w, const char *path, const char *rel, unsigne
 {
 	struct stat st;
 
+	if (!strcmp(rel, GIT_NAME) || import_has_suffix(rel, "/" GIT_NAME)) {
+		base_warning("%s: a repository's own; left out", path);
+		return 0;
+	}
 	if (stat(path, &st) < 0) {
 		if (type != DT_LNK)
 			return base_error_set(w->err, -errno, "%s: %s", path, strerror(errno));
@@ -150,7 +169,7 @@ static int take_entry(struct walk *w, const char *path, const char *rel, unsigne
 		return 0;
 	}
 	if (S_ISREG(st.st_mode))
-		return take_file(w, path, rel);
+		return add_found(w, path, rel);
 	if (S_ISDIR(st.st_mode) && type != DT_LNK)
 		return walk_directory(w, path, rel, depth + 1);
 	base_warning("%s: %s; left out", path, S_ISDIR(st.st_mode) ? "a link to a directory" : "not a regular file");
@@ -174,7 +193,7 @@ static int read_names(const char *path, char ***ret_names, size_t *ret_n)
 	if (!d)
 		return -errno;
 	while (r == 0 && (errno = 0, e = readdir(d))) {
-		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || !strncmp(e->d_name, ".git", 4))
+		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, ".."))
 			continue;
 		if (base_array_more(names, n) < 0 ||
 			asprintf(&names[n], "%s%c", e->d_name, e->d_type == DT_LNK ? 'l' : '-') < 0)
@@ -227,62 +246,6 @@ static int walk_directory(struct walk *w, const char *path, const char *rel, int
 	return r;
 }
 
-/* The files that the index names. Names that leave the directory are refused. */
-static int load_index(struct walk *w, const char *path)
-{
-	base_cleanup_free char *text = NULL;
-	struct import_file *f;
-	json_error_t error;
-	const char *name;
-	json_t *file;
-	int r = import_file_open(w->plan, path, &f, w->err);
-
-	if (r < 0 || (r = import_file_text(f, &text, w->err)) < 0)
-		return r;
-	json_t *root = json_loadb(text, (size_t)f->stat.st_size, JSON_REJECT_DUPLICATES, &error);
-	if (!root)
-		return base_error_set(w->err, -BASE_EFORMAT, "%s: not JSON: %s", path, error.text);
-	w->weights = json_incref(json_object_get(root, "weight_map"));
-	json_decref(root);
-	w->index = json_object();
-	if (!json_is_object(w->weights))
-		return base_error_set(w->err, -BASE_EFORMAT, "%s: it has no object \"weight_map\"", path);
-	json_object_foreach(w->weights, name, file) {
-		const char *value = json_string_value(file);
-
-		if (!value || !*value || *value == '/' || strstr(value, "..") ||
-			!import_has_suffix(value, ".safetensors"))
-			return base_error_set(w->err, -BASE_EFORMAT,
-				"%s: tensor %s is not said to be in a .safetensors file of this directory", path, name);
-		json_object_set_new(w->index, value, json_true());
-	}
-	return 0;
-}
-
-/* Every tensor that the index names must have come out of the file that it names. */
-static int check_index(struct walk *w, size_t first)
-{
-	const char *name;
-	json_t *file;
-	json_t *found = json_object();
-	int r = 0;
-
-	for (size_t i = first; i < w->plan->ntensors; i++) {
-		const struct import_tensor *t = &w->plan->tensors[i];
-
-		json_object_setn_new(found, t->name, t->name_len, json_true());
-	}
-	json_object_foreach(w->weights, name, file) {
-		if (json_object_get(found, name))
-			continue;
-		r = base_error_set(w->err, -BASE_EFORMAT, "%s/" INDEX_NAME ": tensor %s is not in %s", w->root, name,
-			json_string_value(file));
-		break;
-	}
-	json_decref(found);
-	return r;
-}
-
 static int add_exported(struct walk *w, size_t first)
 {
 	int r;
@@ -291,25 +254,23 @@ static int add_exported(struct walk *w, size_t first)
 		return base_error_set(w->err, -EINVAL,
 			"%s: its manifest.json says which components its tensors belong to; leave out --component %s",
 			w->root, w->component);
-	r = walk_directory(w, w->root, "", 0);
+	r = take_files(w);
 	return r == 0 ? import_exported_check(w->plan, w->manifest, first, w->err) : r;
 }
 
-/* Is there a file of a kind at the top? */
-static bool has_file(const char *path, bool (*is)(const char *rel))
+/* Does it hold boxes of tensors, and no weights that are whole? */
+static bool holds_shards(const struct walk *w)
 {
-	char **names = NULL;
-	size_t n = 0;
-	bool found = false;
+	bool any = false;
 
-	(void)read_names(path, &names, &n); /* the walk says what is wrong */
-	for (size_t i = 0; i < n; i++) {
-		names[i][strlen(names[i]) - 1] = 0;
-		found = found || is(names[i]);
-		free(names[i]);
+	for (size_t i = 0; i < w->nfound; i++) {
+		const char *rel = w->found[i].rel;
+
+		if (!strcmp(rel, IMPORT_INDEX_NAME) || !strcmp(rel, "model.safetensors"))
+			return false;
+		any = any || import_shards_is(rel);
 	}
-	free(names);
-	return found;
+	return any;
 }
 
 static int add_shards(struct walk *w)
@@ -318,7 +279,7 @@ static int add_shards(struct walk *w)
 
 	if (r < 0)
 		return base_no_memory_for(w->err, "%s", w->root);
-	r = walk_directory(w, w->root, "", 0);
+	r = take_files(w);
 	if (r == 0)
 		r = import_shards_finish(w->shards, w->err);
 	import_shards_free(w->shards);
@@ -335,7 +296,19 @@ static int add_dcp(struct walk *w)
 			w->root, w->component);
 	w->dcp = true;
 	r = import_add_dcp(w->plan, w->root, w->err);
-	return r == 0 ? walk_directory(w, w->root, "", 0) : r;
+	return r == 0 ? take_files(w) : r;
+}
+
+static int add_weights(struct walk *w, size_t first)
+{
+	int r = import_weights_new(w->plan, w->root, w->component, w->found, w->nfound, &w->weights, w->err);
+
+	if (r == 0)
+		r = take_files(w);
+	if (r == 0)
+		r = import_weights_check(w->weights, first, w->err);
+	import_weights_free(w->weights);
+	return r;
 }
 
 /* What a save leaves that was broken off, or that each rank made for itself. */
@@ -358,39 +331,40 @@ static int refuse_parts(const struct walk *w)
 	return 0;
 }
 
-int import_add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err)
+static int add_found_files(struct walk *w)
 {
-	struct walk w = {.plan = p, .root = path, .component = component, .err = err};
-	base_cleanup_free char *index = join(path, INDEX_NAME), *single = join(path, "model.safetensors");
-	base_cleanup_free char *metadata = join(path, METADATA_NAME);
-	size_t first = p->ntensors;
+	base_cleanup_free char *metadata = join(w->root, METADATA_NAME);
+	size_t first = w->plan->ntensors;
 	struct stat st;
-	int r = 0;
+	int r;
 
-	if (!index || !single || !metadata)
-		return base_no_memory_for(err, "%s", path);
-	if ((r = import_exported_open(p, path, &w.manifest, err)) < 0)
+	if (!metadata)
+		return base_no_memory_for(w->err, "%s", w->root);
+	if ((r = import_exported_open(w->plan, w->root, &w->manifest, w->err)) < 0)
 		return r;
-	if (w.manifest) {
-		r = add_exported(&w, first);
-		import_manifest_free(w.manifest);
+	if (w->manifest) {
+		r = add_exported(w, first);
+		import_manifest_free(w->manifest);
 		return r;
 	}
 	if (stat(metadata, &st) == 0 && S_ISREG(st.st_mode))
-		return add_dcp(&w);
-	if ((r = refuse_parts(&w)) < 0)
+		return add_dcp(w);
+	if ((r = refuse_parts(w)) < 0)
 		return r;
-	if (stat(index, &st) == 0 && S_ISREG(st.st_mode))
-		r = load_index(&w, index);
-	else if (stat(single, &st) == 0 && S_ISREG(st.st_mode))
-		w.single = "model.safetensors";
-	else if (has_file(path, import_shards_is))
-		return add_shards(&w);
+	return holds_shards(w) ? add_shards(w) : add_weights(w, first);
+}
+
+int import_add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err)
+{
+	struct walk w = {.plan = p, .root = path, .component = component, .err = err};
+	int r = walk_directory(&w, path, "", 0);
+
 	if (r == 0)
-		r = walk_directory(&w, path, "", 0);
-	if (r == 0 && w.index)
-		r = check_index(&w, first);
-	json_decref(w.index);
-	json_decref(w.weights);
+		r = add_found_files(&w);
+	for (size_t i = 0; i < w.nfound; i++) {
+		free(w.found[i].path);
+		free(w.found[i].rel);
+	}
+	free(w.found);
 	return r;
 }

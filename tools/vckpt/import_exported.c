@@ -63,8 +63,7 @@ static int take_npy(struct import_plan *p, const struct import_manifest *m, cons
 }
 
 /* An import is rank 0. So rank 0's own files stay per-rank blobs; those of other ranks become blobs of the step. */
-static int take_blob(struct import_plan *p, const struct import_manifest *m, struct import_manifest_blob *b,
-	const char *path, struct base_error *err)
+static int take_blob(struct import_plan *p, struct import_manifest_blob *b, const char *path, struct base_error *err)
 {
 	base_cleanup_free char *name = NULL;
 	int r = asprintf(&name, "ranks/%05" PRIu32 "/%s", b->rank, b->name);
@@ -73,25 +72,17 @@ static int take_blob(struct import_plan *p, const struct import_manifest *m, str
 		name = NULL;
 		return base_no_memory_for(err, "%s", path);
 	}
-	b->found = true;
-	r = import_add_blob(p, path, b->rank ? name : b->name, b->per_rank && !b->rank, err);
-	if (r < 0)
-		return r;
-	uint64_t bytes = (uint64_t)p->blobs[p->nblobs - 1].file->stat.st_size;
-	if (bytes == b->bytes)
-		return 0;
-	return base_error_set(err, -BASE_EFORMAT, "%s: blobs[%zu].bytes is %" PRIu64 ", and %s has %" PRIu64, m->path,
-		(size_t)(b - m->blobs), b->bytes, path, bytes);
+	b->found = true; /* it may be another by now: what was exported is there to be changed */
+	return import_add_blob(p, path, b->rank ? name : b->name, b->per_rank && !b->rank, err);
 }
 
-/* Length of the component's name where the path is COMPONENT.safetensors, else 0. */
-static size_t component_file(const struct import_manifest *m, const char *rel)
+/* What can be done where the files have become others than the manifest says. */
+static int say_way_out(const struct import_manifest *m, int r, struct base_error *err)
 {
-	size_t len = strlen(rel), suffix = strlen(".safetensors");
+	struct base_error was = *err;
 
-	if (!import_has_suffix(rel, ".safetensors") || strchr(rel, '/'))
-		return 0;
-	return import_manifest_component(m, rel, len - suffix) ? len - suffix : 0;
+	return r != -BASE_EFORMAT ? r : base_error_set(err, r, "%.600s; remove %.300s to import the files as they are",
+		was.text, m->path);
 }
 
 /* A .npy in a component's directory that the manifest does not name: nothing says which tensor of which component it
@@ -107,23 +98,22 @@ static bool stray_tensor(const struct import_manifest *m, const char *rel)
 int import_exported_file(struct import_plan *p, struct import_manifest *m, const char *path, const char *rel,
 	struct base_error *err)
 {
-	char component[PROTO_COMPONENT_MAX + 1];
 	struct import_manifest_tensor *t = import_manifest_tensor_file(m, rel);
 	struct import_manifest_blob *b = import_manifest_blob_file(m, rel);
-	size_t len = component_file(m, rel);
+	const char *component = import_manifest_weights_file(m, rel);
 
 	if (strcmp(rel, MANIFEST_NAME) == 0)
 		return 0;
 	if (t)
 		return take_npy(p, m, t, path, err);
 	if (b)
-		return take_blob(p, m, b, path, err);
-	if (len) {
-		snprintf(component, sizeof component, "%.*s", (int)len, rel);
-		return import_add_safetensors(p, path, component, err);
+		return take_blob(p, b, path, err);
+	if (component)
+		return import_add_safetensors(p, path, rel, component, err);
+	if (stray_tensor(m, rel)) {
+		base_error_set(err, -BASE_EFORMAT, "%s: %s does not name it", path, m->path);
+		return say_way_out(m, err->code, err);
 	}
-	if (stray_tensor(m, rel))
-		return base_error_set(err, -BASE_EFORMAT, "%s: %s does not name it", path, m->path);
 	return 1;
 }
 
@@ -197,5 +187,6 @@ int import_exported_check(struct import_plan *p, struct import_manifest *m, size
 				m->tensors[i].name, m->tensors[i].component);
 	if (r == 0)
 		r = check_blobs(m, err);
+	r = say_way_out(m, r, err);
 	return r == 0 ? take_attributes(p, m, err) : r;
 }

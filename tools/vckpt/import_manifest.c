@@ -13,6 +13,7 @@
 #include "core/base/cleanup.h"
 #include "core/base/le.h"
 #include "core/view/name.h"
+#include "core/view/safetensors.h"
 #include "proto/name.h"
 
 /* An item of one of the lists, for sentences: PATH: LIST[NUMBER].FIELD. */
@@ -79,6 +80,39 @@ static int put(const struct item *at, json_t *table, const char *key, json_int_t
 
 /* ---- components ---- */
 
+static int put_weights(struct import_manifest *m, const struct item *at, const char *component, const char *field,
+	const json_t *file)
+{
+	const char *path = json_string_value(file);
+
+	if (!path || !view_files_path_valid(path))
+		return bad(at, field, "is not the path of a .safetensors");
+	if (json_object_get(m->weights, path))
+		return bad_value(at, field, "is given twice", path);
+	return json_object_set_new(m->weights, path, json_string(component)) < 0 ? no_memory(at) : 0;
+}
+
+/* The files that hold a component as .safetensors; without a word of them it is the one that has its name. */
+static int take_weights(struct import_manifest *m, const struct item *at, const char *component)
+{
+	const json_t *one = json_object_get(at->value, "safetensors"), *several = json_object_get(at->value, "files");
+	char own[PROTO_COMPONENT_MAX + 16];
+	int r = 0;
+
+	if (json_is_string(one))
+		return put_weights(m, at, component, "safetensors", one);
+	if (several && (!json_is_array(several) || json_array_size(several) == 0))
+		return bad(at, "files", "is not a list of paths");
+	for (size_t i = 0; r == 0 && i < json_array_size(several); i++)
+		r = put_weights(m, at, component, "files", json_array_get(several, i));
+	if (several)
+		return r;
+	snprintf(own, sizeof own, "%s.safetensors", component);
+	if (json_object_get(m->weights, own)) /* another's file has the name */
+		return 0;
+	return json_object_set_new(m->weights, own, json_string(component)) < 0 ? no_memory(at) : 0;
+}
+
 static int take_component(struct import_manifest *m, const struct item *at)
 {
 	const char *name;
@@ -88,7 +122,9 @@ static int take_component(struct import_manifest *m, const struct item *at)
 		return r;
 	if (!proto_component_valid(name))
 		return bad_value(at, "name", "cannot be the name of a component", name);
-	return put(at, m->components, name, 1, "name");
+	if ((r = put(at, m->components, name, 1, "name")) < 0)
+		return r;
+	return take_weights(m, at, name);
 }
 
 /* ---- tensors ---- */
@@ -119,23 +155,22 @@ static int take_shape(const struct item *at, struct import_manifest_tensor *t)
 		: 0;
 }
 
-/* The file that it names must be its .npy, or its component's .safetensors. */
+/* The file that it names must be its .npy, or a .safetensors of its component. */
 static int take_file(struct import_manifest *m, const struct item *at, const struct import_manifest_tensor *t)
 {
 	char name[VIEW_FILE_NAME_BYTES];
-	base_cleanup_free char *npy = NULL, *whole = NULL;
-	const char *file;
+	base_cleanup_free char *npy = NULL;
+	const char *file, *component;
 	int r = take_text(at, "file", &file);
 
 	if (r < 0)
 		return r;
 	view_name_escape(t->name, t->name_len, ".npy", name);
 	npy = key_of(t->component, name);
-	if (!npy || asprintf(&whole, "%s.safetensors", t->component) < 0) {
-		whole = NULL;
+	if (!npy)
 		return no_memory(at);
-	}
-	if (strcmp(file, npy) != 0 && strcmp(file, whole) != 0)
+	component = import_manifest_weights_file(m, file);
+	if (strcmp(file, npy) != 0 && !(component && !strcmp(component, t->component)))
 		return bad_value(at, "file", "is not where this tensor belongs", file);
 	return put(at, m->by_file, npy, (json_int_t)at->number, "file");
 }
@@ -178,6 +213,8 @@ static int take_blob(struct import_manifest *m, const struct item *at)
 	if (rank && (r = take_number(at, "rank", rank, UINT32_MAX, &number)) < 0)
 		return r;
 	b->rank = (uint32_t)number;
+	if (import_manifest_weights_file(m, b->file))
+		return bad_value(at, "file", "is given twice", b->file);
 	return put(at, m->by_file, b->file, -1 - (json_int_t)at->number, "file");
 }
 
@@ -236,7 +273,8 @@ static int take_all(struct import_manifest *m, struct base_error *err)
 	m->components = json_object();
 	m->by_name = json_object();
 	m->by_file = json_object();
-	if (!m->tensors || !m->blobs || !m->components || !m->by_name || !m->by_file)
+	m->weights = json_object();
+	if (!m->tensors || !m->blobs || !m->components || !m->by_name || !m->by_file || !m->weights)
 		return base_no_memory_for(err, "%s", m->path);
 	r = take_attributes(m, err);
 	if (r == 0)
@@ -300,6 +338,7 @@ void import_manifest_free(struct import_manifest *m)
 	json_decref(m->components);
 	json_decref(m->by_name);
 	json_decref(m->by_file);
+	json_decref(m->weights);
 	free(m->tensors);
 	free(m->blobs);
 	free(m->attributes);
@@ -327,6 +366,11 @@ struct import_manifest_tensor *import_manifest_tensor_file(const struct import_m
 	const json_t *number = json_object_get(m->by_file, file);
 
 	return number && json_integer_value(number) >= 0 ? &m->tensors[json_integer_value(number)] : NULL;
+}
+
+const char *import_manifest_weights_file(const struct import_manifest *m, const char *file)
+{
+	return json_string_value(json_object_get(m->weights, file));
 }
 
 struct import_manifest_blob *import_manifest_blob_file(const struct import_manifest *m, const char *file)

@@ -40,6 +40,7 @@ struct import_manifest {
 	size_t nattributes;
 	json_t *root;                            /* owns the strings */
 	json_t *components, *by_name, *by_file; /* look-ups */
+	json_t *weights; /* component by the path of a .safetensors */
 };
 
 /* Does the text begin as manifest.json does? For files that are no JSON, or too large to be read as such. */
@@ -53,6 +54,7 @@ void import_manifest_free(struct import_manifest *m); /* NULL-safe */
 struct import_manifest_tensor *import_manifest_tensor(const struct import_manifest *m, const char *component,
 	const char *name, size_t name_len);
 struct import_manifest_tensor *import_manifest_tensor_file(const struct import_manifest *m, const char *file);
+const char *import_manifest_weights_file(const struct import_manifest *m, const char *file); /* its component */
 struct import_manifest_blob *import_manifest_blob_file(const struct import_manifest *m, const char *file);
 bool import_manifest_component(const struct import_manifest *m, const char *name, size_t len);
 

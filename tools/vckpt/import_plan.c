@@ -11,6 +11,7 @@
 #include "core/view/name.h"
 #include "core/view/npy.h"
 #include "tools/vckpt/import_chunks.h"
+#include "tools/vckpt/import_weights.h"
 
 /* Files that stay open; of a step with more, the others are opened for each read, since 1024 descriptors are a usual
  * limit. */
@@ -32,6 +33,24 @@ static int open_source(const struct import_plan *p, const char *path, struct bas
 		return import_links_open(p->bound, path, err);
 	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	return fd < 0 ? base_error_set(err, -errno, "%s: %s", path, strerror(errno)) : fd;
+}
+
+static bool is_pointer(int fd, const struct stat *st)
+{
+	static const char first[] = "version https://git-lfs.github.com/spec/";
+	enum { POINTER_MAX_BYTES = 1024 };
+	char head[sizeof first - 1];
+
+	return st->st_size < POINTER_MAX_BYTES && pread(fd, head, sizeof head, 0) == (ssize_t)sizeof head &&
+		!memcmp(head, first, sizeof head);
+}
+
+int import_refuse_pointer(const struct import_file *f, struct base_error *err)
+{
+	if (!f->pointer)
+		return 0;
+	return base_error_set(err, -BASE_EFORMAT, "%s: a Git LFS pointer in place of the file: run git lfs pull in its "
+		"repository", f->path);
 }
 
 int import_file_open(struct import_plan *p, const char *path, struct import_file **ret_file, struct base_error *err)
@@ -56,6 +75,7 @@ int import_file_open(struct import_plan *p, const char *path, struct import_file
 	f->path = strdup(path);
 	if (!f->path)
 		goto fail;
+	f->pointer = is_pointer(fd, &f->stat);
 	f->fd = p->nfiles < FILES_OPEN_MAX ? base_steal_fd(&fd) : -1;
 	*ret_file = p->files[p->nfiles++] = f;
 	return 0;
@@ -209,6 +229,8 @@ int import_read_header(struct import_file *f, uint64_t offset, void **ret_header
 	uint8_t prefix[8];
 	uint64_t size = (uint64_t)f->stat.st_size - offset;
 
+	if (import_refuse_pointer(f, err) < 0)
+		return err->code;
 	if (size < 8)
 		return base_error_set(err, -BASE_EFORMAT, "%s: %" PRIu64 " %s too few for a safetensors file",
 			f->path, size, base_plural(size, "byte is", "bytes are"));
@@ -232,25 +254,28 @@ int import_read_header(struct import_file *f, uint64_t offset, void **ret_header
 	return 0;
 }
 
-static int take_safetensors(struct import_plan *p, struct import_file *f, const struct view_safetensors *s,
-	const char *component)
+/* Takes *header, and makes it NULL. */
+static int take_safetensors(struct import_plan *p, struct import_file *f, void **header, size_t len,
+	const struct view_safetensors *s, const char *component)
 {
 	struct import_component *c = component_get(p, component);
 
-	if (!c || add_metadata(c, s) < 0)
+	if (!c || add_metadata(c, s) < 0 || base_array_more(c->headers, c->nheaders) < 0)
 		return -ENOMEM;
-	c->nsafetensors++;
+	c->headers[c->nheaders++] = (struct import_header){f, base_steal(*header), len, s->data_bytes};
 	for (uint32_t i = 0; i < s->ntensors; i++) {
 		const struct view_safetensors_tensor *t = &s->tensors[i];
 
 		if (add_tensor(p, component, t->name, t->name_len, t->dtype, &t->shape, s->data_offset + t->begin,
 				t->end - t->begin, f) < 0)
 			return -ENOMEM;
+		p->tensors[p->ntensors - 1].in_header = true;
 	}
 	return 0;
 }
 
-int import_add_safetensors(struct import_plan *p, const char *path, const char *component, struct base_error *err)
+int import_add_safetensors(struct import_plan *p, const char *path, const char *name, const char *component,
+	struct base_error *err)
 {
 	struct import_file *f;
 	base_cleanup_free void *header = NULL;
@@ -263,16 +288,10 @@ int import_add_safetensors(struct import_plan *p, const char *path, const char *
 	r = view_safetensors_parse(header, len, (uint64_t)f->stat.st_size, &s, err);
 	if (r < 0)
 		return base_error_prefix(err, r, "%s", path);
-	r = take_safetensors(p, f, &s, component);
-	if (r == 0) {
-		struct import_component *c = component_get(p, component);
-
-		free(c->header);
-		c->header = c->nsafetensors == 1 ? base_steal(header) : NULL;
-		c->header_len = len;
-		c->header_tensors = s.ntensors;
-		c->data_bytes = s.data_bytes;
-	}
+	if (name && !(f->name = strdup(name)))
+		r = -ENOMEM;
+	else
+		r = take_safetensors(p, f, &header, len, &s, component);
 	view_safetensors_release(&s);
 	return r < 0 ? base_no_memory_for(err, "%s", path) : 0;
 }
@@ -298,6 +317,8 @@ static int npy_name(const char *path, char **ret_name, struct base_error *err)
 static int read_npy(struct import_file *f, enum tensor_dtype void_dtype, enum tensor_dtype *ret_dtype,
 	struct tensor_shape *ret_shape, uint64_t *ret_offset, struct base_error *err)
 {
+	if (import_refuse_pointer(f, err) < 0)
+		return err->code;
 	size_t head_len = base_min((uint64_t)f->stat.st_size, 65536 + 12);
 	base_cleanup_free void *head = malloc(head_len + 1);
 	if (!head)
@@ -368,11 +389,47 @@ int import_add_chunks(struct import_plan *p, const char *component, const char *
 	return 0;
 }
 
+/* A file that is no SOURCE. */
+static int refuse_file(struct import_plan *p, const char *path, struct base_error *err)
+{
+	char word[TOOL_WORD_BYTES];
+	struct import_file *f;
+	int r = import_file_open(p, path, &f, err);
+
+	if (r < 0 || (r = import_refuse_pointer(f, err)) < 0)
+		return r;
+	if (import_may_be_pickle(path) || import_is_pickle(f))
+		return base_error_set(err, -EINVAL, "%s: vckpt opens no pickled file; Python takes its state over: "
+			"vckpt.save(\"STORE/RUN\", torch.load(\"%s\"), step=N)", path, path);
+	return base_error_set(err, -EINVAL, "%s: not a SOURCE: give a .safetensors or .npy file, or a directory: one "
+		"in Hugging Face layout, a checkpoint of torch's distributed checkpoint (DCP), or an exported step",
+		tool_shell_word(path, word));
+}
+
+/* A store's own directories hold no files that an import could take. */
+static int refuse_store(const char *path, struct base_error *err)
+{
+	base_cleanup_free char *store = store_around(path), *real = realpath(path, NULL);
+	char word[TOOL_WORD_BYTES];
+	size_t n = store ? strlen(store) : 0;
+
+	if (!store || !real || strncmp(real, store, n) != 0)
+		return 0;
+	const char *rel = real + n + (real[n] == '/');
+	if (*rel && !(strncmp(rel, "runs", 4) == 0 && (rel[4] == '/' || !rel[4])))
+		return 0;
+	return base_error_set(err, -EINVAL, "%s: %s the store %s; export the step that you mean, and import that: "
+		"vckpt export %s RUN/STEP DEST", path, *rel ? "a part of" : "it is", store,
+		tool_shell_word(store, word));
+}
+
 /* A directory that the user named: where its links may lead is decided here. */
 static int add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err)
 {
-	int r = p->follow ? 0 : import_links_bound(path, &p->bound, err);
+	int r = refuse_store(path, err);
 
+	if (r == 0 && !p->follow)
+		r = import_links_bound(path, &p->bound, err);
 	if (r == 0)
 		r = import_add_directory(p, path, component, err);
 	free(base_steal(p->bound));
@@ -386,16 +443,15 @@ int import_add_source(struct import_plan *p, const char *path, const char *compo
 
 	if (stat(path, &st) < 0)
 		return base_error_set(err, -errno, "%s: %s", path, strerror(errno));
-	if (S_ISDIR(st.st_mode))
+	if (S_ISDIR(st.st_mode)) {
+		p->directory = p->directory ? p->directory : path;
 		return add_directory(p, path, component, err);
+	}
 	if (import_has_suffix(path, ".safetensors"))
-		return import_add_safetensors(p, path, component, err);
+		return import_add_safetensors(p, path, NULL, component, err);
 	if (import_has_suffix(path, ".npy"))
 		return import_add_npy(p, path, component, NULL, dtype, err);
-	return base_error_set(err, -EINVAL,
-		"%s: a source is an exported step, a directory in Hugging Face layout, a .safetensors or a .npy file; "
-		"pickled files are never opened: convert them with safetensors.torch.save_file",
-		path);
+	return refuse_file(p, path, err);
 }
 
 /* ---- tensors that stand in two files ---- */
@@ -444,6 +500,7 @@ static int settle_duplicates(struct import_plan *p, struct base_error *err)
 		if (kept && compare_tensors(&p->tensors[kept - 1], &p->tensors[i]) == 0) {
 			int r = same_bytes(&p->tensors[kept - 1], &p->tensors[i], err);
 
+			p->tensors[kept - 1].in_header |= p->tensors[i].in_header;
 			free(p->tensors[i].name);
 			import_chunks_free(p->tensors[i].chunks);
 			if (r < 0) {
@@ -460,22 +517,21 @@ static int settle_duplicates(struct import_plan *p, struct base_error *err)
 	return 0;
 }
 
-/* A header stays if it is that of all tensors of its component, but those that no .safetensors can hold. */
-static void settle_headers(struct import_plan *p)
+/* Parts of weights, whatever they are taken for; those that are left out do not count. */
+static int check_numbered(const struct import_plan *p, struct base_error *err)
 {
-	for (size_t i = 0; i < p->ncomponents; i++) {
-		struct import_component *c = &p->components[i];
-		size_t n = 0;
+	base_cleanup_free const char **paths = malloc((p->nfiles + p->nblobs + 1) * sizeof *paths);
+	size_t n = 0;
 
-		for (size_t k = 0; c->header && k < p->ntensors; k++)
-			n += !strcmp(p->tensors[k].component, c->name) &&
-				view_safetensors_can(p->tensors[k].dtype, &p->tensors[k].shape, p->tensors[k].name,
-					p->tensors[k].name_len);
-		if (n == c->header_tensors)
-			continue;
-		free(c->header);
-		c->header = NULL;
-	}
+	if (!paths)
+		return base_no_memory(err);
+	for (size_t i = 0; i < p->nfiles; i++)
+		if (import_has_suffix(p->files[i]->path, ".safetensors"))
+			paths[n++] = p->files[i]->path;
+	for (size_t i = 0; i < p->nblobs; i++)
+		if (p->keep_pickles && import_is_pickle(p->blobs[i].file))
+			paths[n++] = p->blobs[i].file->path;
+	return import_numbered_check(paths, n, err);
 }
 
 static int compare_blobs(const void *a, const void *b)
@@ -503,15 +559,13 @@ static int no_tensors(const struct import_plan *p, struct base_error *err)
 			n++;
 		}
 	if (!npy)
-		return base_error_set(err, -EINVAL,
-			"no tensors: the sources are directories without a .safetensors file");
+		return base_error_set(err, -EINVAL, "no tensors: %s has no .safetensors file, and is neither a DCP "
+			"checkpoint (.metadata) nor an exported step (manifest.json)", p->directory);
 	base_cleanup_free char *dir = strndup(npy, (size_t)(strrchr(npy, '/') - npy));
 	if (!dir)
 		return base_no_memory(err);
-	return base_error_set(err, -EINVAL,
-		"no tensors: the sources are directories without a .safetensors file; %s (%zu in all) is a tensor only "
-		"if it is named itself, or in a manifest.json of vckpt export: vckpt import STORE RUN %s/*.npy",
-		npy, n, tool_shell_word(dir, word));
+	return base_error_set(err, -EINVAL, "no tensors: .npy files of a directory are not taken unless they are named "
+		"(%zu of them here): vckpt import STORE RUN %s/*.npy", n, tool_shell_word(dir, word));
 }
 
 int import_plan_check(struct import_plan *p, struct base_error *err)
@@ -520,7 +574,8 @@ int import_plan_check(struct import_plan *p, struct base_error *err)
 
 	if (r < 0)
 		return r;
-	settle_headers(p);
+	if ((r = import_names_settle(p, err)) < 0 || (r = check_numbered(p, err)) < 0)
+		return r;
 	for (size_t i = 0; i < p->ncomponents; i++) { /* sorted, as the view's header wants it */
 		base_table_release(&p->components[i].by_key);
 		if (p->components[i].nmetadata)
@@ -536,11 +591,9 @@ int import_plan_check(struct import_plan *p, struct base_error *err)
 	if (p->ntensors || p->ncomponents || p->exported)
 		return 0;
 	if (p->npickles)
-		return base_error_set(err, -EINVAL,
-			"only pickled files hold weights here (%s, %zu in all), and vckpt never opens a pickle "
-			"(it can run any code); convert them first: safetensors.torch.save_file(torch.load(FILE, "
-			"weights_only=True), "
-			"\"model.safetensors\")",
+		return base_error_set(err, -EINVAL, "%s (%zu in all): only pickled files hold weights here, and vckpt "
+			"opens none; Python takes their state over: vckpt.save(\"STORE/RUN\", torch.load(FILE), "
+			"step=N)",
 			p->pickles[0], p->npickles);
 	return no_tensors(p, err);
 }
@@ -551,6 +604,7 @@ void import_plan_release(struct import_plan *p)
 		if (p->files[i]->fd >= 0)
 			close(p->files[i]->fd);
 		free(p->files[i]->path);
+		free(p->files[i]->name);
 		free(p->files[i]);
 	}
 	for (size_t i = 0; i < p->ntensors; i++) {
@@ -576,7 +630,9 @@ void import_plan_release(struct import_plan *p)
 		}
 		free(p->components[i].metadata);
 		base_table_release(&p->components[i].by_key);
-		free(p->components[i].header);
+		for (uint32_t k = 0; k < p->components[i].nheaders; k++)
+			free(p->components[i].headers[k].bytes);
+		free(p->components[i].headers);
 	}
 	for (size_t i = 0; i < p->nattributes; i++) {
 		free((char *)p->attributes[i].key);
