@@ -238,8 +238,7 @@ def test_the_argument_at_fault_is_named(vckpt, here, help_of, words, sentence):
 
 
 @pytest.mark.parametrize("words, sentence", [
-    (["export", "store", "run", "out"], "run is not a step: RUN/STEP"),
-    (["export", "store", "run/1/model", "out"], "run/1/model is not a step: RUN/STEP"),
+    (["export", "store", "run", "out"], "run is not a step: RUN/STEP, or RUN/STEP/COMPONENT"),
     (["stalls", "store", "run"], "run is not a step: RUN/STEP"),
     (["verify", "store", "run/1/model"], "run/1/model is not a run or a step: give RUN or RUN/STEP"),
     (["cat", "store", "run/1"], "run/1 is not a file of a step: give RUN/STEP/PATH, where PATH is as the mount "

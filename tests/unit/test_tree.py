@@ -105,8 +105,8 @@ class Saver:
                                           self.source(raw), C.byref(self.err)),
                 self.err, name)
 
-    def commit(self, headers):
-        """headers: components that get a made .safetensors header."""
+    def commit(self, headers, more=()):
+        """headers: components that get a made .safetensors header; more: (component, view, bytes, data_bytes)."""
         layout, made, size = C.c_void_p(), Buffer(), C.c_uint64()
         checked(self.lib.save_writer_plan(self.w, C.byref(layout), C.byref(self.err)), self.err)
         for number, component in headers:
@@ -116,6 +116,9 @@ class Saver:
                                                 C.c_size_t(made.len), size,
                                                 C.byref(self.err)), self.err)
             self.lib.base_buf_release(C.byref(made))
+        for component, view, raw, data_bytes in more:
+            checked(self.lib.save_writer_header(self.w, component, view, raw, C.c_size_t(len(raw)),
+                                                C.c_uint64(data_bytes), C.byref(self.err)), self.err)
         checked(self.lib.save_writer_commit(self.w, C.create_string_buffer(4096), C.byref(self.err)), self.err)
         self.lib.save_writer_close(self.w)
 
@@ -406,6 +409,66 @@ def test_a_directory_that_is_empty_goes(lib, store):
     assert t.walk("model") == ENOENT and t.node(t.walk("other")).nchildren == 1
     assert set(t.files()) == {"model.safetensors", "other.safetensors", "other/notes.txt", "manifest.json"}
     t.close()
+
+
+def part(*names):
+    """Header and length of a file with tensors of three bytes."""
+    text = json.dumps({n: {"dtype": "U8", "shape": [3], "data_offsets": [3 * i, 3 * i + 3]}
+                       for i, n in enumerate(names)}).encode()
+    return struct.pack("<Q", len(text)) + text, 3 * len(names)
+
+
+A, B, AB = part("a"), part("b"), part("a", "b")
+OWN = ["model.safetensors", "other.safetensors"]
+
+
+@pytest.mark.parametrize("paths, headers, files, fault", [
+    (b"x/a.safetensors\0b.safetensors\0", [A, B], ["b.safetensors", "other.safetensors", "x/a.safetensors"], None),
+    (b"x.safetensors\0", [], ["other.safetensors", "x.safetensors"], None),
+    (b"other/x.safetensors\0", [], ["other.safetensors", "other/x.safetensors"], None),
+    (b"a.safetensors\0b.safetensors\0", [AB, AB], ["a.safetensors", "b.safetensors", "other.safetensors"], None),
+    # what cannot be believed, or has no room
+    (b"x.safetensors", [], OWN, "names of the files"), (b"\0", [], OWN, "names of the files"),
+    (b"x.txt\0", [], OWN, "names of the files"), (b"../x.safetensors\0", [], OWN, "names of the files"),
+    (b"/x.safetensors\0", [], OWN, "names of the files"), (b"a//x.safetensors\0", [], OWN, "names of the files"),
+    (b"ranks/x.safetensors\0", [], OWN, "names of the files"), (b"\xff.safetensors\0", [], OWN, "names of the files"),
+    (b"other.safetensors\0", [], OWN, ""), (b"other.safetensors/x.safetensors\0", [], OWN, ""),
+    (b"model.safetensors/x.safetensors\0", [], OWN, ""), (b"x.safetensors\0x.safetensors\0", [A, B], OWN, ""),
+    (b"x.safetensors\0x.safetensors/y.safetensors\0", [A, B], OWN, ""),
+    (b"a.safetensors\0b.safetensors\0", [A], OWN, ""),
+    (b"a.safetensors\0b.safetensors\0", [A, A], ["a.safetensors", "b.safetensors", "other.safetensors"],
+     "tensor 'b' is in none of the files of component model"),
+    (b"a.safetensors\0b.safetensors\0", [A, part("c")], ["a.safetensors", "b.safetensors", "other.safetensors"],
+     "names tensor 'c', which the layout does not have"),
+])
+def test_files_of_a_component(lib, vckpt, store, tmp_path, paths, headers, files, fault):
+    """What a step says of them, and what is shown of that: the same whatever is shown, and never another's."""
+    path, err, s = tmp_path / "s", Error(), C.c_void_p()
+    checked(lib.store_init(str(path).encode(), C.c_uint64(0), C.byref(err)), err)
+    checked(lib.store_open(str(path).encode(), C.c_uint(0), C.byref(s), C.byref(err)), err)
+    saver = Saver(lib, s, b"r", 1)
+    for component, name in (("model", "a"), ("model", "b"), ("other", "a")):
+        saver.tensor(component, name, 2, (3,), (component[0] + name + "!").encode())
+    saver.blob("b.safetensors", b"a blob")
+    saver.commit([(0, "model")], [(b"model", b"files", paths, 0),
+                                  *((b"model", b"safetensors.%d" % i, *h) for i, h in enumerate(headers))])
+    t = Tree(lib, s, b"r", 1)
+    for show in (SHOW_ALL, SHOW_SAFETENSORS):
+        lib.view_tree_unref(t.t)
+        t.build(show)
+        found = t.files()
+        assert sorted(p for p, n in found.items() if t.node(n).kind == SAFETENSORS) == files
+        assert sum(t.node(n).kind == BLOB for n in found.values()) == 1
+        if not (fault and files != OWN):
+            read = {p: safetensors.numpy.load(t.whole(p)) for p in files}
+            of_model = [v for p, v in read.items() if p != "other.safetensors"]
+            assert {k: x.tobytes() for v in of_model for k, x in v.items()} == {"a": b"ma!", "b": b"mb!"}
+            told = json.loads(t.whole("manifest.json"))
+            assert all(x["name"] in read[x["file"]] for x in told["tensors"] if x["file"] in read)
+    t.close()
+    lib.store_close(s)
+    done = vckpt("verify", path, "--paranoid", check=False)
+    assert done.returncode == (3 if fault else 0) and (fault or "") in done.stdout + done.stderr, done
 
 
 def test_words_for_forms(lib):
