@@ -5,10 +5,11 @@
  *
  *   mesh/<mesh>/manifest.json   mesh/<mesh>/rank-<%05u>/<component>.safetensors
  *
- * Ranks are 0, 1, 2, ... in the order of the mesh. A tensor is cut by the placements that it was saved with: along
- * each mesh dimension by that of the dimension of the same name, and not at all along others; or by those of a layout
- * file. Everything is a pure function of the step, the mesh's name and that file. A mesh is read-only once made, and
- * keeps neither step nor tree: a step that was closed and opened again may be given with it. Any thread. */
+ * Ranks are 0, 1, 2, ... in the order of the mesh. Under a mesh that saved the step a rank has what it held. Under
+ * another one a tensor is cut by the placements that it was saved with, in their order: along each mesh dimension by
+ * that of the dimension of the same name, and not at all along others; or by those of a layout file. Everything is a
+ * pure function of the step, the mesh's name and that file. A mesh is read-only once made, and keeps neither step nor
+ * tree: a step that was closed and opened again may be given with it. Any thread. */
 #ifndef CORE_VIEW_MESH_H
 #define CORE_VIEW_MESH_H
 
@@ -47,7 +48,8 @@ int view_mesh_open(struct view_mesh *m, struct view_tree *t, uint32_t rank, uint
 int view_mesh_walk(struct view_tree *t, const struct view_layouts *layouts, const char *path, struct view_file **ret_f,
 	struct base_error *err);
 
-/* The meshes that the step's tensors were saved under: n names, sorted, a NUL behind each. */
+/* The meshes that the step's tensors were saved under, dimensions in the order in which their ranks ascend: n names,
+ * sorted, a NUL behind each. */
 int view_mesh_names(const struct load_step *step, struct base_buf *ret_names, uint32_t *ret_n);
 
 #endif

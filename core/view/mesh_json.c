@@ -2,6 +2,7 @@
  *
  * manifest.json of a mesh: what cuts each tensor, and which are in no rank's file. As the step's, it is written when it
  * is read, and of its length nothing is kept on the way. */
+#include "core/view/mesh_internal.h"
 #include "core/view/view_internal.h"
 
 struct json { struct base_buf b; uint64_t dropped; bool keep; };
@@ -14,14 +15,34 @@ static void flush(struct json *j)
 	j->b.len = 0;
 }
 
-static void put_head(struct json *j, const struct view_mesh *m)
+static void put_mesh(struct base_buf *b, const struct tensor_mesh *mesh)
 {
-	const struct tensor_mesh *mesh = view_mesh_dims(m);
-
-	base_buf_append_text(&j->b, "{\n  \"mesh\": [");
+	base_buf_append_text(b, "\"mesh\": [");
 	for (uint32_t d = 0; d < mesh->ndim; d++)
-		base_buf_printf(&j->b, "%s[\"%s\", %u]", d ? ", " : "", mesh->name[d], mesh->size[d]);
-	base_buf_printf(&j->b, "],\n  \"ranks\": %u,\n  \"tensors\": [", mesh->count);
+		base_buf_printf(b, "%s[\"%s\", %u]", d ? ", " : "", mesh->name[d], mesh->size[d]);
+	base_buf_append_text(b, "]");
+}
+
+static void put_head(struct json *j, const struct tensor_mesh *mesh)
+{
+	base_buf_append_text(&j->b, "{\n  ");
+	put_mesh(&j->b, mesh);
+	base_buf_printf(&j->b, ",\n  \"ranks\": %u,\n  \"tensors\": [", mesh->count);
+}
+
+/* Dimensions that cut, the first one first, where that is not their order in the mesh. */
+static void put_order(struct base_buf *b, const struct view_way *way)
+{
+	const char *before = ", \"order\": [";
+
+	for (uint32_t i = 0; way->cutting && i < way->cutting->ndim; i++) {
+		if (way->cut[i].kind == TENSOR_REPLICATE)
+			continue;
+		base_buf_printf(b, "%s\"%s\"", before, way->cutting->name[i]);
+		before = ", ";
+	}
+	if (way->cutting)
+		base_buf_append_text(b, "]");
 }
 
 /* "FILE:LINE"; a path need not be UTF-8. */
@@ -33,16 +54,18 @@ static void put_place(struct base_buf *b, const char *file, uint32_t number)
 	base_buf_printf(b, ":%u\"", number);
 }
 
-static const char *left_out_of(const struct load_tensor_info *info, const struct view_mesh_tensor *t)
+static const char *left_out_of(const struct load_tensor_info *info, const struct view_way *way)
 {
-	if (!t->left_out && !view_safetensors_can(info->dtype, &info->shape, info->name, info->name_len))
+	if (!way->left_out && !view_safetensors_can(info->dtype, &info->shape, info->name, info->name_len))
 		return "no .safetensors can hold it";
-	return t->left_out;
+	return way->left_out;
 }
 
 static void put_tensor(struct json *j, const struct view_mesh *m, const struct load_tensor_info *info,
-	const struct view_mesh_tensor *t)
+	const struct view_way *way)
 {
+	const struct view_layouts_line *line = view_ways_line(view_mesh_ways(m), way);
+
 	base_buf_printf(&j->b, "    {\"component\": \"%s\", \"name\": ", info->component);
 	view_json_shown(&j->b, info->name, info->name_len);
 	base_buf_append_text(&j->b, ", \"shape\": [");
@@ -50,12 +73,18 @@ static void put_tensor(struct json *j, const struct view_mesh *m, const struct l
 		base_buf_append_text(&j->b, d ? ", " : "");
 		view_json_number(&j->b, info->shape.dim[d]);
 	}
-	base_buf_append_text(&j->b, "], \"placements\": \"");
-	tensor_placements_print(t->placements, view_mesh_dims(m)->ndim, &j->b);
-	base_buf_append_text(&j->b, t->recorded ? "\"" : "\", \"recorded\": false");
-	if (t->line) {
+	base_buf_append_text(&j->b, "], ");
+	if (way->own) {
+		put_mesh(&j->b, way->own);
+		base_buf_append_text(&j->b, ", ");
+	}
+	base_buf_append_text(&j->b, "\"placements\": \"");
+	tensor_placements_print(way->at, way->seen->ndim, &j->b);
+	base_buf_append_text(&j->b, way->recorded ? "\"" : "\", \"recorded\": false");
+	put_order(&j->b, way);
+	if (line) {
 		base_buf_append_text(&j->b, ", \"line\": ");
-		put_place(&j->b, t->line->file, t->line->number);
+		put_place(&j->b, line->file, line->number);
 	}
 	base_buf_append_text(&j->b, "}");
 }
@@ -67,17 +96,16 @@ static void put_tensors(struct json *j, const struct view_mesh *m, const struct 
 
 	for (uint32_t i = 0; i < load_step_tensor_count(step); i++) {
 		struct load_tensor_info info;
-		struct view_mesh_tensor t;
+		const struct view_way *way = view_ways_of(view_mesh_ways(m), i);
 
 		load_step_tensor_info(step, i, &info);
-		view_mesh_tensor(m, i, &t);
-		const char *why = left_out_of(&info, &t);
+		const char *why = left_out_of(&info, way);
 		if (shown == (why != NULL))
 			continue;
 		base_buf_append_text(&j->b, before);
 		before = ",\n";
 		if (shown) {
-			put_tensor(j, m, &info, &t);
+			put_tensor(j, m, &info, way);
 		} else {
 			base_buf_printf(&j->b, "    {\"component\": \"%s\", \"name\": ", info.component);
 			view_json_shown(&j->b, info.name, info.name_len);
@@ -92,7 +120,7 @@ int view_mesh_json(const struct view_mesh *m, const struct load_step *step, stru
 {
 	struct json j = {.keep = ret_text != NULL};
 
-	put_head(&j, m);
+	put_head(&j, view_mesh_dims(m));
 	put_tensors(&j, m, step, true);
 	base_buf_append_text(&j.b, "\n  ],\n  \"left_out\": [");
 	put_tensors(&j, m, step, false);

@@ -47,15 +47,9 @@ int view_safetensors_make_step(const struct load_step *step, const struct view_m
  * file of the mesh. */
 bool view_mesh_info(const struct view_mesh *m, const struct load_step *step, uint32_t tensor, uint32_t rank,
 	struct load_tensor_info *ret_info);
-/* The tensor's placements, and the shape that they apply to; why it is in no file (NULL: it is in them). */
-struct view_mesh_tensor {
-	const struct tensor_placement *placements;
-	const char *left_out;
-	bool recorded;
-	const struct view_layouts_line *line; /* of the layout file; NULL: none */
-};
-void view_mesh_tensor(const struct view_mesh *m, uint32_t tensor, struct view_mesh_tensor *ret_t);
+struct view_ways;
 const struct tensor_mesh *view_mesh_dims(const struct view_mesh *m);
+const struct view_ways *view_mesh_ways(const struct view_mesh *m);      /* mesh_internal.h */
 /* Where a rank's shard of a tensor of that shape lies, or a flat range of the shard; shard.h has the errors. */
 int view_mesh_shard(const struct view_mesh *m, uint32_t tensor, const struct tensor_shape *shape, unsigned item_bytes,
 	uint32_t rank, const struct tensor_flat *flat, struct tensor_shard *ret_shard, struct base_error *err);

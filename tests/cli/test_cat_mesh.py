@@ -46,11 +46,31 @@ def test_cat_the_manifest_of_a_mesh(vckpt, saved):
     store, tensors = saved
     told = json.loads(vckpt("cat", store, "run/0/mesh/dp=4,tp=2/manifest.json").stdout)
     assert {f"{t['component']}/{t['name']}": t["placements"] for t in told["tensors"]} == {
-        "model/column": "SS(0,2),S(0)", "model/row": "S(0),S(1)", "model/qkv": "R,IS(0,3)", "model/norm": "R,R",
+        "model/column": "S(0),S(0)", "model/row": "S(0),S(1)", "model/qkv": "R,IS(0,3)", "model/norm": "R,R",
         "optimizer/row": "S(0),S(1)"}
+    assert {t["name"]: t["order"] for t in told["tensors"] if "order" in t} == {"column": ["tp", "dp"]}
     assert told["mesh"] == [["dp", 4], ["tp", 2]] and told["ranks"] == 8 and told["left_out"] == []
-    other = json.loads(vckpt("cat", store, "run/0/mesh/tp=4,dp=2/manifest.json").stdout)
-    assert {t["placements"] for t in other["tensors"] if t["name"] == "column"} == {"S(0),SS(0,1)"}
+    for mesh, placements in (("dp=2,tp=2", "SS(0,2),S(0)"), ("tp=4,dp=2", "S(0),S(0)")):
+        other = json.loads(vckpt("cat", store, f"run/0/mesh/{mesh}/manifest.json").stdout)
+        assert {(t["placements"], t.get("order")) for t in other["tensors"] if t["name"] == "column"} == {
+            (placements, None)}
+
+
+def test_rows_that_do_not_divide(vckpt, build, tmp_path):
+    """As fully_shard over tensor parallelism cuts 13 rows, and a save says it: tp first. Each rank shows what it held,
+    and other meshes are cut in that order, whatever the order of their names."""
+    api, array = Vckpt(build), np.arange(26, dtype="f4").reshape(13, 2)
+    store = api.store(tmp_path / "store")
+    meshlib.save(api, store, [Tensor("model/t", array, [("tp", 2), ("dp", 2)], (("S", 0), ("S", 0)),
+                                     ranks=[0, 2, 1, 3])], 4)
+
+    def rows(mesh, rank):
+        raw = vckpt("cat", store, f"run/0/mesh/{mesh}/rank-{rank}/model.safetensors", text=False).stdout
+        return (meshlib.parse(raw)["t"][:, 0] / 2).astype(int).tolist()
+    assert rows("dp=2,tp=2", 1) == [7, 8, 9] and rows("dp=2,tp=2", 2) == [4, 5, 6]
+    assert rows("tp=2,dp=2", 1) == [4, 5, 6]                # tp 0, dp 1
+    assert rows("dp=3,tp=2", 5) == [11, 12] and rows("dp=3,tp=2", 4) == [6]
+    assert rows("dp=2", 0) == [0, 1, 2, 3, 4, 5, 6] and rows("ep=2", 1) == list(range(13))
 
 
 @pytest.mark.parametrize("path,words", [

@@ -80,6 +80,25 @@ def test_a_file(mount, model, tmp_path, vckpt):
                      text=False).stdout == raw
 
 
+@pytest.mark.parametrize("line,path,first", [
+    ("tp=S(0) dp=S(0)", "dp=2,tp=2", "tp"), ("dp=S(0) tp=S(0)", "dp=2,tp=2", "dp"),
+    ("tp=S(0) dp=S(0)", "tp=2,dp=2", "tp")])
+def test_a_line_says_the_order(mount, model, tmp_path, line, path, first):
+    """Of 33 rows, which do not divide: what the dimension that the line names first leaves is cut by the other."""
+    (tmp_path / "f").write_text(f"*embed* {line}\n")
+    folder = mount(model[0], f"layouts={tmp_path / 'f'}") / STEP / path
+    a, names = model[1]["model.embed_tokens.weight"], [word[:2] for word in path.split(",")]
+    for rank in range(4):
+        at = dict(zip(names, divmod(rank, 2)))
+        rows = a[:17] if at.pop(first) == 0 else a[17:]
+        rows = rows[:-(-len(rows) // 2)] if at.popitem()[1] == 0 else rows[-(-len(rows) // 2):]
+        with safetensors.safe_open(folder / f"rank-{rank}" / "model.safetensors", "numpy") as f:
+            assert (f.get_tensor("model.embed_tokens.weight") == rows).all()
+    told = {t["name"]: t.get("order") for t in json.loads((folder / "manifest.json").read_text())["tensors"]}
+    assert told.pop("model.embed_tokens.weight") == (None if path.startswith(first) else ["tp", "dp"])
+    assert not any(told.values())
+
+
 def test_saved_is_what_the_step_says(mount, model, tmp_path):
     (tmp_path / "f").write_text("*q_proj* saved\n* tp=S(0)\n")
     m = mount(model[0], f"layouts={tmp_path / 'f'}")

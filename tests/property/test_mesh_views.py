@@ -133,13 +133,22 @@ def random_shape(rng):
 
 
 def random_tensors(rng, mesh, n):
-    tensors = []
+    """Of one job: each on `mesh`, or on its dimensions in another order (as a save says in which order torch cut), or
+    on another mesh of the same ranks."""
+    tensors, order = [], list(range(len(mesh)))
+    ranks = np.arange(math.prod(meshlib.sizes(mesh))).reshape(meshlib.sizes(mesh))
+    if rng.random() < .2:
+        ranks = np.array(rng.sample(range(ranks.size), ranks.size)).reshape(ranks.shape)
     for i in range(n):
         shape = rng.choice([random_shape(rng), (300, 257), (24, 36, 20)]) if i else (512, 400)
         kind = np.dtype(rng.choice(KINDS))
         array = np.frombuffer(rng.randbytes(math.prod(shape) * kind.itemsize), kind).reshape(shape)
         name = f"{rng.choice(['model', 'model', 'optimizer'])}/t{i}" if i else "model/t0"
-        tensors.append(Tensor(name, array, mesh, random_placements(rng, shape, mesh)))
+        rng.shuffle(order)
+        own, its = [mesh[d] for d in order], ranks.transpose(order)
+        if rng.random() < .2:
+            own, its = [("all", ranks.size)], ranks
+        tensors.append(Tensor(name, array, own, random_placements(rng, shape, own), ranks=its.reshape(-1).tolist()))
     return tensors
 
 
@@ -181,18 +190,19 @@ def test_any_mesh_of_any_step(build, views, tmp_path, scale):
         store = api.store(tmp_path / f"s{case}")
         meshlib.save(api, store, tensors, math.prod(meshlib.sizes(mesh)))
         v = views(store)
-        assert v.names() == [meshlib.text(mesh)]
+        assert v.names() == meshlib.listed(tensors)
         shown += check_mesh(v, tensors, mesh, rng)
-        for _ in range(2):
-            there = check_mesh(v, tensors, random_mesh(rng, 8), rng)
+        for asked in (random_mesh(rng, 8), random_mesh(rng, 8), [("all", math.prod(meshlib.sizes(mesh)))],
+                      rng.sample(mesh, len(mesh))):
+            there = check_mesh(v, tensors, asked, rng)
             shown, refused = shown + there, refused + (not there)
     assert shown > 9 and (refused or not scale(0, 1))
 
 
 def test_stages_and_what_is_not_recorded(build, views, tmp_path):
-    """Two stages have meshes of their own, with the same dimensions: under these each rank has both. Of a flat range
-    nothing is recorded: the tensor is whole at every rank, and manifest.json says that of it. Ragged shards are left
-    out, and named."""
+    """Two stages have meshes of their own: under these each rank has both. Of a flat range nothing is recorded: the
+    tensor is whole at every rank, and manifest.json says that of it. Ragged shards are left out, and named. Ranks 0 and
+    1 have dp=2 as well as tp=2, so each shows what they held under the other."""
     api, rng = Vckpt(build), random.Random(3)
     array = lambda *shape: np.frombuffer(rng.randbytes(4 * math.prod(shape)), "f4").reshape(shape)
     one, two = [("tp", 2)], [("dp", 2)]
@@ -214,8 +224,9 @@ def test_stages_and_what_is_not_recorded(build, views, tmp_path):
     assert told["mesh"] == [["dp", 2]] and told["ranks"] == 2
     assert told["left_out"] == [{"component": "model", "name": "ragged",
                                  "reason": "its shards have no rectangular shape (RS)"}]
-    assert {t["name"]: (t["placements"], t.get("recorded", True)) for t in told["tensors"]} == {
-        "first": ("R", True), "second": ("R", True), "flat": ("R", False), "scalar": ("R", True)}
+    assert {t["name"]: (t["placements"], t.get("recorded", True), t.get("mesh")) for t in told["tensors"]} == {
+        "first": ("S(0)", True, [["tp", 2]]), "second": ("R", True, None), "flat": ("R", False, None),
+        "scalar": ("R", True, None)}
 
 
 @pytest.mark.parametrize("name,words", [

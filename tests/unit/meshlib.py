@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that ranks of a mesh saved, and what a rank of another mesh holds of them, by numpy and brute force."""
+import itertools
 import json
 import math
 import threading
@@ -10,22 +11,24 @@ import shard_oracle as oracle
 
 
 class Tensor:
-    """placements: tuples of shard_oracle, one for each of `mesh`, [(name, size), ...]; None: nothing is recorded."""
+    """placements: tuples of shard_oracle, one for each of `mesh`, [(name, size), ...]; None: nothing is recorded.
+    ranks: of the mesh, row-major; None: first_rank and those after it."""
 
-    def __init__(self, name, array, mesh=None, placements=None, first_rank=0):
+    def __init__(self, name, array, mesh=None, placements=None, first_rank=0, ranks=None):
         self.name, self.array, self.mesh, self.placements = name, array, mesh, placements
-        self.first_rank = first_rank
+        self.ranks = ranks or [first_rank + i for i in range(math.prod(sizes(mesh or ())))]
+
+    def shards(self):
+        return oracle.all_ranks(self.array.shape, sizes(self.mesh), self.placements)
 
     def held(self, rank):
         """(array, fields) that `rank` saves."""
         if self.placements is None:
             return self.array, {}
-        fields = {"mesh": self.mesh, "placements": self.placements}
-        shards = oracle.all_ranks(self.array.shape, sizes(self.mesh), self.placements)
-        number = rank - self.first_rank
-        if not 0 <= number < len(shards):
+        if rank not in self.ranks:
             return None
-        return local(self.array, shards[number]), fields
+        return (local(self.array, self.shards()[self.ranks.index(rank)]),
+                {"mesh": self.mesh, "placements": self.placements})
 
 
 def sizes(mesh):
@@ -44,8 +47,7 @@ def save(api, store, tensors, world, run="run", step=0):
     """Of all ranks at once, each in a thread. A tensor without placements is a replica at each of them."""
     errors = []
     whole = api.mesh(f"all={world}")
-    meshes = {id(t): api.mesh(text(t.mesh), range(t.first_rank, t.first_rank + math.prod(sizes(t.mesh))))
-              for t in tensors if t.mesh}
+    meshes = {id(t): api.mesh(text(t.mesh), t.ranks) for t in tensors if t.mesh}
 
     def one(rank):
         saver = None
@@ -87,32 +89,82 @@ def save(api, store, tensors, world, run="run", step=0):
         raise errors[0]
 
 
-def mapped(asked, saved, placements):
-    """The placements of a tensor under the mesh `asked`: by names; None: its shards have no rectangular shape."""
-    names = [name for name, _ in saved]
+def rank_ordered(mesh, ranks):
+    """The mesh with its dimensions in the order in which its ranks ascend, those of one rank where they are; None:
+    there is no such order."""
+    longer = [d for d, (_, n) in enumerate(mesh) if n > 1]
+    array = np.array(ranks).reshape(sizes(mesh))
+    for order in itertools.permutations(longer):
+        whole = list(range(len(mesh)))
+        for at, d in zip(longer, order):
+            whole[at] = d
+        if (np.diff(array.transpose(whole).reshape(-1)) > 0).all():
+            return [mesh[d] for d in whole]
+    return None
 
-    def behind(mesh, placements, i, dim):
-        return math.prod(n for (_, n), p in list(zip(mesh, placements))[i + 1:] if p[0] in ("S", "SS") and p[1] == dim)
-    found = [placements[names.index(name)] if name in names else ("R",) for name, _ in asked]
-    if any(p[0] == "RS" for p in found):
+
+def listed(tensors):
+    return sorted({text(rank_ordered(t.mesh, t.ranks) or t.mesh) for t in tensors if t.placements})
+
+
+def cutting(mesh, placements, dim):
+    """The dimensions of `mesh` that cut dimension `dim`, in the order that the splits of strided placements mean; None:
+    no order has these splits. What is strided goes behind all that it may, what is not before all others."""
+    order = []
+    for d in reversed([d for d, p in enumerate(placements) if p[0] in ("S", "SS", "IS") and p[1] == dim]):
+        split = placements[d][2] if placements[d][0] == "SS" else None
+        places = [0] if split is None else [at for at in range(len(order) + 1)
+                                            if math.prod(mesh[e][1] for e in order[:at]) == split]
+        if not places:
+            return None
+        order.insert(places[-1], d)
+    return order
+
+
+def by_name(t, asked):
+    """[(dimension of `asked`, placement), ...] of a tensor, in the order in which they cut; without those that do
+    not."""
+    there = dict(asked)
+    cuts = [(name, p) for (name, _), p in zip(t.mesh, t.placements) if p[0] not in ("R", "RS")]
+    if all(there.get(name) == n for (name, n), p in zip(t.mesh, t.placements) if p[0] != "R"):
+        return cuts                     # as it was saved
+    result = []
+    for dim in sorted({p[1] for _, p in cuts}):
+        order = cutting(t.mesh, t.placements, dim)
+        if order is None:
+            result += [(name, p) for name, p in cuts if p[1] == dim]
+        else:
+            result += [(t.mesh[d][0], ("S", dim) if t.placements[d][0] == "SS" else t.placements[d]) for d in order]
+    return [(name, p) for name, p in result if name in there]
+
+
+def view(t, asked, tensors):
+    """[Held of each rank of `asked`], or None: its shards have no rectangular shape."""
+    if t.placements is None:
+        return oracle.all_ranks(t.array.shape, sizes(asked), (("R",),) * len(asked))
+    ascending = sorted(t.ranks)
+    homes = [sorted(o.ranks) for o in tensors if o.placements and rank_ordered(o.mesh, o.ranks) == asked]
+    if rank_ordered(t.mesh, t.ranks) and ascending in homes:
+        shards = None if any(p[0] == "RS" for p in t.placements) else t.shards()
+        return shards and [shards[t.ranks.index(rank)] for rank in ascending]
+    if any(p[0] == "RS" and name in dict(asked) for (name, _), p in zip(t.mesh, t.placements)):
         return None
-    out = []
-    for i, ((name, _), p) in enumerate(zip(asked, found)):
-        if p[0] == "SS" and p[2] == behind(saved, placements, names.index(name), p[1]):
-            p = ("SS", p[1], behind(asked, found, i, p[1]))
-        out.append(p)
-    return tuple(out)
+    cuts = by_name(t, asked)
+    names = [name for name, _ in asked]
+    held = []
+    for coordinate in oracle.coordinates(sizes(asked)):
+        place = dict(zip(names, coordinate))
+        held.append(oracle.one(t.array.shape, [dict(asked)[name] for name, _ in cuts], [p for _, p in cuts],
+                               [place[name] for name, _ in cuts], oracle.numbered(t.array.shape)))
+    return held
 
 
 def expected(tensors, asked):
     """[{name: what each rank holds}], without those that are in no file; oracle.Refused: it is no mesh of theirs."""
     ranks = [{} for _ in range(math.prod(sizes(asked)))]
     for t in tensors:
-        placements = mapped(asked, t.mesh, t.placements) if t.placements else (("R",),) * len(asked)
-        if placements is None:
-            continue
-        for rank, held in enumerate(oracle.all_ranks(t.array.shape, sizes(asked), placements)):
-            ranks[rank][t.name] = local(t.array, held)
+        for rank, held in zip(ranks, view(t, asked, tensors) or ()):
+            rank[t.name] = local(t.array, held)
     return ranks
 
 

@@ -257,7 +257,7 @@ def ordered(spec: Any, shape: tuple[int, ...], path: KeyPath) -> tuple[list[str]
     """(names, ranks, words) of a DTensor's own mesh."""
     names, ranks = meshes.array_of(spec.mesh)
     words = [word(p, path, len(shape)) for p in spec.placements]
-    strided = [p for p in spec.placements if type(p).__name__ == "_StridedShard"]
+    strided = [p for p, n in zip(spec.placements, ranks.shape) if n > 1 and type(p).__name__ == "_StridedShard"]
     orders = None
     if strided:
         even = all(shape[p.dim] % p.split_factor == 0 for p in strided)
