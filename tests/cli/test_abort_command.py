@@ -23,7 +23,7 @@ def abort(vckpt, api, *words, code=0):  # noqa: F811
 
 def test_nothing_to_abort(api, vckpt):  # noqa: F811
     save(api, "r")
-    for words, text in ((("r",), "no save under way"), (("x",), "no save under way"),
+    for words, text in ((("r",), "no save under way"), (("x",), "there is no run x"),
                         (("r", "0123456789abcdef-7"), "whose attempt is 0123456789abcdef-7"),
                         (("../r",), "is not the name of a run")):
         done = vckpt("abort", api.path, *words, check=False)

@@ -100,12 +100,12 @@ def test_what_is_said(vckpt, store):
 
 @pytest.mark.parametrize("words, sentence", [
     (["a/5", "a/6"], "a has no step 6 (vckpt ls {store} a lists them)"),
-    (["a/5", "c/1"], "c has no step 1 (vckpt ls {store} c lists them)"),
+    (["a/5", "c/1"], "there is no run c (vckpt ls {store} lists the runs)"),
     (["a/5", "a/6..9"], "a has no step from 6 to 9 (vckpt ls {store} a lists them)"),
     (["a/5", "c", "--yes"], "there is no run c (vckpt ls {store} lists the runs)"),
     (["a/5", "c", "--yes", "--missing-ok"], "there is no run c (vckpt ls {store} lists the runs)"),
     (["a", "5", "--yes", "--missing-ok"], "there is no run 5 (vckpt ls {store} lists the runs); a step is RUN/STEP"),
-    (["a/5", "c/latest", "--yes"], "c has no step (vckpt ls {store} lists the runs)"),
+    (["a/5", "c/latest", "--yes"], "there is no run c (vckpt ls {store} lists the runs)"),
 ])
 def test_all_must_be_there(vckpt, store, left, words, sentence):
     done = vckpt("rm", store, *words, check=False)

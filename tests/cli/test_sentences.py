@@ -61,6 +61,30 @@ def test_a_file_in_a_store_of_ones_own(filled, foreign):
             "Permission denied" in foreign("rm", filled, "run/1").stderr)
 
 
+# ---- what is not there ----
+
+@pytest.mark.parametrize("words", [
+    ("rm", "nosuch/1"), ("rm", "nosuch/latest"), ("rm", "nosuch/1..2"), ("rm", "nosuch", "--yes"), ("info", "nosuch/1"),
+    ("info", "nosuch/latest"), ("ls", "nosuch"), ("ls", "nosuch/1"), ("cat", "nosuch/1/model/w.npy"),
+    ("export", "nosuch/1", "out"), ("verify", "nosuch"), ("verify", "nosuch/1"), ("stalls", "nosuch/1"),
+    ("abort", "nosuch"), ("abort", "nosuch", "aaaaaaaaaaaaaaaa-1-0")], ids=" ".join)
+def test_there_is_no_such_run(vckpt, filled, words):
+    done = vckpt(words[0], filled, *words[1:], check=False)
+    assert (done.returncode, done.stderr) == (
+        1, f"vckpt {words[0]}: there is no run nosuch (vckpt ls {filled} lists the runs)\n")
+
+
+@pytest.mark.parametrize("words", [("rm", "run/7"), ("info", "run/7"), ("ls", "run/7"), ("cat", "run/7/model/w.npy"),
+                                   ("export", "run/7", "out"), ("verify", "run/7"), ("stalls", "run/7")], ids=" ".join)
+def test_there_is_no_such_step(vckpt, filled, words):
+    done = vckpt(words[0], filled, *words[1:], check=False)
+    assert (done.returncode, done.stderr) == (
+        1, f"vckpt {words[0]}: run has no step 7 (vckpt ls {filled} run lists them)\n")
+    vckpt("rm", filled, "run/1..2")
+    done = vckpt(words[0], filled, *words[1:], check=False)
+    assert done.stderr == f"vckpt {words[0]}: run has no step (vckpt ls {filled} lists the runs)\n"
+
+
 # ---- arguments that are missing, or in another order ----
 
 SWAPPED = [("info", "run/1"), ("rm", "run/1"), ("cat", "run/1/model/w"), ("stalls", "run/1"), ("ls", "run"),

@@ -144,6 +144,8 @@ static int stop_one(struct stop *a, struct store *s)
 	else if (in)
 		attempt = in->attempt;
 	if (!attempt || (!in && store_list_attempt(a->list, attempt, NULL, NULL) == STORE_ATTEMPT_UNDECIDED)) {
+		if (!in && store_list_next(a->list) == 0)
+			return tool_no_run(a->t, s, a->run);
 		base_error_set(&err, -ENOENT, attempt ? "run %s has no save under way whose attempt is %.64s"
 						      : "run %s has no save under way", a->run, attempt);
 		return tool_fail(a->t, &err);

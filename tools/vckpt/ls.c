@@ -295,11 +295,9 @@ static int list_steps(const struct ls *ls, struct store *s, const char *run)
 		return tool_fail(ls->t, &err);
 	base_cleanup_free struct ls_item *items = step_items(l);
 	if (store_list_next(l) == 0)
-		base_error_set(&err, -ENOENT, "%s has no run %s", s->path, run);
+		code = tool_no_run(ls->t, s, run);
 	else if (!items)
-		err.code = -ENOMEM;
-	if (err.code)
-		code = tool_fail(ls->t, &err);
+		code = tool_fail(ls->t, &(struct base_error){.code = -ENOMEM});
 	else if ((code = ls_sort(ls, "steps", LS_NAME | LS_STEP | LS_TIME | LS_SIZE | LS_ATTRIBUTE, items,
 			  store_list_count(l))) == 0)
 		code = ls->t->json ? print_steps_json(l, run, items) : print_steps(ls, l, items);

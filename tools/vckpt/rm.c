@@ -152,38 +152,19 @@ static bool kept(const struct rm *rm, const struct store_list *l, size_t i)
 		(rm->keep_every && store_list_at(l, i)->step % rm->keep_every == 0);
 }
 
-/* A whole run was named that never had an entry. */
-static int no_run(struct rm *rm, const struct wanted *w)
-{
-	char word[TOOL_WORD_BYTES];
-	struct base_error err = {0};
-
-	base_error_set(&err, -ENOENT, "there is no run %s (vckpt ls %s lists the runs)%s", w->target.run,
-		tool_shell_word(rm->store->path, word),
-		w->target.run[strspn(w->target.run, "0123456789")] ? "" : "; a step is RUN/STEP");
-	return tool_fail(rm->t, &err);
-}
-
 static int none_there(struct rm *rm, const struct wanted *w, const struct store_list *l)
 {
-	char word[TOOL_WORD_BYTES];
-	struct base_error err = {0};
+	char which[64];
 
 	if (w->kind == WANTED_RUN && store_list_next(l) == 0)
-		return no_run(rm, w);
+		return tool_no_run(rm->t, rm->store, w->target.run);
 	if (rm->missing_ok)
 		return 0;
 	if (w->kind == WANTED_RANGE)
-		base_error_set(&err, -ENOENT,
-			"%s has no step from %" PRIu64 " to %" PRIu64 " (vckpt ls %s %s lists them)", w->target.run,
-			w->first, w->last, tool_shell_word(rm->store->path, word), w->target.run);
-	else if (w->kind == WANTED_STEP)
-		base_error_set(&err, -ENOENT, "%s has no step %" PRIu64 " (vckpt ls %s %s lists them)", w->target.run,
-			w->target.step, tool_shell_word(rm->store->path, word), w->target.run);
+		snprintf(which, sizeof which, "from %" PRIu64 " to %" PRIu64, w->first, w->last);
 	else
-		base_error_set(&err, -ENOENT, "%s has no step (vckpt ls %s lists the runs)", w->target.run,
-			tool_shell_word(rm->store->path, word));
-	return tool_fail(rm->t, &err);
+		snprintf(which, sizeof which, "%" PRIu64, w->target.step);
+	return tool_no_step(rm->t, rm->store, l, which);
 }
 
 static int find_several(struct rm *rm, struct wanted *w, const struct store_list *l)

@@ -286,11 +286,39 @@ int tool_target_parse(const struct tool *t, const char *text, struct tool_target
 	return parse_step(t, step, (size_t)(strchrnul(step, '/') - step), ret_target);
 }
 
-int tool_target_find(const struct tool *t, struct store *s, const struct tool_target *target, struct store_list **ret_l,
-	const struct store_list_step **ret_step)
+int tool_no_run(const struct tool *t, const struct store *s, const char *run)
 {
 	char word[TOOL_WORD_BYTES];
 	struct base_error err = {0};
+
+	base_error_set(&err, -ENOENT, "there is no run %s (vckpt ls %s lists the runs)%s", run,
+		tool_shell_word(s->path, word), run[strspn(run, "0123456789")] ? "" : "; a step is RUN/STEP");
+	return tool_fail(t, &err);
+}
+
+int tool_no_step(const struct tool *t, const struct store *s, const struct store_list *l, const char *which)
+{
+	const char *run = store_list_run(l);
+	char word[TOOL_WORD_BYTES];
+	struct base_error err = {0};
+
+	if (store_list_next(l) == 0)
+		return tool_no_run(t, s, run);
+	if (store_list_count(l) == 0)
+		base_error_set(&err, -ENOENT, "%s has no step (vckpt ls %s lists the runs)", run,
+			tool_shell_word(s->path, word));
+	else
+		base_error_set(&err, -ENOENT, "%s has no step %s (vckpt ls %s %s lists them)", run, which,
+			tool_shell_word(s->path, word), run);
+	return tool_fail(t, &err);
+}
+
+int tool_target_find(const struct tool *t, struct store *s, const struct tool_target *target, struct store_list **ret_l,
+	const struct store_list_step **ret_step)
+{
+	struct base_error err = {0};
+	char number[24];
+	int code;
 
 	if (store_list_open(s, target->run, false, ret_l, &err) < 0)
 		return tool_fail(t, &err);
@@ -300,15 +328,11 @@ int tool_target_find(const struct tool *t, struct store *s, const struct tool_ta
 		*ret_step = store_list_find(*ret_l, target->step);
 	if (*ret_step)
 		return 0;
-	if (!target->has_step || target->latest)
-		base_error_set(&err, -ENOENT, "%s has no step (vckpt ls %s lists the runs)", target->run,
-			tool_shell_word(s->path, word));
-	else
-		base_error_set(&err, -ENOENT, "%s has no step %" PRIu64 " (vckpt ls %s %s lists them)", target->run,
-			target->step, tool_shell_word(s->path, word), target->run);
+	snprintf(number, sizeof number, "%" PRIu64, target->step);
+	code = tool_no_step(t, s, *ret_l, number);
 	store_list_close(*ret_l);
 	*ret_l = NULL;
-	return tool_fail(t, &err);
+	return code;
 }
 
 /* Jansson escapes all but DEL, which stands in texts alone. */

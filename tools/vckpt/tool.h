@@ -77,6 +77,9 @@ struct tool_target {
 int tool_target_parse(const struct tool *t, const char *text, struct tool_target *ret_target);
 /* a file stands where RUN has to; returns TOOL_USAGE */
 int tool_missing_run(const struct tool *t, const char *path);
+/* Say that there is no such run, or in this list no such step (a number, or what comes after "no step"); exit codes. */
+int tool_no_run(const struct tool *t, const struct store *s, const char *run);
+int tool_no_step(const struct tool *t, const struct store *s, const struct store_list *l, const char *which);
 /* The visible step that a target means; opens its run's list. 0, or an exit code, said. */
 int tool_target_find(const struct tool *t, struct store *s, const struct tool_target *target, struct store_list **ret_l,
 	const struct store_list_step **ret_step);
