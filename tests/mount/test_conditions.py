@@ -187,3 +187,24 @@ def test_pages_at_random_in_a_small_group(vckpt, program, tmp_path, rng):
             assert not killed()
         finally:
             m.end()
+
+
+@pytest.mark.full
+def test_many_tensors_in_a_small_group(vckpt, program, tmp_path, rng):
+    """Of steps that are opened one after another, the mount keeps what the group allows."""
+    limit, count, steps = 192 * MiB if os.environ.get("VCKPT_PRELOAD") else 64 * MiB, 20_000, 8
+    vckpt("init", tmp_path / "store")
+    for step in range(steps):
+        write_safetensors(tmp_path / "m.safetensors", {f"model.layers.{i // 100}.block.{i % 100}.attention.weight":
+                                                       Tensor("F32", (4,), rng.randbytes(16)) for i in range(count)})
+        vckpt("import", tmp_path / "store", f"a/{step}", tmp_path / "m.safetensors", "--no-index")
+    with small_group(limit, tmp_path, program) as (starter, killed):
+        m = Mount(starter, tmp_path / "store", tmp_path / "p")
+        try:
+            for step in range(steps):
+                found = os.listdir(m / "a" / f"step-{step:08}" / "model")
+                assert len(found) == count and (m / "a" / f"step-{step:08}" / "model" / found[step]).stat().st_size
+            assert (m / "a" / "latest" / "model.safetensors").read_bytes() == (tmp_path / "m.safetensors").read_bytes()
+            assert m.stats()["vckpt_steps_evicted_total"] >= steps - 2 and not killed()
+        finally:
+            m.end()
