@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from . import _lib, components, exchange, meeting, meshes, opening, saver, state as states, walk
+from . import _lib, components, exchange, gaps, meeting, meshes, opening, saver, state as states, walk
 from .claims import Claim, settle
 from .exchange import Mode
 from .load_handle import Loaded, LoadHandle, Started
@@ -70,8 +70,8 @@ def load(path: Path | Step, state: State, *, strict: bool = True, missing_ok: bo
     path        STORE/RUN or STORE/RUN/latest: the newest step; STORE/RUN/STEP; or an open Step: the same commit, even
                 if it was replaced since
     strict      what the state has and the step lacks, and tensors that a component of the step has and the state lacks,
-                are one error, and nothing is filled; components that only the step has are none. False: what both have
-                is filled, and the result has the two lists
+                are one error, and nothing is filled; components that only the step has are none, nor is what another
+                rank of the process group has. False: what both have is filled, and the result has the two lists
     missing_ok  None where the run has no step, or where there is no store yet, instead of an error
     mesh        as for the save: of Shards that have none
     types       classes that come back as themselves, as for Step.values: dataclasses, enums, named tuples. Where they
@@ -123,6 +123,7 @@ def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, me
     """Up to where reading begins; None: there is no step."""
     rank, world, group = _who(rank, world)
     watch = Watch()
+    others = gaps.Gaps(sys.modules["torch.distributed"], opening.named(path), meet_timeout) if group else None
     try:
         how = chosen(threads, verify, on_damage, direct)._replace(world=world, watch=watch)
         exchange.check(mode)
@@ -130,10 +131,16 @@ def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, me
             raise _lib.InvalidArgument(errno.EINVAL, "exchange='always' needs a process group of several ranks, and no "
                                                      "rank= or world=")
     except _lib.Error as error:
-        if group:
+        if others:
+            others.fail(error)
             opening.refuse(path, mode, error)
         raise
-    step = opening.opened(path, group, mode, missing_ok, meet_timeout)
+    try:
+        step = opening.opened(path, group, mode, missing_ok, meet_timeout)
+    except BaseException as error:
+        if others:
+            others.fail(error)
+        raise
     if step is None:
         return None
     together = group and mode != "never"
@@ -141,8 +148,12 @@ def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, me
     try:
         plan = _Plan(step, at, components.named(state, (), is_tensor), rank, world, mesh,
                      types if isinstance(types, Mapping) else tuple(types))
+        if others:
+            plan.look_for(others)
         plan.begin(strict)
     except BaseException as error:
+        if others:
+            others.fail(error)
         if together:
             exchange.refuse(at, error)
         step.close()
@@ -306,6 +317,9 @@ class _Plan:
         self.views: Views = weakref.WeakKeyDictionary()
         self.missing: list[str] = []
         self.unexpected: list[str] = []
+        self.of_step: gaps.Names = {}
+        self.of_state: gaps.Held = {}
+        self.lacked: dict[str, tuple[str, str]] = {}        # {as in `unexpected`: (of what, name)}
         self.wrong: list[str] = []
         self.called: list[str] = []
         self.classes: dict[str, KeyPath] = {}       # that code would have to be given, and types= lacks: {name: where}
@@ -317,6 +331,24 @@ class _Plan:
         for component, value in state.items():
             components.check(component, value, is_tensor)
             self.component(component, value)
+
+    def look_for(self, others: gaps.Gaps) -> None:
+        """What another rank has is no gap."""
+        others.say(self.of_step, self.of_state)
+        if self.lacked:
+            held = others.held_by_any(self.of_step)
+            self.unexpected = [said for said in self.unexpected
+                               if self.lacked[said][1] not in held.get(self.lacked[said][0], ())]
+
+    def has(self, label: str, names: list[str], held: Iterable[str]) -> None:
+        """Which names of the step this rank has; label: as in the lists of what is missing."""
+        self.of_step[label], self.of_state[label] = names, set(held)
+
+    def lacks(self, label: str, said: str, names: Iterable[str]) -> None:
+        """What the state lacks."""
+        new = {said.format(label, name): (label, name) for name in names}
+        self.unexpected += new
+        self.lacked |= new
 
     def begin(self, strict: bool) -> None:
         self.strict = strict
@@ -404,8 +436,9 @@ class _Plan:
         if self.plain:
             self.values[component] = give
         if not self.step.ranks(component):          # else each rank has a part of its own by design
-            self.unexpected += [f"{component}/{name}" for name in self.names.get(component, ())
-                                if name not in self.asked]
+            names = self.names.get(component, [])
+            self.has(component, names, self.asked)
+            self.lacks(component, "{}/{}", [name for name in names if name not in self.asked])
 
     def tree(self, component: str, rank: int | None) -> Any:
         """A component's document as a rank has it (None: the common one)."""
@@ -668,7 +701,7 @@ class _Plan:
         found = torch_optimizers.Restored(optimizer, self.state, self.views, path, trees)
         name = _shown(path)
         self.missing += [f"{name}, its parameter {one}" for one in found.missing]
-        self.unexpected += [f"{name}, its parameter {one}" for one in found.unexpected]
+        self.of_optimizer(name, found)
         self.wrong += [f"{name}: {found.wrong}"] if found.wrong else []
         made = self.later(lambda: found.made(lambda part, like=None: self.built(path[0], part, like)))
 
@@ -676,6 +709,12 @@ class _Plan:
             with _filling(path):
                 torch_optimizers.take_state(optimizer, made())
         self.todo.append(fill)
+
+    def of_optimizer(self, name: str, found: Any) -> None:
+        """Names of its parameters, which a component with its tensors may be called as, too."""
+        label = f"{name}, its parameter"
+        self.has(label, found.names, set(found.names).difference(found.unexpected))
+        self.lacks(label, "{} {}", found.unexpected)
 
     def optimizer_trees(self, saved: Any, path: KeyPath) -> list[Any]:
         """What ranks saved of an optimizer: one tree, or several where each has a part. Their tensors are asked for."""
@@ -696,7 +735,7 @@ class _Plan:
         found = torch_split.Restored(split, trees, path)
         name = _shown(path)
         self.missing += [f"{name}, its parameter {one}" for one in found.missing]
-        self.unexpected += [f"{name}, its parameter {one}" for one in found.unexpected]
+        self.of_optimizer(name, found)
         self.wrong += [f"{name}: {found.wrong}"] if found.wrong else []
         if found.wrong:
             return

@@ -42,6 +42,11 @@ def opened(path: Path | Step, group: bool, mode: Mode, missing_ok: bool, timeout
     return _agreed(where, missing_ok, timeout)
 
 
+def named(path: Path | Step) -> str:
+    """For a message, before anybody has opened anything."""
+    return f"{path.store}/{path.run}/{path.number}" if isinstance(path, Step) else str(path)
+
+
 def refuse(path: Path | Step, mode: Mode, error: BaseException) -> None:
     """Tells the other ranks, which come to the meeting of this load, that this one does not."""
     with contextlib.suppress(_lib.Error, TypeError):

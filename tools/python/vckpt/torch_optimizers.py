@@ -475,7 +475,8 @@ class Restored:
         self.compare(_by_group(self.groups))
 
     def compare(self, saved: list[list[Any]]) -> None:
-        """missing, unexpected: names of parameters; wrong: a sentence, or None."""
+        """names: of the saved parameters; missing, unexpected: of them; wrong: a sentence, or None."""
+        self.names = [str(name) for group in saved for name in group]
         known = {name for tree in self.trees for group in _by_group(tree["param_groups"]) for name in group}
         mine = [name for group in self.order for name in group]
         self.missing = [name for name in mine if name not in known]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class Restored:
-    """missing, unexpected: names of parameters; wrong: a sentence, or None; groups: those that were saved, without the
-    names of their parameters; more: what was saved beside state and groups."""
+    """names: of the saved parameters; missing, unexpected: of them; wrong: a sentence, or None; groups: those that were
+    saved, without the names of their parameters; more: what was saved beside state and groups."""
 
     def __init__(self, split: SplitOptimizer, trees: list[Any], path: KeyPath) -> None:
         self.split = split
@@ -35,6 +35,7 @@ class Restored:
         saved = next((one for one in found if self.fits(one)), found[0])
         known = {name for one in found for group in one for name in group["params"]}
         mine = {part.name for part in split.parts}
+        self.names = [str(name) for group in saved for name in group["params"]]
         self.missing = [part.name for part in split.parts if part.name not in known]
         self.unexpected = [] if len(trees) > 2 else [name for group in saved for name in group["params"]
                                                      if name not in mine]
