@@ -20,6 +20,7 @@
 
 #include "core/base/cleanup.h"
 #include "core/base/log.h"
+#include "core/step/store.h"
 
 extern char **environ;
 
@@ -311,7 +312,9 @@ int fs_mountpoint_check(struct fs_options *o, struct base_error *err)
 {
 	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
 
-	int r = m ? resolve(&o->store, "store", err) : base_no_memory(err);
+	int r = m ? store_path_check(o->store, err) : base_no_memory(err);
+	if (!r)
+		r = resolve(&o->store, "store", err);
 	if (!r)
 		r = resolve(&o->mountpoint, "mount point", err);
 	if (!r)

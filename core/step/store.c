@@ -61,11 +61,26 @@ void store_reserve_restore(struct store *s)
 
 /* ---- open, init, close ---- */
 
+int store_path_check(const char *path, struct base_error *err)
+{
+	size_t n = 0;
+
+	while ((path[n] >= 'a' && path[n] <= 'z') || (path[n] >= 'A' && path[n] <= 'Z') ||
+		(n && path[n] && strchr("0123456789+.-", path[n])))
+		n++;
+	if (n == 0 || strncmp(path + n, "://", 3) != 0)
+		return 0;
+	return base_error_set(err, -EINVAL, "%s: this is a URL, and vckpt has no storage for %.*s://: give a directory "
+		"of a mounted file system", path, (int)n, path);
+}
+
 static int store_path_set(struct store *s, const char *path, struct base_error *err)
 {
 	char here[sizeof s->path] = "";
-	int n;
+	int n = store_path_check(path, err);
 
+	if (n < 0)
+		return n;
 	if (path[0] != '/' && !getcwd(here, sizeof here))
 		return base_error_set(err, -errno, "%s: the working directory is not known", path);
 	n = snprintf(s->path, sizeof s->path, "%s%s%s", here, here[0] ? "/" : "", path);
@@ -219,7 +234,9 @@ int store_init(const char *path, uint64_t reserve_bytes, struct base_error *err)
 	if (reserve_bytes > RESERVE_MAX_BYTES)
 		return base_error_set(err, -EINVAL, "a reserve of %llu bytes is too large",
 			(unsigned long long)reserve_bytes);
-	r = init_allowed(path, err);
+	r = store_path_check(path, err);
+	if (r == 0)
+		r = init_allowed(path, err);
 	if (r < 0)
 		return r;
 	r = store_storage_open_posix(path, STORE_STORAGE_CREATE, &storage, err);

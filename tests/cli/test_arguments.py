@@ -237,6 +237,31 @@ def test_the_argument_at_fault_is_named(vckpt, here, help_of, words, sentence):
                                               f"vckpt {words[0]}: {sentence} (see vckpt {words[0]} --help)\n{usage}\n")
 
 
+@pytest.mark.parametrize("words", [["init", "{}"], ["ls", "{}"], ["ls", "store", "{}"], ["gc", "{}"],
+                                   ["mount", "{}", "mnt"], ["import", "store", "run", "{}"],
+                                   ["export", "store", "run/1", "{}"]], ids=str)
+def test_urls_are_refused(vckpt, here, words):
+    url, before = "s3://bucket/x", sorted(os.listdir())
+    sentence = f"{url}: this is a URL, and vckpt has no storage for s3://: give a directory of a mounted file system"
+    done = vckpt(*[word.format(url) for word in words], check=False)
+    assert (done.returncode, done.stderr) == (2, f"vckpt {words[0]}: {sentence} (see vckpt {words[0]} --help)\n")
+    assert sentence in vckpt("ls", check=False, env={"VCKPT_STORE": url}).stderr
+    assert sorted(os.listdir()) == before
+
+
+def test_names_of_steps(vckpt, here):
+    """By any of the words; alone, a step of the run `default`, unless a run has that name."""
+    for number in 7, 10:
+        vckpt("import", "store", f"step-{number}", "w.npy")
+    assert [step["step"] for step in vckpt.json("ls", "store", "default")["steps"]] == [7, 10]
+    for name in "default/10", "default/ckpt-000010", "10", "global_step10", "epoch=10", "latest", "default/iter_10":
+        assert vckpt.json("info", "store", name)["step"] == 10, name
+    vckpt("import", "store", "ckpt-7/3", "w.npy")
+    assert vckpt.json("info", "store", "ckpt-7")["run"] == "ckpt-7"
+    assert "there is no run 10" in vckpt("rm", "store", "10", "--yes", check=False).stderr
+    assert len(vckpt.json("ls", "store", "default")["steps"]) == 2
+
+
 @pytest.mark.parametrize("words, sentence", [
     (["export", "store", "run", "out"], "run is not a step: RUN/STEP, or RUN/STEP/COMPONENT"),
     (["stalls", "store", "run"], "run is not a step: RUN/STEP"),

@@ -189,6 +189,13 @@ def test_a_flattened_optimizer_is_an_optimizer(vckpt, store, source, form):
                 assert torch.equal(found.state[mine][key], optimizer.state[saved][key])
 
 
+def test_the_number_in_the_name_of_the_directory(vckpt, store, tmp_path):
+    for name, number in (("step-1000", 1000), ("epoch=3", 3), ("ckpt_000020", 20), ("best", 1001)):
+        save({"w": torch.ones(3)}, tmp_path / name)
+        assert vckpt.json("import", store, "run", tmp_path / name)["step"] == number
+    assert vckpt.json("import", store, "run", f"{tmp_path}/step-1000/.")["step"] == 1002
+
+
 class Bad:
     def __reduce__(self):
         return os.system, ("touch BAD",)

@@ -357,6 +357,8 @@ def test_stores(v, tmp_path):
     for inner in [path + b"/inner", os.fsencode(tmp_path / "none/../new/inner")]:
         refused(-errno.EINVAL, f"inner lies in the store {tmp_path}/new;", v.vckpt_store_init, inner)
     assert not (tmp_path / "new/inner").exists()
+    for function in v.vckpt_store_init, v.vckpt_store_check:
+        refused(-errno.EINVAL, "s3://bucket/x: this is a URL", function, b"s3://bucket/x")
     refused(-errno.EINVAL, "no path", v.vckpt_store_init, None)
     refused(-errno.EINVAL, "no path", v.vckpt_store_check, b"")
 

@@ -147,6 +147,24 @@ def test_attributes_may_be_set_anew(vckpt, exported):
     assert told(vckpt, path)["attributes"] == {"loss": "1", "note": "ä", "more": "2"}
 
 
+def test_a_step_comes_back_with_its_number(vckpt, exported):
+    """Unless another one is given, or it is taken, or two sources disagree."""
+    path, d, again = exported
+    info = json.loads((d / "manifest.json").read_text())
+    (d / "manifest.json").write_text(json.dumps({**info, "step": 1000}))
+    assert vckpt.json("import", path, "own", d)["step"] == 1000
+    said = vckpt("import", path, "own", d)
+    assert "own/1000 is there already: the step gets the next number" in said.stderr and "step-00001001" in said.stdout
+    assert vckpt.json("import", path, "own", d, "--step", "3")["step"] == 3
+    assert vckpt.json("import", path, "own/ckpt-7", d)["step"] == 7
+    assert vckpt.json("import", path, "own", d, "--replace")["step"] == 1000
+    assert [step["step"] for step in vckpt.json("ls", path, "own")["steps"]] == [3, 7, 1000, 1001]
+    for wrong in "x", -1, None, 2**70:
+        (d / "manifest.json").write_text(json.dumps({**info, "step": wrong}))
+        done = vckpt("import", path, "wrong", d, check=False)
+        assert done.returncode in (0, 1) and (done.returncode or "step-0000000" in done.stdout), done
+
+
 def test_the_component_is_the_steps_own(exported, vckpt):
     path, d, _ = exported
     done = vckpt("import", path, "x", "--component", "other", d, check=False)

@@ -142,6 +142,17 @@ static int too_many(const struct tool *t, const char *argument)
 	return tool_arguments_wrong(t, text);
 }
 
+/* Wherever one stands: no command reads or writes any. */
+static int urls(const struct tool *t)
+{
+	struct base_error err = {0};
+
+	for (int i = 0; i < t->narguments; i++)
+		if (store_path_check(t->arguments[i], &err) < 0)
+			return tool_usage(t, "%s", err.text);
+	return 0;
+}
+
 int tool_arguments_end(struct tool *t)
 {
 	const char *store = getenv("VCKPT_STORE"), *at = usage_words(t);
@@ -153,7 +164,7 @@ int tool_arguments_end(struct tool *t)
 		t->arguments[t->narguments++] = store;
 		t->from_environment = true;
 	}
-	if ((code = tool_arguments_order(t)))
+	if ((code = urls(t)) || (code = tool_arguments_order(t)))
 		return code;
 	for (; next_word(&at, &word); n++) {
 		if (n == t->narguments && word.text[0] != '[')

@@ -458,14 +458,46 @@ static int save(struct tool *t, struct import *in, struct store *s, struct save_
 	return r;
 }
 
+/* The step gets the number that its source had, unless another one is named. Not while a job is at work in the run,
+ * whose numbers these may be: it has to be named then. */
+static int take_number(struct tool *t, struct import *in, struct store *s)
+{
+	base_cleanup_free struct store_launch_info *launches = NULL;
+	struct store_list *list = NULL;
+	uint64_t number = in->plan.number;
+	size_t n;
+	int r;
+
+	if (in->options.step != PROTO_NONE || !in->plan.nnumbers || number == PROTO_NONE)
+		return 0;
+	r = store_launches(s, &launches, &n, &in->err);
+	for (size_t i = 0; r == 0 && i < n; i++)
+		if (launches[i].state != STORE_DEAD && strcmp(launches[i].run, in->target.run) == 0)
+			return 0;
+	if (r == 0)
+		r = store_list_open(s, in->target.run, false, &list, &in->err);
+	if (r < 0)
+		return r;
+	if (in->options.replace || !store_list_find(list, number))
+		in->options.step = number;
+	else if (!t->quiet)
+		fprintf(stderr,
+			"vckpt import: %s/%" PRIu64 " is there already: the step gets the next number (--replace "
+			"replaces it, --step N names one)\n", in->target.run, number);
+	store_list_close(list);
+	return 0;
+}
+
 /* Of imports that name no step and run at once, all but one find their number taken when they commit. They take the
  * next. */
 static int save_numbered(struct tool *t, struct import *in, struct store *s, struct save_result *ret_r)
 {
 	bool named = in->options.step != PROTO_NONE;
 	size_t len;
-	int r;
+	int r = take_number(t, in, s);
 
+	if (r < 0)
+		return r;
 	for (unsigned tries = 1;; tries++) {
 		r = save(t, in, s, ret_r);
 		if (r != -EEXIST || named || !in->taken || tries == NUMBER_TRIES)
@@ -473,6 +505,7 @@ static int save_numbered(struct tool *t, struct import *in, struct store *s, str
 		base_info("%s; everything is read again, for the next number", in->err.text);
 		in->err = (struct base_error){0};
 		in->taken = false;
+		in->options.step = PROTO_NONE;
 	}
 	len = strlen(in->err.text);
 	if (r == -EEXIST && (named || in->taken))
@@ -546,7 +579,8 @@ const struct tool_command tool_import = {"import",
 	"Of a directory without either, .npy files are tensors only if they are named themselves: DIR/*.npy.\n"
 	"Bytes that the store holds already, in whatever run, are not stored again. The step appears whole\n"
 	"or not at all.\n\n"
-	"  --step N            the step's number; by default the next free one\n"
+	"  --step N            the step's number; by default that of an exported step (of a DCP checkpoint: of its\n"
+	"                      directory's name, such as step-1000), else, or if that is taken, the next free one\n"
 	"  --replace           replace the step if it is there\n"
 	"  --component NAME    tensors of the SOURCEs after it belong to component NAME (default: model)\n"
 	"  --dtype DTYPE       what .npy files after it hold that numpy shows as |V2 or |V1: bf16, f8_e4m3fn, ...\n"

@@ -89,6 +89,8 @@ struct import_plan {
 	struct import_opaque *opaque;
 	size_t nopaque; /* values that stay as they are: Python alone reads them */
 	bool exported; /* a source was an exported step or a DCP checkpoint, which may have no tensors */
+	uint64_t number; /* that the sources had as steps; PROTO_NONE: several */
+	size_t nnumbers; /* sources that had one */
 	bool follow; /* links that lead out of a source, too */
 	const char *directory; /* the first SOURCE that is one */
 	char *bound; /* of the directory that is being added: its files' links end in it; NULL: they need not */
@@ -108,6 +110,8 @@ int import_add_source(struct import_plan *p, const char *path, const char *compo
 int import_plan_check(struct import_plan *p, struct base_error *err);
 
 /* ---- within the import ---- */
+/* A source was this step. */
+void import_add_number(struct import_plan *p, uint64_t number);
 int import_file_open(struct import_plan *p, const char *path, struct import_file **ret_file, struct base_error *err);
 /* exactly len */
 int import_file_read(struct import_file *f, uint64_t offset, void *bytes, size_t len, struct base_error *err);

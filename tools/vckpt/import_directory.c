@@ -286,6 +286,17 @@ static int add_shards(struct walk *w)
 	return r;
 }
 
+/* DCP keeps no number in what it writes: programs put it into the directory's name. */
+static void number_by_name(struct walk *w)
+{
+	base_cleanup_free char *full = realpath(w->root, NULL);
+	const char *name = full ? strrchr(full, '/') + 1 : "";
+	uint64_t number;
+
+	if (tool_step_parse(name, strlen(name), &number) > 0)
+		import_add_number(w->plan, number);
+}
+
 static int add_dcp(struct walk *w)
 {
 	int r;
@@ -295,6 +306,7 @@ static int add_dcp(struct walk *w)
 			"%s: the keys of its tensors say which components they belong to; leave out --component %s",
 			w->root, w->component);
 	w->dcp = true;
+	number_by_name(w);
 	r = import_add_dcp(w->plan, w->root, w->err);
 	return r == 0 ? take_files(w) : r;
 }

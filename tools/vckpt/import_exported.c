@@ -48,8 +48,13 @@ int import_exported_open(struct import_plan *p, const char *directory, struct im
 	if ((r = import_file_text(f, &text, err)) < 0)
 		return r;
 	r = import_manifest_parse(path, text, (size_t)f->stat.st_size, ret_m, err);
-	p->exported = p->exported || r == 0;
-	return r < 0 ? r : 0;
+	if (r != 0)
+		return r < 0 ? r : 0;
+	p->exported = true;
+	const json_t *number = json_object_get((*ret_m)->root, "step");
+	if (json_is_integer(number) && json_integer_value(number) >= 0)
+		import_add_number(p, (uint64_t)json_integer_value(number));
+	return 0;
 }
 
 static int take_npy(struct import_plan *p, const struct import_manifest *m, const struct import_manifest_tensor *t,

@@ -598,6 +598,11 @@ int import_plan_check(struct import_plan *p, struct base_error *err)
 	return no_tensors(p, err);
 }
 
+void import_add_number(struct import_plan *p, uint64_t number)
+{
+	p->number = p->nnumbers++ == 0 || p->number == number ? number : PROTO_NONE;
+}
+
 void import_plan_release(struct import_plan *p)
 {
 	for (size_t i = 0; i < p->nfiles; i++) {

@@ -105,9 +105,15 @@ static int parse_wanted(const struct tool *t, const char *text, struct wanted *w
 		return parse_range(t, text, (size_t)(slash - text), dots, w);
 	if ((code = tool_target_parse(t, text, &w->target)))
 		return code;
+	if (!slash) { /* no step, whatever it looks like: what is removed is named in full */
+		w->kind = WANTED_RUN;
+		w->target = (struct tool_target){0};
+		snprintf(w->target.run, sizeof w->target.run, "%s", text);
+		return 0;
+	}
 	if (w->target.rest)
 		return tool_usage(t, "%s: only whole steps can be removed: RUN/STEP", text);
-	w->kind = !w->target.has_step ? WANTED_RUN : w->target.latest ? WANTED_LATEST : WANTED_STEP;
+	w->kind = w->target.latest ? WANTED_LATEST : WANTED_STEP;
 	return 0;
 }
 

@@ -249,35 +249,66 @@ int tool_open_store(struct tool *t, unsigned flags, struct store **ret_s)
 	return 0;
 }
 
-static int parse_step(const struct tool *t, const char *text, size_t len, struct tool_target *target)
+int tool_step_parse(const char *text, size_t len, uint64_t *ret_step)
 {
+	static const char *const words[] = {"step", "global_step", "iter", "epoch", "checkpoint", "ckpt"};
 	uint64_t step = 0;
 
-	if (len == 6 && memcmp(text, "latest", 6) == 0) {
-		target->latest = true;
+	for (size_t i = 0; i < BASE_COUNT(words); i++) {
+		size_t n = strlen(words[i]);
+
+		if (len <= n || memcmp(text, words[i], n) != 0)
+			continue;
+		n += strchr("-_=.", text[n]) != NULL;
+		text += n;
+		len -= n;
+		break;
+	}
+	if (len == 0 || strspn(text, "0123456789") < len)
 		return 0;
-	}
-	if (len > 5 && memcmp(text, "step-", 5) == 0) {
-		text += 5;
-		len -= 5;
-	}
-	if (len == 0)
-		return tool_usage(t, "the step is missing: give RUN/STEP, where STEP is a number or latest");
-	for (size_t i = 0; i < len; i++) {
-		if (text[i] < '0' || text[i] > '9')
-			return tool_usage(t, "\"%.*s\" is not a step: a number or latest", (int)len, text);
+	for (size_t i = 0; i < len; i++)
 		if (base_mul_overflows(step, 10, &step) || base_add_overflows(step, text[i] - '0', &step) ||
 			step > INT64_MAX)
-			return tool_usage(t, "step %.*s is above 2^63-1", (int)len, text);
-	}
-	target->step = step;
-	return 0;
+			return -EOVERFLOW;
+	*ret_step = step;
+	return 1;
+}
+
+static int parse_step(const struct tool *t, const char *text, size_t len, struct tool_target *target)
+{
+	int r;
+
+	target->latest = len == 6 && memcmp(text, "latest", 6) == 0;
+	if (target->latest)
+		return 0;
+	if (len == 0)
+		return tool_usage(t, "the step is missing: give RUN/STEP, where STEP is a number or latest");
+	r = tool_step_parse(text, len, &target->step);
+	if (r < 0)
+		return tool_usage(t, "step %.*s is above 2^63-1", (int)len, text);
+	return r ? 0 : tool_usage(t, "\"%.*s\" is not a step: a number, alone or after step, global_step, iter, epoch, "
+		"checkpoint or ckpt, or latest", (int)len, text);
+}
+
+/* A step alone is one of the run `default`, unless a run has that name. */
+static bool is_alone(const struct tool *t, const char *text)
+{
+	char path[4400];
+	uint64_t step;
+
+	return t->narguments && (tool_step_parse(text, strlen(text), &step) > 0 || strcmp(text, "latest") == 0) &&
+		snprintf(path, sizeof path, "%s/runs/%s", t->arguments[0], text) < (int)sizeof path &&
+		access(path, F_OK) != 0;
 }
 
 int tool_target_parse(const struct tool *t, const char *text, struct tool_target *ret_target)
 {
 	int r = tool_arguments_order(t);
 
+	if (r == 0 && is_alone(t, text)) {
+		*ret_target = (struct tool_target){.run = TOOL_DEFAULT_RUN, .has_step = true};
+		return parse_step(t, text, strlen(text), ret_target);
+	}
 	if (r == 0 && (r = target_split(text, ret_target)) < 0)
 		return refuse_run(t, text, r);
 	if (r || !ret_target->has_step)

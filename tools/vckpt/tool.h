@@ -73,7 +73,11 @@ struct tool_target {
 	uint64_t step;
 	const char *rest;
 };
-/* 0 or TOOL_USAGE, said; also where STORE and the target are swapped */
+/* A number, alone or after a word (step-100, ckpt_100: docs/python.md, "What a path names"). 1, 0: it is none, or
+ * -EOVERFLOW: it is above 2^63-1. */
+int tool_step_parse(const char *text, size_t len, uint64_t *ret_step);
+/* The run of a step that is named alone. 0 or TOOL_USAGE, said; also where STORE and the target are swapped */
+#define TOOL_DEFAULT_RUN "default"
 int tool_target_parse(const struct tool *t, const char *text, struct tool_target *ret_target);
 /* a file stands where RUN has to; returns TOOL_USAGE */
 int tool_missing_run(const struct tool *t, const char *path);
