@@ -3,7 +3,6 @@
 import errno
 import mmap
 import os
-import pathlib
 import struct
 import subprocess
 import threading
@@ -11,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from .conftest import Tensor, wait_until, weights, write_safetensors
+from .conftest import Tensor, descriptors, wait_until, weights, write_safetensors
 from .test_passthrough import closed, passes, read
 
 MiB = 1 << 20
@@ -199,6 +198,5 @@ def test_a_damaged_file_is_put_together_as_far_as_it_is_sound(slow, large, tmp_p
     assert e.value.errno == errno.EIO
     assert wait_until(lambda: m.stats()["vckpt_assemblies_failed_total"] == 1)
     assert m.stats()["vckpt_assembled_bytes"] == 0
-    descriptors = pathlib.Path(f"/proc/{m.server}/fd")
-    assert not [d for d in descriptors.iterdir() if os.readlink(d).startswith("/memfd:vckpt")], "memory of a lost file"
+    assert not [d for d in descriptors(m.server) if d.startswith("/memfd:vckpt")], "memory of a lost file"
     os.close(fd)

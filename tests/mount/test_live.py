@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from .conftest import small_source, wait_until
+from .conftest import descriptors, small_source, wait_until
 
 SECOND = 1.0
 SOON = 5.0      # where other tests have the processors
@@ -213,11 +213,7 @@ def test_an_empty_store_and_its_first_step(mount, store, vckpt, tmp_path):
 
 def packs(m):
     """What the server has open of the store's packs."""
-    found = []
-    for fd in os.listdir(f"/proc/{m.server}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            found.append(os.readlink(f"/proc/{m.server}/fd/{fd}"))
-    return [path for path in found if path.startswith(f"{m.store}/packs/")]
+    return [path for path in descriptors(m.server) if path.startswith(f"{m.store}/packs/")]
 
 
 def test_a_deleted_pack_is_closed(live, store, vckpt):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two processes of a mount: the keeper, which has privileges and reads nothing of the store, and the server, which
 reads and has none. Each of them ends in every way."""
-import contextlib
 import errno
 import os
 import pathlib
@@ -12,7 +11,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from .conftest import Mount, Tensor, daemons, keeper_of, mount_of, wait_until, weights, write_safetensors
+from .conftest import Mount, Tensor, daemons, descriptors, keeper_of, mount_of, wait_until, weights, write_safetensors
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -98,10 +97,7 @@ def test_the_keeper_keeps_what_unmounting_needs(encoded, mount):
     lines = dict(line.split(":\t", 1) for line in pathlib.Path(f"/proc/{m.keeper}/status").read_text().splitlines()
                  if ":\t" in line)
     assert int(lines["CapEff"], 16) == 1 << 21 | 1 << 5 | 1 << 2 and lines["NoNewPrivs"] == "1"
-    names, directory = [], pathlib.Path(f"/proc/{m.keeper}/fd")
-    for fd in os.listdir(directory):
-        with contextlib.suppress(FileNotFoundError):        # it tells the command, and closes that pipe
-            names.append(os.readlink(directory / fd))
+    names = descriptors(m.keeper)
     assert "/dev/fuse" not in names and not any(name.startswith(str(encoded)) for name in names)
 
 
