@@ -354,6 +354,23 @@ int list_take(struct store_list *l, struct proto_entry *e)
 	return 1;
 }
 
+/* A look did not find entry l->next, which has to be there. On a file system that hosts share, the look may have been
+ * answered by a cache that is older than the entry. If the directory lists it, it is read as soon as the cache ends. */
+static int entry_unseen(struct store_list *l, struct proto_entry *ret_e, struct base_error *err)
+{
+	int r = list_number_listed(l, err);
+
+	if (r <= 0)
+		return r < 0 ? r : -ENOENT;
+	do {
+		r = entry_read(l, l->next, ret_e, err);
+		if (r == -ENOENT)
+			r = base_error_set(err, -ESTALE, "run %s: its directory lists entry %llu, which cannot be "
+				"opened: a cache of the file system is behind", l->run, (unsigned long long)l->next);
+	} while (list_again(l, l->next, r));
+	return r;
+}
+
 /* Reads entry l->next (unless it was `read` before, which is taken over) and applies it. 1: done (or skipped); 0: there
  * is none. below_end: there must be one. */
 static int list_step(struct store_list *l, bool below_end, struct proto_entry *read, struct base_error *err)
@@ -377,6 +394,8 @@ static int list_step(struct store_list *l, bool below_end, struct proto_entry *r
 	}
 	if (r == -ENOENT && !below_end)
 		return 0;
+	if (r == -ENOENT && !l->missing)
+		r = entry_unseen(l, &e, &why);
 	if (r == 0 && (r = entry_follows(l, &e, &why)) < 0)
 		proto_entry_release(&e);
 	if (r == -ENOENT || r == -BASE_EDAMAGED)
@@ -679,6 +698,33 @@ int store_list_refresh(struct store_list *l, struct base_error *err)
 	list_numbers_release(l);
 	list_skips_tell(l);
 	return r;
+}
+
+int store_list_catch_up(struct store_list *l, struct base_error *err)
+{
+	uint64_t until = base_monotonic_ms() + l->how.patience_ms;
+
+	for (;;) {
+		uint64_t before = l->next;
+		int r = list_number_listed(l, err);
+
+		list_numbers_release(l);
+		if (r == 0)
+			return 0;
+		if (r > 0)
+			r = store_list_refresh(l, err);
+		if (r < 0)
+			return r;
+		if (base_monotonic_ms() < until) {
+			if (l->next == before)
+				usleep(RETRY_MAX_MS * 1000);
+			continue;
+		}
+		if (l->next > before)
+			return 0; /* as far as others have come meanwhile */
+		return base_error_set(err, -ESTALE, "run %s: its directory lists entry %llu, which cannot be opened: "
+			"a cache of the file system is behind; try again", l->run, (unsigned long long)l->next);
+	}
 }
 
 int store_list_newer(const struct store_list *l, uint64_t *ret_entry, struct base_error *err)

@@ -94,6 +94,10 @@ int64_t store_list_put(struct store_list *l, const struct proto_entry *entry,
  * damaged here (-EINVAL) and not accepted yet (-EALREADY). The number of the entry, or an error. */
 int64_t store_list_accept(struct store_list *l, const uint64_t *numbers, size_t n, struct base_error *err);
 
+/* Reads on to the last entry in a row that the run's directory lists. On a file system that hosts share, looks may not
+ * find it until a cache ends: waits for that for 3 s, then -ESTALE. */
+int store_list_catch_up(struct store_list *l, struct base_error *err);
+
 /* Is r an error of the storage, or of memory or descriptors, at this moment (-EIO, -ESTALE, -ENOMEM, ...), and not of
  * the bytes in it? Then another try may succeed. */
 bool store_error_passes(int r);

@@ -163,6 +163,8 @@ int list_unreadable(const struct store_list *l, int r, struct base_error *err);
 int list_gap_pass(struct store_list *l, uint64_t end, struct base_error *err);
 /* If LIST_MISSING_MAX entries before it decide nothing: does the directory list l->next? 0, or an error. */
 int list_next_listed(struct store_list *l, struct base_error *err);
+/* Does the directory list l->next, as it was when this reading first asked? 1, 0 or an error. */
+int list_number_listed(struct store_list *l, struct base_error *err);
 /* How many of the numbers from l->next on may well be there, at most `most`, at least 1. */
 uint32_t list_numbers_run(const struct store_list *l, uint32_t most);
 /* The place of a snapshot before n, *ret_n 0: there is none; missing: so many places behind it have no entry. */

@@ -133,6 +133,13 @@ int list_next_listed(struct store_list *l, struct base_error *err)
 		"does not list", l->run, (unsigned long long)l->next);
 }
 
+int list_number_listed(struct store_list *l, struct base_error *err)
+{
+	int r = numbers_read(l, err);
+
+	return r < 0 ? r : number_there(&l->numbers, l->next);
+}
+
 uint32_t list_numbers_run(const struct store_list *l, uint32_t most)
 {
 	const struct list_numbers *x = &l->numbers;

@@ -9,7 +9,8 @@
  *   begin, base.n say how far a list had been read, and which entries they build on
  *
  * Writers put an entry first, and put or delete these files later. So a file that the caller's list does not explain
- * proves nothing yet: the list is read again after the files, and the question is asked again. */
+ * proves nothing yet: the list is read again after the files, to the last entry that its directory lists, and the
+ * question is asked again. */
 #include "core/upkeep/lost.h"
 
 #include <inttypes.h>
@@ -233,7 +234,7 @@ static int add_folders(struct traces *t, struct base_error *err)
 }
 
 /* Asks again, with lists that are read now. A list that cannot be read is reported elsewhere. */
-static int tell_left(struct traces *t)
+static int tell_left(struct traces *t, struct base_error *err)
 {
 	struct store_list *l = NULL;
 
@@ -247,6 +248,11 @@ static int tell_left(struct traces *t)
 				return r;
 			if (r < 0)
 				continue;
+			r = store_list_catch_up(l, err);
+			if (r < 0) {
+				store_list_close(l);
+				return r;
+			}
 		}
 		if (trace_unexplained(l, &t->all[i]))
 			trace_tell(t->q, l, &t->all[i]);
@@ -264,5 +270,5 @@ int store_lost_find(const struct store_lost_question *q, struct base_error *err)
 		r = add_stats(&t, err);
 	for (size_t i = 0; r == 0 && i < q->nlists; i++)
 		r = add_manifests(&t, q->lists[i], err);
-	return r < 0 ? r : tell_left(&t);
+	return r < 0 ? r : tell_left(&t, err);
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collector: what is reached stays, whatever is going on; what is not goes, in two runs a grace period apart."""
 import ctypes
+import errno
 import os
 import random
 import shutil
@@ -9,6 +10,7 @@ import time
 
 import pytest
 
+from ranklib import Meddler
 from storelib import (ABORTED, DAMAGED, EBUSY, LAUNCH, NONE, UNDECIDED, Api, Attempt, Failed, age_marks, fresh,
                       open_all, packs_of, put_heartbeat,
                       save, scratch)
@@ -191,6 +193,29 @@ def test_heartbeat_of_another_host(api, lib):
     result, reports = api.gc(grace=HOUR, heartbeat=1)
     assert 1 <= time.monotonic() - start < 30 and result.aborted == 1 and files(api, "hosts") == []
     Attempt(api, "r").free()
+
+
+def test_a_cache_that_hides_the_newest_entries(api):
+    """Looks that a cache of the file system answers do not find the last commit, whose files are there: no end was
+    lost. It is waited for; if it does not come, the collection ends with an error and has deleted nothing."""
+    save(api, "r")
+    a = save(api, "r")
+    last = max(p.name for p in (api.path / "runs/r").iterdir() if p.name.isdigit()).encode()
+    m, until = Meddler(api), time.monotonic() + 0.5
+
+    def hidden(args):
+        return -errno.ENOENT if ctypes.string_at(args[1]) == b"runs/r/" + last and time.monotonic() < until else None
+    try:
+        m.answer.update(size=hidden, read_whole=hidden, file_open=hidden)
+        assert api.gc(grace=HOUR)[1] == []
+        until = time.monotonic() + 600
+        before = tree(api)
+        with pytest.raises(Failed, match="its directory lists entry .*, which cannot be opened: a cache of the file"):
+            api.gc(grace=HOUR)
+        assert tree(api) == before
+    finally:
+        m.end()
+    assert open_all(api, a)
 
 
 def test_lost_pack(api):

@@ -195,6 +195,55 @@ def test_many_entries_are_read_several_at_once(api):
     assert most > 4
 
 
+def unseen(m, n, seconds):
+    """A cache that is older than entry n answers looks for it until so long from now. Listings are up to date."""
+    end = time.monotonic() + seconds
+    for call in ("read_whole", "file_open", "size"):
+        m.answer[call] = lambda args: -errno.ENOENT if is_entry(args, n) and time.monotonic() < end else None
+
+
+def test_a_cache_that_is_behind(api):
+    """As clients of NFS have: looks find later entries, and not that one. It is no damage, and counts when it is
+    seen."""
+    fill(api, 6)
+    reader = Api(api.lib, api.path, init=False, flags=READ_ONLY)
+    m = Meddler(reader)
+    try:
+        unseen(m, 3, 0.5)
+        with reader.list("r") as l:
+            assert l.damaged == 0 and sorted(l.steps()) == list(range(6))
+        unseen(m, 3, 600.0)
+        with reader.list("r") as l:
+            assert sorted(l.steps()) == [0, 1, 2, 4, 5]         # a reader goes on
+            m.answer.clear()
+            assert l.refresh() > 0 and l.damaged == 0 and sorted(l.steps()) == list(range(6))
+    finally:
+        m.end()
+        reader.close()
+    m = Meddler(api)
+    try:
+        unseen(m, 3, 600.0)
+        with pytest.raises(Failed, match="its directory lists entry 3, which cannot be opened: a cache of the file"):
+            api.list("r").__enter__()
+    finally:
+        m.end()
+
+
+def test_an_entry_that_is_lost_is_looked_for_once(api):
+    """The directory does not list it: nothing to wait for."""
+    fill(api, 40)
+    for n in range(5, 35, 3):
+        api.entry_path("r", n).unlink()
+    m = Meddler(api)
+    try:
+        begin = time.monotonic()
+        with api.list("r", whole=True) as l:
+            assert l.damaged == 10 and m.count["list"] == 1
+        assert time.monotonic() - begin < 2.5
+    finally:
+        m.end()
+
+
 def test_damage_and_errors_among_many(api):
     """What is wrong with one of many that are read at once is told of that one, in order."""
     fill(api, 300)
