@@ -97,6 +97,18 @@ def test_once_the_store_is_made_the_path_names_the_same(there, path, want):
         assert (after.store, after.run, after.step, after.init) == (want.store, want.run, want.step, False)
 
 
+@pytest.mark.parametrize("there, path, want", [rule for rule in RULES if rule[2].init],
+                         ids=lambda value: value if isinstance(value, str) else "")
+def test_the_path_names_the_same_while_another_rank_makes_the_store(there, path, want):
+    """After whichever look."""
+    before, after = world(**there), world(**{**there, want.store: STORE})
+    for number in range(12):
+        looks = iter(range(100))
+        found = resolve(path, lambda one: (before if next(looks) < number else after)(one))
+        if want.store != path or want.step is not None:
+            assert (found.store, found.run, found.step) == (want.store, want.run, want.step), number
+
+
 @pytest.mark.parametrize("path, words", [
     ("/data/ckpt/llama/7/model", "expected RUN, RUN/STEP or STEP"),
     ("/data/ckpt/llama/best", "expected RUN, RUN/STEP or STEP"),

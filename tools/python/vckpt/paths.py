@@ -14,6 +14,7 @@ once its store is made, for whoever looks at whatever moment: a store that was a
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import re
 import secrets
@@ -73,9 +74,10 @@ def kind_of(path: str) -> str:
     if is_store(path):
         return STORE
     try:
-        with os.scandir(path) as entries:
-            made = all(entry.name in OWN or re.fullmatch(TEMPORARY, entry.name) for entry in entries)
-            return EMPTY if made else OTHER
+        names = os.listdir(path)
+        if "vckpt.store" in names:                      # since the look above
+            return STORE
+        return EMPTY if all(name in OWN or re.fullmatch(TEMPORARY, name) for name in names) else OTHER
     except FileNotFoundError:
         return ABSENT
     except OSError:
@@ -117,6 +119,7 @@ def resolve(path: Path, kind: Callable[[str], str] = kind_of) -> Target:
     given = local(path)
     store = full = os.path.abspath(given)
     parts: list[str] = []
+    kind = functools.cache(kind)        # looked at once: another rank may make the store meanwhile
     while kind(store) != STORE:
         above, part = os.path.split(store)
         if above == store:
