@@ -743,7 +743,7 @@ int64_t view_tree_walk(const struct view_tree *t, const char *path)
 
 size_t view_tree_memory(const struct view_tree *t)
 {
-	return sizeof *t + t->n * sizeof *t->nodes + t->names_bytes;
+	return sizeof *t + t->n * sizeof *t->nodes + t->nfiles * sizeof *t->files + t->names_bytes;
 }
 
 void view_tree_path(const struct view_tree *t, uint32_t node, struct base_buf *b)

@@ -247,6 +247,23 @@ def test_an_index_that_names_less_or_more(vckpt, store, source, change, sentence
             done.stderr.count("\n") == 1), done.stderr
 
 
+def test_two_indices_that_share_a_file(vckpt, store, source):
+    parts(source, 3, index="model.safetensors.index.json")
+    m = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
+    put(source / "x.safetensors", tensors(9, ["x"]))
+    put(source / "other.safetensors.index.json", {"weight_map": {"t3": m["t3"], "x": "x.safetensors"}})
+    vckpt("import", store, "run", source)
+    assert components(vckpt, store) == {"model": 3, "other": 1}
+
+
+@pytest.mark.parametrize("raw", [b"{", b"[]", b"{}", b'{"weight_map": []}', b'{"weight_map": {"a": 1}}', LFS])
+def test_an_index_that_is_none(vckpt, store, source, raw):
+    put(source / "unet/model-00001-of-00001.safetensors", tensors(1))
+    put(source / "unet/model.safetensors.index.json", raw)
+    done = vckpt("import", store, "run", source, check=False)
+    assert done.returncode == 1 and f"{source}/unet/model.safetensors.index.json: " in done.stderr
+
+
 def test_an_index_that_names_fewer_tensors(vckpt, store, source):
     put(source / "model-00001-of-00001.safetensors", tensors(1))
     put(source / "model.safetensors.index.json", {"weight_map": {"a": "model-00001-of-00001.safetensors"}})

@@ -33,6 +33,7 @@ struct set {
 	char *dir, *stem;   /* folder, from the root, and name without number and end */
 	const struct import_found *first, *index;
 	json_t *weights;    /* the index's weight_map */
+	json_t *there;      /* the names of its tensors that are in the files that it names */
 	char component[PROTO_COMPONENT_MAX + 1];
 };
 
@@ -176,7 +177,7 @@ static int read_weight_map(struct import_weights *w, const struct import_found *
 	json_error_t error;
 	int r = import_file_open(w->plan, f->path, &file, err);
 
-	if (r < 0 || (r = import_file_text(file, &text, err)) < 0)
+	if (r < 0 || (r = import_refuse_pointer(file, err)) < 0 || (r = import_file_text(file, &text, err)) < 0)
 		return r;
 	json_t *root = json_loadb(text, (size_t)file->stat.st_size, JSON_REJECT_DUPLICATES, &error);
 	if (!root)
@@ -186,6 +187,7 @@ static int read_weight_map(struct import_weights *w, const struct import_found *
 	if (json_is_object(*ret_map))
 		return 0;
 	json_decref(*ret_map);
+	*ret_map = NULL;
 	return base_error_set(err, -BASE_EFORMAT, "%s: it has no object \"weight_map\"", f->path);
 }
 
@@ -209,15 +211,11 @@ static int named_file(const struct import_weights *w, const struct set *s, const
 /* Readers that find the whole file do not look at the index. */
 static bool is_left_over(const struct import_weights *w, const struct set *s, size_t there)
 {
-	base_cleanup_free char *file = NULL, *rel = NULL;
+	char *name;
 
-	if (there || asprintf(&file, "%s" SUFFIX, s->stem) < 0) {
-		if (there)
-			return false;
-		file = NULL;
+	if (there || asprintf(&name, "%s" SUFFIX, s->stem) < 0)
 		return false;
-	}
-	rel = within(s->dir, file);
+	base_cleanup_free char *file = name, *rel = within(s->dir, file);
 	return rel && find(w, rel);
 }
 
@@ -550,48 +548,70 @@ int import_weights_take(struct import_weights *w, const struct import_found *f, 
 	return import_add_safetensors(w->plan, f->path, f->rel, w->sets[f->set - 1].component, err);
 }
 
-/* An index against the tensors of its files. */
-static int check_index(const struct import_weights *w, const struct set *s, size_t first, struct base_error *err)
+/* Is a tensor in the file that an index names for it? The file may be another index's. */
+static bool is_named(const struct set *s, const json_t *value, const char *rel)
 {
-	json_t *found = json_object(), *file;
-	const char *name, *unnamed = NULL, *in = NULL;
-	int r = found ? 0 : base_no_memory(err);
+	base_cleanup_free char *named = within(s->dir, json_string_value(value));
 
-	for (size_t i = first; r == 0 && i < w->plan->ntensors; i++) {
+	return named && !strcmp(named, rel);
+}
+
+/* Every tensor of a file of an index has to be named. The first that is not: *ret_unnamed. */
+static int look_at_tensors(struct import_weights *w, size_t first, const struct import_tensor **ret_unnamed)
+{
+	*ret_unnamed = NULL;
+	for (size_t i = first; i < w->plan->ntensors; i++) {
 		const struct import_tensor *t = &w->plan->tensors[i];
 		const struct import_found *f = t->file->name ? find(w, t->file->name) : NULL;
+		struct set *s = f && f->set ? &w->sets[f->set - 1] : NULL;
 
-		if (!f || !f->set || &w->sets[f->set - 1] != s)
+		if (!s || !s->weights)
 			continue;
-		const char *said = json_string_value(json_object_getn(s->weights, t->name, t->name_len));
-		base_cleanup_free char *rel = said ? within(s->dir, said) : NULL;
-		if (!said && !unnamed) {
-			unnamed = t->name;
-			in = f->rel;
-		}
-		if (said && (!rel || json_object_setn_new(found, t->name, t->name_len,
-				strcmp(rel, f->rel) ? json_false() : json_true()) < 0))
-			r = base_no_memory(err);
+		const json_t *value = json_object_getn(s->weights, t->name, t->name_len);
+		if (!value && !*ret_unnamed)
+			*ret_unnamed = t;
+		s->there = s->there ? s->there : json_object();
+		if (value && is_named(s, value, f->rel) &&
+			json_object_setn_new(s->there, t->name, t->name_len, json_true()) < 0)
+			return -ENOMEM;
 	}
-	json_object_foreach(s->weights, name, file)
-		if (r == 0 && !json_is_true(json_object_get(found, name)))
-			r = base_error_set(err, -BASE_EFORMAT, "%s: tensor %s is not in %s", s->index->path, name,
-				json_string_value(file));
-	if (r == 0 && unnamed)
-		r = base_error_set(err, -BASE_EFORMAT, "%s: it does not name tensor %.300s, which is in %s: get the "
-			"index that belongs to the files, or remove it", s->index->path, unnamed, in);
-	json_decref(found);
-	return r;
+	return 0;
+}
+
+/* What an index names of its own files has to be there. */
+static int check_index(const struct import_weights *w, const struct set *s, struct base_error *err)
+{
+	const char *name;
+	json_t *value;
+
+	json_object_foreach(s->weights, name, value) {
+		base_cleanup_free char *rel = within(s->dir, json_string_value(value));
+		const struct import_found *f = rel ? find(w, rel) : NULL;
+
+		if (!rel)
+			return base_no_memory(err);
+		if (f && f->set && &w->sets[f->set - 1] == s && !json_object_get(s->there, name))
+			return base_error_set(err, -BASE_EFORMAT, "%s: tensor %s is not in %s", s->index->path, name,
+				json_string_value(value));
+	}
+	return 0;
 }
 
 int import_weights_check(struct import_weights *w, size_t first, struct base_error *err)
 {
-	int r = 0;
+	const struct import_tensor *unnamed;
+	int r = look_at_tensors(w, first, &unnamed);
 
+	if (r < 0)
+		return base_no_memory_for(err, "%s", w->root);
 	for (uint32_t i = 0; r == 0 && i < w->nsets; i++)
-		if (w->sets[i].kind == SET_INDEX && !is_left(w, &w->sets[i]))
-			r = check_index(w, &w->sets[i], first, err);
-	return r;
+		if (w->sets[i].kind == SET_INDEX)
+			r = check_index(w, &w->sets[i], err);
+	if (r < 0 || !unnamed)
+		return r;
+	const struct set *s = &w->sets[find(w, unnamed->file->name)->set - 1];
+	return base_error_set(err, -BASE_EFORMAT, "%s: it does not name tensor %.300s, which is in %s: get the index "
+		"that belongs to the files, or remove it", s->index->path, unnamed->name, unnamed->file->name);
 }
 
 void import_weights_free(struct import_weights *w)
@@ -602,6 +622,7 @@ void import_weights_free(struct import_weights *w)
 		free(w->sets[i].dir);
 		free(w->sets[i].stem);
 		json_decref(w->sets[i].weights);
+		json_decref(w->sets[i].there);
 	}
 	free(w->sets);
 	free(w->folders);
