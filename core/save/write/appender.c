@@ -143,7 +143,7 @@ static int appender_begin_row(struct save_appender *a, const struct save_band *b
 
 static bool appender_extent_is_open(const struct save_appender *a)
 {
-	return a->pack && store_pack_writer_size(a->pack) != a->extent_start;
+	return a->pack && (a->held.pieces.len || store_pack_writer_size(a->pack) != a->extent_start);
 }
 
 static int appender_end_extent(struct save_appender *a, struct base_error *err)
@@ -153,7 +153,9 @@ static int appender_end_extent(struct save_appender *a, struct base_error *err)
 
 	if (!appender_extent_is_open(a))
 		return 0;
-	r = store_pack_extent_end(a->pack);
+	r = save_held_append(a);
+	if (r == 0)
+		r = store_pack_extent_end(a->pack);
 	a->w->result.write_ns += base_monotonic_ns() - begin;
 	if (r < 0)
 		return save_write_failed(a->w, a->pack_class, r, err);
@@ -189,7 +191,8 @@ int save_appender_room(struct save_appender *a, uint64_t bytes, struct base_erro
 		return r;
 	}
 	if (appender_extent_is_open(a) &&
-		store_pack_writer_size(a->pack) - a->extent_start + 2 * 4096 + bytes > STORE_EXTENT_MAX_BYTES)
+		store_pack_writer_size(a->pack) - a->extent_start + save_held_bytes(&a->held) + 2 * 4096 + bytes
+		> STORE_EXTENT_MAX_BYTES)
 		r = appender_end_extent(a, err);
 	return r;
 }
@@ -243,13 +246,20 @@ static int appender_write(struct save_appender *a, struct save_band *b, struct s
 	r = save_appender_room(a, p->stored_len, err);
 	if (r < 0)
 		return r;
-	r = store_pack_append(a->pack, &p->digest, STORE_OBJECT_PIECE, p->codec, (raw ? b->raw : b->out) + p->offset,
-		p->stored_len, p->len,
-		b->checks + p->first_block, raw ? NULL : b->lens + p->first_block, &k->ref);
+	if (a->last->npieces == 1 && save_held_takes(p)) {
+		r = save_held_add(&a->held, b, p, k);
+		if (r > 0)
+			r = save_held_append(a);
+	} else {
+		r = store_pack_append(a->pack, &p->digest, STORE_OBJECT_PIECE, p->codec,
+			(raw ? b->raw : b->out) + p->offset, p->stored_len, p->len, b->checks + p->first_block,
+			raw ? NULL : b->lens + p->first_block, &k->ref);
+		if (r == 0)
+			save_appender_count(a, k);
+	}
 	a->w->result.write_ns += base_monotonic_ns() - begin;
 	if (r < 0)
 		return save_write_failed(a->w, a->pack_class, r, err);
-	save_appender_count(a, k);
 	a->w->result.pieces_new++;
 	if (!raw)
 		a->w->result.bytes_encoded += p->len;
@@ -498,6 +508,7 @@ void save_appender_free(struct save_appender *a)
 		a->first = row->next;
 		row_free(row);
 	}
+	save_held_release(&a->held);
 	store_part_builder_free(a->part);
 	store_pack_abandon(a->pack);
 	store_pack_abandon(a->meta);

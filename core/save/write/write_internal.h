@@ -80,12 +80,15 @@ void save_band_forget(struct save_band *b); /* lets the rows go */
 /* ---- appender: one thread ---- */
 
 struct save_row;
+/* Small objects that are to come last in the extent (held.c). */
+struct save_held { struct base_buf bytes, pieces; };
 struct save_appender {
 	struct save_writer *w;
 	/* the pack being written; NULL: none */
 	struct store_pack_writer *pack; uint32_t pack_number; uint64_t extent_start;
 	char pack_class[PROTO_COMPONENT_MAX + 1];
 	struct store_pack_writer *meta; uint32_t meta_number;
+	struct save_held held;
 	struct store_part_builder *part;
 	struct save_row *first, *last;  /* rows that are not in the part yet, in order */
 	struct store_object_ref layout_ref; uint32_t layout_pack;
@@ -99,6 +102,13 @@ int save_appender_blobs(struct save_appender *a, struct base_error *err);
 int save_appender_class(struct save_appender *a, const char *class, struct base_error *err);
 /* Opens the class's pack if need be, ends the extent if `bytes` more would be too many for it. */
 int save_appender_room(struct save_appender *a, uint64_t bytes, struct base_error *err);
+/* Is the piece, of a tensor that is one piece, small enough to be held? */
+bool save_held_takes(const struct save_piece *p);
+/* Copies it. 1: enough are held; 0; -ENOMEM. */
+int save_held_add(struct save_held *h, const struct save_band *b, const struct save_piece *p, struct save_known *k);
+uint64_t save_held_bytes(const struct save_held *h); /* that they will take in the pack, at most */
+int save_held_append(struct save_appender *a);          /* to the pack that is open; then none is held */
+void save_held_release(struct save_held *h);
 int save_write_failed(const struct save_writer *w, const char *class, int r, struct base_error *err);
 /* Counts an object that was just appended to the current pack. */
 void save_appender_count(struct save_appender *a, struct save_known *k);
