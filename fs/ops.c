@@ -231,15 +231,16 @@ static void op_readlink(fuse_req_t req, fuse_ino_t id)
 	fs_request_end(&q, 0);
 }
 
-/* As <linux/fuse.h> has them since 6.9; Debian 12's is older, and so is its libfuse. */
-#define FOPEN_PASSTHROUGH (1u << 7)
+/* As <linux/fuse.h> has them since 6.9, FOPEN_PASSTHROUGH and struct fuse_open_out, and libfuse since 3.17; Debian 12's
+ * are older. */
+#define OPEN_PASSTHROUGH (1u << 7)
 struct open_out { uint64_t fh; uint32_t flags; int32_t backing_id; };
 
 /* How it is served is decided here (fs/backing.h). The flags that the kernel takes beside PASSTHROUGH are few: it
  * drops the pages that it has of the file, which nobody reads any more. */
 static int reply_open(fuse_req_t req, const struct fuse_file_info *fi, int backing_id)
 {
-	struct open_out out = { .fh = fi->fh, .flags = FOPEN_PASSTHROUGH | FOPEN_NOFLUSH, .backing_id = backing_id };
+	struct open_out out = { .fh = fi->fh, .flags = OPEN_PASSTHROUGH | FOPEN_NOFLUSH, .backing_id = backing_id };
 
 	return backing_id ? fuse_reply_buf(req, (const char *)&out, sizeof out) : fuse_reply_open(req, fi);
 }

@@ -2,9 +2,9 @@
  *
  * Three things that libfuse 3.14 does not do by itself. PARALLEL_DIROPS: up to 3.16.2 the library sets the wish but
  * leaves the bit out of INIT's answer, and the kernel then lets one look-up at a time into a directory; the answer
- * passes through fs_writev, which puts the bit in. Passthrough, which libfuse has since 3.17: the same way. Readahead:
- * the kernel bounds it by the backing-device info of the mount, 128 KiB by default, whatever INIT says; only
- * /sys/class/bdi, as root, lifts it. */
+ * passes through fs_writev, which puts the bit in. Passthrough, which libfuse has since 3.17: the same way with all
+ * versions, which is less than two ways. Readahead: the kernel bounds it by the backing-device info of the mount,
+ * 128 KiB by default, whatever INIT says; only /sys/class/bdi, as root, lifts it. */
 #include "fs/session.h"
 
 #include <fcntl.h>
