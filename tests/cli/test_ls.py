@@ -48,7 +48,8 @@ def test_runs(vckpt, filled):
     added = vckpt.json("ls", filled)["runs"]
     assert ([r["bytes"] for r in added] == [24000, 8000] and
             added[0]["time"] == vckpt.json("ls", filled, "a")["steps"][-1]["time"])
-    assert re.fullmatch(r"total: 2 runs, 4 steps, 31 KiB logical, \d+ KiB added to the store", total)
+    assert re.fullmatch(r"total: 2 runs, 4 steps, 31 KiB logical; saving them added \d+ KiB "
+                        r"\(vckpt info STORE: size on disk\)", total)
     assert vckpt("ls", filled, "--sort", "size", "-H").stdout[0] == "b" and vckpt("ls", filled, "--sort", "name", "-r",
                                                                                   "-H").stdout[0] == "b"
 
@@ -59,7 +60,7 @@ def test_steps(vckpt, filled):
     assert [fields(row)[0] for row in rows] == ["step-00000000", "step-00000001", "step-00000002"]
     assert [fields(row)[2:4] for row in rows] == [["1", "12 KiB"], ["1", "3.9 KiB"], ["1", "7.8 KiB"]]
     assert [fields(row)[5:] for row in rows] == [["loss=10.5", "tag=t0"], ["loss=9.25", "tag=t1"], ["tag=t2"]]
-    assert total.startswith("total: 3 steps, 23 KiB logical, ")
+    assert total.startswith("total: 3 steps, 23 KiB logical; ")
     assert vckpt("ls", filled, "b").stdout.splitlines()[-1].startswith("total: 1 step, ")
     assert vckpt.json("ls", filled, "a")["steps"][0]["attempt"] in vckpt("ls", "-l", filled, "a").stdout
 

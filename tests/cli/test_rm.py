@@ -2,6 +2,7 @@
 """vckpt rm: one step, several, a range, a run; what is asked, and what is left when something fails."""
 import os
 import pty
+import re
 import shutil
 import subprocess
 
@@ -85,12 +86,14 @@ def test_what_is_removed(vckpt, store, left, words, rest):
 
 
 def test_what_is_said(vckpt, store):
-    space = ("gives the space back: it marks what nothing else needs, and a later one deletes it after 24 h "
-             "(--grace 0: at once)\n")
-    assert vckpt("rm", store, "a/5", "-n").stdout == (
-        "a/step-00000005 would be removed, 3.9 KiB\n1 of 1 step would be removed; nothing was changed\n")
-    assert vckpt("rm", store, "b/2", "a/5").stdout == (
-        f"a/step-00000005 removed, 3.9 KiB\nb/step-00000002 removed, 3.9 KiB\nvckpt gc {store} {space}")
+    space = (" KiB back: it marks what nothing else needs, and a later one deletes it after 24 h (--grace 0: at "
+             "once)\n")
+    assert vckpt("rm", store, "a/5", "-n").stdout.startswith(
+        "a/step-00000005 would be removed, 3.9 KiB logical\n1 of 1 step would be removed; nothing was changed\n"
+        "vckpt gc could then give ")
+    said = vckpt("rm", store, "b/2", "a/5").stdout
+    assert said.startswith("a/step-00000005 removed, 3.9 KiB logical\nb/step-00000002 removed, 3.9 KiB logical\n"
+                           f"vckpt gc {store} gives ") and said.endswith(space)
     assert vckpt("rm", store, "a/5", "--missing-ok").stdout == "nothing to remove\n"
     assert vckpt("rm", store, "a/0", "-q").stdout == ""
     marked = vckpt("gc", store).stdout
@@ -142,10 +145,10 @@ def test_help_removes_nothing(vckpt, store, left):
 
 
 @pytest.mark.parametrize("words, sentence", [
-    (["a/latest"], "a/latest is step 20, 3.9 KiB"),
-    (["a"], "run a: 5 steps from 0 to 20, 20 KiB"),
-    (["b/1", "a", "--keep-last", "3"], "run a: 2 steps from 0 to 5, 7.8 KiB"),
-    (["a", "--keep-last", "4"], "run a: 1 step, 0, 3.9 KiB"),
+    (["a/latest"], "a/latest is step 20, 3.9 KiB logical"),
+    (["a"], "run a: 5 steps from 0 to 20, 20 KiB logical"),
+    (["b/1", "a", "--keep-last", "3"], "run a: 2 steps from 0 to 5, 7.8 KiB logical"),
+    (["a", "--keep-last", "4"], "run a: 1 step, 0, 3.9 KiB logical"),
 ])
 def test_a_question(vckpt, store, left, words, sentence):
     done = vckpt("rm", store, *words, check=False, input="y\n")
@@ -200,9 +203,53 @@ def test_a_part_that_fails(vckpt, store, left):
     entry.write_bytes(b"x" * entry.stat().st_size)
     done = vckpt("rm", store, "a/5", "b/2", "a/10", check=False)
     assert done.returncode == 3 and left() == [0, 12, 20]
-    assert done.stdout.startswith("a/step-00000005 removed, 3.9 KiB\na/step-00000010 removed, 3.9 KiB\nvckpt gc ")
+    assert done.stdout.startswith("a/step-00000005 removed, 3.9 KiB logical\n"
+                                  "a/step-00000010 removed, 3.9 KiB logical\n")
     lines = done.stderr.splitlines()
     assert lines[-1] == "vckpt rm: 2 of 3 steps were removed" and lines[-2].startswith("vckpt rm: run b: 1 "), (
         done.stderr)
     done = vckpt("rm", store, "a/12", "b/2", "--json", check=False)
     assert '"step": 12' in done.stdout and done.returncode == 3
+
+
+# ---- what it frees ----
+
+def on_disk(store):
+    return sum(p.stat().st_size for p in (store / "packs").rglob("*.pack"))
+
+
+def test_what_is_freed(vckpt, tmp_path):
+    """Not what the steps hold, but what no other step of any run needs; gc then gives back just that."""
+    store, rng = tmp_path / "frees", np.random.default_rng(1)
+    vckpt("init", store)
+    for name, seed in (("a", 1), ("b", 2)):
+        np.save(tmp_path / f"{name}.npy", rng.standard_normal(100_000 * seed).astype("f4"))
+    for step, file in (("r/1", "a"), ("r/2", "a"), ("q/1", "a"), ("q/2", "b")):
+        vckpt("import", store, step, tmp_path / f"{file}.npy", "-q")
+    before, info = on_disk(store), vckpt.json("info", store)
+    assert (info["disk_bytes"], info["needed_bytes"], info["steps"], info["runs"]) == (before, before, 4, 2)
+    assert info["logical_bytes"] == sum(s["bytes"] for run in "rq" for s in vckpt.json("ls", store, run)["steps"])
+
+    said = vckpt("rm", store, "r/1", "-n").stdout           # whose tensor r/2 and q/1 have, too
+    assert "step-00000001 would be removed, 391 KiB logical\n" in said
+    assert re.search(r"vckpt gc could then give [4-6].\d KiB back\n$", said)
+    freed = vckpt.json("rm", store, "r/1..2", "q", "-n")["freed_bytes"]
+    assert freed == before
+    done = vckpt.json("rm", store, "q/2", "r/2")
+    assert 600_000 < done["freed_bytes"] < before
+    info = vckpt.json("info", store)
+    assert info["disk_bytes"] == before and info["needed_bytes"] == before - done["freed_bytes"]
+    assert " are needed by no step: of removed steps (vckpt gc" in vckpt("info", store).stdout
+    vckpt("gc", store, "--grace", "0")
+    assert on_disk(store) == before - done["freed_bytes"] == vckpt.json("info", store)["disk_bytes"]
+    assert "the rest" not in vckpt("info", store).stdout
+    vckpt("verify", store)
+
+
+def test_what_is_freed_is_not_known(vckpt, store):
+    """A manifest that cannot be read keeps no step from being removed."""
+    manifest = next((store / "runs/b/manifests").iterdir())
+    manifest.write_bytes(b"x" * manifest.stat().st_size)
+    done = vckpt("rm", store, "a/5")
+    assert "what the removal frees is not known: " in done.stderr and "gives the space back" in done.stdout
+    assert vckpt("info", store, check=False).returncode == 3

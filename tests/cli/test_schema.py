@@ -96,6 +96,9 @@ def outputs(vckpt, tmp_path_factory):
     out["ls STORE RUN"] = vckpt.json("ls", store, "a")
     out["ls STORE RUN/STEP"] = vckpt.json("ls", store, "a/latest")
     out["ls STORE RUN/STEP/COMPONENT"] = vckpt.json("ls", store, "a/1/model")
+    out["ls STORE RUN/STEP --long"] = vckpt.json("ls", store, "a/latest", "--long")
+    out["ls STORE RUN/STEP/COMPONENT --long"] = vckpt.json("ls", store, "a/1/model", "--long")
+    out["info STORE"] = vckpt.json("info", store)
     out["info STORE RUN/STEP"] = vckpt.json("info", store, "a/1", "--packs")
     out["info STORE RUN/STEP/COMPONENT/TENSOR"] = vckpt.json("info", store, "a/1/model/w")
     out["stalls"] = vckpt.json("stalls", store, "a/1")
@@ -119,13 +122,18 @@ def outputs(vckpt, tmp_path_factory):
 
 
 def test_the_manual_has_a_schema_for_every_command():
-    assert len(manual()) == 21
+    assert len(manual()) == 22
 
 
 # these have tests of their own
 @pytest.mark.parametrize("name", [n for n in manual() if n not in ("abort", "mend", "umount")])
 def test_output_is_what_the_manual_says(outputs, name):
     check(outputs[name], manual()[name])
+
+
+def test_long_output_too(outputs):
+    for name in ("ls STORE RUN/STEP", "ls STORE RUN/STEP/COMPONENT"):
+        check(outputs[f"{name} --long"], manual()[name])
 
 
 def test_a_rank_outside_the_mesh_too(outputs):
@@ -138,4 +146,8 @@ def test_values(outputs):
     assert outputs["import"]["pickles_left_out"] and outputs["import"]["attributes"] == {"loss": "1.5"}
     assert outputs["import"]["step"] == 1 and outputs["import"]["piece_bytes_new"] == 0
     assert outputs["info STORE RUN/STEP"]["shared_with_step_before"]["tensors"] == 2
+    step, tensors = outputs["ls STORE RUN/STEP --long"], outputs["ls STORE RUN/STEP/COMPONENT --long"]["tensors"]
+    digests = {one["name"]: one["digest"] for one in tensors}
+    assert digests["w"] == outputs["info STORE RUN/STEP/COMPONENT/TENSOR"]["digest"] and len(digests["b"]) == 64
+    assert all(len(blob["digest"]) == 64 for blob in step["blobs"])
     assert outputs["verify"]["faults"] > 0 and outputs["verify"]["damage"][0]["step"] == 1

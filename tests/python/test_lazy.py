@@ -181,3 +181,14 @@ def test_digests_tell_what_a_later_step_changed(run, boxes):
     assert digests["model/twin"][1] == w and w not in (digests["model/as bytes"][1], digests["model/flat"][1])
     with pytest.raises(vckpt.Error, match="closed"):
         held.digest()
+
+
+def test_components(tmp_path):
+    """With tensors, with values alone, and of some rank alone; a file of the step is none."""
+    run = tmp_path / "store/r"
+    vckpt.save(run, {"model": {"w": np.zeros(3)}, "opt": {"lr": 0.1, "m": np.zeros(2)}, "epoch": {"n": 3}}, step=1,
+               blobs={"config.json": b'{"x": 1}'}, pin="no")
+    vckpt.close()
+    with vckpt.open(run / "1") as step:
+        assert step.components() == ["model", "opt", "epoch"]
+        assert all(step.values(name) is not None for name in step.components())

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vckpt info: what a step or one tensor is made of: shape, dtype, digest, pieces, stored bytes, codecs, packs, and what
- * it shares with the step before. */
+ * vckpt info: what a store has, and what it takes on disk; what a step or one tensor is made of: shape, dtype, digest,
+ * pieces, stored bytes, codecs, packs, and what it shares with the step before. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "core/pack/codec.h"
 #include "core/step/manifest.h"
+#include "core/upkeep/frees.h"
 #include "core/view/tree.h"
 #include "tools/vckpt/sums.h"
 #include "tools/vckpt/tool.h"
@@ -84,6 +85,42 @@ static void print_sums(const struct tool_sums *s, const struct load_step *before
 		load_step_info(before)->step, s->tensors_equal, s->tensors,
 		base_plural(s->tensors, "tensor", "tensors"), s->pieces_shared,
 		base_plural(s->pieces_shared, "piece", "pieces"), a);
+}
+
+/* ---- the store ---- */
+
+static int store_info(struct info *in)
+{
+	const struct proto_store *p = &in->s->info;
+	struct store_needs n;
+	uint64_t packs, bytes, spare;
+	char id[33], a[32], b[32];
+
+	if (store_needs(in->s, NULL, NULL, &n, &in->err) < 0 || store_packs_bytes(in->s, &packs, &bytes, &in->err) < 0)
+		return tool_fail(in->t, &in->err);
+	spare = bytes - base_min(n.kept_bytes, bytes);
+	for (unsigned i = 0; i < 16; i++)
+		snprintf(id + 2 * i, 3, "%02x", p->id[i]);
+	if (in->t->json)
+		return tool_print_json(json_pack("{s:o, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "store",
+			tool_json_text(in->s->path, strlen(in->s->path)), "format", (json_int_t)p->version, "id", id,
+			"runs", (json_int_t)n.runs, "steps", (json_int_t)n.steps, "logical_bytes", (json_int_t)n.bytes,
+			"packs", (json_int_t)packs, "disk_bytes", (json_int_t)bytes, "needed_bytes",
+			(json_int_t)n.kept_bytes));
+	tool_print_text(stdout, in->s->path, strlen(in->s->path));
+	printf("\n  %-12s %u, id %s\n", "format", p->version, id);
+	tool_format_bytes(n.bytes, a);
+	printf("  %-12s %" PRIu64 " %s, %" PRIu64 " %s, %s logical\n", "content", n.runs,
+		base_plural(n.runs, "run", "runs"), n.steps, base_plural(n.steps, "step", "steps"), a);
+	tool_format_bytes(bytes, a);
+	tool_format_bytes(n.kept_bytes, b);
+	printf("  %-12s %s in %" PRIu64 " %s, %s of it in packs that these steps need\n", "on disk", a, packs,
+		base_plural(packs, "pack", "packs"), b);
+	tool_format_bytes(spare, a);
+	if (spare)
+		printf("  %-12s %s are needed by no step: of removed steps (vckpt gc frees them), or of saves under "
+			"way\n", "the rest", a);
+	return TOOL_DONE;
 }
 
 /* ---- one tensor ---- */
@@ -343,12 +380,14 @@ static int info_run(struct tool *t, int argc, char **argv)
 
 	if (code)
 		return code - TOOL_LEAVE;
-	if ((code = tool_target_parse(t, t->arguments[1], &target)))
+	if (t->narguments > 1 && (code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
 	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &in.s)))
 		return code;
 	in.run = target.run;
-	if ((code = tool_target_find(t, in.s, &target, &l, &entry)) == 0)
+	if (t->narguments == 1)
+		code = store_info(&in);
+	else if ((code = tool_target_find(t, in.s, &target, &l, &entry)) == 0)
 		code = show(&in, &target, l, entry);
 	load_step_unref(in.before);
 	load_step_unref(in.step);
@@ -357,9 +396,10 @@ static int info_run(struct tool *t, int argc, char **argv)
 	return code;
 }
 
-const struct tool_command tool_info = {"info", "say what a step or a tensor is made of",
-	"usage: vckpt info STORE RUN/STEP[/COMPONENT/TENSOR] [--packs] [--json] [-q] [-v]\n\n"
-	"Tells of a step or of one tensor: shape, dtype, digest, pieces, stored bytes, codecs, and what it\n"
+const struct tool_command tool_info = {"info", "say what a store, a step or a tensor is made of",
+	"usage: vckpt info STORE [RUN/STEP[/COMPONENT/TENSOR]] [--packs] [--json] [-q] [-v]\n\n"
+	"Says of a store: its format, its runs and steps, what it takes on disk, and how much of that its steps\n"
+	"need. Says of a step or of one tensor: shape, dtype, digest, pieces, stored bytes, codecs, and what it\n"
 	"shares with the step before.\n\n"
 	"  --packs   count for each pack how many steps of the run name it (reads the manifest of each)\n",
 	info_run};

@@ -79,8 +79,8 @@ static void say_steps(const struct ls *ls, uint64_t steps, uint64_t bytes, uint6
 
 	ls_format_bytes(ls, bytes, logical);
 	ls_format_bytes(ls, added, new);
-	printf("%" PRIu64 " %s, %s logical, %s added to the store\n", steps, base_plural(steps, "step", "steps"),
-		logical, new);
+	printf("%" PRIu64 " %s, %s logical; saving %s added %s (vckpt info STORE: size on disk)\n", steps,
+		base_plural(steps, "step", "steps"), logical, base_plural(steps, "it", "them"), new);
 }
 
 /* ---- runs ---- */

@@ -44,6 +44,14 @@ static void sums_json(json_t *o, const struct tool_sums *s)
 	json_object_set_new(o, "codecs", tool_sums_codecs_json(s));
 }
 
+static void digest_json(json_t *o, const struct base_digest *d)
+{
+	char hex[BASE_DIGEST_HEX];
+
+	base_digest_hex(d, hex);
+	json_object_set_new(o, "digest", json_string(hex));
+}
+
 /* ---- the tensors of a component ---- */
 
 static int find_component(const struct ls *ls, struct load_step *step, const char *component, uint32_t *ret_first,
@@ -95,8 +103,10 @@ static int add_tensors(const struct ls *ls, struct load_step *step, const struct
 		if (!ls->t->json)
 			continue;
 		json_t *o = tensor_json(&info);
-		if (ls->more)
+		if (ls->more) {
 			sums_json(o, &sums);
+			digest_json(o, &sums.digest);
+		}
 		json_array_append_new(all, o);
 	}
 	return 0;
@@ -251,8 +261,12 @@ static void add_blob(struct contents *c, const struct ls_item *item)
 	load_step_blob_info(c->step, (uint32_t)item->index, &info);
 	c->bytes += info.bytes;
 	if (!c->table) {
-		json_array_append_new(c->blobs, json_pack("{s:s, s:o, s:I}", "name", info.name, "rank",
-			info.per_rank ? json_integer(info.rank) : json_null(), "bytes", (json_int_t)info.bytes));
+		json_t *o = json_pack("{s:s, s:o, s:I}", "name", info.name, "rank",
+			info.per_rank ? json_integer(info.rank) : json_null(), "bytes", (json_int_t)info.bytes);
+
+		if (c->ls->more)
+			digest_json(o, &info.digest);
+		json_array_append_new(c->blobs, o);
 		return;
 	}
 	base_cleanup_free char *name = NULL;

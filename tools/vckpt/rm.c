@@ -10,6 +10,7 @@
 
 #include "core/base/array.h"
 #include "core/save/write/catalog.h"
+#include "core/upkeep/frees.h"
 #include "tools/vckpt/tool.h"
 
 enum wanted_kind { WANTED_STEP, WANTED_LATEST, WANTED_RANGE, WANTED_RUN };
@@ -35,6 +36,8 @@ struct rm {
 	size_t nwanted;
 	struct victim *victims;
 	size_t nvictims;
+	bool frees;             /* it is known what the collector can delete then: */
+	uint64_t freed_bytes;
 	json_t *removed, *failed;
 };
 
@@ -237,6 +240,30 @@ static int find_all(struct rm *rm)
 	return worst;
 }
 
+static bool goes(void *arg, const char *run, uint64_t entry)
+{
+	const struct rm *rm = arg;
+
+	for (size_t i = 0; i < rm->nvictims; i++)
+		if (rm->victims[i].entry == entry && strcmp(rm->victims[i].run, run) == 0)
+			return true;
+	return false;
+}
+
+/* What a step holds by itself says nothing: most of it may be other steps', too. */
+static void find_freed(struct rm *rm)
+{
+	struct base_error err = {0};
+	struct store_needs needs;
+
+	if (rm->nvictims == 0 || rm->t->quiet)
+		return;
+	rm->frees = store_needs(rm->store, goes, rm, &needs, &err) == 0;
+	rm->freed_bytes = rm->frees ? needs.freed_bytes : 0;
+	if (!rm->frees)
+		base_warning("what the removal frees is not known: %s", err.text);
+}
+
 /* ---- the question ---- */
 
 static void describe(const struct wanted *w, char *text, size_t len)
@@ -245,12 +272,12 @@ static void describe(const struct wanted *w, char *text, size_t len)
 
 	tool_format_bytes(w->bytes, bytes);
 	if (w->kind == WANTED_LATEST)
-		snprintf(text, len, "%s/latest is step %" PRIu64 ", %s", w->target.run, w->highest, bytes);
+		snprintf(text, len, "%s/latest is step %" PRIu64 ", %s logical", w->target.run, w->highest, bytes);
 	else if (w->steps == 1)
-		snprintf(text, len, "run %s: 1 step, %" PRIu64 ", %s", w->target.run, w->lowest, bytes);
+		snprintf(text, len, "run %s: 1 step, %" PRIu64 ", %s logical", w->target.run, w->lowest, bytes);
 	else
-		snprintf(text, len, "run %s: %" PRIu64 " steps from %" PRIu64 " to %" PRIu64 ", %s", w->target.run,
-			w->steps, w->lowest, w->highest, bytes);
+		snprintf(text, len, "run %s: %" PRIu64 " steps from %" PRIu64 " to %" PRIu64 ", %s logical",
+			w->target.run, w->steps, w->lowest, w->highest, bytes);
 }
 
 static bool needs_answer(const struct wanted *w)
@@ -305,7 +332,8 @@ static void say_one(struct rm *rm, const struct victim *v)
 	if (rm->t->quiet)
 		return;
 	tool_format_bytes(v->bytes, bytes);
-	printf("%s/step-%08" PRIu64 " %s, %s\n", v->run, v->step, rm->dry_run ? "would be removed" : "removed", bytes);
+	printf("%s/step-%08" PRIu64 " %s, %s logical\n", v->run, v->step, rm->dry_run ? "would be removed" : "removed",
+		bytes);
 	fflush(stdout); /* the line is true, whatever comes next */
 }
 
@@ -350,18 +378,23 @@ static int remove_all(struct rm *rm, size_t *ret_removed)
 	return worst;
 }
 
+/* What gc can give back, which is seldom what the steps hold. */
 static void say_space(const struct rm *rm, size_t removed)
 {
-	char word[TOOL_WORD_BYTES];
+	char word[TOOL_WORD_BYTES], freed[40] = "the space";
 
+	if (rm->frees)
+		tool_format_bytes(rm->freed_bytes, freed);
 	if (rm->dry_run)
 		printf("%zu of %zu %s would be removed; nothing was changed\n", removed, rm->nvictims,
 			base_plural(rm->nvictims, "step", "steps"));
 	else if (rm->nvictims == 0)
 		puts("nothing to remove");
-	else if (removed)
-		printf("vckpt gc %s gives the space back: it marks what nothing else needs, and a later one deletes it "
-			"after 24 h (--grace 0: at once)\n", tool_shell_word(rm->t->arguments[0], word));
+	if (removed && rm->dry_run && rm->frees)
+		printf("vckpt gc could then give %s back\n", freed);
+	else if (removed && !rm->dry_run)
+		printf("vckpt gc %s gives %s back: it marks what nothing else needs, and a later one deletes it after "
+			"24 h (--grace 0: at once)\n", tool_shell_word(rm->t->arguments[0], word), freed);
 }
 
 static bool has_index(const struct store *s)
@@ -389,7 +422,8 @@ static int remove_and_say(struct rm *rm)
 		tool_fail(rm->t, &err);
 	}
 	if (rm->t->json) {
-		int code = tool_print_json(json_pack("{s:b, s:O, s:O}", "dry_run", rm->dry_run, "removed", rm->removed,
+		int code = tool_print_json(json_pack("{s:b, s:o, s:O, s:O}", "dry_run", rm->dry_run, "freed_bytes",
+			rm->frees ? json_integer((json_int_t)rm->freed_bytes) : json_null(), "removed", rm->removed,
 			"failed", rm->failed));
 
 		return worst ? worst : code;
@@ -413,8 +447,10 @@ static int rm_run(struct tool *t, int argc, char **argv)
 	rm.failed = json_array();
 	if ((code = parse_all(&rm)) == 0)
 		code = tool_open_store(t, rm.dry_run ? STORE_OPEN_READ_ONLY : 0, &rm.store);
-	if (code == 0 && (code = find_all(&rm)) == 0 && (rm.dry_run || (code = ask(&rm)) == 0))
+	if (code == 0 && (code = find_all(&rm)) == 0 && (rm.dry_run || (code = ask(&rm)) == 0)) {
+		find_freed(&rm);
 		code = remove_and_say(&rm);
+	}
 	store_close(rm.store);
 	json_decref(rm.removed);
 	json_decref(rm.failed);

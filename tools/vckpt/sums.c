@@ -28,6 +28,7 @@ void tool_sums_add(struct tool_sums *s, enum tensor_dtype dtype, const struct lo
 
 	s->tensors++;
 	s->dtypes[dtype]++;
+	s->digest = *load_object_digest(o);
 	if (before && base_digest_equal(load_object_digest(o), load_object_digest(before)))
 		s->tensors_equal++;
 	for (uint64_t i = 0; i < n; i++) {

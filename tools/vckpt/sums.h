@@ -19,6 +19,7 @@ struct tool_sums {
 		uint64_t pieces, raw, stored;
 	} codecs[16];
 	unsigned ncodecs;
+	struct base_digest digest; /* of the last one */
 };
 
 /* before: the same tensor of another step, or NULL */

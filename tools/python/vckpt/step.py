@@ -60,6 +60,7 @@ class Commit(NamedTuple):
     manifest: str       # digest, which names all data
 
 
+TREE = b'{"$vckpt"'             # what a component's document begins with
 SAME_AS_BYTES = 200     # a document of more is none
 
 
@@ -205,6 +206,16 @@ class Step:
         """[TensorInfo(component, name, dtype, shape, bytes)], in the step's order."""
         return [TensorInfo(*key, _lib.DTYPES[dtype] or "", shape, size) for key,
                 (_, dtype, shape, size) in self._tensors.items()]
+
+    def components(self) -> list[str]:
+        """Those with tensors, in the step's order, then those with values alone."""
+        found = dict.fromkeys(component for component, _ in self._tensors)
+        for name, rank in self._blobs:
+            component, _, ending = name.rpartition(".")
+            # config.json of a model is a file, and no component
+            if ending == "json" and component not in found and self.blob(name, rank).startswith(TREE):
+                found[component] = None
+        return list(found)
 
     def blobs(self) -> list[BlobInfo]:
         """[BlobInfo(name, bytes, rank)]: rank None for those of the whole step."""

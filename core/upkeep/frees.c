@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * frees: see frees.h. Steps that stay are read first, so that a pack is counted once, where it is kept. */
+#include "core/upkeep/frees.h"
+
+#include "core/step/manifest.h"
+#include "core/upkeep/gc_internal.h"
+
+struct needs {
+	struct store *store;
+	bool (*goes)(void *arg, const char *run, uint64_t entry);
+	void *arg;
+	struct gc_names seen;
+	struct store_needs n;
+};
+
+/* Files of a step that was removed since its list was read may be gone. */
+static bool step_removed(struct needs *k, const struct store_list *l, const struct store_list_step *step)
+{
+	struct store_list *now;
+	bool live;
+
+	if (store_list_open(k->store, store_list_run(l), false, &now, NULL) < 0)
+		return false;
+	live = store_list_entry_live(now, step->entry);
+	store_list_close(now);
+	return !live;
+}
+
+static int needs_manifest(struct needs *k, const struct store_list *l, const struct store_list_step *step, bool goes,
+	struct base_error *err)
+{
+	struct proto_manifest m = {0};
+	struct base_error why = {0};
+	int r = store_manifest_get(k->store, store_list_run(l), &step->commit.manifest, &m, &why);
+
+	if (r == -ENOENT && step_removed(k, l, step))
+		return 0;
+	for (uint32_t i = 0; r == 0 && i < m.npacks; i++) {
+		if (gc_names_has(&k->seen, m.packs[i].pack))
+			continue;
+		r = gc_names_add(&k->seen, m.packs[i].pack);
+		*(goes ? &k->n.freed_packs : &k->n.kept_packs) += 1;
+		*(goes ? &k->n.freed_bytes : &k->n.kept_bytes) += m.packs[i].size;
+	}
+	proto_manifest_release(&m);
+	return r < 0 ? base_error_set(err, r, "%s", why.code ? why.text : base_error_name(r)) : 0;
+}
+
+/* Of one run, either the steps that stay or those that go. */
+static int needs_list(struct needs *k, struct store_list *l, bool going, struct base_error *err)
+{
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < store_list_count(l); i++) {
+		const struct store_list_step *step = store_list_at(l, i);
+
+		if ((k->goes && k->goes(k->arg, store_list_run(l), step->entry)) != going)
+			continue;
+		k->n.steps++;
+		k->n.bytes += step->commit.bytes;
+		r = needs_manifest(k, l, step, going, err);
+	}
+	return r;
+}
+
+static int needs_all(struct needs *k, char **runs, size_t n, bool going, struct base_error *err)
+{
+	struct store_list *l;
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < n; i++) {
+		r = store_list_open(k->store, runs[i], false, &l, err);
+		if (r < 0)
+			break;
+		k->n.runs += !going && store_list_count(l) > 0;
+		r = needs_list(k, l, going, err);
+		store_list_close(l);
+	}
+	return r;
+}
+
+int store_needs(struct store *s, bool (*goes)(void *arg, const char *run, uint64_t entry), void *arg,
+	struct store_needs *ret_n, struct base_error *err)
+{
+	struct needs k = {.store = s, .goes = goes, .arg = arg};
+	char **runs;
+	size_t n;
+	int r = store_runs(s, &runs, &n, err);
+
+	if (r < 0)
+		return r;
+	r = needs_all(&k, runs, n, false, err);
+	if (r == 0 && goes)
+		r = needs_all(&k, runs, n, true, err);
+	store_runs_free(runs, n);
+	gc_names_release(&k.seen);
+	*ret_n = k.n;
+	return r;
+}
+
+struct packs { uint64_t n, bytes; };
+
+static int pack_add(void *arg, const struct store_storage_entry *e)
+{
+	struct packs *p = arg;
+
+	p->n += !e->foreign;
+	p->bytes += e->foreign ? 0 : e->size;
+	return 0;
+}
+
+int store_packs_bytes(struct store *s, uint64_t *ret_packs, uint64_t *ret_bytes, struct base_error *err)
+{
+	struct packs p = {0};
+	int r = store_list_files(s->storage, "packs", pack_add, &p);
+
+	*ret_packs = p.n;
+	*ret_bytes = p.bytes;
+	if (r < 0 && r != -ENOENT && store_denied_listing(s, r, err))
+		return r;
+	return r < 0 && r != -ENOENT ? base_error_set(err, r, "%s/packs: %s", s->path, base_error_name(r)) : 0;
+}
