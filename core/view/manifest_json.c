@@ -187,6 +187,27 @@ static void put_component(struct json *j, uint32_t component, const char *before
 	flush(j);
 }
 
+static void put_digest(struct json *j, const struct base_digest *d)
+{
+	char hex[BASE_DIGEST_HEX];
+
+	base_digest_hex(d, hex);
+	base_buf_printf(&j->b, ", \"digest\": \"%s\"", hex);
+}
+
+/* It follows from the tensor's pieces, which are looked up for the text alone: its length is known without. */
+static void put_tensor_digest(struct json *j, uint32_t tensor)
+{
+	static const struct base_digest none;
+	struct load_object *o = NULL;
+	int r = j->keep ? load_tensor_open(j->step, tensor, &o, NULL) : 0;
+
+	put_digest(j, o ? load_object_digest(o) : &none);
+	load_object_unref(o);
+	if (r < 0 && !j->b.error)
+		j->b.error = r;
+}
+
 /* node: of the file that holds it, its .npy, or where that is not shown a .safetensors of its component. */
 static void put_tensor(struct json *j, uint32_t tensor, uint32_t node)
 {
@@ -207,6 +228,7 @@ static void put_tensor(struct json *j, uint32_t tensor, uint32_t node)
 	}
 	text(j, "], \"bytes\": ");
 	view_json_number(&j->b, info.bytes);
+	put_tensor_digest(j, tensor);
 	text(j, "}");
 }
 
@@ -222,6 +244,7 @@ static void put_blob(struct json *j, uint32_t number, const struct view_node *no
 		base_buf_printf(&j->b, ", \"rank\": %u", info.rank);
 	text(j, ", \"bytes\": ");
 	view_json_number(&j->b, info.bytes);
+	put_digest(j, &info.digest);
 	text(j, "}");
 }
 

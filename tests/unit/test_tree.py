@@ -319,6 +319,9 @@ def test_manifest_json(tree, told):
     assert {b["name"]: b["bytes"] for b in told["blobs"] if "rank" not in b} == {k: len(v) for k, v in BLOBS.items()}
     assert {b["name"]: (b["rank"], b["bytes"]) for b in told["blobs"]
             if "rank" in b} == {k: (0, len(v)) for k, v in RANKED.items()}
+    nodes = tree.files()
+    for one in told["tensors"] + told["blobs"]:
+        assert len(one["digest"]) == 64 and tree.attributes(nodes[one["file"]])["digest"] == one["digest"]
     assert {f["file"] for f in told["tensors"] + told["blobs"]} | {"manifest.json", "model.safetensors",
                                                                    "optimizer.safetensors"} == set(tree.files())
 
