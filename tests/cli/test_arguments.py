@@ -209,7 +209,7 @@ def test_what_cannot_be_looked_at_is_named(vckpt, here):
 # ---- too few, too many ----
 
 @pytest.mark.parametrize("words, sentence", [
-    (["info", "store"], "RUN/STEP[/COMPONENT/TENSOR] is missing"),
+    (["cat", "store"], "RUN/STEP/PATH is missing"),
     (["import", "store"], "RUN[/STEP] is missing"),
     (["import", "store", "run"], "SOURCE is missing"),
     (["export", "store", "run/1"], "DEST is missing"),

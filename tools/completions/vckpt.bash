@@ -44,7 +44,7 @@ _vckpt_targets() {
 		echo "$run/latest"
 		"$1" ls "$2" "$run" --json 2>/dev/null | grep -oE '"step": *[0-9]+' | sed "s|.*[^0-9]|$run/|"
 	else
-		case $3 in RUN/STEP*) ends='s|$|/|p' ;; */STEP*) ends='p; s|$|/|p' ;; esac
+		case $3 in RUN/STEP* | \[RUN/STEP*) ends='s|$|/|p' ;; */STEP*) ends='p; s|$|/|p' ;; esac
 		"$1" ls "$2" --json 2>/dev/null | grep -oE '"run": *"[^"]+"' | sed -n "s|\"\$||; s|.*\"||; $ends"
 	fi
 }
