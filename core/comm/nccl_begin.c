@@ -166,10 +166,17 @@ static int nccl_tell(struct comm *base, const struct nccl_news *mine, const char
 	return r;
 }
 
-static void nccl_news_set(struct nccl_news *news, const struct base_error *why)
+/* id: what the others need where all is well; or NULL. */
+static struct nccl_news nccl_news_of(const struct base_error *why, const nccl_id *id)
 {
-	news->state = why->code == 0 ? NCCL_WORKS : why->code == -ETIMEDOUT ? NCCL_TIMED_OUT : NCCL_FAILED;
-	snprintf(news->what, sizeof news->what, "%.500s", why->text);
+	struct nccl_news news = {.state = why->code == 0 ? NCCL_WORKS : why->code == -ETIMEDOUT ? NCCL_TIMED_OUT :
+		NCCL_FAILED};
+
+	if (why->code)
+		snprintf(news.what, sizeof news.what, "%.500s", why->text);
+	else if (id)
+		memcpy(news.what, id, sizeof *id);
+	return news;
 }
 
 static int nccl_init(struct nccl_transport *t, const struct nccl_news *first, struct base_error *err)
@@ -191,19 +198,18 @@ static int nccl_init(struct nccl_transport *t, const struct nccl_news *first, st
 /* `t` may be NULL: this rank has failed already, `why` says how. */
 static int nccl_meet(struct nccl_transport *t, struct comm *base, struct base_error *why, struct base_error *err)
 {
-	struct nccl_news mine = {0}, first = {0};
-	nccl_id id;
+	struct nccl_news mine, first = {0};
+	nccl_id id = {0};
 	int r;
 
-	if (t && base->rank == 0 && nccl_translate(nccl.get_unique_id(&id), "ncclGetUniqueId", why) == 0)
-		memcpy(mine.what, &id, sizeof id);
-	nccl_news_set(&mine, why);
+	if (t && base->rank == 0)
+		nccl_translate(nccl.get_unique_id(&id), "ncclGetUniqueId", why);
+	mine = nccl_news_of(why, &id);
 	r = nccl_tell(base, &mine, "NCCL's unique id", why, &first, err);
 	if (r < 0)
 		return r;
 	nccl_init(t, &first, why);
-	mine = (struct nccl_news){0};
-	nccl_news_set(&mine, why);
+	mine = nccl_news_of(why, NULL);
 	return nccl_tell(base, &mine, "NCCL's communicator", why, &first, err);
 }
 

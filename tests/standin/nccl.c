@@ -360,15 +360,37 @@ ncclComm_t standin_nccl_join(const char *name, int size, int rank, int blocking)
 	return c;
 }
 
+/* Every byte of an id counts. */
+static void nccl_id_of(uint64_t number, ncclUniqueId *id)
+{
+	int n = snprintf(id->internal, sizeof id->internal, "id %llu", (unsigned long long)number);
+
+	memset(id->internal + n, 'x', sizeof id->internal - (size_t)n);
+}
+
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
 	ncclResult_t r = nccl_called("ncclGetUniqueId");
 
-	memset(id, 0, sizeof *id);
 	pthread_mutex_lock(&nccl_lock);
-	snprintf(id->internal, sizeof id->internal, "id %llu", (unsigned long long)++nccl_ids);
+	nccl_id_of(++nccl_ids, id);
 	pthread_mutex_unlock(&nccl_lock);
 	return r;
+}
+
+/* NCCL waits for ever for the ranks of an id that it never gave; here that is an error. */
+static bool nccl_id_was_given(const ncclUniqueId *id)
+{
+	ncclUniqueId given;
+	bool found = false;
+
+	pthread_mutex_lock(&nccl_lock);
+	for (uint64_t number = 1; number <= nccl_ids && !found; number++) {
+		nccl_id_of(number, &given);
+		found = memcmp(&given, id, sizeof given) == 0;
+	}
+	pthread_mutex_unlock(&nccl_lock);
+	return found;
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int size, ncclUniqueId id, int rank, ncclConfig_t *config)
@@ -378,7 +400,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int size, ncclUniqueId id, 
 	*ret = NULL;
 	if (r || (config && (config->magic != 0xcafebeef || config->version < 21400 || config->size < 24)))
 		return r ? r : ncclInvalidArgument;
-	if (rank < 0 || rank >= size || size > NCCL_RANKS || !standin_current())
+	if (rank < 0 || rank >= size || size > NCCL_RANKS || !standin_current() || !nccl_id_was_given(&id))
 		return ncclInvalidArgument;
 	pthread_mutex_lock(&nccl_lock);
 	*ret = nccl_join(id.internal, size, rank, config, NULL);
