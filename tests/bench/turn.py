@@ -20,7 +20,7 @@ import numpy
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/unit"))
 
-from test_gather import Gather  # noqa: E402
+from gatherlib import Gather  # noqa: E402
 
 KINDS = [("matrix transposed", (1024, 0), (1, 0)), ("channels_last", (8, 0, 32, 32), (0, 3, 1, 2)),
          ("four dimensions reversed", (16, 32, 32, 0), (3, 2, 1, 0))]
