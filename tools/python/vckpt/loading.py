@@ -29,7 +29,7 @@ from . import _lib, components, exchange, gaps, meeting, meshes, opening, saver,
 from .claims import Claim, settle
 from .exchange import Mode
 from .load_handle import Loaded, LoadHandle, Started
-from .loading_tensors import Destination, Fill, Made, Work, assign, convertible, refusal
+from .loading_tensors import Destination, Fill, Made, Work, assign, convertible, cuda_device, refusal
 from .loads import Damage, Direct, How, OnDamage, Verify, Watch, chosen
 from .presets import SplitOptimizer
 from .records import Record
@@ -626,13 +626,15 @@ class _Plan:
         return found.tensor if type(found) is Shard else found
 
     def empty_like(self, like: Any, dtype: int, shape: tuple[int, ...] | None) -> Any:
-        """A DTensor or Shard that is cut as `like` is, or None."""
+        """A DTensor or Shard that is cut as `like` is, or a tensor on the same CUDA device, or None."""
         if type(like) is Shard and not like.alone and shape == (like.shape or tuple(like.tensor.shape)):
             new = torch_state().empty(like.tensor, dtype)
             return Shard(new, shape=like.shape, mesh=like.mesh, placements=like.placements, flat=like.flat,
                          boxes=like.boxes, same_dims=like.same_dims)
         if hasattr(like, "_local_tensor") and shape == tuple(like.shape):
             return torch_state().empty(like, dtype)
+        if shape and shape == tuple(getattr(like, "shape", ())) and cuda_device(like) is not None:
+            return torch_state().empty(like, dtype)         # read into at once
         return None
 
     # -- modules and optimizers --

@@ -3,12 +3,13 @@
 tensor this rank holds, and where they lie in its memory, follows from the entry that a save would make of it (shard.py,
 torch_state.py): so loading and saving cannot differ in that.
 
-Memory of the CPU that has the dtype of the step is read into as it is; any other by way of a copy, which the library
-converts (docs/load.md has the rules)."""
+Memory of the CPU and of CUDA devices that has the dtype of the step is read into as it is; any other by way of a copy,
+which the library converts (docs/load.md has the rules)."""
 from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,7 +22,7 @@ from .shard import Refused, Shard
 from .tensors import torch_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import torch
     from numpy.typing import NDArray
@@ -66,12 +67,13 @@ class Destination:
     def refusal(self) -> str | None:
         return refusal(self.memory)
 
-    def described(self, name: str, dtype: int, address: int, strides: Sequence[int] | None) -> Described:
+    def described(self, name: str, dtype: int, address: int, strides: Sequence[int] | None,
+                  device: bool = False) -> Described:
         """What a load is told: items of the tensor that the step calls `name`, and of its dtype, go to that address.
-        strides: in bytes; None: contiguous."""
+        strides: in bytes; None: contiguous. device: it is memory of a CUDA device."""
         row = _lib.Tensor.from_buffer_copy(self.row)
         row.name, row.dtype, row.data, row.strides = _lib.text(name, "tensor"), dtype, address, None
-        row.flags &= _lib.BOXES
+        row.flags = row.flags & _lib.BOXES | (_lib.DEVICE if device else 0)
         keep = None if strides is None else _lib.i64s(strides)
         if keep is not None:
             row.strides = ctypes.addressof(keep)
@@ -79,8 +81,12 @@ class Destination:
 
     def direct(self, name: str, dtype: int) -> Described | None:
         """Of memory that can be read into as it is, or None."""
-        found = _direct(self.memory, not self.flattened) if self.row.dtype == dtype else None
-        return found and self.described(name, dtype, *found)
+        device = cuda_device(self.memory) is not None
+        if self.row.dtype != dtype or not (device or isinstance(self.memory, np.ndarray)
+                                           or self.memory.device.type == "cpu"):
+            return None
+        found = _direct(self.memory, not self.flattened)
+        return found and self.described(name, dtype, *found, device)
 
     def staged(self, name: str, dtype: int) -> tuple[NDArray[Any], Described]:
         """(an array of the step's dtype that is read into, and then assigned; what a load is told)"""
@@ -146,14 +152,19 @@ class Work:
 
     def __init__(self, fills: Sequence[Fill]) -> None:
         self.rounds: list[_Round] = []
+        devices: dict[torch.device, None] = {}
         rest: list[tuple[Fill, Destination]] = []
         for one in fills:
             found = one.to.direct(one.name, one.dtype) if one.to.items else None
             if found is not None:
                 _add(self.rounds, found, one.to.extent())
+                device = cuda_device(one.to.memory) if isinstance(one.to, Destination) else None
+                if device is not None:
+                    devices[device] = None
             elif isinstance(one.to, Destination) and one.to.items:
                 rest.append((one, one.to))
         self.batches = list(_batches(rest))
+        self.streams = _streams(devices)
 
     @property
     def loads(self) -> int:
@@ -162,12 +173,19 @@ class Work:
     def read(self, step: Step, rank: int, how: How) -> list[Damage]:
         """Gives what did not arrive, where that is no error. Ranks that read for each other take part in as many loads
         as the one of them that needs most."""
-        damaged = [part for each in self.rounds for part in read(step, rank, each.tensors, how)]
+        damaged = [part for each in self.rounds
+                   for part in read(step, rank, each.tensors, how._replace(streams=self.streams))]
         damaged += [part for batch in self.batches for part in _fill_staged(step, rank, batch, how)]
         if how.shared:
             for _ in range(self.loads, how.shared.loads):
                 read(step, rank, [], how)
         return list(dict.fromkeys(damaged))
+
+
+def _streams(devices: Iterable[torch.device]) -> tuple[int, ...]:
+    """On which the caller works with memory of these devices; the default streams are known to the library."""
+    cuda = sys.modules["torch"].cuda if devices else None
+    return tuple(filter(None, (cuda.current_stream(device).cuda_stream for device in devices))) if cuda else ()
 
 
 class _Round:
@@ -217,12 +235,21 @@ def _direct(memory: Memory, strided: bool) -> tuple[int, Sequence[int] | None] |
         contiguous = memory.flags.c_contiguous
         right = memory.dtype.isnative and (contiguous or (strided and all(n > 0 for n in memory.strides)))
         return (memory.__array_interface__["data"][0], None if contiguous else memory.strides) if right else None
-    if memory.device.type != "cpu" or memory.is_conj() or memory.is_neg():
+    if memory.is_conj() or memory.is_neg():
         return None
     if memory.is_contiguous():
         return memory.data_ptr(), None
     return (memory.data_ptr(), [n * memory.element_size() for n in memory.stride()]) if (
         strided and _apart(memory)) else None
+
+
+def cuda_device(memory: object) -> torch.device | None:
+    """The CUDA device whose memory a tensor is. torch calls ROCm's devices cuda, too."""
+    device = getattr(memory, "device", None)
+    if getattr(device, "type", None) != "cuda" or not sys.modules["torch"].version.cuda:
+        return None
+    found: torch.device = device
+    return found
 
 
 def refusal(memory: Memory) -> str | None:

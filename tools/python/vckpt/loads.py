@@ -88,6 +88,7 @@ class How(NamedTuple):
     world: int = 1              # ranks that load at the same time
     watch: Watch | None = None
     shared: Shared | None = None        # ranks that read for each other
+    streams: tuple[int, ...] = ()       # of CUDA, on which device memory is ready; none: the default ones
 
     @property
     def skips(self) -> bool:
@@ -150,7 +151,7 @@ class _Load:
     """Freed in any case before its step is closed."""
 
     def __init__(self, step: Step, rank: int, how: How) -> None:
-        self.step, self.watch, self.shared = step, how.watch, how.shared
+        self.step, self.watch, self.shared, self.streams = step, how.watch, how.shared, how.streams
         self.pointer = c_void_p()           # filled by the library, so that there is no moment at which nobody has it
         options = _lib.LoadOptions(size=ctypes.sizeof(_lib.LoadOptions), rank=rank, threads=how.threads,
                                    flags=how.flags, world=how.world)
@@ -168,6 +169,8 @@ class _Load:
 
     def run(self, rows: Sequence[_lib.Tensor]) -> None:
         _lib.call("vckpt_load_tensors", self.pointer, (_lib.Tensor * len(rows))(*rows), len(rows))
+        for stream in self.streams:
+            _lib.call("vckpt_load_stream", self.pointer, stream)
         _lib.call("vckpt_load_start", self.pointer)
         while not self.over():
             pass
