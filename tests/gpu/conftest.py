@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device of a test, and its random numbers. Without a device tests are skipped, with the reason."""
+import os
+
 import numpy
 import pytest
 
@@ -24,3 +26,13 @@ def gpu(device):
 @pytest.fixture
 def rng():
     return numpy.random.default_rng(11)
+
+
+@pytest.fixture(scope="session")
+def torch():
+    torch = pytest.importorskip("torch")
+    if os.environ.get("VCKPT_LIBCUDA"):
+        pytest.skip("torch knows no stand-in")
+    if not torch.cuda.is_available():
+        pytest.skip("this torch finds no CUDA device")
+    return torch

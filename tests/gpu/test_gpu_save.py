@@ -179,35 +179,3 @@ def test_an_address_that_is_none(gpu, api, store, rng):
     finished(saver.save({"model/w": on(gpu.array(data))}))
     saver.free()
     same(api.read(store, "run"), {"model/w": data})
-
-
-# ---- torch ----
-
-@pytest.fixture
-def torch(gpu):
-    if gpu.name == "stand-in":
-        pytest.skip("torch knows no stand-in")
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("this torch finds no CUDA device")
-    return torch
-
-
-def test_torch_tensors_on_a_side_stream(torch, api, store, build, monkeypatch):
-    monkeypatch.setenv("VCKPT_LIBRARY", str(build / "core/api/libvckpt.so"))
-    import vckpt
-    side, want = torch.cuda.Stream(), []
-    w = torch.zeros(1024, 1024, device="cuda", dtype=torch.bfloat16)
-    with vckpt.Saver(f"{store}/run") as saver:
-        for step in range(3):
-            with torch.cuda.stream(side):
-                torch.cuda._sleep(200_000_000)
-                w.normal_()
-                want.append(w.float().clone())
-                handle = saver.async_save({"model": {"w": w.float(), "t": w.float().T, "cpu": torch.arange(9)}})
-                handle.staged()
-                w.zero_()
-    for step in range(3):
-        found = api.read(store, "run", step)
-        assert found["model/w"].tobytes() == want[step].cpu().numpy().tobytes()
-        assert found["model/t"].tobytes() == numpy.ascontiguousarray(want[step].cpu().numpy().T).tobytes()

@@ -39,15 +39,16 @@ def check_possible():
         pytest.skip(f"debootstrap cannot be installed: {done.stderr[-300:]}")
 
 
-def minimal_system(root, codename):
-    """A minbase system in the folder `root`. Skips the test where the release cannot be reached."""
+def minimal_system(root, codename, *packages):
+    """A minbase system in the folder `root`, with these packages besides. Skips the test where the release cannot be
+    reached."""
     address = f"{mirror().rstrip('/')}/dists/{codename}/Release"
     try:
         urllib.request.urlopen(address, timeout=60).close()
     except (urllib.error.URLError, OSError) as error:
         pytest.skip(f"the packages of {codename} cannot be reached: {address}: {error}")
-    done = subprocess.run(["debootstrap", "--variant=minbase", codename, root, mirror()], capture_output=True,
-                          text=True)
+    done = subprocess.run(["debootstrap", "--variant=minbase", *[f"--include={name}" for name in packages], codename,
+                           root, mirror()], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
 

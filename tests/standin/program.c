@@ -16,6 +16,7 @@ CUresult cuCtxSetCurrent(CUcontext context);
 CUresult cuMemAlloc_v2(CUdeviceptr *memory, size_t bytes);
 CUresult cuMemFree_v2(CUdeviceptr memory);
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, struct standin_stream *stream);
 CUresult cuLaunchHostFunc(struct standin_stream *stream, void (*call)(void *), void *arg);
 
@@ -71,6 +72,14 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
 	if (!standin_current())
 		return CUDA_ERROR_INVALID_CONTEXT;
 	memcpy((void *)(uintptr_t)to, from, bytes);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
+{
+	if (!standin_current())
+		return CUDA_ERROR_INVALID_CONTEXT;
+	memcpy(to, (void *)(uintptr_t)from, bytes);
 	return CUDA_SUCCESS;
 }
 
