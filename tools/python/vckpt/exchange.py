@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that load together share what they read: each stored byte that several ranks want is read by one of them, and
 passed on (docs/load.md, "Exchange"): through shared memory where all ranks of the process group are on one host, else
-over the network (exchange_group.py).
+over the network: over NCCL where the ranks fill CUDA tensors and the process group has NCCL, else over gloo
+(exchange_group.py), which carries what is small in both cases.
 
 The ranks meet before each such load through the process group's store, as meeting.py has it: no collective, so what an
 earlier load left undone is in nobody's way, a rank that comes late is named, and one whose call is refused before it
@@ -13,6 +14,7 @@ Where a rank's torch was built without gloo, nothing goes between hosts, and the
 themselves."""
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import hashlib
@@ -21,10 +23,15 @@ import os
 import secrets
 import sys
 from ctypes import byref, c_void_p
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from . import _lib, exchange_group, meeting
 from .step import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
 
 Mode = Literal["never", "always", "auto"]
 
@@ -43,6 +50,7 @@ class Exchanged(NamedTuple):
     bytes_got: int              # that it got from others
     bytes_shared: int           # of all ranks: what several wanted, once
     why: str                    # a sentence
+    over: str = ""              # what carried it: shared memory, gloo, NCCL; "" where no rank was met
 
 
 def check(mode: str) -> None:
@@ -55,7 +63,7 @@ class Shared:
 
     def __init__(self, path: str, mode: str, pointer: c_void_p | None, loads: int, found: Exchanged,
                  transport: exchange_group.Transport | None = None) -> None:
-        """pointer: None where this rank is alone. transport: what the communicator calls."""
+        """pointer: None where this rank is alone. transport: what the communicator calls, or the one below it."""
         self.path, self.mode, self.pointer, self.loads, self.found, self.done = path, mode, pointer, loads, found, 0
         self.transport = transport
 
@@ -67,10 +75,10 @@ class Shared:
         they did: the sentence is theirs."""
         (pointer, self.pointer), (transport, self.transport) = (self.pointer, None), (self.transport, None)
         failure = transport.failure if transport else None
+        if pointer and (transport is None or pointer is not transport.pointer):
+            _lib.lib().vckpt_comm_free(pointer)
         if transport:
             transport.free()
-        elif pointer:
-            _lib.lib().vckpt_comm_free(pointer)
         if failure is not None and isinstance(error, _lib.Error):
             raise _lib.error(*failure, self.path) from error
 
@@ -98,7 +106,7 @@ class Shared:
         self.found = Exchanged(words.get(found.chosen, "never") if says else before.chosen, found.ranks,
                                before.bytes_sent + found.bytes_sent, before.bytes_got + found.bytes_got,
                                before.bytes_shared + found.bytes_shared,
-                               (found.why or b"").decode("utf-8", "replace") if says else before.why)
+                               (found.why or b"").decode("utf-8", "replace") if says else before.why, before.over)
 
 
 class _Meeting(meeting.Meeting):
@@ -143,12 +151,13 @@ def refuse(path: str, error: BaseException) -> None:
         print(f"vckpt: {path}: the other ranks could not be told of an error: {late}", file=sys.stderr, flush=True)
 
 
-def meet(opened: Step, mode: Mode, loads: int, timeout: float) -> Shared:
-    """opened: the same commit at all ranks, else all refuse. loads: how many loads of the library this rank needs."""
+def meet(opened: Step, mode: Mode, loads: int, timeout: float, device: torch.device | None = None) -> Shared:
+    """opened: the same commit at all ranks, else all refuse. loads: how many loads of the library this rank needs.
+    device: of CUDA, whose memory they fill; None: none, or several."""
     path = f"{opened.store}/{opened.run}/{opened.number}"
     step = f"{opened.run}/{opened.number} (entry {opened.commit.entry}, manifest {opened.commit.manifest[:16]})"
     held = _held(path, timeout, {"host": host(), "loads": loads, "mode": mode, "step": step,
-                                 "links": exchange_group.known()})
+                                 "links": exchange_group.known(), "nccl": device is not None and _has_nccl()})
     token = held.launch(secrets.token_hex(8))
     said = held.all_said()
     for key, word in (("mode", "exchange="), ("step", STEPS)):
@@ -160,7 +169,10 @@ def meet(opened: Step, mode: Mode, loads: int, timeout: float) -> Shared:
     if len(set(hosts)) > 1 and all(one["links"] is not None for one in said):
         link = exchange_group.taken(held, [one["links"] for one in said], token, TIMEOUT_MS)
         transport = exchange_group.Transport(link, hosts, TIMEOUT_MS)
-        return _shared(path, mode, transport.pointer, said, transport)
+        pointer = None
+        if device is not None and all(one["nccl"] for one in said):
+            pointer = _over_nccl(path, transport, device)
+        return _shared(path, mode, pointer or transport.pointer, said, "NCCL" if pointer else "gloo", transport)
     return _within_host(path, mode, token, said, held.rank)
 
 
@@ -173,13 +185,49 @@ def _within_host(path: str, mode: Mode, token: str, said: list[dict[str, Any]], 
     name = f"{token}.{hashlib.sha256(host.encode()).hexdigest()[:16]}"
     pointer = c_void_p()
     _lib.call("vckpt_comm_shared", name.encode(), here.index(rank), len(here), TIMEOUT_MS, byref(pointer))
-    return _shared(path, mode, pointer, [said[other] for other in here])
+    return _shared(path, mode, pointer, [said[other] for other in here], "shared memory")
 
 
-def _shared(path: str, mode: Mode, pointer: c_void_p, said: list[dict[str, Any]],
+def _has_nccl() -> bool:
+    """Of the default process group, for CUDA."""
+    return "nccl" in str(sys.modules["torch.distributed"].get_backend_config())
+
+
+def _over_nccl(path: str, transport: exchange_group.Transport, device: torch.device) -> c_void_p | None:
+    """A communicator of NCCL's over that of gloo, which goes on carrying what is small, and says when a rank is dead.
+    It is a new one: the process group's may be in use by another thread, and is there only after its first collective.
+    None where NCCL cannot be had at some rank: the others hear of it, and all go on with gloo."""
+    pointer = c_void_p()
+    try:
+        with _current(device):
+            _lib.call("vckpt_comm_nccl", transport.pointer, TIMEOUT_MS, byref(pointer))
+    except _lib.Error as error:
+        if transport.failure is not None:               # gloo's is broken, too
+            transport.free()
+            raise
+        if transport.rank == 0:
+            print(f"vckpt: {path}: exchange= goes over gloo, not NCCL: {error}", file=sys.stderr, flush=True)
+        return None
+    except BaseException as error:
+        _lib.lib().vckpt_comm_abort(transport.pointer, type(error).__name__.encode())
+        transport.free()
+        raise
+    return pointer
+
+
+@contextlib.contextmanager
+def _current(device: torch.device) -> Iterator[None]:
+    """The device's context is this thread's, also where the thread has not used CUDA yet."""
+    cuda = sys.modules["torch"].cuda
+    with cuda.device(device):
+        cuda.mem_get_info(device)
+        yield
+
+
+def _shared(path: str, mode: Mode, pointer: c_void_p, said: list[dict[str, Any]], over: str,
             transport: exchange_group.Transport | None = None) -> Shared:
     return Shared(path, mode, pointer, max(one["loads"] for one in said),
-                  Exchanged("never", len(said), 0, 0, 0, "nothing was loaded"), transport)
+                  Exchanged("never", len(said), 0, 0, 0, "nothing was loaded", over), transport)
 
 
 def host() -> str:

@@ -159,7 +159,8 @@ def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, me
         step.close()
         raise
     try:
-        shared = exchange.meet(step, mode, plan.work.loads, meet_timeout) if together else None
+        shared = (exchange.meet(step, mode, plan.work.loads, meet_timeout, plan.work.device)
+                  if together else None)
     except BaseException:
         step.close()
         raise

@@ -165,6 +165,7 @@ class Work:
                 rest.append((one, one.to))
         self.batches = list(_batches(rest))
         self.streams = _streams(devices)
+        self.device = next(iter(devices)) if len(devices) == 1 else None    # of CUDA, whose memory is filled
 
     @property
     def loads(self) -> int:
