@@ -70,7 +70,7 @@ def ranks(build, monkeypatch, tmp_path):
     def rank(number, device):
         board.mine.rank = number
         with vckpt.Step(path) as step:
-            shared = exchange.meet(path, "always", 1, 60, device)
+            shared = exchange.meet(step, "always", 1, 60, device)
             with shared:
                 out = torch.zeros(SHAPE)
                 watch = loads.Watch()

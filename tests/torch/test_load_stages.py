@@ -96,6 +96,5 @@ def test_a_stage_that_fails(pool2, run):
     vckpt.close()
     first, second = pool2(_stages_fail, str(run))
     assert "rank 1: Refused" in first[0] and "cannot be the name of a component" in first[0]
-    assert "/0: ranks 1 of 2 did not make the same load within 0 s: what other ranks" in first[2], first
-    assert first[2].startswith("Timeout: ")
+    assert first[2].startswith("Timeout: ") and "rank 1 of 2 did not come" in first[2], first
     assert first[1] == second[1] == [] and second[0].startswith('state["bad name"]')

@@ -39,6 +39,7 @@ def test_low_priority(build, tmp_path, ring):
         assert all((found[name] == array).all() for name, array in state.items())
     if os.nice(0) < 19:
         now = nice()
-        assert now.get(19, 0) - before.get(19, 0) == 3 + 1, (before, now)     # three that digest, and the persister
+        # three that digest, the persister, and for a second the one that closes packs
+        assert now.get(19, 0) - before.get(19, 0) in (3 + 1, 3 + 2), (before, now)
         assert now.get(os.nice(0)) - before.get(os.nice(0)) >= 3              # three that copy
     saver.free()
