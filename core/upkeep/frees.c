@@ -8,7 +8,7 @@
 
 struct needs {
 	struct store *store;
-	bool (*goes)(void *arg, const char *run, uint64_t entry);
+	bool (*goes)(void *arg, const char *run, const struct store_list_step *step);
 	void *arg;
 	struct gc_names seen;
 	struct store_needs n;
@@ -55,7 +55,7 @@ static int needs_list(struct needs *k, struct store_list *l, bool going, struct 
 	for (size_t i = 0; r == 0 && i < store_list_count(l); i++) {
 		const struct store_list_step *step = store_list_at(l, i);
 
-		if ((k->goes && k->goes(k->arg, store_list_run(l), step->entry)) != going)
+		if ((k->goes && k->goes(k->arg, store_list_run(l), step)) != going)
 			continue;
 		k->n.steps++;
 		k->n.bytes += step->commit.bytes;
@@ -80,8 +80,8 @@ static int needs_all(struct needs *k, char **runs, size_t n, bool going, struct 
 	return r;
 }
 
-int store_needs(struct store *s, bool (*goes)(void *arg, const char *run, uint64_t entry), void *arg,
-	struct store_needs *ret_n, struct base_error *err)
+int store_needs(struct store *s, bool (*goes)(void *arg, const char *run, const struct store_list_step *step),
+	void *arg, struct store_needs *ret_n, struct base_error *err)
 {
 	struct needs k = {.store = s, .goes = goes, .arg = arg};
 	char **runs;

@@ -13,9 +13,9 @@ struct store_needs {
 	uint64_t kept_packs, kept_bytes;       /* named by steps that stay */
 	uint64_t freed_packs, freed_bytes;     /* named by steps that go, and by no other */
 };
-/* goes: does the step of this commit entry go? NULL: none does. A manifest that cannot be read is an error. */
-int store_needs(struct store *s, bool (*goes)(void *arg, const char *run, uint64_t entry), void *arg,
-	struct store_needs *ret_n, struct base_error *err);
+/* goes: does this step go? NULL: none does. A manifest that cannot be read is an error. */
+int store_needs(struct store *s, bool (*goes)(void *arg, const char *run, const struct store_list_step *step),
+	void *arg, struct store_needs *ret_n, struct base_error *err);
 /* Bytes and number of the packs that there are, whoever needs them. */
 int store_packs_bytes(struct store *s, uint64_t *ret_packs, uint64_t *ret_bytes, struct base_error *err);
 

@@ -36,7 +36,7 @@ struct rm {
 	size_t nwanted;
 	struct victim *victims;
 	size_t nvictims;
-	bool frees;             /* it is known what the collector can delete then: */
+	bool frees;             /* dry_run: it is known what the collector could delete then: */
 	uint64_t freed_bytes;
 	json_t *removed, *failed;
 };
@@ -240,23 +240,23 @@ static int find_all(struct rm *rm)
 	return worst;
 }
 
-static bool goes(void *arg, const char *run, uint64_t entry)
+static bool goes(void *arg, const char *run, const struct store_list_step *step)
 {
 	const struct rm *rm = arg;
+	const struct victim key = {.run = run, .step = step->step},
+		*v = bsearch(&key, rm->victims, rm->nvictims, sizeof key, compare);
 
-	for (size_t i = 0; i < rm->nvictims; i++)
-		if (rm->victims[i].entry == entry && strcmp(rm->victims[i].run, run) == 0)
-			return true;
-	return false;
+	return v && v->entry == step->entry;
 }
 
-/* What a step holds by itself says nothing: most of it may be other steps', too. */
+/* What a step holds by itself says nothing: most of it may be other steps', too. To know, the manifests of all steps of
+ * the store are read, which a removal does not otherwise need: so it is done only where the user asks what would be. */
 static void find_freed(struct rm *rm)
 {
 	struct base_error err = {0};
 	struct store_needs needs;
 
-	if (rm->nvictims == 0 || rm->t->quiet)
+	if (!rm->dry_run || rm->nvictims == 0 || rm->t->quiet)
 		return;
 	rm->frees = store_needs(rm->store, goes, rm, &needs, &err) == 0;
 	rm->freed_bytes = rm->frees ? needs.freed_bytes : 0;
@@ -378,13 +378,11 @@ static int remove_all(struct rm *rm, size_t *ret_removed)
 	return worst;
 }
 
-/* What gc can give back, which is seldom what the steps hold. */
 static void say_space(const struct rm *rm, size_t removed)
 {
-	char word[TOOL_WORD_BYTES], freed[40] = "the space";
+	char word[TOOL_WORD_BYTES], freed[32];
 
-	if (rm->frees)
-		tool_format_bytes(rm->freed_bytes, freed);
+	tool_format_bytes(rm->freed_bytes, freed);
 	if (rm->dry_run)
 		printf("%zu of %zu %s would be removed; nothing was changed\n", removed, rm->nvictims,
 			base_plural(rm->nvictims, "step", "steps"));
@@ -393,8 +391,8 @@ static void say_space(const struct rm *rm, size_t removed)
 	if (removed && rm->dry_run && rm->frees)
 		printf("vckpt gc could then give %s back\n", freed);
 	else if (removed && !rm->dry_run)
-		printf("vckpt gc %s gives %s back: it marks what nothing else needs, and a later one deletes it after "
-			"24 h (--grace 0: at once)\n", tool_shell_word(rm->t->arguments[0], word), freed);
+		printf("vckpt gc %s gives the space back: it marks what nothing else needs, and a later one deletes it "
+			"after 24 h (--grace 0: at once)\n", tool_shell_word(rm->t->arguments[0], word));
 }
 
 static bool has_index(const struct store *s)
@@ -470,7 +468,7 @@ const struct tool_command tool_rm = {"rm", "remove steps",
 	"  RUN                 all steps of a run, after a question\n\n"
 	"Everything that is named must be there before anything is removed. Where a question would be asked and\n"
 	"there is no terminal, --yes is needed.\n\n"
-	"  -n, --dry-run       change nothing; list what would be removed\n"
+	"  -n, --dry-run       change nothing; list what would be removed, and say what that would free\n"
 	"  -y, --yes           ask nothing\n"
 	"  --missing-ok        pass over steps that are not there; a RUN without STEP must exist\n"
 	"  --keep-last N       of a whole RUN or a range, keep steps that are among the last N of the run\n"
