@@ -457,7 +457,7 @@ void fs_backings_start(struct fs_backings *all, struct fs_broker *broker)
 
 bool fs_backings_stop(struct fs_backings *all)
 {
-	struct timespec until = base_clock_in_ms(CLOCK_REALTIME, STOP_MS);
+	struct timespec until = base_clock_in_ms(CLOCK_MONOTONIC, STOP_MS);
 
 	if (!all || !all->running)
 		return true;
@@ -465,7 +465,7 @@ bool fs_backings_stop(struct fs_backings *all)
 	all->ending = true;
 	pthread_cond_broadcast(&all->changed);
 	unlock(all);
-	if (pthread_timedjoin_np(all->thread, NULL, &until) != 0)
+	if (pthread_clockjoin_np(all->thread, NULL, CLOCK_MONOTONIC, &until) != 0)
 		return false;
 	all->running = false;
 	while (all->nqueue)

@@ -126,8 +126,8 @@ static bool session_end(struct serving *s)
 
 		fuse_session_exit(s->mount.session);
 		pthread_kill(s->session, SIGUSR2);
-		until = base_clock_in_ms(CLOCK_REALTIME, 20);
-		if (pthread_timedjoin_np(s->session, NULL, &until) == 0)
+		until = base_clock_in_ms(CLOCK_MONOTONIC, 20);
+		if (pthread_clockjoin_np(s->session, NULL, CLOCK_MONOTONIC, &until) == 0)
 			return true;
 	}
 	return false;

@@ -160,8 +160,8 @@ int fs_step_get(struct fs_runs *runs, struct fs_commit *commit, struct fs_step *
 
 	pthread_mutex_lock(&runs->lock);
 	while (!commit->opened && commit->opening) {
-		struct timespec until = base_clock_in_ms(CLOCK_REALTIME, ABANDONED_MS);
-		pthread_cond_timedwait(&runs->opened, &runs->lock, &until);
+		struct timespec until = base_clock_in_ms(CLOCK_MONOTONIC, ABANDONED_MS);
+		pthread_cond_clockwait(&runs->opened, &runs->lock, CLOCK_MONOTONIC, &until);
 		if (fs_request_abandoned()) {
 			pthread_mutex_unlock(&runs->lock);
 			return -EINTR;

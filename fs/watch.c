@@ -243,8 +243,8 @@ bool fs_watch_stop(struct fs_watch *w, unsigned timeout_ms)
 	fs_meshes_on_full(w->m->meshes, NULL, NULL);
 	w->stop = true;
 	wake(w);
-	until = base_clock_in_ms(CLOCK_REALTIME, timeout_ms);
-	return pthread_timedjoin_np(w->thread, NULL, &until) == 0;
+	until = base_clock_in_ms(CLOCK_MONOTONIC, timeout_ms);
+	return pthread_clockjoin_np(w->thread, NULL, CLOCK_MONOTONIC, &until) == 0;
 }
 
 void fs_watch_free(struct fs_watch *w)

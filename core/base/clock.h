@@ -26,8 +26,8 @@ static inline uint64_t base_monotonic_ns(void)
 
 static inline uint64_t base_monotonic_ms(void) { return base_monotonic_ns() / 1000000; }
 
-/* The time of that clock in `ms` milliseconds, for pthread_cond_timedwait and its like. ms below 0 counts as 0, what is
- * beyond 68 years as 68 years. */
+/* The time of that clock in `ms` milliseconds, for waits (which are by the monotonic one). ms below 0 counts as 0, what
+ * is beyond 68 years as 68 years. */
 static inline struct timespec base_clock_in_ms(clockid_t clock, int64_t ms)
 {
 	const int64_t s = ms < 0 ? 0 : ms / 1000 < INT32_MAX ? ms / 1000 : INT32_MAX;

@@ -201,13 +201,13 @@ static void exchange_begin(struct load_exchange *x, size_t n)
 /* Has everything come, and been read? Waits for it a while. */
 static bool exchange_is_done(struct load_exchange *x)
 {
-	const struct timespec until = base_clock_in_ms(CLOCK_REALTIME, EXCHANGE_IDLE_MS);
+	const struct timespec until = base_clock_in_ms(CLOCK_MONOTONIC, EXCHANGE_IDLE_MS);
 	int late = 0;
 	bool done;
 
 	pthread_mutex_lock(&x->lock);
 	while (!(done = !x->placing && x->tasks_over && !x->busy) && !late && !x->error.code)
-		late = pthread_cond_timedwait(&x->news, &x->lock, &until);
+		late = pthread_cond_clockwait(&x->news, &x->lock, CLOCK_MONOTONIC, &until);
 	pthread_mutex_unlock(&x->lock);
 	return done;
 }

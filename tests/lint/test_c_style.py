@@ -47,3 +47,14 @@ def test_rule(rule):
     wrong = [f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, found.start()) + 1}: {found[0].strip()[:80]}"
              for path, text in SOURCES for found in re.finditer(RULES[rule], text, re.M)]
     assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_waits_by_the_wall_clock():
+    """It may be set back by a day during any wait. core/base/clock.h has the clocks, and their test looks at both. A
+    condition that is waited for with pthread_cond_timedwait has the monotonic clock as its attribute."""
+    wall = re.compile(r"CLOCK_REALTIME|CLOCK_TAI|pthread_timedjoin_np|sem_timedwait|pthread_\w+_timed(?:rd|wr)?lock|"
+                      r"\btimer_create|\bgettimeofday")
+    own = {ROOT / "core/base/clock.h", ROOT / "tests/unit/containers.c"}
+    wrong = [f"{path.relative_to(ROOT)}: {found}" for path, text in SOURCES if path not in own
+             for found in wall.findall(text)]
+    assert not wrong, "\n".join(wrong)
