@@ -12,7 +12,7 @@ import pytest
 
 from saverlib import api, ranks, store  # noqa: F401 (fixtures)
 
-LAST = 8                # SAVE_ALIKE_STEPS of core/save/write/write_internal.h
+LAST = 8                # SAVE_ALIKE_STEPS of core/save/write/rank.h
 IN_OPEN = 0x20
 
 
@@ -96,6 +96,27 @@ def test_a_step_that_was_removed(run, vckpt):
     run.save(2)
     vckpt("rm", run.store, "run/0")
     assert run.save(1) == run.array.nbytes
+
+
+def test_a_layout_that_changes_with_each_save(api, store):  # noqa: F811
+    """A tensor that grows: a saver knows the layouts of the last steps, and reads the manifest of the newest, as a
+    base. A new one has to look at them once."""
+    folder = os.path.join(store, "runs/run/manifests")
+
+    def saves(first, last):
+        def work(rank, saver):
+            read = []
+            for step in range(first, last):
+                before = set(os.listdir(folder)) if step else set()
+                with opened(folder) if step else contextlib.nullcontext([]) as names:
+                    save = saver.save({"model/w": (np.zeros(100 + step, "u4"), {})}, step=step)
+                    save.committed()
+                    save.free()
+                read.append(len(before.intersection(names)))
+            return read
+        return ranks(api, store, "run", 1, work, launch=f"launch {first}")[0]
+    assert saves(0, 12) == [0] + 11 * [1]
+    assert saves(12, 15) == [LAST, 1, 1]
 
 
 def test_looking_for_it_is_bounded(run):

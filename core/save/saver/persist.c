@@ -58,7 +58,7 @@ static int persist_bases(struct save_flight *f, struct base_error *err)
 {
 	int r = persist_named_bases(f, true, err);
 
-	return r < 0 || f->s->options.no_bases ? r : save_writer_bases(f->w, f->options.replace, err);
+	return r < 0 || f->s->options.no_bases ? r : save_writer_bases(f->w, &f->s->alike, f->options.replace, err);
 }
 
 /* ---- what was measured ---- */

@@ -10,6 +10,15 @@
 #include "core/save/write/engine.h"
 #include "core/save/write/writer.h"
 
+#define SAVE_ALIKE_STEPS 8u /* among so many of the newest a step of the save's layout is sought */
+/* What layouts steps of the run have, by their manifests: kept from save to save; {0}: nothing is known. */
+struct save_alike {
+	struct save_alike_step {
+		bool known; struct base_digest manifest; struct base_digest *layouts; uint32_t nlayouts;
+	} all[SAVE_ALIKE_STEPS];
+};
+void save_alike_release(struct save_alike *a);
+
 /* Run and attributes are copied and checked. Free with save_writer_close. */
 int save_writer_new(struct store *s, const char *run, const struct proto_attribute *attributes, size_t nattributes,
 	uint32_t rank, uint32_t world, struct save_writer **ret_w, struct base_error *err);
@@ -26,7 +35,7 @@ int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, con
 	struct base_error *err);
 /* The steps of the run that this save is most likely to share pieces with: the one that it replaces, the newest one,
  * and, if these have other layouts, the newest of its own layout among the last few. */
-int save_writer_bases(struct save_writer *w, bool replace, struct base_error *err);
+int save_writer_bases(struct save_writer *w, struct save_alike *alike, bool replace, struct base_error *err);
 /* The layout object, then all bands out of the source, in order. The planned layout has its object by now. */
 int save_writer_append(struct save_writer *w, struct save_engine *e, const struct save_engine_source *source,
 	struct base_error *err);

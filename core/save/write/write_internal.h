@@ -21,7 +21,6 @@
 #include "index/index.h"
 
 #define SAVE_BELIEVE_BYTES 240u                  /* longer pieces are believed by their XXH3-128 */
-#define SAVE_ALIKE_STEPS 8u                      /* among so many of the newest a step of the same layout is sought */
 #define SAVE_BELIEVE_CHECK 1024u                 /* one in that many is hashed all the same */
 
 /* ---- the writer ---- */
@@ -76,6 +75,12 @@ int save_band_confirm(struct save_band *b, const struct save_writer *w, const st
 /* Cuts what lies in b->in (which may be overwritten), digests, looks up, encodes. Fills b->err too. */
 int save_band_process(struct save_band *b, struct save_writer *w);
 void save_band_forget(struct save_band *b); /* lets the rows go */
+
+/* ---- alike.c ---- */
+/* A step among the last ones, none of which need be a base, that has the save's layout where no base has it. NULL:
+ * there is none, or none is needed. */
+const struct store_list_step *save_alike_find(struct save_alike *a, const struct save_writer *w,
+	const struct store_list *list);
 
 /* ---- appender: one thread ---- */
 

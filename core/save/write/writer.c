@@ -368,37 +368,7 @@ static int writer_add_base(struct save_writer *w, const struct store_list_step *
 	return step ? save_writer_base(w, w->options.run, step->entry, &step->commit.manifest, err) : 0;
 }
 
-static bool writer_has_layout(const struct save_writer *w, const struct store_list_step *step)
-{
-	struct proto_manifest m;
-	bool has = false;
-
-	if (store_manifest_get(w->store, w->options.run, &step->commit.manifest, &m, NULL) < 0)
-		return false;
-	for (uint32_t i = 0; !has && i < m.nlayouts; i++)
-		has = base_digest_equal(&m.layouts[i].digest, &w->planned->layout->digest);
-	proto_manifest_release(&m);
-	return has;
-}
-
-/* Thin shards have pieces that no other layout has. So where the bases have other layouts than this save, the newest of
- * the last steps that has its layout is one, too. */
-static int writer_add_alike(struct save_writer *w, const struct store_list *list, struct base_error *err)
-{
-	size_t n = store_list_count(list), end = n - base_min(n, SAVE_ALIKE_STEPS);
-
-	if (save_bases_have_layout(&w->bases, &w->planned->layout->digest))
-		return 0;
-	for (size_t i = n; i-- > end;) {
-		const struct store_list_step *step = store_list_at(list, i);
-
-		if (!save_bases_have(&w->bases, &step->commit.manifest) && writer_has_layout(w, step))
-			return writer_add_base(w, step, err);
-	}
-	return 0;
-}
-
-int save_writer_bases(struct save_writer *w, bool replace, struct base_error *err)
+int save_writer_bases(struct save_writer *w, struct save_alike *alike, bool replace, struct base_error *err)
 {
 	struct store_list *list;
 	int r = 0;
@@ -410,7 +380,7 @@ int save_writer_bases(struct save_writer *w, bool replace, struct base_error *er
 	if (r == 0)
 		r = writer_add_base(w, store_list_latest(list), err);
 	if (r == 0)
-		r = writer_add_alike(w, list, err);
+		r = writer_add_base(w, save_alike_find(alike, w, list), err);
 	store_list_close(list);
 	return r;
 }
@@ -473,10 +443,12 @@ static int writer_finish_alone(struct save_writer *w, struct base_error *err)
 
 static int writer_run(struct save_writer *w, struct store_attempt *attempt, struct base_error *err)
 {
+	struct save_alike alike = {0};
 	int r = save_writer_begin(w, attempt, err);
 
 	if (r == 0 && !w->options.no_index)
-		r = save_writer_bases(w, w->options.replace, err);
+		r = save_writer_bases(w, &alike, w->options.replace, err);
+	save_alike_release(&alike);
 	if (r == 0)
 		r = save_reader_run(w, err);
 	if (r == 0)
