@@ -104,18 +104,50 @@ def _loaded(run, path, then, how):
                                         ("/10", "removed")])
 @pytest.mark.parametrize("how", [{}, {"load": "async_load"}, {"exchange": "always"}], ids=str)
 def test_every_rank_loads_what_rank_0_opened(pool2, run, path, then, how):
-    found = pool2(_loaded, run, run + path, then, how)
-    if path == "/10" and how.get("exchange"):       # they meet once, when each has opened its step
-        words = "different steps" if then == "replaced" else "no step 10"
-        assert all(isinstance(one[0], str) and words in one[1] and one[2] == {0.0} for one in found), found
-    else:
-        assert found == [(10, 1, {1.0})] * 2
+    assert pool2(_loaded, run, run + path, then, how) == [(10, 1, {1.0})] * 2
 
 
 def test_a_commit_that_is_gone_is_refused_by_all(pool2, run):
     found = pool2(_loaded, run, run + "/10", "collected", {})
     for kind, said, values in found:
-        assert kind in ("Error", "Aborted") and "was removed or replaced" in said and values == {0.0}, found
+        assert kind in ("Aborted", "Error") and "run/10 was removed or replaced" in said and values == {0.0}, found
+
+
+def _modes(run, calls):
+    path, options = calls[rank_of()]
+    try:
+        return vckpt.load(run + path, state(), meet_timeout=60.0, **options).exchange.over
+    except Exception as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("other, words", [(("/10", {"exchange": "never"}), "different exchange="),
+                                          (("", {"exchange": "always"}), "shared memory"),
+                                          (("/10", {"exchange": ["always"]}), "unhashable"),
+                                          (("/10", {"exchange": "always", "threads": "2"}), "threads='2'")], ids=str)
+def test_ranks_that_call_in_another_way(pool2, run, other, words):
+    """All hear at once of a mode that differs, and of an argument that is wrong."""
+    for calls in ([("/10", {"exchange": "always"}), other], [other, ("/10", {"exchange": "always"})]):
+        assert all(words in said for said in pool2(_modes, run, calls))
+
+
+def _keys(run, mode):
+    import torch.distributed as dist
+
+    from vckpt import meeting
+    store, many = meeting.store_of(dist), []
+    for _ in range(5):
+        for _ in range(2):
+            vckpt.load(run, state(), exchange=mode)
+        dist.barrier()
+        many.append(store.num_keys())
+        dist.barrier()
+    return many[-1] - many[1]
+
+
+@pytest.mark.parametrize("mode", ["never", "always"])
+def test_loads_leave_nothing_in_the_groups_store(pool2, run, mode):
+    assert max(pool2(_keys, run, mode)) <= 2            # a barrier's own
 
 
 def _arguments(run, other):
@@ -177,5 +209,5 @@ def test_a_pickled_step_is_the_same_commit(run):
     with vckpt.open(run) as now:
         assert now.commit != commit and now.commit.entry > commit.entry
     collected(run)
-    with pytest.raises(vckpt.Error, match="was removed or replaced"):
+    with pytest.raises(vckpt.Error, match="run/10 was removed or replaced"):
         pickle.loads(sent)

@@ -3,12 +3,12 @@
 one process saved goes into the stages of a pipeline, each of which has some of its layers.
 
 Each rank says through the group's store, once a load, which names it has, as bits in the step's order, and goes on.
-Only ranks that lack some look at what others said: the first of them gathers it for all. Keys of the group's Nth load
-(a load is a call of all ranks, which all count, also where it fails at once):
+Only ranks that lack some look at what others said: the first of them gathers it for all. Which load it is, all ranks
+know from the meeting at which they agreed on the step (opening.py): these keys are beside that meeting's (meeting.py).
 
-    N/rank.R   what rank R has, or why its load failed
-    N/gathers  how many ranks lack something; the first gathers
-    N/all      what all ranks have together, or the first failure"""
+    has.R      what rank R has, or why its load failed
+    gathers    how many ranks lack something; the first gathers
+    all        what all ranks have together, or the first failure"""
 from __future__ import annotations
 
 import errno
@@ -19,31 +19,20 @@ from typing import TYPE_CHECKING, Any
 from . import _lib, meeting
 
 if TYPE_CHECKING:
-    import torch
+    from .meeting import Meeting
 
 Names = dict[str, list[str]]                # of what a component, or an optimizer, has in the step
 Held = dict[str, set[str]]                  # which of them this rank has
 
-BASE = "vckpt/gaps"
-KEPT = 4                                    # loads whose keys stay in the store
 ASKED = "what other ranks of the process group have is asked for where a state lacks some of the step"
 
 
 class Gaps:
     """One load of one rank."""
 
-    def __init__(self, dist: Any, path: str, timeout: float) -> None:
-        """path: what the caller gave, for messages"""
-        self.path, self.timeout, self.rank, self.world = path, timeout, dist.get_rank(), dist.get_world_size()
-        self.store: torch.distributed.Store | None = meeting.store_of(dist)
-        self.said = False
-        meeting.check_own(dist, path)
-        if self.store is None:
-            return
-        self.number = self.store.add(f"{BASE}/of.{self.rank}", 1)
-
-    def key(self, name: str) -> str:
-        return f"{BASE}/{self.number}/{name}"
+    def __init__(self, held: Meeting, path: str, timeout: float) -> None:
+        self.path, self.timeout, self.rank, self.world = path, timeout, held.rank, held.world
+        self.store, self.key, self.said = held.store, held.key, False
 
     def say(self, names: Names, held: Held) -> None:
         bits = {label: "".join("1" if name in held[label] else "0" for name in all_) for label, all_ in names.items()}
@@ -52,23 +41,24 @@ class Gaps:
     def fail(self, error: BaseException) -> None:
         """This rank's load failed before it said what it has."""
         if not self.said:
-            self.tell({"failed": f"rank {self.rank}: {type(error).__name__}: {error}"})
+            self.tell(self.failure(error))
+
+    def failure(self, error: BaseException) -> dict[str, str]:
+        return {"failed": f"rank {self.rank}: {type(error).__name__}: {error}"}
 
     def tell(self, what: dict[str, str]) -> None:
         self.said = True
-        if self.store is None:
-            return
-        self.store.set(self.key(f"rank.{self.rank}"), json.dumps(what))
-        if self.number > KEPT:
-            for name in (f"rank.{self.rank}", *(("gathers", "all") if self.rank == 0 else ())):
-                self.store.delete_key(f"{BASE}/{self.number - KEPT}/{name}")
+        self.store.set(self.key(f"has.{self.rank}"), json.dumps(what))
 
     def held_by_any(self, names: Names) -> Held:
         """Which of the names some rank has."""
-        if self.store is None:
-            return {}
         if self.store.add(self.key("gathers"), 1) == 1:
-            self.store.set(self.key("all"), json.dumps(self.gathered()))
+            try:
+                together = self.gathered()
+            except BaseException as error:
+                self.store.set(self.key("all"), json.dumps(self.failure(error)))
+                raise
+            self.store.set(self.key("all"), json.dumps(together))
         self.wait(["all"])
         found = json.loads(self.store.get(self.key("all")))
         if "failed" in found:
@@ -78,8 +68,7 @@ class Gaps:
         return {label: {name for name, bit in zip(all_, bits[label]) if bit == "1"} for label, all_ in names.items()}
 
     def gathered(self) -> dict[str, Any]:
-        assert self.store is not None
-        keys = [f"rank.{rank}" for rank in range(self.world)]
+        keys = [f"has.{rank}" for rank in range(self.world)]
         try:
             self.wait(keys)
         except _lib.Timeout as error:
@@ -94,11 +83,10 @@ class Gaps:
         return {label: format(bits, "x") for label, bits in together.items()}
 
     def wait(self, keys: list[str]) -> None:
-        assert self.store is not None
         until, pause = time.monotonic() + self.timeout, 0.002
         while not self.store.check([self.key(key) for key in keys]):
             if time.monotonic() >= until:
-                late = [rank for rank in range(self.world) if not self.store.check([self.key(f"rank.{rank}")])]
+                late = [rank for rank in range(self.world) if not self.store.check([self.key(f"has.{rank}")])]
                 raise _lib.Timeout(errno.ETIMEDOUT, f"{self.path}: ranks {meeting.ranges(late)} of {self.world} did "
                                                     f"not make the same load within {self.timeout:.0f} s: {ASKED} "
                                                     "(give rank= and world= to load by one rank alone)")

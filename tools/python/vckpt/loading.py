@@ -123,28 +123,22 @@ def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, me
     """Up to where reading begins; None: there is no step."""
     rank, world, group = _who(rank, world)
     watch = Watch()
-    others = gaps.Gaps(sys.modules["torch.distributed"], opening.named(path), meet_timeout) if group else None
     try:
         how = chosen(threads, verify, on_damage, direct)._replace(world=world, watch=watch)
         exchange.check(mode)
         if mode == "always" and not group:
             raise _lib.InvalidArgument(errno.EINVAL, "exchange='always' needs a process group of several ranks, and no "
                                                      "rank= or world=")
-    except _lib.Error as error:
-        if others:
-            others.fail(error)
-            opening.refuse(path, mode, error)
-        raise
-    try:
-        step = opening.opened(path, group, mode, missing_ok, meet_timeout)
     except BaseException as error:
-        if others:
-            others.fail(error)
+        if group:
+            opening.refuse(path, error)
         raise
+    step, held = opening.opened(path, group, mode, missing_ok, meet_timeout)
     if step is None:
         return None
     together = group and mode != "never"
     at = f"{step.store}/{step.run}/{step.number}"
+    others = gaps.Gaps(held, at, meet_timeout) if held else None
     try:
         plan = _Plan(step, at, components.named(state, (), is_tensor), rank, world, mesh,
                      types if isinstance(types, Mapping) else tuple(types))

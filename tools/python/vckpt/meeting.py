@@ -11,6 +11,9 @@ Each attempt at a meeting of a run has a number, the same for all ranks, kept in
     RUN/N/failed        the error of a rank that could not make the call: its path cannot be, its options are wrong
     RUN/N/verdict       a launch id (a step), by rank 0, once all wait; or an error, by whoever gives up first
 
+A meeting to which all came shows that all have left the one before, whose keys go then. Loads add keys to theirs
+(exchange.py, gaps.py).
+
 The verdict is set once (compare_set) and is every rank's: where one gives up, all that wait raise the same error, and
 the next call of each comes to the next meeting. The error of a rank that failed before it waited is told to those, too,
 who come later than the others, so that all go on from it alike."""
@@ -38,6 +41,8 @@ Distributed: TypeAlias = Any           # the module torch.distributed
 WARN_S, AGAIN_S = 5.0, 60.0     # the first line about ranks that have not come, and how often it is said again
 LOOKED_AT = 64                  # lower ranks among which one looks for another that would warn
 NAMED = 8                       # ranges of ranks in a sentence
+OF_RANK = ("rank", "said", "has")                                       # keys of a meeting
+OF_ALL = ("waiting", "failed", "verdict", "gathers", "all")
 ALL = "is a call of all ranks (not of `if rank == 0:`)"
 SAVES = "the first save of a run, and each Saver,"
 LOADS = "vckpt.load without rank= and world="
@@ -71,13 +76,15 @@ def agree(dist: Distributed, launch_id: str, run: str, path: str, timeout: float
     return held.launch(launch_id) if held else broadcast(dist, launch_id, path, call)
 
 
-def compare(dist: Distributed, said: str, run: str, path: str, timeout: float, call: str) -> tuple[str, bool]:
-    """What rank 0 says, and whether all ranks said the same. Without a store no rank knows of the others: True."""
+def compare(dist: Distributed, said: str, run: str, path: str, timeout: float,
+            call: str) -> tuple[str, bool, Meeting | None]:
+    """What rank 0 says, whether all ranks said the same, and the meeting. Without a store no rank knows of the others:
+    True, None."""
     held = meeting(dist, run, path, timeout, call)
     if held is None:
-        return broadcast(dist, said, path, call), True
+        return broadcast(dist, said, path, call), True, None
     verdict = held.held(said, compare=True)
-    return str(verdict["launch"]), bool(verdict["alike"])
+    return str(verdict["launch"]), bool(verdict["alike"]), held
 
 
 def meeting(dist: Distributed, run: str, path: str, timeout: float, call: str = SAVES) -> Meeting | None:
@@ -198,7 +205,16 @@ class Meeting:
         if "error" in verdict:
             told = _lib.error(verdict["error"][0], f"{self.path}: {verdict['error'][1]}")
             raise told if isinstance(told, _lib.Timeout) else _lib.aborted(told)
+        self.clear(launch_id)
         return verdict
+
+    def clear(self, launch_id: str) -> None:
+        """Takes away what this rank, or rank 0 for all, left in the meeting before."""
+        if self.compare:
+            self.store.delete_key(self.key(_said(launch_id)))           # rank 0 has counted
+        if self.number > 0:
+            for name in (*(f"{name}.{self.rank}" for name in OF_RANK), *(OF_ALL if self.rank == 0 else ())):
+                self.store.delete_key(f"{self.base}/{self.number - 1}/{name}")
 
     def wait(self, launch_id: str) -> Verdict:
         warn, told = self.begun + WARN_S, False

@@ -6,10 +6,8 @@ what the ranks agree on is the commit (step.Commit): the entry in the run's list
 names all data. Each rank opens what it finds, and they meet (meeting.py). Mostly all have found the same, and go on.
 Where they have not, those that found another commit than rank 0 open rank 0's, be it replaced or removed by then,
 and they meet again: all have it now, or one that cannot open it says why to all. So a load has one meeting, and a
-second one only where something happened in between.
-
-Ranks that share what they read (exchange.py) meet for that anyway. Of a step that is given by its number they compare
-there what they have opened, and refuse a difference."""
+second one only where something happened in between. Whether they share what they read (exchange.py), for which they
+meet once more, is compared here, too."""
 from __future__ import annotations
 
 import contextlib
@@ -18,7 +16,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from . import _lib, exchange, meeting, paths
+from . import _lib, meeting, paths
 from .step import Commit, Step
 from .tensors import torch_module
 
@@ -27,30 +25,25 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from .exchange import Mode
+    from .meeting import Meeting
     from .signatures import Path
 
 
-def opened(path: Path | Step, group: bool, mode: Mode, missing_ok: bool, timeout: float) -> Step | None:
-    """The caller closes it. path: an open Step means its commit. None: there is no step, and missing_ok."""
+def opened(path: Path | Step, group: bool, mode: Mode, missing_ok: bool,
+           timeout: float) -> tuple[Step | None, Meeting | None]:
+    """(The step, which the caller closes, the meeting at which all ranks agreed on it). path: an open Step means its
+    commit. None: there is no step, and missing_ok; no meeting, for there is no group or it has no store."""
     where = _Where(path)
     if not group:
-        return where.look(missing_ok)
-    with _telling(where, mode):
-        meeting.check_own(sys.modules["torch.distributed"], where.place)
-        if not where.compared(mode):
-            return where.look(missing_ok)
-    return _agreed(where, missing_ok, timeout)
+        return where.look(missing_ok), None
+    meeting.check_own(sys.modules["torch.distributed"], where.place)
+    return _agreed(where, mode, missing_ok, timeout)
 
 
-def named(path: Path | Step) -> str:
-    """For a message, before anybody has opened anything."""
-    return f"{path.store}/{path.run}/{path.number}" if isinstance(path, Step) else str(path)
-
-
-def refuse(path: Path | Step, mode: Mode, error: BaseException) -> None:
+def refuse(path: Path | Step, error: BaseException) -> None:
     """Tells the other ranks, which come to the meeting of this load, that this one does not."""
     with contextlib.suppress(_lib.Error, TypeError):
-        _tell(_Where(path), mode, error)
+        _tell(_Where(path), error)
 
 
 class _Where:
@@ -64,10 +57,6 @@ class _Where:
             self.store, self.run, step = paths.split(path, making=True)
             self.number = step if isinstance(step, int) else None
         self.place = f"{self.store}/{self.run}"
-
-    def compared(self, mode: Mode) -> bool:
-        """Ranks have to meet here, and not only where they share."""
-        return mode == "never" or (self.number is None and self.commit is None)
 
     def look(self, missing_ok: bool) -> Step | None:
         if self.commit is not None:
@@ -102,10 +91,10 @@ def _framework() -> Literal["numpy", "torch"]:
     return "numpy" if torch_module() is None else "torch"
 
 
-def _agreed(where: _Where, missing_ok: bool, timeout: float) -> Step | None:
+def _agreed(where: _Where, mode: Mode, missing_ok: bool, timeout: float) -> tuple[Step | None, Meeting | None]:
     dist = sys.modules["torch.distributed"]
     first, step, error = dist.get_rank() == 0, None, None
-    with _telling(where, "never"):
+    with _telling(where):
         try:
             step = where.look(missing_ok)
         except (_lib.NotFound, _lib.NotAStore) as missing:
@@ -114,14 +103,19 @@ def _agreed(where: _Where, missing_ok: bool, timeout: float) -> Step | None:
             error = missing                     # rank 0 may have found it a moment before or after
     try:
         while True:
-            mine = json.dumps(step and step.commit)
-            told, alike = meeting.compare(dist, mine, where.run, where.place, timeout, meeting.LOADS)
+            mine = json.dumps([mode, step and step.commit])
+            told, alike, held = meeting.compare(dist, mine, where.run, where.place, timeout, meeting.LOADS)
             if told != mine:
                 before, step = step, None
                 if before is not None:
                     before.close()
-                with _telling(where, "never"):
-                    step = None if told == "null" else where.open(Commit(*json.loads(told)))
+                with _telling(where):
+                    theirs, commit = json.loads(told)
+                    if theirs != mode:
+                        raise _lib.InvalidArgument(errno.EINVAL, f"{where.place}: ranks load together with different "
+                                                                 f"exchange=: rank 0 with {theirs}, rank "
+                                                                 f"{dist.get_rank()} with {mode}")
+                    step = where.open(Commit(*commit)) if commit else None
             if alike:
                 break
     except BaseException:
@@ -130,23 +124,20 @@ def _agreed(where: _Where, missing_ok: bool, timeout: float) -> Step | None:
         raise
     if step is None and error is not None and not missing_ok:
         raise error
-    return step
+    return step, held
 
 
 @contextlib.contextmanager
-def _telling(where: _Where, mode: Mode) -> Iterator[None]:
+def _telling(where: _Where) -> Iterator[None]:
     """The other ranks, of an error."""
     try:
         yield
     except BaseException as error:
-        _tell(where, mode, error)
+        _tell(where, error)
         raise
 
 
-def _tell(where: _Where, mode: Mode, error: BaseException) -> None:
-    if not where.compared(mode):
-        exchange.refuse(f"{where.place}/{where.number}", error)
-        return
+def _tell(where: _Where, error: BaseException) -> None:
     told = error if isinstance(error, Exception) else _lib.Aborted(_lib.EABORTED, type(error).__name__)
     with contextlib.suppress(_lib.Error):
         meeting.fail(sys.modules["torch.distributed"], told, where.run, where.place, meeting.LOADS)
