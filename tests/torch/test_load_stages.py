@@ -2,9 +2,12 @@
 """A step that one process saved, into the stages of a pipeline: what another stage has is no gap, what none has is."""
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 import vckpt
 from vckpt import gaps
+from vckpt.dcp import StorageWriter
 
 PIN = {"pin": "no"}
 
@@ -109,3 +112,25 @@ def test_a_stage_that_fails(pool2, run):
     assert "/0: ranks 1 of 2 did not make the same load within 1 s: what other ranks" in first[3], first
     assert first[3].startswith("Timeout: ") and second[2].startswith("Timeout: ")
     assert first[1] == second[1] == first[4] == second[3] == [] and second[0].startswith('state["bad name"]')
+
+
+def _flattened(path):
+    import torch.distributed as dist
+    rank = dist.get_rank()
+    model = torch.nn.ModuleDict({str(number): torch.nn.Linear(3, 3) for number in range(2 * rank, 2 * rank + 2)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    vckpt.load(f"{path}/0", {"model": model, "optimizer": optimizer}, meet_timeout=60.0)
+    return [optimizer.state[parameter]["exp_avg"].tolist() for parameter in model.parameters()]
+
+
+def test_a_flattened_optimizer_into_stages(pool2, run):
+    """Its options are put into each stage's own groups: names of parameters mean the same at all ranks nevertheless."""
+    model = _layers()
+    optimizer = torch.optim.AdamW(model.parameters())
+    sum(layer(torch.ones(2, 3)).sum() * (number + 1) for number, layer in enumerate(model.values())).backward()
+    optimizer.step()
+    saved = get_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    dcp.save(dict(zip(("model", "optimizer"), saved)), storage_writer=StorageWriter(f"{run}/0"), no_dist=True)
+    vckpt.close()
+    assert sum(pool2(_flattened, str(run)), []) == [optimizer.state[parameter]["exp_avg"].tolist()
+                                                    for parameter in model.parameters()]

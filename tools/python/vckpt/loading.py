@@ -698,7 +698,7 @@ class _Plan:
         found = torch_optimizers.Restored(optimizer, self.state, self.views, path, trees)
         name = _shown(path)
         self.missing += [f"{name}, its parameter {one}" for one in found.missing]
-        self.of_optimizer(name, found)
+        self.of_optimizer(path, found)
         self.wrong += [f"{name}: {found.wrong}"] if found.wrong else []
         made = self.later(lambda: found.made(lambda part, like=None: self.built(path[0], part, like)))
 
@@ -707,9 +707,11 @@ class _Plan:
                 torch_optimizers.take_state(optimizer, made())
         self.todo.append(fill)
 
-    def of_optimizer(self, name: str, found: Any) -> None:
+    def of_optimizer(self, path: KeyPath, found: Any) -> None:
         """Names of its parameters, which a component with its tensors may be called as, too."""
-        label = f"{name}, its parameter"
+        if self.step.ranks(path[0]):                # as of components
+            return
+        label = f"{_shown(path)}, its parameter"
         self.has(label, found.names, set(found.names).difference(found.unexpected))
         self.lacks(label, "{} {}", found.unexpected)
 
@@ -732,7 +734,7 @@ class _Plan:
         found = torch_split.Restored(split, trees, path)
         name = _shown(path)
         self.missing += [f"{name}, its parameter {one}" for one in found.missing]
-        self.of_optimizer(name, found)
+        self.of_optimizer(path, found)
         self.wrong += [f"{name}: {found.wrong}"] if found.wrong else []
         if found.wrong:
             return

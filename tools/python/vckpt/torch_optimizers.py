@@ -476,12 +476,11 @@ class Restored:
 
     def compare(self, saved: list[list[Any]]) -> None:
         """names: of the saved parameters; missing, unexpected: of them; wrong: a sentence, or None."""
-        self.names = [str(name) for group in saved for name in group]
         known = {name for tree in self.trees for group in _by_group(tree["param_groups"]) for name in group}
         mine = [name for group in self.order for name in group]
+        self.names = sorted(map(str, known))            # the same at all ranks, whatever groups they have
         self.missing = [name for name in mine if name not in known]
-        self.unexpected = [] if len(self.trees) > 2 else [str(name) for group in saved for name in group
-                                                          if name not in set(mine)]
+        self.unexpected = [str(name) for group in saved for name in group if name not in set(mine)]
         self.wrong = None
         if any(type(name) is int for name in known):
             self.missing, self.unexpected = [], []

@@ -35,10 +35,9 @@ class Restored:
         saved = next((one for one in found if self.fits(one)), found[0])
         known = {name for one in found for group in one for name in group["params"]}
         mine = {part.name for part in split.parts}
-        self.names = [str(name) for group in saved for name in group["params"]]
+        self.names = sorted(map(str, known))            # the same at all ranks, whatever groups they have
         self.missing = [part.name for part in split.parts if part.name not in known]
-        self.unexpected = [] if len(trees) > 2 else [name for group in saved for name in group["params"]
-                                                     if name not in mine]
+        self.unexpected = [name for group in saved for name in group["params"] if name not in mine]
         self.wrong = None if self.fits(saved) else "its groups have other parameters in the step than in the state"
         if any(type(name) is int for name in known):
             self.missing, self.unexpected = [], []
