@@ -166,7 +166,8 @@ def test_a_checkpoint_for_each_number(tmp_path, monkeypatch, capfd):
     # the folder that nobody named stays what it is
     assert vckpt.save("zz1", state, pin="no") == 0 and (tmp_path / "zz1/vckpt.store").exists()
     assert vckpt.load("zz1", {"m": {"w": np.zeros(3)}}).step == 0
-    assert capfd.readouterr().err == ""
+    said = capfd.readouterr().err                       # once, since another store is beside it
+    assert said.startswith(f"vckpt: {tmp_path}/zz1 is a store of its own") and said.count("\n") == 1, said
     # names that are none of STEP's words
     for name in "out/model-10", "out/model-20", "out/model-30":
         vckpt.save(name, state, pin="no")
@@ -179,8 +180,57 @@ def test_a_checkpoint_for_each_number(tmp_path, monkeypatch, capfd):
     (tmp_path / "full/logs").mkdir(parents=True)
     vckpt.save("full/step-7", state, pin="no")
     vckpt.close()
-    assert f"{tmp_path}/full/step-7 is a store of its own, because {tmp_path}/full holds" in capfd.readouterr().err
+    assert f"{tmp_path}/full/step-7 is a store of its own, which shares no data" in capfd.readouterr().err
     assert vckpt.load("full/step-7", {"m": {"w": np.zeros(3)}}).step == 0
+
+
+@pytest.mark.parametrize("first, second", [("model-10", "model-20"), ("ckpt_10.pt", "ckpt_20.pt"), ("llama", "qwen")])
+def test_stores_beside_each_other_are_said(tmp_path, capfd, first, second):
+    """In a folder that was there, each path is a store: what was meant as runs of one store shares no data."""
+    (tmp_path / "out").mkdir()
+    for name in first, second, second:
+        vckpt.save(tmp_path / "out" / name, {"m": {"w": np.arange(3.0)}}, replace=True, step=0)
+    vckpt.close()
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith(f"vckpt: {tmp_path}/out/{second} is a store of its own, which"), said
+    assert said[0].endswith(f"`vckpt init {tmp_path}/out/NAME`, and save to {tmp_path}/out/NAME/{second}")
+
+
+@pytest.mark.parametrize("path", ["last.pt", "last.pt/run", "last.pt/run/10"])
+@pytest.mark.parametrize("missing_ok", [False, True])
+def test_a_file_in_place_of_a_store(tmp_path, monkeypatch, path, missing_ok):
+    """A script that was changed finds the file of torch.save: it does not begin anew."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "last.pt").write_bytes(b"PK")
+    with pytest.raises(vckpt.NotAStore) as error:
+        vckpt.load(path, {"m": {"w": np.zeros(3)}}, missing_ok=missing_ok)
+    assert str(error.value).startswith(f"{path}: {tmp_path}/last.pt is a file, not a store: "), error.value
+
+
+def test_a_load_without_a_store_names_what_was_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes.txt").write_text("mine")
+    for path in "out/ckpt-10", "full", "full/ckpt-10", "a/run":
+        with pytest.raises(vckpt.NotAStore) as error:
+            vckpt.load(path, {"m": {"w": np.zeros(3)}})
+        assert str(error.value).startswith(f"{path}: no parent directory is a store"), error.value
+
+
+@pytest.mark.parametrize("names", [("ckpt_10.pt", "ckpt_20.pt"), ("model-10", "model-20")])
+def test_runs_that_differ_in_a_number_are_said(tmp_path, capfd, names):
+    for name in names:
+        vckpt.save(tmp_path / "out" / name, {"m": {"w": np.arange(3.0)}}, pin="no")
+    vckpt.close()
+    assert f"run '{names[1]}' beside '{names[0]}', which has one step" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(paths.OWN - {"vckpt.store"}))
+def test_a_folder_of_another_program_is_no_store_that_is_being_made(tmp_path, name):
+    """TensorBoard writes to `runs`."""
+    (tmp_path / "out" / name / "Nov26").mkdir(parents=True)
+    assert paths.kind_of(str(tmp_path / "out")) == OTHER
+    assert resolve(tmp_path / "out/ckpt-10") == Target(str(tmp_path / "out/ckpt-10"), init=True)
 
 
 def test_relative_paths_are_those_of_the_working_directory(tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ class _Where:
     """What a caller gave."""
 
     def __init__(self, path: Path | Step) -> None:
-        self.commit, self.number = None, None
+        self.given, self.commit, self.number = named(path), None, None
         if isinstance(path, Step):
             self.store, self.run, self.commit = path.store, path.run, path.commit
         else:
@@ -62,17 +62,16 @@ class _Where:
         if self.commit is not None:
             return self.open(self.commit)
         number = self.number
+        if not paths.is_store(self.store):
+            if missing_ok and number is None and paths.file_above(self.store) is None:
+                return None
+            raise paths.no_store(self.given, self.store)
         if number is None:
             number = self.newest(missing_ok)
         return None if number is None else Step(f"{self.place}/{number}", _framework())
 
     def newest(self, missing_ok: bool) -> int | None:
-        try:
-            found = paths.latest(self.place)
-        except _lib.NotAStore:
-            if not missing_ok:
-                raise
-            return None
+        found = paths.latest(self.place)
         if found is None and not missing_ok:
             raise _lib.NotFound(errno.ENOENT, f"run {self.run} of {self.store} has no step (missing_ok=True gives None "
                                               "instead)")

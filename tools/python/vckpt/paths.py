@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import os
 import re
 import secrets
@@ -35,6 +36,7 @@ WORD = "(?:(?:step|global_step|iter|epoch|checkpoint|ckpt)[-_=.]?)?"
 STEP = re.compile(WORD + "([0-9]{1,18})", re.ASCII)
 RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/", re.ASCII)     # one slash: pathlib takes the other away
+NUMBERED = re.compile(r"(.*?)[0-9]+(\.[A-Za-z]+)?", re.ASCII)      # model-10, ckpt_10.pt
 DEFAULT_RUN = "default"
 STORE, ABSENT, EMPTY, OTHER = "store", "absent", "empty", "other"
 # a store's own
@@ -75,9 +77,9 @@ def kind_of(path: str) -> str:
         return STORE
     try:
         names = os.listdir(path)
-        if "vckpt.store" in names:                      # since the look above
+        if os.path.lexists(os.path.join(path, "vckpt.store")):      # since the look above; first of all in a store
             return STORE
-        return EMPTY if all(name in OWN or re.fullmatch(TEMPORARY, name) for name in names) else OTHER
+        return EMPTY if all(re.fullmatch(TEMPORARY, name) for name in names) else OTHER
     except FileNotFoundError:
         return ABSENT
     except OSError:
@@ -103,9 +105,25 @@ def split(path: Path, making: bool = False) -> tuple[str, str, int | Literal["la
     """(store, run, step) that a path names. making: also where no store is there yet."""
     target = resolve(path)
     if target.init and not making:
-        raise NotAStore(_lib.ENOSTORE, f"{os.fsdecode(path)}: no parent directory is a store (make one with `vckpt "
-                                       "init` or vckpt.init)")
+        raise no_store(path, target.store)
     return target.store, target.run, target.step
+
+
+def no_store(path: Path, store: str) -> NotAStore:
+    """What to raise where there should be one."""
+    file, given = file_above(store), os.fsdecode(path)
+    if file is not None:
+        return NotAStore(_lib.ENOSTORE, f"{given}: {file} is a file, not a store: what torch.save wrote comes in by "
+                                        "vckpt.save(path, torch.load(file)): docs/from-torch-save.md")
+    return NotAStore(_lib.ENOSTORE, f"{given}: no parent directory is a store (make one with `vckpt init` or "
+                                    "vckpt.init)")
+
+
+def file_above(path: str) -> str | None:
+    """The file, no directory, that stands at a path or above it."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return None if os.path.isdir(path) else path
 
 
 def step_of(part: str) -> int | Literal["latest"] | None:
@@ -245,10 +263,10 @@ def begin(store: str, run: str, first: bool = True) -> None:
     """Before a run is written: makes its store. first: this rank says what may not have been meant."""
     made = not os.path.exists(os.path.join(store, "vckpt.store"))
     make(store)
-    if first and made and step_of(os.path.basename(store)) is not None:
-        above = os.path.dirname(store)
-        print(f"vckpt: {store} is a store of its own, because {above} holds other files, and shares no data with other "
-              f"steps: `vckpt init {above}/NAME`, and save to {above}/NAME/{os.path.basename(store)}", file=sys.stderr)
+    above, name = os.path.split(store)
+    if first and made and run == DEFAULT_RUN and (step_of(name) is not None or _store_beside(above, name)):
+        print(f"vckpt: {store} is a store of its own, which shares no data with others: if it was meant to be a run or "
+              f"a step, `vckpt init {above}/NAME`, and save to {above}/NAME/{name}", file=sys.stderr)
     if first and not os.path.exists(os.path.join(store, "runs", run)):
         other = _numbered_alike(store, run)
         if other is not None and (store, other) not in _said:
@@ -257,12 +275,22 @@ def begin(store: str, run: str, first: bool = True) -> None:
                   "to one run, and give it as step=", file=sys.stderr)
 
 
-def _numbered_alike(store: str, run: str) -> str | None:
-    """A run with one step whose name has another number at its end."""
-    stem = run.rstrip("0123456789")
+def _store_beside(above: str, name: str) -> bool:
+    """A folder that holds thousands is no run's."""
     try:
-        others = [name for name in os.listdir(os.path.join(store, "runs"))
-                  if stem != run and name != run and name.rstrip("0123456789") == stem and name != stem]
+        with os.scandir(above) as entries:
+            return any(os.path.exists(os.path.join(one.path, "vckpt.store"))
+                       for one in itertools.islice(entries, 1000) if one.name != name)
+    except OSError:
+        return False
+
+
+def _numbered_alike(store: str, run: str) -> str | None:
+    """A run with one step whose name has another number at its end, or before an extension."""
+    stem = NUMBERED.fullmatch(run)
+    try:
+        others = [name for name in os.listdir(os.path.join(store, "runs")) if stem and name != run
+                  and (one := NUMBERED.fullmatch(name)) and one.groups() == stem.groups()]
     except OSError:
         return None
     return next((name for name in sorted(others)[-3:] if len(steps(os.path.join(store, name))) == 1), None)
