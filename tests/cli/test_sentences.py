@@ -103,6 +103,21 @@ def test_swapped_arguments(vckpt, filled, tmp_path, monkeypatch, command, target
     assert len(vckpt.json("ls", filled, "run")["steps"]) == 2 and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("words", [("ls", "run"), ("ls", "run/1"), ("info", "run/1"), ("rm", "run/1"),
+                                   ("rm", "run/1", "-n"), ("verify", "run/1"), ("stalls", "run/1"),
+                                   ("cat", "run/1/model/w.npy"), ("export", "run/1", "out"),
+                                   ("import", "other", "w.npy")], ids=" ".join)
+@pytest.mark.parametrize("absolute", [False, True])
+def test_the_path_that_python_takes(vckpt, filled, tmp_path, monkeypatch, words, absolute):
+    """STORE/RUN/STEP."""
+    monkeypatch.chdir(tmp_path)
+    store = filled if absolute else filled.name
+    done = vckpt(words[0], f"{store}/{words[1]}", *words[2:], check=False)
+    said = f"{store}/{words[1]} is in the store {store}: give the two apart: {store} {words[1]}"
+    assert done.returncode in (1, 2) and done.stderr.startswith(f"vckpt {words[0]}: {said}"), done.stderr
+    assert len(vckpt.json("ls", filled, "run")["steps"]) == 2 and not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("given", ["./in", "w.npy", "in/w.npy", "."])
 def test_a_source_is_not_taken_for_a_run(vckpt, filled, tmp_path, monkeypatch, given):
     monkeypatch.chdir(tmp_path)

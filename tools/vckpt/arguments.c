@@ -86,6 +86,24 @@ int tool_arguments_order(const struct tool *t)
 	return tool_usage(t, "%s is not a store, and %s is: give STORE first", typed[0], typed[1]);
 }
 
+bool tool_arguments_apart(const struct tool *t, char *text, size_t size)
+{
+	const char *path = t->arguments[0];
+	char store[4096];
+
+	if (snprintf(store, sizeof store, "%s", path) >= (int)sizeof store)
+		return false;
+	for (char *slash; (slash = strrchr(store, '/')) && slash > store;) {
+		slash[0] = 0;
+		if (!is_store(store, false))
+			continue;
+		snprintf(text, size, "%s is in the store %s: give the two apart: %s %s", path, store, store,
+			path + (slash - store) + 1);
+		return true;
+	}
+	return false;
+}
+
 int tool_arguments_no_store(const struct tool *t)
 {
 	char text[1024];
@@ -93,8 +111,9 @@ int tool_arguments_no_store(const struct tool *t)
 	if (!takes_store(t) || t->command->makes_store || t->from_environment || !t->narguments ||
 		is_store(t->arguments[0], true))
 		return 0;
-	snprintf(text, sizeof text, "%s is not a store: STORE comes first, unless VCKPT_STORE names it",
-		t->arguments[0]);
+	if (!tool_arguments_apart(t, text, sizeof text))
+		snprintf(text, sizeof text, "%s is not a store: STORE comes first, unless VCKPT_STORE names it",
+			t->arguments[0]);
 	return tool_arguments_wrong(t, text);
 }
 

@@ -234,7 +234,8 @@ static int open_failed(const struct tool *t, struct base_error *err)
 		snprintf(err->text + len, sizeof err->text - len, " (vckpt init %s makes a store there)",
 			tool_shell_word(t->arguments[0], word));
 	if (t->narguments == 1 && !t->from_environment && takes_run(t) &&
-		(err->code == -ENOENT || err->code == -BASE_ENOSTORE) && target_split(t->arguments[0], &target) == 0)
+		(err->code == -ENOENT || err->code == -BASE_ENOSTORE) &&
+		!tool_arguments_apart(t, err->text, sizeof err->text) && target_split(t->arguments[0], &target) == 0)
 		snprintf(err->text + len, sizeof err->text - len, ": if %.100s is a run, give STORE before it",
 			t->arguments[0]);
 	return tool_fail(t, err);

@@ -57,6 +57,8 @@ void tool_argument_add(struct tool *t, const char *text);
 int tool_arguments_end(struct tool *t);
 int tool_arguments_order(const struct tool *t);
 int tool_arguments_no_store(const struct tool *t);
+/* STORE/RUN/STEP in one word, as the Python package takes it: says in text how a command takes it. */
+bool tool_arguments_apart(const struct tool *t, char *text, size_t size);
 /* tool_usage, and the usage line after it */
 int tool_arguments_wrong(const struct tool *t, const char *text);
 
