@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "core/base/text.h"
+#include "core/commit/list.h"
 
 struct json {
 	const struct view_tree *t;
@@ -195,17 +196,22 @@ static void put_digest(struct json *j, const struct base_digest *d)
 	base_buf_printf(&j->b, ", \"digest\": \"%s\"", hex);
 }
 
-/* It follows from the tensor's pieces, which are looked up for the text alone: its length is known without. */
+/* It follows from the tensor's pieces, which are looked up for the text alone: its length is known without. null, with
+ * spaces up to that length, is for a tensor that cannot be read: those beside it can. */
 static void put_tensor_digest(struct json *j, uint32_t tensor)
 {
 	static const struct base_digest none;
 	struct load_object *o = NULL;
-	int r = j->keep ? load_tensor_open(j->step, tensor, &o, NULL) : 0;
+	struct base_error why = {0};
+	int r = j->keep && j->b.error == 0 ? load_tensor_open(j->step, tensor, &o, &why) : 0;
 
-	put_digest(j, o ? load_object_digest(o) : &none);
+	if (r < 0 && store_error_passes(r))
+		j->b.error = base_error_set(j->err, r, "%s", why.text);
+	else if (r < 0)
+		base_buf_printf(&j->b, ", \"digest\": %-*s", BASE_DIGEST_HEX + 1, "null");
+	else
+		put_digest(j, o ? load_object_digest(o) : &none);
 	load_object_unref(o);
-	if (r < 0 && !j->b.error)
-		j->b.error = r;
 }
 
 /* node: of the file that holds it, its .npy, or where that is not shown a .safetensors of its component. */

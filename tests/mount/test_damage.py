@@ -4,6 +4,7 @@ stays."""
 import ctypes
 import errno
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -219,6 +220,27 @@ def test_a_piece_that_claims_the_digest_of_another(program, vckpt, build, tmp_pa
         for name in names:
             with open(m.point / "a" / "step-00000001" / "model" / f"{name}.npy", "rb") as f:
                 assert f.read()[-len(data[name]):] == data[name], name
+    finally:
+        m.end()
+
+
+def test_manifest_json_beside_damage(program, vckpt, build, tmp_path):
+    """A tensor whose row is damaged has no digest there; all else is there, and the length is what a listing says."""
+    store = tmp_path / "store"
+    write_safetensors(tmp_path / "m.safetensors", {"x": Tensor("U8", (3,), b"abc")})
+    vckpt("init", store)
+    vckpt("import", store, "a/1", tmp_path / "m.safetensors")
+    forge = Forge(ctypes.CDLL(str(build / "tests" / "libvckpt_internal.so")), store, "a")
+    for number, (kind, body) in enumerate(forge.objects):
+        if kind == CHUNK:
+            forge.objects[number][1] = bytes(8) + body[8:]      # in place of its magic number
+    forge.done(tmp_path / "scratch")
+    m = Mount(program, store, tmp_path / "mnt", log=tmp_path / "log")
+    try:
+        path = m.point / "a/step-00000001/manifest.json"
+        text = path.read_text()
+        assert len(text) == path.stat().st_size and vckpt("cat", store, "a/1/manifest.json").stdout == text
+        assert [(t["name"], t["digest"]) for t in json.loads(text)["tensors"]] == [("x", None)]
     finally:
         m.end()
 
