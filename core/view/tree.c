@@ -477,15 +477,16 @@ static void hide_others(struct builder *b)
 	}
 }
 
-/* Removes a component's directory that has neither tensors nor blobs. The drafts in a directory come after the
- * directory's own. */
+/* Removes a component's directory that has neither tensors nor blobs. A directory that something shown is in stays,
+ * also where it was made for files that are shown elsewhere. The drafts in a directory come after the directory's
+ * own. */
 static void hide_directories(struct builder *b)
 {
 	for (uint32_t i = b->n - 1; i > 0; i--) {
 		struct draft *d = draft_at(b, i);
 		bool may_go = b->only != NO_ITEM || (!(b->show & VIEW_SHOW_NPY) && d->item != NO_ITEM);
-		if (may_go && d->kind == VIEW_DIRECTORY && !d->filled)
-			d->hidden = true;
+		if (d->kind == VIEW_DIRECTORY)
+			d->hidden = !d->filled && (d->hidden || may_go);
 		if (!d->hidden)
 			draft_at(b, d->parent)->filled = true;
 	}

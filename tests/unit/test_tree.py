@@ -439,6 +439,7 @@ OWN = ["model.safetensors", "other.safetensors"]
     (b"model.safetensors/x.safetensors\0", [], OWN, ""), (b"x.safetensors\0x.safetensors\0", [A, B], OWN, ""),
     (b"x.safetensors\0x.safetensors/y.safetensors\0", [A, B], OWN, ""),
     (b"a.safetensors\0b.safetensors\0", [A], OWN, ""),
+    (b"x/a.safetensors\0other.safetensors\0", [A, B], OWN, ""),
     (b"a.safetensors\0b.safetensors\0", [A, A], ["a.safetensors", "b.safetensors", "other.safetensors"],
      "tensor 'b' is in none of the files of component model"),
     (b"a.safetensors\0b.safetensors\0", [A, part("c")], ["a.safetensors", "b.safetensors", "other.safetensors"],
@@ -453,6 +454,7 @@ def test_files_of_a_component(lib, vckpt, store, tmp_path, paths, headers, files
     for component, name in (("model", "a"), ("model", "b"), ("other", "a")):
         saver.tensor(component, name, 2, (3,), (component[0] + name + "!").encode())
     saver.blob("b.safetensors", b"a blob")
+    saver.blob("x/c.json", b"beside a file")
     saver.commit([(0, "model")], [(b"model", b"files", paths, 0),
                                   *((b"model", b"safetensors.%d" % i, *h) for i, h in enumerate(headers))])
     t = Tree(lib, s, b"r", 1)
@@ -461,7 +463,7 @@ def test_files_of_a_component(lib, vckpt, store, tmp_path, paths, headers, files
         t.build(show)
         found = t.files()
         assert sorted(p for p, n in found.items() if t.node(n).kind == SAFETENSORS) == files
-        assert sum(t.node(n).kind == BLOB for n in found.values()) == 1
+        assert sum(t.node(n).kind == BLOB for n in found.values()) == 2
         if not (fault and files != OWN):
             read = {p: safetensors.numpy.load(t.whole(p)) for p in files}
             of_model = [v for p, v in read.items() if p != "other.safetensors"]
