@@ -12,7 +12,6 @@
 #include "proto/limits.h"
 #include "proto/name.h"
 
-#define FILES_MAX_BYTES (4u << 20)   /* of all paths of a component */
 #define FILES_MAX 4096u
 
 const char *view_files_view(unsigned file, char text[static VIEW_FILES_VIEW_BYTES])
@@ -63,23 +62,25 @@ uint32_t view_files_count(const void *bytes, size_t len)
 	return n;
 }
 
-int view_files_read(const struct load_step *step, const char *component, struct base_buf *ret_paths, uint32_t *ret_n,
-	struct base_error *err)
+int view_files_read(const struct load_step *step, const char *component, uint64_t *left, struct base_buf *ret_paths,
+	uint32_t *ret_n, struct base_error *err)
 {
 	const struct load_step_info *info = load_step_info(step);
 	struct base_error own = {0};
 	uint64_t data_bytes;
 	size_t len = 0;
 	void *bytes = NULL;
-	int r = load_step_header(step, component, VIEW_FILES_VIEW, FILES_MAX_BYTES, &bytes, &len, &data_bytes, &own);
+	int r = load_step_header(step, component, VIEW_FILES_VIEW, *left, &bytes, &len, &data_bytes, &own);
 
 	*ret_paths = (struct base_buf)BASE_BUF_INIT;
 	*ret_n = 0;
 	if (r == -ENOENT)
 		return 0;
-	if (r < 0 && r != -BASE_EDAMAGED && r != -BASE_EFORMAT && r != -BASE_EVERSION && r != -BASE_ELIMIT)
+	if (r < 0 && r != -BASE_EDAMAGED && r != -BASE_EFORMAT && r != -BASE_EVERSION && r != -BASE_ELIMIT &&
+		r != -EFBIG)
 		return base_error_set(err, r, "%s", own.text);
 	if (r == 0) {
+		*left -= len;
 		*ret_paths = (struct base_buf){.data = bytes, .len = len, .size = len};
 		*ret_n = view_files_count(bytes, len);
 	}

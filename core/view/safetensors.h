@@ -13,6 +13,7 @@
 #define VIEW_FILES_VIEW "files"                 /* views of a component that came in files of other names */
 #define VIEW_FILE_VIEW "safetensors.%u"
 #define VIEW_FILES_VIEW_BYTES 32
+#define VIEW_FILES_MAX_BYTES (4u << 20)         /* of all paths of a step */
 #define VIEW_SAFETENSORS_MAX_MADE 90000000u    /* above this a component has no .safetensors */
 
 struct view_safetensors_tensor {

@@ -254,6 +254,7 @@ static int add_files(struct builder *b, uint32_t component)
 static int add_components(struct builder *b)
 {
 	uint32_t n = load_step_component_count(b->step), first, end;
+	uint64_t left = VIEW_FILES_MAX_BYTES;
 	int r = 0;
 	if (!(b->components = calloc(n + 1, sizeof *b->components)))
 		return -ENOMEM;
@@ -264,7 +265,7 @@ static int add_components(struct builder *b)
 		if (directory < 0)
 			return (int)directory;
 		c->directory = (uint32_t)directory;
-		r = view_files_read(b->step, name, &c->paths, &c->npaths, b->err);
+		r = view_files_read(b->step, name, &left, &c->paths, &c->npaths, b->err);
 	}
 	for (int own = 0; own < 2; own++)
 		for (uint32_t i = 0; r == 0 && i < n; i++)

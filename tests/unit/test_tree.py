@@ -476,6 +476,20 @@ def test_files_of_a_component(lib, vckpt, store, tmp_path, paths, headers, files
     assert done.returncode == (3 if fault else 0) and (fault or "") in done.stdout + done.stderr, done
 
 
+def test_paths_of_many_components(lib, store):
+    """They have 4 MiB together, whatever each says: what a tree needs does not grow with the number of components."""
+    saver, number = Saver(lib, store, b"paths", 1), 70
+    paths = [(f"{i:02}/" + "x" * 65000 + ".safetensors\0").encode() for i in range(number)]
+    for i in range(number):
+        saver.tensor(f"c{i:02}", "a", 2, (3,), b"abc")
+    saver.commit([], [(f"c{i:02}".encode(), b"files", paths[i], 0) for i in range(number)])
+    t = Tree(lib, store, b"paths", 1)
+    own = sum("/" in path for path, n in t.files().items() if t.node(n).kind == SAFETENSORS)
+    assert own == (4 << 20) // len(paths[0]) == 64
+    assert sum(path.endswith(".safetensors") and "/" not in path for path in t.files()) == number - own
+    t.close()
+
+
 def test_words_for_forms(lib):
     for words, show in (("npy", SHOW_NPY), ("safetensors", SHOW_SAFETENSORS), ("npy,safetensors", SHOW_ALL),
                         ("safetensors,npy", SHOW_ALL), ("npy,npy", SHOW_NPY)):

@@ -82,10 +82,19 @@ static int count_names(const struct import_plan *p, json_t *seen)
 	return 0;
 }
 
+static size_t names_bytes(const struct import_component *c)
+{
+	size_t n = 0;
+
+	for (uint32_t i = 0; i < c->nheaders; i++)
+		n += c->headers[i].file->name ? strlen(c->headers[i].file->name) + 1 : 0;
+	return n;
+}
+
 int import_names_settle(struct import_plan *p, struct base_error *err)
 {
 	json_t *seen = json_object();
-	size_t more = p->ncomponents;
+	size_t more = p->ncomponents, bytes = 0, own;
 
 	if (!seen || count_names(p, seen) < 0) {
 		json_decref(seen);
@@ -99,10 +108,13 @@ int import_names_settle(struct import_plan *p, struct base_error *err)
 		if (c->nheaders == 0 || (c->nheaders == 1 && c->headers[0].file->name &&
 			is_component_file(c->headers[0].file->name, c->name)))
 			continue;
-		c->named = more + c->nheaders + 1 <= HEADERS_MAX && can_be_named(p, c, seen);
-		if (c->named)
+		own = names_bytes(c);
+		bool fits = more + c->nheaders + 1 <= HEADERS_MAX && bytes + own <= VIEW_FILES_MAX_BYTES;
+		c->named = fits && can_be_named(p, c, seen);
+		if (c->named) {
 			more += c->nheaders + 1;
-		else if (more + c->nheaders + 1 > HEADERS_MAX)
+			bytes += own;
+		} else if (!fits)
 			base_warning("component %s has %u files, too many to be shown under their names: it will be "
 				"shown as %s.safetensors", c->name, c->nheaders, c->name);
 	}
