@@ -256,12 +256,36 @@ def test_two_indices_that_share_a_file(vckpt, store, source):
     assert components(vckpt, store) == {"model": 3, "other": 1}
 
 
-@pytest.mark.parametrize("raw", [b"{", b"[]", b"{}", b'{"weight_map": []}', b'{"weight_map": {"a": 1}}', LFS])
+@pytest.mark.parametrize("raw", [b"{", b"[]", b"{}", b'{"weight_map": []}', b'{"weight_map": {}}',
+                                 b'{"weight_map": {"a": 1}}', LFS])
 def test_an_index_that_is_none(vckpt, store, source, raw):
     put(source / "unet/model-00001-of-00001.safetensors", tensors(1))
     put(source / "unet/model.safetensors.index.json", raw)
     done = vckpt("import", store, "run", source, check=False)
     assert done.returncode == 1 and f"{source}/unet/model.safetensors.index.json: " in done.stderr
+
+
+def test_a_file_without_tensors(vckpt, store, source, tmp_path):
+    """No component can show it, so it is kept as any other file."""
+    empty = struct.pack("<Q", 34) + b'{"__metadata__": {"format": "pt"}}'
+    put(source / "model.safetensors", tensors(1))
+    put(source / "lora/adapter.safetensors", empty)
+    put(source / "unet/part-00001-of-00002.safetensors", tensors(2, ["a"]))
+    put(source / "unet/part-00002-of-00002.safetensors", empty)
+    vckpt("import", store, "run/0", source)
+    vckpt("export", store, "run/0", tmp_path / "out")
+    found = files(tmp_path / "out")
+    assert found.pop("manifest.json") and found == files(source)
+    vckpt("import", store, "run/1", tmp_path / "out")
+    assert vckpt("verify", store, "--paranoid").returncode == 0
+
+
+def test_more_models_than_components(vckpt, store, source):
+    one = struct.pack("<Q", 52) + b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'[:52] + b"x"
+    for number in range(4097):
+        put(source / f"{number // 60}/{number}.safetensors", one)
+    done = vckpt("import", store, "run/0", source, check=False)
+    assert done.returncode == 1 and f"{source}: it has more models than the 4096 components" in done.stderr
 
 
 def test_an_index_that_names_fewer_tensors(vckpt, store, source):

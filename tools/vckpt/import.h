@@ -118,7 +118,8 @@ int import_file_read(struct import_file *f, uint64_t offset, void *bytes, size_t
 /* The 8 bytes and the JSON of a safetensors file that begins at an offset in f, which is not behind its end. */
 int import_read_header(struct import_file *f, uint64_t offset, void **ret_header, size_t *ret_len,
 	struct base_error *err);
-/* name: under which the step shows it again; NULL: its component's */
+/* name: under which the step shows it again; NULL: its component's. 1: it has a name and no tensors, and is no part of
+ * the component: a blob keeps it. */
 int import_add_safetensors(struct import_plan *p, const char *path, const char *name, const char *component,
 	struct base_error *err);
 int import_add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err);

@@ -113,8 +113,8 @@ static int take_file(struct walk *w, const struct import_found *f)
 		return import_shards_add(w->shards, f->path, w->err);
 	if (w->weights && import_weights_skips(w->weights, f))
 		return 0;
-	if (f->set)
-		return import_weights_take(w->weights, f, w->err);
+	if (f->set && (r = import_weights_take(w->weights, f, w->err)) <= 0)
+		return r;
 	base_cleanup_free char *name = true_name(f->rel);
 	if (!name)
 		return base_no_memory_for(w->err, "%s", f->path);

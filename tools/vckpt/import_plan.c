@@ -288,6 +288,10 @@ int import_add_safetensors(struct import_plan *p, const char *path, const char *
 	r = view_safetensors_parse(header, len, (uint64_t)f->stat.st_size, &s, err);
 	if (r < 0)
 		return base_error_prefix(err, r, "%s", path);
+	if (name && s.ntensors == 0) {
+		view_safetensors_release(&s);
+		return 1;
+	}
 	if (name && !(f->name = strdup(name)))
 		r = -ENOMEM;
 	else

@@ -259,6 +259,9 @@ static int take_named(struct import_weights *w, struct set *s, const struct impo
 	if (missing)
 		return base_error_set(err, -BASE_EFORMAT, "%s: tensor %s is in %s, which is not there: get the file, "
 			"or remove the index if it is out of date", index->path, missing, in);
+	if (json_object_size(s->weights) == 0 && !is_left_over(w, s, 0))
+		return base_error_set(err, -BASE_EFORMAT,
+			"%s: it names no tensor: get the index that belongs to the files, or remove it", index->path);
 	s->index = own ? index : NULL;
 	return 0;
 }
@@ -433,7 +436,12 @@ static int set_name(struct import_weights *w, struct set *s, const char *wanted,
 		return base_error_set(err, -EINVAL, "%s: no name is left for a component of its tensors",
 			s->first->path);
 	snprintf(s->component, sizeof s->component, "%s", name);
-	return json_object_set_new(w->taken, name, json_true()) < 0 ? base_no_memory(err) : 0;
+	if (json_object_set_new(w->taken, name, json_true()) < 0)
+		return base_no_memory(err);
+	if (json_object_size(w->taken) <= PROTO_COMPONENTS_MAX)
+		return 0;
+	return base_error_set(err, -BASE_ELIMIT, "%s: it has more models than the %u components that a step can have: "
+		"import its folders as steps of their own", w->root, PROTO_COMPONENTS_MAX);
 }
 
 /* The name that a set should have. A component that was asked for is before the names of all that have none of its. */

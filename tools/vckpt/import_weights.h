@@ -19,7 +19,7 @@ int import_weights_new(struct import_plan *p, const char *root, const char *comp
 	size_t nfound, struct import_weights **ret_w, struct base_error *err);
 /* A file that others were put together from, which are there. */
 bool import_weights_skips(const struct import_weights *w, const struct import_found *f);
-/* Reads the headers of a file that has a set. */
+/* Reads the headers of a file that has a set. 1: it has no tensors, and is kept as a blob. */
 int import_weights_take(struct import_weights *w, const struct import_found *f, struct base_error *err);
 /* After the last file: every index names what its files hold, no less and no more. first: number of the plan's tensors
  * before the directory's. */
