@@ -245,6 +245,17 @@ def test_none_was_saved_there(run, capfd):
         vckpt.load(run, {"model": state["model"], "other": state["optimizer"]})
 
 
+@pytest.mark.parametrize("tree", [
+    {"state": {}, "param_groups": [{"lr": 0.1}]}, {"state": {}, "param_groups": [0.1]},
+    {"state": {}, "param_groups": [{"params": 3}]}, {"state": {}, "param_groups": [{"params": [["weight"]]}]},
+    {"state": {}, "param_groups": {"weight": 3}}, {"state": [], "param_groups": []}, {"state.weight.step": 1, "x": 2}])
+def test_what_is_nearly_an_optimizer(run, tree):
+    vckpt.save(run, {"other": tree}, **PIN)
+    state = made_of(torch.optim.SGD)
+    with pytest.raises(vckpt.Refused, match=r'state\["other"\]: what the step has there is no optimizer'):
+        vckpt.load(run, {"other": state["optimizer"], "model": state["model"]}, strict=False)
+
+
 def test_an_optimizer_of_a_model_that_has_grown(run):
     """Groups in another order give nobody the other group's learning rate, also where not all parameters are in both;
     what the step lacks keeps its state."""

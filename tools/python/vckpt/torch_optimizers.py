@@ -398,12 +398,23 @@ def flattened_module(optimizer: torch.optim.Optimizer, state: Mapping[str, Any],
 def checked(trees: list[Any], order: list[list[str]], path: KeyPath) -> list[Any]:
     """Trees of optimizers. order: names by group, for what DCP has flattened."""
     names = {name for group in order for name in group}
-    trees = [decompiled(regrouped(by_parameter(tree), order), names) for tree in trees]
-    if not all(isinstance(tree, dict) and isinstance(tree.get("state"), dict)
-               and isinstance(tree.get("param_groups"), list) for tree in trees):
+    trees = [by_parameter(tree) for tree in trees]
+    if not all(map(is_optimizer, trees)):
         raise Refused(path, 'what the step has there is no optimizer, which would be a dict with "state" and '
                             '"param_groups": leave it out of the state to load the rest, or give what was saved there')
-    return trees
+    return [decompiled(regrouped(tree, order), names) for tree in trees]
+
+
+def is_optimizer(tree: Any) -> bool:
+    """Its groups may be by parameter, as DCP keeps them."""
+    if not isinstance(tree, dict) or not isinstance(tree.get("state"), dict):
+        return False
+    groups = tree.get("param_groups")
+    if isinstance(groups, dict):
+        return all(isinstance(options, dict) for options in groups.values())
+    return isinstance(groups, list) and all(
+        isinstance(group, dict) and isinstance(group.get("params"), (list, tuple))
+        and all(isinstance(name, (str, int)) for name in group["params"]) for group in groups)
 
 
 def by_parameter(found: Any) -> Any:
@@ -423,22 +434,17 @@ def by_parameter(found: Any) -> Any:
 def decompiled(tree: Any, known: set[str]) -> Any:
     """Names that were saved with what torch.compile puts into them, as earlier versions left them inside of other
     wrappers, where the optimizer knows them without."""
-    if not isinstance(tree, dict) or not isinstance(tree.get("state"), dict):
-        return tree
-
     def name(one: Any) -> Any:
         plain = one.replace(COMPILED, "") if isinstance(one, str) else one
         return plain if one not in known and plain in known else one
-    groups = tree.get("param_groups")
-    if isinstance(groups, list):
-        groups = [{**group, "params": [name(one) for one in group["params"]]} for group in groups]
+    groups = [{**group, "params": [name(one) for one in group["params"]]} for group in tree["param_groups"]]
     return {**tree, "state": {name(key): value for key, value in tree["state"].items()}, "param_groups": groups}
 
 
 def regrouped(tree: Any, order: list[list[str]]) -> Any:
     """DCP keeps a flattened optimizer's options for each parameter: in groups as this optimizer has them, where all of
     one group have the same."""
-    options = tree.get("param_groups") if isinstance(tree, dict) else None
+    options = tree["param_groups"]
     if not isinstance(options, dict):
         return tree
     groups: list[dict[str, Any]] = []
