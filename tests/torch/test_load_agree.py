@@ -116,17 +116,20 @@ def test_a_commit_that_is_gone_is_refused_by_all(pool2, run):
 def _modes(run, calls):
     path, options = calls[rank_of()]
     try:
-        return vckpt.load(run + path, state(), meet_timeout=60.0, **options).exchange.over
+        return vckpt.load(path and run + path, state(), meet_timeout=60.0, **options).exchange.over
     except Exception as error:
         return str(error)
 
 
 @pytest.mark.parametrize("other, words", [(("/10", {"exchange": "never"}), "different exchange="),
-                                          (("", {"exchange": "always"}), "shared memory"),
+                                          (("/latest", {"exchange": "always"}), "shared memory"),
+                                          (("b/1", {"exchange": "always"}), "different runs"),
+                                          ((None, {"exchange": "always"}), "a path was expected"),
                                           (("/10", {"exchange": ["always"]}), "unhashable"),
                                           (("/10", {"exchange": "always", "threads": "2"}), "threads='2'")], ids=str)
 def test_ranks_that_call_in_another_way(pool2, run, other, words):
     """All hear at once of a mode that differs, and of an argument that is wrong."""
+    saved(run + "b", 1, 3.0)
     for calls in ([("/10", {"exchange": "always"}), other], [other, ("/10", {"exchange": "always"})]):
         assert all(words in said for said in pool2(_modes, run, calls))
 

@@ -90,7 +90,7 @@ def compare(dist: Distributed, said: str, run: str, path: str, timeout: float,
 def meeting(dist: Distributed, run: str, path: str, timeout: float, call: str = SAVES) -> Meeting | None:
     """None where the process group has no store (MPI)."""
     store = store_of(dist)
-    name = run if call == SAVES else f"{call}: {run}"                       # meetings of their own
+    name = run if call == SAVES else call           # loads have meetings of their own, one after another of any run
     return None if store is None else Meeting(store, dist.get_rank(), dist.get_world_size(), name, path, timeout, call)
 
 

@@ -7,7 +7,8 @@ names all data. Each rank opens what it finds, and they meet (meeting.py). Mostl
 Where they have not, those that found another commit than rank 0 open rank 0's, be it replaced or removed by then,
 and they meet again: all have it now, or one that cannot open it says why to all. So a load has one meeting, and a
 second one only where something happened in between. Whether they share what they read (exchange.py), for which they
-meet once more, is compared here, too."""
+meet once more, is compared here, too. All loads of a group meet in one place, whatever they load, so that ranks that
+name different runs, or a path that cannot be, hear of it at once."""
 from __future__ import annotations
 
 import contextlib
@@ -33,24 +34,28 @@ def opened(path: Path | Step, group: bool, mode: Mode, missing_ok: bool,
            timeout: float) -> tuple[Step | None, Meeting | None]:
     """(The step, which the caller closes, the meeting at which all ranks agreed on it). path: an open Step means its
     commit. None: there is no step, and missing_ok; no meeting, for there is no group or it has no store."""
-    where = _Where(path)
     if not group:
-        return where.look(missing_ok), None
-    meeting.check_own(sys.modules["torch.distributed"], where.place)
+        return _Where(path).look(missing_ok), None
+    meeting.check_own(sys.modules["torch.distributed"], _shown(path))
+    with _telling(_shown(path)):
+        where = _Where(path)
     return _agreed(where, mode, missing_ok, timeout)
 
 
 def refuse(path: Path | Step, error: BaseException) -> None:
     """Tells the other ranks, which come to the meeting of this load, that this one does not."""
-    with contextlib.suppress(_lib.Error, TypeError):
-        _tell(_Where(path), error)
+    _tell(_shown(path), error)
+
+
+def _shown(path: Path | Step) -> str:
+    return f"{path.store}/{path.run}/{path.number}" if isinstance(path, Step) else str(path)
 
 
 class _Where:
     """What a caller gave."""
 
     def __init__(self, path: Path | Step) -> None:
-        self.given, self.commit, self.number = named(path), None, None
+        self.given, self.commit, self.number = _shown(path), None, None
         if isinstance(path, Step):
             self.store, self.run, self.commit = path.store, path.run, path.commit
         else:
@@ -93,7 +98,7 @@ def _framework() -> Literal["numpy", "torch"]:
 def _agreed(where: _Where, mode: Mode, missing_ok: bool, timeout: float) -> tuple[Step | None, Meeting | None]:
     dist = sys.modules["torch.distributed"]
     first, step, error = dist.get_rank() == 0, None, None
-    with _telling(where):
+    with _telling(where.place):
         try:
             step = where.look(missing_ok)
         except (_lib.NotFound, _lib.NotAStore) as missing:
@@ -102,18 +107,19 @@ def _agreed(where: _Where, mode: Mode, missing_ok: bool, timeout: float) -> tupl
             error = missing                     # rank 0 may have found it a moment before or after
     try:
         while True:
-            mine = json.dumps([mode, step and step.commit])
+            mine = json.dumps([mode, where.run, step and step.commit])
             told, alike, held = meeting.compare(dist, mine, where.run, where.place, timeout, meeting.LOADS)
             if told != mine:
                 before, step = step, None
                 if before is not None:
                     before.close()
-                with _telling(where):
-                    theirs, commit = json.loads(told)
-                    if theirs != mode:
-                        raise _lib.InvalidArgument(errno.EINVAL, f"{where.place}: ranks load together with different "
-                                                                 f"exchange=: rank 0 with {theirs}, rank "
-                                                                 f"{dist.get_rank()} with {mode}")
+                with _telling(where.place):
+                    *theirs, commit = json.loads(told)
+                    for what, first_s, own in zip(("exchange=", "runs"), theirs, (mode, where.run)):
+                        if first_s != own:
+                            raise _lib.InvalidArgument(errno.EINVAL, f"{where.place}: ranks load together with "
+                                                                     f"different {what}: rank 0 with {first_s}, rank "
+                                                                     f"{dist.get_rank()} with {own}")
                     step = where.open(Commit(*commit)) if commit else None
             if alike:
                 break
@@ -127,16 +133,17 @@ def _agreed(where: _Where, mode: Mode, missing_ok: bool, timeout: float) -> tupl
 
 
 @contextlib.contextmanager
-def _telling(where: _Where) -> Iterator[None]:
+def _telling(place: str) -> Iterator[None]:
     """The other ranks, of an error."""
     try:
         yield
     except BaseException as error:
-        _tell(where, error)
+        _tell(place, error)
         raise
 
 
-def _tell(where: _Where, error: BaseException) -> None:
+def _tell(place: str, error: BaseException) -> None:
     told = error if isinstance(error, Exception) else _lib.Aborted(_lib.EABORTED, type(error).__name__)
     with contextlib.suppress(_lib.Error):
-        meeting.fail(sys.modules["torch.distributed"], told, where.run, where.place, meeting.LOADS)
+        meeting.check_own(sys.modules["torch.distributed"], place)
+        meeting.fail(sys.modules["torch.distributed"], told, "", place, meeting.LOADS)
