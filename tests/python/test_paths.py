@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a path names, for vckpt.save as for vckpt.dcp: the rules as a table, over file systems that are written down."""
+import importlib
 import os
 import pathlib
 import threading
@@ -208,6 +209,7 @@ def test_a_file_in_place_of_a_store(tmp_path, monkeypatch, path, missing_ok):
 
 
 def test_a_load_without_a_store_names_what_was_given(tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="torch is not installed")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/notes.txt").write_text("mine")
@@ -215,6 +217,8 @@ def test_a_load_without_a_store_names_what_was_given(tmp_path, monkeypatch):
         with pytest.raises(vckpt.NotAStore) as error:
             vckpt.load(path, {"m": {"w": np.zeros(3)}})
         assert str(error.value).startswith(f"{path}: no parent directory is a store"), error.value
+        with pytest.raises(vckpt.NotAStore, match=f"^{path}: no parent directory is a store"):
+            importlib.import_module("vckpt.dcp").StorageReader(path).read_metadata()
 
 
 @pytest.mark.parametrize("names", [("ckpt_10.pt", "ckpt_20.pt"), ("model-10", "model-20")])

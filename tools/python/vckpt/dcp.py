@@ -456,6 +456,8 @@ class StorageReader(_StorageReader):
         target, rank = paths.resolve(self.path), kwargs.get("rank")
         run = target.run if rank is None else RANK_RUN.format(target.run, rank)
         self.common = rank is None
+        if target.init:
+            raise paths.no_store(self.path, target.store)
         self.step = Step(os.path.join(target.store, run, "latest" if target.step is None else str(target.step)),
                          "torch")
         blobs = {blob.name: blob.bytes for blob in self.step.blobs() if blob.rank is None}
