@@ -487,6 +487,46 @@ class Header:
         return struct.pack("<Q", self.length) + self.text
 
 
+class Paths:
+    """An object of kind 6 that says under which names files are shown (docs/format/header.md)."""
+
+    def __init__(self, data):
+        self.paths, self.end = data.removesuffix(b"\0").split(b"\0"), b"\0"
+
+    def settle(self):
+        pass
+
+    def echo(self, said):
+        pass
+
+    def lie(self, rng, what, said):
+        self.paths = self.paths or [b""]
+        i, j = rng.randrange(len(self.paths)), rng.randrange(len(self.paths))
+        way = rng.choice(["name", "odd", "odd", "below", "drop", "twice", "exchange", "end", "more"])
+        odd = [b"", b"/x", b"../x", b"ranks/x", b"mesh", b"manifest.json", b"a//x", b"a.safetensors/x", b"config.json",
+               b"unet", b"\x1b[2Jx", b"\xff", b"x" * 70000, b"d/" * 100 + b"x"]
+        if way == "name":
+            self.paths[i] = lie_text(rng, self.paths[i], [])
+        elif way == "odd":
+            self.paths[i] = rng.choice(odd) + b".safetensors"
+        elif way == "below":
+            self.paths[i] = self.paths[j] + b"/x.safetensors"
+        elif way == "drop":
+            del self.paths[i]
+        elif way == "twice":
+            self.paths[i] = self.paths[j]
+        elif way == "exchange":
+            self.paths[i], self.paths[j] = self.paths[j], self.paths[i]
+        elif way == "end":
+            self.end = rng.choice([b"", b"\0\0", b"\0x"])
+        else:
+            self.paths += [b"%d.safetensors" % n for n in range(rng.choice([1, 5000]))]
+        return f"{what}.{way}: {b' '.join(self.paths)[:200]!r}"
+
+    def encode(self):
+        return b"\0".join(self.paths) + self.end
+
+
 class Object:
     """What a pack holds; `tree` of what is taken apart, and the codec word with which that is stored."""
 
@@ -710,7 +750,8 @@ class Store:
             made.tree = made.tree or Layout("Layout", made.whole())
         for header in m["headers"]:
             made, = self.link(header["ref"], names)
-            made.tree = made.tree or Header(made.whole())
+            kind = Paths if header["view"] == b"files" else Header
+            made.tree = made.tree or kind(made.whole())
         for i, made in enumerate(self.link(m.table("ranks"), names)):
             if not made.tree:
                 made.tree = Body("Part", made.whole())
@@ -1041,8 +1082,9 @@ def tensors_file(path, tensors):
 
 
 def make(vckpt, folder):
-    """Two stores, made by the program `vckpt`: `wide`, steps that share pieces of a large tensor, one under
-    another component; `many`, a step of 2,000 small tensors, whose part has several chunks."""
+    """Three stores, made by the program `vckpt`: `wide`, steps that share pieces of a large tensor, one under
+    another component; `many`, a step of 2,000 small tensors, whose part has several chunks; `named`, steps whose
+    tensors are in parts and in folders, so that headers say under which names."""
     rng, file = random.Random(1), folder / "model.safetensors"
 
     def run(*words):
@@ -1053,7 +1095,7 @@ def make(vckpt, folder):
     large = bytearray(rng.randbytes(300 * 1000 * 4))
     tensors = {"large": ("F32", [300, 1000], large), "bf16": ("BF16", [64, 500], normal(32000)),
                "small": ("U8", [60], bytes(60))}
-    for store in ("wide", "many"):
+    for store in ("wide", "many", "named"):
         run("init", folder / store, "--no-reserve")
     for step in range(3):
         large[0:8] = struct.pack("<Q", step)
@@ -1064,6 +1106,16 @@ def make(vckpt, folder):
     tensors_file(file, {f"layer.{i:04}": ("U8", [8 + i % 90], rng.randbytes(8 + i % 90)) for i in range(2000)})
     run("import", folder / "many", "m/0", file, "-q", "--no-index")
     file.unlink()
+    source = folder / "named.source"
+    (source / "unet").mkdir(parents=True)
+    (source / "config.json").write_text("{}")
+    (source / "unet/config.json").write_text("{}")
+    for step in range(2):
+        for name, part in (("a-00001-of-00002", "x"), ("a-00002-of-00002", "y"), ("unet/unet", "x"), ("lora.v1", "z")):
+            tensors_file(source / f"{name}.safetensors", {part: ("F32", [60], rng.randbytes(240)),
+                                                          part + "2": ("U8", [step + 1], bytes(step + 1))})
+        run("import", folder / "named", f"n/{step}", source, "-q")
+    shutil.rmtree(source)
 
 
 def forge(source, out, seed, runs=None, share=None):

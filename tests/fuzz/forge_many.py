@@ -35,9 +35,10 @@ import forge  # noqa: E402
 
 GOLDEN = HERE.parent / "golden/v2/store.tar.xz"
 SHAPES = {"files": ("golden", ["a", "b"]), "ranks": ("golden", ["d"]), "snapshot": ("golden", ["c"]),
-          "wide": ("wide", ["r"]), "many": ("many", ["m"]), "dcp": ("dcp", ["default"])}
+          "wide": ("wide", ["r"]), "many": ("many", ["m"]), "named": ("named", ["n"]),
+          "dcp": ("dcp", ["default"])}
 # Mostly of those that have most and are small.
-TURNS = ["files", "ranks", "dcp", "wide", "files", "ranks", "dcp", "many", "dcp", "snapshot"]
+TURNS = ["files", "ranks", "dcp", "wide", "files", "ranks", "dcp", "many", "dcp", "snapshot", "named"]
 LINE_S = 300                # the longest that a store may take, whatever is in it
 
 # What is known and not mended yet: (what the forged store says or the finding has, why). Each is for one cause.
