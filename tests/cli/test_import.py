@@ -559,7 +559,7 @@ def test_a_directory_of_npy_files(vckpt, store, source):
     for file in folder.iterdir():
         file.unlink()
     done = vckpt("import", store, "run", source, check=False)
-    assert done.stderr.startswith(f"vckpt import: no tensors: {source} has no .safetensors file, and is neither ")
+    assert done.stderr.startswith(f"vckpt import: no tensors: {source} has no .safetensors file with tensors, ")
 
 
 def test_an_import_waits_for_no_other_that_writes_the_index(vckpt, store, source):

@@ -446,8 +446,8 @@ def test_a_folder_without_weights(vckpt, store, source):
     put(source / "config.json", {})
     done = vckpt("import", store, "run", source, check=False)
     assert done.returncode == 1 and done.stderr == (
-        f"vckpt import: no tensors: {source} has no .safetensors file, and is neither a DCP checkpoint (.metadata) nor "
-        "an exported step (manifest.json)\n")
+        f"vckpt import: no tensors: {source} has no .safetensors file with tensors, and is neither a DCP checkpoint "
+        "(.metadata) nor an exported step (manifest.json)\n")
 
 
 def test_a_broken_file_in_a_folder(vckpt, store, source):

@@ -57,7 +57,7 @@ def forged(vckpt, lib, store, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     (source / "note").write_text("here")
-    save_file({}, source / "model.safetensors")
+    save_file({"w": np.ones(1)}, source / "model.safetensors")
     vckpt("import", store, "run/1", source, "--no-index")
     forge = Forge(lib, store, "run")
     rename_blob(forge, b"/".join([b"a"] * 32767))

@@ -3,8 +3,8 @@
  * every_byte STORE STRIDE FIRST: flips one bit of every STRIDE-th byte of every file of a small store outside index/,
  * one at a time, in process:
  *
- *   - every file of every step reads as before or gives an error, never other bytes, and no step is missing without an
- *     error;
+ *   - every file of every step reads as before or gives an error, never other bytes (manifest.json may say that a
+ *     digest is not known), and no step is missing without an error;
  *   - verify finds the flip, padding included.
  *
  * Prints "flips N, wrong W, unseen U, errors E"; exits with 1 when W or U is not 0. The store is left as it was. */
@@ -131,9 +131,23 @@ static int read_all(struct content *c)
 	return r;
 }
 
-/* Every item of `now` equals the one of `want` or says that it failed; none is missing unless its step failed. */
-static bool same(const struct content *want, const struct content *now)
+/* A manifest.json says so of each tensor that cannot be read: its digest is null, with spaces up to its length. Makes
+ * `now`, of an item with as many bytes, what it was. */
+static void known_digests(const uint8_t *want, uint8_t *now, size_t len)
 {
+	char unknown[128];
+	size_t n = (size_t)snprintf(unknown, sizeof unknown, "\"digest\": %-*s", BASE_DIGEST_HEX + 1, "null");
+
+	for (size_t at = 0; at + n <= len; at++)
+		if (!memcmp(now + at, unknown, n))
+			memcpy(now + at, want + at, n);
+}
+
+/* Every item of `now` equals the one of `want` or says that it failed; none is missing unless its step failed. */
+static bool same(const struct content *want, struct content *now)
+{
+	if (now->errors == 0 && now->data.len == want->data.len)
+		known_digests(want->data.data, now->data.data, now->data.len);
 	if (now->errors == 0)
 		return now->n == want->n && now->data.len == want->data.len &&
 			!memcmp(now->data.data, want->data.data, want->data.len);
@@ -143,6 +157,8 @@ static bool same(const struct content *want, const struct content *now)
 		size_t a = i ? want->ends[i - 1] : 0, b = i ? now->ends[i - 1] : 0;
 		if (now->failed[i])
 			continue;
+		if (want->ends[i] - a == now->ends[i] - b)
+			known_digests(want->data.data + a, now->data.data + b, want->ends[i] - a);
 		if (want->ends[i] - a != now->ends[i] - b ||
 			memcmp(want->data.data + a, now->data.data + b, want->ends[i] - a))
 			return false;

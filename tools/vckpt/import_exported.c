@@ -113,8 +113,11 @@ int import_exported_file(struct import_plan *p, struct import_manifest *m, const
 		return take_npy(p, m, t, path, err);
 	if (b)
 		return take_blob(p, b, path, err);
-	if (component)
-		return import_add_safetensors(p, path, rel, component, err);
+	if (component) {
+		int r = import_add_safetensors(p, path, rel, component, err);
+
+		return r > 0 ? 0 : r; /* none of its component's tensors can be in a .safetensors */
+	}
 	if (stray_tensor(m, rel)) {
 		base_error_set(err, -BASE_EFORMAT, "%s: %s does not name it", path, m->path);
 		return say_way_out(m, err->code, err);

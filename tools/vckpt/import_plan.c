@@ -563,8 +563,8 @@ static int no_tensors(const struct import_plan *p, struct base_error *err)
 			n++;
 		}
 	if (!npy)
-		return base_error_set(err, -EINVAL, "no tensors: %s has no .safetensors file, and is neither a DCP "
-			"checkpoint (.metadata) nor an exported step (manifest.json)", p->directory);
+		return base_error_set(err, -EINVAL, "no tensors: %s has no .safetensors file with tensors, and is "
+			"neither a DCP checkpoint (.metadata) nor an exported step (manifest.json)", p->directory);
 	base_cleanup_free char *dir = strndup(npy, (size_t)(strrchr(npy, '/') - npy));
 	if (!dir)
 		return base_no_memory(err);
