@@ -51,11 +51,11 @@ def test_at_every_call(build, tmp_path, seed, scale):
     preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
     store = tmp_path / "store"
     Faults(tmp_path / "memory").at(0)
-    done = subprocess.run([sys.executable, "-c", JOBS, store, str(seed), str(scale(25, 200)), tmp_path / "memory"],
+    done = subprocess.run([sys.executable, "-c", JOBS, store, str(seed), str(scale(12, 200)), tmp_path / "memory"],
                           capture_output=True, text=True, timeout=900,
                           env={**os.environ, "LD_PRELOAD": preload, "XDG_CACHE_HOME": str(tmp_path), "VCKPT_INTERPOSE":
                                f"root={store},reads=1,do=term,memory={tmp_path / 'memory'}"})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     ended = [line.split() for line in done.stdout.splitlines()]
-    assert len(ended) >= 25
+    assert len(ended) >= 12
     assert sum(signalled == "True" for _, _, signalled in ended) > len(ended) / 2

@@ -192,7 +192,8 @@ def attributes(module):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.full] * (kind == "compiled"))
+                                  for kind in KINDS])
 def test_as_torch_loads_it(run, kind):
     make, stays = KINDS[kind]
     torch.manual_seed(0)
