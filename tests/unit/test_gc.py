@@ -191,7 +191,8 @@ def test_heartbeat_of_another_host(api, lib):
     assert e.value.code == EBUSY
     start = time.monotonic()
     result, reports = api.gc(grace=HOUR, heartbeat=1)
-    assert 1 <= time.monotonic() - start < 30 and result.aborted == 1 and files(api, "hosts") == []
+    # the library counts whole milliseconds
+    assert 0.99 < time.monotonic() - start < 30 and result.aborted == 1 and files(api, "hosts") == []
     Attempt(api, "r").free()
 
 
