@@ -45,7 +45,7 @@ bool fs_backing_ready(struct fs_backings *all, uint64_t node); /* the next open 
 /* Memory is short: drops all files that nobody has open, and assembles none for a while. */
 void fs_backings_give_back(struct fs_backings *all);
 
-/* The commit's step is gone: drops its files, each once nobody has it open, and assembles none any more. */
+/* The commit's step is gone: drops its files, each once no one has it open, and assembles none any more. */
 void fs_backings_gone(struct fs_backings *all, const struct fs_commit *commit);
 
 struct fs_backings_stats {

@@ -11,7 +11,7 @@
  * Group and others have no bits to write, the owner keeps his: in a mount, which is read-only, it allows nothing, but
  * cp and rsync give it to copies, whose owners need it to change and remove them. The options uid, gid and umask are
  * the administrator's word, and replace each of these for everything. What was read counts for `refresh`; below a
- * step's directory the kernel keeps what it was told, but nobody comes there any more whom the run's directory keeps
+ * step's directory the kernel keeps what it was told, but no one comes there any more whom the run's directory keeps
  * out. */
 #include <stdio.h>
 

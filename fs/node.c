@@ -77,7 +77,7 @@ int fs_stat_fill(struct fs_mount *m, struct fs_run *run, struct stat *st, uint64
 		t.tv_sec--;
 		t.tv_nsec += 1000000000;
 	}
-	/* A directory has 1 link, too, which says that nobody counts the directories in it: with 2, fts(3) and what
+	/* A directory has 1 link, too, which says that no one counts the directories in it: with 2, fts(3) and what
 	 * else saves itself a stat would believe that there are none. */
 	*st = (struct stat){ .st_ino = ino, .st_mode = type | may, .st_nlink = 1,
 		.st_uid = owner.uid, .st_gid = owner.gid, .st_size = (off_t)size, .st_blksize = 1 << 20,

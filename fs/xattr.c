@@ -2,7 +2,7 @@
  *
  * Extended attributes user.vckpt.*. Names of other kinds, which ls asks about for every file, are answered from
  * memory: they do not exist. What is listed never changes; `serving`, which does, is there for who asks for it by its
- * name, so that a backup sees no change where somebody has read. */
+ * name, so that a backup sees no change where someone has read. */
 #include <stdio.h>
 #include <string.h>
 

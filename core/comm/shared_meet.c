@@ -8,7 +8,7 @@
  * nonce, and says which nonces its rank has seen. Two ranks have met when each has seen the other's; a segment that has
  * seen another nonce of this rank is an old one, and its file is looked at again.
  *
- * The file of a rank that was killed stays, and with it the folder. Ranks that met nobody there take the files of the
+ * The file of a rank that was killed stays, and with it the folder. Ranks that met no one there take the files of the
  * dead away, and the first meeting of a process does so in all folders of this user. */
 #include <dirent.h>
 #include <fcntl.h>

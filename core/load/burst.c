@@ -158,7 +158,7 @@ static void iov_add(struct burst *s, uint8_t *to, uint64_t len)
 		s->iov[s->niov++] = (struct iovec){to, len};
 }
 
-/* Bytes of the pack that are wanted next; those between go where nobody looks, behind the runs. */
+/* Bytes of the pack that are wanted next; those between go where no one looks, behind the runs. */
 static bool read_next(struct burst *s, uint64_t from, uint8_t *to, uint64_t len)
 {
 	if (len == 0)

@@ -42,7 +42,7 @@ struct burst {
 	bool parts;                      /* a whole object begins another burst, which may go past the page cache */
 	bool encoded_parts;              /* the checks are read first */
 	uint64_t checks_from, checks_to;
-	uint64_t gaps;                   /* so much that nobody wants may still be read */
+	uint64_t gaps;                   /* so much that no one wants may still be read */
 	struct iovec iov[2 * BURST_RUNS + 2];
 	unsigned niov;
 	uint64_t iov_from, iov_to;       /* bytes of the pack */

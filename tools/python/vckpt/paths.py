@@ -133,7 +133,7 @@ def step_of(part: str) -> int | Literal["latest"] | None:
 
 
 def resolve(path: Path, kind: Callable[[str], str] = kind_of) -> Target:
-    """The Target of a path. Nobody looks whether the step exists."""
+    """The Target of a path. No one looks whether the step exists."""
     given = local(path)
     store = full = os.path.abspath(given)
     parts: list[str] = []
