@@ -86,10 +86,7 @@ static bool layout_mesh_check(const struct proto_mesh *mesh)
 
 static int layout_check(const struct proto_layout *m)
 {
-	if (m->min_bytes == 0 || m->row_bytes == 0 || m->min_bytes > m->target_bytes ||
-		m->row_bytes > m->target_bytes / 2)
-		return -BASE_EFORMAT;
-	if (m->target_bytes > PROTO_TARGET_MAX_BYTES || m->ncomponents > PROTO_COMPONENTS_MAX)
+	if (!proto_grid_valid(&m->grid) || m->ncomponents > PROTO_COMPONENTS_MAX)
 		return -BASE_EFORMAT;
 	for (uint32_t i = 0; i < m->ncomponents; i++)
 		if (!proto_component_valid(m->components[i]) ||
@@ -169,9 +166,11 @@ static int layout_pack(const struct proto_layout *m, struct proto_arena *arena, 
 	for (uint64_t i = 0; i < m->ndims; i++)
 		base_put64(dims + 8 * i, m->dims[i]);
 	s.version = PROTO_VERSION;
-	s.min_bytes = m->min_bytes;
-	s.target_bytes = m->target_bytes;
-	s.row_bytes = m->row_bytes;
+	s.features = proto_grid_words(&m->grid, &s.n_features);
+	s.min_bytes = m->grid.min_bytes;
+	s.target_bytes = m->grid.target_bytes;
+	s.row_bytes = m->grid.row_bytes;
+	s.small_bytes = m->grid.small_bytes;
 	s.n_components = m->ncomponents;
 	s.components = (char **)m->components;
 	s.tensors = (ProtobufCBinaryData){rows_bytes, rows};
@@ -278,9 +277,9 @@ static int layout_get(const Vckpt__Layout *s, struct proto_arena *arena, struct 
 {
 	int r;
 
-	m->min_bytes = s->min_bytes;
-	m->target_bytes = s->target_bytes;
-	m->row_bytes = s->row_bytes;
+	m->grid = (struct tensor_grid_params){s->min_bytes, s->target_bytes, s->row_bytes, s->small_bytes};
+	if (s->n_features != (s->small_bytes != 0))
+		return -BASE_EFORMAT;
 	if (s->n_components > PROTO_COMPONENTS_MAX || s->n_placements > LAYOUT_PLACEMENTS_MAX)
 		return -BASE_EFORMAT;
 	m->components = (const char *const *)s->components;

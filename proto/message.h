@@ -20,6 +20,7 @@
 #include "core/base/error.h"
 #include "core/tensor/box.h"
 #include "core/tensor/dtype.h"
+#include "core/tensor/grid.h"
 #include "proto/entry.h"
 #include "proto/incoming.h"
 #include "proto/name.h"
@@ -51,7 +52,7 @@ struct proto_store {
 	uint32_t version;               /* of the store's format: PROTO_VERSION, or an older one */
 	uint8_t id[16];
 	uint64_t seed;                  /* of XXH3-128 */
-	uint64_t min_bytes, target_bytes, row_bytes; /* grid parameters for new layouts */
+	struct tensor_grid_params grid; /* of new layouts */
 	uint64_t reserve_bytes;         /* size of the file `reserve`; 0: none */
 	void *arena;
 };
@@ -82,7 +83,7 @@ struct proto_mesh {
 	const uint32_t *ranks; uint32_t nranks;
 };
 struct proto_layout {
-	uint64_t min_bytes, target_bytes, row_bytes;       /* grid */
+	struct tensor_grid_params grid;
 	const char *const *components; uint32_t ncomponents; /* sorted, unique */
 	const struct proto_layout_tensor *tensors; uint32_t ntensors; /* sorted by (component, name bytes), unique */
 	const char *names; uint64_t names_len;             /* not NUL-terminated each */

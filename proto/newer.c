@@ -35,6 +35,7 @@ static void newer_word(struct newer_text *t, const char *word)
 static void newer_head(struct newer_text *t, const Vckpt__Head *h)
 {
 	char number[80];
+	size_t n = 0;
 
 	if (h->version > PROTO_VERSION) {
 		snprintf(number, sizeof number, "it is of version %u, and this vckpt knows versions up to %u",
@@ -42,10 +43,12 @@ static void newer_head(struct newer_text *t, const Vckpt__Head *h)
 		newer_put(t, number);
 	}
 	for (size_t i = 0; i < h->n_features; i++) {
-		newer_put(t, i ? ", " : t->at ? "; it needs the feature " : "it needs the feature ");
+		if (proto_word_known(h->features[i]))
+			continue;
+		newer_put(t, n++ ? ", " : t->at ? "; it needs the feature " : "it needs the feature ");
 		newer_word(t, h->features[i]);
 	}
-	if (h->n_features)
+	if (n)
 		newer_put(t, ", which this vckpt does not know");
 }
 

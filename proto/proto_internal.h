@@ -75,6 +75,11 @@ int proto_no_memory(const struct proto_arena *a);                /* what a faile
 bool proto_rows(const ProtobufCBinaryData *field, size_t row_bytes, uint64_t max_rows, uint32_t *ret_n);
 int proto_u32_table(const ProtobufCBinaryData *field, struct proto_arena *a, const uint32_t **ret_table,
 	uint32_t *ret_n);
+/* Is this a grid that a reader computes with? The bounds keep its arithmetic in 64 bits and pieces of a few MiB. */
+bool proto_grid_valid(const struct tensor_grid_params *g);
+/* The words of a message with such a grid: "grid-2" where it has small_bytes. Not the caller's to free. */
+char **proto_grid_words(const struct tensor_grid_params *g, size_t *ret_n);
+bool proto_word_known(const char *word);        /* in a message of some kind */
 static inline ProtobufCBinaryData proto_bytes(const struct base_buf *b)
 {
 	return (ProtobufCBinaryData){b->len, b->data};

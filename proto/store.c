@@ -7,13 +7,7 @@ static int store_check(const struct proto_store *m)
 {
 	if (m->version == 0 || m->version > PROTO_VERSION)
 		return -BASE_EFORMAT;
-	if (m->min_bytes == 0 || m->row_bytes == 0 || m->min_bytes > m->target_bytes)
-		return -BASE_EFORMAT;
-	/* The bounds keep the grid's arithmetic in 64 bits and pieces of a few MiB, and whole what lies behind k. */
-	if (m->target_bytes > PROTO_TARGET_MAX_BYTES || m->row_bytes > m->target_bytes / 2 ||
-		m->reserve_bytes > PROTO_FILE_MAX_BYTES)
-		return -BASE_EFORMAT;
-	return 0;
+	return proto_grid_valid(&m->grid) && m->reserve_bytes <= PROTO_FILE_MAX_BYTES ? 0 : -BASE_EFORMAT;
 }
 
 int proto_store_encode(const struct proto_store *m, struct base_buf *b)
@@ -24,11 +18,13 @@ int proto_store_encode(const struct proto_store *m, struct base_buf *b)
 	if (r < 0)
 		return r;
 	s.version = m->version;
+	s.features = proto_grid_words(&m->grid, &s.n_features);
 	s.id = (ProtobufCBinaryData){sizeof m->id, (uint8_t *)m->id};
 	s.seed = m->seed;
-	s.min_bytes = m->min_bytes;
-	s.target_bytes = m->target_bytes;
-	s.row_bytes = m->row_bytes;
+	s.min_bytes = m->grid.min_bytes;
+	s.target_bytes = m->grid.target_bytes;
+	s.row_bytes = m->grid.row_bytes;
+	s.small_bytes = m->grid.small_bytes;
 	s.reserve_bytes = m->reserve_bytes;
 	return proto_pack(&s, b);
 }
@@ -45,13 +41,12 @@ int proto_store_decode(const void *body, size_t len, struct proto_store *ret_m)
 	ret_m->arena = arena;
 	ret_m->version = s->version;
 	ret_m->seed = s->seed;
-	ret_m->min_bytes = s->min_bytes;
-	ret_m->target_bytes = s->target_bytes;
-	ret_m->row_bytes = s->row_bytes;
+	ret_m->grid = (struct tensor_grid_params){s->min_bytes, s->target_bytes, s->row_bytes, s->small_bytes};
 	ret_m->reserve_bytes = s->reserve_bytes;
 	if (s->id.len == sizeof ret_m->id)
 		memcpy(ret_m->id, s->id.data, sizeof ret_m->id);
-	r = s->id.len == sizeof ret_m->id ? store_check(ret_m) : -BASE_EFORMAT;
+	r = s->id.len == sizeof ret_m->id && s->n_features == (s->small_bytes != 0) ? store_check(ret_m)
+		: -BASE_EFORMAT;
 	if (r < 0)
 		proto_store_release(ret_m);
 	return r;

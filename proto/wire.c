@@ -65,15 +65,39 @@ int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, si
 	return 0;
 }
 
-static int wire_head_check(const struct wire_head *h, const char *what)
+/* The one word there is (docs/format/versions.md). */
+static char GRID_2[] = "grid-2";
+
+char **proto_grid_words(const struct tensor_grid_params *g, size_t *ret_n)
 {
+	static char *words[] = {GRID_2};
+
+	*ret_n = g->small_bytes ? 1 : 0;
+	return words;
+}
+
+bool proto_word_known(const char *word) { return strcmp(word, GRID_2) == 0; }
+
+bool proto_grid_valid(const struct tensor_grid_params *g)
+{
+	return g->min_bytes && g->row_bytes && g->min_bytes <= g->target_bytes && g->row_bytes <= g->target_bytes / 2
+		&& g->target_bytes <= PROTO_TARGET_MAX_BYTES && g->small_bytes <= g->min_bytes;
+}
+
+static int wire_head_check(const ProtobufCMessageDescriptor *d, const struct wire_head *h)
+{
+	bool words = d == &vckpt__store__descriptor || d == &vckpt__layout__descriptor;
+	const char *what = d->short_name;
+
 	if (h->version == 0)
 		return -BASE_EFORMAT;
 	if (h->version > PROTO_VERSION) {
 		base_debug("%s of version %u; this program knows versions up to %u", what, h->version, PROTO_VERSION);
 		return -BASE_EVERSION;
 	}
-	for (size_t i = 0; i < h->n_features; i++) { /* none is known to this version */
+	for (size_t i = 0; i < h->n_features; i++) {
+		if (words && proto_word_known(h->features[i]))
+			continue;
 		base_debug("%s needs the feature \"%.64s\", which this program does not know", what, h->features[i]);
 		return -BASE_EVERSION;
 	}
@@ -119,7 +143,7 @@ static int unpack_refused(const ProtobufCMessageDescriptor *d, const void *body,
 
 	if (r < 0)
 		return r;
-	r = wire_head_check((const struct wire_head *)head, d->short_name);
+	r = wire_head_check(d, (const struct wire_head *)head);
 	proto_arena_free(arena);
 	return r < 0 ? r : -BASE_EFORMAT;
 }
@@ -140,7 +164,7 @@ int proto_unpack(const ProtobufCMessageDescriptor *d, const void *body, size_t l
 		return -ENOMEM;
 	allocator = proto_arena_allocator(arena);
 	m = protobuf_c_message_unpack(d, &allocator, len, body);
-	r = m ? wire_head_check((const struct wire_head *)m, d->short_name) : unpack_failed(arena);
+	r = m ? wire_head_check(d, (const struct wire_head *)m) : unpack_failed(arena);
 	if (r == 0 && protobuf_c_message_get_packed_size(m) != len)
 		r = -BASE_EFORMAT;
 	if (r < 0) {

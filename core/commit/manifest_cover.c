@@ -99,7 +99,7 @@ static bool tensor_same(const struct cover_gather *g, const struct cover_tensor 
 	store_layout_shape(g->layouts[a->layout], a->tensor, &s);
 	store_layout_shape(g->layouts[b->layout], b->tensor, &t);
 	return tensor_shape_equal(&s, &t) && x->tensors[a->tensor].dtype == y->tensors[b->tensor].dtype &&
-		x->min_bytes == y->min_bytes && x->target_bytes == y->target_bytes && x->row_bytes == y->row_bytes;
+		tensor_grid_params_equal(&x->grid, &y->grid);
 }
 
 /* "ranks 0, 1, 2, 3 and 4 more": those of the layout. */

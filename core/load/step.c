@@ -102,8 +102,7 @@ static bool step_place_same(const struct load_step *step, const struct load_tens
 	store_layout_shape(x, p->tensor, &a);
 	store_layout_shape(y, q->tensor, &b);
 	return tensor_shape_equal(&a, &b) && store_layout_dtype(x, p->tensor) == store_layout_dtype(y, q->tensor) &&
-		x->m.min_bytes == y->m.min_bytes && x->m.target_bytes == y->m.target_bytes &&
-		x->m.row_bytes == y->m.row_bytes;
+		tensor_grid_params_equal(&x->m.grid, &y->m.grid);
 }
 
 /* A tensor may stand in several layouts (a tied embedding in the first and last pipeline stage); then they must

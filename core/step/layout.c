@@ -249,9 +249,7 @@ static void made_rows(const struct store_layout_builder *b, struct layout_made *
 		name_at += x->name_len;
 		dim_at += x->ndim;
 	}
-	m->min_bytes = b->params.min_bytes;
-	m->target_bytes = b->params.target_bytes;
-	m->row_bytes = b->params.row_bytes;
+	m->grid = b->params;
 	m->components = made->sorted;
 	m->tensors = made->tensors;
 	m->ntensors = b->nitems;
@@ -446,6 +444,5 @@ void store_layout_grid(const struct store_layout *l, uint32_t tensor, struct ten
 	struct tensor_shape shape;
 
 	store_layout_shape(l, tensor, &shape);
-	tensor_grid_init(ret_grid, &shape, tensor_dtype_bytes(store_layout_dtype(l, tensor)),
-		(struct tensor_grid_params){l->m.min_bytes, l->m.target_bytes, l->m.row_bytes});
+	tensor_grid_init(ret_grid, &shape, tensor_dtype_bytes(store_layout_dtype(l, tensor)), l->m.grid);
 }

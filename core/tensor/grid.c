@@ -2,7 +2,8 @@
  *
  * grid: edge lengths of the tiles of a tensor, from its shape and item size alone (docs/format/grid.md).
  *
- *   half(x) = x/2 if x is even, else the largest power of two below x
+ *   half(x) = x/2 rounded up (without S: x/2 if x is even, else the largest power of two below x)
+ *   M = S if item * prod(shape) < 64 M
  *   e = shape;  k = last dimension
  *   while k > 0 and item * prod(shape[k..]) < 2R:  k -= 1
  *   o = first d <= k with shape[d] > 1, else k
@@ -14,8 +15,9 @@
  *                              e[d] = half(e[d])
  *
  * A dimension is halved, never cut at a fixed length, so that every even power-of-two split of a tensor falls on
- * tile lines. The code follows the rule line by line: stored data depends on every one of them. No product here
- * overflows: tensor_shape_items bounds that of the shape, and no edge exceeds its dimension. */
+ * tile lines; rounded up, as sizes that do not divide are cut (ceil(n/p)). The code follows the rule line by line:
+ * stored data depends on every one of them. No product here overflows: tensor_shape_items bounds that of the shape,
+ * and no edge exceeds its dimension. */
 #include "core/tensor/grid.h"
 
 #include <errno.h>
@@ -30,17 +32,17 @@ struct grid_rule {
 	uint64_t trailing; /* item * prod(shape[k+1..]) */
 };
 
-static uint64_t grid_half(uint64_t x)
+static uint64_t grid_half(const struct tensor_grid *g, uint64_t x)
 {
-	if (x % 2 == 0)
-		return x / 2;
+	if (x % 2 == 0 || g->params.small_bytes)
+		return base_div_up(x, 2);
 	return UINT64_C(1) << (63 - __builtin_clzll(x)); /* x is odd and > 1: below x */
 }
 
 static void grid_halve(struct grid_rule *rule, unsigned d)
 {
 	uint64_t *e = &rule->g->edge[d];
-	uint64_t half = grid_half(*e);
+	uint64_t half = grid_half(rule->g, *e);
 
 	rule->bytes = rule->bytes / *e * half;
 	*e = half;
@@ -58,7 +60,7 @@ static void grid_cut(struct grid_rule *rule, unsigned d, uint64_t most)
 	const struct tensor_grid *g = rule->g;
 
 	while (g->edge[d] > 1 && rule->bytes >= 2 * g->params.min_bytes && grid_rowok(rule, d)
-	       && base_div_up(g->shape.dim[d], grid_half(g->edge[d])) <= most)
+	       && base_div_up(g->shape.dim[d], grid_half(g, g->edge[d])) <= most)
 		grid_halve(rule, d);
 }
 
@@ -91,6 +93,8 @@ static void grid_rule_init(struct grid_rule *rule, struct tensor_grid *g)
 	rule->bytes = g->item_bytes;
 	for (unsigned d = 0; d < g->shape.ndim; d++)
 		rule->bytes *= g->shape.dim[d];
+	if (g->params.small_bytes && rule->bytes / 64 < g->params.min_bytes)
+		g->params.min_bytes = g->params.small_bytes;
 }
 
 static void grid_apply(struct grid_rule *rule)
@@ -119,7 +123,14 @@ static void grid_apply(struct grid_rule *rule)
 static bool grid_params_valid(const struct tensor_grid_params *p)
 {
 	return p->min_bytes && p->target_bytes && p->row_bytes && p->min_bytes <= p->target_bytes
-		&& p->target_bytes <= TENSOR_MAX_BYTES && p->row_bytes <= TENSOR_MAX_BYTES;
+		&& p->target_bytes <= TENSOR_MAX_BYTES && p->row_bytes <= TENSOR_MAX_BYTES
+		&& p->small_bytes <= p->min_bytes;
+}
+
+bool tensor_grid_params_equal(const struct tensor_grid_params *a, const struct tensor_grid_params *b)
+{
+	return a->min_bytes == b->min_bytes && a->target_bytes == b->target_bytes && a->row_bytes == b->row_bytes
+		&& a->small_bytes == b->small_bytes;
 }
 
 int tensor_grid_init(struct tensor_grid *g, const struct tensor_shape *s, unsigned item_bytes,

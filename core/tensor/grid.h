@@ -13,18 +13,20 @@
 
 #include "core/tensor/box.h"
 
-struct tensor_grid_params { uint64_t min_bytes, target_bytes, row_bytes; }; /* M, T, R */
+/* M, T, R and S of the page. small_bytes 0: the older rule, without S. */
+struct tensor_grid_params { uint64_t min_bytes, target_bytes, row_bytes, small_bytes; };
+bool tensor_grid_params_equal(const struct tensor_grid_params *a, const struct tensor_grid_params *b);
 
 struct tensor_grid {
 	struct tensor_shape shape;
 	unsigned item_bytes;
-	struct tensor_grid_params params;
+	struct tensor_grid_params params; /* min_bytes: the one that counts for this tensor, S or M */
 	uint64_t edge[TENSOR_MAX_DIMS];  /* tile edge in each dimension; >= 1 (dimension 0 of a scalar: unused) */
 	unsigned k;                      /* last dimension that may be cut */
 	bool only_k;                     /* k is the only dimension that is cut */
 };
 
-/* Refuses params of 0, M > T, and shapes that tensor_shape_items refuses. */
+/* Refuses M, T or R of 0, M > T, S > M, and shapes that tensor_shape_items refuses. */
 int tensor_grid_init(struct tensor_grid *g, const struct tensor_shape *s, unsigned item_bytes,
 	struct tensor_grid_params params);
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "tests/property"))
 import tensorlib  # noqa: E402
 
 BLOCK = 16 << 10
-DEFAULT = (128 << 10, 1 << 20, 512)
+DEFAULT = (128 << 10, 1 << 20, 256, 32 << 10)
 WHOLE = (1, 1)
 
 # ---- models: (what, shape, how many), from the config.json that stands beside the published weights of each

@@ -57,6 +57,8 @@ static void head_take(struct made *made, const struct made_record *record)
 	made->flags = made_byte(record, 2);
 	made->params = (struct tensor_grid_params){.target_bytes = target,
 		.min_bytes = base_max(base_min(min, target), 1), .row_bytes = base_max(base_min(row, target / 2), 1)};
+	if (made_byte(record, 10)) /* the newer rule */
+		made->params.small_bytes = base_max(made->params.min_bytes >> made_byte(record, 10) % 8, 1);
 }
 
 /* Bytes that tell where they belong, and are about as hard to encode as the content says. */
@@ -633,9 +635,8 @@ static void identity_put(struct made *made)
 	struct base_buf body = BASE_BUF_INIT, file = BASE_BUF_INIT;
 
 	info.seed = MADE_SEED;
-	info.min_bytes = 128 << 10;
-	info.target_bytes = 1 << 20;
-	info.row_bytes = 512;
+	info.grid = (struct tensor_grid_params){.min_bytes = 128 << 10, .target_bytes = 1 << 20, .row_bytes = 256,
+		.small_bytes = 32 << 10};
 	must(proto_store_encode(&info, &body) == 0);
 	must(store_record_encode(STORE_RECORD_STORE, NULL, body.data, body.len, &file) == 0);
 	must(memory_replace(&made->m.base, STORE_FILE, file.data, file.len) == 0);

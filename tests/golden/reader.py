@@ -23,6 +23,7 @@ import numpy
 import xxhash
 
 VERSION, BLOCK, NONE = 2, 16384, 0xffffffff
+WORDS = {"Store": ["grid-2"], "Layout": ["grid-2"]}
 PROTO = pathlib.Path(__file__).resolve().parents[2] / "proto/vckpt.proto"
 PIECE, BLOB, LAYOUT, PART, CHUNK, HEADER = range(1, 7)
 KINDS = {1: ("Store", 1 << 16), 2: ("Entry", 64 << 20), 3: ("Manifest", 256 << 20), 4: ("Begin", 1 << 20),
@@ -188,8 +189,9 @@ def head(message, body, store_version, exact=False):
     first = decode("Head", body)
     if first["version"] > VERSION:
         raise Newer(f"is of version {first['version']}")
-    if first["features"]:
-        raise Newer(f"needs the word {first['features'][0]}")
+    for word in first["features"]:
+        if word not in WORDS.get(message, ()):
+            raise Newer(f"needs the word {word}")
     need(first["version"] >= 1, "says no version")
     need(first["version"] == store_version if exact else first["version"] <= store_version, "is of version",
          first["version"], "in a store of", store_version)
@@ -300,12 +302,25 @@ def decode_block(stored, length, as_it_is, codec):
 
 # ---- grid.md ----
 
-def half(x):
-    return x // 2 if x % 2 == 0 else 1 << x.bit_length() - 1
+def parameters_of(message):
+    """M, T, R, S; S is 0 where the word is not there."""
+    M, T, R, S = (message[f"{name}_bytes"] for name in ("min", "target", "row", "small"))
+    need(message["features"] == (["grid-2"] if S else []), "has the word grid-2 or its field, and not both")
+    need(S <= M and 1 <= M <= T <= 4 << 20 and 1 <= R <= T // 2, "has parameters that no grid has")
+    return M, T, R, S
+
+
+def half(x, S):
+    return (x + 1) // 2 if S or x % 2 == 0 else 1 << x.bit_length() - 1
+
+
+def least(shape, item, M, S):
+    return S if S and 0 not in shape and item * math.prod(shape) < 64 * M else M
 
 
 @functools.cache
-def tile(shape, item, M, T, R):
+def tile(shape, item, M, T, R, S):
+    M = least(shape, item, M, S)
     if not shape or 0 in shape:
         return tuple(max(s, 1) for s in shape), max(len(shape) - 1, 0)
     e, k = list(shape), len(shape) - 1
@@ -317,8 +332,8 @@ def tile(shape, item, M, T, R):
         return d != k or o == k or item * e[k] * math.prod(shape[k + 1:]) >= 2 * R
 
     def cut(d, m):
-        while e[d] > 1 and item * math.prod(e) >= 2 * M and rowok(d) and -(-shape[d] // half(e[d])) <= m:
-            e[d] = half(e[d])
+        while e[d] > 1 and item * math.prod(e) >= 2 * M and rowok(d) and -(-shape[d] // half(e[d], S)) <= m:
+            e[d] = half(e[d], S)
     if o == k:
         cut(k, 64)
     else:
@@ -330,7 +345,7 @@ def tile(shape, item, M, T, R):
         d = next((d for d in range(len(e)) if e[d] > 1), None) if d is None else d
         if d is None:
             break
-        e[d] = half(e[d])
+        e[d] = half(e[d], S)
     return tuple(e), k
 
 
@@ -343,7 +358,8 @@ def between(start, size, step):
 
 class Grid:
     def __init__(self, shape, item, parameters):
-        self.shape, self.item, self.M = shape, item, parameters[0]
+        self.shape, self.item = shape, item
+        self.M = least(shape, item, parameters[0], parameters[3])
         self.e, self.k = tile(shape, item, *parameters)
         self.whole = tuple((0, s) for s in shape)
 
@@ -485,8 +501,7 @@ class Store:
         _, found = self.record("vckpt.store", 1, True)
         need(len(found["id"]) == 16 and found["reserve_bytes"] <= 1 << 30, "breaks the rules")
         self.id, self.seed, self.version = found["id"], found["seed"], found["version"]
-        M, T, R = found["min_bytes"], found["target_bytes"], found["row_bytes"]
-        need(1 <= M <= T <= 4 << 20 and 1 <= R <= T // 2, "has parameters that no grid has")
+        parameters_of(found)
         reserve = self.path / "reserve"
         if reserve.exists():
             data = reserve.read_bytes()
@@ -770,9 +785,7 @@ class Tensor:
 class Layout:
     def __init__(self, body, version):
         m = head("Layout", body, version)
-        parameters = (m["min_bytes"], m["target_bytes"], m["row_bytes"])
-        need(1 <= parameters[0] <= parameters[1] <= 4 << 20 and 1 <= parameters[2] <= parameters[1] // 2,
-             "a layout has parameters that no grid has")
+        parameters = parameters_of(m)
         for c in m["components"]:
             good = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", c) and not c.endswith((".safetensors", ".npy"))
             need(good and c not in "ranks mesh blobs meta incoming latest manifest.json".split(),

@@ -55,7 +55,7 @@ class Box(ctypes.Structure):
 
 
 class GridParams(ctypes.Structure):
-    _fields_ = [("m", ctypes.c_uint64), ("t", ctypes.c_uint64), ("r", ctypes.c_uint64)]
+    _fields_ = [("m", ctypes.c_uint64), ("t", ctypes.c_uint64), ("r", ctypes.c_uint64), ("s", ctypes.c_uint64)]
 
 
 class Grid(ctypes.Structure):

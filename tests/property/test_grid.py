@@ -15,7 +15,8 @@ import pytest
 import tensorlib as tl
 
 U64x16 = ctypes.c_uint64 * 16
-DEFAULT = (128 << 10, 1 << 20, 512)
+DEFAULT = (128 << 10, 1 << 20, 256, 32 << 10)
+OLDER = (128 << 10, 1 << 20, 512)     # without S: what stores have that were made before
 
 
 class Shape(ctypes.Structure):
@@ -30,7 +31,7 @@ class Box(ctypes.Structure):
 
 
 class Params(ctypes.Structure):
-    _fields_ = [("m", ctypes.c_uint64), ("t", ctypes.c_uint64), ("r", ctypes.c_uint64)]
+    _fields_ = [("m", ctypes.c_uint64), ("t", ctypes.c_uint64), ("r", ctypes.c_uint64), ("s", ctypes.c_uint64)]
 
 
 class Grid(ctypes.Structure):
@@ -59,17 +60,23 @@ def types(lib):
 
 # ---- the oracle --------------------------------------------------------------------------------------------------
 
-def half(x):
-    if x % 2 == 0:
-        return x // 2
+def half(x, s):
+    if s or x % 2 == 0:
+        return -(-x // 2)
     power = 1
     while power * 2 < x:
         power *= 2
     return power
 
 
-def oracle_tile(shape, item, m, t, r):
+def oracle_least(shape, item, m, s):
+    """The M that counts for a tensor."""
+    return s if s and 0 not in shape and item * math.prod(shape) < 64 * m else m
+
+
+def oracle_tile(shape, item, m, t, r, s=0):
     """(edges, k) by the rule."""
+    m = oracle_least(shape, item, m, s)
     if not shape or 0 in shape:
         return [max(n, 1) for n in shape], max(len(shape) - 1, 0)
     e = list(shape)
@@ -82,8 +89,8 @@ def oracle_tile(shape, item, m, t, r):
         return d != k or o == k or item * e[k] * math.prod(shape[k + 1:]) >= 2 * r
 
     def cut(d, most):
-        while e[d] > 1 and item * math.prod(e) >= 2 * m and rowok(d) and -(-shape[d] // half(e[d])) <= most:
-            e[d] = half(e[d])
+        while e[d] > 1 and item * math.prod(e) >= 2 * m and rowok(d) and -(-shape[d] // half(e[d], s)) <= most:
+            e[d] = half(e[d], s)
 
     if o == k:
         cut(k, 64)
@@ -95,7 +102,7 @@ def oracle_tile(shape, item, m, t, r):
         some = [d for d in range(k + 1) if e[d] % 2 == 0 and rowok(d)] or [d for d in range(len(e)) if e[d] > 1]
         if not some:
             break
-        e[some[0]] = half(e[some[0]])
+        e[some[0]] = half(e[some[0]], s)
     return e, k
 
 
@@ -231,6 +238,7 @@ def check_grid(lib, shape, item, params):
     g = make_grid(lib, shape, item, params)
     e, k = oracle_tile(shape, item, *params)
     assert (list(g.edge[:len(shape)]), g.k) == (e, k), (shape, item, params)
+    assert not shape or g.params.m == oracle_least(shape, item, params[0], *params[3:] or [0])
     cuttable = any(x > 1 for x in e)
     assert item * math.prod(e) <= params[1] or not cuttable or 0 in shape, (shape, item, params)
     return g, e, k
@@ -378,7 +386,7 @@ def check_everything(lib, shape, item, params, rng, boxes=2):
 # ---- the tests ---------------------------------------------------------------------------------------------------
 
 EXAMPLES = [
-    ((4096, 4096), 2, (128, 512)), ((14336, 4096), 2, (224, 512)), ((50257, 768), 4, (1024, 192)),
+    ((4096, 4096), 2, (128, 512)), ((14336, 4096), 2, (224, 512)), ((50257, 768), 4, (786, 96)),
     ((512, 512, 3, 3), 4, (64, 64, 3, 3)), ((4096,), 2, (4096,)), ((), 4, ()), ((0, 7), 4, (1, 7)), ((1, 1), 8, (1, 1)),
 ]
 
@@ -395,13 +403,18 @@ def test_the_page_tells_the_truth(lib):
     page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "format" / "grid.md"
     rows = [[c.strip() for c in line.split("|")[1:-1]] for line in page.read_text().splitlines()
             if line.startswith("| ")]
-    rows = [row for row in rows if len(row) == 5 and row[1].isdigit()]
+    rows = [row for row in rows if len(row) == 7 and row[1].isdigit()]
     assert len(rows) >= 20
+
+    def numbers(text):
+        return tuple(int(n) for n in text.split(" × ")) if text[0] != "(" else ()
     for row in rows:
-        shape, tile = [tuple(int(n) for n in text.split(" × ")) if text[0] != "(" else () for text in (row[0], row[2])]
-        g = make_grid(lib, shape, int(row[1]))
-        assert tuple(g.edge[:len(shape)]) == tile and (not shape or g.k == int(row[3])), row
-        assert count(lib, g, make_box([0] * len(shape), shape)) == int(row[4]), row
+        shape, older = numbers(row[0]), [row[2], row[4]] if row[5] == "the same" else [row[5].split(",")[0], row[6]]
+        for params, (tile, pieces) in ((DEFAULT, (row[2], row[4])), (OLDER, older)):
+            g = make_grid(lib, shape, int(row[1]), params)
+            assert tuple(g.edge[:len(shape)]) == numbers(tile.replace("the same", row[2])), row
+            assert count(lib, g, make_box([0] * len(shape), shape)) == int(pieces), row
+            assert not shape or params is OLDER or g.k == int(row[3]), row
 
 
 def test_all_small_shapes_are_covered(lib, scale):
@@ -409,7 +422,7 @@ def test_all_small_shapes_are_covered(lib, scale):
     rng = random.Random(1)
     cut = cases = 0
     shapes = [s for n in range(4) for s in itertools.product(range(8), repeat=n)]
-    settings = [(1, 1, 1), (4, 8, 2), (8, 16, 1), (16, 32, 8), (6, 50, 3), (64, 128, 4)]
+    settings = [(1, 1, 1), (4, 8, 2), (8, 16, 1), (16, 32, 8), (6, 50, 3), (64, 128, 4), (8, 16, 1, 2), (6, 50, 3, 6)]
     for shape in shapes:
         for params in settings if scale(0, 1) else rng.sample(settings, 2):
             item = rng.choice([1, 2, 4, 8, 16])
@@ -430,7 +443,7 @@ def test_random_small_tensors(lib, scale):
         rng.shuffle(shape)
         m = rng.choice([1, 16, 64, 200, 1024])
         check_everything(lib, tuple(shape), rng.choice([1, 2, 4, 8, 16]),
-                         (m, m * rng.choice([1, 2, 8]), rng.choice([1, 8, 32, 100])), rng)
+                         (m, m * rng.choice([1, 2, 8]), rng.choice([1, 8, 32, 100]), rng.choice([0, 1, m])), rng)
 
 
 def random_shape(rng):
@@ -452,13 +465,13 @@ def test_tiles_of_random_shapes(lib, scale):
     rng = random.Random(3)
     for _ in range(scale(10000, 20000)):
         shape, item = random_shape(rng), rng.choice([1, 2, 4, 8, 16])
-        params = DEFAULT if rng.random() < 0.7 else (2 ** rng.randint(10, 18), 2 ** rng.randint(18, 22),
-                                                     2 ** rng.randint(0, 12))
+        some = (2 ** rng.randint(10, 18), 2 ** rng.randint(18, 22), 2 ** rng.randint(0, 12))
+        params = rng.choice([DEFAULT, DEFAULT, OLDER, some, (*some, rng.randint(1, some[0]))])
         g, e, k = check_grid(lib, shape, item, params)
         assert bytes(make_grid(lib, shape, item, params)) == bytes(g)
         whole = make_box([0] * len(shape), shape)
         total = count(lib, g, whole)
-        assert total == oracle_count(shape, item, e, k, params[0])
+        assert total == oracle_count(shape, item, e, k, g.params.m)
         assert at(lib, g, whole, total) == -errno.ERANGE
         if not shape or 0 in shape:
             continue
@@ -466,7 +479,7 @@ def test_tiles_of_random_shapes(lib, scale):
             offset, size = at(lib, g, whole, number)
             inside = [o + rng.randrange(s) for o, s in zip(offset, size)]
             assert find(lib, g, inside) == number
-            w = oracle_width(shape, item, e, k, params[0], [s for d, s in enumerate(size) if d != k])
+            w = oracle_width(shape, item, e, k, g.params.m, [s for d, s in enumerate(size) if d != k])
             want = [(c // n * n, min(c // n * n + n, s) - c // n * n) for c, n, s in
                     zip(inside, [w if d == k else x for d, x in enumerate(e)], shape)]
             assert list(zip(offset, size)) == want
@@ -487,7 +500,7 @@ def test_boxes_of_large_tensors(lib, scale):
         shape = tuple(rng.choice([128, 100, 257]) * rng.randint(1, 60) for _ in range(rng.randint(1, 3)))
         if math.prod(shape) > 2 ** 28:
             continue
-        g, e, k = check_grid(lib, shape, 2, DEFAULT)
+        g, e, k = check_grid(lib, shape, 2, rng.choice([DEFAULT, OLDER]))
         parts = [rng.choice([1, 2, 3, 8, 16, 64, 1000]) for _ in shape]
         size = [min(-(-n // p), n) for n, p in zip(shape, parts)]
         offset = [rng.randrange(-(-n // s)) * s for n, s in zip(shape, size)]
@@ -500,13 +513,15 @@ def test_boxes_of_large_tensors(lib, scale):
 def test_even_splits_share_pieces(lib):
     """What the grid is for: the pieces of TP and FSDP shards are pieces of the whole tensor."""
     for shape, dim, parts in [((4096, 4096), 0, 16), ((4096, 4096), 1, 8), ((14336, 4096), 0, 8), ((14336, 4096), 1, 8),
-                              ((4096, 14336), 1, 8), ((128256, 4096), 0, 8), ((28672, 8192), 0, 16)]:
-        g = make_grid(lib, shape, 2)
+                              ((4096, 14336), 1, 8), ((128256, 4096), 0, 8), ((28672, 8192), 0, 16),
+                              ((384, 384), 0, 8), ((1536, 384), 0, 8), ((384, 1536), 1, 8), ((30522, 384), 0, 8)]:
+        g = make_grid(lib, shape, 4 if min(shape) < 512 else 2)
         whole = set(walk(lib, g, make_box([0, 0], shape)))
         shards = []
         for i in range(parts):
-            size = [n // parts if d == dim else n for d, n in enumerate(shape)]
-            shards += walk(lib, g, make_box([size[d] * i if d == dim else 0 for d in range(2)], size))
+            most = -(-shape[dim] // parts)
+            size = [min(most, n - most * i) if d == dim else n for d, n in enumerate(shape)]
+            shards += walk(lib, g, make_box([most * i if d == dim else 0 for d in range(2)], size))
         shared = sum(math.prod(s) for o, s in shards if (o, s) in whole)
         assert len(set(shards)) == len(shards) and shared >= 0.999 * math.prod(shape), (shape, dim, parts)
 

@@ -15,7 +15,7 @@ import test_grid
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests/bench/shared_bytes.py"
-SMALL = (64, 256, 8)        # M, T, R: shapes of a few hundred items have tiles, thin shards and wide pieces
+SMALL = (64, 256, 8, 16)    # M, T, R, S: shapes of a few hundred items have tiles, thin shards and wide pieces
 LAYOUTS = [(a, b) for a in (1, 2, 3, 4, 8) for b in (1, 2, 5)]
 
 
@@ -55,8 +55,8 @@ def naive_pieces(shape, item, layout):
         step = -(-n // parts)
         return [(i * step, min(n, (i + 1) * step)) for i in range(parts) if i * step < n]
 
-    m, t, r = SMALL
-    e, k = test_grid.oracle_tile(shape, item, m, t, r)
+    e, k = test_grid.oracle_tile(shape, item, *SMALL)
+    m = test_grid.oracle_least(shape, item, SMALL[0], SMALL[3])
     found = numpy.empty(shape, object)
     spans = [chunks(n, layout[d] if d < 2 else 1) for d, n in enumerate(shape)]
     for box in itertools.product(*spans):
@@ -85,8 +85,8 @@ def test_bytes_read_are_those_of_the_blocks_that_hold_the_items(script, cutter, 
     monkeypatch.setattr(script, "BLOCK", 48)
     more = 0
     for shape, item in shapes(2, scale(25, 120)):
-        m, t, r = SMALL
-        e, k = test_grid.oracle_tile(shape, item, m, t, r)
+        e, k = test_grid.oracle_tile(shape, item, *SMALL)
+        m = test_grid.oracle_least(shape, item, SMALL[0], SMALL[3])
         for layout in [(1, 1), (4, 1), (1, 2), (3, 2), (1, 5)]:
             needed = blocks = pieces = 0
             for low, size in cutter.boxes(shape, layout):
@@ -128,7 +128,7 @@ def test_a_figure_that_is_not_as_expected_is_told(script, lib):
     good = script.Model("Llama-3 70B", 2, [("w", (8192, 8192), 2)], 2 * 8192 * 8192)
     row, wrong = script.figures(cutter, good)
     assert row["TP 8, dim 0"] == row["TP 8, dim 1"] == row["FSDP 16"] == "100.00" and not wrong
-    thin = script.Model("Llama-3 70B", 2, [("w", (64, 4096), 1)], 64 * 4096)
+    thin = script.Model("Llama-3 70B", 2, [("w", (8, 2048), 1)], 8 * 2048)
     row, wrong = script.figures(cutter, thin)
     assert row["TP 8, dim 0"] == "0.00" and "TP 8, dim 0: 0.00 %, expected 100 %" in wrong[0]
 
@@ -142,11 +142,12 @@ def test_the_page_shows_what_the_script_prints(script, lib):
 
 
 def test_other_grids(script, grids, lib):
-    """Of the rule as it is tests/bench/grids.py says what the library says; and the page shows what it prints."""
-    page, cutter, said = (ROOT / "docs/layouts.md").read_text().splitlines(), script.Cutter(lib), []
+    """Of the rule with S and of that without, tests/bench/grids.py says what the library says; and the page shows what
+    it prints."""
+    page, said = (ROOT / "docs/layouts.md").read_text().splitlines(), []
     models = [m for m in grids.MODELS if m.name == "MiniLM-L6"]
-    now = grids.Rule(*grids.RULES[0])
-    for m in models:
+    for m, number, params in [(m, *rule) for m in models for rule in ((0, test_grid.OLDER), (2, test_grid.DEFAULT))]:
+        now, cutter = grids.Rule(*grids.RULES[number]), script.Cutter(lib, params)
         for _, shape, _ in m.tensors:
             for dimension, layout in [(0, (8, 1)), (0, (3, 1)), (1, (1, 8))][:3 if len(shape) > 1 else 2]:
                 added, needed, read = now.of_layout(shape, m.item, dimension, max(layout))

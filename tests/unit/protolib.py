@@ -20,7 +20,13 @@ P = c.POINTER
 
 
 def structure(class_, /, **fields):
-    return type(class_, (c.Structure,), {"_fields_": list(fields.items())})
+    """The members of a `grid` are members of the structure, too."""
+    return type(class_, (c.Structure,), {"_anonymous_": [n for n in fields if fields[n] is Params],
+                                         "_fields_": list(fields.items())})
+
+
+class Params(c.Structure):
+    _fields_ = [("min_bytes", u64), ("target_bytes", u64), ("row_bytes", u64), ("small_bytes", u64)]
 
 
 def digest(byte):
@@ -28,8 +34,7 @@ def digest(byte):
 
 
 Attribute = structure("Attribute", key=text, value=text)
-Info = structure("Info", version=u32, id=u8 * 16, seed=u64, min_bytes=u64, target_bytes=u64, row_bytes=u64,
-                 reserve_bytes=u64, arena=ptr)
+Info = structure("Info", version=u32, id=u8 * 16, seed=u64, grid=Params, reserve_bytes=u64, arena=ptr)
 Commit = structure("Commit", step=u64, attempt=text, time_ns=i64, replaces=u64, manifest=Digest, tensors=u64, bytes=u64,
                    new_bytes=u64,
                    attributes=P(Attribute), nattributes=c.c_size_t, extra=ptr, extra_len=c.c_size_t)
@@ -45,7 +50,7 @@ LayoutTensor = structure("LayoutTensor", component=u32, name_offset=u32, name_le
                          flags=u16, mesh=u32,
                          placement=u32)
 Mesh = structure("Mesh", dim_names=P(text), dim_sizes=P(u32), ndims=u32, ranks=P(u32), nranks=u32)
-ProtoLayout = structure("ProtoLayout", min_bytes=u64, target_bytes=u64, row_bytes=u64, components=P(text),
+ProtoLayout = structure("ProtoLayout", grid=Params, components=P(text),
                         ncomponents=u32,
                         tensors=P(LayoutTensor), ntensors=u32, names=ptr, names_len=u64, dims=P(u64), ndims=u64,
                         meshes=P(Mesh), nmeshes=u32,
@@ -104,7 +109,6 @@ RECORDS = {"store": Info, "entry": Entry, "layout": ProtoLayout, "part": Part, "
 
 Shape = structure("Shape", ndim=u32, dim=u64 * 16)
 Box = structure("Box", offset=u64 * 16, size=u64 * 16)
-Params = structure("Params", min_bytes=u64, target_bytes=u64, row_bytes=u64)
 Grid = structure("Grid", shape=Shape, item_bytes=c.c_uint, params=Params, edge=u64 * 16, k=c.c_uint, only_k=c.c_bool)
 PieceIter = structure("PieceIter", grid=P(Grid), box=Box, piece=Box, done=c.c_bool, number=u64)
 StoreLayout = structure("StoreLayout", m=ProtoLayout, digest=Digest)
@@ -264,7 +268,7 @@ def sample_layout():
     joined = b"".join(names)
     dims = [d for s in shapes for d in s]
     mesh = Mesh(table(text, [b"dp", b"tp"]), table(u32, [2, 2]), 2, table(u32, [0, 1, 2, 3]), 4)
-    m = ProtoLayout(min_bytes=128 << 10, target_bytes=1 << 20, row_bytes=512,
+    m = ProtoLayout(min_bytes=128 << 10, target_bytes=1 << 20, row_bytes=256, small_bytes=32 << 10,
                     components=table(text, [b"model", b"optimizer"]), ncomponents=2,
                     tensors=table(LayoutTensor, tensors), ntensors=5,
                     names=c.cast(c.create_string_buffer(joined, len(joined)), ptr),
@@ -359,7 +363,7 @@ def samples(proto):
                   bases=table(Base, [Base(b"other", 0, digest(2))]), nbases=1)
     out = {
         "store": [Info(version=VERSION, id=(u8 * 16)(*range(16)), seed=2**63 + 5, min_bytes=131072,
-                       target_bytes=1 << 20, row_bytes=512, reserve_bytes=0)],
+                       target_bytes=1 << 20, row_bytes=256, small_bytes=32 << 10, reserve_bytes=0)],
         "entry": [entry(k) for k in (LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT, ACCEPT)],
         "layout": [sample_layout()], "part": [sample_part(), sample_part_compared()],
         "announcement": [sample_announcement(0), sample_announcement(1, stores=False),

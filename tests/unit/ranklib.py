@@ -146,7 +146,7 @@ class RankAttempt(Attempt):
 
     def layout(self):
         self.lib.store_layout_builder_new.restype = c.c_void_p
-        b = c.c_void_p(self.lib.store_layout_builder_new(GridParams(128 << 10, 1 << 20, 512)))
+        b = c.c_void_p(self.lib.store_layout_builder_new(GridParams(128 << 10, 1 << 20, 256, 32 << 10)))
         shape = Shape(1, (c.c_uint64 * 16)(PIECE * self.launch.world))
         self.api.call(self.lib.store_layout_builder_add, b, b"model", b"w", c.c_size_t(1), 2, c.byref(shape),
                       c.c_uint32(0))

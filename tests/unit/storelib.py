@@ -68,10 +68,15 @@ class ListStep(c.Structure):
     _fields_ = [("step", c.c_uint64), ("entry", c.c_uint64), ("commit", Commit)]
 
 
+class GridParams(c.Structure):
+    _fields_ = [("min_bytes", c.c_uint64), ("target_bytes", c.c_uint64), ("row_bytes", c.c_uint64),
+                ("small_bytes", c.c_uint64)]
+
+
 class Info(c.Structure):  # struct proto_store
-    _fields_ = [("version", c.c_uint32), ("id", c.c_uint8 * 16), ("seed", c.c_uint64), ("min_bytes", c.c_uint64),
-                ("target_bytes", c.c_uint64),
-                ("row_bytes", c.c_uint64), ("reserve_bytes", c.c_uint64), ("arena", c.c_void_p)]
+    _anonymous_ = ["grid"]
+    _fields_ = [("version", c.c_uint32), ("id", c.c_uint8 * 16), ("seed", c.c_uint64), ("grid", GridParams),
+                ("reserve_bytes", c.c_uint64), ("arena", c.c_void_p)]
 
 
 class Store(c.Structure):
@@ -300,10 +305,6 @@ class Piece(c.Structure):
     _fields_ = [("ref", Ref), ("xxh", c.c_uint8 * 16), ("inline_bytes", c.c_void_p), ("base", c.c_uint32)]
 
 
-class GridParams(c.Structure):
-    _fields_ = [("min", c.c_uint64), ("target", c.c_uint64), ("row", c.c_uint64)]
-
-
 class Shape(c.Structure):
     _fields_ = [("ndim", c.c_uint32), ("dim", c.c_uint64 * 16)]
 
@@ -363,7 +364,7 @@ class Attempt:
 
     def layout(self):
         self.lib.store_layout_builder_new.restype = c.c_void_p
-        b = c.c_void_p(self.lib.store_layout_builder_new(GridParams(128 << 10, 1 << 20, 512)))
+        b = c.c_void_p(self.lib.store_layout_builder_new(GridParams(128 << 10, 1 << 20, 256, 32 << 10)))
         shape = Shape(1, (c.c_uint64 * 16)(self.piece.raw_len))
         self.api.call(self.lib.store_layout_builder_add, b, b"model", b"w", c.c_size_t(1), 2, c.byref(shape),
                       c.c_uint32(0))

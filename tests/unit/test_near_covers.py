@@ -214,14 +214,15 @@ def test_ranks_that_share_near_covers(build, proto, tmp_path, rng, scale):  # no
 
 # ---- grids ----
 
-@pytest.mark.parametrize("field, value", [(3, (1 << 20) + 1), (4, 1 << 62), (5, (1 << 19) + 1)])
+@pytest.mark.parametrize("field, value", [(3, (1 << 20) + 1), (4, 1 << 62), (5, (1 << 19) + 1),
+                                         (12, (128 << 10) + 1), (12, 0)])
 def test_a_grid_that_the_format_does_not_have(v, lib, vckpt, store, tmp_path, field, value):  # noqa: F811
     """No step of such a layout is opened, whoever opens it."""
     save_file({"w": np.arange(60000, dtype="f4").reshape(200, 300)}, tmp_path / "w.safetensors")
     vckpt("import", store, "r/1", tmp_path / "w.safetensors", "-q", "--no-index")
     forge = Forge(lib, store, "r")
     layout = Message(bytes(forge.object(LAYOUT)))
-    assert [layout.get(n) for n in (3, 4, 5)] == [128 << 10, 1 << 20, 512]
+    assert [layout.get(n) for n in (3, 4, 5, 12)] == [128 << 10, 1 << 20, 256, 32 << 10]
     layout.set(field, value)
     next(item for item in forge.objects if item[0] == LAYOUT)[1] = bytearray(layout.encode())
     forge.done(tmp_path / "scratch")

@@ -19,7 +19,7 @@ import tensorlib as tl
 
 MIB = 1 << 20
 ITEM = 16
-DEFAULT = (128 << 10, 1 << 20, 512)
+DEFAULT = (128 << 10, 1 << 20, 256, 32 << 10)
 FINE = (4096, 16384, 64)        # many pieces in small tensors
 
 

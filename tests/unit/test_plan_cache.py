@@ -7,7 +7,7 @@ import pytest
 import tensorlib as tl
 
 F32, BF16 = 12, 11
-DEFAULT = (128 << 10, 1 << 20, 512)
+DEFAULT = (128 << 10, 1 << 20, 256, 32 << 10)
 
 
 class Key(ctypes.Structure):
@@ -230,6 +230,7 @@ CHANGES = {
     "smallest piece": changed("params", (64 << 10, 1 << 20, 512)),
     "largest piece": changed("params", (128 << 10, 2 << 20, 512)),
     "row": changed("params", (128 << 10, 1 << 20, 1024)),
+    "smallest piece of small ones": changed("params", (128 << 10, 1 << 20, 256, 64 << 10)),
     "params of the last": changed("params", (64 << 10, 1 << 20, 512), 7),
     "stride": changed("strides", (8192, 4)), "inner stride": changed("strides", (4096, 8)),
     "negative stride": changed("strides", (-4096, 4)),

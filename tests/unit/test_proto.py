@@ -241,13 +241,15 @@ def test_large_snapshot(proto):
 
 def test_store(proto):
     def put(**more):
-        m = Info(version=VERSION, seed=1, min_bytes=131072, target_bytes=1 << 20, row_bytes=512)
+        m = Info(version=VERSION, seed=1, min_bytes=131072, target_bytes=1 << 20, row_bytes=256, small_bytes=32 << 10)
         for k, v in more.items():
             setattr(m, k, v)
         return proto.encode("store", m)
-    assert isinstance(put(), bytes) and isinstance(put(row_bytes=1 << 19), bytes)
+    assert b"grid-2" in put() and b"grid-2" not in put(small_bytes=0)
+    assert isinstance(put(row_bytes=1 << 19), bytes) and isinstance(put(small_bytes=128 << 10), bytes)
     for bad in ({"min_bytes": 0}, {"row_bytes": 0}, {"min_bytes": 2 << 20}, {"target_bytes": 8 << 20},
-                {"row_bytes": 2 << 20}, {"row_bytes": (1 << 19) + 1}, {"version": VERSION + 1}, {"version": 0}):
+                {"row_bytes": 2 << 20}, {"row_bytes": (1 << 19) + 1}, {"version": VERSION + 1}, {"version": 0},
+                {"small_bytes": (128 << 10) + 1}):
         assert put(**bad) == EFORMAT
 
 
@@ -282,7 +284,7 @@ def layout_with(change):
     lambda m: m.dims.__setitem__(0, 2**62), lambda m: setattr(m, "ncomponents", 1), lambda m: setattr(m, "ndims", 5),
     lambda m: setattr(m, "ntensors", 4),
     lambda m: setattr(m, "min_bytes", 0), lambda m: setattr(m, "target_bytes", 1 << 40),
-    lambda m: setattr(m, "row_bytes", (1 << 19) + 1),
+    lambda m: setattr(m, "row_bytes", (1 << 19) + 1), lambda m: setattr(m, "small_bytes", (128 << 10) + 1),
     lambda m: m.components.__setitem__(0, b"ranks"),
     lambda m: m.components.__setitem__(0, b"zz"), lambda m: m.placements.__setitem__(0, b""),
     lambda m: setattr(m.meshes[0], "nranks", 3),

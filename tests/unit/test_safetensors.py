@@ -292,7 +292,8 @@ def test_flips_never_crash(parse, data):
 # ---- headers made here ----
 
 class Params(ctypes.Structure):
-    _fields_ = [("min_bytes", ctypes.c_uint64), ("target_bytes", ctypes.c_uint64), ("row_bytes", ctypes.c_uint64)]
+    _fields_ = [("min_bytes", ctypes.c_uint64), ("target_bytes", ctypes.c_uint64), ("row_bytes", ctypes.c_uint64),
+                ("small_bytes", ctypes.c_uint64)]
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +303,7 @@ def make(lib):
     lib.store_layout_builder_new.restype = ctypes.c_void_p
 
     def call(tensors, metadata=(), component=b"model", number=0):
-        b, err = ctypes.c_void_p(lib.store_layout_builder_new(Params(128 << 10, 1 << 20, 512))), Error()
+        b, err = ctypes.c_void_p(lib.store_layout_builder_new(Params(128 << 10, 1 << 20, 256, 32 << 10))), Error()
         for at, (name, dtype, dims) in enumerate(tensors):
             raw = name.encode()
             shape = Shape(len(dims), (ctypes.c_uint64 * 16)(*dims))

@@ -159,7 +159,7 @@ def set_seed(lib, store, seed):
     assert lib.store_open(os.fsencode(store), 0, c.byref(s), err) == 0
     from storelib import Store
     own = c.cast(s, c.POINTER(Store)).contents.info
-    for name in ("version", "id", "min_bytes", "target_bytes", "row_bytes", "reserve_bytes"):
+    for name in ("version", "id", "min_bytes", "target_bytes", "row_bytes", "small_bytes", "reserve_bytes"):
         setattr(info, name, getattr(own, name))
     info.seed = seed
     lib.store_close(s)

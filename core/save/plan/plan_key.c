@@ -171,8 +171,10 @@ static void put_fixed(struct save_plan_key_builder *b, const struct save_plan_te
 	at = put32(at, s->shape.ndim);
 	for (uint32_t d = 0; d < s->shape.ndim; d++)
 		at = put64(at, s->shape.dim[d]);
-	if (flags & KEY_PARAMS)
-		at = put64(put64(put64(at, t->params.min_bytes), t->params.target_bytes), t->params.row_bytes);
+	if (flags & KEY_PARAMS) {
+		at = put64(put64(at, t->params.min_bytes), t->params.target_bytes);
+		at = put64(put64(at, t->params.row_bytes), t->params.small_bytes);
+	}
 	if (flags & KEY_FLAT)
 		at = put64(put64(put64(at, t->flat->from), t->flat->to), t->flat->len);
 	if (flags & KEY_STRIDES)

@@ -479,7 +479,7 @@ static int flight_fill(struct save_flight *f, const struct save_tensor *t, struc
 		: flight_copy(f, t->component, strlen(t->component) + 1);
 	if (!to->name || !to->component)
 		return base_no_memory(err);
-	to->plan.params = (struct tensor_grid_params){info->min_bytes, info->target_bytes, info->row_bytes};
+	to->plan.params = info->grid;
 	to->plan.buffer = t->buffer;
 	to->plan.whole = tensor_dtype_is_integer(t->dtype);
 	r = tensor_set_holding(f, t, to, err);

@@ -138,7 +138,7 @@ static struct store_layout_builder *layout_builder(const struct save_flight *f)
 {
 	const struct proto_store *info = &f->s->store->info;
 	struct store_layout_builder *b = store_layout_builder_new(
-		(struct tensor_grid_params){info->min_bytes, info->target_bytes, info->row_bytes});
+		info->grid);
 	size_t name_bytes = 0;
 
 	for (uint32_t i = 0; i < f->ntensors; i++)

@@ -275,8 +275,7 @@ static int64_t gather_tensor(struct gather *g, uint32_t layout, const struct sto
 	const char *name = store_layout_name(l, tensor, &len);
 	int64_t n = from ? store_layout_find(from, store_layout_component(l, tensor), name, len) : -ENOENT;
 
-	if (n < 0 || from->m.min_bytes != l->m.min_bytes || from->m.target_bytes != l->m.target_bytes
-		|| from->m.row_bytes != l->m.row_bytes)
+	if (n < 0 || !tensor_grid_params_equal(&from->m.grid, &l->m.grid))
 		return -ENOENT;
 	store_layout_shape(from, (uint32_t)n, &shape);
 	if (!tensor_shape_equal(&shape, &g->row->grid.shape)

@@ -106,7 +106,6 @@ static void writer_open_index(struct save_writer *w)
 int save_writer_open(struct store *s, const struct save_options *o, struct save_writer **ret_w, struct base_error *err)
 {
 	base_cleanup(save_writer_close_p) struct save_writer *w = NULL;
-	struct tensor_grid_params params = {s->info.min_bytes, s->info.target_bytes, s->info.row_bytes};
 	int r;
 
 	if (!o->run || !proto_run_valid(o->run))
@@ -122,7 +121,7 @@ int save_writer_open(struct store *s, const struct save_options *o, struct save_
 	w->options = *o;
 	w->options.attributes = NULL;
 	w->options.run = strdup(o->run);
-	w->builder = store_layout_builder_new(params);
+	w->builder = store_layout_builder_new(s->info.grid);
 	if (!w->options.run || !w->builder)
 		return base_no_memory(err);
 	r = writer_set_attributes(w, o->attributes, o->nattributes, err);
