@@ -167,8 +167,8 @@ class Step:
     LAYOUT, CHUNK, PART, HEADER, MANIFEST, ENTRY = range(6)
     U8, BF16, F32 = 1, 10, 11                                                  # dtypes, less 1
 
-    def __init__(self, ranks=1, layouts=0, flags=0, grid=(0, 0, 0), shift=0):
-        self.records = [(0, struct.pack("<BBBHHHB", ranks - 1, layouts, flags, *grid, shift))]
+    def __init__(self, ranks=1, layouts=0, flags=0, grid=(0, 0, 0), shift=0, small=0):
+        self.records = [(0, struct.pack("<BBBHHHBB", ranks - 1, layouts, flags, *grid, shift, small))]
 
     def tensor(self, name, dtype, shape, how=WHOLE, arg=0, content=0, layouts=1, component=0):
         self.records.append((1, struct.pack("<8B", layouts, component, name, dtype, len(shape), how, arg, content)
@@ -203,6 +203,8 @@ def steps(lib):
     few = Step(flags=1, grid=(1024, 8192, 512)).tensor(1, Step.F32, (30, 40)).tensor(2, Step.BF16, ())
     few.tensor(3, Step.U8, (0, 3)).tensor(4, Step.U8, (7,), component=1)
     few.blob(1, 100).blob(2, 0).blob(4, 9, per_rank=1).put("few")
+    small = Step(ranks=3, grid=(2048, 8192, 64), small=3).tensor(1, Step.F32, (33, 57), Step.SPLIT, 0)
+    small.tensor(2, Step.BF16, (301, 41)).put("small-tiles")
     encoded = Step(grid=(4096, 32768, 512)).tensor(1, Step.F32, (60, 90), content=5)
     encoded.tensor(2, Step.BF16, (160, 150), content=6).put("encoded")
 
