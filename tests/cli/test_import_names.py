@@ -247,6 +247,34 @@ def test_an_index_that_names_less_or_more(vckpt, store, source, change, sentence
             done.stderr.count("\n") == 1), done.stderr
 
 
+@pytest.mark.parametrize("change, sentence", [
+    ({}, None),
+    ({"gone": "model-00001-of-00003.safetensors"}, "tensor gone is not in model-00001-of-00003.safetensors"),
+    ({"t2": None}, None),
+    ({"t2": "model-00001-of-00003.safetensors"}, "tensor t2 is not in model-00001-of-00003.safetensors"),
+    ({"b": None}, "it does not name tensor b, which is in model-00003-of-00003.safetensors"),
+    ({"x": "other.safetensors"}, "tensor x is in other.safetensors, which is not there"),
+])
+@pytest.mark.parametrize("name", ["a.safetensors.index.json", "z.safetensors.index.json",
+                                  "model.safetensors.index.fp16.json"])
+def test_an_index_of_files_that_another_has(vckpt, store, source, name, change, sentence):
+    """Each index of a folder is compared with the files that it names, whichever has them."""
+    parts(source, 3, index="model.safetensors.index.json")
+    put(source / "model-00003-of-00003.safetensors", tensors(3, ["t3", "b"]))
+    full = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
+    full["b"] = "model-00003-of-00003.safetensors"
+    put(source / "model.safetensors.index.json", {"weight_map": full})
+    put(source / name, {"weight_map": {k: v for k, v in {**full, **change}.items() if v}})
+    done = vckpt("import", store, "run", source, check=False)
+    if sentence:
+        assert done.returncode == 1 and done.stderr == f"vckpt import: {source}/{name}: {done.stderr.split(': ', 2)[2]}"
+        assert sentence in done.stderr and done.stderr.count("\n") == 1
+    else:
+        assert done.returncode == 0, done.stderr
+        assert sum(components(vckpt, store).values()) == 4
+        assert (source / name).read_text() == vckpt("cat", store, f"run/0/{name}").stdout
+
+
 def test_two_indices_that_share_a_file(vckpt, store, source):
     parts(source, 3, index="model.safetensors.index.json")
     m = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]

@@ -100,7 +100,7 @@ static char *true_name(const char *rel)
 	return base_buf_steal_text(&b);
 }
 
-static int take_file(struct walk *w, const struct import_found *f)
+static int take_file(struct walk *w, struct import_found *f)
 {
 	struct import_plan *p = w->plan;
 	int r = w->manifest ? import_exported_file(p, w->manifest, f->path, f->rel, w->err) : 1;
@@ -141,7 +141,7 @@ static int take_files(struct walk *w)
 
 static int add_found(struct walk *w, const char *path, const char *rel)
 {
-	struct import_found f = {strdup(path), strdup(rel), 0};
+	struct import_found f = {.path = strdup(path), .rel = strdup(rel)};
 
 	if (!f.path || !f.rel || base_array_more(w->found, w->nfound) < 0) {
 		free(f.path);
@@ -311,14 +311,14 @@ static int add_dcp(struct walk *w)
 	return r == 0 ? take_files(w) : r;
 }
 
-static int add_weights(struct walk *w, size_t first)
+static int add_weights(struct walk *w)
 {
 	int r = import_weights_new(w->plan, w->root, w->component, w->found, w->nfound, &w->weights, w->err);
 
 	if (r == 0)
 		r = take_files(w);
 	if (r == 0)
-		r = import_weights_check(w->weights, first, w->err);
+		r = import_weights_check(w->weights, w->err);
 	import_weights_free(w->weights);
 	return r;
 }
@@ -363,7 +363,7 @@ static int add_found_files(struct walk *w)
 		return add_dcp(w);
 	if ((r = refuse_parts(w)) < 0)
 		return r;
-	return holds_shards(w) ? add_shards(w) : add_weights(w, first);
+	return holds_shards(w) ? add_shards(w) : add_weights(w);
 }
 
 int import_add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err)

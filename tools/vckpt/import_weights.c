@@ -32,9 +32,14 @@ struct set {
 	enum set_kind kind;
 	char *dir, *stem;   /* folder, from the root, and name without number and end */
 	const struct import_found *first, *index;
-	json_t *weights;    /* the index's weight_map */
-	json_t *there;      /* the names of its tensors that are in the files that it names */
 	char component[PROTO_COMPONENT_MAX + 1];
+};
+
+/* An index has a set of the files that no index before it names; all that it names are compared with it. */
+struct index {
+	const struct import_found *file;
+	char *dir, *stem;
+	json_t *weights; /* its weight_map */
 };
 
 struct import_weights {
@@ -44,6 +49,8 @@ struct import_weights {
 	size_t nfound;
 	struct set *sets;
 	uint32_t nsets;
+	struct index *indices;
+	uint32_t nindices;
 	struct folder *folders;
 	uint32_t nfolders;
 	json_t *by_rel;     /* number of a found file */
@@ -131,14 +138,14 @@ static char *within(const char *folder, const char *name)
 
 /* ---- sets ---- */
 
-/* Takes `stem` in any case. */
-static int add_set(struct import_weights *w, enum set_kind kind, const struct import_found *f, char *stem,
+/* Takes `dir` and `stem` in any case. */
+static int add_set(struct import_weights *w, enum set_kind kind, const struct import_found *f, char *dir, char *stem,
 	struct base_error *err)
 {
-	struct set s = {.kind = kind, .dir = folder_of(f->rel), .stem = stem, .first = f};
+	struct set s = {.kind = kind, .dir = dir, .stem = stem, .first = f};
 
-	if (!s.dir || !stem || base_array_more(w->sets, w->nsets) < 0) {
-		free(s.dir);
+	if (!dir || !stem || base_array_more(w->sets, w->nsets) < 0) {
+		free(dir);
 		free(stem);
 		return base_no_memory_for(err, "%s", f->path);
 	}
@@ -191,95 +198,116 @@ static int read_weight_map(struct import_weights *w, const struct import_found *
 	return base_error_set(err, -BASE_EFORMAT, "%s: it has no object \"weight_map\"", f->path);
 }
 
-/* The file that an index names for a tensor. *ret_f NULL: it is not there. */
-static int named_file(const struct import_weights *w, const struct set *s, const struct import_found *index,
-	const char *tensor, const json_t *value, struct import_found **ret_f, struct base_error *err)
+/* A name that leads out of the folder, or to no .safetensors, is refused before it is looked for. */
+static int check_named(const struct index *x, const char *tensor, const json_t *value, struct base_error *err)
 {
 	const char *name = json_string_value(value);
 
-	if (!name || !*name || *name == '/' || strstr(name, "..") || !import_has_suffix(name, SUFFIX))
-		return base_error_set(err, -BASE_EFORMAT,
-			"%s: tensor %s is not said to be in a .safetensors file of this directory", index->path,
-			tensor);
-	base_cleanup_free char *rel = within(s->dir, name);
+	if (name && *name && *name != '/' && !strstr(name, "..") && import_has_suffix(name, SUFFIX))
+		return 0;
+	return base_error_set(err, -BASE_EFORMAT,
+		"%s: tensor %s is not said to be in a .safetensors file of this directory", x->file->path, tensor);
+}
+
+/* The file that an index names for a tensor. *ret_f NULL: it is not there. */
+static int named_file(const struct import_weights *w, const struct index *x, const json_t *value,
+	struct import_found **ret_f, struct base_error *err)
+{
+	base_cleanup_free char *rel = within(x->dir, json_string_value(value));
+
 	if (!rel)
-		return base_no_memory_for(err, "%s", index->path);
+		return base_no_memory_for(err, "%s", x->file->path);
 	*ret_f = find(w, rel);
 	return 0;
 }
 
 /* Readers that find the whole file do not look at the index. */
-static bool is_left_over(const struct import_weights *w, const struct set *s, size_t there)
+static bool is_left_over(const struct import_weights *w, const struct index *x, size_t there)
 {
 	char *name;
 
-	if (there || asprintf(&name, "%s" SUFFIX, s->stem) < 0)
+	if (there || asprintf(&name, "%s" SUFFIX, x->stem) < 0)
 		return false;
-	base_cleanup_free char *file = name, *rel = within(s->dir, file);
+	base_cleanup_free char *file = name, *rel = within(x->dir, file);
 	return rel && find(w, rel);
 }
 
-/* Its files get the set. An index all of whose files another one has is a file like any other. */
-static int take_named(struct import_weights *w, struct set *s, const struct import_found *index,
-	struct base_error *err)
+/* Is all that it names there? */
+static int check_files(const struct import_weights *w, const struct index *x, struct base_error *err)
 {
 	const char *tensor, *missing = NULL, *in = NULL;
-	size_t there = 0, own = 0;
-	struct numbered number;
+	size_t there = 0;
 	json_t *value;
 	int r;
 
-	json_object_foreach(s->weights, tensor, value) {
-		base_cleanup_free char *key = NULL;
+	json_object_foreach(x->weights, tensor, value) {
 		struct import_found *f = NULL;
 
-		if ((r = named_file(w, s, index, tensor, value, &f, err)) < 0)
+		if ((r = check_named(x, tensor, value, err)) < 0 || (r = named_file(w, x, value, &f, err)) < 0)
 			return r;
+		there += f != NULL;
 		if (!f && !missing) {
 			missing = tensor;
 			in = json_string_value(value);
 		}
-		if (!f)
-			continue;
-		there++;
-		if (f->set)
-			continue;
-		f->set = w->nsets;
-		if (own++ == 0)
-			s->first = f;
-		if (parts_key(f->rel, &key, &number) < 0 || (key && json_object_set_new(w->by_key, key,
-				json_integer(w->nsets)) < 0))
-			return base_no_memory_for(err, "%s", index->path);
 	}
-	if (missing && is_left_over(w, s, there)) {
+	if (missing && is_left_over(w, x, there)) {
 		base_warning("%s: none of the files that it names is there; kept as it is, and %s" SUFFIX " is taken",
-			index->path, s->stem);
+			x->file->path, x->stem);
 		return 0;
 	}
 	if (missing)
 		return base_error_set(err, -BASE_EFORMAT, "%s: tensor %s is in %s, which is not there: get the file, "
-			"or remove the index if it is out of date", index->path, missing, in);
-	if (json_object_size(s->weights) == 0 && !is_left_over(w, s, 0))
+			"or remove the index if it is out of date", x->file->path, missing, in);
+	if (json_object_size(x->weights) == 0 && !is_left_over(w, x, 0))
 		return base_error_set(err, -BASE_EFORMAT,
-			"%s: it names no tensor: get the index that belongs to the files, or remove it", index->path);
-	s->index = own ? index : NULL;
+			"%s: it names no tensor: get the index that belongs to the files, or remove it", x->file->path);
 	return 0;
+}
+
+/* Its files that no other index has become a set. */
+static int take_named(struct import_weights *w, const struct index *x, struct base_error *err)
+{
+	const struct import_found *first = NULL;
+	struct numbered number;
+	const char *tensor;
+	json_t *value;
+	int r;
+
+	json_object_foreach(x->weights, tensor, value) {
+		base_cleanup_free char *key = NULL;
+		struct import_found *f = NULL;
+
+		if ((r = named_file(w, x, value, &f, err)) < 0)
+			return r;
+		if (!f || f->set)
+			continue;
+		f->set = w->nsets + 1;
+		first = first ? first : f;
+		if (parts_key(f->rel, &key, &number) < 0 || (key && json_object_set_new(w->by_key, key,
+				json_integer(f->set)) < 0))
+			return base_no_memory_for(err, "%s", x->file->path);
+	}
+	if (!first)
+		return 0;
+	r = add_set(w, SET_INDEX, first, strdup(x->dir), strdup(x->stem), err);
+	if (r == 0)
+		w->sets[w->nsets - 1].index = x->file;
+	return r;
 }
 
 static int add_index(struct import_weights *w, const struct import_found *f, struct base_error *err)
 {
-	int r = add_set(w, SET_INDEX, f, index_stem(f->rel), err);
-
-	if (r < 0 || (r = read_weight_map(w, f, &w->sets[w->nsets - 1].weights, err)) < 0)
-		return r;
-	r = take_named(w, &w->sets[w->nsets - 1], f, err);
-	if (r < 0 || w->sets[w->nsets - 1].index)
-		return r;
-	struct set *s = &w->sets[--w->nsets];
-	json_decref(s->weights);
-	free(s->dir);
-	free(s->stem);
-	return 0;
+	if (base_array_more(w->indices, w->nindices) < 0)
+		return base_no_memory_for(err, "%s", f->path);
+	struct index *x = &w->indices[w->nindices++];
+	*x = (struct index){f, folder_of(f->rel), index_stem(f->rel), NULL};
+	if (!x->dir || !x->stem)
+		return base_no_memory_for(err, "%s", f->path);
+	int r = read_weight_map(w, f, &x->weights, err);
+	if (r == 0)
+		r = check_files(w, x, err);
+	return r == 0 ? take_named(w, x, err) : r;
 }
 
 static int add_part(struct import_weights *w, struct import_found *f, const char *key, const struct numbered *number,
@@ -299,7 +327,7 @@ static int add_part(struct import_weights *w, struct import_found *f, const char
 			(int)(strlen(number->tail) - strlen(SUFFIX)), number->tail) < 0 ||
 		json_object_set_new(w->by_key, key, json_integer(f->set)) < 0)
 		return base_no_memory_for(err, "%s", f->path);
-	return add_set(w, SET_PARTS, f, stem, err);
+	return add_set(w, SET_PARTS, f, folder_of(f->rel), stem, err);
 }
 
 static int add_file(struct import_weights *w, struct import_found *f, struct base_error *err)
@@ -315,7 +343,7 @@ static int add_file(struct import_weights *w, struct import_found *f, struct bas
 	if (key)
 		return add_part(w, f, key, &number, err);
 	f->set = w->nsets + 1;
-	return add_set(w, SET_FILE, f, strndup(base, strlen(base) - strlen(SUFFIX)), err);
+	return add_set(w, SET_FILE, f, folder_of(f->rel), strndup(base, strlen(base) - strlen(SUFFIX)), err);
 }
 
 /* ---- components ---- */
@@ -551,75 +579,77 @@ int import_weights_new(struct import_plan *p, const char *root, const char *comp
 	return r;
 }
 
-int import_weights_take(struct import_weights *w, const struct import_found *f, struct base_error *err)
+int import_weights_take(struct import_weights *w, struct import_found *f, struct base_error *err)
 {
-	return import_add_safetensors(w->plan, f->path, f->rel, w->sets[f->set - 1].component, err);
+	f->first = w->plan->ntensors;
+	int r = import_add_safetensors(w->plan, f->path, f->rel, w->sets[f->set - 1].component, err);
+	f->ntensors = w->plan->ntensors - f->first;
+	return r;
 }
 
-/* Is a tensor in the file that an index names for it? The file may be another index's. */
-static bool is_named(const struct set *s, const json_t *value, const char *rel)
+/* Tensors of a file that are said to be in it go into `there`; the first that is not named at all: *unnamed. */
+static int compare_file(const struct import_weights *w, const struct index *x, const struct import_found *f,
+	json_t *there, const struct import_tensor **unnamed, struct base_error *err)
 {
-	base_cleanup_free char *named = within(s->dir, json_string_value(value));
-
-	return named && !strcmp(named, rel);
-}
-
-/* Every tensor of a file of an index has to be named. The first that is not: *ret_unnamed. */
-static int look_at_tensors(struct import_weights *w, size_t first, const struct import_tensor **ret_unnamed)
-{
-	*ret_unnamed = NULL;
-	for (size_t i = first; i < w->plan->ntensors; i++) {
+	for (size_t i = f->first; i < f->first + f->ntensors; i++) {
 		const struct import_tensor *t = &w->plan->tensors[i];
-		const struct import_found *f = t->file->name ? find(w, t->file->name) : NULL;
-		struct set *s = f && f->set ? &w->sets[f->set - 1] : NULL;
+		const json_t *value = json_object_getn(x->weights, t->name, t->name_len);
+		struct import_found *named = NULL;
+		int r = value ? named_file(w, x, value, &named, err) : 0;
 
-		if (!s || !s->weights)
-			continue;
-		const json_t *value = json_object_getn(s->weights, t->name, t->name_len);
-		if (!value && !*ret_unnamed)
-			*ret_unnamed = t;
-		s->there = s->there ? s->there : json_object();
-		if (value && is_named(s, value, f->rel) &&
-			json_object_setn_new(s->there, t->name, t->name_len, json_true()) < 0)
-			return -ENOMEM;
+		if (r < 0)
+			return r;
+		if (!value && !*unnamed)
+			*unnamed = t;
+		if (named == f && json_object_setn_new(there, t->name, t->name_len, json_true()) < 0)
+			return base_no_memory_for(err, "%s", x->file->path);
 	}
 	return 0;
 }
 
-/* What an index names of its own files has to be there. */
-static int check_index(const struct import_weights *w, const struct set *s, struct base_error *err)
+/* Files that stay files, as those of a folder of data, are not looked into. */
+static int compare_index(const struct import_weights *w, const struct index *x, json_t *there, struct base_error *err)
 {
-	const char *name;
+	uint32_t number = (uint32_t)(x - w->indices) + 1;
+	const struct import_tensor *unnamed = NULL;
+	struct import_found *f = NULL;
+	const char *tensor;
 	json_t *value;
+	int r;
 
-	json_object_foreach(s->weights, name, value) {
-		base_cleanup_free char *rel = within(s->dir, json_string_value(value));
-		const struct import_found *f = rel ? find(w, rel) : NULL;
-
-		if (!rel)
-			return base_no_memory(err);
-		if (f && f->set && &w->sets[f->set - 1] == s && !json_object_get(s->there, name))
-			return base_error_set(err, -BASE_EFORMAT, "%s: tensor %s is not in %s", s->index->path, name,
+	json_object_foreach(x->weights, tensor, value) {
+		if ((r = named_file(w, x, value, &f, err)) < 0)
+			return r;
+		if (!f || !f->set || f->compared == number)
+			continue;
+		f->compared = number;
+		if ((r = compare_file(w, x, f, there, &unnamed, err)) < 0)
+			return r;
+	}
+	json_object_foreach(x->weights, tensor, value) {
+		if ((r = named_file(w, x, value, &f, err)) < 0)
+			return r;
+		if (f && f->set && !json_object_get(there, tensor))
+			return base_error_set(err, -BASE_EFORMAT, "%s: tensor %s is not in %s", x->file->path, tensor,
 				json_string_value(value));
 	}
-	return 0;
+	if (!unnamed)
+		return 0;
+	return base_error_set(err, -BASE_EFORMAT, "%s: it does not name tensor %.300s, which is in %s: get the index "
+		"that belongs to the files, or remove it", x->file->path, unnamed->name, unnamed->file->name);
 }
 
-int import_weights_check(struct import_weights *w, size_t first, struct base_error *err)
+int import_weights_check(struct import_weights *w, struct base_error *err)
 {
-	const struct import_tensor *unnamed;
-	int r = look_at_tensors(w, first, &unnamed);
+	int r = 0;
 
-	if (r < 0)
-		return base_no_memory_for(err, "%s", w->root);
-	for (uint32_t i = 0; r == 0 && i < w->nsets; i++)
-		if (w->sets[i].kind == SET_INDEX)
-			r = check_index(w, &w->sets[i], err);
-	if (r < 0 || !unnamed)
-		return r;
-	const struct set *s = &w->sets[find(w, unnamed->file->name)->set - 1];
-	return base_error_set(err, -BASE_EFORMAT, "%s: it does not name tensor %.300s, which is in %s: get the index "
-		"that belongs to the files, or remove it", s->index->path, unnamed->name, unnamed->file->name);
+	for (uint32_t i = 0; r == 0 && i < w->nindices; i++) {
+		json_t *there = json_object();
+
+		r = there ? compare_index(w, &w->indices[i], there, err) : base_no_memory_for(err, "%s", w->root);
+		json_decref(there);
+	}
+	return r;
 }
 
 void import_weights_free(struct import_weights *w)
@@ -629,10 +659,14 @@ void import_weights_free(struct import_weights *w)
 	for (uint32_t i = 0; i < w->nsets; i++) {
 		free(w->sets[i].dir);
 		free(w->sets[i].stem);
-		json_decref(w->sets[i].weights);
-		json_decref(w->sets[i].there);
+	}
+	for (uint32_t i = 0; i < w->nindices; i++) {
+		free(w->indices[i].dir);
+		free(w->indices[i].stem);
+		json_decref(w->indices[i].weights);
 	}
 	free(w->sets);
+	free(w->indices);
 	free(w->folders);
 	json_decref(w->by_rel);
 	json_decref(w->by_key);

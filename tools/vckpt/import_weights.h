@@ -11,6 +11,8 @@
 struct import_found {
 	char *path, *rel;
 	uint32_t set; /* of import_weights; 0: it holds no tensors that are wanted */
+	size_t first, ntensors; /* that it holds, in the plan */
+	uint32_t compared;      /* the number of the last index that was compared with it */
 };
 
 struct import_weights;
@@ -20,10 +22,9 @@ int import_weights_new(struct import_plan *p, const char *root, const char *comp
 /* A file that others were put together from, which are there. */
 bool import_weights_skips(const struct import_weights *w, const struct import_found *f);
 /* Reads the headers of a file that has a set. 1: it has no tensors, and is kept as a blob. */
-int import_weights_take(struct import_weights *w, const struct import_found *f, struct base_error *err);
-/* After the last file: every index names what its files hold, no less and no more. first: number of the plan's tensors
- * before the directory's. */
-int import_weights_check(struct import_weights *w, size_t first, struct base_error *err);
+int import_weights_take(struct import_weights *w, struct import_found *f, struct base_error *err);
+/* After the last file: every index names what the files hold that it names, no less and no more. */
+int import_weights_check(struct import_weights *w, struct base_error *err);
 void import_weights_free(struct import_weights *w); /* NULL-safe */
 
 /* Of files that are named as numbered parts (model-00002-of-00006.safetensors): all are among the paths, or an error
