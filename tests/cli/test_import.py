@@ -602,7 +602,7 @@ def test_much_metadata(vckpt, store, source):
     metadata_file(source / "model-00001-of-00002.safetensors", (f"k{i}" for i in range(n)))
     metadata_file(source / "model-00002-of-00002.safetensors", (f"k{i}" for i in range(n // 2, n + 5)))
     began = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    vckpt("import", store, "run", *sorted(source.iterdir()), "--no-index", timeout=120)
+    vckpt("import", store, "run", "--component", "model", *sorted(source.iterdir()), "--no-index", timeout=120)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - began < 15
     view = cat(vckpt, store, "run/0/model.safetensors")
     header = json.loads(view[8:8 + struct.unpack_from("<Q", view)[0]])

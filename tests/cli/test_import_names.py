@@ -483,3 +483,84 @@ def test_a_broken_file_in_a_folder(vckpt, store, source):
     put(source / "unet/x.safetensors", struct.pack("<Q", 1 << 40) + b"{}")
     done = vckpt("import", store, "run", source, check=False)
     assert done.returncode == 1 and f"{source}/unet/x.safetensors" in done.stderr
+
+
+def test_files_that_are_sources_themselves(vckpt, store, source, tmp_path):
+    """They come back by their own names, as a folder's do; --component names the file, too."""
+    adapter(source)
+    file = source / "adapter_model.safetensors"
+    vckpt("import", store, "run", file)
+    assert components(vckpt, store) == {"model": 1}
+    vckpt("export", store, "run/0", tmp_path / "out")
+    assert (tmp_path / "out/adapter_model.safetensors").read_bytes() == file.read_bytes()
+    assert vckpt.json("import", store, "again/0", tmp_path / "out")["pieces_new"] == 0
+    assert vckpt("cat", store, "again/0/adapter_model.safetensors", text=False).stdout == file.read_bytes()
+
+    vckpt("import", store, "run", "--component", "lora", file)
+    assert vckpt("cat", store, "run/1/lora.safetensors", text=False).stdout == file.read_bytes()
+    vckpt("import", store, "run", "--component", "model", file)
+    assert vckpt("cat", store, "run/latest/model.safetensors", text=False).stdout == file.read_bytes()
+    parts(source, 2)
+    done = vckpt("import", store, "run", *sorted(source.glob("*.safetensors")))
+    assert not done.stderr and components(vckpt, store, "run/3") == {"model": 3}
+    for path in source.glob("*.safetensors"):
+        assert vckpt("cat", store, f"run/3/{path.name}", text=False).stdout == path.read_bytes()
+
+
+def test_two_files_of_one_name(vckpt, store, tmp_path):
+    """As sources of one component; none of the two can have the name."""
+    for i in range(2):
+        put(tmp_path / f"{i}/x.safetensors", tensors(i, [f"t{i}"]))
+    done = vckpt("import", store, "run", tmp_path / "0/x.safetensors", tmp_path / "1/x.safetensors")
+    assert done.stderr.count("component model will be shown as model.safetensors") == 1
+    assert vckpt("cat", store, "run/0/model.safetensors", text=False).returncode == 0
+    done = vckpt("import", store, "run", "--component", "a", tmp_path / "0/x.safetensors", "--component", "b",
+                 tmp_path / "1/x.safetensors")
+    assert not done.stderr
+    for i, name in enumerate("ab"):
+        assert vckpt("cat", store, f"run/1/{name}.safetensors", text=False).stdout == (
+            tmp_path / f"{i}/x.safetensors").read_bytes()
+
+
+def test_a_source_without_tensors(vckpt, store, source):
+    empty = struct.pack("<Q", 34) + b'{"__metadata__": {"format": "pt"}}'
+    put(source / "empty.safetensors", empty)
+    put(source / "x.safetensors", tensors(1))
+    done = vckpt("import", store, "run", source / "empty.safetensors", check=False)
+    assert done.returncode == 1 and done.stderr == (
+        f"vckpt import: {source}/empty.safetensors: it has no tensors, and no other SOURCE has any\n")
+    vckpt("import", store, "run", source / "empty.safetensors", source / "x.safetensors")
+    assert vckpt("cat", store, "run/0/empty.safetensors", text=False).stdout == empty
+
+
+ESCAPES = ["%2Fx", "%25", "a%2Fb", "%2E%2E", "%2e", "%00", "%0A", "..%2F..%2Fx", "%2Erc", "\x01", "%~0"]
+
+
+@pytest.mark.parametrize("folder", ["", "sub/", "%2E%2E/", "%2F/", ".%/"])
+def test_names_that_are_escapes(vckpt, store, source, tmp_path, folder):
+    """A name that the escape makes comes back as it was; any other has its own escape from then on. None leaves the
+    folder or meets another."""
+    for i, name in enumerate(ESCAPES):
+        put(source / f"{folder}{name}.safetensors", tensors(i, [f"t{i}"]))
+        put(source / f"{folder}{name}.txt", name.encode())
+    (source / f"{folder}%0A.safetensors").unlink()
+    put(source / f"{folder}\n.safetensors", tensors(7, ["t7"]))
+    done = vckpt("import", store, "run", source)
+    outs = []
+    for i, with_manifest in enumerate([True, True, False]):
+        out = tmp_path / "out" / str(i)
+        out.parent.mkdir(exist_ok=True)
+        vckpt("export", store, f"run/{i}", out)
+        assert sorted(p.name for p in out.parent.iterdir()) == [str(n) for n in range(i + 1)]
+        found = files(out)
+        assert found.pop("manifest.json")
+        outs.append(found)
+        if not with_manifest:
+            (out / "manifest.json").unlink()
+        assert vckpt.json("import", store, f"run/{i + 1}", out)["pieces_new"] == 0
+    assert outs[0] == outs[1] == outs[2] and sorted(outs[0].values()) == sorted(files(source).values()), done.stderr
+    kept = {n for n in files(source) if n in outs[0]}
+    if folder in ("", "sub/"):
+        assert {f"{folder}{n}.{end}" for n in ("%25", "%0A") for end in ("safetensors", "txt") if (
+            n, end) != ("%0A", "safetensors")} <= kept
+    assert vckpt("verify", store, "--paranoid").returncode == 0

@@ -14,7 +14,7 @@ def frozen(vckpt, store, tmp_path):
     rng = numpy.random.default_rng(5)
     tensors = {"frozen": rng.integers(0, 1 << 16, (700, 700), dtype="u2"),
                "w": rng.integers(0, 1 << 16, (300, 300), dtype="u2")}
-    source = tmp_path / "s.safetensors"
+    source = tmp_path / "model.safetensors"
     for step in range(2):
         tensors["w"] = tensors["w"] + 1
         save_file(tensors, source)

@@ -51,14 +51,14 @@ def test_a_collision_fails_the_save(vckpt, store, tmp_path, collide):
     assert [s["step"] for s in vckpt.json("ls", store, "run")["steps"]] == [0]
     assert vckpt.json("import", store, "run", two, "--no-index", env=collide)["pieces_new"] == 16000
     vckpt("export", store, "run/1", tmp_path / "out")
-    assert next(pathlib.Path(tmp_path / "out").rglob("model.safetensors")).read_bytes() == two.read_bytes()
+    assert next(pathlib.Path(tmp_path / "out").rglob("two.safetensors")).read_bytes() == two.read_bytes()
 
 
 def test_short_pieces_are_never_believed(vckpt, store, tmp_path, collide):
     one, two = model(tmp_path / "one.safetensors", 1, 50, 240), model(tmp_path / "two.safetensors", 2, 50, 240)
     vckpt("import", store, "run", one, env=collide)
     assert vckpt.json("import", store, "run", two, env=collide)["pieces_new"] == 50
-    assert vckpt("cat", store, "run/1/model.safetensors", text=False).stdout == two.read_bytes()
+    assert vckpt("cat", store, "run/1/two.safetensors", text=False).stdout == two.read_bytes()
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i8", "u4"])
@@ -69,7 +69,7 @@ def test_integers_are_never_believed(vckpt, store, tmp_path, collide, dtype):
     assert vckpt.json("import", store, "run", two, env=collide)["pieces_new"] == 50
     again = vckpt.json("import", store, "run", two, env=collide)
     assert (again["pieces_new"], again["pieces_reused"]) == (0, 50)
-    assert vckpt("cat", store, "run/1/model.safetensors", text=False).stdout == two.read_bytes()
+    assert vckpt("cat", store, "run/1/2.safetensors", text=False).stdout == two.read_bytes()
 
 
 def test_the_index_learns_later_what_was_known(vckpt, store, tmp_path):

@@ -215,6 +215,7 @@ def write_safetensors(path, tensors, metadata=None):
     text = json.dumps(header, ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     whole = len(text).to_bytes(8, "little") + text + b"".join(t.data for t in tensors.values())
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(whole)
     return whole
 

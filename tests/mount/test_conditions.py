@@ -146,13 +146,13 @@ def test_a_step_that_goes_while_it_is_read(vckpt, truth, mount, tmp_path):
     store = tmp_path / "store"
     vckpt("init", store)
     rng = np.random.default_rng(5)
-    data = write_safetensors(tmp_path / "one.safetensors", {"w": Tensor("U8", (9 * MiB,), rng.bytes(9 * MiB))})
-    vckpt("import", store, "a/1", tmp_path / "one.safetensors")
+    data = write_safetensors(tmp_path / "one/model.safetensors", {"w": Tensor("U8", (9 * MiB,), rng.bytes(9 * MiB))})
+    vckpt("import", store, "a/1", tmp_path / "one/model.safetensors")
     both = [mount(store), mount(store, "tier=passthrough")]
     fds = [os.open(m / "a" / "step-00000001" / "model.safetensors", os.O_RDONLY) for m in both]
     try:
         assert all(os.pread(fd, MiB, 0) == data[:MiB] for fd in fds)
-        vckpt("import", store, "a/1", small_source(tmp_path / "two.safetensors", 9), "--replace")
+        vckpt("import", store, "a/1", small_source(tmp_path / "two/model.safetensors", 9), "--replace")
         vckpt("gc", store, "--grace", "0")
         for fd in fds:
             for at in range(0, len(data), MiB):
@@ -160,7 +160,7 @@ def test_a_step_that_goes_while_it_is_read(vckpt, truth, mount, tmp_path):
                     assert os.pread(fd, MiB, at) == data[at:at + MiB]
                 except OSError as e:
                     assert e.errno == errno.ESTALE
-        new = (tmp_path / "two.safetensors").read_bytes()
+        new = (tmp_path / "two/model.safetensors").read_bytes()
         for m in both:
             assert wait_until(lambda m=m: (m / "a" / "latest" / "model.safetensors").read_bytes() == new, 3)
     finally:
@@ -172,9 +172,9 @@ def test_pages_at_random_in_a_small_group(vckpt, program, tmp_path, rng):
     """Of more data than the group has memory: the cache stays within what the group allows."""
     limit = 192 * MiB if os.environ.get("VCKPT_PRELOAD") else 64 * MiB  # the sanitizers take 60 for themselves
     data = np.random.default_rng(6).bytes(2 * limit)
-    write_safetensors(tmp_path / "big.safetensors", {"w": Tensor("U8", (len(data),), data)})
+    write_safetensors(tmp_path / "big/model.safetensors", {"w": Tensor("U8", (len(data),), data)})
     vckpt("init", tmp_path / "store")
-    vckpt("import", tmp_path / "store", "a/1", tmp_path / "big.safetensors")
+    vckpt("import", tmp_path / "store", "a/1", tmp_path / "big/model.safetensors")
     with small_group(limit, tmp_path, program) as (starter, killed):
         m = Mount(starter, tmp_path / "store", tmp_path / "p", "tier=cached")
         try:
@@ -195,16 +195,17 @@ def test_many_tensors_in_a_small_group(vckpt, program, tmp_path, rng):
     limit, count, steps = 192 * MiB if os.environ.get("VCKPT_PRELOAD") else 64 * MiB, 20_000, 8
     vckpt("init", tmp_path / "store")
     for step in range(steps):
-        write_safetensors(tmp_path / "m.safetensors", {f"model.layers.{i // 100}.block.{i % 100}.attention.weight":
+        write_safetensors(tmp_path / "model.safetensors", {f"model.layers.{i // 100}.block.{i % 100}.attention.weight":
                                                        Tensor("F32", (4,), rng.randbytes(16)) for i in range(count)})
-        vckpt("import", tmp_path / "store", f"a/{step}", tmp_path / "m.safetensors", "--no-index")
+        vckpt("import", tmp_path / "store", f"a/{step}", tmp_path / "model.safetensors", "--no-index")
     with small_group(limit, tmp_path, program) as (starter, killed):
         m = Mount(starter, tmp_path / "store", tmp_path / "p")
         try:
             for step in range(steps):
                 found = os.listdir(m / "a" / f"step-{step:08}" / "model")
                 assert len(found) == count and (m / "a" / f"step-{step:08}" / "model" / found[step]).stat().st_size
-            assert (m / "a" / "latest" / "model.safetensors").read_bytes() == (tmp_path / "m.safetensors").read_bytes()
+            latest = m / "a" / "latest" / "model.safetensors"
+            assert latest.read_bytes() == (tmp_path / "model.safetensors").read_bytes()
             assert m.stats()["vckpt_steps_evicted_total"] >= steps - 2 and not killed()
         finally:
             m.end()

@@ -84,7 +84,7 @@ def test_file_handles(mount, sample_store, source, tier):
 def test_handles_of_what_went(mount, store, vckpt, tmp_path):
     """A removed step's: its bytes, or ESTALE; those of an earlier mount: ESTALE. Never another file."""
     for step in [1, 2]:
-        vckpt("import", store, f"a/{step}", small_source(tmp_path / "w.safetensors", step))
+        vckpt("import", store, f"a/{step}", small_source(tmp_path / "w/model.safetensors", step))
     m = mount(store)
     gone, stays = (handle_of(m / "a" / f"step-0000000{step}" / "model.safetensors") for step in [1, 2])
     was = (m / "a" / "step-00000001" / "model.safetensors").read_bytes()

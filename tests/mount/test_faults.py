@@ -16,7 +16,7 @@ def big(vckpt, request, tmp_path_factory):
     """A store with a file that is many times the size of the cache below, and the same file."""
     folder, rng = tmp_path_factory.mktemp("big"), np.random.default_rng(3)
     size = (256 if request.config.getoption("--full") else 48) << 20
-    source = folder / "big.safetensors"
+    source = folder / "big/model.safetensors"
     write_safetensors(source, {"w0": Tensor("BF16", (size // 4096, 1024), weights(rng, size // 4)),
                                "w1": Tensor("U8", (size // 2,), rng.bytes(size // 2))})
     vckpt("init", folder / "store")

@@ -80,8 +80,8 @@ def test_a_read_from_end_to_end_decodes_each_piece_once(wide, mount):
 def test_what_many_pieces_share_is_decoded_once(vckpt, mount, tmp_path, store):
     """The same MiB again and again, of which the store has one piece, or a few."""
     again = np.random.default_rng(4).bytes(MiB) * 64
-    write_safetensors(tmp_path / "same.safetensors", {"w": Tensor("U8", (16384, 4096), again)})
-    vckpt("import", store, "a/1", tmp_path / "same.safetensors")
+    write_safetensors(tmp_path / "same/model.safetensors", {"w": Tensor("U8", (16384, 4096), again)})
+    vckpt("import", store, "a/1", tmp_path / "same/model.safetensors")
     m = mount(store, "tier=cached")
-    assert (m / "a" / "latest" / "model.safetensors").read_bytes() == (tmp_path / "same.safetensors").read_bytes()
+    assert (m / "a" / "latest" / "model.safetensors").read_bytes() == (tmp_path / "same/model.safetensors").read_bytes()
     assert decoded(m) < 16 * MiB

@@ -46,7 +46,7 @@ def settled(m, seconds=0.5):
 def used(mount, store, vckpt, tmp_path):
     """A mount that was read, with two runs in use."""
     for run in ["a", "b"]:
-        vckpt("import", store, f"{run}/1", small_source(tmp_path / "w.safetensors", 1))
+        vckpt("import", store, f"{run}/1", small_source(tmp_path / "w/model.safetensors", 1))
     m = mount(store)
     for run in ["a", "b"]:
         for _ in range(3):
@@ -72,9 +72,9 @@ def test_an_idle_mount_never_wakes_up(used, scale):
 
 def test_a_sleeping_mount_sees_what_comes(used, store, vckpt, tmp_path):
     settled(used)
-    vckpt("import", store, "a/2", small_source(tmp_path / "w.safetensors", 2))
+    vckpt("import", store, "a/2", small_source(tmp_path / "w/model.safetensors", 2))
     assert wait_until(lambda: os.readlink(used / "a" / "latest") == "step-00000002", 2)
-    vckpt("import", store, "c/1", small_source(tmp_path / "w.safetensors", 3))
+    vckpt("import", store, "c/1", small_source(tmp_path / "w/model.safetensors", 3))
     assert wait_until(lambda: "c" in os.listdir(used.point), 2)
 
 

@@ -27,10 +27,10 @@ os.pread(fd, 4096, 1 << 20)
 def store_of_two(store, vckpt, tmp_path):
     """`w` is encoded, `raw` is not."""
     rng = np.random.default_rng(5)
-    write_safetensors(tmp_path / "m.safetensors", {
+    write_safetensors(tmp_path / "m/model.safetensors", {
         "w": Tensor("BF16", (1024, 1024), weights(rng, 1024 * 1024)),
         "raw": Tensor("BF16", (1024, 1024), rng.bytes(2 << 20))})
-    vckpt("import", store, "a/1", tmp_path / "m.safetensors")
+    vckpt("import", store, "a/1", tmp_path / "m/model.safetensors")
     return store
 
 

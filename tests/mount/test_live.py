@@ -17,7 +17,7 @@ SOON = 5.0      # where other tests have the processors
 
 @pytest.fixture
 def live(mount, store, vckpt, tmp_path):
-    vckpt("import", store, "a/1", small_source(tmp_path / "1.safetensors", 1))
+    vckpt("import", store, "a/1", small_source(tmp_path / "1/model.safetensors", 1))
     return mount(store)
 
 
@@ -31,7 +31,7 @@ def test_new_steps_and_latest_appear_within_a_second(live, store, vckpt, tmp_pat
     for number in (2, 3, 10):
         path = live / "a" / f"step-{number:08}"
         assert not path.exists()  # and is not remembered as missing
-        source = small_source(tmp_path / f"{number}.safetensors", number)
+        source = small_source(tmp_path / f"{number}/model.safetensors", number)
         vckpt("import", store, f"a/{number}", source)
         start = time.monotonic()
         assert wait_until(path.exists, SOON), "the step does not appear"
@@ -44,10 +44,10 @@ def test_new_steps_and_latest_appear_within_a_second(live, store, vckpt, tmp_pat
 
 def test_a_new_run_appears(live, store, vckpt, tmp_path):
     assert not (live / "b").exists()
-    vckpt("import", store, "b/5", small_source(tmp_path / "b.safetensors", 5))
+    vckpt("import", store, "b/5", small_source(tmp_path / "b/model.safetensors", 5))
     assert wait_until((live / "b").exists, SOON)
     assert wait_until(lambda: "b" in os.listdir(live.point), SOON)
-    vckpt("import", store, "b/6", small_source(tmp_path / "b6.safetensors", 6))
+    vckpt("import", store, "b/6", small_source(tmp_path / "b6/model.safetensors", 6))
     assert wait_until((live / "b" / "step-00000006").exists, SOON)
 
 
@@ -71,7 +71,7 @@ class Events:
 
 def test_a_name_that_is_not_there_costs_one_look(mount, store, vckpt, tmp_path):
     """Whatever the store has: no look-up reads the directory of all runs. A run that comes is found all the same."""
-    vckpt("import", store, "a/1", small_source(tmp_path / "1.safetensors", 1))
+    vckpt("import", store, "a/1", small_source(tmp_path / "1/model.safetensors", 1))
     for number in range(300):
         (store / "runs" / f"run-{number}").mkdir()
     m = mount(store)
@@ -83,7 +83,7 @@ def test_a_name_that_is_not_there_costs_one_look(mount, store, vckpt, tmp_path):
             reads.look()
         assert reads.count < 10         # of the thread that keeps up
         assert not (m / "b").exists()
-        vckpt("import", store, "b/5", small_source(tmp_path / "b.safetensors", 5))
+        vckpt("import", store, "b/5", small_source(tmp_path / "b/model.safetensors", 5))
         assert (m / "b" / "step-00000005").is_dir()
     finally:
         os.close(reads.fd)
@@ -99,12 +99,12 @@ def test_what_to_watch_for_new_steps(live, store, vckpt, tmp_path):
     stored = Events(store / "runs" / "a", Events.CREATE | Events.MOVED_TO)
     runs = Events(store / "runs", Events.CREATE | Events.MOVED_TO)
     try:
-        vckpt("import", store, "a/2", small_source(tmp_path / "2.safetensors", 2))
+        vckpt("import", store, "a/2", small_source(tmp_path / "2/model.safetensors", 2))
         stored.look()
         runs.look()
         assert stored.count == 1 and runs.count == 0
         assert wait_until(lambda: os.readlink(live / "a" / "latest") == "step-00000002", SOON)
-        vckpt("import", store, "b/1", small_source(tmp_path / "2.safetensors", 2))
+        vckpt("import", store, "b/1", small_source(tmp_path / "2/model.safetensors", 2))
         runs.look()
         assert runs.count == 1
         mounted.look()
@@ -115,15 +115,15 @@ def test_what_to_watch_for_new_steps(live, store, vckpt, tmp_path):
 
 
 def test_without_a_watch_the_list_is_polled(mount, store, vckpt, tmp_path):
-    vckpt("import", store, "a/1", small_source(tmp_path / "1.safetensors", 1))
+    vckpt("import", store, "a/1", small_source(tmp_path / "1/model.safetensors", 1))
     m = mount(store, "refresh=0.1")
     assert steps(m) == ["step-00000001"]
-    vckpt("import", store, "a/2", small_source(tmp_path / "2.safetensors", 2))
+    vckpt("import", store, "a/2", small_source(tmp_path / "2/model.safetensors", 2))
     assert wait_until(lambda: steps(m) == ["step-00000001", "step-00000002"], SOON)
 
 
 def test_a_reader_stays_open_while_steps_arrive(live, store, vckpt, tmp_path):
-    want = (tmp_path / "1.safetensors").read_bytes()
+    want = (tmp_path / "1/model.safetensors").read_bytes()
     stop, bad, reads = threading.Event(), [], []
 
     def read():
@@ -141,7 +141,7 @@ def test_a_reader_stays_open_while_steps_arrive(live, store, vckpt, tmp_path):
     try:
         for number in range(2, 8):
             before = len(reads)
-            vckpt("import", store, f"a/{number}", small_source(tmp_path / f"{number}.safetensors", number))
+            vckpt("import", store, f"a/{number}", small_source(tmp_path / f"{number}/model.safetensors", number))
             assert wait_until(lambda before=before: len(reads) > before + 4, SOON)
     finally:
         stop.set()
@@ -152,8 +152,8 @@ def test_a_reader_stays_open_while_steps_arrive(live, store, vckpt, tmp_path):
 
 
 def test_removed_steps_vanish_and_open_files_go_on(live, store, vckpt, tmp_path):
-    want = (tmp_path / "1.safetensors").read_bytes()
-    vckpt("import", store, "a/2", small_source(tmp_path / "2.safetensors", 2))
+    want = (tmp_path / "1/model.safetensors").read_bytes()
+    vckpt("import", store, "a/2", small_source(tmp_path / "2/model.safetensors", 2))
     assert wait_until((live / "a" / "step-00000002").exists, SOON)
     path = live / "a" / "step-00000001" / "model.safetensors"
     with open(path, "rb", buffering=0) as f:
@@ -175,11 +175,11 @@ def test_removed_steps_vanish_and_open_files_go_on(live, store, vckpt, tmp_path)
 def test_a_step_that_comes_again_is_another_directory(live, store, vckpt, tmp_path):
     path = live / "a" / "step-00000001"
     old = os.stat(path).st_ino, os.stat(path / "model.safetensors").st_ino
-    first = (tmp_path / "1.safetensors").read_bytes()
+    first = (tmp_path / "1/model.safetensors").read_bytes()
     with open(path / "model.safetensors", "rb", buffering=0) as f:
-        vckpt("import", store, "a/9", small_source(tmp_path / "9.safetensors", 9))
+        vckpt("import", store, "a/9", small_source(tmp_path / "9/model.safetensors", 9))
         vckpt("rm", store, "a/1")
-        source = small_source(tmp_path / "again.safetensors", 77, n=1500)
+        source = small_source(tmp_path / "again/model.safetensors", 77, n=1500)
         vckpt("import", store, "a/1", source)
         assert wait_until(lambda: path.exists() and os.stat(path).st_ino != old[0], SOON)
         assert (path / "model.safetensors").read_bytes() == source.read_bytes()
@@ -193,7 +193,7 @@ def test_a_step_that_comes_again_is_another_directory(live, store, vckpt, tmp_pa
 
 def test_two_directories_being_read_see_no_entry_twice(live, store, vckpt, tmp_path):
     for number in range(2, 6):
-        vckpt("import", store, f"a/{number}", small_source(tmp_path / f"{number}.safetensors", number))
+        vckpt("import", store, f"a/{number}", small_source(tmp_path / f"{number}/model.safetensors", number))
     assert wait_until(lambda: len(steps(live)) == 5, SOON)
     with os.scandir(live / "a") as entries:
         first = next(entries).name
@@ -206,7 +206,7 @@ def test_two_directories_being_read_see_no_entry_twice(live, store, vckpt, tmp_p
 def test_an_empty_store_and_its_first_step(mount, store, vckpt, tmp_path):
     m = mount(store)
     assert os.listdir(m.point) == [".vckpt"]
-    vckpt("import", store, "first", small_source(tmp_path / "s.safetensors"))
+    vckpt("import", store, "first", small_source(tmp_path / "s/model.safetensors"))
     assert wait_until((m / "first" / "latest" / "model.safetensors").exists, SOON)
     subprocess.run(["find", m.point, "-ls"], check=True, capture_output=True)
 

@@ -20,7 +20,7 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 @pytest.fixture
 def one(store, vckpt, tmp_path):
-    vckpt("import", store, "a/1", small_source(tmp_path / "s.safetensors"))
+    vckpt("import", store, "a/1", small_source(tmp_path / "s/model.safetensors"))
     return store
 
 
@@ -460,7 +460,7 @@ def test_what_a_user_copies_is_his(place, program):
 def test_a_private_run_is_private_in_a_mount_for_all(place, program, vckpt, tmp_path):
     """Owner, group and mode are those of the run's directory, and nobody reads who could not enter packs/."""
     store, user, third = place / "store", 1234, 4321
-    vckpt("import", store, "b/1", tmp_path / "s.safetensors")
+    vckpt("import", store, "b/1", tmp_path / "s/model.safetensors")
     os.chown(store / "runs/b", user, user)
     os.chmod(store / "runs/b", 0o700)
     m = Mount(program, store, place / "mnt", "allow_other", "refresh=0.1")
@@ -546,7 +546,7 @@ def test_a_normal_user(place, tmp_path):
         look = lambda *w: subprocess.run(w, user="nobody", group=user.pw_gid, extra_groups=[], capture_output=True,
                                          timeout=60)
         got = look("cat", place / "mnt" / "a" / "latest" / "model.safetensors")
-        assert got.stdout == (tmp_path / "s.safetensors").read_bytes(), got.stderr
+        assert got.stdout == (tmp_path / "s/model.safetensors").read_bytes(), got.stderr
         stats = look("cat", place / "mnt" / ".vckpt" / "stats").stdout.decode()
         assert 'name="readahead",why="128 KiB' in stats and "only root may raise it" in stats
         if ending == "SIGTERM":

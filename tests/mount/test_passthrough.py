@@ -411,11 +411,11 @@ def test_a_late_keeper_spoils_no_file(passing, large):
 def test_unmounting_while_a_file_is_assembled(mount, vckpt, tmp_path):
     rng = np.random.default_rng(1)
     vckpt("init", tmp_path / "store")
-    write_safetensors(tmp_path / "m.safetensors", {"w": Tensor("U8", (100 * MiB,), rng.bytes(100 * MiB))})
-    vckpt("import", tmp_path / "store", "a/1", tmp_path / "m.safetensors")
+    write_safetensors(tmp_path / "m/model.safetensors", {"w": Tensor("U8", (100 * MiB,), rng.bytes(100 * MiB))})
+    vckpt("import", tmp_path / "store", "a/1", tmp_path / "m/model.safetensors")
     m = mount(tmp_path / "store", "tier=auto")
     file = m / "a" / "latest" / "model.safetensors"
-    want = (tmp_path / "m.safetensors").read_bytes()
+    want = (tmp_path / "m/model.safetensors").read_bytes()
     assert read(file) == want and closed(m)
     os.close(os.open(file, os.O_RDONLY))                                # too large for now: a thread does it, now
     m.umount()
@@ -525,10 +525,10 @@ def test_the_keeper_tells_free_memory(broker):
 def many(vckpt, request, tmp_path_factory):
     """A store with thousands of small tensors; how many."""
     folder, n = tmp_path_factory.mktemp("many"), 5000 if request.config.getoption("--full") else 1000
-    write_safetensors(folder / "many.safetensors",
+    write_safetensors(folder / "many/model.safetensors",
                       {f"t{i:05}": Tensor("I64", (512,), i.to_bytes(8, "little") * 512) for i in range(n)})
     vckpt("init", folder / "store")
-    vckpt("import", folder / "store", "a/1", folder / "many.safetensors")
+    vckpt("import", folder / "store", "a/1", folder / "many/model.safetensors")
     return folder / "store", n
 
 

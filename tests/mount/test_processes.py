@@ -46,8 +46,8 @@ def dead(point):
 def encoded(store, vckpt, tmp_path):
     """A store with one step of bf16 weights, which are stored encoded."""
     rng = np.random.default_rng(5)
-    write_safetensors(tmp_path / "m.safetensors", {"w": Tensor("BF16", (512, 512), weights(rng, 512 * 512))})
-    vckpt("import", store, "a/1", tmp_path / "m.safetensors")
+    write_safetensors(tmp_path / "m/model.safetensors", {"w": Tensor("BF16", (512, 512), weights(rng, 512 * 512))})
+    vckpt("import", store, "a/1", tmp_path / "m/model.safetensors")
     return store
 
 

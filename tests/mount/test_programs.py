@@ -85,8 +85,8 @@ def test_safe_open(step, source):
 def test_load_file(mount, store, vckpt, source, tmp_path):
     """safetensors.numpy.load_file knows no bf16 and f8: a file without them."""
     known = {name: t for name, t in source.tensors.items() if t.dtype in NUMPY}
-    write_safetensors(tmp_path / "known.safetensors", known)
-    vckpt("import", store, "a/1", tmp_path / "known.safetensors")
+    write_safetensors(tmp_path / "known/model.safetensors", known)
+    vckpt("import", store, "a/1", tmp_path / "known/model.safetensors")
     got = load_file(mount(store) / "a" / "latest" / "model.safetensors")
     assert set(got) == set(known)
     for name, tensor in known.items():

@@ -20,7 +20,7 @@ def many(path, n):
 
 def test_a_directory_of_many_tensors(mount, store, vckpt, tmp_path, scale):
     n = scale(10_000, 100_000)
-    vckpt("import", store, "a/1", many(tmp_path / "many.safetensors", n))
+    vckpt("import", store, "a/1", many(tmp_path / "many/model.safetensors", n))
     m = mount(store)
     folder = m / "a" / "latest" / "model"
     for _ in range(2):
@@ -48,13 +48,13 @@ def test_a_directory_of_many_tensors(mount, store, vckpt, tmp_path, scale):
     for i in range(0, n, n // 50):
         assert os.stat(folder / names[i]).st_ino == inodes[names[i]]
         assert (folder / names[i]).stat().st_size == 4096 + 16
-    assert (m / "a" / "latest" / "model.safetensors").read_bytes() == (tmp_path / "many.safetensors").read_bytes()
+    assert (m / "a" / "latest" / "model.safetensors").read_bytes() == (tmp_path / "many/model.safetensors").read_bytes()
 
 
 def test_many_steps(mount, store, vckpt, tmp_path, scale):
     n = scale(70, 1000)  # past a snapshot of the list
     for i in range(n):
-        vckpt("import", store, f"a/{i}", small_source(tmp_path / "s.safetensors", i % 7))
+        vckpt("import", store, f"a/{i}", small_source(tmp_path / "s/model.safetensors", i % 7))
     m = mount(store)
     want = sorted([f"step-{i:08}" for i in range(n)] + ["latest"])
     assert sorted(os.listdir(m / "a")) == want

@@ -171,7 +171,7 @@ def test_a_newer_step_is_no_base_and_no_hindrance(vckpt, newer_step, tmp_path):
     """The save after it goes on, without what it cannot read."""
     store, _, what = newer_step
     assert vckpt.json("import", store, "run", tmp_path / "2.safetensors", "--no-index")["step"] == 2
-    out = vckpt("cat", store, "run/2/model.safetensors", text=False).stdout
+    out = vckpt("cat", store, "run/2/2.safetensors", text=False).stdout
     assert out == (tmp_path / "2.safetensors").read_bytes()
     vckpt("index", store, "-q")
 

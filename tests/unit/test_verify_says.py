@@ -23,7 +23,7 @@ def model(path, flip=None):
 
 @pytest.fixture
 def step(vckpt, store, tmp_path):
-    vckpt("import", store, "run", model(tmp_path / "m.safetensors"), "-q", "--set", "loss=2.5")
+    vckpt("import", store, "run", model(tmp_path / "model.safetensors"), "-q", "--set", "loss=2.5")
     return store
 
 
@@ -83,8 +83,8 @@ def test_hashes_that_disagree_are_no_base(vckpt, deceived):
     assert vckpt("verify", store, check=False).returncode == 3
     done = vckpt.json("import", store, "run", right)
     assert done["pieces_new"] >= 1
-    assert vckpt("cat", store, "run/1/model.safetensors", text=False).stdout == right.read_bytes()
-    assert vckpt("cat", store, "run/0/model.safetensors", text=False).stdout == flipped.read_bytes()
+    assert vckpt("cat", store, "run/1/right.safetensors", text=False).stdout == right.read_bytes()
+    assert vckpt("cat", store, "run/0/flipped.safetensors", text=False).stdout == flipped.read_bytes()
     assert [t[:2] for t in told(vckpt, store)] == [(0, "w")]    # the new step is sound
     assert vckpt("verify", store, "run/1").returncode == 0
     assert vckpt.json("import", store, "run", right)["pieces_new"] == 0   # and a base

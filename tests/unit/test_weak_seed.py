@@ -189,7 +189,7 @@ def test_a_moved_bit_is_stored(vckpt, api, store, tmp_path, seed, dtype):
         save_file({"mask": data}, tmp_path / f"{step}.safetensors")
         vckpt("import", store, "run", tmp_path / f"{step}.safetensors", "-q")
     for step in range(2):
-        assert vckpt("cat", store, f"run/{step}/model.safetensors",
+        assert vckpt("cat", store, f"run/{step}/{step}.safetensors",
                      text=False).stdout == (tmp_path / f"{step}.safetensors").read_bytes()
     vckpt("verify", store)
 

@@ -529,7 +529,7 @@ static void update_index(const struct tool *t, const struct store *s, const stru
 
 static int import_run(struct tool *t, int argc, char **argv)
 {
-	struct import in = {.source.component = IMPORT_COMPONENT, .options.step = PROTO_NONE};
+	struct import in = {.options.step = PROTO_NONE};
 	struct save_result result = {0};
 	struct store *s = NULL;
 
@@ -582,7 +582,8 @@ const struct tool_command tool_import = {"import",
 	"  --step N            the step's number; by default that of an exported step (of a DCP checkpoint: of its\n"
 	"                      directory's name, such as step-1000), else, or if that is taken, the next free one\n"
 	"  --replace           replace the step if it is there\n"
-	"  --component NAME    tensors of the SOURCEs after it belong to component NAME (default: model)\n"
+	"  --component NAME    tensors of the SOURCEs after it belong to component NAME (default: model), and one\n"
+	"                      that is a .safetensors is shown as NAME.safetensors (default: by its own name)\n"
 	"  --dtype DTYPE       what .npy files after it hold that numpy shows as |V2 or |V1: bf16, f8_e4m3fn, ...\n"
 	"  --set KEY=VALUE     an attribute of the step, e.g. --set loss=2.31 (may be given again)\n"
 	"  --keep-pickles      store pickled files as they are (they are never opened); by default they are left out\n"

@@ -102,8 +102,8 @@ struct import_plan {
 
 void import_plan_release(struct import_plan *p);
 /* Adds one SOURCE: a directory in Hugging Face layout or an exported step, a .safetensors or a .npy, its tensors under
- * `component`. dtype: of a .npy whose items have no type; 0: none was named. */
-int import_add_source(struct import_plan *p, const char *path, const char *component, enum tensor_dtype dtype,
+ * the component `asked`. NULL: none was asked for. dtype: of a .npy whose items have no type; 0: none was named. */
+int import_add_source(struct import_plan *p, const char *path, const char *asked, enum tensor_dtype dtype,
 	struct base_error *err);
 /* Call it after the last source: compares tensors that are in two files byte for byte and keeps one of them; refuses
  * sources that hold nothing but pickles. */
@@ -118,9 +118,9 @@ int import_file_read(struct import_file *f, uint64_t offset, void *bytes, size_t
 /* The 8 bytes and the JSON of a safetensors file that begins at an offset in f, which is not behind its end. */
 int import_read_header(struct import_file *f, uint64_t offset, void **ret_header, size_t *ret_len,
 	struct base_error *err);
-/* name: under which the step shows it again; NULL: its component's. 1: it has a name and no tensors, and is no part of
- * the component: a blob keeps it. */
-int import_add_safetensors(struct import_plan *p, const char *path, const char *name, const char *component,
+/* rel: the path under which the step shows it again, escaped as files are; NULL: its component's. 1: it has no tensors,
+ * and is no part of the component: a blob keeps it. */
+int import_add_safetensors(struct import_plan *p, const char *path, const char *rel, const char *component,
 	struct base_error *err);
 int import_add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err);
 /* Row-major bytes of a tensor, from any thread. */
@@ -137,7 +137,11 @@ int import_add_ranges(struct import_plan *p, struct import_file *file, const cha
 	size_t nranges, struct base_error *err);
 /* -BASE_EFORMAT: it is a pointer of Git LFS. */
 int import_refuse_pointer(const struct import_file *f, struct base_error *err);
-/* Which components are shown under the names of their files (import_names.c); after duplicates are settled. */
+/* ---- import_names.c ---- */
+/* The true name of a file by its path: each part that the escape of file names could have made is taken back, so that
+ * what was exported comes in under its old name. Free it; NULL: no memory. */
+char *import_true_name(const char *rel);
+/* Which components are shown under the names of their files; after duplicates are settled. */
 int import_names_settle(struct import_plan *p, struct base_error *err);
 /* Gives them to the writer. */
 int import_names_add(const struct import_component *c, struct save_writer *w, struct base_error *err);

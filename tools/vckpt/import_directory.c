@@ -77,29 +77,6 @@ static int leave_out(struct import_plan *p, const char *path)
 	return 0;
 }
 
-/* The true name of a blob: each part of its path that the escape of file names could have made is taken back, so that
- * what was exported comes in under its old name. Parts that would change the path itself stay as they are. */
-static char *true_name(const char *rel)
-{
-	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
-
-	for (const char *part = rel; *part;) {
-		const char *end = strchrnul(part, '/');
-		base_cleanup_free char *name = NULL;
-		size_t len = 0;
-
-		if (part != rel)
-			base_buf_append(&b, "/", 1);
-		if (view_name_unescape(part, (size_t)(end - part), &name, &len) == 0 && len &&
-			!memchr(name, '/', len) && !memchr(name, 0, len))
-			base_buf_append(&b, name, len);
-		else
-			base_buf_append(&b, part, (size_t)(end - part));
-		part = *end ? end + 1 : end;
-	}
-	return base_buf_steal_text(&b);
-}
-
 static int take_file(struct walk *w, struct import_found *f)
 {
 	struct import_plan *p = w->plan;
@@ -115,7 +92,7 @@ static int take_file(struct walk *w, struct import_found *f)
 		return 0;
 	if (f->set && (r = import_weights_take(w->weights, f, w->err)) <= 0)
 		return r;
-	base_cleanup_free char *name = true_name(f->rel);
+	base_cleanup_free char *name = import_true_name(f->rel);
 	if (!name)
 		return base_no_memory_for(w->err, "%s", f->path);
 	r = import_add_blob(p, f->path, name, false, w->err);

@@ -10,6 +10,7 @@
 
 #include "core/base/buf.h"
 #include "core/base/log.h"
+#include "core/view/name.h"
 
 #define HEADERS_MAX 4096u /* of a step (docs/format/manifest.md) */
 
@@ -31,6 +32,28 @@ static void drop_headers(struct import_component *c)
 	for (uint32_t i = 0; i < c->nheaders; i++)
 		free(c->headers[i].bytes);
 	c->nheaders = 0;
+}
+
+/* Parts that would change the path itself stay as they are. */
+char *import_true_name(const char *rel)
+{
+	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
+
+	for (const char *part = rel; *part;) {
+		const char *end = strchrnul(part, '/');
+		base_cleanup_free char *name = NULL;
+		size_t len = 0;
+
+		if (part != rel)
+			base_buf_append(&b, "/", 1);
+		if (view_name_unescape(part, (size_t)(end - part), &name, &len) == 0 && len &&
+			!memchr(name, '/', len) && !memchr(name, 0, len))
+			base_buf_append(&b, name, len);
+		else
+			base_buf_append(&b, part, (size_t)(end - part));
+		part = *end ? end + 1 : end;
+	}
+	return base_buf_steal_text(&b);
 }
 
 static bool is_component_file(const char *path, const char *component)

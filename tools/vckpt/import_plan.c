@@ -274,7 +274,7 @@ static int take_safetensors(struct import_plan *p, struct import_file *f, void *
 	return 0;
 }
 
-int import_add_safetensors(struct import_plan *p, const char *path, const char *name, const char *component,
+int import_add_safetensors(struct import_plan *p, const char *path, const char *rel, const char *component,
 	struct base_error *err)
 {
 	struct import_file *f;
@@ -288,16 +288,14 @@ int import_add_safetensors(struct import_plan *p, const char *path, const char *
 	r = view_safetensors_parse(header, len, (uint64_t)f->stat.st_size, &s, err);
 	if (r < 0)
 		return base_error_prefix(err, r, "%s", path);
-	if (name && s.ntensors == 0) {
-		view_safetensors_release(&s);
-		return 1;
-	}
-	if (name && !(f->name = strdup(name)))
+	if (s.ntensors == 0)
+		r = 1;
+	else if (rel && !(f->name = import_true_name(rel)))
 		r = -ENOMEM;
 	else
 		r = take_safetensors(p, f, &header, len, &s, component);
 	view_safetensors_release(&s);
-	return r < 0 ? base_no_memory_for(err, "%s", path) : 0;
+	return r < 0 ? base_no_memory_for(err, "%s", path) : r;
 }
 
 /* The name of a tensor from that of its .npy. */
@@ -427,6 +425,19 @@ static int refuse_store(const char *path, struct base_error *err)
 		tool_shell_word(store, word));
 }
 
+/* A .safetensors that the user named: by its own name, or by that of the component that was asked for. One without
+ * tensors is a file like any other. */
+static int add_safetensors(struct import_plan *p, const char *path, const char *asked, struct base_error *err)
+{
+	const char *rel = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+	int r = import_add_safetensors(p, path, asked ? NULL : rel, asked ? asked : IMPORT_COMPONENT, err);
+
+	if (r <= 0)
+		return r;
+	base_cleanup_free char *name = import_true_name(rel);
+	return name ? import_add_blob(p, path, name, false, err) : base_no_memory_for(err, "%s", path);
+}
+
 /* A directory that the user named: where its links may lead is decided here. */
 static int add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err)
 {
@@ -440,9 +451,10 @@ static int add_directory(struct import_plan *p, const char *path, const char *co
 	return r;
 }
 
-int import_add_source(struct import_plan *p, const char *path, const char *component, enum tensor_dtype dtype,
+int import_add_source(struct import_plan *p, const char *path, const char *asked, enum tensor_dtype dtype,
 	struct base_error *err)
 {
+	const char *component = asked ? asked : IMPORT_COMPONENT;
 	struct stat st;
 
 	if (stat(path, &st) < 0)
@@ -452,7 +464,7 @@ int import_add_source(struct import_plan *p, const char *path, const char *compo
 		return add_directory(p, path, component, err);
 	}
 	if (import_has_suffix(path, ".safetensors"))
-		return import_add_safetensors(p, path, NULL, component, err);
+		return add_safetensors(p, path, asked, err);
 	if (import_has_suffix(path, ".npy"))
 		return import_add_npy(p, path, component, NULL, dtype, err);
 	return refuse_file(p, path, err);
@@ -562,6 +574,9 @@ static int no_tensors(const struct import_plan *p, struct base_error *err)
 			npy = p->blobs[i].file->path;
 			n++;
 		}
+	if (!p->directory)
+		return base_error_set(err, -EINVAL, "%s: it has no tensors, and no other SOURCE has any",
+			p->blobs[0].file->path);
 	if (!npy)
 		return base_error_set(err, -EINVAL, "no tensors: %s has no .safetensors file with tensors, and is "
 			"neither a DCP checkpoint (.metadata) nor an exported step (manifest.json)", p->directory);
