@@ -280,6 +280,22 @@ static bool wanted(const struct verify *v, const struct store_list *l, size_t i)
 				(v->o->step == PROTO_NONE || v->o->step == store_list_at(l, i)->step));
 }
 
+/* Can the run's manifests be looked for? Whether one is there its step will say. */
+static int manifests_reached(const struct verify *v, const char *run, struct base_error *err)
+{
+	char name[STORE_NAME_MAX];
+	uint64_t size;
+	int r;
+
+	snprintf(name, sizeof name, "runs/%s/manifests/0", run);
+	r = store_size(v->store->storage, name, &size);
+	if (r == 0 || r == -ENOENT)
+		return 0;
+	if (!store_denied_listing(v->store, r, err))
+		base_error_set(err, r, "its manifests: %s", base_error_name(r));
+	return base_error_prefix(err, r, "run %s", run);
+}
+
 static int open_list(struct verify *v, const char *run, struct base_error *err)
 {
 	struct store_list *l;
@@ -288,9 +304,27 @@ static int open_list(struct verify *v, const char *run, struct base_error *err)
 		return -ENOMEM;
 	int r = v->o->paranoid ? store_list_open_compared(v->store, run, &l, err)
 		: store_list_open(v->store, run, true, &l, err);
-	if (r == 0)
+	if (r < 0)
+		return r;
+	if ((r = manifests_reached(v, run, err)) < 0)
+		store_list_close(l);
+	else
 		v->lists[v->nlists++] = l;
 	return r;
+}
+
+/* Its files are not looked at, and no other run's suffer for it. */
+static int run_unread(struct verify *v, const char *run, int r, const struct base_error *why, struct base_error *err)
+{
+	const char *text = why->text[0] ? why->text : base_error_name(r);
+
+	if (r == -ENOMEM || v->o->run || !v->o->unread)
+		return base_error_set(err, r, "%s", text);
+	if (base_array_more(v->unread, v->nunread) < 0 || !(v->unread[v->nunread] = strdup(run)))
+		return -ENOMEM;
+	v->result.unread = ++v->nunread;
+	v->o->unread(v->o->arg, run, text);
+	return 0;
 }
 
 /* What is visible in the run is not known; the others are. */
@@ -326,7 +360,7 @@ static int add_run(struct verify *v, const char *run, struct base_error *err)
 		return 0;
 	}
 	if (r < 0)
-		return base_error_set(err, r, "%s", why.text);
+		return run_unread(v, run, r, &why, err);
 	const struct store_list *l = v->lists[v->nlists - 1];
 	tell_newer_entry(v, l);
 	if (store_list_lie(l))
@@ -597,6 +631,9 @@ static void release(struct verify *v)
 	free(v->packs);
 	free(v->todo);
 	verify_set_release(&v->seen);
+	for (size_t i = 0; i < v->nunread; i++)
+		free(v->unread[i]);
+	free(v->unread);
 	free(v->lists);
 	free(v->steps);
 	pthread_mutex_destroy(&v->lock);
@@ -628,7 +665,7 @@ int store_verify(struct store *s, const struct store_verify_options *o, struct s
 			(unsigned long long)o->step);
 	if (r == 0)
 		r = tell_all(&v);
-	if (r == 0 && o->note)
+	if (r == 0 && o->note && !v.unlisted)
 		r = verify_note(&v);
 	if (r == 0)
 		r = v.error;

@@ -41,6 +41,9 @@ struct store_verify_options {
 	/* A pack was read to its end, damaged or not; only where the whole store is verified. May be NULL; calls are
 	 * serialised, also with those of damage and progress. */
 	void (*pack)(void *arg, const char *file, uint64_t bytes);
+	/* Of the whole store: a run that cannot be read, and why. It says nothing about the others: they are verified.
+	 * NULL: such a run ends verify. */
+	void (*unread)(void *arg, const char *run, const char *why);
 	void *arg;
 	/* Checks view headers, which this layer does not know (view_header_check). NULL: only their bytes are checked.
 	 * Called from any thread. */
@@ -50,10 +53,10 @@ struct store_verify_options {
 	 * are read, and everything is told that is not known or not finished. */
 	bool paranoid;
 };
-struct store_verify_result { uint64_t files, objects, bytes, steps, faults, newer; }; /* faults: without the newer */
-/* 0 if it could look at everything, whether it found damage or not (see faults). For the whole store it looks at every
- * file outside index/, also at padding and at files that nothing refers to; it reports files that no vckpt makes as
- * foreign. */
+struct store_verify_result { uint64_t files, objects, bytes, steps, faults, newer, unread; }; /* no fault is newer */
+/* 0 if it could look at everything but runs that are unread, whether it found damage or not (see faults). For the whole
+ * store it looks at every file outside index/, also at padding and at files that nothing refers to; it reports files
+ * that no vckpt makes as foreign. */
 int store_verify(struct store *s, const struct store_verify_options *o, struct store_verify_result *ret_r,
 	struct base_error *err);
 

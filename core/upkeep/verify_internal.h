@@ -86,6 +86,9 @@ struct verify {
 	pthread_mutex_t lock;
 	struct store_list **lists;
 	size_t nlists;
+	char **unread; /* runs that cannot be read */
+	size_t nunread;
+	bool unlisted; /* for one of them is where not all files could be listed */
 	struct verify_step *steps;
 	size_t nsteps; /* those to verify */
 	struct verify_fault *faults;

@@ -2,6 +2,7 @@
 """Something else is where a directory of a store should be: every command ends, with a sentence that names it; nothing
 is taken for damage of what is behind it, and nothing is lost."""
 import os
+import pathlib
 import shutil
 import subprocess
 import tempfile
@@ -39,7 +40,8 @@ def filled(vckpt):
 
 def replace(path, kind):
     """Moves the directory away; returns what puts it back."""
-    aside = path.parent.parent / f"{path.name}.aside"
+    store = next(p for p in path.parents if (p / "vckpt.store").exists())
+    aside = store.parent / f"{path.name}.aside"
     path.rename(aside)
     if kind == "link":
         path.symlink_to(aside)
@@ -85,10 +87,36 @@ def test_every_command_ends(vckpt, filled, tmp_path, name, kind):
     vckpt("verify", store)
 
 
-def test_a_directory_that_cannot_be_entered(vckpt, filled, tmp_path):
+@pytest.mark.parametrize("name, kind", [("runs/r", "link"), ("runs/r", "fifo"), ("runs/q", "file"),
+                                        ("runs/r/manifests", "dangling"), ("runs/q/manifests", "file")])
+def test_verify_goes_on_with_other_runs(vckpt, filled, tmp_path, name, kind):
+    """A run that cannot be read is named; damage in another is found, and this one's says so."""
+    store, bad, good = tmp_path / "s/store", name.split("/")[1], "q" if "/r" in name else "r"
+    shutil.copytree(f"{filled}/store", store)
+    back = replace(store / name, kind)
+    for more in [], ["--paranoid"]:
+        done = vckpt("verify", store, *more, check=False, timeout=60)
+        assert done.returncode == 1 and "1 step," in done.stdout and "no faults, 1 run could not be read" in done.stdout
+        assert done.stderr.startswith(f"vckpt verify: run {bad}: {store}/{name} is ")
+        assert done.stderr.count("\n") == 1 and "damage" not in done.stdout
+    listed = vckpt.json("verify", store, check=False)
+    assert [u["run"] for u in listed["unread"]] == [bad] and listed["faults"] == 0 and listed["steps"] == 1
+    assert vckpt("verify", store, good).returncode == 0
+    manifest, = (store / "runs" / good / "manifests").iterdir()
+    manifest.write_bytes(manifest.read_bytes()[:-9] + b"x" * 9)
+    done = vckpt("verify", store, check=False)
+    assert done.returncode == 3 and f"touches {good}/step-00000001" in done.stdout and f"run {bad}: " in done.stderr
+    back()
+    done = vckpt("verify", store, check=False)
+    assert done.returncode == 3 and not done.stderr
+
+
+def test_a_directory_that_cannot_be_entered(vckpt, filled):
     if os.geteuid() != 0 or not shutil.which("setpriv"):
         pytest.skip("needs root and setpriv, to become another user")
-    store = tmp_path / "store"
+    place = pathlib.Path(tempfile.mkdtemp())                    # which the other user may enter
+    os.chmod(place, 0o755)
+    store = place / "store"
     shutil.copytree(f"{filled}/store", store)
     for name in ("runs/r", "runs"):
         os.chmod(store / name, 0o600)
@@ -97,8 +125,11 @@ def test_a_directory_that_cannot_be_entered(vckpt, filled, tmp_path):
                                    *[w.format(store) for w in words]], capture_output=True, text=True, timeout=60)
             assert done.returncode == 1 and len(done.stderr) < 1000, done.stderr
             assert "Permission denied" in done.stderr or f"you may not read the directory {store}/runs" in done.stderr
+            if words == ["verify", "{}"] and name == "runs/r":
+                assert "1 step," in done.stdout and "1 run could not be read" in done.stdout, done
         os.chmod(store / name, 0o755)
     vckpt("verify", store)
+    shutil.rmtree(place)
 
 
 def test_a_directory_in_the_place_of_packs(vckpt, filled, tmp_path):

@@ -9,10 +9,12 @@
 
 #include "tools/vckpt/tool.h"
 
+#define UNREAD_SAID 20u /* runs that are named, each by a sentence */
+
 struct verify {
 	struct tool *t;
 	struct tool_progress progress;
-	json_t *damage, *newer;
+	json_t *damage, *newer, *unread;
 	uint64_t lines;
 };
 
@@ -66,6 +68,19 @@ static void damage(void *arg, const struct store_damage *d)
 	fflush(stdout); /* so that the lines about faults are there if the command is interrupted */
 }
 
+static void unread(void *arg, const char *run, const char *why)
+{
+	struct verify *v = arg;
+
+	json_array_append_new(v->unread, json_pack("{s:s, s:s}", "run", run, "why", why));
+	if (json_array_size(v->unread) > UNREAD_SAID)
+		return;
+	tool_progress_clear(&v->progress);
+	fputs("vckpt verify: ", stderr);
+	tool_print_text(stderr, why, strlen(why));
+	putc('\n', stderr);
+}
+
 static void progress(void *arg, uint64_t done, uint64_t total)
 {
 	struct verify *v = arg;
@@ -91,9 +106,10 @@ static void pack_read(void *arg, const char *file, uint64_t bytes)
 
 static json_t *result_json(const struct verify *v, const struct store_verify_result *result)
 {
-	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:O, s:O}", "files", (json_int_t)result->files, "objects",
+	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:O, s:O, s:O}", "files", (json_int_t)result->files, "objects",
 		(json_int_t)result->objects, "bytes", (json_int_t)result->bytes, "steps", (json_int_t)result->steps,
-		"faults", (json_int_t)result->faults, "damage", v->damage, "newer", v->newer);
+		"faults", (json_int_t)result->faults, "damage", v->damage, "newer", v->newer,
+		"unread", v->unread);
 }
 
 static void print_result(const struct store_verify_result *result)
@@ -106,17 +122,24 @@ static void print_result(const struct store_verify_result *result)
 		result->objects, base_plural(result->objects, "object", "objects"), bytes);
 	snprintf(faults, sizeof faults, "%" PRIu64 " %s", result->faults,
 		base_plural(result->faults, "fault", "faults"));
-	tool_print_styled(stdout, result->faults ? TOOL_BAD : result->newer ? TOOL_PLAIN : TOOL_GOOD,
-		result->faults ? faults : result->newer ? "no faults" : "sound");
+	bool all = !result->newer && !result->unread;
+	tool_print_styled(stdout, result->faults ? TOOL_BAD : all ? TOOL_GOOD : TOOL_PLAIN,
+		result->faults ? faults : all ? "sound" : "no faults");
 	if (result->newer)
 		printf(", %" PRIu64 " %s of a newer vckpt could not be looked at", result->newer,
 			base_plural(result->newer, "thing", "things"));
+	if (result->unread)
+		printf(", %" PRIu64 " %s could not be read", result->unread,
+			base_plural(result->unread, "run", "runs"));
 	putchar('\n');
 }
 
 static int say(struct verify *v, const struct store_verify_result *result)
 {
-	int code = result->faults ? TOOL_DAMAGE : result->newer ? TOOL_NEWER : TOOL_DONE;
+	int code = result->faults ? TOOL_DAMAGE : result->unread ? TOOL_FAILED : result->newer ? TOOL_NEWER : TOOL_DONE;
+
+	if (result->unread > UNREAD_SAID)
+		fprintf(stderr, "vckpt verify: and %" PRIu64 " runs more\n", result->unread - UNREAD_SAID);
 	int printed = v->t->json ? tool_print_json(result_json(v, result)) : 0;
 
 	if (!v->t->json && !v->t->quiet)
@@ -156,7 +179,8 @@ static int verify_run(struct tool *t, int argc, char **argv)
 		{"no-notes", no_argument, NULL, 'n'}, {"paranoid", no_argument, NULL, 'p'}, {0}};
 	struct verify v = {.t = t};
 	struct store_verify_options options = {
-		.step = PROTO_NONE, .note = true, .damage = damage, .progress = progress, .pack = pack_read, .arg = &v,
+		.step = PROTO_NONE, .note = true, .damage = damage, .progress = progress, .pack = pack_read,
+		.unread = unread, .arg = &v,
 		.header = view_header_check, .files = view_step_check};
 	struct store_verify_result result = {0};
 	struct tool_target target = {0};
@@ -186,6 +210,7 @@ static int verify_run(struct tool *t, int argc, char **argv)
 	}
 	v.damage = json_array();
 	v.newer = json_array();
+	v.unread = json_array();
 	tool_interrupt_ends(t, t->json || t->quiet ? "not everything was read, so there is no result"
 		: "not everything was read; faults found so far stand above");
 	tool_progress_start(&v.progress, t->quiet, "verify");
@@ -194,6 +219,7 @@ static int verify_run(struct tool *t, int argc, char **argv)
 	code = r < 0 ? tool_fail(t, &err) : say(&v, &result);
 	json_decref(v.damage);
 	json_decref(v.newer);
+	json_decref(v.unread);
 	store_close(s);
 	return code;
 }
@@ -204,7 +230,8 @@ const struct tool_command tool_verify = {"verify", "re-hash everything and list 
 	"with its file, offset, tensor and every step that it touches. Exit code 3 when there is any; then\n"
 	"vckpt mend --dry-run says what can be restored. What a newer vckpt wrote is listed apart; it is no\n"
 	"damage, and without damage the exit code is then 4. Damage of packs is noted in the store, so that\n"
-	"later saves store anew what they would have shared with it.\n\n"
+	"later saves store anew what they would have shared with it. A run that cannot be read is named, and the\n"
+	"others are verified; without damage the exit code is then 1.\n\n"
 	"  --no-notes          write no notes of damage: nothing in the store changes\n"
 	"  --paranoid          the store is a stranger's: believe nothing in it, read every file as the mount\n"
 	"                      does, tell what is not known or not finished; writes no notes\n"
