@@ -68,8 +68,15 @@ int store_path_check(const char *path, struct base_error *err)
 	while ((path[n] >= 'a' && path[n] <= 'z') || (path[n] >= 'A' && path[n] <= 'Z') ||
 		(n && path[n] && strchr("0123456789+.-", path[n])))
 		n++;
-	if (n == 0 || strncmp(path + n, "://", 3) != 0)
+	if (n == 0 || strncmp(path + n, ":/", 2) != 0)
 		return 0;
+	if (path[n + 2] != '/') { /* pathlib takes the other slash away; but a folder may have such a name */
+		base_cleanup_free char *first = strndup(path, n + 1);
+		struct stat st;
+
+		if (n == 1 || !first || (stat(first, &st) == 0 && S_ISDIR(st.st_mode)))
+			return 0;
+	}
 	return base_error_set(err, -EINVAL, "%s: this is a URL, and vckpt has no storage for %.*s://: give a directory "
 		"of a mounted file system", path, (int)n, path);
 }

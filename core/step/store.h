@@ -24,7 +24,8 @@ enum store_open_flag { STORE_OPEN_READ_ONLY = 1 << 0, STORE_OPEN_NAMED_TEMPS = 1
 
 #define STORE_FILE "vckpt.store" /* what makes a directory a store */
 #define STORE_RESERVE_BYTES (UINT64_C(1) << 20)
-/* Is it a path, and no URL (SCHEME://...)? Else -EINVAL, and `err` says so. store_init and store_open ask this. */
+/* Is it a path, and no URL (SCHEME://..., or SCHEME:/... where SCHEME: is no directory)? Else -EINVAL, and `err` says
+ * so. store_init and store_open ask this. */
 int store_path_check(const char *path, struct base_error *err);
 /* Makes the directory (its parent must exist) or takes an empty one. reserve_bytes 0: no reserve. -ENOTEMPTY,
  * -EEXIST (already a store), -EINVAL (it lies in another store). */
