@@ -430,6 +430,14 @@ OWN = ["model.safetensors", "other.safetensors"]
     (b"x.safetensors\0", [], ["other.safetensors", "x.safetensors"], None),
     (b"other/x.safetensors\0", [], ["other.safetensors", "other/x.safetensors"], None),
     (b"a.safetensors\0b.safetensors\0", [AB, AB], ["a.safetensors", "b.safetensors", "other.safetensors"], None),
+    # names that look like escapes are names
+    (b"%2Fx.safetensors\0", [], ["%252Fx.safetensors", "other.safetensors"], None),
+    (b"..%2F..%2Fx.safetensors\0", [], ["..%252F..%252Fx.safetensors", "other.safetensors"], None),
+    (b"%2E%2E/.x.safetensors\0", [], ["%252E%252E/.x.safetensors", "other.safetensors"], None),
+    (b".git/.vckpt.safetensors\0", [], ["%2Egit/%2Evckpt.safetensors", "other.safetensors"], None),
+    (b"other%2Esafetensors/\nx.safetensors\0", [], ["other%252Esafetensors/%0Ax.safetensors", "other.safetensors"],
+     None),
+    (b"%6Fther.safetensors\0", [], ["%256Fther.safetensors", "other.safetensors"], None),
     # what cannot be believed, or has no room
     (b"x.safetensors", [], OWN, "names of the files"), (b"\0", [], OWN, "names of the files"),
     (b"x.txt\0", [], OWN, "names of the files"), (b"../x.safetensors\0", [], OWN, "names of the files"),
@@ -488,6 +496,19 @@ def test_paths_of_many_components(lib, store):
     assert own == (4 << 20) // len(paths[0]) == 64
     assert sum(path.endswith(".safetensors") and "/" not in path for path in t.files()) == number - own
     t.close()
+
+
+@pytest.mark.parametrize("paths, word", [(b"../x\0", "cannot be used"), (b"same.safetensors\0", "are in use")])
+def test_the_log_does_not_grow_with_what_a_step_says(lib, store, capfd, paths, word):
+    saver, number = Saver(lib, store, b"loud", len(paths)), 64
+    for i in range(number):
+        saver.tensor(f"c{i:02}", "a", 2, (3,), b"abc")
+    saver.commit([], [(f"c{i:02}".encode(), b"files", paths, 0) for i in range(number)])
+    capfd.readouterr()
+    Tree(lib, store, b"loud", len(paths)).close()
+    said = capfd.readouterr().err.splitlines()
+    left = number - 20 - (paths[0] == ord("s"))             # one of those that want the same path has it
+    assert len(said) == 21 and all(word in line for line in said[:20]) and f"so are {left} more components" in said[20]
 
 
 def test_words_for_forms(lib):
