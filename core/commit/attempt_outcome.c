@@ -315,7 +315,7 @@ int attempt_give_up_own(struct store_attempt *a, int code, const char *why, uint
 		return base_error_set(err, code, "%.800s; the abort is written to the run's list once that can be done",
 			why);
 	if (r == -BASE_EABORTED && first)
-		return base_error_set(err, code, "%s", a->launch->kind->meets ? e.text : why);
+		return base_error_set(err, code, "%s", a->launch->world > 1 ? e.text : why);
 	return base_error_set(err, r == -BASE_EABORTED ? r : -BASE_EUNDECIDED, "%s", e.text);
 }
 
