@@ -337,3 +337,18 @@ def test_no_directory_where_one_should_be(tmp_path, name):
             assert sentence in str(e)
         else:
             assert name in ("incoming", "hosts", "packs")
+
+
+@pytest.mark.parametrize("state", [{"w": object()}, {"w": lambda: 1}, {"a name/": np.zeros(3)}, [1]],
+                         ids=["object", "function", "name", "list"])
+def test_nothing_is_made_for_a_state_that_is_refused(tmp_path, state):
+    """Nor changed: an empty folder stays one."""
+    with pytest.raises((TypeError, ValueError)):
+        vckpt.save(tmp_path / "new/run", state, step=1)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises((TypeError, ValueError)):
+        vckpt.save(tmp_path / "empty", state, step=1)
+    assert not list((tmp_path / "empty").iterdir())
+    assert vckpt.save(tmp_path / "new/run", {"m": {"w": np.ones(3)}}, step=1) == 1
+    vckpt.close()

@@ -175,14 +175,16 @@ def _at_exit() -> None:
 
 def _start(one: Native, state: State, *, mesh: Any = None, step: int | None = None,
            attributes: Attributes | None = None, base: Path | Iterable[Path] | None = None,
-           per_rank: str | Iterable[str] = (), replace: bool = False, blobs: Mapping[str, Any] | None = None) -> Handle:
+           per_rank: str | Iterable[str] = (), replace: bool = False, blobs: Mapping[str, Any] | None = None,
+           found: states.Collected | None = None) -> Handle:
+    """found: what the state is, where it was looked at before."""
     begun = time.perf_counter_ns()
     with one.lock:
         handle = None
         try:
             handle = one.begin(step=step, attributes=attributes, base=base, replace=replace)
-            found = states.collect(state, mesh=mesh, rank=one.rank, world=one.world, per_rank=per_rank,
-                                   memory=one.memory)
+            found = found or states.collect(state, mesh=mesh, rank=one.rank, world=one.world, per_rank=per_rank,
+                                            memory=one.memory)
             rows = states.rows_of(found)
             files = list((blobs or {}).items())
             for name, per, data in found.blobs + [(name, False, data) for name, data in files]:
@@ -257,9 +259,12 @@ def async_save(path: Path, state: State, *, mesh: Any = None, step: int | None =
     options     of the saver, at the first save: heartbeat, start_timeout, deadline (s), ring_bytes, pin, check_replicas
                  ("sample", "full", "off"), threads, low_priority, use_bases, keep_cached"""
     store, run, step = _place(path, step)
+    found = None
+    if not paths.is_store(store) and _who(rank, world, launch_id)[1] == 1:      # no store for what is refused
+        found = states.collect(state, mesh=mesh, rank=0, world=1, per_rank=per_rank)
     one = native(store, run, rank=rank, world=world, launch_id=launch_id, user=False, **options)
     return _start(one, state, mesh=mesh, step=step, attributes=attributes, base=base, per_rank=per_rank,
-                  replace=replace, blobs=blobs)
+                  replace=replace, blobs=blobs, found=found)
 
 
 def save(path: Path, state: State, **arguments: Unpack[Call]) -> int:
