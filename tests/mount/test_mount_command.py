@@ -10,6 +10,9 @@ import sys
 
 import pytest
 
+import vckpt as package
+from vckpt import paths
+
 from .conftest import daemons, mount_of, wait_until
 from .test_options import call, one, place, root     # noqa: F401 (fixtures)
 
@@ -21,6 +24,22 @@ def point(tmp_path):
     yield point
     while mount_of(point) and subprocess.run(["umount", "-l", point], capture_output=True, timeout=30).returncode == 0:
         pass
+
+
+def test_a_path_in_a_mount_is_no_store(vckpt, one, point, tmp_path):
+    """The package says where the store is."""
+    vckpt("mount", one, point)
+    (tmp_path / "link").symlink_to(point)
+    for path, inside in (("mnt", ""), ("mnt/a", "/a"), ("mnt/a/latest", "/a/step-00000001"), ("link/a/9", "/a/9"),
+                         ("mnt/a/latest/model.safetensors", "/a/step-00000001"), ("mnt/b", "/b")):
+        for resolve in paths.resolve, package.open, package.steps, lambda path: package.save(path, {"w": 1}):
+            with pytest.raises(package.NotAStore) as e:
+                resolve(tmp_path / path)
+            text = str(e.value.args[1])
+            assert text.startswith(f"{tmp_path / path} is in {point}, where the store {one} is mounted: ")
+            assert text.endswith(f": {one}{inside}"), text
+    vckpt("umount", point)
+    assert paths.resolve(tmp_path / "mnt/a").init
 
 
 def test_mount_and_umount(vckpt, one, point, tmp_path, monkeypatch):

@@ -175,6 +175,7 @@ def _inside(given: str, store: str, parts: list[str], kind: Callable[[str], str]
 def _outside(given: str, full: str, kind: Callable[[str], str]) -> Target:
     """Rules 2 and 3."""
     _home_refused(given)
+    _mount_refused(given, full)
     here = "/" if os.path.isabs(given) else os.getcwd()
 
     def may(folder: str, *kinds: str) -> bool:
@@ -201,6 +202,24 @@ def _home_refused(given: str) -> None:
     if first.startswith("~") and not os.path.isdir(first):
         raise InvalidArgument(errno.EINVAL, f"{given}: Python does not expand {first}, and there is no directory of "
                                             f"that name here: give os.path.expanduser({given!r})")
+
+
+def _mount_refused(given: str, full: str) -> None:
+    """What a mount shows are files; the store that they are of is somewhere else."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            lines = [line.partition(" - ") for line in file if " - fuse.vckpt " in line]
+    except OSError:
+        return
+    real = os.path.realpath(full) if lines else full
+    for place, _, what in lines:
+        point, store = (re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+                        for text in (place.split()[4], what.split()[1]))
+        if real == point or real.startswith(point + os.sep):
+            inside = os.path.join(store, *real[len(point):].strip(os.sep).split(os.sep)[:2])
+            raise NotAStore(_lib.ENOSTORE, f"{given} is in {point}, where the store {store} is mounted: its files can "
+                                           "be read there; what names a store, a run or a step here is a path into "
+                                           f"the store itself: {inside.rstrip(os.sep)}")
 
 
 def init(path: Path, exist_ok: bool = False) -> None:
