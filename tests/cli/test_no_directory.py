@@ -24,7 +24,8 @@ NEEDED_BY = {"runs": ALL, "runs/r": ALL,
              "runs/r/manifests": ALL - {"ls", "ls run", "abort", "rm"},
              "incoming": {"verify", "verify run", "gc", "abort", "import", "import next", "mend"},
              "incoming/r": {"import", "import next"},
-             "hosts": {"verify", "verify run", "gc", "abort", "import", "import next", "mend"}}
+             "hosts": {"verify", "verify run", "gc", "abort", "import", "import next", "mend"},
+             "trash": set(), "index": set()}
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +110,25 @@ def test_verify_goes_on_with_other_runs(vckpt, filled, tmp_path, name, kind):
     back()
     done = vckpt("verify", store, check=False)
     assert done.returncode == 3 and not done.stderr
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "file", "fifo"])
+def test_marks_have_no_place(vckpt, filled, tmp_path, kind):
+    """gc deletes nothing whose mark it cannot put, and nothing behind a link."""
+    store = tmp_path / "s/store"
+    shutil.copytree(f"{filled}/store", store)
+    (store / "trash").mkdir(exist_ok=True)
+    replace(store / "trash", kind)
+    behind = tmp_path / "s/trash.aside/keep"
+    behind.write_text("kept")
+    vckpt("rm", store, "q/1", "-q")
+    for _ in range(2):
+        done = vckpt("gc", store, check=False, timeout=60)
+        what = LINK if kind in ("link", "dangling") else OTHER
+        assert done.returncode == 1 and f"{store}/trash {what}" in done.stderr
+        assert len(packs(store)) == 4, "nothing was marked, so nothing is deleted"
+    assert vckpt("gc", store, "--grace", "0").returncode == 0 and len(packs(store)) == 2
+    assert behind.read_text() == "kept" and os.path.lexists(store / "trash")
 
 
 def test_a_directory_that_cannot_be_entered(vckpt, filled):
