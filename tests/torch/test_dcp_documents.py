@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 import vckpt
-from vckpt import dcp_state
+from vckpt import dcp_state, dcp_tree
 from vckpt.dcp import StorageReader, StorageWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -211,3 +211,11 @@ def test_groups_with_very_many_values(path, monkeypatch):
     monkeypatch.setattr(dcp_state, "GROUP_VALUES_MAX", 100)
     with pytest.raises(dcp_state.BadDocument, match="run/0: optimizer: its groups have 120 values"):
         StorageReader(f"{path}/run").read_metadata()
+
+
+def test_a_path_is_named_part_by_part():
+    """Parts may be empty, or have dots in them."""
+    root = dcp_tree.Node()
+    dcp_tree.put(root, ("",), 1)
+    with pytest.raises(dcp_state.BadDocument, match=r"at \['', ''\]"):
+        dcp_tree.put(root, ("", ""), 2)

@@ -51,7 +51,7 @@ def put(root: Node, path: tuple[str | int, ...], value: Any) -> None:
         root = root.setdefault(part, Node())
         if type(root) is not Node:
             raise dcp_state.BadDocument(f"{dcp_state.DOCUMENT}: a key lies within the value of another one, at "
-                                        f"{'.'.join(map(str, path))[:300]!r}")
+                                        f"{list(path)!s:.300}")
     root[path[-1] if path else ()] = value
 
 
