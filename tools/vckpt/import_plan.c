@@ -11,7 +11,7 @@
 #include "core/view/name.h"
 #include "core/view/npy.h"
 #include "tools/vckpt/import_chunks.h"
-#include "tools/vckpt/import_weights.h"
+#include "tools/vckpt/import_numbered.h"
 
 /* Files that stay open; of a step with more, the others are opened for each read, since 1024 descriptors are a usual
  * limit. */

@@ -13,109 +13,30 @@
  * Where a whole file and parts have one name, the file comes first, as in transformers; the parts are a component of
  * their own, and are named on standard error. A folder below with more than FOLDER_SETS_MAX sets holds data and not
  * models: its files stay files. */
-#include "tools/vckpt/import_weights.h"
+#include "tools/vckpt/import_weights_internal.h"
 
 #include <inttypes.h>
 #include <string.h>
 
 #include "core/base/array.h"
 #include "core/base/log.h"
+#include "tools/vckpt/import_numbered.h"
 #include "tools/vckpt/import_shards.h"
 
-#define SUFFIX ".safetensors"
-#define MAIN_NAME "model"
-#define FOLDER_SETS_MAX 64u
-
-enum set_kind { SET_FILE, SET_INDEX, SET_PARTS }; /* in the order in which readers prefer them */
-
-struct set {
-	enum set_kind kind;
-	char *dir, *stem;   /* folder, from the root, and name without number and end */
-	const struct import_found *first, *index;
-	char component[PROTO_COMPONENT_MAX + 1];
-};
-
-/* An index has a set of the files that no index before it names; all that it names are compared with it. */
-struct index {
-	const struct import_found *file;
-	char *dir, *stem;
-	json_t *weights; /* its weight_map */
-};
-
-struct import_weights {
-	struct import_plan *plan;
-	const char *root, *component;
-	struct import_found *found;
-	size_t nfound;
-	struct set *sets;
-	uint32_t nsets;
-	struct index *indices;
-	uint32_t nindices;
-	struct folder *folders;
-	uint32_t nfolders;
-	json_t *by_rel;     /* number of a found file */
-	json_t *by_key;     /* number of a set + 1, by what its parts have in common */
-	json_t *by_stem, *by_folder, *taken; /* number of a set, of a folder; names of components */
-};
-
 /* ---- names ---- */
-
-/* Of NAME-00002-of-00006TAIL. */
-struct numbered { int name_len, digits; uint32_t number, total; const char *tail; };
-
-static bool digits(const char *text, size_t n, uint32_t *ret)
-{
-	uint64_t v = 0;
-
-	if (n == 0 || n > 9)
-		return false;
-	for (size_t i = 0; i < n; i++) {
-		if (text[i] < '0' || text[i] > '9')
-			return false;
-		v = v * 10 + (uint64_t)(text[i] - '0');
-	}
-	*ret = (uint32_t)v;
-	return true;
-}
-
-static bool parse_numbered(const char *name, struct numbered *ret)
-{
-	const char *of = NULL;
-
-	for (const char *at = name; (at = strstr(at, "-of-")); at++)
-		of = at;
-	if (!of)
-		return false;
-	const char *dash = memrchr(name, '-', (size_t)(of - name));
-	size_t after = strspn(of + 4, "0123456789");
-	if (!dash || dash == name || !digits(dash + 1, (size_t)(of - dash - 1), &ret->number) ||
-		!digits(of + 4, after, &ret->total) || ret->number > ret->total)
-		return false;
-	ret->name_len = (int)(dash - name);
-	ret->digits = (int)(of - dash - 1);
-	ret->tail = of + 4 + after;
-	return true;
-}
-
-static const char *base_of(const char *path)
-{
-	const char *slash = strrchr(path, '/');
-
-	return slash ? slash + 1 : path;
-}
 
 /* "model.safetensors.index.json", and with a variant: "model.safetensors.index.fp16.json". */
 static bool is_index(const char *rel)
 {
-	const char *end = strstr(base_of(rel), SUFFIX ".");
+	const char *end = strstr(import_base_of(rel), SUFFIX ".");
 
-	return end && end != base_of(rel) && strstr(end, ".index.") && import_has_suffix(rel, ".json");
+	return end && end != import_base_of(rel) && strstr(end, ".index.") && import_has_suffix(rel, ".json");
 }
 
 /* The name of an index's set: what is before and behind the words of the format. */
 static char *index_stem(const char *rel)
 {
-	const char *base = base_of(rel), *end = strstr(base, SUFFIX "."), *index = strstr(end, ".index.");
+	const char *base = import_base_of(rel), *end = strstr(base, SUFFIX "."), *index = strstr(end, ".index.");
 	int before = (int)(index - end - (ptrdiff_t)strlen(SUFFIX));
 	int behind = (int)(strlen(index) - strlen(".index") - strlen(".json"));
 	char *stem;
@@ -126,7 +47,7 @@ static char *index_stem(const char *rel)
 
 static char *folder_of(const char *rel)
 {
-	return strndup(rel, base_of(rel) == rel ? 0 : (size_t)(base_of(rel) - rel - 1));
+	return strndup(rel, import_base_of(rel) == rel ? 0 : (size_t)(import_base_of(rel) - rel - 1));
 }
 
 static char *within(const char *folder, const char *name)
@@ -154,12 +75,12 @@ static int add_set(struct import_weights *w, enum set_kind kind, const struct im
 }
 
 /* What the parts of one name have in common; NULL in *ret_key: the file is none. */
-static int parts_key(const char *rel, char **ret_key, struct numbered *ret)
+static int parts_key(const char *rel, char **ret_key, struct import_numbered *ret)
 {
-	const char *base = base_of(rel);
+	const char *base = import_base_of(rel);
 
 	*ret_key = NULL;
-	if (!parse_numbered(base, ret))
+	if (!import_numbered_parse(base, ret))
 		return 0;
 	if (asprintf(ret_key, "%.*s-of-%" PRIu32 "%s", (int)(base - rel) + ret->name_len, rel, ret->total,
 			ret->tail) < 0) {
@@ -169,7 +90,7 @@ static int parts_key(const char *rel, char **ret_key, struct numbered *ret)
 	return 0;
 }
 
-static struct import_found *find(const struct import_weights *w, const char *rel)
+struct import_found *import_weights_find(const struct import_weights *w, const char *rel)
 {
 	const json_t *number = json_object_get(w->by_rel, rel);
 
@@ -217,7 +138,7 @@ static int named_file(const struct import_weights *w, const struct index *x, con
 
 	if (!rel)
 		return base_no_memory_for(err, "%s", x->file->path);
-	*ret_f = find(w, rel);
+	*ret_f = import_weights_find(w, rel);
 	return 0;
 }
 
@@ -229,7 +150,7 @@ static bool is_left_over(const struct import_weights *w, const struct index *x, 
 	if (there || asprintf(&name, "%s" SUFFIX, x->stem) < 0)
 		return false;
 	base_cleanup_free char *file = name, *rel = within(x->dir, file);
-	return rel && find(w, rel);
+	return rel && import_weights_find(w, rel);
 }
 
 /* Is all that it names there? */
@@ -269,7 +190,7 @@ static int check_files(const struct import_weights *w, const struct index *x, st
 static int take_named(struct import_weights *w, const struct index *x, struct base_error *err)
 {
 	const struct import_found *first = NULL;
-	struct numbered number;
+	struct import_numbered number;
 	const char *tensor;
 	json_t *value;
 	int r;
@@ -310,8 +231,8 @@ static int add_index(struct import_weights *w, const struct import_found *f, str
 	return r == 0 ? take_named(w, x, err) : r;
 }
 
-static int add_part(struct import_weights *w, struct import_found *f, const char *key, const struct numbered *number,
-	struct base_error *err)
+static int add_part(struct import_weights *w, struct import_found *f, const char *key,
+	const struct import_numbered *number, struct base_error *err)
 {
 	json_t *known = json_object_get(w->by_key, key);
 	char *stem;
@@ -320,10 +241,10 @@ static int add_part(struct import_weights *w, struct import_found *f, const char
 	if (known && w->sets[f->set - 1].kind == SET_INDEX)
 		return base_error_set(err, -BASE_EFORMAT,
 			"%s: it names other parts of the same name and not %s, which is there: get the index that "
-			"belongs to the files, or remove it", w->sets[f->set - 1].index->path, base_of(f->rel));
+			"belongs to the files, or remove it", w->sets[f->set - 1].index->path, import_base_of(f->rel));
 	if (known)
 		return 0;
-	if (asprintf(&stem, "%.*s%.*s", number->name_len, base_of(f->rel),
+	if (asprintf(&stem, "%.*s%.*s", number->name_len, import_base_of(f->rel),
 			(int)(strlen(number->tail) - strlen(SUFFIX)), number->tail) < 0 ||
 		json_object_set_new(w->by_key, key, json_integer(f->set)) < 0)
 		return base_no_memory_for(err, "%s", f->path);
@@ -333,8 +254,8 @@ static int add_part(struct import_weights *w, struct import_found *f, const char
 static int add_file(struct import_weights *w, struct import_found *f, struct base_error *err)
 {
 	base_cleanup_free char *key = NULL;
-	struct numbered number;
-	const char *base = base_of(f->rel);
+	struct import_numbered number;
+	const char *base = import_base_of(f->rel);
 
 	if (f->set || !import_has_suffix(base, SUFFIX) || strlen(base) == strlen(SUFFIX))
 		return 0;
@@ -346,194 +267,6 @@ static int add_file(struct import_weights *w, struct import_found *f, struct bas
 	return add_set(w, SET_FILE, f, folder_of(f->rel), strndup(base, strlen(base) - strlen(SUFFIX)), err);
 }
 
-/* ---- components ---- */
-
-struct folder { uint32_t nsets, nplain; bool has_main; }; /* plain: no variant, no parts beside a whole */
-
-/* NULL: no memory */
-static char *stem_key(const struct set *s, size_t len)
-{
-	char *key;
-
-	return asprintf(&key, "%s/%.*s", s->dir, (int)len, s->stem) < 0 ? NULL : key;
-}
-
-static struct set *set_of_stem(const struct import_weights *w, const struct set *s, size_t len)
-{
-	base_cleanup_free char *key = stem_key(s, len);
-	const json_t *number = key ? json_object_get(w->by_stem, key) : NULL;
-
-	return number ? &w->sets[json_integer_value(number)] : NULL;
-}
-
-static struct folder *folder_at(const struct import_weights *w, const struct set *s)
-{
-	return &w->folders[json_integer_value(json_object_get(w->by_folder, s->dir))];
-}
-
-/* Of the sets of one name in a folder by_stem has the one that readers prefer. */
-static int list_set(struct import_weights *w, uint32_t number)
-{
-	struct set *s = &w->sets[number], *known = set_of_stem(w, s, strlen(s->stem));
-	base_cleanup_free char *key = stem_key(s, strlen(s->stem));
-
-	if (!key || ((!known || s->kind < known->kind) &&
-		json_object_set_new(w->by_stem, key, json_integer(number)) < 0))
-		return -ENOMEM;
-	if (!json_object_get(w->by_folder, s->dir) && (base_array_more(w->folders, w->nfolders) < 0 ||
-		json_object_set_new(w->by_folder, s->dir, json_integer(w->nfolders)) < 0))
-		return -ENOMEM;
-	if (json_object_size(w->by_folder) > w->nfolders)
-		w->folders[w->nfolders++] = (struct folder){0};
-	folder_at(w, s)->nsets++;
-	folder_at(w, s)->has_main |= !strcmp(s->stem, MAIN_NAME);
-	return 0;
-}
-
-/* Of NAME.fp16 beside NAME: NAME's set, and in *ret_variant ".fp16". NULL: it is none. */
-static const struct set *variant_of(const struct import_weights *w, const struct set *s, const char **ret_variant)
-{
-	const struct set *of = NULL;
-
-	for (const char *dot = s->stem; !of && (dot = strchr(dot, '.')); dot++) {
-		of = set_of_stem(w, s, (size_t)(dot - s->stem));
-		*ret_variant = dot;
-	}
-	return of;
-}
-
-static bool is_variant(const struct import_weights *w, const struct set *s)
-{
-	const char *variant;
-
-	return variant_of(w, s, &variant);
-}
-
-/* The set of the same name and folder that readers prefer; NULL: this one. */
-static const struct set *preferred(const struct import_weights *w, const struct set *s)
-{
-	const struct set *best = set_of_stem(w, s, strlen(s->stem));
-
-	return best == s ? NULL : best;
-}
-
-/* Does a set stand for its folder? At the top several may: they are one component. */
-static bool is_main(const struct import_weights *w, const struct set *s)
-{
-	const struct folder *folder = folder_at(w, s);
-
-	if (preferred(w, s) || is_variant(w, s))
-		return false;
-	if (folder->has_main)
-		return !strcmp(s->stem, MAIN_NAME);
-	return folder->nplain == 1 || !*s->dir;
-}
-
-static bool is_left(const struct import_weights *w, const struct set *s)
-{
-	return *s->dir && folder_at(w, s)->nsets > FOLDER_SETS_MAX;
-}
-
-/* Can a component of the set have that name? It must not be the name of another component, nor that of another's file
- * COMPONENT.safetensors. */
-static bool is_free(const struct import_weights *w, const struct set *s, const char *name)
-{
-	char file[PROTO_COMPONENT_MAX + sizeof SUFFIX];
-
-	snprintf(file, sizeof file, "%s" SUFFIX, name);
-	const struct import_found *f = find(w, file);
-	return proto_component_valid(name) && !json_object_get(w->taken, name) &&
-		!(f && f->set && &w->sets[f->set - 1] != s);
-}
-
-/* The nearest name that is free. */
-static int set_name(struct import_weights *w, struct set *s, const char *wanted, struct base_error *err)
-{
-	enum { ROOM = 4, TRIES = 1000 };
-	char name[PROTO_COMPONENT_MAX + 1];
-
-	snprintf(name, sizeof name - ROOM, "%s", wanted);
-	for (char *c = name; *c; c++)
-		if (!(*c >= '0' && *c <= '9') && !(*c >= 'a' && *c <= 'z') && !(*c >= 'A' && *c <= 'Z') && *c != '_' &&
-			(c == name || !strchr(".-", *c)))
-			*c = '_';
-	size_t n = strlen(name);
-	for (unsigned i = 2; i < TRIES && !is_free(w, s, name); i++)
-		snprintf(name + n, sizeof name - n, "_%u", i);
-	if (!is_free(w, s, name))
-		return base_error_set(err, -EINVAL, "%s: no name is left for a component of its tensors",
-			s->first->path);
-	snprintf(s->component, sizeof s->component, "%s", name);
-	if (json_object_set_new(w->taken, name, json_true()) < 0)
-		return base_no_memory(err);
-	if (json_object_size(w->taken) <= PROTO_COMPONENTS_MAX)
-		return 0;
-	return base_error_set(err, -BASE_ELIMIT, "%s: it has more models than the %u components that a step can have: "
-		"import its folders as steps of their own", w->root, PROTO_COMPONENTS_MAX);
-}
-
-/* The name that a set should have. A component that was asked for is before the names of all that have none of its. */
-static char *wanted_name(const struct import_weights *w, const struct set *s)
-{
-	const struct set *better = preferred(w, s);
-	const char *variant = "-parts", *asked = strcmp(w->component, IMPORT_COMPONENT) ? w->component : "";
-	bool main = is_main(w, s);
-	char *name;
-
-	better = better ? better : variant_of(w, s, &variant);
-	int n = better ? asprintf(&name, "%s%s", better->component, variant)
-		: asprintf(&name, "%s%s%s%s%s", asked, *asked ? "." : "", s->dir, *s->dir && !main ? "." : "",
-			main ? "" : s->stem);
-	for (char *c = n < 0 ? NULL : name; c && *c; c++)
-		*c = *c == '/' ? '.' : *c;
-	return n < 0 ? NULL : name;
-}
-
-static int name_set(struct import_weights *w, struct set *s, struct base_error *err)
-{
-	const struct set *better = preferred(w, s);
-
-	if (!*s->dir && is_main(w, s)) {
-		snprintf(s->component, sizeof s->component, "%s", w->component);
-		return 0;
-	}
-	base_cleanup_free char *name = wanted_name(w, s);
-	if (!name)
-		return base_no_memory_for(err, "%s", s->first->path);
-	int r = set_name(w, s, name, err);
-	if (r == 0 && better)
-		base_warning("%s/%s: readers take %s beside it and not this one, which is kept as component %s",
-			w->root, s->index ? s->index->rel : s->first->rel, better->first->rel, s->component);
-	return r;
-}
-
-/* Names of variants and parts are made of others' names. */
-static unsigned turn(const struct import_weights *w, const struct set *s)
-{
-	return preferred(w, s) ? 2 : is_variant(w, s);
-}
-
-static int name_sets(struct import_weights *w, struct base_error *err)
-{
-	int r = 0;
-
-	for (uint32_t i = 0; i < w->nsets; i++)
-		if (list_set(w, i) < 0)
-			return base_no_memory_for(err, "%s", w->root);
-	for (uint32_t i = 0; i < w->nsets; i++)
-		folder_at(w, &w->sets[i])->nplain += turn(w, &w->sets[i]) == 0;
-	for (size_t i = 0; i < w->nfound; i++)
-		if (w->found[i].set && is_left(w, &w->sets[w->found[i].set - 1]))
-			w->found[i].set = 0;
-	if (json_object_set_new(w->taken, w->component, json_true()) < 0)
-		return base_no_memory_for(err, "%s", w->root);
-	for (unsigned n = 0; n < 3; n++)
-		for (uint32_t i = 0; r == 0 && i < w->nsets; i++)
-			if (turn(w, &w->sets[i]) == n && !is_left(w, &w->sets[i]))
-				r = name_set(w, &w->sets[i], err);
-	return r;
-}
-
 /* ---- the whole ---- */
 
 /* What the files that an index names were put together from, as torch leaves it beside them. */
@@ -541,7 +274,8 @@ bool import_weights_skips(const struct import_weights *w, const struct import_fo
 {
 	size_t n = strlen(IMPORT_SHARDED_FOLDER);
 
-	return !strncmp(f->rel, IMPORT_SHARDED_FOLDER, n) && import_shards_is(f->rel + n) && find(w, IMPORT_INDEX_NAME);
+	return !strncmp(f->rel, IMPORT_SHARDED_FOLDER, n) && import_shards_is(f->rel + n) &&
+		import_weights_find(w, IMPORT_INDEX_NAME);
 }
 
 static int find_sets(struct import_weights *w, struct base_error *err)
@@ -557,7 +291,7 @@ static int find_sets(struct import_weights *w, struct base_error *err)
 	for (size_t i = 0; r == 0 && i < w->nfound; i++)
 		if (!import_weights_skips(w, &w->found[i]))
 			r = add_file(w, &w->found[i], err);
-	return r < 0 ? r : name_sets(w, err);
+	return r < 0 ? r : import_weights_name(w, err);
 }
 
 int import_weights_new(struct import_plan *p, const char *root, const char *component, struct import_found *found,
@@ -674,66 +408,4 @@ void import_weights_free(struct import_weights *w)
 	json_decref(w->by_folder);
 	json_decref(w->taken);
 	free(w);
-}
-
-/* ---- numbered parts ---- */
-
-/* How many there are of each name, and which numbers; a part of a rank's own (shard-00001-model-00002-of-00002) may be
- * that of any rank. */
-static int count_part(json_t *all, const char *path, struct base_error *err)
-{
-	const char *base = base_of(path);
-	base_cleanup_free char *key = NULL, *number = NULL;
-	struct numbered n;
-	size_t skip = import_shards_is(base) ? strlen("shard-") + strspn(base + strlen("shard-"), "0123456789") : 0;
-
-	if (!parse_numbered(base, &n) || (int)skip > n.name_len)
-		return 0;
-	if (asprintf(&key, "%.*s%.*s-of-%0*" PRIu32 "%s", (int)(base - path), path, n.name_len - (int)skip,
-			base + skip, n.digits, n.total, n.tail) < 0)
-		key = NULL;
-	if (asprintf(&number, "%" PRIu32, n.number) < 0)
-		number = NULL;
-	json_t *seen = key ? json_object_get(all, key) : NULL;
-	if (key && !seen && json_object_set_new(all, key, seen = json_object()) < 0)
-		seen = NULL;
-	return seen && number && json_object_set_new(seen, number, json_string(base)) == 0 ? 0
-		: base_no_memory_for(err, "%s", path);
-}
-
-/* Numbers begin at 1, or at 0 if that is there. */
-static int check_parts(const char *key, json_t *seen, struct base_error *err)
-{
-	struct numbered n = {0};
-	const char *one = json_string_value(json_object_iter_value(json_object_iter(seen)));
-	uint32_t from = json_object_get(seen, "0") ? 0 : 1;
-
-	parse_numbered(one, &n);
-	for (uint32_t i = from; i < n.total + from; i++) {
-		char number[16];
-
-		snprintf(number, sizeof number, "%" PRIu32, i);
-		if (json_object_get(seen, number))
-			continue;
-		return base_error_set(err, -ENOENT, "%.*s%.*s-%0*" PRIu32 "-of-%.*s: it is missing, and %s is there; "
-			"nothing was imported: get the file", (int)(base_of(key) - key), key, n.name_len, one,
-			n.digits, i, (int)strlen(strstr(one + n.name_len, "-of-")) - 4,
-			strstr(one + n.name_len, "-of-") + 4, one);
-	}
-	return 0;
-}
-
-int import_numbered_check(const char *const *paths, size_t n, struct base_error *err)
-{
-	json_t *all = json_object(), *seen;
-	const char *key;
-	int r = all ? 0 : base_no_memory(err);
-
-	for (size_t i = 0; r == 0 && i < n; i++)
-		r = count_part(all, paths[i], err);
-	json_object_foreach(all, key, seen)
-		if (r == 0)
-			r = check_parts(key, seen, err);
-	json_decref(all);
-	return r;
 }

@@ -27,8 +27,4 @@ int import_weights_take(struct import_weights *w, struct import_found *f, struct
 int import_weights_check(struct import_weights *w, struct base_error *err);
 void import_weights_free(struct import_weights *w); /* NULL-safe */
 
-/* Of files that are named as numbered parts (model-00002-of-00006.safetensors): all are among the paths, or an error
- * names the first that is missing. */
-int import_numbered_check(const char *const *paths, size_t n, struct base_error *err);
-
 #endif
