@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the command on a terminal: `on_terminal` gives what stands on it, standard output and standard error
+"""Pseudo-terminals. `on_terminal` runs the command on one, and gives what it wrote, standard output and standard error
 together."""
 import fcntl
 import os
@@ -9,10 +9,21 @@ import subprocess
 import termios
 import threading
 
+import pytest
+
+
+def open_terminal(columns=80):
+    """Both sides: ours, and the one that is a terminal."""
+    try:
+        ours, theirs = pty.openpty()
+    except OSError as error:    # a chroot may have none
+        pytest.skip(f"there is no pseudo-terminal (/dev/ptmx, /dev/pts): {error}")
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    return ours, theirs
+
 
 def on_terminal(vckpt, *args, columns=80, check=True, **more):
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    ours, theirs = open_terminal(columns)
     env = {k: v for k, v in os.environ.items()
            if k not in ("COLUMNS", "NO_COLOR", "VCKPT_STORE")} | {"TERM": "xterm"} | more
     told = bytearray()
@@ -21,7 +32,7 @@ def on_terminal(vckpt, *args, columns=80, check=True, **more):
         while True:
             try:
                 block = os.read(ours, 65536)
-            except OSError:             # nobody has the other side open any more
+            except OSError:             # no one has the other side open any more
                 return
             if not block:
                 return

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import pathlib
-import pty
 import random
 import re
 import shlex
@@ -15,6 +14,7 @@ import numpy
 import pytest
 
 import shard_oracle as oracle
+from terminal import open_terminal
 
 MANUAL = pathlib.Path(__file__).resolve().parents[2] / "docs/man/vckpt.1"
 
@@ -223,7 +223,7 @@ def test_unheld_parts_are_dotted(vckpt):
 
 @pytest.mark.parametrize("locale,corner", [("C.UTF-8", "┌"), ("C", "+")])
 def test_box_characters_where_a_terminal_takes_them(vckpt, locale, corner):
-    master, slave = pty.openpty()
+    master, slave = open_terminal()
     subprocess.run([vckpt.path, "layout", "--shape", "4,4", "--dtype", "u8", "--mesh", "a=2", "--place", "S(0)",
                     "--draw"], stdout=slave, check=True,
                    env={**os.environ, "LC_ALL": locale})

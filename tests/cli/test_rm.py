@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt rm: one step, several, a range, a run; what is asked, and what is left when something fails."""
 import os
-import pty
 import re
 import shutil
 import subprocess
 
 import numpy as np
 import pytest
+
+from terminal import open_terminal
 
 STEPS = [0, 5, 10, 12, 20]
 
@@ -39,7 +40,7 @@ def left(vckpt, store):
 
 def on_terminal(vckpt, answer, *words):
     """The command with a terminal as standard input and error, on which `answer` is typed: exit code, what it wrote."""
-    ours, theirs = pty.openpty()
+    ours, theirs = open_terminal()
     os.write(ours, answer)
     done = subprocess.run([vckpt.path, *map(str, words)], stdin=theirs, stdout=subprocess.PIPE, stderr=theirs,
                           timeout=60)
@@ -168,7 +169,7 @@ def test_a_question(vckpt, store, left, words, sentence):
                                                (["--missing-ok"], "")])
 def test_a_step_replaced_during_the_question_stays(vckpt, store, left, options, sentence):
     """What was shown is removed, not what stands under its number by then."""
-    ours, theirs = pty.openpty()
+    ours, theirs = open_terminal()
     rm = subprocess.Popen([vckpt.path, "rm", store, "a", *options], stdin=theirs, stdout=subprocess.PIPE, stderr=theirs)
     os.close(theirs)
     said = b""

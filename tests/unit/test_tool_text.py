@@ -2,16 +2,14 @@
 """What the command makes of sizes, ages, the time left, and rows: as functions, so that no clock and no terminal
 matters."""
 import ctypes
-import fcntl
 import os
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
 
 import pytest
+
+from terminal import open_terminal
 
 PLAIN = 3
 
@@ -129,8 +127,7 @@ lib.tool_progress_end(bar)
 
 def drawn(build, columns, *more, term="xterm", piped=False):
     """What stands on the terminal, one entry for each time that the line is written anew."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    ours, theirs = open_terminal(columns)
     env = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"TERM": term}
     if "VCKPT_PRELOAD" in env:                          # the sanitizers' run time
         env["LD_PRELOAD"] = env["VCKPT_PRELOAD"]
