@@ -54,15 +54,6 @@ def daemons(path):
     return found
 
 
-def descriptors(pid):
-    """What a process has open, by name. It may open and close meanwhile."""
-    found = []
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    return found
-
-
 def parent_of(pid):
     with open(f"/proc/{pid}/stat") as f:
         return int(f.read().rpartition(")")[2].split()[1])

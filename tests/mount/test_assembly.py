@@ -10,7 +10,9 @@ import threading
 import numpy as np
 import pytest
 
-from .conftest import Tensor, descriptors, wait_until, weights, write_safetensors
+from proclib import open_files
+
+from .conftest import Tensor, wait_until, weights, write_safetensors
 from .test_passthrough import closed, passes, read
 
 MiB = 1 << 20
@@ -198,5 +200,5 @@ def test_a_damaged_file_is_put_together_as_far_as_it_is_sound(slow, large, tmp_p
     assert e.value.errno == errno.EIO
     assert wait_until(lambda: m.stats()["vckpt_assemblies_failed_total"] == 1)
     assert m.stats()["vckpt_assembled_bytes"] == 0
-    assert not [d for d in descriptors(m.server) if d.startswith("/memfd:vckpt")], "memory of a lost file"
+    assert not [d for d in open_files(m.server) if d.startswith("/memfd:vckpt")], "memory of a lost file"
     os.close(fd)

@@ -5,6 +5,8 @@ import time
 
 import pytest
 
+from proclib import statuses
+
 from .conftest import mount_of, small_source, wait_until
 
 
@@ -21,11 +23,9 @@ def switches(m):
     """How often each thread of the mount's processes has left the processor, and what it is called."""
     found = {}
     for pid in m.pids:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/status") as f:
-                lines = dict(line.split(":", 1) for line in f)
-            found[int(thread), lines["Name"].strip()] = (int(lines["voluntary_ctxt_switches"])
-                                                         + int(lines["nonvoluntary_ctxt_switches"]))
+        for thread, lines in statuses(pid).items():
+            found[thread, lines["Name"]] = (int(lines["voluntary_ctxt_switches"]) +
+                                            int(lines["nonvoluntary_ctxt_switches"]))
     return found
 
 

@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from .conftest import descriptors, small_source, wait_until
+from proclib import open_files
+
+from .conftest import small_source, wait_until
 
 SECOND = 1.0
 SOON = 5.0      # where other tests have the processors
@@ -213,7 +215,7 @@ def test_an_empty_store_and_its_first_step(mount, store, vckpt, tmp_path):
 
 def packs(m):
     """What the server has open of the store's packs."""
-    return [path for path in descriptors(m.server) if path.startswith(f"{m.store}/packs/")]
+    return [path for path in open_files(m.server) if path.startswith(f"{m.store}/packs/")]
 
 
 def test_a_deleted_pack_is_closed(live, store, vckpt):

@@ -13,7 +13,9 @@ import time
 
 import pytest
 
-from .conftest import Mount, daemons, descriptors, keeper_of, mount_of, small_source, wait_until
+from proclib import open_files
+
+from .conftest import Mount, daemons, keeper_of, mount_of, small_source, wait_until
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -394,7 +396,7 @@ def test_nothing_that_the_caller_has_open_is_kept(program, one, tmp_path):
         assert os.read(read, 1) == b""
         with open(tmp_path / "lock") as again:
             fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        kept = {name for pid in daemons(point) for name in descriptors(pid)}
+        kept = {name for pid in daemons(point) for name in open_files(pid)}
         assert str(tmp_path / "lock") not in kept
     finally:
         os.close(read)

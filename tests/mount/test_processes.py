@@ -11,7 +11,9 @@ import subprocess
 import numpy as np
 import pytest
 
-from .conftest import Mount, Tensor, daemons, descriptors, keeper_of, mount_of, wait_until, weights, write_safetensors
+from proclib import open_files, statuses
+
+from .conftest import Mount, Tensor, daemons, keeper_of, mount_of, wait_until, weights, write_safetensors
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -82,11 +84,9 @@ def test_a_decoder_can_do_nothing_but_decode(encoded, program, build, tmp_path, 
 def test_no_thread_of_the_server_has_privileges(encoded, mount):
     m = mount(encoded)
     (m / "a" / "latest" / "model.safetensors").read_bytes()
-    threads = [pathlib.Path(f"/proc/{m.server}/task/{task}/status").read_text()
-               for task in os.listdir(f"/proc/{m.server}/task")]
+    threads = statuses(m.server)
     assert len(threads) > 2
-    for status in threads:
-        lines = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    for lines in threads.values():
         assert lines["NoNewPrivs"] == "1" and lines["Seccomp"] == "2"
         assert int(lines["CapEff"], 16) == int(lines["CapPrm"], 16) == 1 << 2  # dac_read_search
 
@@ -97,7 +97,7 @@ def test_the_keeper_keeps_what_unmounting_needs(encoded, mount):
     lines = dict(line.split(":\t", 1) for line in pathlib.Path(f"/proc/{m.keeper}/status").read_text().splitlines()
                  if ":\t" in line)
     assert int(lines["CapEff"], 16) == 1 << 21 | 1 << 5 | 1 << 2 and lines["NoNewPrivs"] == "1"
-    names = descriptors(m.keeper)
+    names = open_files(m.keeper)
     assert "/dev/fuse" not in names and not any(name.startswith(str(encoded)) for name in names)
 
 

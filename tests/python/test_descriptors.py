@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that is idle has no pack open: the disk space of what a collection deletes comes back at once."""
-import os
 import subprocess
 import time
 
 import numpy as np
 import pytest
+
+from proclib import open_files
 
 import vckpt
 
@@ -23,15 +24,7 @@ def run(tmp_path):
 
 def packs(store):
     """What this process has open of the store's packs, deleted ones included."""
-    found = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            path = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            continue
-        if path.startswith(f"{store}/packs/"):
-            found.append(path)
-    return found
+    return [path for path in open_files() if path.startswith(f"{store}/packs/")]
 
 
 def none_open(store, seconds=10):

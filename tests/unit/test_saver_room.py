@@ -181,16 +181,14 @@ def test_threads_are_the_processors_shared(lib):
 
 
 COUNT = '''
-def threads():
-    return len(os.listdir("/proc/self/task"))
+from proclib import tasks
 
 
 def settled(want):
-    "Threads that end are seen a while longer."
     end = time.monotonic() + 20
-    while threads() - before != want and time.monotonic() < end:
+    while len(tasks() - before) != want and time.monotonic() < end:
         time.sleep(0.01)
-    assert threads() - before == want, threads() - before
+    assert len(tasks() - before) == want, len(tasks() - before)
 '''
 
 
@@ -226,7 +224,7 @@ def counted(build, tmp_path, many_cpus, script, **env):
 def test_workers_are_divided_by_what_the_launcher_says(build, tmp_path, many_cpus, env, workers):
     """A world of one has the machine; heartbeat and persister are a thread each."""
     counted(build, tmp_path, many_cpus, '''
-before = threads()
+before = tasks()
 saver = api.saver(store, "run", rank=0, world=int(os.environ.get("W", 1)), launch="l", threads=0)
 settled(2 + %d)
 saver.free()
@@ -237,7 +235,7 @@ def test_workers_are_divided_by_the_ranks_that_show_this_machine(build, tmp_path
     """Four ranks of this machine: each begins with 8 workers and keeps 2 of them."""
     counted(build, tmp_path, many_cpus, '''
 import threading
-before, savers = threads(), [None] * 4
+before, savers = tasks(), [None] * 4
 def open_one(rank):
     savers[rank] = api.saver(store, "run", rank=rank, world=4, launch="l", threads=0)
 openers = [threading.Thread(target=open_one, args=(r,)) for r in range(4)]
@@ -260,7 +258,7 @@ for s in savers:
 
 def test_threads_that_are_given_stay(build, tmp_path, many_cpus):
     counted(build, tmp_path, many_cpus, '''
-before = threads()
+before = tasks()
 saver = api.saver(store, "run", rank=0, world=64, launch="l", threads=5)
 settled(2 + 5)
 saver.free()

@@ -16,6 +16,7 @@ import time
 import pytest
 
 import storelow as low
+from proclib import tasks
 
 FLAGS = [0, low.NAMED_TEMPS]
 fork = multiprocessing.get_context("fork")
@@ -151,14 +152,14 @@ def test_writer(storage):
 def test_writer_of_several_buffers(storage, size, seal):
     """Buffers of 4 MiB go out by a thread: none, the last one full, and more than there are."""
     data = random.randbytes(1 << 20) * (size // (1 << 20)) + random.randbytes(size % (1 << 20))
-    threads = len(os.listdir("/proc/self/task"))
+    before = tasks()
     storage.file("packs/00/p.pack", [data[at:at + (3 << 20)] for at in range(0, size, 3 << 20)], seal=seal)
     assert not seal or storage.read("packs/00/p.pack") == data
     assert [e[:2] for e in storage.list()] == [("packs/00/p.pack", size)][:seal]
-    end = time.monotonic() + 10             # the kernel shows a thread a moment longer than it can be joined
-    while len(os.listdir("/proc/self/task")) > threads and time.monotonic() < end:
+    end = time.monotonic() + 10
+    while tasks() - before and time.monotonic() < end:
         time.sleep(0.01)
-    assert len(os.listdir("/proc/self/task")) == threads
+    assert not tasks() - before
 
 
 def test_create_refuses_what_is_not_empty(lib, tmp_path):
