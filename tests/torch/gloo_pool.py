@@ -3,7 +3,9 @@
 functions only) and gives the list of results; what a rank raises fails the test with its rank and trace. `pool.ask`
 gives what each rank answered, whether good or not. The ranks of a pool stay for all tests of a pytest process, unless
 one dies. They are forked from a process that has imported torch, because an import takes seconds: a rank begins as a
-new process does, with torch imported and nothing of vckpt in use. conftest.py has the fixtures."""
+new process does, with torch imported and nothing of vckpt in use. conftest.py has the fixtures. `programs` runs whole
+programs in processes of that kind."""
+import atexit
 import contextlib
 import multiprocessing
 import multiprocessing.forkserver
@@ -11,7 +13,9 @@ import os
 import pathlib
 import random
 import shutil
+import sys
 import tempfile
+import threading
 import traceback
 
 import pytest
@@ -20,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PATIENCE = 240
 IMPORTED = ["torch", "torch.distributed", "torch.distributed.checkpoint", "torch.distributed.fsdp",
             "torch.distributed.optim",
-            "torch.distributed.tensor.parallel", "vckpt", "vckpt.dcp"]
+            "torch.distributed.tensor.parallel", "vckpt", "vckpt.dcp", "gloo_pool"]
 
 
 @contextlib.contextmanager
@@ -43,6 +47,47 @@ def forkserver():
     with environment(OMP_NUM_THREADS="1", **({"LD_PRELOAD": preload} if preload else {})):
         multiprocessing.forkserver.ensure_running()
     return context
+
+
+def _program(text, arguments, environment, output, errors):
+    """What `python -c TEXT` does, from its begin to its end."""
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, path in (1, output), (2, errors):
+        with open(path, "wb") as file:
+            os.dup2(file.fileno(), number)
+    sys.argv, status = ["-c", *arguments], 0
+    try:
+        exec(compile(text, "<program>", "exec"), {"__name__": "__main__"})
+    except SystemExit as end:
+        status = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)            # gloo's threads abort a process whose interpreter ends while they let go of a tensor
+
+
+def programs(text, *environments, arguments=(), patience=120):
+    """[(exit status, standard output, standard error)] of a process for each environment, all at once."""
+    context, running = forkserver(), []
+    with tempfile.TemporaryDirectory(prefix="vckpt-programs-") as folder:
+        said = [[pathlib.Path(folder, f"{number}.{name}") for name in ("out", "err")]
+                for number in range(len(environments))]
+        try:
+            for environment, files in zip(environments, said):
+                running.append(context.Process(target=_program, args=(text, arguments, environment, *files)))
+                running[-1].start()
+            for process in running:
+                process.join(patience)
+        finally:
+            for process in running:
+                process.kill()
+                process.join()
+        return [(process.exitcode, *(file.read_text() for file in files)) for process, files in zip(running, said)]
 
 
 def _rank(rank, world, folder, pipe):

@@ -8,12 +8,14 @@ import sys
 
 import pytest
 
+from gloo_pool import programs
+
 import vckpt
 from readme import block
 
 PAGE = "docs/training.md", "A loop that can be started again"
 STEPS = list(range(10, 101, 10))
-# Of a process that prints a line that begins so: killed there.
+# Before it: killed where it prints a line that begins so.
 KILLER = """
 import builtins, os, signal
 shown = builtins.print
@@ -27,28 +29,29 @@ builtins.print = killing
 
 class Program:
     def __init__(self, folder):
-        self.folder, self.script = folder, folder / "train.py"
-        self.script.write_text(block(PAGE[1], PAGE[0], "python"))
+        self.folder, self.text = folder, block(PAGE[1], PAGE[0], "python")
 
     def __call__(self, run, processes, kill_at=None):
         """[(step, loss)] as they were printed."""
-        paths = [os.environ["PYTHONPATH"]]
-        if kill_at is not None:
-            (self.folder / "killer").mkdir(exist_ok=True)
-            (self.folder / "killer/sitecustomize.py").write_text(KILLER.format(step=kill_at))
-            paths.insert(0, str(self.folder / "killer"))
+        text = ("" if kill_at is None else KILLER.format(step=kill_at)) + self.text
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self.folder / "cache"),
-                       "PYTHONPATH": os.pathsep.join(paths),
                        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        if processes == 1:
+            [(status, self.said, errors)] = programs(text, environment, arguments=[str(run)])
+        else:
+            status, self.said, errors = self.torchrun(text, environment, run, processes)
+        assert (status == 0) == (kill_at is None), self.said + errors
+        return [(int(step), loss) for step, loss in re.findall(r"^(\d+) (\S+)$", self.said, re.M)]
+
+    def torchrun(self, text, environment, run, processes):
+        script = self.folder / "train.py"
+        script.write_text(text)
         if environment.get("VCKPT_PRELOAD"):
             environment["LD_PRELOAD"] = environment["VCKPT_PRELOAD"]
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-                    "--monitor-interval", "0.1"] if processes > 1 else []
-        done = subprocess.run([sys.executable, *launcher, str(self.script), str(run)], capture_output=True, text=True,
-                              env=environment, timeout=300)
-        assert (done.returncode == 0) == (kill_at is None), done.stdout + done.stderr
-        self.said = done.stdout
-        return [(int(step), loss) for step, loss in re.findall(r"^(\d+) (\S+)$", done.stdout, re.M)]
+        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                               str(processes), "--monitor-interval", "0.1", script, run], capture_output=True,
+                              text=True, env=environment, timeout=300)
+        return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.full)])

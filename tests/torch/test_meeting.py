@@ -6,32 +6,18 @@ import os
 import signal
 import random
 import re
-import subprocess
-import sys
 import time
 
 import pytest
 import torch.distributed as dist
+
+from gloo_pool import programs
 
 import vckpt
 from vckpt import meeting
 
 START = """
 import atexit, os, sys, time
-status = 0
-
-def failed(*error):
-    global status
-    status = 1
-    sys.__excepthook__(*error)
-
-# the last of all: gloo's threads abort a process whose interpreter ends while they let go of a tensor
-def end():
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-sys.excepthook = failed
-atexit.register(end)
 import numpy as np, torch.distributed as dist, vckpt
 from vckpt import meeting
 rank, world, run = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), {run!r}
@@ -52,21 +38,10 @@ def said(function, *arguments, **more):
 def ranks(world, tmp_path, script, dies=None):
     """[(lines of stdout, stderr)] of each rank. dies: one that is killed."""
     text = START.format(run=str(tmp_path / "store/run"), rendezvous=tmp_path / "rendezvous") + script
-    running = []
-    for rank in range(world):
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
-        if environment.get("VCKPT_PRELOAD"):
-            environment["LD_PRELOAD"] = environment["VCKPT_PRELOAD"]
-        running.append(subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, text=True))
-    try:
-        done = [process.communicate(timeout=120) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    for rank, (process, (_, err)) in enumerate(zip(running, done)):
-        assert process.returncode == (-signal.SIGKILL if rank == dies else 0), err
-    return [(out.splitlines(), err) for out, err in done]
+    done = programs(text, *({**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world)} for rank in range(world)))
+    for rank, (status, _, err) in enumerate(done):
+        assert status == (-signal.SIGKILL if rank == dies else 0), err
+    return [(out.splitlines(), err) for _, out, err in done]
 
 
 def test_ranks_that_do_not_come(tmp_path):

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from test_examples import SETTINGS, TINY, steps_equal
+from test_examples import SETTINGS, TINY, alike, steps_equal
 from test_meeting import ranks
 
 import vckpt
@@ -60,12 +60,12 @@ def end(process):
     return rest[0]
 
 
-def test_the_example_under_torchrun(vckpt_command, tmp_path):
+def test_the_example_under_torchrun(pool2, vckpt_command, tmp_path):
     """The agent gets SIGTERM, and has 30 s until it kills; steps go on for some moments, and the last one is saved. The
-    next start goes on from there to what a job that nobody disturbed computes."""
-    store = tmp_path / "store"
-    train = [ROOT / "docs/examples/train.py", "--store", store, "--parallel", "ddp", "--every", "1000", *TINY]
-    first = start(tmp_path, *train, "--steps", "100000", "--name", "ended")
+    next start goes on from there to what an undisturbed job computes."""
+    store, options = tmp_path / "store", ["--parallel", "ddp", "--every", "1000"]
+    first = start(tmp_path, ROOT / "docs/examples/train.py", "--store", store, *options, *TINY, "--steps", "100000",
+                  "--name", "ended")
     said = until(first, "step 3 ")
     first.send_signal(signal.SIGTERM)
     said = "".join(said) + end(first)
@@ -73,49 +73,55 @@ def test_the_example_under_torchrun(vckpt_command, tmp_path):
     assert told == list(range(1, told[-1] + 1)) and said.count("SIGTERM: the job ends after a step that all ranks "
                                                                "agree on") == 2, said
     assert vckpt.steps(store / "ended") == [told[-1]]
-    for name in "ended", "straight":
-        again = start(tmp_path, *train, "--steps", str(told[-1] + 2), "--name", name)
-        said = end(again)
-        assert again.returncode == 0 and (name == "straight" or
-                                          f"from step {told[-1]}, as if nothing had happened" in said), said
+    for name, begin in ("ended", told[-1] + 1), ("straight", 1):
+        losses = alike(pool2, store, *options, "--steps", str(told[-1] + 2), "--name", name)
+        assert list(losses) == list(range(begin, told[-1] + 3))
     steps_equal(store / "ended" / str(told[-1] + 2), store / "straight" / str(told[-1] + 2))
     vckpt_command("verify", store)
 
 
 LOOP = """
 import random, signal, threading, torch
-pick = random.Random({seed} * 10 + rank)
 torch.set_num_threads(1)
-weights, step = torch.zeros(1000), 0
-told = {who}
-with vckpt.on_sigterm() as stopping, vckpt.Saver(run, pin="no") as saver:
-    stop = False
-    while not stop:
-        time.sleep(pick.random() / 50)
-        shared = torch.ones(1000)
-        dist.all_reduce(shared)
-        weights += shared
-        step += 1
-        for _ in range(2 if step == 4 and rank in told else 0):
-            threading.Timer(0.3 + pick.random() / 2, os.kill, [os.getpid(), signal.SIGTERM]).start()
-        stop = stopping(step)
-        if stop or step % 5 == 0:
-            saver.async_save({{"m": {{"w": weights}}}}, step=step).staged()
-    assert stopping(step + 1)
-time.sleep(1.0)                                 # a rank's own signal may come when all is over
-print(step, vckpt.steps(run)[-1], (stopping.signalled is not None) == (rank in told))
-dist.barrier()
+
+def job(seed, told):
+    pick, run = random.Random(seed * 10 + rank), f"{os.environ['RUNS']}{seed}"
+    weights, step, signals = torch.zeros(1000), 0, []
+    with vckpt.on_sigterm() as stopping, vckpt.Saver(run, pin="no") as saver:
+        stop = False
+        while not stop:
+            time.sleep(pick.random() / 50)
+            shared = torch.ones(1000)
+            dist.all_reduce(shared)
+            weights += shared
+            step += 1
+            for _ in range(2 if step == 4 and rank in told else 0):
+                signals.append(threading.Timer(0.3 + pick.random() / 2, os.kill, [os.getpid(), signal.SIGTERM]))
+                signals[-1].start()
+            stop = stopping(step)
+            if stop or step % 5 == 0:
+                saver.async_save({"m": {"w": weights}}, step=step).staged()
+        assert stopping(step + 1)
+    for one in signals:                         # a rank's own may come when all is over
+        one.join()
+    print(step, vckpt.steps(run)[-1], (stopping.signalled is not None) == (rank in told))
+    dist.barrier()
+
+job(0, {0, 1, 2})
+job(1, {2})
 """
 
 
-@pytest.mark.parametrize("seed, who", [(0, {0, 1, 2}), (1, {2})])
-def test_ranks_that_are_signalled_at_different_times(tmp_path, seed, who):
-    """Each twice, as under torchrun in a Slurm job; or one rank alone, whose node is taken away."""
-    found = [out[-1].split() for out, _ in ranks(3, tmp_path, LOOP.format(seed=seed, who=who))]
-    step = int(found[0][0])
-    assert found == [[str(step), str(step), "True"]] * 3 and step > 3, found
-    with vckpt.Step(tmp_path / "store/run") as newest:
-        assert newest.number == step and (newest["w"].numpy() == 3 * step).all()
+def test_ranks_that_are_signalled_at_different_times(tmp_path, monkeypatch):
+    """Each twice, as under torchrun in a Slurm job; then one rank alone, whose node is taken away."""
+    monkeypatch.setenv("RUNS", str(tmp_path / "store/run"))
+    found = ranks(3, tmp_path, LOOP)
+    for seed in 0, 1:
+        said = {out[seed] for out, _ in found}
+        step = int(found[0][0][seed].split()[0])
+        assert said == {f"{step} {step} True"} and step > 3, found
+        with vckpt.Step(tmp_path / f"store/run{seed}") as newest:
+            assert newest.number == step and (newest["w"].numpy() == 3 * step).all()
 
 
 def test_ranks_that_ask_after_different_steps(tmp_path):
@@ -180,6 +186,7 @@ with vckpt.Saver(sys.argv[1], pin="no") as saver:
 """
 
 
+@pytest.mark.full       # a signal that kills is every call's in tests/crash
 def test_a_job_that_does_not_heed_it(vckpt_command, tmp_path):
     """Killed by SIGTERM in the middle of a save: what was saved stays, nothing half is seen, and the next start goes
     on."""
