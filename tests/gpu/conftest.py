@@ -30,9 +30,9 @@ def rng():
 
 @pytest.fixture(scope="session")
 def torch():
-    torch = pytest.importorskip("torch")
     if os.environ.get("VCKPT_LIBCUDA"):
         pytest.skip("torch knows no stand-in")
+    torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("this torch finds no CUDA device")
     return torch

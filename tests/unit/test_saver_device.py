@@ -680,12 +680,13 @@ def test_a_context_that_goes_before_its_saver(cuda, driver, api, store, rng):
 
 
 def test_the_tests_for_real_devices_run_on_the_stand_in(build):
-    """So that they are not met for the first time by a device."""
+    """So that they are not met for the first time by a device. Those of the folder that need none run anyway."""
     env = {**os.environ, "VCKPT_LIBCUDA": str(build / "tests/standin/libcuda.so.1"), "VCKPT_BUILD": str(build)}
     if "VCKPT_PRELOAD" in os.environ:
         env["LD_PRELOAD"] = os.environ["VCKPT_PRELOAD"]
     tests = os.path.dirname(os.path.dirname(__file__))
     done = subprocess.run([sys.executable, "-m", "pytest", "-c", f"{tests}/pytest.ini", f"--rootdir={tests}", "-q",
                            "-rs", "-p", "no:cacheprovider",
-                           f"{tests}/gpu"], env=env, capture_output=True, text=True)
-    assert done.returncode == 0 and "no device" not in done.stdout, done.stdout[-4000:]
+                           f"{tests}/gpu/test_gpu_save.py", f"{tests}/gpu/test_gpu_load.py"], env=env,
+                          capture_output=True, text=True)
+    assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout[-4000:]
