@@ -115,7 +115,7 @@ def normal(rng, items, dtype="F32"):
     return (values.view("u4") >> 16).astype("u2").tobytes() if dtype == "BF16" else values.tobytes()
 
 
-def test_imports(vckpt, store, tmp_path):
+def test_imports(vckpt, store, tmp_path, scale):
     """Many dtypes; pieces of each way to cut a tensor; raw, and with planes of each width; many small tensors; blobs
     that give way."""
     rng = numpy.random.default_rng(7)
@@ -134,7 +134,7 @@ def test_imports(vckpt, store, tmp_path):
         "pairs": ("F4", [4, 10], rng.bytes(20)),
         "complex": ("C64", [300, 301], normal(rng, 300 * 301 * 2)), "zeros": ("F32", [512, 512], bytes(1 << 20)),
         "x/%\u00e9\x02": ("I8", [3], b"abc"),
-        **{f"layers.{i}.norm": ("F32", [70], normal(rng, 70)) for i in range(3000)},
+        **{f"layers.{i}.norm": ("F32", [70], normal(rng, 70)) for i in range(scale(1000, 3000))},
     }
     write(source / "model.safetensors", tensors, {"format": "pt", "k": "\u00e4\"\\"})
     (source / "config.json").write_text(json.dumps({"text": "word " * 9000}))

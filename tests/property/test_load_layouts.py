@@ -305,10 +305,10 @@ def play(api, path, seed, counts):
 @pytest.mark.parametrize("part", range(4))
 def test_any_layout_loads_under_any_other(build, tmp_path, scale, rng, part):
     api, counts = Api(build), collections.Counter()
-    for n in range(scale(5, 130)):
+    for n in range(scale(3, 130)):
         play(api, tmp_path / f"store{n}", rng.getrandbits(64), counts)
     print(f"bytes read / bytes needed: {counts['read'] / counts['needed']:.3f} (at most "
           f"{counts['bound'] / counts['needed']:.3f} and the heads of packs); {dict(counts)}")
-    assert counts["pairs"] == scale(5, 130) * LOADS
+    assert counts["pairs"] == scale(3, 130) * LOADS
     seen = ("encoded", "partial", "whole", "several", "nothing", "away")
     assert scale(True, all(counts[kind] for kind in seen) and counts["encoded"] < counts["objects"]), counts
