@@ -21,8 +21,10 @@ def test_the_command_on_a_bare_machine(tmp_path):
     version = subprocess.run(["chroot", root, "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
                              capture_output=True, text=True, check=True).stdout.strip()
     subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
-    done = subprocess.run([sys.executable, clone / "tests/gpu/pack", "--python", version, root / "pack"], text=True,
-                          capture_output=True)
+    python = tmp_path / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", python], check=True)     # as Debian's is
+    done = subprocess.run([python / "bin/python", clone / "tests/gpu/pack", "--python", version, root / "pack"],
+                          text=True, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
     inside = 'mount -t proc proc "$0/proc" && mount -t tmpfs shm "$0/dev/shm" && ' \
         'exec chroot "$0" /pack/tests/gpu/run --standin --small --out /out'
