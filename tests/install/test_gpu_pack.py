@@ -2,6 +2,7 @@
 """tests/gpu/pack from a clean clone, and tests/gpu/run of what it made in a minimal Debian that has Python and nothing
 else, with the stand-ins for the driver and NCCL: nothing is missing there."""
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -23,8 +24,12 @@ def test_the_command_on_a_bare_machine(tmp_path):
     subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
     python = tmp_path / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", python], check=True)     # as Debian's is
-    done = subprocess.run([python / "bin/python", clone / "tests/gpu/pack", "--python", version, root / "pack"],
-                          text=True, capture_output=True)
+
+    def pack(**more):
+        return subprocess.run([python / "bin/python", clone / "tests/gpu/pack", "--python", version, root / "pack"],
+                              text=True, capture_output=True, env={**os.environ, **more})
+    assert "No matching distribution found" in pack(PIP_NO_INDEX="1", PIP_FIND_LINKS="").stderr
+    done = pack()                                       # what the first one left is not in its way
     assert done.returncode == 0, done.stdout + done.stderr
     inside = 'mount -t proc proc "$0/proc" && mount -t tmpfs shm "$0/dev/shm" && ' \
         'exec chroot "$0" /pack/tests/gpu/run --standin --small --out /out'
