@@ -36,6 +36,7 @@ def test_the_command_on_a_bare_machine(tmp_path):
     done = subprocess.run(["unshare", "--mount", "sh", "-c", inside, root], text=True, capture_output=True, timeout=900,
                           env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"})
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    assert "a shared load reads, of what there is " in done.stdout         # no row is cut
     steps = {one["step"]: one for one in json.loads((root / "out/gpu.json").read_text())["steps"]}
     assert [name for name, one in steps.items() if one["state"] == "passed"] == [
         "tests", "saves", "strided", "nccl", "sanitizer"]
