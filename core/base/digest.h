@@ -7,7 +7,9 @@
  *   digest                   SHA-256(0x01 | le64(length) | leaf_0 | leaf_1 | ...); no leaf for an empty object
  *   check_i                  XXH3-64(stored bytes of block i, seed = le64(digest[0..8]) + i mod 2^64)
  *
- * SHA-256 is libcrypto's, XXH3 is libxxhash's. All functions may be called from any thread; a `base_hasher`
+ * SHA-256 is libcrypto's, and of several leaves at once digest_many.c's; XXH3 is libxxhash's. A caller that has much to
+ * hash hands it over at once: 16 leaves, be they of one object or of many, take less than half the time that they take
+ * one by one. All functions may be called from any thread; a `base_hasher`
  * belongs to one thread at a time. */
 #ifndef CORE_BASE_DIGEST_H
 #define CORE_BASE_DIGEST_H
@@ -38,8 +40,15 @@ int base_digest_parse(const char *hex, size_t len, struct base_digest *ret_d); /
 /* Plain SHA-256 (records, names). */
 void base_sha256(const void *bytes, size_t len, struct base_digest *ret_d);
 
+/* SHA-256 of each of n messages of equal length, by whatever is quickest on this processor (digest_many.c): of the byte
+ * `first` and then the `len` bytes at at[i]. */
+void base_sha256_many(uint8_t first, const uint8_t *const *at, size_t len, size_t n, struct base_digest *ret_d);
+
 /* Digest of an object whose bytes lie in memory. */
 void base_digest_of(const void *bytes, size_t len, struct base_digest *ret_d);
+/* The same of n objects, whose leaves are hashed together. */
+struct base_object { const void *bytes; size_t len; struct base_digest digest; };
+void base_digests_of(struct base_object *objects, size_t n);
 
 /* Digest of an object that arrives in pieces of any size. */
 struct base_hasher;
@@ -65,9 +74,6 @@ void base_xxh128_update(struct base_xxh128_state *s, const void *bytes, size_t l
 void base_xxh128_final(const struct base_xxh128_state *s, struct base_xxh128 *ret_x);
 /* Is this one of the seeds (about 2^-21 of all) under which XXH3-128 misses some moved bits? (digest_seed.c) */
 bool base_xxh128_seed_weak(uint64_t seed);
-/* Both of the same bytes in one pass, block by block: no byte is read from memory twice. */
-void base_hash_both(struct base_xxh128_state *s, uint64_t seed, const void *bytes, size_t len,
-	struct base_digest *ret_d, struct base_xxh128 *ret_x);
 uint64_t base_xxh64_of(uint64_t seed, const void *bytes, size_t len); /* XXH3-64 with seed */
 
 /* Cryptographic random bytes (getrandom). 0, or a negative errno where the kernel or a seccomp filter refuses the

@@ -30,7 +30,7 @@ NAMES = {
     "test_note.Ref": "store_object_ref",
     "measure.Copy2d": "cuda_copy_2d", "gatherlib.Gather": "device_gather",
     "test_layout_part.Held": "store_layout_held",
-    "test_base_boxes.Held": "store_layout_held",
+    "test_base_boxes.Held": "store_layout_held", "test_base.Method": "base_sha256_method",
     "test_part_excerpt.Head": "store_part_excerpt...",
     "test_read_counts.LoadFill": "load_fill...", "test_read_counts.LoadObject": "load_object...",
     "test_plan_cache.Key": "save_plan_key", "test_plan_cache.KeyMesh": "save_plan_key_mesh",

@@ -64,6 +64,8 @@ FOR_THE_LOAD = {
 FOR_TESTS = {
     "store_record_decode": "a fuzz target and the tests of damage give it the bytes of a file",
     "transform_select": "the tests compare the implementations for each processor",
+    "base_sha256_select": "the tests compare the methods of each processor",
+    "base_sha256_method_ns": "the tests give it a method that hashes wrongly",
     "load_cache_hash": "the tests give it references that somebody chose",
     "tool_progress_at": "the tests give the time",
     "view_layouts_parse": "the tests give it the text of a file",

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import hashlib
+import mmap
 import pathlib
 import random
 import re
@@ -11,6 +12,7 @@ import unicodedata
 
 import pytest
 import xxhash
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 BLOCK = 16384
 
@@ -66,6 +68,110 @@ def test_digest_is_the_tree(lib, hasher, length):
     lib.base_sha256(data, ctypes.c_size_t(length), out)
     assert out.raw == hashlib.sha256(data).digest()
     assert hashed(lib, hasher, [data]) == tree(data)
+
+
+METHODS = {"libcrypto": 0, "SHA instructions": 1, "AVX2": 2, "AVX-512": 3}
+
+
+@pytest.fixture(params=["quickest", *METHODS])
+def method(lib, request):
+    """Each way to hash several messages that this processor has, and what is chosen among them."""
+    which = METHODS.get(request.param, -1)
+    if lib.base_sha256_select(which) == -errno.ENOTSUP:
+        pytest.skip(f"this processor has no {request.param}")
+    yield which
+    lib.base_sha256_select(-1)
+
+
+def many(lib, first, data, length, n):
+    """n messages of that length; data: a buffer that has them one after another, or its address."""
+    room = ctypes.create_string_buffer(data, len(data) + 1) if isinstance(data, bytes) else None
+    data = ctypes.addressof(room) if room else data
+    at = (ctypes.c_void_p * max(n, 1))(*[data + length * i for i in range(n)])
+    out = ctypes.create_string_buffer(b"\xa5" * (32 * n + 1), 32 * n + 1)
+    lib.base_sha256_many(ctypes.c_uint8(first), at, ctypes.c_size_t(length), ctypes.c_size_t(n), out)
+    assert out.raw[32 * n] == 0xa5
+    return [out.raw[32 * i:32 * i + 32] for i in range(n)]
+
+
+def each(first, data, length, n):
+    return [hashlib.sha256(bytes([first]) + data[length * i:length * i + length]).digest() for i in range(n)]
+
+
+def test_many_messages_at_once(lib, method, rng):
+    """Every length of up to three blocks and padding, what is around multiples of a block, and every number of
+    messages."""
+    data = rng.randbytes(35 * 1025)
+    for length in [*range(201), *range(250, 262), *range(1015, 1026)]:
+        for n in [0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 35] if length % 64 in (54, 55, 62, 63) else [2, 18]:
+            assert many(lib, length & 255, data, length, n) == each(length & 255, data, length, n), (length, n)
+    for n in range(36):
+        assert many(lib, 1, data, 1000, n) == each(1, data, 1000, n), n
+    data = rng.randbytes(21 * (BLOCK + 1))
+    for length in (BLOCK - 1, BLOCK, BLOCK + 1):
+        assert many(lib, 0, data, length, 21) == each(0, data, length, 21)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(length=st.integers(0, 3000), n=st.integers(0, 40), first=st.integers(0, 255), offset=st.integers(0, 64),
+       seed=st.integers(0, 2 ** 32))
+def test_many_random_messages(lib, method, length, n, first, offset, seed):
+    data = random.Random(seed).randbytes(offset + length * n + 1)
+    room = ctypes.create_string_buffer(data, len(data))
+    assert many(lib, first, ctypes.addressof(room) + offset, length, n) == each(
+        first, data[offset:], length, n)
+
+
+def test_many_messages_between_pages_that_cannot_be_read(lib, method, rng):
+    libc, page = ctypes.CDLL(None), mmap.PAGESIZE
+    memory = mmap.mmap(-1, 4 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    data = rng.randbytes(2 * page)
+    memory[page:3 * page] = data
+    for at in (start, start + 3 * page):
+        assert libc.mprotect(ctypes.c_void_p(at), ctypes.c_size_t(page), 0) == 0
+    for length in (64, 128, 191, 256, 510):
+        n = min(2 * page // length, 37)
+        for skip in (0, 2 * page - n * length):  # from the first byte, and to the last
+            assert many(lib, 0, start + page + skip, length, n) == each(0, data[skip:], length, n)
+    for at in (start, start + 3 * page):
+        libc.mprotect(ctypes.c_void_p(at), ctypes.c_size_t(page), mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+class Object(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char_p), ("len", ctypes.c_size_t), ("digest", ctypes.c_uint8 * 32)]
+
+
+def test_digest_by_each_method(lib, method, hasher, rng):
+    """Of objects with any number of leaves, in memory, in pieces that begin and end anywhere, and several at once."""
+    lengths = [leaves * BLOCK + more for leaves in (1, 2, 3, 15, 16, 17, 33, 40) for more in (-1, 0, 1, 777)]
+    for length in lengths:
+        data = rng.randbytes(length)
+        cuts = sorted(rng.choices(range(length + 1), k=rng.randrange(4)))
+        assert digest_of(lib, data) == tree(data)
+        chunks = [data[a:b] for a, b in zip([0, *cuts], [*cuts, length])]
+        assert hashed(lib, hasher, chunks) == tree(data), cuts
+    lengths += [0, 0, 1, 100, BLOCK, BLOCK]
+    for n in (0, 1, 2, 3, 7, 30):
+        data = [rng.randbytes(length) for length in rng.choices(lengths, k=n)]
+        objects = (Object * max(n, 1))(*[Object(d, len(d)) for d in data])
+        lib.base_digests_of(objects, ctypes.c_size_t(n))
+        assert [bytes(o.digest) for o in objects[:n]] == [tree(d) for d in data], [len(d) for d in data]
+
+
+class Method(ctypes.Structure):
+    Blocks = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    _fields_ = [("width", ctypes.c_uint), ("blocks", Blocks), ("has", ctypes.c_void_p)]
+
+
+def test_a_method_that_hashes_wrongly_is_found(lib):
+    calls = []
+    lib.base_sha256_method_ns.restype = ctypes.c_uint64
+    for width in (2, 16):
+        wrong = Method(width, Method.Blocks(lambda state, at, blocks: calls.append(blocks)))
+        assert lib.base_sha256_method_ns(ctypes.byref(wrong)) == 0
+    assert calls
+    assert lib.base_sha256_method_ns(ctypes.byref(Method(1, Method.Blocks()))) > 0  # libcrypto
 
 
 def test_hasher_takes_chunks_of_any_size(lib, hasher):

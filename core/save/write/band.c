@@ -282,15 +282,13 @@ void save_band_encode(struct save_band *b, struct save_piece *p)
 	p->encoded = true;
 }
 
-/* Makes both hashes of the same bytes, block by block. The XXH3-128 was made before, of the bytes that these were
- * copied from. If it differs now, one of the two copies changed in memory, and it is not known which of them is
- * right. */
-static int band_hash(struct save_band *b, uint64_t seed, const struct save_piece *p, const uint8_t *bytes,
-	struct base_digest *ret_digest)
+/* The XXH3-128 was made before, of the bytes that these were copied from. If it differs now, one of the two copies
+ * changed in memory, and it is not known which of them is right. */
+static int band_xxh_again(struct save_band *b, uint64_t seed, const struct save_piece *p, const uint8_t *bytes)
 {
 	struct base_xxh128 xxh;
 
-	base_hash_both(b->hash, seed, bytes, p->len, ret_digest, &xxh);
+	base_xxh128_of(seed, bytes, p->len, &xxh);
 	if (memcmp(&xxh, &p->xxh, sizeof xxh) == 0)
 		return 0;
 	return base_error_set(&b->err, -BASE_EDAMAGED,
@@ -317,11 +315,14 @@ static void band_doubt(const struct save_band *b, const struct save_writer *w, c
 static int band_confirm(struct save_band *b, const struct save_writer *w, const struct save_piece *p,
 	const uint8_t *bytes)
 {
+	int r = band_xxh_again(b, w->store->info.seed, p, bytes);
 	struct base_digest digest;
-	int r = band_hash(b, w->store->info.seed, p, bytes, &digest);
 
-	if (r < 0 || base_digest_equal(&digest, &p->digest))
+	if (r < 0)
 		return r;
+	base_digest_of(bytes, p->len, &digest);
+	if (base_digest_equal(&digest, &p->digest))
+		return 0;
 	band_doubt(b, w, p);
 	return base_error_set(&b->err, -BASE_EDAMAGED,
 		"piece %llu has the XXH3-128 that an earlier step recorded at its place, but another SHA-256: either "
@@ -429,35 +430,70 @@ static int band_believe(struct save_band *b, const struct save_writer *w, struct
 	return r < 0 ? r : 1;
 }
 
-/* Both hashes. What was hashed before, on its way here, must be the same. */
-static int band_digest(struct save_band *b, const struct save_writer *w, struct save_piece *p)
-{
-	uint64_t seed = w->store->info.seed;
+/* Pieces that are hashed in full, together (core/base/digest.h), and encoded while a near cache has them. */
+enum { BAND_GROUP = 16, BAND_GROUP_BYTES = 512 << 10 };
+struct band_group {
+	struct save_piece *pieces[BAND_GROUP]; unsigned n;
+	uint64_t len;
+};
 
-	band_cut(b);
+/* The XXH3-128 of what is stored. Is it not the one that was made on its way here, there is an error. */
+static int band_group_xxh(struct save_band *b, uint64_t seed, struct save_piece *p)
+{
+	const uint8_t *bytes = b->raw + p->offset;
+
 	if (b->staged)
 		p->xxh = b->staged[p - b->pieces];
 	if (b->staged || band_may_believe(b, p))
-		return band_hash(b, seed, p, b->raw + p->offset, &p->digest);
-	base_hash_both(b->hash, seed, b->raw + p->offset, p->len, &p->digest, &p->xxh);
+		return band_xxh_again(b, seed, p, bytes);
+	base_xxh128_of(seed, bytes, p->len, &p->xxh);
 	return 0;
 }
 
-static int band_piece(struct save_band *b, const struct save_writer *w, struct save_piece *p)
+/* Both hashes of each piece. */
+static int band_group_digest(struct save_band *b, const struct save_writer *w, struct band_group *g)
+{
+	struct base_object objects[BAND_GROUP];
+
+	band_cut(b);
+	for (unsigned i = 0; i < g->n; i++) {
+		struct save_piece *p = g->pieces[i];
+		int r = band_group_xxh(b, w->store->info.seed, p);
+
+		if (r < 0)
+			return r;
+		objects[i] = (struct base_object){.bytes = b->raw + p->offset, .len = p->len};
+	}
+	base_digests_of(objects, g->n);
+	for (unsigned i = 0; i < g->n; i++)
+		g->pieces[i]->digest = objects[i].digest;
+	return 0;
+}
+
+static int band_group_end(struct save_band *b, const struct save_writer *w, struct band_group *g)
 {
 	uint64_t begin = base_monotonic_ns(), middle;
-	int r = band_may_believe(b, p) ? band_believe(b, w, p) : 0;
+	int r = band_group_digest(b, w, g);
 
-	if (r == 0)
-		r = band_digest(b, w, p);
 	middle = base_monotonic_ns();
 	b->digest_ns += middle - begin;
-	if (r < 0 || p->believed || p->len <= STORE_INLINE_MAX_BYTES)
-		return r < 0 ? r : 0;
-	if (!band_is_stored(b, w, p))
-		save_band_encode(b, p);
+	for (unsigned i = 0; r == 0 && i < g->n; i++)
+		if (g->pieces[i]->len > STORE_INLINE_MAX_BYTES && !band_is_stored(b, w, g->pieces[i]))
+			save_band_encode(b, g->pieces[i]);
 	b->encode_ns += base_monotonic_ns() - middle;
-	return 0;
+	g->n = 0;
+	g->len = 0;
+	return r;
+}
+
+/* 1: it need not be hashed in full. */
+static int band_recognised(struct save_band *b, const struct save_writer *w, struct save_piece *p)
+{
+	uint64_t begin = base_monotonic_ns();
+	int r = band_may_believe(b, p) ? band_believe(b, w, p) : 0;
+
+	b->digest_ns += base_monotonic_ns() - begin;
+	return r;
 }
 
 int save_band_read(struct save_band *b, const struct save_source *source)
@@ -476,6 +512,7 @@ int save_band_read(struct save_band *b, const struct save_source *source)
 
 int save_band_process(struct save_band *b, struct save_writer *w)
 {
+	struct band_group g = {0};
 	int r = 0;
 
 	b->digest_ns = b->encode_ns = 0;
@@ -488,7 +525,18 @@ int save_band_process(struct save_band *b, struct save_writer *w)
 	save_band_rows(b, w);
 	if (b->nrows == 0 || !b->believe) /* nothing to recognise anything by before it is cut */
 		band_cut(b);
-	for (uint32_t i = 0; r == 0 && i < b->npieces; i++)
-		r = band_piece(b, w, &b->pieces[i]);
-	return r;
+	for (uint32_t i = 0; r >= 0 && i < b->npieces; i++) {
+		struct save_piece *p = &b->pieces[i];
+
+		r = band_recognised(b, w, p);
+		if (r == 0) {
+			g.pieces[g.n++] = p;
+			g.len += p->len;
+		}
+		if (r >= 0 && (g.n == BAND_GROUP || g.len >= BAND_GROUP_BYTES))
+			r = band_group_end(b, w, &g);
+	}
+	if (r >= 0 && g.n)
+		r = band_group_end(b, w, &g);
+	return r < 0 ? r : 0;
 }
