@@ -5,7 +5,9 @@
  * padding (zero), footer (SHA-256 in the tail, places by the arithmetic of extents), tail. So there is none whose
  * change goes unseen.
  *
- * An extent is held by its checks only (at most 12 bytes for each 16 KiB), stored bytes pass through one buffer. */
+ * An extent is held by its checks only (at most 12 bytes for each 16 KiB). Stored bytes pass through one buffer, by
+ * steps of up to 1 MiB. Objects that are no longer than a step wait there, checked and decoded, until it is full: then
+ * they are hashed together (core/base/digest.h). */
 #include <string.h>
 
 #include "core/base/cleanup.h"
@@ -13,12 +15,16 @@
 
 enum { VERIFY_STEP_BLOCKS = 64, VERIFY_STEP_BYTES = VERIFY_STEP_BLOCKS * BASE_BLOCK_BYTES };
 
+struct waiting { const struct store_object_ref *ref; struct base_xxh128 xxh; };
+
 struct verify {
 	struct store_pack *p;
 	const struct store_pack_verify_calls *calls;
 	struct base_hasher *hasher;
 	struct base_xxh128_state *xxh;
-	uint8_t *stored, *raw, *scratch; /* a step's stored bytes, one block, the codec's */
+	uint8_t *stored, *raw, *scratch; /* a step's stored bytes, its raw ones, the codec's */
+	size_t used; /* bytes of both that belong to objects that wait */
+	struct waiting waiting[VERIFY_STEP_BLOCKS]; struct base_object objects[VERIFY_STEP_BLOCKS]; size_t nwaiting;
 };
 
 static void seen(struct verify *v, uint64_t bytes)
@@ -43,11 +49,11 @@ static int verify_padding(struct verify *v, uint64_t from, uint64_t to)
 {
 	while (from < to) {
 		size_t n = base_min(to - from, 4096);
-		int r = fetch(v, from, v->raw, n, NULL);
+		int r = fetch(v, from, v->scratch, n, NULL);
 		if (r < 0)
 			return r;
 		for (size_t i = 0; r == 0 && i < n; i++)
-			if (v->raw[i] != 0) {
+			if (v->scratch[i] != 0) {
 				v->calls->damage(v->calls->arg, from + i, 1, NULL, "padding is not zero");
 				break;
 			}
@@ -83,9 +89,9 @@ static bool lens_good(const struct store_object_ref *ref, const uint8_t *lens)
 	return sum == ref->stored_len;
 }
 
-/* One block: checked, decoded, hashed. false when it reported damage. */
+/* One block: checked and decoded. false when it reported damage. */
 static bool verify_block(struct verify *v, const struct store_object_ref *ref, uint64_t block, const uint8_t *stored,
-	uint64_t offset, uint32_t word, uint64_t check)
+	uint64_t offset, uint32_t word, uint64_t check, uint8_t *raw)
 {
 	uint32_t len = word & ~STORE_BLOCK_RAW;
 	size_t raw_len = base_min(ref->raw_len - block * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
@@ -93,34 +99,95 @@ static bool verify_block(struct verify *v, const struct store_object_ref *ref, u
 		v->calls->damage(v->calls->arg, offset, len, ref, "the stored bytes and their check do not agree");
 		return false;
 	}
-	if (store_codec_decode_block(ref->codec, stored, word, v->raw, raw_len, v->scratch) < 0) {
+	if (ref->codec != STORE_CODEC_RAW &&
+	    store_codec_decode_block(ref->codec, stored, word, raw, raw_len, v->scratch) < 0) {
 		v->calls->damage(v->calls->arg, offset, len, ref, "the stored bytes do not decode");
 		return false;
 	}
-	base_hasher_update(v->hasher, v->raw, raw_len);
-	if (ref->kind == STORE_OBJECT_PIECE)
-		base_xxh128_update(v->xxh, v->raw, raw_len);
 	return true;
 }
 
-/* All blocks went through the hashes. */
-static int verify_hashes(struct verify *v, const struct store_object_ref *ref, bool good)
+/* The blocks of a step, [block, block + n), whose stored bytes have been read: checked and decoded. Gives where their
+ * raw bytes are, or NULL when it reported damage. */
+static const uint8_t *verify_step(struct verify *v, const struct store_object_ref *ref, const uint8_t *checks,
+	const uint8_t *lens, uint64_t block, uint64_t n, uint64_t offset)
 {
-	struct base_digest digest;
-	struct base_xxh128 xxh;
+	uint8_t *stored = v->stored + v->used, *raw = v->raw + v->used, *at = stored;
+	bool good = true;
+	for (uint64_t k = 0; k < n; k++) {
+		uint64_t i = block + k;
+		uint32_t word = lens ? base_get32(lens + 4 * i)
+				     : (uint32_t)base_min(ref->raw_len - i * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
+		if (!verify_block(v, ref, i, at, offset + (uint64_t)(at - stored), word, base_get64(checks + 8 * i),
+			    raw + k * BASE_BLOCK_BYTES))
+			good = false;
+		at += word & ~STORE_BLOCK_RAW;
+	}
+	if (!good)
+		return NULL;
+	return ref->codec == STORE_CODEC_RAW ? stored : raw;
+}
 
-	int r = base_hasher_final(v->hasher, &digest);
-
-	if (r < 0)
-		return r;
-	base_xxh128_final(v->xxh, &xxh);
-	if (good && !base_digest_equal(&digest, &ref->digest)) {
-		good = false;
+/* xxh: NULL when damage of the object was reported. */
+static void verify_hashes(struct verify *v, const struct store_object_ref *ref, const struct base_digest *digest,
+	const struct base_xxh128 *xxh)
+{
+	if (xxh && !base_digest_equal(digest, &ref->digest)) {
+		xxh = NULL;
 		v->calls->damage(v->calls->arg, ref->offset, ref->stored_len, ref,
 			"the bytes are not those of the object's digest");
 	}
 	if (v->calls->object)
-		v->calls->object(v->calls->arg, ref, good && ref->kind == STORE_OBJECT_PIECE ? &xxh : NULL);
+		v->calls->object(v->calls->arg, ref, ref->kind == STORE_OBJECT_PIECE ? xxh : NULL);
+}
+
+/* Hashes the objects that wait. */
+static void verify_waiting(struct verify *v)
+{
+	base_digests_of(v->objects, v->nwaiting);
+	for (size_t i = 0; i < v->nwaiting; i++)
+		verify_hashes(v, v->waiting[i].ref, &v->objects[i].digest, &v->waiting[i].xxh);
+	v->nwaiting = 0;
+	v->used = 0;
+}
+
+/* An object of one step, of which all blocks are good. */
+static void verify_wait(struct verify *v, const struct store_object_ref *ref, const uint8_t *raw)
+{
+	struct waiting *w = &v->waiting[v->nwaiting];
+	*w = (struct waiting){ .ref = ref };
+	if (ref->kind == STORE_OBJECT_PIECE)
+		base_xxh128_of(v->calls->seed, raw, ref->raw_len, &w->xxh);
+	v->objects[v->nwaiting++] = (struct base_object){ .bytes = raw, .len = ref->raw_len };
+	v->used += base_align(ref->raw_len, 64);
+}
+
+/* 1: one step has all of it, and it waits. 0: it went through the hashes step by step, or is not good. -ENOMEM. */
+static int verify_blocks(struct verify *v, const struct store_object_ref *ref, const uint8_t *checks,
+	const uint8_t *lens, bool *ret_good)
+{
+	uint64_t blocks = base_block_count(ref->raw_len), offset = ref->offset;
+	*ret_good = true;
+	for (uint64_t block = 0, n; block < blocks; block += n) {
+		size_t len, raw_len;
+		n = step_of(ref, lens, block, blocks, &len);
+		raw_len = base_min(ref->raw_len - block * BASE_BLOCK_BYTES, n * BASE_BLOCK_BYTES);
+		int r = fetch(v, offset, v->stored + v->used, len, ref);
+		if (r < 0)
+			return r;
+		const uint8_t *raw = r == 0 ? verify_step(v, ref, checks, lens, block, n, offset) : NULL;
+		if (!raw) {
+			*ret_good = false;
+		} else if (n == blocks) {
+			verify_wait(v, ref, raw);
+			return 1;
+		} else {
+			base_hasher_update(v->hasher, raw, raw_len);
+			if (ref->kind == STORE_OBJECT_PIECE)
+				base_xxh128_update(v->xxh, raw, raw_len);
+		}
+		offset += len;
+	}
 	return 0;
 }
 
@@ -129,6 +196,10 @@ static int verify_object(struct verify *v, const struct store_object_ref *ref, c
 {
 	uint64_t blocks = base_block_count(ref->raw_len);
 	const uint8_t *lens = ref->codec == STORE_CODEC_RAW || !checks ? NULL : checks + 8 * blocks;
+	struct base_digest digest;
+	struct base_xxh128 xxh;
+	bool good;
+
 	if (lens && !lens_good(ref, lens)) {
 		v->calls->damage(v->calls->arg, ref->checks + 8 * blocks, 4 * blocks, ref,
 			"the stored lengths are damaged");
@@ -136,36 +207,22 @@ static int verify_object(struct verify *v, const struct store_object_ref *ref, c
 	}
 	if (!checks) {
 		seen(v, ref->stored_len);
-		if (v->calls->object)
-			v->calls->object(v->calls->arg, ref, NULL);
+		verify_hashes(v, ref, NULL, NULL);
 		return 0;
 	}
-	bool good = true;
+	if (v->nwaiting == VERIFY_STEP_BLOCKS ||
+	    v->used + base_min(ref->raw_len, VERIFY_STEP_BYTES) > VERIFY_STEP_BYTES)
+		verify_waiting(v);
 	base_hasher_reset(v->hasher);
 	base_xxh128_begin(v->xxh, v->calls->seed);
-	uint64_t offset = ref->offset;
-	for (uint64_t block = 0; block < blocks;) {
-		size_t len;
-		uint64_t n = step_of(ref, lens, block, blocks, &len);
-		int r = fetch(v, offset, v->stored, len, ref);
-		if (r < 0)
-			return r;
-		good = good && r == 0;
-		const uint8_t *at = v->stored;
-		for (uint64_t k = 0; r == 0 && k < n; k++) {
-			uint64_t i = block + k;
-			uint32_t word = lens
-				? base_get32(lens + 4 * i)
-				: (uint32_t)base_min(ref->raw_len - i * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
-			if (!verify_block(v, ref, i, at, offset + (uint64_t)(at - v->stored), word,
-				    base_get64(checks + 8 * i)))
-				good = false;
-			at += word & ~STORE_BLOCK_RAW;
-		}
-		offset += len;
-		block += n;
-	}
-	return verify_hashes(v, ref, good);
+	int r = verify_blocks(v, ref, checks, lens, &good);
+	if (r != 0)
+		return r < 0 ? r : 0;
+	r = base_hasher_final(v->hasher, &digest);
+	base_xxh128_final(v->xxh, &xxh);
+	if (r == 0)
+		verify_hashes(v, ref, &digest, good ? &xxh : NULL);
+	return r;
 }
 
 /* Objects [first, next), their padding and their checks, which end at `end`; `at` is where the bytes before them ended.
@@ -229,29 +286,28 @@ static int verify_all(struct verify *v)
 	}
 	seen(v, tail.footer_len + STORE_PACK_TAIL_BYTES);
 	uint64_t at = STORE_PACK_HEAD_BYTES;
-	for (uint64_t i = 0, next; i < tail.count; i = next) {
+	for (uint64_t i = 0, next; r == 0 && i < tail.count; i = next) {
 		uint64_t end;
 		r = pack_extent_bounds(objects, tail.count, i, &next, &end);
 		if (r == 0)
 			r = verify_extent(v, objects, i, next, at, end);
-		if (r < 0)
-			return r;
 		at = end;
 	}
-	return verify_padding(v, at, tail.footer_offset);
+	verify_waiting(v);
+	return r < 0 ? r : verify_padding(v, at, tail.footer_offset);
 }
 
 int store_pack_verify(struct store_pack *p, const struct store_pack_verify_calls *calls)
 {
 	struct verify v = { .p = p, .calls = calls };
-	base_cleanup_free uint8_t *memory = malloc(VERIFY_STEP_BYTES + BASE_BLOCK_BYTES + STORE_CODEC_SCRATCH);
+	base_cleanup_free uint8_t *memory = malloc(2 * VERIFY_STEP_BYTES + STORE_CODEC_SCRATCH);
 	v.hasher = base_hasher_new();
 	v.xxh = base_xxh128_state_new();
 	int r = memory && v.hasher && v.xxh ? 0 : -ENOMEM;
 	if (r == 0) {
 		v.stored = memory;
 		v.raw = memory + VERIFY_STEP_BYTES;
-		v.scratch = v.raw + BASE_BLOCK_BYTES;
+		v.scratch = v.raw + VERIFY_STEP_BYTES;
 		uint8_t head[STORE_PACK_HEAD_BYTES], good[STORE_PACK_HEAD_BYTES];
 		pack_head_encode(p->store_id, p->name, good);
 		r = fetch(&v, 0, head, sizeof head, NULL);
