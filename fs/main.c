@@ -76,6 +76,7 @@ int main(int argc, char **argv)
 	int status = 0;
 
 	base_standard_open();
+	base_descriptors_allow();
 	signal(SIGCHLD, SIG_DFL);  /* who started this may have it ignored: then no end of a child is told */
 	base_log_set_program("mount.vckpt");
 	int r = fs_options_parse(&o, argc, argv, &err);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 
 #include "core/base/le.h"
 
@@ -13,4 +14,14 @@ void base_standard_open(void)
 	for (int fd = 0; fd < (int)BASE_COUNT(modes); fd++)
 		if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", modes[fd]) < 0)
 			return; /* no /dev/null: it is as it was */
+}
+
+void base_descriptors_allow(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= limit.rlim_max)
+		return;
+	limit.rlim_cur = limit.rlim_max;
+	(void)setrlimit(RLIMIT_NOFILE, &limit); /* else it stays as it was */
 }

@@ -17,7 +17,8 @@
 #include "core/load/step_internal.h"
 #include "core/storage/spread.h"
 
-#define STEP_CHUNKS_BYTES (UINT64_C(4) << 20) /* decoded chunks of parts that a step keeps */
+#define STEP_CHUNKS_BYTES (UINT64_C(4) << 20) /* decoded chunks of parts that a step keeps, ... */
+#define STEP_CHUNKS_EACH (UINT64_C(4) << 10) /* ... or so much of each part: some 20 rows of one piece */
 
 static void step_free(struct load_step *step)
 {
@@ -36,6 +37,11 @@ static void step_free(struct load_step *step)
 
 BASE_CLEANUP_DEFINE(struct load_step *, load_step_unref)
 
+static uint64_t step_chunks_bytes(const struct load_step *step)
+{
+	return base_max(STEP_CHUNKS_BYTES, step->manifest.nranks * STEP_CHUNKS_EACH);
+}
+
 static int step_open_manifest(struct load_step *step, const struct store_list_step *entry, struct base_error *err)
 {
 	const struct proto_manifest *m = &step->manifest;
@@ -49,7 +55,8 @@ static int step_open_manifest(struct load_step *step, const struct store_list_st
 			(unsigned long long)m->step, m->attempt, step->attempt);
 	step->layouts = calloc(m->nlayouts ? m->nlayouts : 1, sizeof *step->layouts);
 	step->parts = calloc(m->nranks ? m->nranks : 1, sizeof *step->parts);
-	return step->layouts && step->parts ? 0 : base_no_memory(err);
+	step->chunks = store_chunk_cache_new(step_chunks_bytes(step), m->nranks);
+	return step->layouts && step->parts && step->chunks ? 0 : base_no_memory(err);
 }
 
 static int step_open_layout(void *arg, uint32_t i, struct base_error *err)
@@ -199,10 +206,10 @@ static size_t step_bytes(const struct load_step *step)
 	for (uint32_t i = 0; i < m->nranks; i++) {
 		bytes += sizeof(struct store_opened_part) + 2 * (uint64_t)m->ranks[i].part.raw_len +
 			m->ranks[i].npacks * sizeof(char *);
-		if (m->ranks[i].part.pack < m->npacks && chunks < STEP_CHUNKS_BYTES)
+		if (m->ranks[i].part.pack < m->npacks && chunks < step_chunks_bytes(step))
 			chunks += base_min(m->packs[m->ranks[i].part.pack].size, STEP_CHUNKS_BYTES);
 	}
-	return bytes + base_min(chunks, STEP_CHUNKS_BYTES);
+	return bytes + base_min(chunks, step_chunks_bytes(step));
 }
 
 /* Files of a step that was removed may be missing: the list says whether it was. What cannot be found out is no. */
@@ -240,9 +247,8 @@ int load_step_open(struct store *s, const char *run, const struct store_list_ste
 		step->store = s;
 		step->run = strdup(run);
 		step->attempt = strdup(entry->commit.attempt);
-		step->chunks = store_chunk_cache_new(STEP_CHUNKS_BYTES);
 	}
-	if (!step || !step->run || !step->attempt || !step->chunks)
+	if (!step || !step->run || !step->attempt)
 		return base_no_memory(err);
 	step->info = (struct load_step_info){.step = entry->step, .entry = entry->entry};
 	r = step_read(step, entry, err);

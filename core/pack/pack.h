@@ -84,8 +84,12 @@ void store_pack_abandon(struct store_pack_writer *w);                  /* NULL-s
 /* ---- reading ---- */
 /* an open pack: head checked (magic, version, name, store id), size known. Reference-counted by its cache. */
 struct store_pack;
-int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const char *pack, struct store_pack **ret_p,
-	struct base_error *err);
+/* checked_size: of this pack when its head was checked before in this process; 0: it was not. A pack of that size has
+ * its head not read again. */
+int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const char *pack, uint64_t checked_size,
+	struct store_pack **ret_p, struct base_error *err);
+/* It can be opened no more: its file has been deleted. Where the storage cannot say: true. */
+bool store_pack_gone(const struct store_pack *p);
 void store_pack_close(struct store_pack *p); /* NULL-safe */
 const char *store_pack_name(const struct store_pack *p);
 uint64_t store_pack_size(const struct store_pack *p);

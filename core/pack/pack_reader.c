@@ -127,8 +127,8 @@ static int head_check(struct store_pack *p, struct base_error *err)
 	return 0;
 }
 
-int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const char *pack, struct store_pack **ret_p,
-	struct base_error *err)
+int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const char *pack, uint64_t checked_size,
+	struct store_pack **ret_p, struct base_error *err)
 {
 	char path[STORE_NAME_MAX];
 	int r = store_pack_path(pack, path);
@@ -145,7 +145,7 @@ int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const c
 		r = base_error_set(err, -BASE_EDAMAGED, "%s: %s", path, store_not_a_file(r));
 	else if (r < 0)
 		base_error_set(err, r, "%s: %s", path, r == -ENOENT ? "it is missing" : base_error_name(r));
-	else
+	else if (checked_size == 0 || p->size != checked_size)
 		r = head_check(p, err);
 	if (r < 0) {
 		store_pack_close(p);
@@ -162,6 +162,11 @@ void store_pack_close(struct store_pack *p)
 	if (p->file)
 		p->storage->ops->file_close(p->file);
 	free(p);
+}
+
+bool store_pack_gone(const struct store_pack *p)
+{
+	return !p->storage->ops->file_gone || p->storage->ops->file_gone(p->file);
 }
 
 const char *store_pack_name(const struct store_pack *p)

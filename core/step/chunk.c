@@ -30,9 +30,16 @@ struct chunk_cursor {
 	struct chunk_extent under_way;
 };
 
+/* Item i of a table. Of some rows of a chunk (store_chunk_some) tables begin before their bytes, maybe before the
+ * object's: so numbers are added first. */
+static const uint8_t *item(const struct store_chunk *c, uint64_t table, uint64_t i, size_t item_bytes)
+{
+	return c->object + (size_t)(table + i * item_bytes);
+}
+
 static const uint8_t *row_bytes(const struct store_chunk *c, uint32_t row)
 {
-	return c->object + c->t.rows + (size_t)row * CHUNK_ROW_BYTES;
+	return item(c, c->t.rows, row, CHUNK_ROW_BYTES);
 }
 
 static int digest_of_digests(const uint8_t *first, size_t stride, uint64_t n, struct base_digest *ret_d)
@@ -87,17 +94,17 @@ static int cursor_next(struct chunk_cursor *k, uint64_t raw_len, struct store_pi
 	if (k->under_way.left == 0) {
 		if (k->extent == k->extent_end)
 			return -BASE_EFORMAT;
-		r = chunk_extent_decode(c->object + c->t.extents + (size_t)k->extent * CHUNK_EXTENT_BYTES, c->npacks,
+		r = chunk_extent_decode(item(c, c->t.extents, k->extent, CHUNK_EXTENT_BYTES), c->npacks,
 			&k->under_way);
 		if (r < 0 || (k->under_way.ref.pack == CHUNK_INLINE && k->under_way.ref.offset != k->inline_at))
 			return -BASE_EFORMAT;
 		k->extent++;
 	}
-	r = chunk_piece_decode(c->object + c->t.pieces + k->piece * CHUNK_PIECE_BYTES, raw_len, c->t.ninline,
+	r = chunk_piece_decode(item(c, c->t.pieces, k->piece, CHUNK_PIECE_BYTES), raw_len, c->t.ninline,
 		&k->under_way, ret_p, &at);
 	k->piece++;
 	if (r == 0 && ret_p->ref.pack == CHUNK_INLINE) {
-		ret_p->inline_bytes = c->object + c->t.inlined + at;
+		ret_p->inline_bytes = item(c, c->t.inlined, at, 1);
 		k->inline_at += raw_len;
 	}
 	return r;
@@ -111,8 +118,7 @@ static void row_box(const struct store_chunk *c, uint32_t row, uint32_t i, const
 	if (base_get32(row_bytes(c, row) + 4) & CHUNK_ROW_WHOLE)
 		tensor_box_whole(s, ret_box);
 	else
-		chunk_box_decode(c->object + c->t.boxes +
-				(c->starts[row].pair + (uint64_t)i * s->ndim) * CHUNK_PAIR_BYTES,
+		chunk_box_decode(item(c, c->t.boxes, c->starts[row].pair + (uint64_t)i * s->ndim, CHUNK_PAIR_BYTES),
 			s->ndim, ret_box);
 }
 
@@ -166,7 +172,7 @@ static int row_pieces_check(const struct store_chunk *c, uint32_t row, const str
 	}
 	if (left != 0 || k->under_way.left != 0 || k->extent != k->extent_end)
 		return -BASE_EFORMAT;
-	r = digest_of_digests(c->object + c->t.pieces + c->starts[row].piece * CHUNK_PIECE_BYTES, CHUNK_PIECE_BYTES,
+	r = digest_of_digests(item(c, c->t.pieces, c->starts[row].piece, CHUNK_PIECE_BYTES), CHUNK_PIECE_BYTES,
 		fields->npieces, &digest);
 	if (r < 0)
 		return r;
@@ -254,6 +260,70 @@ int store_chunk_decode(const void *object, size_t len, const struct store_layout
 	return 0;
 }
 
+/* ---- some rows ---- */
+
+/* What rows [first, end) have of each table, and how long an item is. */
+struct chunk_share { uint64_t *table; uint64_t from, n; size_t item_bytes; };
+enum { CHUNK_SHARES = 5 };
+
+static size_t chunk_shares(const struct store_chunk *c, struct chunk_tables *t, uint32_t first, uint32_t end,
+	struct chunk_share shares[static CHUNK_SHARES])
+{
+	const struct chunk_start *from = &c->starts[first], *to = &c->starts[end];
+	size_t bytes = 0;
+
+	shares[0] = (struct chunk_share){&t->rows, first, end - first, CHUNK_ROW_BYTES};
+	shares[1] = (struct chunk_share){&t->extents, from->extent, to->extent - from->extent, CHUNK_EXTENT_BYTES};
+	shares[2] = (struct chunk_share){&t->pieces, from->piece, to->piece - from->piece, CHUNK_PIECE_BYTES};
+	shares[3] = (struct chunk_share){&t->boxes, from->pair, to->pair - from->pair, CHUNK_PAIR_BYTES};
+	shares[4] = (struct chunk_share){&t->inlined, from->inlined, to->inlined - from->inlined, 1};
+	for (unsigned i = 0; i < CHUNK_SHARES; i++)
+		bytes += shares[i].n * shares[i].item_bytes;
+	return bytes;
+}
+
+size_t store_chunk_memory(const struct store_chunk *c)
+{
+	struct chunk_share shares[CHUNK_SHARES];
+	struct chunk_tables t;
+
+	return sizeof *c + chunk_shares(c, &t, 0, c->t.nrows, shares) + (c->t.nrows + 1) * sizeof *c->starts;
+}
+
+struct store_chunk *store_chunk_some(const struct store_chunk *c, uint32_t first, size_t most_bytes)
+{
+	struct chunk_share shares[CHUNK_SHARES];
+	struct chunk_tables t = c->t;
+	uint32_t end = first + 1;
+	struct store_chunk *some;
+	size_t bytes, at = 0;
+
+	while (end < c->t.nrows && chunk_shares(c, &t, first, end + 1, shares) +
+		(end + 2 - first) * sizeof *c->starts <= most_bytes)
+		end++;
+	bytes = chunk_shares(c, &t, first, end, shares);
+	some = malloc(sizeof *some + bytes);
+	if (!some)
+		return NULL;
+	*some = (struct store_chunk){.layout = c->layout, .npacks = c->npacks,
+		.starts = malloc((end - first + 1) * sizeof *c->starts)};
+	if (!some->starts) {
+		free(some);
+		return NULL;
+	}
+	memcpy(some->starts, c->starts + first, (end - first + 1) * sizeof *c->starts);
+	for (unsigned i = 0; i < CHUNK_SHARES; i++) {
+		const struct chunk_share *s = &shares[i];
+
+		memcpy(some->object + at, item(c, *s->table, s->from, s->item_bytes), s->n * s->item_bytes);
+		*s->table = at - (s == shares ? 0 : s->from * s->item_bytes); /* rows alone are counted from 0 */
+		at += s->n * s->item_bytes;
+	}
+	t.nrows = end - first;
+	some->t = t;
+	return some;
+}
+
 void store_chunk_free(struct store_chunk *c)
 {
 	if (!c)
@@ -290,7 +360,7 @@ int store_chunk_row(const struct store_chunk *c, uint32_t i, struct store_row *r
 	ret_row->pieces = (struct store_piece *)memory;
 	ret_row->boxes = (struct tensor_box *)(memory + npieces * sizeof *ret_row->pieces);
 	memory = (uint8_t *)(ret_row->boxes + ret_row->nboxes);
-	memcpy(memory, c->object + c->t.inlined + c->starts[i].inlined, inlined);
+	memcpy(memory, item(c, c->t.inlined, c->starts[i].inlined, 1), inlined);
 	store_layout_shape(c->layout, ret_row->tensor, &shape);
 	for (uint32_t n = 0; n < ret_row->nboxes; n++)
 		row_box(c, i, n, &shape, &ret_row->boxes[n]);
@@ -298,17 +368,27 @@ int store_chunk_row(const struct store_chunk *c, uint32_t i, struct store_row *r
 	for (uint64_t n = 0; n < npieces; n++) {
 		struct store_piece *p = &ret_row->pieces[n];
 
-		cursor_next(&k, base_get32(c->object + c->t.pieces + k.piece * CHUNK_PIECE_BYTES + 52), p);
+		cursor_next(&k, base_get32(item(c, c->t.pieces, k.piece, CHUNK_PIECE_BYTES) + 52), p);
 		if (p->inline_bytes) /* all was checked */
 			p->inline_bytes = memory +
-				(p->inline_bytes - (c->object + c->t.inlined + c->starts[i].inlined));
+				(p->inline_bytes - item(c, c->t.inlined, c->starts[i].inlined, 1));
 	}
 	return 0;
 }
 
+uint32_t store_chunk_tensor(const struct store_chunk *c, uint32_t i)
+{
+	return base_get32(row_bytes(c, i));
+}
+
+uint32_t store_chunk_after(const struct store_chunk *c, uint32_t tensor)
+{
+	return base_bisect(k, 0, c->t.nrows, store_chunk_tensor(c, k) < tensor);
+}
+
 int64_t store_chunk_find(const struct store_chunk *c, uint32_t tensor)
 {
-	uint32_t i = base_bisect(k, 0, c->t.nrows, base_get32(row_bytes(c, k)) < tensor);
+	uint32_t i = store_chunk_after(c, tensor);
 
-	return i < c->t.nrows && base_get32(row_bytes(c, i)) == tensor ? (int64_t)i : -ENOENT;
+	return i < c->t.nrows && store_chunk_tensor(c, i) == tensor ? (int64_t)i : -ENOENT;
 }

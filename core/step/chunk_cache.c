@@ -4,34 +4,41 @@
  * re-hashed and checked once; its rows are then taken out of private memory for as long as it stays: ten thousand small
  * tensors that share a few chunks cost a few chunks.
  *
- * A chunk that is held is never freed; one that is thrown out while held goes with its last holder. No lock is held
- * while a chunk is read: two threads that miss the same one both read it, and the second finds the first's. Entries are
- * few (CACHE_CHUNKS), so they are searched one after another. */
+ * Of a tensor that many writers have, each question asks a chunk of each of them, and the next tensor asks the same
+ * chunks again. So the bound is shared out among the parts: of a chunk that is longer than a share, only the rows are
+ * kept from the wanted one on, as many as fit. Read in order, a chunk is loaded once for so many tensors, however many
+ * writers there are.
+ *
+ * Chunks are in a hash by digest and in a list by last use. One that is held is never freed; one that is thrown out
+ * while held goes with its last holder. No lock is held while a chunk is read: two threads that miss the same one both
+ * read it, and the second finds the first's. */
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "core/base/table.h"
 #include "core/step/chunk_internal.h"
 
-#define CACHE_CHUNKS 64u
+#define CACHE_BUCKETS_MIN 64u
 
 struct store_chunk_held {
 	struct store_chunk_cache *cache; /* NULL: belongs to nobody's cache */
-	const struct store_layout *layout;
-	uint32_t npacks;
+	struct chunk_key key;            /* tensor: the first of those that it answers for, up to `last` */
+	uint32_t last;
 	struct base_digest digest;
 	struct store_chunk *chunk;
 	size_t bytes;
-	uint64_t used;                  /* when; the clock of the cache */
 	unsigned holders;
-	bool out;                       /* thrown out: goes with its last holder */
+	bool out;                       /* thrown out, or never in: goes with its last holder */
+	struct store_chunk_held *next;  /* same bucket */
+	struct store_chunk_held *newer, *older;
 };
 
 struct store_chunk_cache {
 	pthread_mutex_t lock;           /* protects all below, and what changes in entries */
-	struct store_chunk_held *all[CACHE_CHUNKS];
-	unsigned n;
-	size_t bytes, max_bytes;
-	uint64_t clock;
+	struct store_chunk_held **buckets;
+	size_t nbuckets;                /* a power of two */
+	struct store_chunk_held *oldest, *newest;
+	size_t bytes, max_bytes, share_bytes;
 };
 
 static void held_free(struct store_chunk_held *h)
@@ -40,14 +47,22 @@ static void held_free(struct store_chunk_held *h)
 	free(h);
 }
 
-struct store_chunk_cache *store_chunk_cache_new(size_t max_bytes)
+struct store_chunk_cache *store_chunk_cache_new(size_t max_bytes, uint32_t parts)
 {
 	struct store_chunk_cache *c = calloc(1, sizeof *c);
 
 	if (!c)
 		return NULL;
+	for (c->nbuckets = CACHE_BUCKETS_MIN; c->nbuckets < parts;)
+		c->nbuckets *= 2;
+	c->buckets = calloc(c->nbuckets, sizeof *c->buckets);
+	if (!c->buckets) {
+		free(c);
+		return NULL;
+	}
 	pthread_mutex_init(&c->lock, NULL);
 	c->max_bytes = max_bytes;
+	c->share_bytes = max_bytes / base_max(parts, 1u);
 	return c;
 }
 
@@ -55,81 +70,131 @@ void store_chunk_cache_free(struct store_chunk_cache *c)
 {
 	if (!c)
 		return;
-	for (unsigned i = 0; i < c->n; i++)
-		held_free(c->all[i]);
+	for (struct store_chunk_held *h = c->oldest, *newer; h; h = newer) {
+		newer = h->newer;
+		held_free(h);
+	}
 	pthread_mutex_destroy(&c->lock);
+	free(c->buckets);
 	free(c);
 }
 
-/* Under the lock. */
-static struct store_chunk_held *cache_find(struct store_chunk_cache *c, const struct store_layout *l, uint32_t npacks,
-	const struct base_digest *digest)
-{
-	for (unsigned i = 0; i < c->n; i++) {
-		struct store_chunk_held *h = c->all[i];
+/* ---- under the lock ---- */
 
-		if (h->layout == l && h->npacks == npacks && base_digest_equal(&h->digest, digest)) {
-			h->used = ++c->clock;
+static struct store_chunk_held **cache_bucket(struct store_chunk_cache *c, const struct chunk_key *key)
+{
+	return &c->buckets[base_table_hash(key->digest, sizeof *key->digest) & (c->nbuckets - 1)];
+}
+
+static void list_add(struct store_chunk_cache *c, struct store_chunk_held *h)
+{
+	h->older = c->newest;
+	h->newer = NULL;
+	*(c->newest ? &c->newest->newer : &c->oldest) = h;
+	c->newest = h;
+}
+
+static void list_remove(struct store_chunk_cache *c, struct store_chunk_held *h)
+{
+	*(h->older ? &h->older->newer : &c->oldest) = h->newer;
+	*(h->newer ? &h->newer->older : &c->newest) = h->older;
+}
+
+static struct store_chunk_held *cache_find(struct store_chunk_cache *c, const struct chunk_key *key)
+{
+	for (struct store_chunk_held *h = *cache_bucket(c, key); h; h = h->next)
+		if (key->tensor >= h->key.tensor && key->tensor <= h->last && h->key.layout == key->layout &&
+			h->key.npacks == key->npacks && base_digest_equal(&h->digest, key->digest)) {
+			list_remove(c, h);
+			list_add(c, h);
 			h->holders++;
 			return h;
 		}
-	}
 	return NULL;
 }
 
-/* Under the lock: the one that was used the longest ago goes, held or not. */
+/* The one that was used the longest ago goes, held or not. */
 static void cache_throw_out(struct store_chunk_cache *c)
 {
-	struct store_chunk_held *h;
-	unsigned oldest = 0;
+	struct store_chunk_held *h = c->oldest, **at = cache_bucket(c, &h->key);
 
-	for (unsigned i = 1; i < c->n; i++)
-		if (c->all[i]->used < c->all[oldest]->used)
-			oldest = i;
-	h = c->all[oldest];
-	c->all[oldest] = c->all[--c->n];
+	while (*at != h)
+		at = &(*at)->next;
+	*at = h->next;
+	list_remove(c, h);
 	c->bytes -= h->bytes;
 	h->out = true;
 	if (h->holders == 0)
 		held_free(h);
 }
 
-struct store_chunk_held *store_chunk_cache_take(struct store_chunk_cache *c, const struct store_layout *l,
-	uint32_t npacks, const struct base_digest *digest)
+static void cache_put(struct store_chunk_cache *c, struct store_chunk_held *h)
+{
+	struct store_chunk_held **bucket = cache_bucket(c, &h->key);
+
+	while (c->bytes + h->bytes > c->max_bytes)
+		cache_throw_out(c);
+	h->next = *bucket;
+	*bucket = h;
+	h->out = false;
+	list_add(c, h);
+	c->bytes += h->bytes;
+}
+
+/* ---- use ---- */
+
+struct store_chunk_held *store_chunk_cache_take(struct store_chunk_cache *c, const struct chunk_key *key)
 {
 	struct store_chunk_held *h;
 
 	if (!c)
 		return NULL;
 	pthread_mutex_lock(&c->lock);
-	h = cache_find(c, l, npacks, digest);
+	h = cache_find(c, key);
 	pthread_mutex_unlock(&c->lock);
 	return h;
 }
 
-struct store_chunk_held *store_chunk_cache_add(struct store_chunk_cache *c, const struct store_layout *l,
-	uint32_t npacks, const struct base_digest *digest, struct store_chunk *chunk, size_t bytes)
+/* Rows from the wanted tensor on in place of all, where these are more than a share. */
+static void held_cut(struct store_chunk_held *h, const struct store_chunk_cache *c, uint32_t tensor)
 {
-	struct store_chunk_held *h = calloc(1, sizeof *h), *there = NULL;
+	uint32_t first = store_chunk_after(h->chunk, tensor), after;
+	struct store_chunk *some;
+
+	if (h->bytes <= c->share_bytes || first == store_chunk_rows(h->chunk))
+		return;
+	some = store_chunk_some(h->chunk, first, c->share_bytes - base_min(c->share_bytes, sizeof *h));
+	if (!some)
+		return; /* all of it does as well */
+	after = first + store_chunk_rows(some);
+	if (after < store_chunk_rows(h->chunk))
+		h->last = store_chunk_tensor(h->chunk, after) - 1;
+	h->key.tensor = tensor;
+	store_chunk_free(h->chunk);
+	h->chunk = some;
+	h->bytes = sizeof *h + store_chunk_memory(some);
+}
+
+struct store_chunk_held *store_chunk_cache_add(struct store_chunk_cache *c, const struct chunk_key *key, uint32_t first,
+	uint32_t last, struct store_chunk *chunk)
+{
+	struct store_chunk_held *h = calloc(1, sizeof *h), *there;
 
 	if (!h) {
 		store_chunk_free(chunk);
 		return NULL;
 	}
-	*h = (struct store_chunk_held){.cache = c, .layout = l, .npacks = npacks, .digest = *digest, .chunk = chunk,
-		.bytes = bytes, .holders = 1, .out = true};
+	*h = (struct store_chunk_held){.cache = c, .key = *key, .digest = *key->digest, .last = last, .chunk = chunk,
+		.bytes = sizeof *h + store_chunk_memory(chunk), .holders = 1, .out = true};
+	h->key.digest = &h->digest;
+	h->key.tensor = first;
 	if (!c)
 		return h;
+	held_cut(h, c, key->tensor);
 	pthread_mutex_lock(&c->lock);
-	there = cache_find(c, l, npacks, digest);
-	if (!there && bytes <= c->max_bytes) {
-		while (c->n == CACHE_CHUNKS || c->bytes + bytes > c->max_bytes)
-			cache_throw_out(c);
-		h->out = false;
-		h->used = ++c->clock;
-		c->all[c->n++] = h;
-		c->bytes += bytes;
-	}
+	there = cache_find(c, key);
+	if (!there && h->bytes <= c->max_bytes)
+		cache_put(c, h);
 	pthread_mutex_unlock(&c->lock);
 	if (there)
 		held_free(h);

@@ -94,12 +94,14 @@ int64_t part_chunk_find(const struct proto_part *part, uint32_t tensor);
 
 /* ---- chunks that are kept (chunk_cache.c) ---- */
 struct store_chunk_held;
-/* NULL: not there (or no cache). What is held is to be released. */
-struct store_chunk_held *store_chunk_cache_take(struct store_chunk_cache *c, const struct store_layout *l,
-	uint32_t npacks, const struct base_digest *digest);
-/* Takes the chunk over (also on failure: NULL, out of memory). c NULL: it is only held. */
-struct store_chunk_held *store_chunk_cache_add(struct store_chunk_cache *c, const struct store_layout *l,
-	uint32_t npacks, const struct base_digest *digest, struct store_chunk *chunk, size_t bytes);
+/* A chunk, and the tensor that is wanted of it. */
+struct chunk_key { const struct store_layout *layout; const struct base_digest *digest; uint32_t npacks, tensor; };
+/* NULL: not there (or no cache). What is held is to be released; it has the tensor's row, if the chunk has one. */
+struct store_chunk_held *store_chunk_cache_take(struct store_chunk_cache *c, const struct chunk_key *key);
+/* Takes the chunk over (also on failure: NULL, out of memory); its rows are of tensors `first` to `last`. c NULL: it is
+ * only held. */
+struct store_chunk_held *store_chunk_cache_add(struct store_chunk_cache *c, const struct chunk_key *key, uint32_t first,
+	uint32_t last, struct store_chunk *chunk);
 const struct store_chunk *store_chunk_held_chunk(const struct store_chunk_held *h);
 void store_chunk_release(struct store_chunk_held *h);
 

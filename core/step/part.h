@@ -54,7 +54,9 @@ int store_part_decode(const void *object, size_t len, struct proto_part *ret_par
 /* A cache of decoded chunks, for callers that read many rows. */
 struct store_chunk_cache;
 /* any thread; layouts that it is used with outlive it. NULL: out of memory */
-struct store_chunk_cache *store_chunk_cache_new(size_t max_bytes);
+/* parts: of so many chunks there is to be room for a share of max_bytes each, those rows that are read next, where they
+ * do not fit whole. */
+struct store_chunk_cache *store_chunk_cache_new(size_t max_bytes, uint32_t parts);
 void store_chunk_cache_free(struct store_chunk_cache *c);           /* NULL-safe */
 /* `packs`: pack names by number in the part's table (from the manifest). The chunk that holds `tensor` is loaded and
  * checked by its digest, unless the cache has it; the cache (NULL: none) keeps it. -ENODATA: this part has no row for
@@ -74,5 +76,11 @@ void store_chunk_free(struct store_chunk *c);
 uint32_t store_chunk_rows(const struct store_chunk *c);
 int store_chunk_row(const struct store_chunk *c, uint32_t i, struct store_row *ret_row);
 int64_t store_chunk_find(const struct store_chunk *c, uint32_t tensor); /* row number or -ENOENT */
+uint32_t store_chunk_after(const struct store_chunk *c, uint32_t tensor); /* number of the first row from it on */
+uint32_t store_chunk_tensor(const struct store_chunk *c, uint32_t i); /* of row i */
+size_t store_chunk_memory(const struct store_chunk *c);
+/* A chunk that has rows from `first` on alone, as many as fit into so many bytes, but at least that one. NULL: out of
+ * memory. */
+struct store_chunk *store_chunk_some(const struct store_chunk *c, uint32_t first, size_t most_bytes);
 
 #endif

@@ -70,23 +70,23 @@ int64_t part_chunk_find(const struct proto_part *part, uint32_t tensor)
 	return at < part->nchunks && part->chunks[at].first_tensor <= tensor ? (int64_t)at : -ENOENT;
 }
 
-/* Gets chunk `number` from the cache, or loads it into the cache. */
+/* Gets the row of `tensor` in chunk `number` from the cache, or loads the chunk into the cache. */
 static int part_chunk_hold(struct store_chunk_cache *cache, struct store *s, const struct store_layout *l,
-	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t number,
+	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t number, uint32_t tensor,
 	struct store_chunk_held **ret_h, struct base_error *err)
 {
 	const struct proto_chunk *from = &part->chunks[number];
+	struct chunk_key key = {l, &from->ref.digest, npacks, tensor};
 	struct store_chunk *c;
 	int r;
 
-	*ret_h = store_chunk_cache_take(cache, l, npacks, &from->ref.digest);
+	*ret_h = store_chunk_cache_take(cache, &key);
 	if (*ret_h)
 		return 0;
 	r = part_chunk_load(s, l, part, packs, npacks, number, &c, err);
 	if (r < 0)
 		return r;
-	*ret_h = store_chunk_cache_add(cache, l, npacks, &from->ref.digest, c,
-		from->ref.raw_len + (size_t)from->nrows * CHUNK_ROW_BYTES);
+	*ret_h = store_chunk_cache_add(cache, &key, from->first_tensor, from->last_tensor, c);
 	return *ret_h ? 0 : base_no_memory(err);
 }
 
@@ -99,7 +99,7 @@ int store_part_read_row_cached(struct store_chunk_cache *cache, struct store *s,
 	int r = 0;
 
 	if (number >= 0) {
-		r = part_chunk_hold(cache, s, l, part, packs, npacks, (uint32_t)number, &h, err);
+		r = part_chunk_hold(cache, s, l, part, packs, npacks, (uint32_t)number, tensor, &h, err);
 		if (r < 0)
 			return r;
 		row = store_chunk_find(store_chunk_held_chunk(h), tensor);

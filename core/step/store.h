@@ -37,8 +37,8 @@ void store_close(struct store *s); /* NULL-safe */
  * not exist. The caller frees the result. */
 char *store_around(const char *path);
 
-/* An open pack out of a bounded cache (by name; at most 64 open and unused, each for a second at most). Put it back
- * when done. A pack whose file vanished or shrank fails with an error that names it, every time. */
+/* An open pack out of a cache, by name (store_packs.c: how many stay open, and how long). Put it back when done.
+ * A pack whose file vanished or shrank fails with an error that names it, every time. */
 int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p, struct base_error *err);
 void store_pack_put(struct store *s, struct store_pack *p);
 

@@ -2,39 +2,62 @@
  *
  * store_packs: the cache of open packs.
  *
- * It keeps every pack that is in use and, of those not in use, the 64 used last, each for a second at most. An open
- * descriptor keeps the disk space of a file that a collection has deleted, so a mount, a saver or an open step that is
- * idle must have none. A thread closes them: it is started when a pack becomes unused, and ends when none is left, so
- * an idle process has neither the thread nor its wake-ups. Where no thread can be started a pack is closed at once.
+ * It keeps open every pack that is in use, and unused ones as long as there is room: all caches of the process together
+ * keep a quarter of the descriptors that it may have (RLIMIT_NOFILE), for the rest is its program's. Beyond that the
+ * pack goes first that was unused the longest. So a step that is read tensor by tensor opens each of its packs once,
+ * where the limit has room for those of one tensor; else once a tensor.
  *
- * Nodes are in a hash by name; the idle ones also in a list, longest unused first. A pack is opened outside the lock,
- * so that a slow storage stops only those that wait for that pack; two threads may open the same pack at once, and the
+ * An open descriptor keeps the disk space of a file that a collection has deleted. So all unused packs are closed a
+ * second after the last use of any of them: a mount, a saver or an open step that is idle has none. While the cache is
+ * in use, an unused pack is looked at once a second, and closed if its file has no name any more. A thread does both:
+ * it is started when a pack becomes unused, and ends when none is left, so an idle process has neither the thread nor
+ * its wake-ups. Where no thread can be started a pack is closed at once.
+ *
+ * A pack that was closed and is opened again costs one open and no read: its head was checked, and `heads` remembers
+ * that, by name and size. It forgets where two names want one place of it; the head is then read again. (A pack never
+ * changes but by mending, which makes a whole one; and each block that is read has its own check.)
+ *
+ * Nodes are in a hash by name and in a list by last use. A pack is opened, looked at and closed outside the lock, so
+ * that a slow storage stops only those that wait for that pack; two threads may open the same pack at once, and the
  * second one closes its own. A pack that could not be opened leaves no node behind: the next caller tries again and
- * gets the same sentence. */
+ * gets the same sentence.
+ *
+ * Memory: 400 bytes an open pack, of which the process has at most CACHE_MOST; 1 MiB for `heads`, of which only what
+ * is used is touched. */
 #include <pthread.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
 
 #include "core/base/clock.h"
 #include "core/base/pool.h"
 #include "core/base/table.h"
 #include "core/step/store_internal.h"
 
-#define CACHE_BUCKETS 256u
-#define CACHE_IDLE_MAX 64u
+#define CACHE_BUCKETS 2048u
+#define CACHE_LEAST 16u                        /* packs that stay open, however few descriptors there are */
+#define CACHE_MOST 32768u
 #define CACHE_IDLE_MS 1000u
+#define CACHE_HEADS 65536u
+#define CACHE_LOOKS 64u                        /* packs that are looked at in one go */
 
 struct cache_node {
 	struct store_pack *pack;
-	unsigned users;                        /* 0: in the idle list */
-	uint64_t idle_ms;                      /* since when, on the monotonic clock */
+	uint32_t hash;
+	unsigned users;                        /* 0: unused */
+	uint64_t used_ms;                      /* when it became so, on the monotonic clock */
 	struct cache_node *next;               /* same bucket */
-	struct cache_node *newer, *older;      /* idle list */
+	struct cache_node *newer, *older;
 };
+
+struct cache_head { uint64_t name, size; };    /* hash of the name; size 0: none */
 
 struct store_pack_cache {
 	pthread_mutex_t lock;                  /* protects all below */
 	struct cache_node *bucket[CACHE_BUCKETS];
-	struct cache_node *oldest, *newest;    /* idle packs */
-	unsigned idle;
+	struct cache_node *oldest, *newest;    /* all nodes, by last use */
+	unsigned unused;
+	uint64_t used_ms, looked_ms;           /* the last use of any pack; the last look at unused ones */
+	struct cache_head *heads;
 	pthread_t closer;
 	bool closing;                          /* `closer` runs; it ends by itself */
 	bool started;                          /* `closer` is to be joined */
@@ -42,92 +65,205 @@ struct store_pack_cache {
 	pthread_cond_t ended;                  /* `ending` was set */
 };
 
-static unsigned cache_bucket(const char *name)
+static atomic_uint open_packs;                 /* of all caches of the process */
+
+static bool cache_full(void)
 {
-	return base_table_hash(name, strlen(name)) % CACHE_BUCKETS;
+	struct rlimit limit;
+	rlim_t most = CACHE_MOST;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0)
+		most = base_max(CACHE_LEAST, base_min(most, limit.rlim_cur / 4));
+	return atomic_load_explicit(&open_packs, memory_order_relaxed) > most;
 }
 
-static struct cache_node *cache_find(struct store_pack_cache *c, const char *name)
-{
-	struct cache_node *n = c->bucket[cache_bucket(name)];
+/* ---- nodes; under the lock ---- */
 
-	while (n && strcmp(store_pack_name(n->pack), name) != 0)
+static struct cache_node *cache_find(struct store_pack_cache *c, uint32_t hash, const char *name)
+{
+	struct cache_node *n = c->bucket[hash % CACHE_BUCKETS];
+
+	while (n && (n->hash != hash || strcmp(store_pack_name(n->pack), name) != 0))
 		n = n->next;
 	return n;
 }
 
-static void cache_idle_add(struct store_pack_cache *c, struct cache_node *n)
+static void list_add(struct store_pack_cache *c, struct cache_node *n)
 {
-	n->idle_ms = base_monotonic_ms();
 	n->older = c->newest;
 	n->newer = NULL;
 	*(c->newest ? &c->newest->newer : &c->oldest) = n;
 	c->newest = n;
-	c->idle++;
 }
 
-static void cache_idle_remove(struct store_pack_cache *c, struct cache_node *n)
+static void list_remove(struct store_pack_cache *c, struct cache_node *n)
 {
 	*(n->older ? &n->older->newer : &c->oldest) = n->newer;
 	*(n->newer ? &n->newer->older : &c->newest) = n->older;
-	n->newer = n->older = NULL;
-	c->idle--;
 }
 
-/* Takes the longest unused node out when there are too many; the caller closes it without the lock. */
-static struct cache_node *cache_evict(struct store_pack_cache *c, unsigned most)
+static void cache_add(struct store_pack_cache *c, struct cache_node *n)
 {
-	struct cache_node *n = c->oldest, **at;
+	struct cache_node **bucket = &c->bucket[n->hash % CACHE_BUCKETS];
 
-	if (c->idle <= most)
-		return NULL;
-	cache_idle_remove(c, n);
-	for (at = &c->bucket[cache_bucket(store_pack_name(n->pack))]; *at != n; at = &(*at)->next)
-		;
+	n->users = 1;
+	n->next = *bucket;
+	*bucket = n;
+	list_add(c, n);
+	c->used_ms = base_monotonic_ms();
+}
+
+/* An unused node; the caller closes it without the lock. */
+static struct cache_node *cache_remove(struct store_pack_cache *c, struct cache_node *n)
+{
+	struct cache_node **at = &c->bucket[n->hash % CACHE_BUCKETS];
+
+	while (*at != n)
+		at = &(*at)->next;
 	*at = n->next;
+	list_remove(c, n);
+	c->unused--;
 	return n;
+}
+
+/* The longest unused one, taken out; NULL: all are in use. */
+static struct cache_node *cache_oldest(struct store_pack_cache *c)
+{
+	struct cache_node *n = c->oldest;
+
+	while (c->unused && n->users) /* as many as there are threads that read */
+		n = n->newer;
+	return c->unused ? cache_remove(c, n) : NULL;
 }
 
 static void cache_node_free(struct cache_node *n)
 {
 	if (!n)
 		return;
+	if (n->pack)
+		atomic_fetch_sub_explicit(&open_packs, 1, memory_order_relaxed);
 	store_pack_close(n->pack);
 	free(n);
 }
 
-static struct store_pack *cache_use(struct store_pack_cache *c, const char *name)
+static struct store_pack *cache_use(struct store_pack_cache *c, uint32_t hash, const char *name)
 {
-	struct cache_node *n = cache_find(c, name);
+	struct cache_node *n = cache_find(c, hash, name);
 
 	if (!n)
 		return NULL;
-	if (n->users++ == 0)
-		cache_idle_remove(c, n);
+	c->unused -= n->users++ == 0;
+	c->used_ms = base_monotonic_ms();
 	return n->pack;
 }
 
+/* ---- heads that were checked; under the lock ---- */
+
+static struct cache_head *cache_head(struct store_pack_cache *c, const char *name, uint64_t *ret_hash)
+{
+	*ret_hash = base_xxh64_of(0, name, strlen(name));
+	return &c->heads[*ret_hash % CACHE_HEADS];
+}
+
+/* The size of the pack whose head was checked; 0: it was not. */
+static uint64_t head_known(struct store_pack_cache *c, const char *name)
+{
+	uint64_t hash;
+	const struct cache_head *h = cache_head(c, name, &hash);
+
+	return h->name == hash ? h->size : 0;
+}
+
+static void head_keep(struct store_pack_cache *c, const struct store_pack *p)
+{
+	uint64_t hash;
+	struct cache_head *h = cache_head(c, store_pack_name(p), &hash);
+
+	*h = (struct cache_head){hash, store_pack_size(p)};
+}
+
 /* ---- packs that are not in use ---- */
+
+/* Closes the longest unused one. false: there is none. */
+static bool close_oldest(struct store_pack_cache *c)
+{
+	struct cache_node *n;
+
+	pthread_mutex_lock(&c->lock);
+	n = cache_oldest(c);
+	pthread_mutex_unlock(&c->lock);
+	cache_node_free(n);
+	return n != NULL;
+}
+
+/* Unused nodes of buckets from *bucket on, which are in use meanwhile. */
+static unsigned look_take(struct store_pack_cache *c, unsigned *bucket, struct cache_node *taken[static CACHE_LOOKS])
+{
+	uint64_t now = base_monotonic_ms();
+	unsigned n = 0;
+
+	for (; n < CACHE_LOOKS && *bucket < CACHE_BUCKETS; (*bucket)++)
+		for (struct cache_node *at = c->bucket[*bucket]; at && n < CACHE_LOOKS; at = at->next)
+			if (at->users == 0 && now - at->used_ms >= CACHE_IDLE_MS) {
+				c->unused--;
+				at->users++;
+				taken[n++] = at;
+			}
+	return n;
+}
+
+/* Closes what has lost its file. The lock is held before and after. */
+static void closer_look(struct store_pack_cache *c)
+{
+	struct cache_node *taken[CACHE_LOOKS];
+	bool gone[CACHE_LOOKS];
+
+	for (unsigned bucket = 0; bucket < CACHE_BUCKETS && !c->ending;) {
+		unsigned n = look_take(c, &bucket, taken), out = 0;
+
+		if (n == 0)
+			break;
+		pthread_mutex_unlock(&c->lock);
+		for (unsigned i = 0; i < n; i++)
+			gone[i] = store_pack_gone(taken[i]->pack);
+		pthread_mutex_lock(&c->lock);
+		for (unsigned i = 0; i < n; i++) {
+			if (--taken[i]->users)
+				continue;
+			c->unused++;
+			if (gone[i])
+				taken[out++] = cache_remove(c, taken[i]);
+		}
+		pthread_mutex_unlock(&c->lock);
+		while (out)
+			cache_node_free(taken[--out]);
+		pthread_mutex_lock(&c->lock);
+	}
+	c->looked_ms = base_monotonic_ms();
+}
 
 static void *closer_main(void *arg)
 {
 	struct store_pack_cache *c = arg;
 
 	pthread_mutex_lock(&c->lock);
-	while (c->oldest && !c->ending) {
-		uint64_t now = base_monotonic_ms(), due = c->oldest->idle_ms + CACHE_IDLE_MS;
+	c->looked_ms = base_monotonic_ms();
+	while (c->unused && !c->ending) {
+		uint64_t now = base_monotonic_ms(), due = base_min(c->used_ms, c->looked_ms) + CACHE_IDLE_MS;
 
 		if (now < due) {
 			struct timespec until = base_clock_in_ms(CLOCK_MONOTONIC, (int64_t)(due - now));
 
 			pthread_cond_timedwait(&c->ended, &c->lock, &until);
-			continue;
-		}
-		struct cache_node *n = cache_evict(c, 0);
+		} else if (now < c->used_ms + CACHE_IDLE_MS) {
+			closer_look(c);
+		} else {
+			struct cache_node *n = cache_oldest(c);
 
-		pthread_mutex_unlock(&c->lock);
-		cache_node_free(n);
-		pthread_mutex_lock(&c->lock);
+			pthread_mutex_unlock(&c->lock);
+			cache_node_free(n);
+			pthread_mutex_lock(&c->lock);
+		}
 	}
 	c->closing = false;
 	pthread_mutex_unlock(&c->lock);
@@ -147,15 +283,8 @@ static bool closer_start(struct store_pack_cache *c)
 
 void store_pack_cache_relieve(void *arg)
 {
-	struct store_pack_cache *c = arg;
-	struct cache_node *n;
-
-	do {
-		pthread_mutex_lock(&c->lock);
-		n = cache_evict(c, 0);
-		pthread_mutex_unlock(&c->lock);
-		cache_node_free(n);
-	} while (n);
+	while (close_oldest(arg))
+		;
 }
 
 /* ---- use ---- */
@@ -163,38 +292,39 @@ void store_pack_cache_relieve(void *arg)
 int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p, struct base_error *err)
 {
 	struct store_pack_cache *c = s->packs;
+	uint32_t hash = base_table_hash(pack, strlen(pack));
 	struct cache_node *n;
-	struct store_pack *p;
+	uint64_t known;
 	int r;
 
 	pthread_mutex_lock(&c->lock);
-	*ret_p = cache_use(c, pack);
+	*ret_p = cache_use(c, hash, pack);
+	known = head_known(c, pack);
 	pthread_mutex_unlock(&c->lock);
 	if (*ret_p)
 		return 0;
 	n = calloc(1, sizeof *n);
 	if (!n)
 		return base_no_memory_for(err, "pack %s", pack);
-	r = store_pack_open(s->storage, s->info.id, pack, &n->pack, err);
+	n->hash = hash;
+	r = store_pack_open(s->storage, s->info.id, pack, known, &n->pack, err);
 	if (r < 0) {
 		free(n);
 		store_no_directory(s, r, err);
 		return r;
 	}
+	atomic_fetch_add_explicit(&open_packs, 1, memory_order_relaxed);
+	while (cache_full() && close_oldest(c))
+		;
 	pthread_mutex_lock(&c->lock);
-	p = cache_use(c, pack);
-	if (!p) {
-		struct cache_node **bucket = &c->bucket[cache_bucket(pack)];
-
-		n->users = 1;
-		n->next = *bucket;
-		*bucket = n;
-		p = n->pack;
-		n = NULL;
+	head_keep(c, n->pack);
+	*ret_p = cache_use(c, hash, pack);
+	if (!*ret_p) {
+		cache_add(c, n);
+		*ret_p = base_steal(n)->pack;
 	}
 	pthread_mutex_unlock(&c->lock);
 	cache_node_free(n);
-	*ret_p = p;
 	return 0;
 }
 
@@ -206,10 +336,14 @@ void store_pack_put(struct store *s, struct store_pack *p)
 	if (!p)
 		return;
 	pthread_mutex_lock(&c->lock);
-	n = cache_find(c, store_pack_name(p));
-	if (n && --n->users == 0) {
-		cache_idle_add(c, n);
-		out = cache_evict(c, closer_start(c) ? CACHE_IDLE_MAX : 0);
+	n = cache_find(c, base_table_hash(store_pack_name(p), strlen(store_pack_name(p))), store_pack_name(p));
+	list_remove(c, n);
+	list_add(c, n);
+	n->used_ms = c->used_ms = base_monotonic_ms();
+	if (--n->users == 0) {
+		c->unused++;
+		if (!closer_start(c))
+			out = cache_remove(c, n);
 	}
 	pthread_mutex_unlock(&c->lock);
 	cache_node_free(out);
@@ -220,8 +354,12 @@ struct store_pack_cache *store_pack_cache_new(void)
 	struct store_pack_cache *c = calloc(1, sizeof *c);
 	pthread_condattr_t attributes;
 
-	if (!c)
+	if (c)
+		c->heads = calloc(CACHE_HEADS, sizeof *c->heads);
+	if (!c || !c->heads) {
+		free(c);
 		return NULL;
+	}
 	pthread_mutex_init(&c->lock, NULL);
 	pthread_condattr_init(&attributes);
 	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -249,5 +387,6 @@ void store_pack_cache_free(struct store_pack_cache *c)
 		}
 	pthread_cond_destroy(&c->ended);
 	pthread_mutex_destroy(&c->lock);
+	free(c->heads);
 	free(c);
 }

@@ -120,6 +120,9 @@ struct store_storage_ops {
 	/* Optional (NULL). The directory in which something was refused last (-EACCES, -EPERM), or what was found where
 	 * one should be (-ENOTDIR), in any thread; the nearest one above that can be looked at. -ENOENT: none. */
 	int (*denied)(struct store_storage *s, char dir[static STORE_NAME_MAX], struct store_storage_owner *ret_owner);
+
+	/* Optional (NULL). Has the open file no name any more? */
+	bool (*file_gone)(struct store_storage_file *f);
 };
 
 struct store_storage {

@@ -155,6 +155,13 @@ static int posix_file_read_past(struct store_storage_file *f, uint64_t offset, s
 	return posix_read_past(&f->direct, f->fd, offset, len, room, ret_bytes);
 }
 
+static bool posix_file_gone(struct store_storage_file *f)
+{
+	struct stat st;
+
+	return TEMP_FAILURE_RETRY(fstat(f->fd, &st)) == 0 && st.st_nlink == 0;
+}
+
 static void posix_file_close(struct store_storage_file *f)
 {
 	if (!f)
@@ -286,6 +293,7 @@ static const struct store_storage_ops posix_ops = {
 	.file_close = posix_file_close,
 	.file_readv = posix_file_readv,
 	.file_read_past = posix_file_read_past,
+	.file_gone = posix_file_gone,
 	.writer_open = posix_writer_open,
 	.writer_reopen = posix_writer_reopen,
 	.writer_append = posix_writer_append,

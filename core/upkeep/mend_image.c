@@ -142,7 +142,7 @@ static int emit_encoded(struct image *k, struct mend_object *o, struct store_pac
 static int emit_object(struct image *k, struct mend_object *o)
 {
 	struct store_pack *from = NULL;
-	int r = o->pack[0] ? store_pack_open(o->from->storage, o->from->info.id, o->pack, &from, k->m->err) : 0;
+	int r = o->pack[0] ? store_pack_open(o->from->storage, o->from->info.id, o->pack, 0, &from, k->m->err) : 0;
 
 	if (r < 0)
 		return r;

@@ -89,7 +89,7 @@ static int sources_pack(struct sources *k, struct store *s, const char *name)
 	struct store_pack *p;
 	int r = 0;
 
-	if (store_pack_open(s->storage, s->info.id, name, &p, NULL) < 0)
+	if (store_pack_open(s->storage, s->info.id, name, 0, &p, NULL) < 0)
 		return 0;
 	if (store_pack_footer_read(p, &footer, NULL) == 0)
 		for (uint64_t i = 0; r == 0 && i < footer.count; i++)

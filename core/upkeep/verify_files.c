@@ -115,7 +115,7 @@ static void check_pack(struct verify *v, const struct store_file *file)
 		file_fault(v, file->name, 0, 0, NULL, STORE_VERIFY_FOREIGN);
 		return;
 	}
-	int r = store_pack_open(v->store->storage, v->store->info.id, pack, &p, &err);
+	int r = store_pack_open(v->store->storage, v->store->info.id, pack, 0, &p, &err);
 	if (r == -BASE_EVERSION) {
 		file_newer(v, file->name, true, NULL, err.text);
 		return;

@@ -71,7 +71,7 @@ static void try_pack(const uint8_t *bytes, size_t len)
 	struct store_pack *p = NULL;
 	struct store_pack_footer f;
 	unsigned damage = 0;
-	if (store_pack_open(&m.base, store_id, PACK, &p, NULL) < 0)
+	if (store_pack_open(&m.base, store_id, PACK, 0, &p, NULL) < 0)
 		return;
 	const struct store_pack_verify_calls calls = {.damage = count_damage, .arg = &damage};
 	int r = store_pack_verify(p, &calls), footer = store_pack_footer_read(p, &f, NULL);

@@ -441,7 +441,7 @@ static void rank_chunks(struct rank_files *f, const struct proto_part *made_part
 	struct made *made = f->k.made;
 	struct store_pack *scratch;
 
-	must(store_pack_open(&made->m.base, memory_store(&made->m).info.id, f->scratch, &scratch, NULL) == 0);
+	must(store_pack_open(&made->m.base, memory_store(&made->m).info.id, f->scratch, 0, &scratch, NULL) == 0);
 	f->chunks = calloc(made_part->nchunks + 1, sizeof *f->chunks);
 	f->chunk_refs = calloc(made_part->nchunks + 1, sizeof *f->chunk_refs);
 	must(f->chunks && f->chunk_refs);

@@ -457,7 +457,7 @@ def open_all(api, saved):
     path = c.create_string_buffer(512)
     assert api.lib.store_pack_path(name, path) == 0
     api.call(api.lib.store_pack_open, c.c_void_p(api.p.contents.storage), (c.c_uint8 * 16)(*api.id), name,
-             c.byref(pack))
+             c.c_uint64(0), c.byref(pack))
     r = api.lib.store_object_read(pack, c.byref(saved.piece), out, c.byref(api.err))
     api.lib.store_pack_close(pack)
     return r == 0

@@ -66,6 +66,7 @@ class Ops(C.Structure):
         ("file_readv", _f(P, C.c_uint64, P, C.c_uint)),
         ("file_read_past", _f(P, C.c_uint64, C.c_size_t, P, P)),
         ("denied", _f(P, C.c_char_p, C.POINTER(Owner))),
+        ("file_gone", C.CFUNCTYPE(C.c_bool, P)),
     ]
 
 
@@ -160,7 +161,7 @@ def bind(lib):
         ("store_pack_writer_size", u64, [P]),
         ("store_pack_seal", C.c_int, [P, C.POINTER(u64)]),
         ("store_pack_abandon", None, [P]),
-        ("store_pack_open", C.c_int, [P, s, s, C.POINTER(P), C.POINTER(Error)]),
+        ("store_pack_open", C.c_int, [P, s, s, u64, C.POINTER(P), C.POINTER(Error)]),
         ("store_pack_close", None, [P]),
         ("store_pack_size", u64, [P]),
         ("store_object_read_blocks", C.c_int, [P, C.POINTER(Ref), u64, u64, P, C.POINTER(Error)]),
@@ -346,7 +347,7 @@ class PackWriter:
 class Pack:
     def __init__(self, storage, name=PACK, store_id=STORE_ID):
         self.lib, self.p, err = storage.lib, P(), Error()
-        check(self.lib.store_pack_open(storage.s, store_id, name.encode(), C.byref(self.p), C.byref(err)),
+        check(self.lib.store_pack_open(storage.s, store_id, name.encode(), 0, C.byref(self.p), C.byref(err)),
               err.text.decode())
 
     def __enter__(self):

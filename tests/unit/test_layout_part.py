@@ -341,7 +341,7 @@ class Written:
         """The object's bytes: chunks are encoded where that gains."""
         ref, pack, e, out = self.chunks[i].ref, ptr(), Error(), ptr()
         name = self.names[ref.pack]
-        assert self.lib.store_pack_open(ptr(self.s.storage), self.s.info.id, name, c.byref(pack),
+        assert self.lib.store_pack_open(ptr(self.s.storage), self.s.info.id, name, u64(0), c.byref(pack),
                                         c.byref(e)) == 0, e.text
         assert self.lib.store_object_load(pack,
                                           c.byref(Ref(ref.digest, ref.offset, ref.checks, ref.raw_len, ref.stored_len,

@@ -154,6 +154,7 @@ int main(int argc, char **argv)
 	static char line[4096]; /* written at its end at once, so that lines of several processes do not mix */
 
 	base_standard_open();
+	base_descriptors_allow();
 	setvbuf(stderr, line, _IOLBF, sizeof line);
 	signal(SIGCHLD, SIG_DFL); /* who started this may have it ignored: then nobody can wait for a child */
 	base_log_set_program("vckpt");

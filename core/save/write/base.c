@@ -41,7 +41,7 @@ static int base_open(struct save_base *b, uint32_t rank, struct base_error *err)
 		return r;
 	b->layouts = calloc(b->m.nlayouts + 1, sizeof *b->layouts);
 	b->lines = calloc(b->m.nranks + 1, sizeof *b->lines);
-	b->chunks = store_chunk_cache_new(BASE_CHUNKS_BYTES);
+	b->chunks = store_chunk_cache_new(BASE_CHUNKS_BYTES, base_min(b->m.nranks, BASE_LAYOUTS_MAX));
 	if (!b->layouts || !b->lines || !b->chunks)
 		return base_no_memory(err);
 	b->own_line = save_base_find_line(b, rank);

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step of many writers that is read tensor by tensor: each pack is opened once, or twice, and a piece costs two reads
+of its pack, however many packs there are. Calls are counted, never timed."""
+import collections
+import ctypes as c
+import os
+import pathlib
+import resource
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from faults import Faults
+from protolib import Params, Proto
+from storelib import scratch
+from test_load_boxes import Step, T, safetensors_data
+
+WRITERS, TENSORS = 200, 24
+
+
+@pytest.fixture(scope="module")
+def written(lib):
+    """A store with one step; each writer has a strip of each tensor, in one piece. Its tensors."""
+    path = pathlib.Path(os.path.realpath(scratch())) / "s"
+    tensors = [T(f"layer.{i:02}", "f4", (WRITERS, 400), {w: [[(w, 1), (0, 400)]] for w in range(WRITERS)}, i)
+               for i in range(TENSORS)]
+    Step(Proto(c.CDLL(lib._name)), path, tensors, WRITERS, Params(4 << 10, 16 << 10, 512), header=True)
+    yield path, tensors
+    shutil.rmtree(path.parent)
+
+
+def few(opens, reads, packs=2 * WRITERS, opens_each=2, more=0):
+    """Two reads a piece; the head and the part of a writer, and what it says of all tensors, are read besides."""
+    assert packs <= opens <= opens_each * packs, opens
+    assert reads <= 2.1 * WRITERS * TENSORS + (5 + more) * WRITERS, reads / (WRITERS * TENSORS)
+
+
+class Calls:
+    """What a process under interpose.c asked of the packs."""
+
+    def __init__(self, build, store, file):
+        self.store, self.file = store, file
+        self.preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
+
+    def env(self, words):
+        return {"VCKPT_INTERPOSE": f"root={self.store},reads=1,path=.pack,{words}", "LD_PRELOAD": self.preload,
+                "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0"}
+
+    def run(self, *words, limit=None):
+        self.file.unlink(missing_ok=True)
+        done = subprocess.run(words, stdout=subprocess.PIPE, env=os.environ | self.env(f"list={self.file}"),
+                              timeout=120, preexec_fn=limit)
+        assert done.returncode == 0
+        called = collections.Counter(line.split(" ")[0] for line in self.file.read_text().splitlines())
+        return done.stdout, called["open"] + called["openat2"], called["pread"] + called["preadv"]
+
+
+@pytest.fixture
+def calls(build, written, tmp_path):
+    return Calls(build, written[0], tmp_path / "calls")
+
+
+def limited(soft, hard=None):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard or resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return limit
+
+
+def test_export(build, written, calls, tmp_path):
+    """Whatever the soft limit is: a command of vckpt takes what the hard one allows."""
+    store, tensors = written
+    _, *counts = calls.run(build / "tools/vckpt/vckpt", "export", store, "r/1", tmp_path / "out", "--format", "npy",
+                           "-q", limit=limited(100))
+    for t in tensors:
+        assert (tmp_path / "out" / "model" / f"{t.name}.npy").read_bytes().endswith(t.bytes)
+    few(*counts)
+
+
+READ = """
+import sys, vckpt
+with vckpt.open(sys.argv[1], framework="numpy") as step:
+    for name in step:
+        sys.stdout.buffer.write(step[name][...].tobytes())
+"""
+
+
+def test_step(written, calls):
+    store, tensors = written
+    out, *counts = calls.run(sys.executable, "-c", READ, store / "r" / "1", limit=limited(2000))
+    assert out == safetensors_data(tensors)
+    few(*counts)
+
+
+@pytest.mark.parametrize("tier", ["cached", "auto"])
+def test_mount(written, calls, mount, monkeypatch, tmp_path, tier):
+    store, tensors = written
+    counts = []
+    for kind in ("open+openat2", "pread+preadv"):
+        faults = Faults(tmp_path / kind)
+        with monkeypatch.context() as patch:
+            for name, value in calls.env(f"memory={tmp_path / kind},calls={kind}").items():
+                patch.setenv(name, value)
+            m = mount(store, f"tier={tier}")
+        for t in tensors:
+            assert (m / "r" / "latest" / "model" / f"{t.name}.npy").read_bytes().endswith(t.bytes)
+        counts.append(faults.calls())
+        m.umount()
+    few(*counts)
+
+
+def test_few_descriptors(written, calls):
+    """With room for a fraction of the packs each is opened once for each tensor, and nothing of it is read again."""
+    store, tensors = written
+    out, *counts = calls.run(sys.executable, "-c", READ, store / "r" / "1", limit=limited(256, 256))
+    assert out == safetensors_data(tensors)
+    few(*counts, opens_each=TENSORS)
