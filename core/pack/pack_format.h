@@ -11,6 +11,8 @@
 #ifndef CORE_PACK_PACK_FORMAT_H
 #define CORE_PACK_PACK_FORMAT_H
 
+#include <pthread.h>
+
 #include "core/base/le.h"
 #include "core/pack/codec.h"
 #include "core/pack/pack.h"
@@ -26,8 +28,12 @@ enum {
 #define PACK_MAGIC_HEAD "VCKPTPAK"
 #define PACK_MAGIC_TAIL "VCKPTEND"
 
+/* Bytes [from, end) of a pack, checks of objects, as they were read. */
+struct pack_checks { pthread_mutex_t lock; uint8_t *bytes; uint64_t from, end; };
+
 struct store_pack {
 	struct store_storage *storage;
+	struct pack_checks checks;
 	struct store_storage_file *file;
 	uint64_t size;
 	uint8_t store_id[16];

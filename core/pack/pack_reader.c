@@ -5,12 +5,16 @@
  * A reference is a hint: it is checked against the pack's size, then the checks of the wanted blocks are read, then
  * their stored bytes: one read for both where hardly anything else lies between them. A caller that reads many objects
  * reads their bytes itself, so that neighbours share a read, and has them checked and decoded here (store_object_take).
+ * The checks of an extent follow each other: where those of an object are a read of their own, what follows them in the
+ * same page is kept, so that objects that are read one after another cost little more than a read each.
  * What is checked is what is handed out: raw blocks are read straight into the caller's memory and checked there,
  * encoded ones are checked and decoded from a buffer of the thread. Nothing is read twice.
  *
- * Memory: three buffers a thread (checks, stored bytes, scratch of the codec), at most 1.3 MiB, freed when it ends.
- * Threads: an open pack is only read; any number of threads may share it. */
+ * Memory: three buffers a thread (checks, stored bytes, scratch of the codec), at most 1.3 MiB, freed when it ends; the
+ * kept checks of an open pack, 8 KiB at most, and CHECKS_KEPT_BYTES in the process.
+ * Threads: an open pack is only read, but for its kept checks; any number of threads may share it. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "core/base/cleanup.h"
@@ -22,6 +26,8 @@ enum {
 	READ_CHECKS_BLOCKS = 4096,       /* checks of raw objects: 32 KiB at a time */
 	READ_JOIN_BYTES = 64 << 10,      /* stored bytes and checks within so many bytes may be read at once, ... */
 	READ_GAP_BYTES = 4096,           /* ... if less than a page between them is not wanted, or they are metadata */
+	CHECKS_PAGE = 4096,
+	CHECKS_KEPT_EACH = 2 * CHECKS_PAGE,
 };
 
 struct buffers {
@@ -29,6 +35,9 @@ struct buffers {
 	size_t checks_size, stored_size;
 };
 
+#define CHECKS_KEPT_BYTES (UINT64_C(16) << 20)
+
+static atomic_uint_fast64_t checks_kept;
 static __thread uint64_t thread_bytes_read;
 static __thread struct buffers *thread_buffers; /* also the value of buffers_key, whose destructor frees it */
 static pthread_key_t buffers_key;
@@ -77,6 +86,55 @@ static int buffer_reserve(uint8_t **buffer, size_t *size, size_t need)
 	*buffer = malloc(need);
 	*size = *buffer ? need : 0;
 	return *buffer ? 0 : -ENOMEM;
+}
+
+/* ---- checks that are kept ---- */
+
+static void checks_drop(struct pack_checks *c)
+{
+	if (!c->bytes)
+		return;
+	atomic_fetch_sub_explicit(&checks_kept, c->end - c->from, memory_order_relaxed);
+	free(base_steal(c->bytes));
+}
+
+static void checks_forget(struct pack_checks *c)
+{
+	pthread_mutex_lock(&c->lock);
+	checks_drop(c);
+	pthread_mutex_unlock(&c->lock);
+}
+
+/* Bytes [from, from + len) of the pack, if they are kept. */
+static bool checks_find(struct pack_checks *c, uint64_t from, size_t len, uint8_t *out)
+{
+	bool found;
+
+	pthread_mutex_lock(&c->lock);
+	found = c->bytes && from >= c->from && from + len <= c->end;
+	if (found)
+		memcpy(out, c->bytes + (from - c->from), len);
+	pthread_mutex_unlock(&c->lock);
+	return found;
+}
+
+static void checks_keep(struct pack_checks *c, uint64_t from, const uint8_t *bytes, size_t len)
+{
+	uint8_t *copy;
+
+	if (atomic_load_explicit(&checks_kept, memory_order_relaxed) + len > CHECKS_KEPT_BYTES)
+		return;
+	copy = malloc(len);
+	if (!copy)
+		return;
+	memcpy(copy, bytes, len);
+	pthread_mutex_lock(&c->lock);
+	checks_drop(c);
+	c->bytes = copy;
+	c->from = from;
+	c->end = from + len;
+	atomic_fetch_add_explicit(&checks_kept, len, memory_order_relaxed);
+	pthread_mutex_unlock(&c->lock);
 }
 
 /* ---- the pack ---- */
@@ -138,6 +196,7 @@ int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const c
 	if (!p)
 		return base_no_memory_for(err, "pack %s", pack);
 	p->storage = s;
+	pthread_mutex_init(&p->checks.lock, NULL);
 	memcpy(p->store_id, store_id, 16);
 	strcpy(p->name, pack); /* fits: it has a path */
 	r = s->ops->file_open(s, path, &p->file, &p->size);
@@ -161,6 +220,8 @@ void store_pack_close(struct store_pack *p)
 		return;
 	if (p->file)
 		p->storage->ops->file_close(p->file);
+	checks_forget(&p->checks);
+	pthread_mutex_destroy(&p->checks.lock);
 	free(p);
 }
 
@@ -226,6 +287,7 @@ struct reading {
 
 static int damaged(const struct reading *rd, uint64_t block, const char *what)
 {
+	checks_forget(&rd->p->checks); /* the next reader reads all of it anew */
 	return base_error_set(rd->err, -BASE_EDAMAGED, "pack %s, object at offset %llu, block %llu: %s", rd->p->name,
 		(unsigned long long)rd->ref->offset, (unsigned long long)block, what);
 }
@@ -233,6 +295,18 @@ static int damaged(const struct reading *rd, uint64_t block, const char *what)
 static size_t blocks_raw_len(const struct store_object_ref *ref, uint64_t first, uint64_t n)
 {
 	return base_min(n * BASE_BLOCK_BYTES, ref->raw_len - first * BASE_BLOCK_BYTES);
+}
+
+/* Bytes [from, from + len) of the pack, which are checks, into the thread's buffer, and what follows in their page. */
+static int checks_read(struct reading *rd, uint64_t from, size_t len)
+{
+	uint64_t end = base_min(base_align(from + len, CHECKS_PAGE), rd->p->size - STORE_PACK_TAIL_BYTES);
+	size_t more = end - from <= CHECKS_KEPT_EACH ? end - from : len;
+	int r = pack_read(rd->p, from, rd->b->checks, more, rd->err);
+
+	if (r == 0 && more > len)
+		checks_keep(&rd->p->checks, from, rd->b->checks, more);
+	return r;
 }
 
 /* Reads the bytes [from, from + len) of the object's checks into memory, together with the stored bytes [stored_from,
@@ -245,8 +319,12 @@ static int checks_get(struct reading *rd, uint64_t from, size_t len, uint64_t st
 	const struct store_object_ref *ref = rd->ref;
 	uint64_t span = ref->checks + from + len - ref->offset - stored_from;
 	bool metadata = ref->kind != STORE_OBJECT_PIECE && ref->kind != STORE_OBJECT_BLOB;
+	int r = buffer_reserve(&rd->b->checks, &rd->b->checks_size, base_max(len, CHECKS_KEPT_EACH));
+	*ret_checks = rd->b->checks;
+	if (r < 0 || checks_find(&rd->p->checks, ref->checks + from, len, rd->b->checks))
+		return r;
 	if (stored_len && span <= READ_JOIN_BYTES && (metadata || span - stored_len - len < READ_GAP_BYTES)) {
-		int r = buffer_reserve(&rd->b->stored, &rd->b->stored_size, span);
+		r = buffer_reserve(&rd->b->stored, &rd->b->stored_size, span);
 		if (r == 0)
 			r = pack_read(rd->p, ref->offset + stored_from, rd->b->stored, span, rd->err);
 		rd->joined = rd->b->stored;
@@ -254,9 +332,7 @@ static int checks_get(struct reading *rd, uint64_t from, size_t len, uint64_t st
 		*ret_checks = rd->b->stored + span - len;
 		return r;
 	}
-	int r = buffer_reserve(&rd->b->checks, &rd->b->checks_size, len);
-	*ret_checks = rd->b->checks;
-	return r < 0 ? r : pack_read(rd->p, ref->checks + from, rd->b->checks, len, rd->err);
+	return checks_read(rd, ref->checks + from, len);
 }
 
 static int read_raw(struct reading *rd, uint64_t first, uint64_t n, uint8_t *out)

@@ -282,12 +282,17 @@ static size_t chunk_shares(const struct store_chunk *c, struct chunk_tables *t, 
 	return bytes;
 }
 
-size_t store_chunk_memory(const struct store_chunk *c)
+static size_t rows_memory(const struct store_chunk *c, uint32_t first, uint32_t end)
 {
 	struct chunk_share shares[CHUNK_SHARES];
 	struct chunk_tables t;
 
-	return sizeof *c + chunk_shares(c, &t, 0, c->t.nrows, shares) + (c->t.nrows + 1) * sizeof *c->starts;
+	return sizeof *c + chunk_shares(c, &t, first, end, shares) + (end - first + 1) * sizeof *c->starts;
+}
+
+size_t store_chunk_memory(const struct store_chunk *c)
+{
+	return rows_memory(c, 0, c->t.nrows);
 }
 
 struct store_chunk *store_chunk_some(const struct store_chunk *c, uint32_t first, size_t most_bytes)
@@ -298,8 +303,7 @@ struct store_chunk *store_chunk_some(const struct store_chunk *c, uint32_t first
 	struct store_chunk *some;
 	size_t bytes, at = 0;
 
-	while (end < c->t.nrows && chunk_shares(c, &t, first, end + 1, shares) +
-		(end + 2 - first) * sizeof *c->starts <= most_bytes)
+	while (end < c->t.nrows && rows_memory(c, first, end + 1) <= most_bytes)
 		end++;
 	bytes = chunk_shares(c, &t, first, end, shares);
 	some = malloc(sizeof *some + bytes);

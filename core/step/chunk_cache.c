@@ -10,8 +10,8 @@
  * writers there are.
  *
  * Chunks are in a hash by digest and in a list by last use. One that is held is never freed; one that is thrown out
- * while held goes with its last holder. No lock is held while a chunk is read: two threads that miss the same one both
- * read it, and the second finds the first's. */
+ * while held goes with its last holder. No lock is held while a chunk is read. Threads that open tensors beside each
+ * other want the same chunks: the first one reads, the others wait for it. Where it fails, the next one tries. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -35,6 +35,8 @@ struct store_chunk_held {
 
 struct store_chunk_cache {
 	pthread_mutex_t lock;           /* protects all below, and what changes in entries */
+	pthread_cond_t read;            /* one of `reading` has gone */
+	struct chunk_reading *reading;
 	struct store_chunk_held **buckets;
 	size_t nbuckets;                /* a power of two */
 	struct store_chunk_held *oldest, *newest;
@@ -61,6 +63,7 @@ struct store_chunk_cache *store_chunk_cache_new(size_t max_bytes, uint32_t parts
 		return NULL;
 	}
 	pthread_mutex_init(&c->lock, NULL);
+	pthread_cond_init(&c->read, NULL);
 	c->max_bytes = max_bytes;
 	c->share_bytes = max_bytes / base_max(parts, 1u);
 	return c;
@@ -74,6 +77,7 @@ void store_chunk_cache_free(struct store_chunk_cache *c)
 		newer = h->newer;
 		held_free(h);
 	}
+	pthread_cond_destroy(&c->read);
 	pthread_mutex_destroy(&c->lock);
 	free(c->buckets);
 	free(c);
@@ -143,16 +147,45 @@ static void cache_put(struct store_chunk_cache *c, struct store_chunk_held *h)
 
 /* ---- use ---- */
 
-struct store_chunk_held *store_chunk_cache_take(struct store_chunk_cache *c, const struct chunk_key *key)
+static bool is_read(const struct store_chunk_cache *c, const struct base_digest *digest)
+{
+	const struct chunk_reading *at = c->reading;
+
+	while (at && !base_digest_equal(at->digest, digest))
+		at = at->next;
+	return at;
+}
+
+struct store_chunk_held *store_chunk_cache_take(struct store_chunk_cache *c, const struct chunk_key *key,
+	struct chunk_reading *mine)
 {
 	struct store_chunk_held *h;
 
 	if (!c)
 		return NULL;
 	pthread_mutex_lock(&c->lock);
-	h = cache_find(c, key);
+	while (!(h = cache_find(c, key)) && is_read(c, key->digest))
+		pthread_cond_wait(&c->read, &c->lock);
+	if (!h) {
+		*mine = (struct chunk_reading){key->digest, c->reading};
+		c->reading = mine;
+	}
 	pthread_mutex_unlock(&c->lock);
 	return h;
+}
+
+void store_chunk_cache_read(struct store_chunk_cache *c, struct chunk_reading *mine)
+{
+	struct chunk_reading **at;
+
+	if (!c)
+		return;
+	pthread_mutex_lock(&c->lock);
+	for (at = &c->reading; *at != mine;)
+		at = &(*at)->next;
+	*at = mine->next;
+	pthread_cond_broadcast(&c->read);
+	pthread_mutex_unlock(&c->lock);
 }
 
 /* Rows from the wanted tensor on in place of all, where these are more than a share. */
@@ -178,7 +211,7 @@ static void held_cut(struct store_chunk_held *h, const struct store_chunk_cache 
 struct store_chunk_held *store_chunk_cache_add(struct store_chunk_cache *c, const struct chunk_key *key, uint32_t first,
 	uint32_t last, struct store_chunk *chunk)
 {
-	struct store_chunk_held *h = calloc(1, sizeof *h), *there;
+	struct store_chunk_held *h = calloc(1, sizeof *h);
 
 	if (!h) {
 		store_chunk_free(chunk);
@@ -192,13 +225,10 @@ struct store_chunk_held *store_chunk_cache_add(struct store_chunk_cache *c, cons
 		return h;
 	held_cut(h, c, key->tensor);
 	pthread_mutex_lock(&c->lock);
-	there = cache_find(c, key);
-	if (!there && h->bytes <= c->max_bytes)
+	if (h->bytes <= c->max_bytes)
 		cache_put(c, h);
 	pthread_mutex_unlock(&c->lock);
-	if (there)
-		held_free(h);
-	return there ? there : h;
+	return h;
 }
 
 const struct store_chunk *store_chunk_held_chunk(const struct store_chunk_held *h)

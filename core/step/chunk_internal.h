@@ -96,8 +96,14 @@ int64_t part_chunk_find(const struct proto_part *part, uint32_t tensor);
 struct store_chunk_held;
 /* A chunk, and the tensor that is wanted of it. */
 struct chunk_key { const struct store_layout *layout; const struct base_digest *digest; uint32_t npacks, tensor; };
-/* NULL: not there (or no cache). What is held is to be released; it has the tensor's row, if the chunk has one. */
-struct store_chunk_held *store_chunk_cache_take(struct store_chunk_cache *c, const struct chunk_key *key);
+/* A chunk that some thread reads; the thread's own memory. */
+struct chunk_reading { const struct base_digest *digest; struct chunk_reading *next; };
+/* What is held is to be released; it has the tensor's row, if the chunk has one. NULL: it is not there (or c is NULL).
+ * The caller reads it, adds it, and ends that with store_chunk_cache_read, whether it could or not: other threads that
+ * want it wait until then. */
+struct store_chunk_held *store_chunk_cache_take(struct store_chunk_cache *c, const struct chunk_key *key,
+	struct chunk_reading *mine);
+void store_chunk_cache_read(struct store_chunk_cache *c, struct chunk_reading *mine);
 /* Takes the chunk over (also on failure: NULL, out of memory); its rows are of tensors `first` to `last`. c NULL: it is
  * only held. */
 struct store_chunk_held *store_chunk_cache_add(struct store_chunk_cache *c, const struct chunk_key *key, uint32_t first,

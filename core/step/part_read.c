@@ -77,17 +77,20 @@ static int part_chunk_hold(struct store_chunk_cache *cache, struct store *s, con
 {
 	const struct proto_chunk *from = &part->chunks[number];
 	struct chunk_key key = {l, &from->ref.digest, npacks, tensor};
+	struct chunk_reading mine;
 	struct store_chunk *c;
 	int r;
 
-	*ret_h = store_chunk_cache_take(cache, &key);
+	*ret_h = store_chunk_cache_take(cache, &key, &mine);
 	if (*ret_h)
 		return 0;
 	r = part_chunk_load(s, l, part, packs, npacks, number, &c, err);
-	if (r < 0)
-		return r;
-	*ret_h = store_chunk_cache_add(cache, &key, from->first_tensor, from->last_tensor, c);
-	return *ret_h ? 0 : base_no_memory(err);
+	if (r == 0) {
+		*ret_h = store_chunk_cache_add(cache, &key, from->first_tensor, from->last_tensor, c);
+		r = *ret_h ? 0 : base_no_memory(err);
+	}
+	store_chunk_cache_read(cache, &mine);
+	return r;
 }
 
 int store_part_read_row_cached(struct store_chunk_cache *cache, struct store *s, const struct store_layout *l,

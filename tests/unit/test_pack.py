@@ -405,3 +405,43 @@ def test_names(lib):
     assert lib.store_pack_path(b"0123456789abcdef-1-2-" + b"a" * 200, out) == -errno.ENAMETOOLONG
     assert lib.store_pack_name_make(b"0123456789abcdef-7", 3, b"a/b", out) == -errno.EINVAL
     assert lib.store_pack_name_make(b"0123456789abcdef-7-1", 3, b"a", out) == -errno.EINVAL
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_kept_checks_are_those_of_the_pack(storage, encoded):
+    """Objects in any order, and all blocks of some, though checks are kept between the reads."""
+    w, rng = low.PackWriter(storage), random.Random(5)
+    for i in range(80):
+        n = rng.choice([BLOCK, 3 * BLOCK, 20 * BLOCK, 70_001])
+        w.append(weights(n, i) if encoded else rng.randbytes(n))
+    w.seal()
+    with low.Pack(storage) as p:
+        for ref, data in [*w.refs, *rng.sample(w.refs, 80)]:
+            assert p.read(ref) == data
+            first = rng.randrange(-(-len(data) // BLOCK))
+            n = rng.randint(1, -(-len(data) // BLOCK) - first)
+            assert p.read(ref, first, n) == data[first * BLOCK:(first + n) * BLOCK]
+
+
+def test_checks_that_were_read_wrong_are_read_again(storage, tmp_path):
+    """Whoever reads after an error reads all of it anew."""
+    w = low.PackWriter(storage)
+    for i in range(8):
+        w.append(random.randbytes(20 * BLOCK))
+    w.seal()
+    file, at = tmp_path / "s" / pack_file(storage), w.refs[5][0].checks + 9
+    good = file.read_bytes()
+    file.chmod(0o600)
+
+    def write(byte):
+        with open(file, "r+b") as f:
+            f.seek(at)
+            f.write(bytes([byte]))
+    write(good[at] ^ 1)
+    with low.Pack(storage) as p:
+        for ref, data in w.refs[:5]:
+            assert p.read(ref) == data
+        write(good[at])
+        with pytest.raises(Exception, match="do not match their check"):
+            p.read(w.refs[5][0])        # its checks were kept before
+        assert p.read(w.refs[5][0]) == w.refs[5][1]

@@ -216,7 +216,7 @@ def test_a_flipped_bit_never_gives_another_answer(long, scale, tensor):
             f.truncate(size)
             found = answers(w, tensor, pick)
             assert found == good or isinstance(found, int)
-            assert size > ref.checks or isinstance(found, int)
+            assert size >= ref.offset + ref.stored_len or isinstance(found, int)    # checks may be kept
             f.seek(0)
             f.write(data)
     assert answers(w, tensor, pick) == good
