@@ -46,7 +46,8 @@ struct shared_peer {
 struct shared {
 	struct comm comm;
 	char folder[160];
-	bool shown;                      /* this rank's file is in it */
+	bool shown;                      /* this rank's file is in it, */
+	int seat;                        /* and held by this */
 	int fd;                          /* of the own segment; -1 */
 	size_t seats_at, gather_at, rooms_at, bytes; /* of every segment */
 	struct shared_peer *peers;       /* by rank */

@@ -9,7 +9,10 @@
  * seen another nonce of this rank is an old one, and its file is looked at again.
  *
  * The file of a rank that was killed stays, and with it the folder. Ranks that met no one there take the files of the
- * dead away, and the first meeting of a process does so in all folders of this user. */
+ * dead away, and the first meeting of a process does so in all folders of this user. A rank holds a lock (flock) on its
+ * file from before it has its name, until it takes it away; the kernel drops the lock of a process that ends, in
+ * whatever pid namespace it was. So a file of any name that no one holds is a leftover, and so is an empty folder: a
+ * rank that has just made one makes it again. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -17,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -131,6 +135,11 @@ static void seat_path(const struct shared *s, uint32_t rank, char *path, size_t 
 	snprintf(path, room, "%s/%u", s->folder, rank);
 }
 
+static bool folder_own(const struct stat *st)
+{
+	return S_ISDIR(st->st_mode) && st->st_uid == geteuid() && !(st->st_mode & 077);
+}
+
 static int folder_make(struct shared *s, struct base_error *err)
 {
 	struct stat st;
@@ -139,7 +148,7 @@ static int folder_make(struct shared *s, struct base_error *err)
 		return base_error_set(err, -errno, "%s cannot be made: %s", s->folder, base_error_name(-errno));
 	if (lstat(s->folder, &st) < 0)
 		return -errno;
-	if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077))
+	if (!folder_own(&st))
 		return base_error_set(err, -EACCES, "%s must be a directory that this user alone may enter (mode 0700)",
 			s->folder);
 	return 0;
@@ -148,23 +157,27 @@ static int folder_make(struct shared *s, struct base_error *err)
 static int file_show(struct shared *s, const struct shared_head *own)
 {
 	char path[200], fresh[220], text[160];
-	int n, fd, r = 0;
+	int n, r = 0;
 
 	seat_path(s, own->rank, path, sizeof path);
 	snprintf(fresh, sizeof fresh, "%s.%016llx", path, (unsigned long long)own->nonce);
-	n = snprintf(text, sizeof text, "%d %llu %d %llu %llu\n", own->pid, (unsigned long long)own->start, s->fd,
+	n = snprintf(text, sizeof text, "%d %llu %d %llu %llu held\n", own->pid, (unsigned long long)own->start, s->fd,
 		(unsigned long long)own->nonce, (unsigned long long)pid_space());
-	fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-	if (fd < 0)
+	s->seat = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (s->seat < 0)
 		return -errno;
-	if (write(fd, text, (size_t)n) != n)
+	if (flock(s->seat, LOCK_EX | LOCK_NB) < 0) /* another one sweeps: it is taken away */
+		r = errno == EWOULDBLOCK ? -ENOENT : -errno;
+	else if (write(s->seat, text, (size_t)n) != n)
 		r = -EIO;
-	close(fd);
-	if (r == 0 && rename(fresh, path) < 0)
-		r = -errno;
-	if (r < 0)
-		unlink(fresh);
+	else if (rename(fresh, path) < 0)
+		r = -errno; /* -ENOENT: it was taken away before it was locked */
 	s->shown = r == 0;
+	if (r < 0) {
+		unlink(fresh);
+		close(s->seat);
+		s->seat = -1;
+	}
 	return r;
 }
 
@@ -181,7 +194,7 @@ static int segment_show(struct shared *s, struct base_error *err)
 	return r < 0 && !(err && err->code) ? base_error_set(err, r, "%s: %s", s->folder, base_error_name(r)) : r;
 }
 
-struct seat_text { int pid, fd; unsigned long long start, nonce, space; };
+struct seat_text { int pid, fd; unsigned long long start, nonce, space; bool held; };
 
 static bool seat_read_at(int dir, const char *path, struct seat_text *ret_t)
 {
@@ -197,6 +210,7 @@ static bool seat_read_at(int dir, const char *path, struct seat_text *ret_t)
 		return false;
 	text[n] = 0;
 	ret_t->space = 0;
+	ret_t->held = strstr(text, " held\n");
 	return sscanf(text, "%d %llu %d %llu %llu", &ret_t->pid, &ret_t->start, &ret_t->fd, &ret_t->nonce,
 		&ret_t->space) >= 4;
 }
@@ -211,27 +225,48 @@ static bool seat_read(const struct shared *s, uint32_t rank, struct seat_text *r
 
 /* ---- what the dead left ---- */
 
-/* In a folder; it goes, too, if nothing else was in it. A process of another pid namespace only looks dead. */
+/* No one holds the file. One without "held" may be of an older vckpt, which holds none: then its process has to be
+ * dead, and a process of another pid namespace only looks dead. */
+static bool seat_left(int dir, const char *name)
+{
+	int fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	struct seat_text t = {0};
+	struct stat held, named;
+	bool left = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0;
+
+	/* a rank may have put its own under the name meanwhile */
+	left = left && fstat(fd, &held) == 0 && fstatat(dir, name, &named, AT_SYMLINK_NOFOLLOW) == 0
+		&& held.st_ino == named.st_ino;
+	if (left && seat_read_at(dir, name, &t) && !t.held)
+		left = t.space == pid_space() && shared_dead(t.pid, t.start);
+	if (left)
+		left = unlinkat(dir, name, 0) == 0;
+	if (fd >= 0)
+		close(fd);
+	return left;
+}
+
+/* In a folder; it goes, too, if nothing else was in it. */
 static void folder_sweep(const char *folder)
 {
 	int fd = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	DIR *d = fd < 0 ? NULL : fdopendir(fd);
-	const uint64_t space = pid_space();
-	struct seat_text t;
-	bool swept = false;
+	struct stat st;
 
 	if (!d) {
 		if (fd >= 0)
 			close(fd);
 		return;
 	}
+	if (fstat(fd, &st) < 0 || !folder_own(&st)) {
+		closedir(d);
+		return;
+	}
 	for (struct dirent *e; (e = readdir(d));)
-		if (e->d_name[0] != '.' && seat_read_at(fd, e->d_name, &t) && t.space == space &&
-			shared_dead(t.pid, t.start))
-			swept |= unlinkat(fd, e->d_name, 0) == 0;
+		if (e->d_name[0] != '.')
+			(void)seat_left(fd, e->d_name);
 	closedir(d);
-	if (swept) /* one that was empty is being made */
-		rmdir(folder);
+	rmdir(folder);
 }
 
 /* In all folders of this user. */
@@ -262,6 +297,8 @@ void shared_hide(struct shared *s)
 	seat_path(s, s->comm.rank, path, sizeof path);
 	if (seat_read(s, s->comm.rank, &t) && t.nonce == own->nonce)
 		unlink(path);
+	close(s->seat);
+	s->seat = -1;
 	rmdir(s->folder);
 }
 

@@ -4,6 +4,7 @@ gives up, does not come or makes other calls is an error of all, and no call han
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -317,9 +318,20 @@ def test_a_rank_that_dies_while_ranks_meet(lib, build):
     assert not folder.exists()
 
 
+def leave(text):
+    """A folder with a rank's file that no one holds; None: an empty folder."""
+    folder = pathlib.Path(f"/dev/shm/vckpt-{os.geteuid()}-{fresh_name()}")
+    folder.mkdir(0o700)
+    if text is not None:
+        (folder / "0").write_text(text)
+    return folder
+
+
 def test_ranks_that_all_died_while_they_met(lib, build):
-    """The next meeting of a process takes away what they left, and nothing of those that live."""
-    left = meet_and_die(build, fresh_name(), 0, 2)
+    """The next meeting of a process takes away what they left, at whatever point they were killed and in whatever pid
+    namespace, and nothing of those that live."""
+    left = [meet_and_die(build, fresh_name(), 0, 2), leave(None), leave(""), leave(f"{os.getpid()} 1 3 77 5 held\n")]
+    old = leave(f"{os.getpid()} 1 3 77 5\n")    # of an older vckpt, which holds no lock, in another pid namespace
     living = fresh_name()
     waiting = subprocess.Popen([sys.executable, "-c", textwrap.dedent(f"""
         import sys, commlib, pathlib
@@ -330,12 +342,13 @@ def test_ranks_that_all_died_while_they_met(lib, build):
         while not seat.exists():
             assert waiting.poll() is None
         meet_and_die(build, living + "x", 0, 2)         # whose process meets for the first time
-        assert not left.exists() and seat.exists()
+        assert not [folder for folder in left if folder.exists()] and seat.exists() and old.exists()
         Comm(lib, 1, 2, living).free()
         assert waiting.wait(60) == 0
     finally:
         waiting.kill()
         waiting.wait()
+        shutil.rmtree(old)
     subprocess.run([sys.executable, "-c", textwrap.dedent(f"""
         import commlib, pathlib
         commlib.Comm(commlib.internal(pathlib.Path({str(build)!r})), 0, 1, {living!r}).free()
