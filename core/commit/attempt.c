@@ -38,15 +38,20 @@ uint64_t store_attempt_commit_ns(const struct store_attempt *a) { return a->comm
 
 /* ---- its folder ---- */
 
+/* The folder is durable with its `begin`, before the first pack: a manifest of an attempt that has no folder, and that
+ * the list does not decide, shows that entries of the list are lost. What else is in it matters only while its ranks
+ * live. */
 int store_attempt_put(struct store_attempt *a, const char *last, enum store_record_kind kind,
 	const struct base_buf *body, struct base_error *err)
 {
 	char name[STORE_NAME_MAX];
+	int (*put)(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
+		const void *body, size_t len) = kind == STORE_RECORD_BEGIN ? store_record_put : store_record_put_passing;
 	int r = body->error;
 
 	snprintf(name, sizeof name, "incoming/%s/%s/%s", a->run, a->name, last);
 	if (r == 0)
-		r = store_record_put(a->store->storage, name, kind, a->store->info.id, body->data, body->len);
+		r = put(a->store->storage, name, kind, a->store->info.id, body->data, body->len);
 	if (r == STORE_PUT_OTHER)
 		r = -EEXIST;
 	if (r >= 0 || store_denied(a->store, r, err))

@@ -68,7 +68,7 @@ int store_stats_put(struct store *s, const struct proto_stats *m, uint64_t entry
 	r = stats_dir(m->run, m->step, entry, dir);
 	snprintf(name, sizeof name, "%s/%" PRIu32, dir, m->rank);
 	if (r == 0)
-		r = store_record_put(s->storage, name, STORE_RECORD_STATS, s->info.id, body.data, body.len);
+		r = store_record_put_passing(s->storage, name, STORE_RECORD_STATS, s->info.id, body.data, body.len);
 	if (r == STORE_PUT_OTHER)
 		r = -EEXIST;
 	return r < 0 ? base_error_set(err, r, "%s: %s", name, base_error_name(r)) : 0;

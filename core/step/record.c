@@ -179,6 +179,14 @@ int store_record_put_fleeting(struct store_storage *s, const char *name, enum st
 
 	return r < 0 ? r : s->ops->put_fleeting(s, name, file.data, file.len);
 }
+int store_record_put_passing(struct store_storage *s, const char *name, enum store_record_kind kind,
+	const uint8_t id[16], const void *body, size_t len)
+{
+	base_cleanup_buf struct base_buf file = BASE_BUF_INIT;
+	int r = store_record_encode(kind, id, body, len, &file);
+
+	return r < 0 ? r : s->ops->put_passing(s, name, file.data, file.len);
+}
 
 /* Reads a file that cannot be read at once, block by block. Blocks that cannot be read become zeros, which no digest
  * matches. So a bad sector spoils only one of two copies. */

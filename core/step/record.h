@@ -53,6 +53,8 @@ int store_record_put(struct store_storage *s, const char *name, enum store_recor
 	const void *body, size_t len);
 int store_record_put_fleeting(struct store_storage *s, const char *name, enum store_record_kind kind,
 	const uint8_t id[16], const void *body, size_t len);
+int store_record_put_passing(struct store_storage *s, const char *name, enum store_record_kind kind,
+	const uint8_t id[16], const void *body, size_t len);
 int store_record_get(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
 	struct store_record *ret_r, bool *ret_whole, struct base_error *err);
 

@@ -88,7 +88,7 @@ static int remove_any(struct store_storage *s, const char *name, int flags)
 	if (p->flags & STORE_STORAGE_READ_ONLY)
 		return -EROFS;
 	const char *last;
-	base_cleanup_close int dir = posix_open_parent(p, name, false, &last);
+	base_cleanup_close int dir = posix_open_parent(p, name, POSIX_FIND, &last);
 	if (dir < 0)
 		return posix_denied(p, name, dir);
 	return unlinkat(dir, last, flags) < 0 ? posix_denied(p, name, -errno) : 0;
@@ -280,6 +280,7 @@ static void posix_close(struct store_storage *s)
 static const struct store_storage_ops posix_ops = {
 	.put = posix_put,
 	.put_fleeting = posix_put_fleeting,
+	.put_passing = posix_put_passing,
 	.replace = posix_replace,
 	.read_whole = posix_read_whole,
 	.size = posix_size,

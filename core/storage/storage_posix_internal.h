@@ -59,9 +59,10 @@ static inline struct posix_storage *posix_of(struct store_storage *s) { return (
 bool posix_relieved(struct posix_storage *p, int r);
 /* Opens `name` beneath the root without following any link; a descriptor or a negative errno. "" is the root itself. */
 int posix_open_beneath(struct posix_storage *p, const char *name, int flags);
-/* Opens the directory that holds `name`; *ret_last is its last part. With `make`, missing directories are made and
- * everything up to the root is durable on return. */
-int posix_open_parent(struct posix_storage *p, const char *name, bool make, const char **ret_last);
+/* Opens the directory that holds `name`; *ret_last is its last part. Missing directories are made, or not; with
+ * POSIX_DURABLE everything up to the root is durable on return. */
+enum posix_make { POSIX_FIND, POSIX_MAKE, POSIX_DURABLE };
+int posix_open_parent(struct posix_storage *p, const char *name, enum posix_make make, const char **ret_last);
 /* 0: it is a regular file; else what the errors of storage.h say of another node. */
 int posix_not_regular(const struct stat *st);
 /* A regular file, open for reading, and its size. */
@@ -122,6 +123,7 @@ void posix_temp_drop(int dir, struct posix_temp *t);
 int posix_write_at(int fd, uint64_t offset, const void *bytes, size_t len); /* all or an error */
 int posix_put(struct store_storage *s, const char *name, const void *bytes, size_t len);
 int posix_put_fleeting(struct store_storage *s, const char *name, const void *bytes, size_t len);
+int posix_put_passing(struct store_storage *s, const char *name, const void *bytes, size_t len);
 /* Tries in the root how files can be published here; -EOPNOTSUPP when in no way. */
 int posix_probe(struct posix_storage *p);
 

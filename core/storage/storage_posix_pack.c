@@ -218,7 +218,7 @@ static int writer_new(struct store_storage *s, const char *name, bool over, stru
 	pthread_cond_init(&w->changed, NULL);
 	w->buffers[0] = aligned_alloc(WRITER_BUFFER_ALIGN, WRITER_BUFFER_BYTES);
 	const char *last;
-	w->dir = w->buffers[0] ? posix_open_parent(p, name, true, &last) : -ENOMEM;
+	w->dir = w->buffers[0] ? posix_open_parent(p, name, POSIX_DURABLE, &last) : -ENOMEM;
 	int r = w->dir;
 	struct stat st;
 	if (r >= 0 && !over)

@@ -294,8 +294,8 @@ static void durable_add(struct posix_storage *p, uint64_t key)
 	pthread_mutex_unlock(&p->lock);
 }
 
-/* Opens one directory of `at`, makes it if it is missing, and makes its entry durable. */
-static int make_directory(struct posix_storage *p, int at, const char *part, const char *name)
+/* Opens one directory of `at`, makes it if it is missing, and makes its entry durable if asked. */
+static int make_directory(struct posix_storage *p, int at, const char *part, const char *name, enum posix_make make)
 {
 	base_cleanup_close int fd = open_retry(at, part, O_RDONLY | O_DIRECTORY);
 	if (fd == -ENOENT) {
@@ -306,8 +306,8 @@ static int make_directory(struct posix_storage *p, int at, const char *part, con
 	}
 	if (fd < 0)
 		return fd;
-	uint64_t key = directory_key(fd, name);
-	if (!durable_known(p, key)) {
+	uint64_t key = make == POSIX_DURABLE ? directory_key(fd, name) : 0;
+	if (make == POSIX_DURABLE && !durable_known(p, key)) {
 		int r = posix_sync_names(p, at);
 		if (r < 0)
 			return r;
@@ -317,7 +317,7 @@ static int make_directory(struct posix_storage *p, int at, const char *part, con
 	return base_steal_fd(&fd);
 }
 
-static int make_directories(struct posix_storage *p, const char *dir)
+static int make_directories(struct posix_storage *p, const char *dir, enum posix_make make)
 {
 	base_cleanup_close int at = posix_open_beneath(p, "", O_RDONLY | O_DIRECTORY);
 	if (at < 0)
@@ -329,7 +329,7 @@ static int make_directories(struct posix_storage *p, const char *dir)
 		part[len] = '\0';
 		memcpy(name, dir, done + len);
 		name[done + len] = '\0';
-		int fd = make_directory(p, at, part, name);
+		int fd = make_directory(p, at, part, name, make);
 		if (fd < 0)
 			return fd;
 		close(at);
@@ -340,7 +340,7 @@ static int make_directories(struct posix_storage *p, const char *dir)
 	}
 }
 
-int posix_open_parent(struct posix_storage *p, const char *name, bool make, const char **ret_last)
+int posix_open_parent(struct posix_storage *p, const char *name, enum posix_make make, const char **ret_last)
 {
 	if (!store_name_valid(name))
 		return strnlen(name, STORE_NAME_MAX) >= STORE_NAME_MAX ? -ENAMETOOLONG : -EINVAL;
@@ -351,13 +351,11 @@ int posix_open_parent(struct posix_storage *p, const char *name, bool make, cons
 	char dir[STORE_NAME_MAX];
 	memcpy(dir, name, (size_t)(slash - name));
 	dir[slash - name] = '\0';
-	if (!make)
-		return posix_open_beneath(p, dir, O_RDONLY | O_DIRECTORY);
 	base_cleanup_close int fd = posix_open_beneath(p, dir, O_RDONLY | O_DIRECTORY);
-	if (fd >= 0 && durable_known(p, directory_key(fd, dir)))
+	if (fd >= 0 && (make != POSIX_DURABLE || durable_known(p, directory_key(fd, dir))))
 		return base_steal_fd(&fd);
-	if (fd < 0 && fd != -ENOENT)
+	if (fd < 0 && (make == POSIX_FIND || fd != -ENOENT))
 		return fd;
-	int r = make_directories(p, dir);
-	return posix_relieved(p, r) ? make_directories(p, dir) : r;
+	int r = make_directories(p, dir, make);
+	return posix_relieved(p, r) ? make_directories(p, dir, make) : r;
 }

@@ -48,7 +48,7 @@ int posix_replace(struct store_storage *s, const char *name, const void *bytes, 
 		return -EROFS;
 	if (!store_name_valid(name) || store_name_temporary(name))
 		return -EINVAL;
-	base_cleanup_close int dir = posix_open_parent(p, name, true, &last);
+	base_cleanup_close int dir = posix_open_parent(p, name, POSIX_DURABLE, &last);
 	if (dir < 0)
 		return posix_denied(p, name, dir);
 	int r = posix_temp_open(p, dir, last, &t);

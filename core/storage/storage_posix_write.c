@@ -175,36 +175,37 @@ int posix_write_at(int fd, uint64_t offset, const void *bytes, size_t len)
 
 /* ---- put ---- */
 
-/* Compares the bytes with those of the file under the name, and makes that file durable if asked. */
-static int put_compare(struct posix_storage *p, int dir, const char *name, const void *bytes, size_t len, bool durable)
+/* What is put. synced: its bytes are durable before it has the name; named: its name is, too, before put answers. */
+struct put { const char *name, *last; const void *bytes; size_t len; bool synced, named; };
+
+/* Compares the bytes with those of the file under the name, and makes that file as durable as asked. */
+static int put_compare(struct posix_storage *p, int dir, const struct put *f)
 {
 	uint64_t size;
-	base_cleanup_close int fd = posix_open_regular(p, name, &size);
+	base_cleanup_close int fd = posix_open_regular(p, f->name, &size);
 	if (fd < 0)
 		return fd;
-	int answer = size == len ? STORE_PUT_MINE : STORE_PUT_OTHER;
+	int answer = size == f->len ? STORE_PUT_MINE : STORE_PUT_OTHER;
 	static const size_t step_bytes = 256 << 10;
 	base_cleanup_free uint8_t *there = malloc(step_bytes);
 	if (!there)
 		return -ENOMEM;
-	for (size_t at = 0; answer == STORE_PUT_MINE && at < len;) {
-		size_t step = base_min(len - at, step_bytes);
+	for (size_t at = 0; answer == STORE_PUT_MINE && at < f->len;) {
+		size_t step = base_min(f->len - at, step_bytes);
 		int r = posix_read_at(fd, at, there, step);
 		if (r < 0)
 			return r;
-		if (memcmp(there, (const uint8_t *)bytes + at, step) != 0)
+		if (memcmp(there, (const uint8_t *)f->bytes + at, step) != 0)
 			answer = STORE_PUT_OTHER;
 		at += step;
 	}
-	int r = durable ? posix_sync(fd) : 0;
-	if (r == 0 && durable)
+	int r = f->synced ? posix_sync(fd) : 0;
+	if (r == 0 && f->named)
 		r = posix_sync_names(p, dir);
 	return r < 0 ? r : answer;
 }
 
 /* The functions below may get -ENOENT if another process removed the directory as a leftover; it is then made again. */
-struct put { const char *name, *last; const void *bytes; size_t len; bool durable; };
-
 static int put_try(struct posix_storage *p, int dir, const struct put *f)
 {
 	struct posix_temp t;
@@ -212,7 +213,7 @@ static int put_try(struct posix_storage *p, int dir, const struct put *f)
 	if (r < 0)
 		return r;
 	r = posix_write_at(t.fd, 0, f->bytes, f->len);
-	if (r == 0 && f->durable)
+	if (r == 0 && f->synced)
 		r = posix_sync(t.fd);
 	if (r < 0) {
 		posix_temp_drop(dir, &t);
@@ -221,12 +222,12 @@ static int put_try(struct posix_storage *p, int dir, const struct put *f)
 	r = posix_temp_publish(p, dir, &t, f->last);
 	posix_temp_drop(dir, &t);
 	if (r == 0) {
-		r = f->durable ? posix_sync_names(p, dir) : 0;
+		r = f->named ? posix_sync_names(p, dir) : 0;
 		return r < 0 ? r : STORE_PUT_MINE;
 	}
 	if (r == -EOPNOTSUPP || r == -ENOSPC || r == -EDQUOT)
 		return r;
-	int found = put_compare(p, dir, f->name, f->bytes, f->len, f->durable);
+	int found = put_compare(p, dir, f);
 	if (found == -ENOENT) /* the file was removed meanwhile, or the directory */
 		return r == -EEXIST ? -ENOENT : r;
 	return found;
@@ -241,7 +242,8 @@ static int put_file(struct store_storage *s, struct put *f)
 		return -EINVAL;
 	int r = -ENOENT;
 	for (int i = 0; i < PUT_TRIES && r == -ENOENT; i++) {
-		base_cleanup_close int dir = posix_open_parent(p, f->name, true, &f->last);
+		base_cleanup_close int dir = posix_open_parent(p, f->name, f->named ? POSIX_DURABLE : POSIX_MAKE,
+			&f->last);
 		r = dir < 0 ? dir : put_try(p, dir, f);
 	}
 	return posix_denied(p, f->name, r);
@@ -249,10 +251,16 @@ static int put_file(struct store_storage *s, struct put *f)
 
 int posix_put(struct store_storage *s, const char *name, const void *bytes, size_t len)
 {
-	return put_file(s, &(struct put){.name = name, .bytes = bytes, .len = len, .durable = true});
+	return put_file(s, &(struct put){.name = name, .bytes = bytes, .len = len, .synced = true, .named = true});
 }
 
 int posix_put_fleeting(struct store_storage *s, const char *name, const void *bytes, size_t len)
 {
 	return put_file(s, &(struct put){.name = name, .bytes = bytes, .len = len});
+}
+
+int posix_put_passing(struct store_storage *s, const char *name, const void *bytes, size_t len)
+{
+	return put_file(s, &(struct put){.name = name, .bytes = bytes, .len = len, .synced = true,
+		.named = posix_of(s)->shared});
 }

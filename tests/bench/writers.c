@@ -84,6 +84,12 @@ static int c_put(struct store_storage *s, const char *name, const void *bytes, s
 	return r;
 }
 
+static int c_put_passing(struct store_storage *s, const char *name, const void *bytes, size_t len)
+{
+	called(PUT, name);
+	return inner->put_passing(s, name, bytes, len);
+}
+
 static int c_read_whole(struct store_storage *s, const char *name, size_t max, void **ret_bytes, size_t *ret_len)
 {
 	uint64_t begin = called(READ_WHOLE, name);
@@ -191,6 +197,7 @@ static void count_install(struct store *s)
 	inner = s->storage->ops;
 	counting = *inner;
 	counting.put = c_put;
+	counting.put_passing = c_put_passing;
 	counting.read_whole = c_read_whole;
 	counting.size = c_size;
 	counting.list = c_list;

@@ -66,6 +66,7 @@ class Ops(C.Structure):
         ("file_readv", _f(P, C.c_uint64, P, C.c_uint)),
         ("file_read_past", _f(P, C.c_uint64, C.c_size_t, P, P)),
         ("denied", _f(P, C.c_char_p, C.POINTER(Owner))),
+        ("put_passing", _f(P, C.c_char_p, C.c_char_p, C.c_size_t)),
         ("file_gone", C.CFUNCTYPE(C.c_bool, P)),
     ]
 

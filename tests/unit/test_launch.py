@@ -809,9 +809,9 @@ def test_an_announcement_that_lands_and_fails(api):
 
     def land_and_fail(args):
         if c.string_at(args[1]).endswith(b"/part.1"):
-            m.old.contents.put(args[0], c.string_at(args[1]), c.string_at(args[2], args[3]), args[3])
+            m.old.contents.put_passing(args[0], c.string_at(args[1]), c.string_at(args[2], args[3]), args[3])
             return -errno.EIO
-    m.answer["put"] = land_and_fail
+    m.answer["put_passing"] = land_and_fail
     with pytest.raises(Failed) as e:
         api.call(api.lib.store_attempt_announce, b.p, c.byref(announcement))
     m.end()

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a save of one rank makes durable, call by call: each fsync waits for the disk, so each has a reason."""
+import collections
+import os
+import re
+import subprocess
+import sys
+
+from storelib import scratch
+
+SAVES = """
+import sys, numpy as np, vckpt
+for step in range(4):
+    print(f"save {step}", file=open(sys.argv[2], "a"))
+    vckpt.save(sys.argv[1], {"model": {"w": np.arange(50000) * step}, "step": step}, step=step, rank=0, world=1, pin="no")
+vckpt.close()
+"""
+# file, then the directory that has its name; packs are in directories of 256, whose names must be durable, too
+NEEDED = {
+    "incoming/r": 1, "incoming/r/ATTEMPT": 2 + 1,       # the folder; `begin`; `part.0`, which goes with its ranks
+    "packs/XX": 2 * 3,                                  # of the component, of blobs, of metadata
+    "runs/r/manifests": 2, "runs/r": 2,                 # the manifest, and the entry of the list
+    "stats/r/N": 1,                                     # measures: for people
+}
+
+
+def name_of(path):
+    path = re.sub(r"^(packs)/[0-9a-f]{2}$", r"\1/XX", path)
+    path = re.sub(r"^(incoming/r)/.*$", r"\1/ATTEMPT", path)
+    return re.sub(r"^(stats/r)/.*$", r"\1/N", path)
+
+
+def test_syncs_of_a_save(build, tmp_path):
+    store, calls = scratch().resolve(), tmp_path / "calls"
+    preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
+    env = dict(os.environ, VCKPT_INTERPOSE=f"root={store},list={calls},calls=fsync+fdatasync+syncfs", LD_PRELOAD=preload,
+               ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
+    store.rmdir()
+    subprocess.run([sys.executable, "-c", SAVES, store / "r", calls], check=True, env=env, timeout=120)
+    saves = calls.read_text().split("save ")[1:]
+    for text in saves[1:]:                              # the first one makes the run
+        synced = collections.Counter(name_of(line.partition(" ")[2]) for line in text.splitlines()[1:])
+        assert synced.pop("packs", 0) <= 3              # where a directory of packs is new to the process
+        assert synced == NEEDED, synced - collections.Counter(NEEDED)
