@@ -45,13 +45,14 @@ int store_attempt_put(struct store_attempt *a, const char *last, enum store_reco
 	const struct base_buf *body, struct base_error *err)
 {
 	char name[STORE_NAME_MAX];
-	int (*put)(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
-		const void *body, size_t len) = kind == STORE_RECORD_BEGIN ? store_record_put : store_record_put_passing;
+	struct store_storage *s = a->store->storage;
+	const uint8_t *id = a->store->info.id;
 	int r = body->error;
 
 	snprintf(name, sizeof name, "incoming/%s/%s/%s", a->run, a->name, last);
 	if (r == 0)
-		r = put(a->store->storage, name, kind, a->store->info.id, body->data, body->len);
+		r = kind == STORE_RECORD_BEGIN ? store_record_put(s, name, kind, id, body->data, body->len)
+			: store_record_put_passing(s, name, kind, id, body->data, body->len);
 	if (r == STORE_PUT_OTHER)
 		r = -EEXIST;
 	if (r >= 0 || store_denied(a->store, r, err))

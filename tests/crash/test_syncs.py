@@ -3,6 +3,7 @@
 import collections
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -12,7 +13,8 @@ SAVES = """
 import sys, numpy as np, vckpt
 for step in range(4):
     print(f"save {step}", file=open(sys.argv[2], "a"))
-    vckpt.save(sys.argv[1], {"model": {"w": np.arange(50000) * step}, "step": step}, step=step, rank=0, world=1, pin="no")
+    state = {"model": {"w": np.arange(50000) * step}, "step": step}
+    vckpt.save(sys.argv[1], state, step=step, rank=0, world=1, pin="no")
 vckpt.close()
 """
 # file, then the directory that has its name; packs are in directories of 256, whose names must be durable, too
@@ -33,10 +35,12 @@ def name_of(path):
 def test_syncs_of_a_save(build, tmp_path):
     store, calls = scratch().resolve(), tmp_path / "calls"
     preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
-    env = dict(os.environ, VCKPT_INTERPOSE=f"root={store},list={calls},calls=fsync+fdatasync+syncfs", LD_PRELOAD=preload,
+    env = dict(os.environ, LD_PRELOAD=preload,
+               VCKPT_INTERPOSE=f"root={store},list={calls},calls=fsync+fdatasync+syncfs",
                ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
-    store.rmdir()
+    store.rmdir()                                       # a save makes it
     subprocess.run([sys.executable, "-c", SAVES, store / "r", calls], check=True, env=env, timeout=120)
+    shutil.rmtree(store)
     saves = calls.read_text().split("save ")[1:]
     for text in saves[1:]:                              # the first one makes the run
         synced = collections.Counter(name_of(line.partition(" ")[2]) for line in text.splitlines()[1:])
