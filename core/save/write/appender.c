@@ -273,8 +273,7 @@ static bool appender_compare(const struct save_appender *a, const struct save_ba
 {
 	base_cleanup_free void *room = malloc(p->len);
 
-	return room && save_dedup_may(&a->w->dedup, place->pack) &&
-		save_trust_compare(a->w->store, place, b->raw + p->offset, room);
+	return room && save_trust_compare(a->w->store, place, b->raw + p->offset, room);
 }
 
 /* Is the piece at its position in a base, in a record that is believed, or in one that is not? This is asked by digest,
@@ -295,6 +294,10 @@ static int appender_by_position(struct save_appender *a, struct save_band *b, co
 		if (!known || !base_digest_equal(&known->ref.digest, &p->digest) ||
 			save_base_trusts(b->rows[i], known) != trusted)
 			continue;
+		if (!save_dedup_may(&w->dedup, pack)) {
+			w->dedup.refused = true;
+			continue;
+		}
 		save_base_place(b->rows[i], known, pack, &place);
 		if (!trusted && known != p->compared && !appender_compare(a, b, p, &place))
 			continue;
@@ -306,6 +309,20 @@ static int appender_by_position(struct save_appender *a, struct save_band *b, co
 			return r;
 	}
 	return -ENOENT;
+}
+
+/* Before any of its data is used, for that decides which of its attempts are kept. */
+static int appender_add_base(struct save_appender *a, const struct index_place *place, struct base_error *err)
+{
+	struct save_writer *w = a->w;
+	int r = save_dedup_name(&w->dedup, w->attempt, place->run, place->entry, &place->manifest, err);
+
+	if (r < 0)
+		return r;
+	w->bases.room = SAVE_KEEP_MAX - w->dedup.nattempts;
+	if (save_bases_add(&w->bases, w->store, place->run, place->entry, &place->manifest) < 0)
+		return base_no_memory(err);
+	return 0;
 }
 
 /* By the index; the commit that it names recognises later pieces by position, if what it says is believed. */
@@ -320,14 +337,15 @@ static int appender_by_index(struct save_appender *a, const struct save_band *b,
 	p->looked = true;
 	if (!p->found || p->place.own != trusted)
 		return -ENOENT;
+	if (trusted && (r = appender_add_base(a, &p->place, err)) < 0)
+		return r;
+	if (!save_dedup_may(&w->dedup, p->place.pack)) {
+		w->dedup.refused = true;
+		return -ENOENT;
+	}
 	if (!trusted && !p->place_compared && !appender_compare(a, b, p, &p->place))
 		return -ENOENT;
-	r = save_dedup_admit(&w->dedup, w->store, w->attempt, &p->place, STORE_OBJECT_PIECE, p->len, ret_known, err);
-	if (r < 0 || !trusted)
-		return r;
-	if (save_bases_add(&w->bases, w->store, p->place.run, p->place.entry, &p->place.manifest) < 0)
-		return base_no_memory(err);
-	return 0;
+	return save_dedup_admit(&w->dedup, w->store, w->attempt, &p->place, STORE_OBJECT_PIECE, p->len, ret_known, err);
 }
 
 /* What a base says is used only once that base is named; if the base is gone, the piece is hashed after all. */
@@ -390,6 +408,7 @@ static int appender_settle(struct save_appender *a, struct save_band *b, struct 
 		w->result.bytes_duplicate += p->len;
 		return 0;
 	}
+	w->dedup.refused = false;
 	r = appender_find(a, b, p, ret_known, err);
 	if (r == 0) {
 		w->result.pieces_reused++;
@@ -397,6 +416,7 @@ static int appender_settle(struct save_appender *a, struct save_band *b, struct 
 	}
 	if (r != -ENOENT)
 		return r;
+	w->result.bytes_again += w->dedup.refused ? p->len : 0;
 	r = p->encoded ? 0 : appender_encode(a, b, p, err);
 	return r < 0 ? r : appender_write(a, b, p, ret_known, err);
 }

@@ -407,9 +407,11 @@ static bool band_is_stored(const struct save_band *b, const struct save_writer *
 		return true;
 	p->found = save_writer_lookup(w, &p->digest, STORE_OBJECT_PIECE, p->len, &p->place);
 	p->looked = true;
+	if (p->found && !save_dedup_may(&w->dedup, p->place.pack))
+		return band_at_position(b, w, p, false);
 	if ((p->found && p->place.own) || band_at_position(b, w, p, false))
 		return true;
-	if (!p->found || p->refuted || !save_dedup_may(&w->dedup, p->place.pack))
+	if (!p->found || p->refuted)
 		return false;
 	p->place_compared = save_trust_compare(w->store, &p->place, b->raw + p->offset, b->out + p->offset);
 	p->refuted = !p->place_compared;

@@ -66,6 +66,7 @@ static void base_free(struct save_base *b)
 		store_opened_part_release(&b->lines[i].opened);
 	for (uint32_t i = 0; b->layouts && i < b->m.nlayouts; i++)
 		base_free_layout(&b->layouts[i]);
+	free(b->attempts);
 	free(b->layouts);
 	free(b->lines);
 	proto_manifest_release(&b->m);
@@ -115,6 +116,10 @@ int save_bases_add(struct save_bases *all, struct store *s, const char *run, uin
 	if (!b->open)
 		base_debug("%s entry %llu recognises nothing: %s", run, (unsigned long long)entry, why.text);
 	all->all[n] = b;
+	if (all->decided && save_base_decide(all, n, n + 1, all->room) < 0) {
+		base_free(b);
+		return -ENOMEM;
+	}
 	atomic_store_explicit(&all->n, n + 1, memory_order_release);
 	return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the two files of bases share: base.c opens commits and their layouts and parts, and keeps rows; base_row.c
- * gathers a row from the lines that may have something of it. */
+ * What the files of bases share: base.c opens commits and their layouts and parts, and keeps rows; base_row.c gathers a
+ * row from the lines that may have something of it; base_keep.c decides which attempts may be referred to. */
 #ifndef CORE_SAVE_WRITE_BASE_INTERNAL_H
 #define CORE_SAVE_WRITE_BASE_INTERNAL_H
 
@@ -15,6 +15,8 @@
 struct base_layout { bool tried; struct store_layout *layout; struct tensor_mesh **meshes; }; /* meshes as asked for */
 struct base_line { bool tried, good, trusted; struct store_opened_part opened; };
 
+struct base_attempt { char name[PROTO_ATTEMPT_MAX]; struct save_keep keep; };
+
 struct save_base {
 	struct store *store;
 	char run[PROTO_RUN_MAX + 1];
@@ -25,6 +27,7 @@ struct save_base {
 	bool own;                               /* the user's index says that all of it is believed */
 	const struct store_notes *notes;
 	struct proto_manifest m;
+	struct base_attempt *attempts; size_t nattempts; /* that were decided on with this base; then read-only */
 	uint32_t own_line;                      /* line of the rank that saves, or BASE_NO_LINE */
 	pthread_mutex_t lock;                   /* protects all below */
 	struct base_layout *layouts; uint32_t nlayouts; /* by number in the manifest; how many were tried */
@@ -33,6 +36,8 @@ struct save_base {
 	struct store_chunk_cache *chunks;
 	struct save_base_row *rows[BASE_ROWS]; unsigned next;
 };
+/* base_keep.c: decides about the attempts of bases [from, end) that no base before them names. -ENOMEM. */
+int save_base_decide(struct save_bases *all, unsigned from, unsigned end, size_t room);
 /* Under the lock. NULL: it cannot be read, or enough others were. */
 const struct store_layout *save_base_open_layout(struct save_base *b, uint32_t layout);
 const struct tensor_mesh *save_base_mesh(struct save_base *b, uint32_t layout, uint32_t tensor);

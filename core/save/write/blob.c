@@ -164,6 +164,7 @@ static int blob_save(struct save_appender *a, struct save_blob *b, struct blob_m
 	b->known = save_dedup_find(&w->dedup, &b->digest, STORE_OBJECT_BLOB);
 	if (b->known)
 		return 0;
+	w->dedup.refused = false;
 	if (blob_find(a, b, &place)) {
 		r = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_BLOB, b->len, &k, err);
 		if (r == 0)
@@ -171,6 +172,7 @@ static int blob_save(struct save_appender *a, struct save_blob *b, struct blob_m
 		if (r != -ENOENT)
 			return r;
 	}
+	w->result.bytes_again += w->dedup.refused ? b->len : 0;
 	k = save_dedup_add(&w->dedup, &b->digest, STORE_OBJECT_BLOB);
 	if (!k)
 		return base_no_memory(err);

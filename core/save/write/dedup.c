@@ -92,19 +92,20 @@ static bool dedup_has_attempt(const struct save_dedup *d, const char *attempt)
 	return false;
 }
 
-/* The lifetimes rule: packs of at most 16 other attempts. */
+/* The lifetimes rule: packs of at most SAVE_KEEP_MAX other attempts. */
 static bool dedup_may_attempt(const struct save_dedup *d, const char *pack, struct store_pack_name *ret_name)
 {
 	if (store_pack_name_parse(pack, ret_name) < 0)
 		return false;
-	return d->nattempts < SAVE_BASE_ATTEMPTS_MAX || dedup_has_attempt(d, ret_name->attempt);
+	return d->nattempts < SAVE_KEEP_MAX || dedup_has_attempt(d, ret_name->attempt);
 }
 
 bool save_dedup_may(const struct save_dedup *d, const char *pack)
 {
 	struct store_pack_name name;
 
-	return !atomic_load_explicit(&d->full, memory_order_acquire) || dedup_may_attempt(d, pack, &name);
+	return save_bases_keep(d->decided, pack, false) &&
+		(!atomic_load_explicit(&d->full, memory_order_acquire) || dedup_may_attempt(d, pack, &name));
 }
 
 static void dedup_add_attempt(struct save_dedup *d, const char *attempt)
@@ -112,7 +113,7 @@ static void dedup_add_attempt(struct save_dedup *d, const char *attempt)
 	if (dedup_has_attempt(d, attempt))
 		return;
 	memccpy(d->attempts[d->nattempts++], attempt, 0, sizeof d->attempts[0] - 1);
-	if (d->nattempts == SAVE_BASE_ATTEMPTS_MAX)
+	if (d->nattempts == SAVE_KEEP_MAX)
 		atomic_store_explicit(&d->full, true, memory_order_release);
 }
 
@@ -179,8 +180,13 @@ int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt
 	int64_t number;
 	int r;
 
-	if (place->kind != kind || dedup_noted(d, place) || !dedup_may_attempt(d, place->pack, &name))
+	if (place->kind != kind || dedup_noted(d, place))
 		return -ENOENT;
+	if (!save_bases_keep(d->decided, place->pack, kind == STORE_OBJECT_LAYOUT) ||
+		!dedup_may_attempt(d, place->pack, &name)) {
+		d->refused = true;
+		return -ENOENT;
+	}
 	r = save_dedup_name(d, a, place->run, place->entry, &place->manifest, err);
 	if (r < 0)
 		return r;

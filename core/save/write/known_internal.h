@@ -3,7 +3,8 @@
  * What a save knows already and need not store again (docs/save.md).
  *
  *   dedup.c  objects that it may refer to, by digest, and the packs that they lie in -> struct save_dedup
- *   base.c   commits whose pieces are recognised by position                         -> struct save_bases
+ *   base.c   commits whose pieces are recognised by position, and, in base_keep.c, which of their attempts the save
+ *            goes on referring to                                                    -> struct save_bases
  *   trust.c  whose records are believed, and what stands in for that                 -> save_trust_...
  *
  * dedup belongs to the appender's thread but where a function says otherwise; bases are read by any thread. */
@@ -15,10 +16,9 @@
 
 #include "core/base/table.h"
 #include "core/commit/note.h"
+#include "core/save/plan/keep.h"
 #include "core/save/write/band.h"
 #include "index/index.h"
-
-#define SAVE_BASE_ATTEMPTS_MAX 16u               /* packs of at most that many other attempts are reused by one save */
 
 /* ---- dedup: objects that this save may refer to, and the packs that they lie in ---- */
 
@@ -32,8 +32,10 @@ struct save_dedup {
 	struct base_table by_digest;    /* and kind */
 	struct save_pack *packs; uint32_t npacks, packs_room;
 	/* does not change any more once it is full: then any thread may read it */
-	char attempts[SAVE_BASE_ATTEMPTS_MAX][PROTO_ATTEMPT_MAX]; uint32_t nattempts;
+	char attempts[SAVE_KEEP_MAX][PROTO_ATTEMPT_MAX]; uint32_t nattempts;
 	atomic_bool full;
+	const struct save_bases *decided; /* whose attempts are kept or not */
+	bool refused;                   /* an object was, for its attempt is not kept, or one too many; reset by callers */
 	struct save_named { struct base_digest manifest; bool usable; } *bases; uint32_t nbases;
 	const struct store_notes *notes; /* what they name is not referred to; NULL: there are none */
 };
@@ -43,7 +45,8 @@ struct save_known *save_dedup_find(const struct save_dedup *d, const struct base
 /* NULL: out of memory. The caller fills ref (its digest and kind are set) and pack. */
 struct save_known *save_dedup_add(struct save_dedup *d, const struct base_digest *digest, enum store_object_kind kind);
 int64_t save_dedup_pack(struct save_dedup *d, const char *name, bool own); /* number, or -ENOMEM */
-/* Any thread: false if objects of that pack would be refused for sure, for too many attempts are in use. */
+/* Any thread: false if pieces and blobs of that pack would be refused for sure, for its attempt is not kept, or too
+ * many others are in use. */
 bool save_dedup_may(const struct save_dedup *d, const char *pack);
 /* Names a commit as a base, once; one that is gone is not asked for again: -ENOENT. */
 int save_dedup_name(struct save_dedup *d, struct store_attempt *a, const char *run, uint64_t entry,
@@ -66,6 +69,9 @@ struct save_bases {
 	uint32_t rank;                  /* who saves, set before the first is added: the line of a base asked first */
 	const struct store_notes *notes; /* what they name is not recognised; set like rank; NULL: none */
 	struct index *index;            /* knows commits that are the user's own; set like rank; NULL: none */
+	bool layouts;                   /* set like rank: ranks refer to layouts of the bases */
+	atomic_bool merges;             /* some attempt is not kept */
+	bool decided; size_t room;      /* of a base that comes after save_bases_decide: how many attempts it may keep */
 };
 static inline unsigned save_bases_count(const struct save_bases *all)
 {
@@ -74,6 +80,11 @@ static inline unsigned save_bases_count(const struct save_bases *all)
 /* Opens a commit and publishes it; one that cannot be read recognises nothing. One thread. 0 or -ENOMEM. */
 int save_bases_add(struct save_bases *all, struct store *s, const char *run, uint64_t entry,
 	const struct base_digest *manifest);
+/* Decides which attempts of the bases so far are kept (keep.h); for one that is added later that happens when it is
+ * added. Before any band is processed. -ENOMEM. */
+int save_bases_decide(struct save_bases *all);
+/* Any thread: may objects of that pack be referred to? Where no base names its attempt nothing was decided: yes. */
+bool save_bases_keep(const struct save_bases *all, const char *pack, bool layout);
 /* Is the commit of that manifest one of them? Has one of them that could be opened this layout? */
 bool save_bases_have(const struct save_bases *all, const struct base_digest *manifest);
 bool save_bases_have_layout(const struct save_bases *all, const struct base_digest *layout);

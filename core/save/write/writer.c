@@ -351,6 +351,8 @@ int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, stru
 	w->dedup.notes = w->bases.notes = &w->notes;
 	w->bases.rank = w->rank;
 	w->bases.index = w->index;
+	w->bases.layouts = w->world > 1;
+	w->dedup.decided = &w->bases;
 	return base_random(&w->check_seed, sizeof w->check_seed);
 }
 
@@ -387,8 +389,10 @@ int save_writer_bases(struct save_writer *w, struct save_alike *alike, bool repl
 int save_writer_append(struct save_writer *w, struct save_engine *e, const struct save_engine_source *source,
 	struct base_error *err)
 {
-	int r = save_appender_open(w, &w->appender, err);
+	int r = save_bases_decide(&w->bases) < 0 ? base_no_memory(err) : 0;
 
+	if (r == 0)
+		r = save_appender_open(w, &w->appender, err);
 	return r < 0 ? r : save_engine_append(e, w, source, err);
 }
 
