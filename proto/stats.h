@@ -12,6 +12,8 @@
 #include "core/base/buf.h"
 
 /* ns: busy, summed over threads; start_ns, end_ns: of CLOCK_REALTIME, 0: not recorded */
+/* No phase, and no time: bytes that had not changed and were written again. */
+#define PROTO_TIMING_AGAIN "again"
 struct proto_timing { const char *phase; uint64_t ns, bytes; uint64_t start_ns, end_ns; };
 #define PROTO_TIMINGS_MAX 256u
 

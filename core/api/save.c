@@ -298,7 +298,8 @@ int vckpt_save_timings(struct vckpt_save *save, struct vckpt_timings *ret_timing
 		.bytes_unchanged = i.bytes_unchanged, .bytes_deduplicated = i.bytes_deduplicated,
 		.bytes_encoded = i.bytes_encoded, .bytes_written = i.bytes_written, .pieces = i.pieces,
 		.pieces_new = i.pieces_new, .plan_ns = i.plan_ns, .plan_cached = i.plan_cached,
-		.plan_hits = i.plan_hits, .plan_misses = i.plan_misses, .ring_waits = i.ring_waits};
+		.plan_hits = i.plan_hits, .plan_misses = i.plan_misses, .ring_waits = i.ring_waits,
+		.bytes_again = i.bytes_again};
 	for (unsigned p = 0; p < VCKPT_PHASES; p++)
 		ret_timings->phase[p] = (struct vckpt_phase){save_phase_name(p), i.phase[p].start_ns, i.phase[p].end_ns,
 			i.phase[p].busy_ns, i.phase[p].bytes};

@@ -161,8 +161,8 @@ struct vckpt_timings {
 	uint64_t submitted_ns, staged_ns, committed_ns; /* 0: not yet */
 	uint64_t bytes_held, bytes_staged, bytes_unchanged, bytes_deduplicated, bytes_encoded, bytes_written;
 	uint64_t pieces, pieces_new, plan_ns; /* plan_ns: of the caller's and the saver's thread together */
-	uint32_t plan_cached;            /* 0: made; 1: as it was made before, by this saver */
-	uint32_t plan_hits, plan_misses, ring_waits; /* of this saver so far; bands that waited for room in the ring */
+	uint32_t plan_cached, plan_hits, plan_misses; /* 1: as it was made before, by this saver; of it so far */
+	uint32_t ring_waits; uint64_t bytes_again; /* bands that waited for room; unchanged, written again */
 };
 int vckpt_save_timings(struct vckpt_save *save, struct vckpt_timings *ret_timings);
 

@@ -54,6 +54,9 @@ const struct store_layout *load_step_layout(const struct load_step *step, uint32
 /* Finds the blobs: reads the heads of all parts, once. Until it has returned 0 their number is 0. load_blob_open calls
  * it. */
 int load_step_blobs(struct load_step *step, struct base_error *err);
+/* Bytes that had not changed when the step was saved and were written again all the same, as its parts say; 0 until
+ * load_step_blobs has read them. */
+uint64_t load_step_again(const struct load_step *step);
 struct load_blob_info { const char *name; bool per_rank; uint32_t rank; uint64_t bytes; struct base_digest digest; };
 uint32_t load_step_blob_count(const struct load_step *step);
 void load_step_blob_info(const struct load_step *step, uint32_t blob, struct load_blob_info *ret_info);

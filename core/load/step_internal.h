@@ -18,7 +18,7 @@
 struct step_other { uint32_t number; struct load_tensor_place place; }; /* a tensor's place in a further layout */
 struct step_component { const char *name; uint32_t first, end; };
 struct step_blob { uint32_t line, blob; }; /* rank line of the manifest, blob of its part */
-struct step_blobs { uint32_t n; struct step_blob all[]; };
+struct step_blobs { uint64_t again; uint32_t n; struct step_blob all[]; };
 
 struct step_layout {
 	struct store_layout *layout;

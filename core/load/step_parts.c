@@ -74,6 +74,16 @@ static int blob_compare(const void *a, const void *b, void *arg)
 	return d ? d : (x->line > y->line) - (x->line < y->line);
 }
 
+static uint64_t part_again(const struct proto_part *p)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < p->ntimings; i++)
+		if (strcmp(p->timings[i].phase, PROTO_TIMING_AGAIN) == 0)
+			base_add_overflows(bytes, p->timings[i].bytes, &bytes);
+	return bytes;
+}
+
 /* Global blobs by name (the lowest rank's, where several have it), then each rank's own. All parts are there. */
 static struct step_blobs *blobs_make(struct load_step *step)
 {
@@ -86,9 +96,12 @@ static struct step_blobs *blobs_make(struct load_step *step)
 	blobs = total <= UINT32_MAX ? malloc(sizeof *blobs + total * sizeof *blobs->all) : NULL;
 	if (!blobs)
 		return NULL;
-	for (uint32_t i = 0; i < step->manifest.nranks; i++)
+	blobs->again = 0;
+	for (uint32_t i = 0; i < step->manifest.nranks; i++) {
+		base_add_overflows(blobs->again, part_again(&part_at(step, i)->part), &blobs->again);
 		for (uint32_t b = 0; b < part_at(step, i)->part.nblobs; b++)
 			blobs->all[n++] = (struct step_blob){i, b};
+	}
 	qsort_r(blobs->all, n, sizeof *blobs->all, blob_compare, step);
 	for (uint32_t i = 0; i < n; i++) {
 		const struct proto_blob *p = blob_at(step, &blobs->all[i]);
@@ -130,6 +143,13 @@ int load_step_blobs(struct load_step *step, struct base_error *err)
 		memory_order_acquire))
 		free(mine); /* another thread was faster */
 	return 0;
+}
+
+uint64_t load_step_again(const struct load_step *step)
+{
+	const struct step_blobs *blobs = blobs_of(step);
+
+	return blobs ? blobs->again : 0;
 }
 
 uint32_t load_step_blob_count(const struct load_step *step)

@@ -229,7 +229,7 @@ def test_any_history(choose, layout, phases):
 
 
 def test_the_first_come_rule_has_no_such_bound(choose, rng):
-    """The bound can fail: the rule that keeps the first 16 it meets, and the one that keeps the 16 largest, break it."""
+    """The bound can fail: rules that keep the first 16 that they meet, or the 16 largest, break it."""
     for rule in (lambda attempts: [i < MAX for i in range(len(attempts))],
                  lambda attempts: [i in sorted(range(len(attempts)), key=lambda i: -attempts[i][0])[:MAX]
                                    for i in range(len(attempts))]):

@@ -63,7 +63,7 @@ class Timings(c.Structure):
         "submitted_ns", "staged_ns", "committed_ns", "bytes_held", "bytes_staged", "bytes_unchanged",
         "bytes_deduplicated", "bytes_encoded",
         "bytes_written", "pieces", "pieces_new", "plan_ns")] + [(n, c.c_uint32) for n in (
-            "plan_cached", "plan_hits", "plan_misses", "ring_waits")]
+            "plan_cached", "plan_hits", "plan_misses", "ring_waits")] + [("bytes_again", c.c_uint64)]
 
 
 class Progress(c.Structure):

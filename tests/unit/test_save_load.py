@@ -848,7 +848,7 @@ def test_hashes_that_disagree_are_found_on_the_way(make, lib, tmp_path):
     again.close()
 
 
-def test_at_most_16_attempts_by_position(make, cache):
+def test_at_most_16_attempts_by_position(make, cache, vckpt):
     store, rng = make(), np.random.default_rng(25)
     tensors = {("model", f"t{i:02}"): Tensor.random(rng, "u8", (1000,)) for i in range(24)}
     store.save("a", tensors, step=0)
@@ -862,7 +862,16 @@ def test_at_most_16_attempts_by_position(make, cache):
         assert result.pieces_new == (1 if step != 17 else 1 + 9) # the eight largest of 17 stay
         assert result.bytes_again == 1000 * (result.pieces_new - 1)
         most = max(most, len(others))
+        if step == 16:                       # the 17 attempts of this step
+            store.update_index()
+            result = store.save("b", tensors, step=0, no_index=False)
+            assert result.pieces_new + result.pieces_reused == 24 and result.bases <= 16
+            assert 0 < result.pieces_new <= 9 and result.bytes_again == 1000 * result.pieces_new
     assert most == 16
+    for command in ("info", "stalls"):
+        lines = vckpt(command, store.path, "a/17").stdout.splitlines()
+        assert "8.8 KiB" in [line for line in lines if "again" in line][0]
+    assert vckpt.json("info", store.path, "a/17")["again_bytes"] == 9000
     check_all(store, "a", 23, tensors, {}, cache)
 
 

@@ -338,13 +338,14 @@ static json_t *result_json(const struct import *in, const struct save_result *re
 	for (size_t i = 0; i < in->plan.nopaque; i++)
 		json_array_append_new(opaque, json_string(in->plan.opaque[i].key));
 	return json_pack(
-		"{s:s, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "run",
-		in->target.run, "step", (json_int_t)result->step, "entry", (json_int_t)result->entry, "attempt",
+		"{s:s, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}",
+		"run", in->target.run, "step", (json_int_t)result->step, "entry", (json_int_t)result->entry, "attempt",
 		result->attempt, "tensors", (json_int_t)result->tensors, "blobs", (json_int_t)result->blobs, "bytes",
 		(json_int_t)result->bytes, "pieces", (json_int_t)result->pieces, "pieces_new",
 		(json_int_t)result->pieces_new, "pieces_reused", (json_int_t)result->pieces_reused, "pieces_duplicate",
 		(json_int_t)result->pieces_duplicate, "piece_bytes_new", (json_int_t)result->piece_bytes_new,
-		"raw_bytes_new", (json_int_t)result->raw_bytes_new, "meta_bytes", (json_int_t)result->meta_bytes,
+		"raw_bytes_new", (json_int_t)result->raw_bytes_new, "bytes_again",
+		(json_int_t)result->bytes_again, "meta_bytes", (json_int_t)result->meta_bytes,
 		"bases", (json_int_t)result->bases, "attributes", tool_json_attributes(in->attributes, in->nattributes),
 		"pickles_left_out", pickles, "values_unread", opaque);
 }
@@ -383,10 +384,14 @@ static int report(struct tool *t, const struct import *in, const struct save_res
 	tool_format_bytes(result->bytes, bytes);
 	tool_format_bytes(result->piece_bytes_new, added);
 	printf("%s/step-%08" PRIu64 ": %" PRIu64 " %s, %" PRIu64 " %s, %s; stored %s in %" PRIu64 " new %s, %" PRIu64
-		" known already\n", in->target.run, result->step, result->tensors,
+		" known already", in->target.run, result->step, result->tensors,
 		base_plural(result->tensors, "tensor", "tensors"), result->blobs,
 		base_plural(result->blobs, "blob", "blobs"), bytes, added, result->pieces_new,
 		base_plural(result->pieces_new, "piece", "pieces"), result->pieces_reused + result->pieces_duplicate);
+	tool_format_bytes(result->bytes_again, bytes);
+	if (result->bytes_again)
+		printf("; %s of unchanged data was written again", bytes);
+	putchar('\n');
 	return TOOL_DONE;
 }
 

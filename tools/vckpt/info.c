@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/pack/codec.h"
+#include "core/save/plan/keep.h"
 #include "core/step/manifest.h"
 #include "core/upkeep/frees.h"
 #include "core/view/tree.h"
@@ -256,10 +257,11 @@ static json_t *step_head(const struct info *in)
 
 	tool_format_time(i->time_ns, time);
 	base_digest_hex(&i->manifest, hex);
-	return json_pack("{s:s, s:I, s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:o}", "run", in->run, "step",
+	return json_pack("{s:s, s:I, s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:o}", "run", in->run, "step",
 		(json_int_t)i->step, "attempt", i->attempt, "entry", (json_int_t)i->entry, "time", time, "manifest",
 		hex, "tensors", (json_int_t)i->tensors, "blobs", (json_int_t)load_step_blob_count(in->step),
-		"logical_bytes", (json_int_t)i->bytes, "new_bytes", (json_int_t)i->new_bytes, "attributes",
+		"logical_bytes", (json_int_t)i->bytes, "new_bytes", (json_int_t)i->new_bytes, "again_bytes",
+		(json_int_t)load_step_again(in->step), "attributes",
 		tool_json_attributes(i->attributes, i->nattributes));
 }
 
@@ -277,6 +279,10 @@ static void print_head(const struct info *in)
 	printf("  %-12s %" PRIu64 " %s, %" PRIu32 " %s, %s; it added %s\n", "content", i->tensors,
 		base_plural(i->tensors, "tensor", "tensors"), load_step_blob_count(in->step),
 		base_plural(load_step_blob_count(in->step), "blob", "blobs"), bytes, added);
+	tool_format_bytes(load_step_again(in->step), bytes);
+	if (load_step_again(in->step))
+		printf("  %-12s %s of unchanged data was written again, because a step refers to packs of at most %u "
+			"earlier saves\n", "again", bytes, SAVE_KEEP_MAX);
 	for (size_t k = 0; k < i->nattributes; k++) {
 		printf("  %-12s %s=", "attribute", i->attributes[k].key);
 		tool_print_text(stdout, i->attributes[k].value, strlen(i->attributes[k].value));

@@ -319,9 +319,13 @@ static void say_contents(const struct contents *c)
 	if (!ls_says(c->ls))
 		return;
 	ls_format_bytes(c->ls, c->bytes, bytes);
-	printf("total: %" PRIu64 " %s with %" PRIu64 " %s, %" PRIu64 " %s, %s\n", components,
+	printf("total: %" PRIu64 " %s with %" PRIu64 " %s, %" PRIu64 " %s, %s", components,
 		base_plural(components, "component", "components"), c->total.tensors,
 		base_plural(c->total.tensors, "tensor", "tensors"), blobs, base_plural(blobs, "file", "files"), bytes);
+	ls_format_bytes(c->ls, load_step_again(c->step), bytes);
+	if (load_step_again(c->step))
+		printf("; %s of unchanged data was written again", bytes);
+	putchar('\n');
 	if (c->ls->more)
 		tool_sums_print_numpy(&c->total, "");
 }
@@ -346,6 +350,7 @@ int ls_step(const struct ls *ls, struct load_step *step, const struct store_list
 
 		json_object_set(all, "components", c.components);
 		json_object_set(all, "blobs", c.blobs);
+		json_object_set_new(all, "again_bytes", json_integer((json_int_t)load_step_again(step)));
 		code = tool_print_json(all);
 	} else if (code == 0) {
 		code = ls_print(ls, base_steal(c.table));

@@ -53,9 +53,14 @@ static int rank_times(struct stalls *st, struct stalls_rank *rank, const struct 
 	if (!rank->times)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < n; i++) {
-		int phase = phase_number(st, t[i].phase);
+		bool again = strcmp(t[i].phase, PROTO_TIMING_AGAIN) == 0;
+		int phase = again ? 0 : phase_number(st, t[i].phase);
 		unsigned k = 0;
 
+		if (again) { /* no phase */
+			rank->bytes[STALLS_AGAIN] = t[i].bytes;
+			continue;
+		}
 		if (phase < 0)
 			return phase;
 		if (phase == STALLS_PHASES_MAX) {

@@ -101,6 +101,17 @@ static void print_bytes(const struct stalls *st)
 	}
 }
 
+/* Of what only parts say: no other bytes are known. */
+static void print_again(const struct stalls *st)
+{
+	uint64_t again = stalls_bytes_total(st, STALLS_AGAIN);
+	char bytes[32];
+
+	tool_format_bytes(again, bytes);
+	if (again)
+		printf("\n  %-12s %10s\n", stalls_bytes_names[STALLS_AGAIN], bytes);
+}
+
 static int print_ranks_of(const struct stalls *st, enum stalls_source source, const char *what)
 {
 	uint32_t *ranks, n;
@@ -156,6 +167,8 @@ int stalls_print(const struct stalls *st)
 		r = print_slowest(st, STALLS_ANNOUNCED);
 	if (r == 0 && full)
 		print_bytes(st);
+	else if (r == 0)
+		print_again(st);
 	return r;
 }
 

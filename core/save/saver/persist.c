@@ -63,8 +63,11 @@ static int persist_bases(struct save_flight *f, struct base_error *err)
 
 /* ---- what was measured ---- */
 
-static uint32_t persist_timings(struct save_flight *f, struct proto_timing timings[SAVE_PHASES])
+#define PERSIST_TIMINGS (SAVE_PHASES + 1)
+
+static uint32_t persist_timings(struct save_flight *f, struct proto_timing timings[PERSIST_TIMINGS])
 {
+	uint64_t again = save_writer_result(f->w)->bytes_again;
 	uint32_t n = 0;
 
 	pthread_mutex_lock(&f->s->lock);
@@ -76,6 +79,8 @@ static uint32_t persist_timings(struct save_flight *f, struct proto_timing timin
 				p->end_ns};
 	}
 	pthread_mutex_unlock(&f->s->lock);
+	if (again)
+		timings[n++] = (struct proto_timing){.phase = PROTO_TIMING_AGAIN, .bytes = again};
 	return n;
 }
 
@@ -92,13 +97,14 @@ static void persist_count(struct save_flight *f)
 	i->bytes_deduplicated = result->bytes_duplicate;
 	i->bytes_encoded = result->bytes_encoded;
 	i->bytes_written = result->piece_bytes_new + result->meta_bytes;
+	i->bytes_again = result->bytes_again;
 	pthread_mutex_unlock(&f->s->lock);
 }
 
 static void persist_stats(struct save_flight *f)
 {
 	const struct save_flight_info *i = &f->info;
-	struct proto_timing timings[SAVE_PHASES];
+	struct proto_timing timings[PERSIST_TIMINGS];
 	struct proto_stats m = {.run = f->s->run, .attempt = store_attempt_name(f->attempt), .step = f->step,
 		.rank = f->s->options.rank, .world = f->s->options.world, .host = store_hostname(),
 		.submitted_ns = i->submitted_ns, .staged_ns = i->staged_ns, .committed_ns = i->committed_ns,
@@ -128,13 +134,14 @@ static int persist_samples(struct save_flight *f, struct save_replicas_rows *ret
 /* After the last band: blobs, the last packs sealed, part, announcement. */
 static int persist_finish(struct save_flight *f, struct base_error *err)
 {
-	struct proto_timing timings[SAVE_PHASES];
+	struct proto_timing timings[PERSIST_TIMINGS];
 	struct save_replicas_rows rows = {0};
 	struct save_measured m = {.timings = timings};
 	uint64_t begin = base_realtime_ns();
 	int r = save_writer_seal(f->w, err);
 
 	saver_room_tell(f);
+	f->s->again_told = f->s->again_told || save_writer_again_tell(f->w);
 	pthread_mutex_lock(&f->s->lock);
 	f->info.bytes_done += r == 0 ? save_writer_blob_bytes(f->w) : 0;
 	saver_phase_note(f, SAVE_SEAL, begin, base_realtime_ns() - begin, 0);

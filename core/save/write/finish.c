@@ -4,8 +4,23 @@
  * names is durable by then), and the announcement, which store_attempt_commit turns into the manifest and the commit
  * entry (invariants 2, 4, 6). */
 #include "core/base/clock.h"
+#include "core/base/log.h"
 #include "core/save/write/trust.h"
 #include "core/save/write/write_internal.h"
+
+bool save_writer_again_tell(const struct save_writer *w)
+{
+	uint64_t again = w->result.bytes_again, changed = w->result.raw_bytes_new - again;
+
+	if (again <= changed || again < (w->tensor_bytes + w->blob_bytes) / 100)
+		return false;
+	base_warning("run %s step %llu: wrote %.1f MiB of unchanged data again, and %.1f MiB of changed data: a step "
+		"refers to packs of at most %u earlier saves, so from time to time a save copies what is left in small "
+		"ones (vckpt info and vckpt stalls show how much for each step)", w->options.run,
+		(unsigned long long)w->result.step, (double)again / (1 << 20), (double)changed / (1 << 20),
+		SAVE_KEEP_MAX);
+	return true;
+}
 
 static struct proto_ref finish_ref(const struct store_object_ref *ref, uint32_t pack)
 {

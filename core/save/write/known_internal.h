@@ -35,7 +35,7 @@ struct save_dedup {
 	char attempts[SAVE_KEEP_MAX][PROTO_ATTEMPT_MAX]; uint32_t nattempts;
 	atomic_bool full;
 	const struct save_bases *decided; /* whose attempts are kept or not */
-	bool refused;                   /* an object was, for its attempt is not kept, or one too many; reset by callers */
+	bool refused;                   /* an object was, for its attempt is not kept; callers reset it */
 	struct save_named { struct base_digest manifest; bool usable; } *bases; uint32_t nbases;
 	const struct store_notes *notes; /* what they name is not referred to; NULL: there are none */
 };
@@ -71,7 +71,7 @@ struct save_bases {
 	struct index *index;            /* knows commits that are the user's own; set like rank; NULL: none */
 	bool layouts;                   /* set like rank: ranks refer to layouts of the bases */
 	atomic_bool merges;             /* some attempt is not kept */
-	bool decided; size_t room;      /* of a base that comes after save_bases_decide: how many attempts it may keep */
+	bool decided; size_t room;      /* after save_bases_decide: how many attempts one more base may keep */
 };
 static inline unsigned save_bases_count(const struct save_bases *all)
 {

@@ -50,6 +50,8 @@ struct save_measured {
  * committed. */
 int save_writer_finish(struct save_writer *w, const struct save_measured *m, uint64_t *ret_entry,
 	struct base_error *err);
+/* Warns where more was written again than changed, and that is 1 % of the save or more. true: it did. */
+bool save_writer_again_tell(const struct save_writer *w);
 void save_writer_end(struct save_writer *w);    /* closes packs and bases */
 const struct save_result *save_writer_result(const struct save_writer *w);
 

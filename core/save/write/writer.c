@@ -435,12 +435,16 @@ static int writer_finish_alone(struct save_writer *w, struct base_error *err)
 	struct save_result *result = &w->result;
 	const struct proto_timing timings[] = {{"read", result->read_ns, result->bytes},
 		{"digest", result->digest_ns, result->bytes}, {"encode", result->encode_ns, result->raw_bytes_new},
-		{"write", result->write_ns, result->piece_bytes_new}};
-	const struct save_measured m = {.timings = timings, .ntimings = BASE_COUNT(timings)};
+		{"write", result->write_ns, result->piece_bytes_new},
+		{.phase = PROTO_TIMING_AGAIN, .bytes = result->bytes_again}};
+	const struct save_measured m = {.timings = timings,
+		.ntimings = BASE_COUNT(timings) - (result->bytes_again == 0)};
 	int r = save_writer_finish(w, &m, &result->entry, err);
 
-	if (r == 0)
+	if (r == 0) {
 		result->index_behind = writer_index_behind(w);
+		save_writer_again_tell(w);
+	}
 	return r;
 }
 
