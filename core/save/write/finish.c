@@ -3,21 +3,32 @@
  * finish: once every piece and blob has its place: the part into the meta pack, the meta pack sealed (last: what it
  * names is durable by then), and the announcement, which store_attempt_commit turns into the manifest and the commit
  * entry (invariants 2, 4, 6). */
+#include <stdio.h>
+
 #include "core/base/clock.h"
 #include "core/base/log.h"
 #include "core/save/write/trust.h"
 #include "core/save/write/write_internal.h"
 
+static const char *again_text(uint64_t bytes, char text[static 32])
+{
+	bool large = bytes >= 10 << 20;
+
+	snprintf(text, 32, "%llu %s", (unsigned long long)(bytes >> (large ? 20 : 10)), large ? "MiB" : "KiB");
+	return text;
+}
+
 bool save_writer_again_tell(const struct save_writer *w)
 {
 	uint64_t again = w->result.bytes_again, changed = w->result.raw_bytes_new - again;
+	char bytes[2][32];
 
 	if (again <= changed || again < (w->tensor_bytes + w->blob_bytes) / 100)
 		return false;
-	base_warning("run %s step %llu: wrote %.1f MiB of unchanged data again, and %.1f MiB of changed data: a step "
+	base_warning("run %s step %llu: wrote %s of unchanged data again, and %s of changed data: a step "
 		"refers to packs of at most %u earlier saves, so from time to time a save copies what is left in small "
 		"ones (vckpt info and vckpt stalls show how much for each step)", w->options.run,
-		(unsigned long long)w->result.step, (double)again / (1 << 20), (double)changed / (1 << 20),
+		(unsigned long long)w->result.step, again_text(again, bytes[0]), again_text(changed, bytes[1]),
 		SAVE_KEEP_MAX);
 	return true;
 }
