@@ -253,17 +253,25 @@ uint32_t vckpt_step_tensor_count(const struct vckpt_step *step)
 	return load_step_tensor_count(step->step);
 }
 
-int vckpt_step_tensor(const struct vckpt_step *step, uint32_t tensor, struct vckpt_tensor_info *ret_info)
+int vckpt_step_tensors(const struct vckpt_step *step, uint32_t first, uint32_t n, struct vckpt_tensor_info *ret_infos)
 {
+	uint32_t count = load_step_tensor_count(step->step);
 	struct load_tensor_info t;
 
-	if (tensor >= load_step_tensor_count(step->step))
+	if (first > count || n > count - first)
 		return -ENOENT;
-	load_step_tensor_info(step->step, tensor, &t);
-	*ret_info = (struct vckpt_tensor_info){.component = t.component, .name = t.name, .name_len = t.name_len,
-		.dtype = t.dtype, .ndim = t.shape.ndim, .shape = load_step_tensor_dims(step->step, tensor),
-		.bytes = t.bytes};
+	for (uint32_t i = 0; i < n; i++) {
+		load_step_tensor_info(step->step, first + i, &t);
+		ret_infos[i] = (struct vckpt_tensor_info){.component = t.component, .name = t.name,
+			.name_len = t.name_len, .dtype = t.dtype, .ndim = t.shape.ndim,
+			.shape = load_step_tensor_dims(step->step, first + i), .bytes = t.bytes};
+	}
 	return 0;
+}
+
+int vckpt_step_tensor(const struct vckpt_step *step, uint32_t tensor, struct vckpt_tensor_info *ret_info)
+{
+	return vckpt_step_tensors(step, tensor, 1, ret_info);
 }
 
 int64_t vckpt_step_find(const struct vckpt_step *step, const char *component, const char *name)

@@ -178,11 +178,11 @@ void vckpt_step_close(struct vckpt_step *step); /* NULL-safe */
 uint64_t vckpt_step_number(const struct vckpt_step *step);
 uint32_t vckpt_step_world(const struct vckpt_step *step); /* by how many ranks it was saved */
 size_t vckpt_step_attributes(const struct vckpt_step *step, const struct vckpt_attribute **ret_attributes);
-struct vckpt_tensor_info {               /* points into the step */
-	const char *component, *name; uint32_t name_len, dtype, ndim; const uint64_t *shape; uint64_t bytes;
-};
+struct vckpt_tensor_info { const char *component, *name; uint32_t name_len, dtype, ndim; /* points into the step */
+	const uint64_t *shape; uint64_t bytes; };
 uint32_t vckpt_step_tensor_count(const struct vckpt_step *step);
 int vckpt_step_tensor(const struct vckpt_step *step, uint32_t tensor, struct vckpt_tensor_info *ret_info); /* -ENOENT */
+int vckpt_step_tensors(const struct vckpt_step *step, uint32_t first, uint32_t n, struct vckpt_tensor_info *ret_infos);
 int64_t vckpt_step_find(const struct vckpt_step *step, const char *component, const char *name); /* or -ENOENT */
 /* Reads a box (ndim pairs of offset, size; NULL: all of it) into memory with the given byte strides, one for each
  * dimension (NULL: row-major). Every byte is verified. */

@@ -293,6 +293,7 @@ FUNCTIONS = {
     "vckpt_step_attributes": (c_size_t, [P, POINTER(POINTER(Attribute))]),
     "vckpt_step_tensor_count": (c_uint32, [P]),
     "vckpt_step_tensor": (c_int, [P, c_uint32, POINTER(TensorInfo)]),
+    "vckpt_step_tensors": (c_int, [P, c_uint32, c_uint32, P]),
     "vckpt_step_find": (c_int64, [P, c_char_p, c_char_p]),
     "vckpt_step_read": (c_int, [P, c_uint32, P, P, P, E]),
     "vckpt_step_digest": (c_int, [P, c_uint32, P, E]),

@@ -10,27 +10,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .loading_tensors import Fill
+from .tensors import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from .lazy import Stored
     from .loading_tensors import Destination
     from .step import Step
+    from .values_text import KeyPath
 
 COMPARED_BYTES = 16 << 20       # of each of two tensors at once
 
 
 class Claim(NamedTuple):
     to: Destination
-    component: str
+    path: KeyPath
     name: str                       # in the step
-    dtype: int
-    shown: str                      # its name in a sentence
+    stored: Stored
     fills: bool = True              # False: it is handed to the module, which copies it there
     move: Callable[[], Any] | None = None       # an object's: makes memory of its own for it
 
     def fill(self) -> Fill:
-        return Fill(self.to, self.name, self.dtype)
+        return Fill(self.to, self.name, self.stored)
 
 
 def settle(step: Step, claims: Iterable[Claim]) -> tuple[list[Fill], list[Callable[[], Any]], list[tuple[str, str]]]:
@@ -39,12 +41,15 @@ def settle(step: Step, claims: Iterable[Claim]) -> tuple[list[Fill], list[Callab
     moves: list[Callable[[], Any]] = []
     differ: list[tuple[str, str]] = []
     for same in _by_memory(claims):
+        if len(same) == 1:
+            fills += [same[0].fill()] if same[0].fills else []
+            continue
         kinds = _by_value(step, same)
         if len(kinds) > 1 or not all(one.move for one in same):
-            moves += [one.move for one in same if one.move] if len(same) > 1 else []
-            kinds = [rest for kind in kinds if (rest := [one for one in kind if not one.move or len(same) == 1])]
+            moves += [one.move for one in same if one.move]
+            kinds = [rest for kind in kinds if (rest := [one for one in kind if not one.move])]
         if len(kinds) > 1:
-            differ.append((kinds[0][0].shown, kinds[-1][0].shown))
+            differ.append((shown(kinds[0][0].path), shown(kinds[-1][0].path)))
         fills += [one.fill() for one in kinds[-1] if one.fills][:1] if kinds else []
     return fills, moves, differ
 
@@ -71,12 +76,12 @@ def _equal(step: Step, a: Claim, b: Claim) -> bool:
     where their shapes differ: then their items are compared."""
     if a.to.cut() != b.to.cut():
         return False
-    if (a.component, a.name) == (b.component, b.name):
+    if a.stored is b.stored:
         return True
-    one, other = step[a.component, a.name], step[b.component, b.name]
+    one, other = step[a.path[0], a.name], step[b.path[0], b.name]
     if one.digest() == other.digest():
         return True
-    if a.dtype != b.dtype or one.nbytes != other.nbytes:
+    if one.dtype != other.dtype or one.nbytes != other.nbytes:
         return False
     if one.shape != other.shape or not one.shape:
         return _bytes(one[...]) == _bytes(other[...])

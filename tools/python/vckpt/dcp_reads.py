@@ -90,11 +90,11 @@ class Reads:
 
     def read(self) -> None:
         if self.mode == "never":
-            loads.read(self.step, 0, self.tensors, self.how)
+            loads.read(self.step, 0, loads.rows(self.tensors), self.how)
             return
         mode, self.mode = self.mode, "never"
         with exchange.meet(self.step, mode, 1, TIMEOUT_S) as shared:
-            loads.read(self.step, 0, self.tensors, self.how._replace(shared=shared))
+            loads.read(self.step, 0, loads.rows(self.tensors), self.how._replace(shared=shared))
             self.found = shared.found
 
     def refuse(self, error: BaseException) -> None:

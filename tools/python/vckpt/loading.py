@@ -25,11 +25,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from . import _lib, components, exchange, gaps, meeting, meshes, opening, saver, state as states, walk
+import numpy as np
+
+from . import _lib, components, exchange, gaps, meeting, meshes, opening, saver, state as states, values, walk
+from .arrays import numpy_dtype
 from .claims import Claim, settle
 from .exchange import Mode
 from .load_handle import Loaded, LoadHandle, Started
-from .loading_tensors import Destination, Fill, Made, Work, assign, convertible, cuda_device, refusal
+from .loading_tensors import Destination, Fill, Work, assign, convertible, cuda_device, destination, refusal
 from .loads import Damage, Direct, How, OnDamage, Verify, Watch, chosen
 from .presets import SplitOptimizer
 from .records import Record
@@ -37,12 +40,13 @@ from .rng import RngState, set_rng_state
 from .shard import Shard
 from .signatures import Path, State
 from .step import Step
-from .tensors import dotted, is_tensor, torch_module, torch_state
+from .tensors import dotted, is_tensor, shown as _shown, torch_module, torch_state, uncollected
 from .values_text import path_text
 
 if TYPE_CHECKING:
     import torch
 
+    from .lazy import Stored
     from .torch_modules import ModuleView, Views
     from .values_text import KeyPath
 
@@ -140,11 +144,13 @@ def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, me
     at = f"{step.store}/{step.run}/{step.number}"
     others = gaps.Gaps(held, at, meet_timeout) if held else None
     try:
-        plan = _Plan(step, at, components.named(state, (), is_tensor), rank, world, mesh,
-                     types if isinstance(types, Mapping) else tuple(types))
+        with uncollected():
+            plan = _Plan(step, at, components.named(state, (), is_tensor), rank, world, mesh,
+                         types if isinstance(types, Mapping) else tuple(types))
         if others:
             plan.look_for(others)
-        plan.begin(strict)
+        with uncollected():
+            plan.begin(strict)
     except BaseException as error:
         if others:
             others.fail(error)
@@ -194,7 +200,7 @@ def _below(saved: Any, key: Any) -> Any:
 
 
 def _is_reference(saved: object) -> TypeGuard[Record]:
-    return isinstance(saved, Record) and saved.tag == "$tensor"
+    return type(saved) is Record and saved._tag == "$tensor"
 
 
 def _is_named_tuple(value: object) -> bool:
@@ -217,6 +223,8 @@ def _fields(saved: Any) -> Mapping[str, Any] | None:
 
 
 def _items(saved: Any) -> Iterable[tuple[Any, Any]]:
+    if type(saved) in values.SCALARS:
+        return ()
     fields = _fields(saved)
     if fields is not None:
         return fields.items()
@@ -225,9 +233,20 @@ def _items(saved: Any) -> Iterable[tuple[Any, Any]]:
     return enumerate(saved) if isinstance(saved, (list, tuple, collections.deque)) else ()
 
 
-def _names(saved: Any) -> set[str]:
+def _names(saved: Any, found: set[str] | None = None) -> set[str]:
     """Of the tensors that a tree refers to."""
-    return {saved["name"]} if _is_reference(saved) else set().union(*(_names(part) for _, part in _items(saved)))
+    found = set() if found is None else found
+    if _is_reference(saved):
+        found.add(saved["name"])
+    else:
+        for _, part in _items(saved):
+            _names(part, found)
+    return found
+
+
+def _refers(saved: Any) -> bool:
+    """There is a tensor in the tree."""
+    return _is_reference(saved) or any(_refers(part) for _, part in _items(saved))
 
 
 def _with_parts(saved: Any, make: Callable[[Any, Any], Any]) -> Any:
@@ -253,9 +272,11 @@ def _with_parts(saved: Any, make: Callable[[Any, Any], Any]) -> Any:
 
 def _fillable(value: object) -> bool:
     """There is something in it that a load changes in place."""
+    if is_tensor(value):
+        return True
     if isinstance(value, (Mapping, list, tuple)):
         return any(map(_fillable, value.values() if isinstance(value, Mapping) else value))
-    return (is_tensor(value) or type(value) is RngState or _is_generator(value) or isinstance(value, SplitOptimizer)
+    return (type(value) is RngState or _is_generator(value) or isinstance(value, SplitOptimizer)
             or callable(getattr(value, "load_state_dict", None)))
 
 
@@ -266,10 +287,6 @@ def _is_generator(value: object) -> bool:
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _shown(path: KeyPath) -> str:
-    return path[0] if len(path) == 1 else f"{path[0]}/{dotted(path)}"
 
 
 @contextlib.contextmanager
@@ -321,7 +338,8 @@ class _Plan:
         self.asked: set[str] = set()
         self.shapes, self.plain = False, False
         self.names: dict[str, list[str]] = {}
-        for component, name in step._tensors:
+        self.tensors = step._tensors
+        for component, name in self.tensors:
             self.names.setdefault(component, []).append(name)
         for component, value in state.items():
             components.check(component, value, is_tensor)
@@ -362,7 +380,7 @@ class _Plan:
         self.work = Work(self.fills)
 
     def size(self) -> int:
-        return sum(one.to.items * _lib.ITEM_BYTES[one.dtype] for one in self.fills)
+        return sum(one.to.items * _lib.ITEM_BYTES[one.stored[1]] for one in self.fills)
 
     def read(self, how: How) -> None:
         self.damaged = self.work.read(self.step, self.rank, how)
@@ -437,6 +455,8 @@ class _Plan:
 
     def tree(self, component: str, rank: int | None) -> Any:
         """A component's document as a rank has it (None: the common one)."""
+        if (f"{component}.json", rank) not in self.step._blobs:
+            rank = None
         if (component, rank) not in self.trees:
             try:
                 found = self.step.values(component, rank, types=self.types, tensors=False)
@@ -454,6 +474,9 @@ class _Plan:
         return ABSENT if found is None else found
 
     def visit(self, value: Any, saved: Any, path: KeyPath) -> Give:
+        if is_tensor(value):
+            self.tensor(value, saved, path)
+            return functools.partial(_same, value)
         torch = torch_module()
         if not _fillable(value):
             return self.plainly(saved, path)
@@ -465,8 +488,6 @@ class _Plan:
             self.optimizer(value, saved, path)
         elif isinstance(value, SplitOptimizer):
             self.split(value, saved, path)
-        elif is_tensor(value):
-            self.tensor(value, saved, path)
         elif type(value) is RngState:
             self.rng.append(ABSENT if saved is None else saved)
         elif _is_nothing(saved) or (saved is None and (_is_generator(value) or value.state_dict() is not None)):
@@ -510,12 +531,12 @@ class _Plan:
             return lambda: type(value)(**{key: give() for key, give in made.items()})
         if isinstance(value, (list, tuple)):
             parts = [self.visit(item, _below(saved, number), (*path, number)) for number, item in enumerate(value)]
-            rest = saved[len(value):] if isinstance(saved, (list, tuple)) and not _names(saved[len(value):]) else ()
+            rest = saved[len(value):] if isinstance(saved, (list, tuple)) and not _refers(saved[len(value):]) else ()
             self.plain = self.plain or bool(rest)
             return lambda: (list if isinstance(value, list) else tuple)([*(give() for give in parts), *rest])
         gives = {key: self.visit(item, _below(saved, key), (*path, key)) for key, item in value.items()
                  if _fillable(item) or _below(saved, key) is not ABSENT}
-        more = ({key: item for key, item in saved.items() if key not in value and not _names(item)}
+        more = ({key: item for key, item in saved.items() if key not in value and not _refers(item)}
                 if isinstance(saved, dict) else {})
         self.plain = self.plain or bool(more)
         return lambda: {**{key: give() for key, give in gives.items()}, **more}
@@ -523,20 +544,22 @@ class _Plan:
     def merged(self, current: Any, saved: Any, path: KeyPath, fill: bool = True) -> Give:
         """What was saved of an object, for its load_state_dict(): tensors that it has now are filled, and given back to
         it. fill=False: all are new, and only cut as those are."""
-        self.asked |= _names(saved)
+        if _is_reference(saved):
+            self.asked.add(saved["name"])
         if _is_reference(saved) and is_tensor(current):
-            to = self.destination(current, path)
-            if self.is_alike(to, path[0], saved) and not to.refusal() and fill:
+            to, found = self.destination(current, path), self.stored(path[0], saved)
+            # of another dtype or shape (a counter that became a mean) it is not cut down to what the object has now
+            if fill and found is not None and (to.dtype, to.shape) == found[1:3] and not to.refusal():
                 if to.absent:
                     return lambda: current
                 held = [current]
 
                 def move() -> None:
                     held[0] = self.built(path[0], saved, current)
-                self.claims.append(Claim(to, path[0], saved["name"], to.row.dtype, _shown(path), move=move))
+                self.claims.append(Claim(to, path, saved["name"], found, move=move))
                 return lambda: held[0]
             return self.made(path[0], saved, current)
-        if _is_reference(saved) or not _names(saved):
+        if _is_reference(saved) or not _refers(saved):
             return self.made(path[0], saved)
         inner: dict[Any, Give] = {}
         _with_parts(saved, lambda key, part: inner.setdefault(key,
@@ -547,13 +570,13 @@ class _Plan:
     # -- tensors --
 
     def destination(self, value: Any, path: KeyPath) -> Destination:
-        return Destination(path[0], dotted(path), path, value, self.mesh, self.rank, self.world)
+        return destination(path, value, self.mesh, self.rank, self.world)
 
-    def is_alike(self, to: Destination, component: str, saved: Record) -> bool:
-        """Of the saved dtype and shape: what an object kept as another type (a counter that became a mean) is not cut
-        down to it."""
-        found = self.step._find(component, saved["name"]) if "blob" not in saved else None
-        return found is not None and (to.row.dtype, to.shape) == (found[1], found[2])
+    def stored(self, component: str, saved: Any) -> Stored | None:
+        """Of the tensor that a part of a tree refers to; a rank's own is none of the step's."""
+        if not _is_reference(saved) or "blob" in saved:
+            return None
+        return self.tensors.get((component, saved["name"]))
 
     def tensor(self, value: Any, saved: Any, path: KeyPath) -> None:
         name = saved["name"] if _is_reference(saved) else dotted(path)
@@ -561,19 +584,19 @@ class _Plan:
         if _is_reference(saved) and "blob" in saved:
             self.take_own(value, saved, path)
             return
-        found = self.step._find(path[0], name)
+        found = self.tensors.get((path[0], name))
         if found is None:
             self.lack(path, saved)
             return
         to = self.destination(value, path)
         if to.shape != found[2] and not to.absent:
             self.reshaped(f"{path[0]}/{name}", found[2], to.shape)
-        elif to.refusal() and not to.absent:
-            self.wrong.append(f"{path[0]}/{name} of the state {to.refusal()}")
-        elif not to.fits(found[1]):
-            self.unlike(f"{path[0]}/{name}", found[1], to.row.dtype)
+        elif not to.absent and (why := to.refusal()):
+            self.wrong.append(f"{path[0]}/{name} of the state {why}")
+        elif to.dtype != found[1] and not convertible(found[1], to.dtype):
+            self.unlike(f"{path[0]}/{name}", found[1], to.dtype)
         elif not to.absent:
-            self.claims.append(Claim(to, path[0], name, found[1], _shown(path)))
+            self.claims.append(Claim(to, path, name, found))
 
     def reshaped(self, name: str, saved: Iterable[int], now: Iterable[int]) -> None:
         self.shapes = True
@@ -586,7 +609,7 @@ class _Plan:
     def take_own(self, value: Any, saved: Record, path: KeyPath) -> None:
         """A tensor that this rank kept by itself."""
         found = self.step._rank_array(saved, self.rank)
-        dtype, to = _lib.DTYPES.index(saved["dtype"]), self.destination(value, path).row.dtype
+        dtype, to = _lib.DTYPES.index(saved["dtype"]), self.destination(value, path).dtype
         if tuple(found.shape) != tuple(value.shape):
             self.reshaped(f"{path[0]}/{dotted(path)}", found.shape, value.shape)
         elif refusal(value):
@@ -599,25 +622,25 @@ class _Plan:
     def built(self, component: str, saved: Any, like: Any = None) -> Any:
         """A part of a tree with tensors that are going to be filled: whole, or cut as the parameter `like` is whose
         shape they have (a Shard: as that says)."""
-        if not _names(saved):
-            return saved
         if not _is_reference(saved):
+            if not _refers(saved):
+                return saved
             return _with_parts(saved, lambda _, part: self.built(component, part, like))
         if "blob" in saved:
             return self.step._rank_tensor(saved, self.rank)
         name = saved["name"]
-        stored = self.step._find(component, name)
+        stored = self.tensors.get((component, name))
         if stored is None:
             raise _lib.NotFound(errno.ENOENT, f"step {self.step.run}/{self.step.number} has no tensor "
                                               f"{component}/{name}")
         found = self.empty_like(like, *stored[1:3])
         if found is None:
-            whole = Made(component, name, *stored[1:3])
-            self.fills.append(Fill(whole, name, stored[1]))
-            return self.step._of_framework(whole.array, stored[1])
-        to = Destination(component, name, (component, name), found, self.mesh, self.rank, self.world)
+            array = np.zeros(stored[2], numpy_dtype(stored[1]))
+            self.fills.append(Fill(Destination(array, stored[1]), name, stored))
+            return self.step._of_framework(array, stored[1])
+        to = self.destination(found, (component, name))
         if not to.absent:
-            self.fills.append(Fill(to, name, stored[1]))
+            self.fills.append(Fill(to, name, stored))
         return found.tensor if type(found) is Shard else found
 
     def empty_like(self, like: Any, dtype: int, shape: tuple[int, ...] | None) -> Any:
@@ -642,9 +665,15 @@ class _Plan:
         own, runs = torch_modules.loading(module)
         gives: dict[str, Give] = {}
         known = set()
+        handed = view.tensors is None or own or runs
         for key, value in taken.items():
+            kept = _below(saved, key)
+            if not handed and _is_reference(kept):
+                self.tensor(value, kept, (*path, key))
+                continue
             name = view.names.get(key, key)         # as earlier versions saved it
-            kept = _below(saved, key if _below(saved, key) is not ABSENT else name)
+            if kept is ABSENT:
+                kept = _below(saved, name)
             known |= {key, name}
             self.want_classes(kept, (*path, key))
             if key.startswith(own) and not _is_nothing(saved):
@@ -663,17 +692,17 @@ class _Plan:
         for key in saved if own and isinstance(saved, dict) else ():
             if isinstance(key, str) and key.startswith(own) and key not in known:
                 gives[key] = self.merged(None, saved[key], (*path, key), False)
-        if view.tensors is None or own or runs:
+        if handed:
             self.called.append(_shown(path))
             self.todo.append(functools.partial(self.hand, module, view, gives, path, own))
 
     def claim_of(self, value: Any, saved: Any, path: KeyPath) -> None:
         """What load_state_dict() may copy there."""
         from .torch_modules import is_lazy
-        found = self.step._find(path[0], saved["name"]) if _is_reference(saved) and "blob" not in saved else None
+        found = self.stored(path[0], saved)
         if found is not None and is_tensor(value) and not is_lazy(value):
             to = self.destination(value, path)
-            self.claims += [] if to.absent else [Claim(to, path[0], saved["name"], found[1], _shown(path), False)]
+            self.claims += [] if to.absent else [Claim(to, path, saved["name"], found, False)]
 
     def hand(self, module: torch.nn.Module, view: ModuleView, gives: dict[str, Give], path: KeyPath,
              own: tuple[str, ...]) -> None:
@@ -717,7 +746,8 @@ class _Plan:
 
     def optimizer_trees(self, saved: Any, path: KeyPath) -> list[Any]:
         """What ranks saved of an optimizer: one tree, or several where each has a part. Their tensors are asked for."""
-        trees = [tree for tree in (saved, *(self.at(path, rank) for rank in (None, *self.step.ranks(path[0]))))
+        found = (saved, *(self.at(path, rank) for rank in (None, *self.step.ranks(path[0]))))
+        trees = [tree for tree in {id(tree): tree for tree in found}.values()
                  if tree is not None and not _is_nothing(tree)]
         for tree in trees:
             self.asked |= _names(tree)
@@ -739,7 +769,7 @@ class _Plan:
         if found.wrong:
             return
         for part, key, kept in found.kept():
-            stored = self.step._find(path[0], kept["name"]) if _is_reference(kept) and "blob" not in kept else None
+            stored = self.stored(path[0], kept)
             if stored is None or not found.is_flat(part, key, stored[2]):
                 found.plain(part, key, self.made(path[0], kept))
             elif part.holder is not None:

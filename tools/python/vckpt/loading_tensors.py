@@ -8,7 +8,6 @@ which the library converts (docs/load.md has the rules)."""
 from __future__ import annotations
 
 import ctypes
-import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -17,9 +16,9 @@ import numpy as np
 from . import _lib, meshes
 from .arrays import numpy_dtype
 from .entries import make_entry
-from .loads import Extents, described, read
-from .shard import Refused, Shard
-from .tensors import torch_state
+from .loads import Extents, read, rows
+from .shard import Refused, Shard, numpy_number
+from .tensors import dotted, torch_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from .loads import Damage, Described, How
+    from .lazy import Stored
+    from .loads import Damage, How
     from .meshes import SaveMesh
     from .step import Step
     from .values_text import KeyPath
@@ -38,112 +38,132 @@ STAGED_BYTES = 512 << 20        # of host memory that is read into before it is 
 
 
 class Destination:
-    """`shape`: of the logical tensor. `absent`: this rank is not in its mesh, and has nothing to be filled."""
+    """A whole tensor, in memory that a load fills: of the state, or made by the load. `shape`: of the logical tensor;
+    `absent`: this rank has nothing of it to be filled."""
 
-    def __init__(self, component: str, name: str, path: KeyPath, tensor: Any, mesh: SaveMesh | None, rank: int,
-                 world: int) -> None:
-        """mesh: of the load, for Shards that have none; (names, ranks, native) or None."""
-        self.memory = tensor.tensor if type(tensor) is Shard else tensor
-        if getattr(getattr(self.memory, "device", None), "type", None) == "meta":
-            raise Refused(path, "a tensor on the meta device has no memory to be filled: load after it was made "
-                                "(to_empty)")
-        self.entry = make_entry(component, name, path, tensor, mesh if type(tensor) is Shard else None, rank)
-        self.row, self.absent, self.rank = _lib.Tensor.from_buffer_copy(self.entry.row), self.entry.absent, rank
-        self.shape = self._words(self.row.shape, self.row.ndim)
-        self.whole = not (self.row.mesh or self.row.placements or self.row.flat or self.row.flags & _lib.BOXES)
-        self.flattened = bool(self.row.flat or self.row.flags & _lib.BOXES)
-        if not self.row.mesh and not self.whole:
-            self.row.mesh = meshes.native(f"ranks={world}").pointer
-        if hasattr(self.memory, "_local_tensor"):
-            self.memory = torch_state().settled(self.memory._local_tensor)
+    absent, whole, flattened = False, True, False
 
-    def _words(self, address: int | None, count: int) -> tuple[int, ...]:
-        return tuple((ctypes.c_uint64 * count).from_address(address)) if address and count else ()
+    def __init__(self, memory: Memory, dtype: int, device: torch.device | None = None) -> None:
+        """device: the CUDA device whose memory it is."""
+        self.memory, self.dtype, self.shape, self.device = memory, dtype, memory.shape, device
+        self.look()
 
-    def fits(self, dtype: int) -> bool:
-        """Can the memory take items of that dtype?"""
-        return convertible(dtype, self.row.dtype)
+    def look(self) -> None:
+        memory = self.memory
+        if isinstance(memory, np.ndarray):
+            self.items, self.contiguous = memory.size, memory.flags.c_contiguous
+            self.address: int = memory.__array_interface__["data"][0]
+        else:
+            self.items, self.contiguous = memory.numel(), memory.is_contiguous()
+            self.address = memory.data_ptr()
 
     def refusal(self) -> str | None:
         return refusal(self.memory)
 
-    def described(self, name: str, dtype: int, address: int, strides: Sequence[int] | None,
-                  device: bool = False) -> Described:
-        """What a load is told: items of the tensor that the step calls `name`, and of its dtype, go to that address.
-        strides: in bytes; None: contiguous. device: it is memory of a CUDA device."""
-        row = _lib.Tensor.from_buffer_copy(self.row)
-        row.name, row.dtype, row.data, row.strides = _lib.text(name, "tensor"), dtype, address, None
-        row.flags = row.flags & _lib.BOXES | (_lib.DEVICE if device else 0)
-        keep = None if strides is None else _lib.i64s(strides)
-        if keep is not None:
-            row.strides = ctypes.addressof(keep)
-        return row, [self.entry, self.row, keep, self.memory]
+    def strides(self) -> Sequence[int]:
+        """In bytes."""
+        if isinstance(self.memory, np.ndarray):
+            return self.memory.strides
+        return [n * self.memory.element_size() for n in self.memory.stride()]
 
-    def direct(self, name: str, dtype: int) -> Described | None:
-        """Of memory that can be read into as it is, or None."""
-        device = cuda_device(self.memory) is not None
-        if self.row.dtype != dtype or not (device or isinstance(self.memory, np.ndarray)
-                                           or self.memory.device.type == "cpu"):
-            return None
-        found = _direct(self.memory, not self.flattened)
-        return found and self.described(name, dtype, *found, device)
+    def is_direct(self, dtype: int) -> bool:
+        """Can items of that dtype be read into the memory as it is?"""
+        memory = self.memory
+        if self.dtype != dtype:
+            return False
+        if isinstance(memory, np.ndarray):
+            return memory.dtype.isnative and (self.contiguous or (not self.flattened
+                                                                  and all(n > 0 for n in memory.strides)))
+        if (self.device is None and memory.device.type != "cpu") or memory.is_conj() or memory.is_neg():
+            return False
+        return self.contiguous or (not self.flattened and _apart(memory))
 
-    def staged(self, name: str, dtype: int) -> tuple[NDArray[Any], Described]:
-        """(an array of the step's dtype that is read into, and then assigned; what a load is told)"""
-        array = np.zeros(tuple(self.memory.shape), numpy_dtype(dtype))
-        return array, self.described(name, dtype, array.__array_interface__["data"][0], None)
+    def row(self, row: _lib.Tensor, fill: Fill, memory: Destination) -> list[Any]:
+        """What a load is told beside the row of a whole tensor in contiguous memory of the CPU; what that points to.
+        memory: where it is read to, this or an array that is assigned to it."""
+        row.flags |= _lib.DEVICE if memory.device else 0
+        keep = [] if memory.contiguous else [_lib.i64s(memory.strides())]
+        row.strides = ctypes.addressof(keep[0]) if keep else None
+        return keep
 
-    @property
-    def items(self) -> int:
-        return math.prod(self.memory.shape)
+    def staging(self, dtype: int) -> Destination:
+        """Memory of that dtype that is read into, and then assigned."""
+        return Destination(np.zeros(tuple(self.memory.shape), numpy_dtype(dtype)), dtype)
 
     def cut(self) -> object:
         """Which items of the logical tensor the memory has, in which order. A whole tensor's are all, in any shape."""
-        row = self.row
-        if self.whole:
-            return None
-        boxes = self._words(row.boxes, 2 * row.ndim * row.nboxes) if row.flags & _lib.BOXES else None
-        return self.shape, row.mesh, row.placements, self._words(row.flat, 3), boxes
+        return None
 
     def place(self) -> object:
         """Equal for memory whose items are the same ones in the same order."""
-        memory = self.memory
-        contiguous = memory.flags.c_contiguous if isinstance(memory, np.ndarray) else memory.is_contiguous()
-        strides = memory.strides if isinstance(memory, np.ndarray) else memory.stride()
-        return (*self.extent(), self.row.dtype, None if contiguous else (tuple(memory.shape), tuple(strides)))
+        return (*self.extent(), self.dtype,
+                None if self.contiguous else (tuple(self.memory.shape), tuple(self.strides())))
 
     def extent(self) -> tuple[int, int]:
         """The addresses between which the memory lies."""
-        if isinstance(self.memory, np.ndarray):
-            begin, item = self.memory.__array_interface__["data"][0], self.memory.itemsize
-            strides: Sequence[int] = self.memory.strides
-        else:
-            begin, item = self.memory.data_ptr(), self.memory.element_size()
-            strides = [n * item for n in self.memory.stride()]
-        return begin, begin + sum((n - 1) * step for n, step in zip(self.memory.shape, strides)) + item
+        item = _lib.ITEM_BYTES[self.dtype]
+        if self.contiguous:
+            return self.address, self.address + self.items * item
+        spans = ((n - 1) * step for n, step in zip(self.memory.shape, self.strides()))
+        return self.address, self.address + sum(spans) + item
 
 
-class Made:
-    """A whole tensor that a load makes: `array`, of the step's dtype."""
+class Part(Destination):
+    """What this rank has of a tensor, as the entry says that a save makes of it."""
 
-    def __init__(self, component: str, name: str, dtype: int, shape: tuple[int, ...]) -> None:
-        self.array = np.zeros(shape, numpy_dtype(dtype))
-        self.items = self.array.size
-        self.row = described(component, name, dtype, shape, self.array.__array_interface__["data"][0])
+    def __init__(self, path: KeyPath, tensor: Any, mesh: SaveMesh | None, rank: int, world: int) -> None:
+        self.memory = tensor.tensor if type(tensor) is Shard else tensor
+        if getattr(getattr(self.memory, "device", None), "type", None) == "meta":
+            raise Refused(path, "a tensor on the meta device has no memory to be filled: load after it was made "
+                                "(to_empty)")
+        self.entry = make_entry(path[0], dotted(path), path, tensor, mesh if type(tensor) is Shard else None, rank)
+        self.said, self.absent = _lib.Tensor.from_buffer_copy(self.entry.row), self.entry.absent
+        self.dtype, self.shape = self.said.dtype, self._words(self.said.shape, self.said.ndim)
+        boxes = self.said.flags & _lib.BOXES
+        self.whole = not (self.said.mesh or self.said.placements or self.said.flat or boxes)
+        self.flattened = bool(self.said.flat or boxes)
+        if not self.said.mesh and not self.whole:
+            self.said.mesh = meshes.native(f"ranks={world}").pointer
+        if hasattr(self.memory, "_local_tensor"):
+            self.memory = torch_state().settled(self.memory._local_tensor)
+        self.device = cuda_device(self.memory)
+        self.look()
 
-    def direct(self, *_: object) -> Described | None:
-        return self.row
+    def _words(self, address: int | None, count: int) -> tuple[int, ...]:
+        return tuple((ctypes.c_uint64 * count).from_address(address)) if address and count else ()
 
-    def extent(self) -> tuple[int, int]:
-        begin: int = self.row[0].data
-        return begin, begin + self.array.nbytes
+    def row(self, row: _lib.Tensor, fill: Fill, memory: Destination) -> list[Any]:
+        name, dtype, address = _lib.text(fill.name, "tensor"), row.dtype, row.data
+        ctypes.pointer(row)[0] = self.said
+        row.name, row.dtype, row.data, row.strides, row.flags = name, dtype, address, None, row.flags & _lib.BOXES
+        return [name, *super().row(row, fill, memory)]
+
+    def cut(self) -> object:
+        said = self.said
+        if self.whole:
+            return None
+        boxes = self._words(said.boxes, 2 * said.ndim * said.nboxes) if said.flags & _lib.BOXES else None
+        return self.shape, said.mesh, said.placements, self._words(said.flat, 3), boxes
+
+
+def destination(path: KeyPath, tensor: Any, mesh: SaveMesh | None, rank: int, world: int) -> Destination:
+    """mesh: of the load, for Shards that have none; (names, ranks, native) or None."""
+    if type(tensor) is np.ndarray:
+        number = numpy_number(tensor.dtype)
+        if number is not None:
+            return Destination(tensor, number)
+    elif type(tensor) is not Shard and torch_state().is_memory(tensor):
+        device = cuda_device(tensor)
+        if device is not None or tensor.device.type == "cpu":
+            return Destination(tensor, torch_state().DTYPES[tensor.dtype], device)
+    return Part(path, tensor, mesh, rank, world)
 
 
 class Fill(NamedTuple):
     """A tensor of the step and where it goes."""
-    to: Destination | Made
+    to: Destination
     name: str                       # in the step
-    dtype: int                      # of the step
+    stored: Stored
 
 
 class Work:
@@ -151,19 +171,12 @@ class Work:
     memory, then the others by way of host memory, in loads of STAGED_BYTES."""
 
     def __init__(self, fills: Sequence[Fill]) -> None:
-        self.rounds: list[_Round] = []
-        devices: dict[torch.device, None] = {}
-        rest: list[tuple[Fill, Destination]] = []
-        for one in fills:
-            found = one.to.direct(one.name, one.dtype) if one.to.items else None
-            if found is not None:
-                _add(self.rounds, found, one.to.extent())
-                device = cuda_device(one.to.memory) if isinstance(one.to, Destination) else None
-                if device is not None:
-                    devices[device] = None
-            elif isinstance(one.to, Destination) and one.to.items:
-                rest.append((one, one.to))
-        self.batches = list(_batches(rest))
+        some = [one for one in fills if one.to.items]
+        direct = [one.to.is_direct(one.stored[1]) for one in some]
+        self.rounds = _rounds([one for one, way in zip(some, direct) if way])
+        self.batches = list(_batches(one for one, way in zip(some, direct) if not way))
+        devices = dict.fromkeys(one.to.device for each in self.rounds for one in each)
+        devices.pop(None, None)
         self.streams = _streams(devices)
         self.device = next(iter(devices)) if len(devices) == 1 else None    # of CUDA, whose memory is filled
 
@@ -174,13 +187,26 @@ class Work:
     def read(self, step: Step, rank: int, how: How) -> list[Damage]:
         """Gives what did not arrive, where that is no error. Ranks that read for each other take part in as many loads
         as the one of them that needs most."""
-        damaged = [part for each in self.rounds
-                   for part in read(step, rank, each.tensors, how._replace(streams=self.streams))]
+        damaged = [part for fills in self.rounds
+                   for part in _read(step, rank, fills, [one.to for one in fills],
+                                     how._replace(streams=self.streams))]
         damaged += [part for batch in self.batches for part in _fill_staged(step, rank, batch, how)]
         if how.shared:
             for _ in range(self.loads, how.shared.loads):
-                read(step, rank, [], how)
+                read(step, rank, rows([]), how)
         return list(dict.fromkeys(damaged))
+
+
+def _read(step: Step, rank: int, fills: Sequence[Fill], memory: Sequence[Destination], how: How) -> list[Damage]:
+    """Reads them into that memory. Most are whole and contiguous: their rows are made all together."""
+    table = step._rows([one.stored[0] for one in fills])
+    table[:, _lib.DATA_WORD] = [to.address for to in memory]
+    told = rows(table)
+    keep = [one.to.row(told[number], one, to) for number, (one, to) in enumerate(zip(fills, memory))
+            if type(one.to) is Part or not to.contiguous or to.device]
+    found = read(step, rank, told, how)
+    del keep                                # what the rows point to
+    return found
 
 
 def _streams(devices: Iterable[torch.device]) -> tuple[int, ...]:
@@ -189,59 +215,59 @@ def _streams(devices: Iterable[torch.device]) -> tuple[int, ...]:
     return tuple(filter(None, (cuda.current_stream(device).cuda_stream for device in devices))) if cuda else ()
 
 
-class _Round:
-    """Tensors of one load, no two of which share memory."""
+def _rounds(fills: list[Fill]) -> list[list[Fill]]:
+    """Loads in which no two tensors share memory. Names that are tied have the same memory: the last of them is read by
+    the last load, as if one were read after another."""
+    extents = [one.to.extent() for one in fills]
+    number = [0] * len(fills)
+    for same in _touching(extents):
+        rounds: list[Extents] = []
+        for one in sorted(same) if len(same) > 1 else ():
+            after = max((at for at, taken in enumerate(rounds) if taken.overlap(*extents[one])), default=-1) + 1
+            if after == len(rounds):
+                rounds.append(Extents())
+            rounds[after].add(*extents[one])
+            number[one] = after
+    result: list[list[Fill]] = [[] for _ in range(max(number, default=-1) + 1)]
+    for fill, at in zip(fills, number):
+        result[at].append(fill)
+    return result
 
-    def __init__(self) -> None:
-        self.tensors: list[Described] = []
-        self.extents = Extents()
+
+def _touching(extents: list[tuple[int, int]]) -> Iterator[list[int]]:
+    """Which of them overlap, if only by way of others."""
+    same: list[int] = []
+    last = 0
+    for one in sorted(range(len(extents)), key=extents.__getitem__):
+        if same and extents[one][0] >= last:
+            yield same
+            same = []
+        same.append(one)
+        last = max(last, extents[one][1])
+    if same:
+        yield same
 
 
-def _add(rounds: list[_Round], found: Described, extent: tuple[int, int]) -> None:
-    """Names that are tied have the same memory: the last of them is read by the last load, as if one were read after
-    another."""
-    after = max((number for number, one in enumerate(rounds) if one.extents.overlap(*extent)), default=-1)
-    if after + 1 == len(rounds):
-        rounds.append(_Round())
-    rounds[after + 1].tensors.append(found)
-    rounds[after + 1].extents.add(*extent)
-
-
-def _batches(rest: list[tuple[Fill, Destination]]) -> Iterator[list[tuple[Fill, Destination]]]:
-    batch: list[tuple[Fill, Destination]] = []
+def _batches(rest: Iterable[Fill]) -> Iterator[list[Fill]]:
+    batch: list[Fill] = []
     size = 0
-    for one, to in rest:
-        needed = to.items * _lib.ITEM_BYTES[one.dtype]
+    for one in rest:
+        needed = one.to.items * _lib.ITEM_BYTES[one.stored[1]]
         if batch and size + needed > STAGED_BYTES:
             yield batch
             batch, size = [], 0
-        batch.append((one, to))
+        batch.append(one)
         size += needed
     if batch:
         yield batch
 
 
-def _fill_staged(step: Step, rank: int, batch: list[tuple[Fill, Destination]], how: How) -> list[Damage]:
-    arrays = [to.staged(one.name, one.dtype) for one, to in batch]
-    damaged = read(step, rank, [row for _, row in arrays], how)
-    for (one, to), (array, _) in zip(batch, arrays):
-        assign(to.memory, array, one.dtype, to.row.dtype)
+def _fill_staged(step: Step, rank: int, batch: list[Fill], how: How) -> list[Damage]:
+    staged = [one.to.staging(one.stored[1]) for one in batch]
+    damaged = _read(step, rank, batch, staged, how)
+    for one, from_ in zip(batch, staged):
+        assign(one.to.memory, from_.memory, one.stored[1], one.to.dtype)
     return damaged
-
-
-def _direct(memory: Memory, strided: bool) -> tuple[int, Sequence[int] | None] | None:
-    """(address, strides in bytes or None) of memory that can be read into, or None. strided: it need not be
-    contiguous."""
-    if isinstance(memory, np.ndarray):
-        contiguous = memory.flags.c_contiguous
-        right = memory.dtype.isnative and (contiguous or (strided and all(n > 0 for n in memory.strides)))
-        return (memory.__array_interface__["data"][0], None if contiguous else memory.strides) if right else None
-    if memory.is_conj() or memory.is_neg():
-        return None
-    if memory.is_contiguous():
-        return memory.data_ptr(), None
-    return (memory.data_ptr(), [n * memory.element_size() for n in memory.stride()]) if (
-        strided and _apart(memory)) else None
 
 
 def cuda_device(memory: object) -> torch.device | None:

@@ -14,11 +14,15 @@ import threading
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
+
 from . import _lib
 from .shard import Entry, Layout, PlainBox
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from .exchange import Shared
     from .step import Step
@@ -129,7 +133,14 @@ def described(component: str, name: str, dtype: int, shape: Sequence[int], addre
     return row, [entry]
 
 
-def read(step: Step, rank: int, tensors: Sequence[Described], how: How) -> list[Damage]:
+def rows(tensors: Sequence[Described] | NDArray[np.uint64]) -> ctypes.Array[_lib.Tensor]:
+    """As the library takes them; of a table of words they are its memory."""
+    if isinstance(tensors, np.ndarray):
+        return (_lib.Tensor * len(tensors)).from_buffer(tensors.data)
+    return (_lib.Tensor * len(tensors))(*(row for row, _ in tensors))
+
+
+def read(step: Step, rank: int, tensors: ctypes.Array[_lib.Tensor], how: How) -> list[Damage]:
     """Reads all of these tensors. Gives what did not arrive, where damage is no error."""
     if not tensors and not (how.shared and how.shared.pointer):
         return []
@@ -137,7 +148,7 @@ def read(step: Step, rank: int, tensors: Sequence[Described], how: How) -> list[
         how.watch.check()
     load = _Load(step, rank, how)
     try:
-        load.run([row for row, _ in tensors])
+        load.run(tensors)
         return load.damaged() if how.skips else []
     except BaseException as error:
         if how.shared:
@@ -167,8 +178,8 @@ class _Load:
         if self.pointer and _lib._loaded is not None:
             self.free()
 
-    def run(self, rows: Sequence[_lib.Tensor]) -> None:
-        _lib.call("vckpt_load_tensors", self.pointer, (_lib.Tensor * len(rows))(*rows), len(rows))
+    def run(self, rows: ctypes.Array[_lib.Tensor]) -> None:
+        _lib.call("vckpt_load_tensors", self.pointer, rows, len(rows))
         for stream in self.streams:
             _lib.call("vckpt_load_stream", self.pointer, stream)
         _lib.call("vckpt_load_start", self.pointer)

@@ -49,6 +49,9 @@ class Record(Mapping[str, Any]):
     def __delattr__(self, name: str) -> None:
         raise AttributeError("a Record cannot be changed")
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._fields
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
 

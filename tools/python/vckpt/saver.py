@@ -25,7 +25,7 @@ from .handle import Handle as Handle
 from .native import OPTIONS as OPTIONS, Key, Native as Native, _attribute, _options as _options
 from .paths import init as init, latest as latest, split as split, steps as steps  # for those who have the saver
 from .signatures import Call, Options, Path, Save, State, Unpack
-from .tensors import torch_module, torch_state
+from .tensors import torch_module, torch_state, uncollected
 
 if TYPE_CHECKING:
     import torch
@@ -183,9 +183,10 @@ def _start(one: Native, state: State, *, mesh: Any = None, step: int | None = No
         handle = None
         try:
             handle = one.begin(step=step, attributes=attributes, base=base, replace=replace)
-            found = found or states.collect(state, mesh=mesh, rank=one.rank, world=one.world, per_rank=per_rank,
-                                            memory=one.memory)
-            rows = states.rows_of(found)
+            with uncollected():
+                found = found or states.collect(state, mesh=mesh, rank=one.rank, world=one.world, per_rank=per_rank,
+                                                memory=one.memory)
+                rows = states.rows_of(found)
             files = list((blobs or {}).items())
             for name, per, data in found.blobs + [(name, False, data) for name, data in files]:
                 handle.blob(name, data, per)
@@ -261,7 +262,8 @@ def async_save(path: Path, state: State, *, mesh: Any = None, step: int | None =
     store, run, step = _place(path, step)
     found = None
     if not paths.is_store(store) and _who(rank, world, launch_id)[1] == 1:      # no store for what is refused
-        found = states.collect(state, mesh=mesh, rank=0, world=1, per_rank=per_rank)
+        with uncollected():
+            found = states.collect(state, mesh=mesh, rank=0, world=1, per_rank=per_rank)
     one = native(store, run, rank=rank, world=world, launch_id=launch_id, user=False, **options)
     return _start(one, state, mesh=mesh, step=step, attributes=attributes, base=base, per_rank=per_rank,
                   replace=replace, blobs=blobs, found=found)

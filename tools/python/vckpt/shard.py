@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,13 @@ NUMPY_DTYPES = {"bool": "bool", "uint8": "u8", "uint16": "u16", "uint32": "u32",
                 "float64": "f64",
                 "complex64": "c64", "complex128": "c128", "float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2",
                 "float8_e4m3fnuz": "f8_e4m3fnuz", "float8_e5m2fnuz": "f8_e5m2fnuz", "float8_e8m0fnu": "f8_e8m0fnu"}
+
+
+@functools.cache
+def numpy_number(dtype: np.dtype[Any]) -> int | None:
+    """Our number of numpy's dtype, in whatever byte order; None: it is not kept."""
+    word = None if dtype.fields or dtype.subdtype else NUMPY_DTYPES.get(dtype.name)
+    return None if word is None else _lib.DTYPES.index(word)
 
 
 class Refused(_lib.InvalidArgument, TypeError):
@@ -110,6 +118,13 @@ def _box(box: Box, shape: Sequence[int]) -> PlainBox:
     return tuple(int(n) for n in parts[0]), tuple(int(n) for n in parts[1])
 
 
+@functools.lru_cache(4096)
+def _held(shape: tuple[int, ...]) -> tuple[ctypes.Array[ctypes.c_uint64], int]:
+    """A shape as the library takes it, and its address. Many tensors have the same."""
+    array = _lib.u64s(shape)
+    return array, ctypes.addressof(array)
+
+
 class Layout:
     """Mesh, placements and so on of one tensor, for the library."""
 
@@ -141,17 +156,18 @@ class Entry:
     def fill(self, component: str, name: str, layout: Layout, dtype: int, local_shape: Sequence[int] | None,
              strides: Sequence[int] | None, flags: int = 0) -> Self:
         """local_shape None: not compared; strides in bytes, None: contiguous."""
-        row = _lib.Tensor()
-        keep: list[Any] = [_lib.text(component, "component"), _lib.text(name, "tensor"), _lib.u64s(layout.shape)]
-        row.component, row.name, row.shape = keep[0], keep[1], ctypes.addressof(keep[2])
-        row.ndim, row.dtype, row.flags = len(layout.shape), dtype, flags | layout.flags
+        shape, at = _held(tuple(layout.shape))
+        keep: list[Any] = [_lib.text(component, "component"), _lib.text(name, "tensor"), shape]
+        row = _lib.Tensor(keep[0], keep[1], at, ndim=len(layout.shape), dtype=dtype, flags=flags | layout.flags)
         if layout.mesh is not None:
             row.mesh = layout.mesh.pointer
             keep.append(layout.mesh)
-        for field in ("placements", "same_dims"):
-            if getattr(layout, field) is not None:
-                keep.append(_lib.text(getattr(layout, field), field))
-                setattr(row, field, keep[-1])
+        if layout.placements is not None:
+            keep.append(_lib.text(layout.placements, "placements"))
+            row.placements = keep[-1]
+        if layout.same_dims is not None:
+            keep.append(_lib.text(layout.same_dims, "same_dims"))
+            row.same_dims = keep[-1]
         if layout.flat is not None:
             keep.append(_lib.u64s((*layout.flat, 0)[:3]))
             row.flat = ctypes.addressof(keep[-1])
@@ -160,8 +176,9 @@ class Entry:
             row.boxes, row.nboxes = ctypes.addressof(keep[-1]), len(layout.boxes)
             row.flags |= _lib.BOXES
         if local_shape is not None:
-            keep.append(_lib.u64s(local_shape))
-            row.local_shape, row.local_ndim = ctypes.addressof(keep[-1]), len(local_shape)
+            shape, row.local_shape = _held(tuple(local_shape))
+            row.local_ndim = len(local_shape)
+            keep.append(shape)
             if strides is not None:
                 keep.append(_lib.i64s(strides))
                 row.strides = ctypes.addressof(keep[-1])
@@ -202,15 +219,15 @@ class NumpyEntry(Entry):
     def __init__(self, component: str, name: str, path: KeyPath, array: NDArray[Any], layout: Layout,
                  flags: int) -> None:
         self.dtype, self.shape, self.strides, self.device = array.dtype, array.shape, array.strides, None
-        word = None if array.dtype.fields or array.dtype.subdtype else NUMPY_DTYPES.get(array.dtype.name)
-        if word is None:
+        number = numpy_number(array.dtype)
+        if number is None:
             raise Refused(path, f"a numpy array of dtype {array.dtype} cannot be kept: {advice.of_array(array)}")
         overlap = any(stride <= 0 and n > 1 for stride, n in zip(array.strides, array.shape)) and array.size
         flattened = layout.flat is not None or layout.boxes is not None
         self.copy = bool(not array.dtype.isnative or overlap or (flattened and not array.flags.c_contiguous))
         check_items(layout, array.size, path)
         strides = None if self.copy or array.flags.c_contiguous else array.strides
-        self.fill(component, name, layout, _lib.DTYPES.index(word), None if flattened else array.shape, strides, flags)
+        self.fill(component, name, layout, number, None if flattened else array.shape, strides, flags)
 
     def address(self, array: Any, refs: list[object]) -> int | None:
         if (type(array) is not np.ndarray or array.dtype != self.dtype or array.shape != self.shape

@@ -348,7 +348,7 @@ def fill_rows(walk: Walk, after: Memo, whole: SaveMesh | None, rank: int, world:
         shared = [name for name, tensor, entry in zip(walk.names, walk.tensors, entries) if not loose(tensor)
                   and entry.mesh in wide]
         after.everyone = len(shared) == len(entries) and not walk.own
-        if after.home is not None:
+        if after.home is not None and world > 1:
             group = commons.group_name(f"tensors of {walk.component}", after.home)
             after.tensor_commons = commons.tensor_rows(group, shared) or [commons.none_of(group)]
     else:

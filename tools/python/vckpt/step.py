@@ -15,7 +15,9 @@ import ctypes
 import errno
 import functools
 import io
+import itertools
 import os
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -176,13 +178,49 @@ class Step:
             return None
         if any(b"\0" in word for word in words):        # which C cannot be asked for
             return self._tensors.get((component, name))
-        number = _lib.lib().vckpt_step_find(self._at(), *words)
+        at = self._at()
+        if "_tensors" in vars(self):
+            return self._tensors.get((component, name))
+        number = _lib.lib().vckpt_step_find(at, *words)
         return None if number < 0 else self._stored(number)[1]
+
+    @functools.cached_property
+    def _infos(self) -> NDArray[np.uint64]:
+        """What the library knows of all tensors, in the step's order: a table of struct vckpt_tensor_info in words."""
+        infos = np.empty((len(self), ctypes.sizeof(_lib.TensorInfo) // 8), np.uint64)
+        if _lib.lib().vckpt_step_tensors(self._at(), 0, len(infos), infos.ctypes.data) < 0:
+            raise _lib.Error(errno.EIO, f"step {self.run}/{self.number}: its tensors cannot be described")
+        return infos
 
     @functools.cached_property
     def _tensors(self) -> dict[tuple[str, str], Stored]:
         """Of all tensors, in the step's order. Made at the first use: a step may have a hundred thousand."""
-        return dict(map(self._stored, range(len(self))))
+        infos, text = self._infos, ctypes.string_at
+        lengths, dtypes, ndims = infos.view(np.uint32)[:, 4:7].T.tolist()
+        components = {address: text(address).decode() for address in set(infos[:, 0].tolist())}
+        dims = [text(address, 8 * ndim) for ndim, address in zip(ndims, infos[:, 4].tolist())]
+        known = {one: struct.unpack(f"{len(one) // 8}Q", one) for one in set(dims)}
+        shapes = map(known.__getitem__, dims)
+        names = [text(address, length).decode() for address, length in zip(infos[:, 1].tolist(), lengths)]
+        keys = zip(map(components.__getitem__, infos[:, 0].tolist()), names)
+        return dict(zip(keys, zip(range(len(infos)), dtypes, shapes, infos[:, 5].tolist())))
+
+    @functools.cached_property
+    def _names(self) -> tuple[ctypes.Array[ctypes.c_char], NDArray[np.uint64]]:
+        """The names of all tensors as C has them, and the address of each. (No stored name has a NUL in it.)"""
+        names = [name.encode() + b"\0" for _, name in self._tensors]
+        held = ctypes.create_string_buffer(b"".join(names))
+        begins = itertools.accumulate(map(len, names), initial=ctypes.addressof(held))
+        return held, np.fromiter(begins, np.uint64)
+
+    def _rows(self, numbers: list[int]) -> NDArray[np.uint64]:
+        """A table of struct vckpt_tensor in words: these tensors whole, but for the addresses of their data."""
+        infos = self._infos[numbers]
+        rows = np.zeros((len(numbers), _lib.TENSOR_BYTES // 8), np.uint64)
+        rows[:, 0], rows[:, 2], rows[:, 10] = infos[:, 0], infos[:, 4], infos[:, 4]
+        rows[:, 1] = self._names[1][numbers]
+        rows.view(np.uint32)[:, 22:25] = infos.view(np.uint32)[:, [6, 6, 5]]
+        return rows
 
     @functools.cached_property
     def _by_name(self) -> dict[str, list[tuple[str, str]]]:
@@ -209,7 +247,8 @@ class Step:
 
     def components(self) -> list[str]:
         """Those with tensors, in the step's order, then those with values alone."""
-        found = dict.fromkeys(component for component, _ in self._tensors)
+        components = dict.fromkeys(self._infos[:, 0].tolist())
+        found = dict.fromkeys(ctypes.string_at(component).decode() for component in components)
         for name, rank in self._blobs:
             component, _, ending = name.rpartition(".")
             # config.json of a model is a file, and no component
@@ -240,7 +279,7 @@ class Step:
 
     def keys(self) -> list[str]:
         """The names of the tensors as step[...] takes them, "COMPONENT/NAME", in the step's order."""
-        return list(self)
+        return list(map("/".join, self._tensors))
 
     def items(self) -> Iterator[tuple[str, LazyTensor]]:
         """(name, tensor) of each, in the step's order."""

@@ -17,13 +17,14 @@ import collections
 import functools
 import inspect
 import operator
+import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 Views: TypeAlias = "weakref.WeakKeyDictionary[Any, Any]"       # of modules and optimizers
 Names = dict[int, list[str]]    # id of a parameter: its names
@@ -31,7 +32,11 @@ Names = dict[int, list[str]]    # id of a parameter: its names
 WRAPPERS = ("module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 METHODS = ("state_dict", "_save_to_state_dict", "get_extra_state")
+# classes whose parts torch's state dicts have under other names, and where they are, if they were imported
+RENAMING = (("torch.nn.parallel", "DistributedDataParallel"), ("torch.distributed.fsdp", "FullyShardedDataParallel"),
+            ("torch._dynamo.eval_frame", "OptimizedModule"))
 COMPILED = "_orig_mod."
+PREFIXES = ("_checkpoint_wrapped_module.", COMPILED)    # which nothing is called by
 # of torch, and no more than copies to where the module has it
 COPIES = ("torch.nn.modules.", "torch.distributed.")
 
@@ -61,10 +66,32 @@ def is_torchs(function: Any, within: str | tuple[str, ...] = "torch.") -> bool:
 
 # ---- modules ----
 
-def is_plain(module: torch.nn.Module) -> bool:
-    """Nobody but torch takes part in its state dict."""
-    return all(is_torchs(getattr(part, name)) for part in module.modules() for name in METHODS) and all(
-        is_torchs(hook) for part in module.modules() for name in HOOKS for hook in part.__dict__.get(name, {}).values())
+def is_plain(parts: Sequence[torch.nn.Module]) -> bool:
+    """Nobody but torch takes part in the state dict of a module with these parts."""
+    return (all(is_torchs(getattr(kind, name)) for kind in set(map(type, parts)) for name in METHODS)
+            and all(is_torchs(part.__dict__[name]) for part in parts for name in METHODS if name in part.__dict__)
+            and all(is_torchs(hook) for part in parts for name in HOOKS
+                    for hook in part.__dict__.get(name, {}).values()))
+
+
+def keeps_names(parts: Iterable[torch.nn.Module]) -> bool:
+    """Every one of them has in torch's state dicts the name that the module itself has for it, but for PREFIXES."""
+    known = tuple(getattr(sys.modules[name], kind) for name, kind in RENAMING if hasattr(sys.modules.get(name), kind))
+    return not any(isinstance(part, known) or "_fqn_modifiers" in part.__dict__ or hasattr(type(part), "_fqn_modifiers")
+                   for part in parts)
+
+
+def own_state(module: torch.nn.Module) -> dict[str, Any] | None:
+    """What torch's functions give of a module, where that is its own tensors under its own names. None: they have to be
+    asked."""
+    parts = list(module.modules())
+    if not is_plain(parts) or not keeps_names(parts):
+        return None
+    found = module.state_dict(keep_vars=True)
+    own = {id(one) for part in parts for kept in (part._parameters, part._buffers) for one in kept.values()}
+    if not found or not own.issuperset(map(id, found.values())):
+        return None
+    return None if any(prefix in name for name in found for prefix in PREFIXES) else found
 
 
 def signature(module: torch.nn.Module) -> list[object]:
@@ -89,17 +116,21 @@ def signature(module: torch.nn.Module) -> list[object]:
 class ModuleView:
     __slots__ = ("signature", "tensors", "buffers", "names", "metadata")
 
-    def __init__(self, module: torch.nn.Module, taken: dict[str, Any], buffers: set[str], names: dict[str, str],
-                 metadata: Any) -> None:
+    def __init__(self, module: torch.nn.Module, taken: dict[str, Any], names: dict[str, str], metadata: Any,
+                 is_own: bool) -> None:
         """`tensors` is None where the state dict is not simply the module's own tensors. names: {name: torch's}, where
-        they differ; metadata: versions of the module's parts, which torch hands to the code that loads them."""
+        they differ; metadata: versions of the module's parts, which torch hands to the code that loads them; is_own: it
+        is known that they are the module's own."""
         self.names, self.metadata = names, metadata
         self.signature: list[object] | None = signature(module)
         self.tensors: dict[str, Any] | None = None
-        self.buffers = buffers
+        self.buffers = buffer_names(module)
+        if is_own:
+            self.tensors = taken
+            return
         own = {memory_of(t): t for part in module.modules() for slots in (part._parameters, part._buffers)
                for t in slots.values() if t is not None}
-        if is_plain(module) and all(isinstance(value, torch.Tensor)
+        if is_plain(list(module.modules())) and all(isinstance(value, torch.Tensor)
                                     and memory_of(value) in own for value in taken.values()):
             self.tensors = {name: own[memory_of(value)] for name, value in taken.items()}
         else:
@@ -110,13 +141,15 @@ def module_view(module: torch.nn.Module, views: Views) -> tuple[ModuleView, dict
     """The view of a module as it is now."""
     view = views.get(module)
     if view is None or view.tensors is None or not identical(signature(module), view.signature):
-        from torch.distributed.checkpoint.state_dict import get_model_state_dict
-        found = get_model_state_dict(module)
+        own = own_state(module)
+        if own is None:
+            from torch.distributed.checkpoint.state_dict import get_model_state_dict
+        found: dict[str, Any] = get_model_state_dict(module) if own is None else own
         names = {name.replace(COMPILED, ""): name for name in found}
         taken = {name: found[torchs] for name, torchs in names.items()}
-        view = views[module] = ModuleView(module, taken, buffer_names(module),
+        view = views[module] = ModuleView(module, taken,
                                           {name: torchs for name, torchs in names.items() if name != torchs},
-                                          getattr(found, "_metadata", None))
+                                          getattr(found, "_metadata", None), own is not None)
         return view, taken if view.tensors is None else view.tensors
     return view, view.tensors
 
@@ -138,14 +171,23 @@ def names_of(module: torch.nn.Module, name: str) -> list[str]:
         return [".".join(part for part in name.split(".") if part not in WRAPPERS)]
 
 
+def namer(module: torch.nn.Module) -> Callable[[str], list[str]]:
+    """names_of(module, ...) for many."""
+    if not keeps_names(module.modules()):
+        return functools.partial(names_of, module)
+    return lambda name: [functools.reduce(lambda left, prefix: left.replace(prefix, ""), PREFIXES, name)]
+
+
 def buffer_names(module: torch.nn.Module) -> set[str]:
     """Names, as the state dict has them, of what is no parameter: statistics that may differ between replicas."""
-    return {fqn for name, _ in module.named_buffers(remove_duplicate=False) for fqn in names_of(module, name)}
+    names = namer(module)
+    return {fqn for name, _ in module.named_buffers(remove_duplicate=False) for fqn in names(name)}
 
 
 def parameter_names(module: torch.nn.Module) -> Names:
     """{id of a parameter: its names}"""
-    return {id(parameter): names_of(module, name) for name, parameter in module.named_parameters()}
+    names = namer(module)
+    return {id(parameter): names(name) for name, parameter in module.named_parameters()}
 
 
 # ---- the way back ----
@@ -160,13 +202,15 @@ def loading(module: torch.nn.Module) -> tuple[tuple[str, ...], bool]:
     given, or give themselves another shape. And whether load_state_dict() does anything else besides copies: a hook
     after the load, extra state."""
     own = [] if is_torchs(module.load_state_dict, COPIES) else [""]
-    runs = False
+    runs, copies = False, functools.cache(lambda function: is_torchs(function, COPIES))
     for path, part in module.named_modules(remove_duplicate=False):
-        before, after = (part.__dict__.get(f"_load_state_dict_{when}_hooks", {}).values() for when in ("pre", "post"))
-        if not all(is_torchs(one, COPIES) for one in (part._load_from_state_dict, *before)) or any(
-                map(is_lazy, (*part._parameters.values(), *part._buffers.values()))):
+        slots, kind = part.__dict__, type(part)
+        loads, extra = (slots.get(name) or getattr(kind, name) for name in ("_load_from_state_dict", "set_extra_state"))
+        before, after = (slots.get(f"_load_state_dict_{when}_hooks", {}).values() for when in ("pre", "post"))
+        if not all(map(copies, (loads, *before))) or any(map(is_lazy, (*part._parameters.values(),
+                                                                       *part._buffers.values()))):
             own += [f"{name}." for name in names_of(module, path)] if path else [""]
-        runs = runs or not all(is_torchs(one, COPIES) for one in (part.set_extra_state, *after))
+        runs = runs or not all(map(copies, (extra, *after)))
     return tuple(dict.fromkeys(own)), runs
 
 

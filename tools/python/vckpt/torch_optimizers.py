@@ -460,7 +460,8 @@ def regrouped(tree: Any, order: list[list[str]]) -> Any:
                 group["params"].append(name)
         groups += made
     if groups:
-        groups[0]["params"] += [name for name in options if not any(name in names for names in order)]
+        mine = {name for names in order for name in names}
+        groups[0]["params"] += [name for name in options if name not in mine]
     return {**tree, "param_groups": groups}
 
 
@@ -483,10 +484,10 @@ class Restored:
     def compare(self, saved: list[list[Any]]) -> None:
         """names: of the saved parameters; missing, unexpected: of them; wrong: a sentence, or None."""
         known = {name for tree in self.trees for group in _by_group(tree["param_groups"]) for name in group}
-        mine = [name for group in self.order for name in group]
+        mine = dict.fromkeys(name for group in self.order for name in group)
         self.names = sorted(map(str, known))            # the same at all ranks, whatever groups they have
         self.missing = [name for name in mine if name not in known]
-        self.unexpected = [str(name) for group in saved for name in group if name not in set(mine)]
+        self.unexpected = [str(name) for group in saved for name in group if name not in mine]
         self.wrong = None
         if any(type(name) is int for name in known):
             self.missing, self.unexpected = [], []
@@ -505,19 +506,19 @@ class Restored:
 
     def saved_in_group(self, number: int) -> set[Any]:
         """Names of the parameters that a rank had in its group of that number."""
-        return {name for tree in self.trees for group in _by_group(tree["param_groups"])[number:number + 1]
-                for name in group}
+        return {name for tree in self.trees for names in _by_group(tree["param_groups"][number:number + 1])
+                for name in names}
 
     def made(self, built: Callable[..., Any]) -> dict[str, Any]:
         """What the optimizer's load_state_dict() gets. built: (part of a tree, the parameter that it is of or None) ->
         the part with its tensors."""
-        kept, state, groups, parameters = {}, {}, [], parameters_of(self.optimizer)
+        kept, state, groups, parameters, missing = {}, {}, [], parameters_of(self.optimizer), set(self.missing)
         for tree in self.trees:
             kept.update(presets.without_masters(tree)["state"])
         for number, (name, parameter) in enumerate(zip([name for group in self.order for name in group], parameters)):
             if name in kept:
                 state[number] = built(kept[name], self.shards.get(id(parameter), parameter))
-            elif name in self.missing and self.optimizer.state.get(parameter):       # stays as it is
+            elif name in missing and self.optimizer.state.get(parameter):       # stays as it is
                 state[number] = self.optimizer.state[parameter]
         known = {name for tree in self.trees for group in _by_group(tree["param_groups"]) for name in group}
         # keys of the program's own
@@ -550,7 +551,7 @@ def held(value: Any) -> Any:
         return {key: held(item) for key, item in value.items()}
     if kind in (list, tuple):
         return kind(map(held, value))
-    return Held(value) if isinstance(value, Iterable) and not isinstance(value, torch.Tensor) else value
+    return Held(value) if not isinstance(value, torch.Tensor) and isinstance(value, Iterable) else value
 
 
 def let_go(value: Any) -> Any:
@@ -585,6 +586,7 @@ def dtypes_kept() -> Iterator[None]:
     counters under bf16 parameters would not be what was saved. The rule is replaced where torch has it, because an
     optimizer may get there in a load_state_dict() of its own, or by way of one that it wraps."""
     name, owner = "_process_value_according_to_param_policy", threading.get_ident()
+    where: list[Any] = []                   # the groups, and {number of a parameter: its group}
     torchs = getattr(torch.optim.Optimizer, name, None)
     if torchs is None:                      # torch before 2.0
         yield
@@ -594,8 +596,12 @@ def dtypes_kept() -> Iterator[None]:
              key: Any = None) -> Any:
         if threading.get_ident() != owner:
             return torchs(param, value, param_id, param_groups, key)
-        group = next((one for one in param_groups if param_id in one["params"]), {})
-        on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
+        if key != "step":
+            return value.to(device=param.device)
+        if not where or where[0] is not param_groups:
+            where[:] = [param_groups, {one: group for group in reversed(param_groups) for one in group["params"]}]
+        group = where[1].get(param_id, {})
+        on_host = not (group.get("capturable") or group.get("fused"))
         return value if on_host else value.to(device=param.device)
     with _casting:
         setattr(torch.optim.Optimizer, name, staticmethod(kept))

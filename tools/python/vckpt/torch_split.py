@@ -87,9 +87,9 @@ class Restored:
 
     def lacking(self) -> list[tuple[str, str]]:
         """[(parameter, key)] of state that is there now and was not saved, of parameters that were."""
-        found = []
+        found, missing = [], set(self.missing)
         for part in self.split.parts:
-            if part.holder is None or part.name in self.missing:
+            if part.holder is None or part.name in missing:
                 continue
             live = [key for key, value in self.split.optimizer.state.get(part.holder, {}).items()
                     if is_flat(value, part.holder)] + [MASTER] * self.split.master

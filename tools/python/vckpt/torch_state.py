@@ -27,14 +27,6 @@ if TYPE_CHECKING:
     from .shard import Where
     from .values_text import KeyPath
 
-try:
-    from torch.distributed.tensor import DTensor
-except ImportError:                         # torch built without distributed, or before 2.5
-    try:
-        from torch.distributed._tensor import DTensor
-    except ImportError:
-        DTensor = None
-
 DTYPES = {getattr(torch, name): _lib.DTYPES.index(word) for name, word in {
     "bool": "bool", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "int8": "i8", "int16": "i16",
     "int32": "i32", "int64": "i64", "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
@@ -52,9 +44,9 @@ def is_tensor(value: object) -> bool:
 
 
 def is_dtensor(value: object) -> bool:
-    """torch's, or one that is built like it: veScale's is a class of its own."""
-    if DTensor is not None and isinstance(value, DTensor):
-        return True
+    """torch's, or one that is built like it: veScale's is a class of its own. (torch's is not imported to ask.)"""
+    if type(value) in PLAIN_TYPES:
+        return False
     spec = getattr(value, "_spec", None) if isinstance(value, torch.Tensor) else None
     return hasattr(value, "_local_tensor") and hasattr(spec, "placements") and hasattr(spec, "mesh")
 
@@ -94,6 +86,12 @@ def check_plain(tensor: torch.Tensor, path: Where) -> None:
         raise Refused(path, f"a {kind} tensor cannot be kept: give its parts")
     if tensor.dtype not in DTYPES:
         raise Refused(path, f"a tensor of dtype {tensor.dtype} cannot be kept: give it as another dtype")
+
+
+def is_memory(tensor: torch.Tensor) -> bool:
+    """It is what check_plain lets pass, on a device with memory that is read as it is."""
+    return (type(tensor) in PLAIN_TYPES and tensor.dtype in DTYPES and tensor.layout is torch.strided
+            and not tensor.is_nested)
 
 
 def settled(local: torch.Tensor) -> torch.Tensor:

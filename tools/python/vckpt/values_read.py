@@ -104,6 +104,8 @@ class _Decoder:
             raise refusal(path, f"nested more than {MAX_DEPTH} deep")
         if kind is list:
             return self.items(node, path, depth)
+        if kind is Pairs and len(node) == 1 and node[0][0] == "$tensor":        # most of what there is
+            return self.reference(node[0][1], {}, path, depth)
         if kind is Odd:
             raise refusal(path, f"the number {node.text} is not in the form that a writer gives it")
         members = {}
@@ -166,7 +168,8 @@ class _Decoder:
     def reference(self, name: Any, members: dict[str, Any], path: KeyPath, depth: int) -> Any:
         if type(name) is not str or not self.text(name, path) or "name" in members:
             raise refusal(path, "$tensor: the name of a tensor is a string")
-        members = {key: self.value(item, path, depth + 1) for key, item in members.items()}
+        if members:
+            members = {key: self.value(item, path, depth + 1) for key, item in members.items()}
         return (self.tensor(path, name, members) if self.tensor
                 else Record("tensor", {"name": name, **members}, "$tensor"))
 

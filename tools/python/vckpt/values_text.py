@@ -7,6 +7,7 @@ built from the inside outwards, so each text is laid out once. In: `parse` gives
 the path and complains."""
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -26,7 +27,9 @@ JSON_DEPTH = 4 * MAX_DEPTH + 8  # one value takes up to four levels: {"$dict": [
 
 quote = json.encoder.encode_basestring
 SURROGATE = re.compile("[\ud800-\udfff]")
-SPECIAL = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}]', re.S)     # a string, ended or not: linear whatever the text
+# a string, ended or not, or what else is no bracket: linear whatever the text
+NO_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[^][{}"]+', re.S)
+DEEPER = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
 class Attr(str):
@@ -163,15 +166,9 @@ def _check_depth(text: str) -> None:
     """Before json's scanner recurses into it."""
     if text.count("[") + text.count("{") <= JSON_DEPTH:
         return
-    depth = 0
-    for found in SPECIAL.finditer(text):
-        char = found[0]
-        if char in "[{":
-            depth += 1
-            if depth > JSON_DEPTH:
-                raise ValueError(f"values: nested more than {MAX_DEPTH} deep")
-        elif char in "]}":
-            depth -= 1
+    brackets = NO_BRACKETS.sub("", text)
+    if max(itertools.accumulate(map(DEEPER.__getitem__, brackets)), default=0) > JSON_DEPTH:
+        raise ValueError(f"values: nested more than {MAX_DEPTH} deep")
 
 
 def parse(data: Any) -> Any:

@@ -146,8 +146,8 @@ class Walk:
             paths: list[KeyPath] = []
             tensors = []
             skeleton = skeleton_of(value, path, paths, tensors)
-            if skeleton is None or not paths or any(self.chosen(one[:n]) for one in paths
-                                                    for n in range(len(path) + 1, len(one) + 1)):
+            if skeleton is None or not paths or (self.patterns and any(
+                    self.chosen(one[:n]) for one in paths for n in range(len(path) + 1, len(one) + 1))):
                 self.mixed.add(path)
                 return None
             known, self.fresh = Subtree(value, skeleton, paths), True
