@@ -75,7 +75,7 @@ def ranks(build, monkeypatch, tmp_path):
                 out = torch.zeros(SHAPE)
                 watch = loads.Watch()
                 row = loads.described("model", "w", _lib.DTYPES.index("f32"), SHAPE, out.data_ptr())
-                loads.read(step, number, [row], loads.How(2, 0, WORLD, watch, shared))
+                loads.read(step, number, loads.rows([row]), loads.How(2, 0, WORLD, watch, shared))
         assert torch.equal(out, want)
         return shared.found, watch.read
 

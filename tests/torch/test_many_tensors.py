@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Python does for each tensor of a save and of a load, in counts: calls of Python's functions, calls of the
+library, and the modules that are imported. None may grow faster than the state."""
+import collections
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import vckpt
+from vckpt import _lib
+
+PIN = {"pin": "no"}
+WAITS = ("vckpt_load_wait", "vckpt_load_progress", "vckpt_save_wait_staged", "vckpt_save_wait_committed",
+         "vckpt_save_progress")
+
+
+@pytest.fixture
+def run(tmp_path):
+    yield tmp_path / "store/run"
+    vckpt.close()
+
+
+def arrays(count):
+    return {"m": {f"layers.{i}.weight": np.full((4, 2), i, "f4") for i in range(count)}}
+
+
+def module(count):
+    return {"m": torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(count // 2)))}
+
+
+def trained(count):
+    """As many tensors; three of four are the optimizer's."""
+    state = module(count // 4)
+    state["o"] = torch.optim.AdamW(state["m"].parameters())
+    for parameter in state["m"].parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state["o"].step()
+    return state
+
+
+def groups(count):
+    """A group for each parameter."""
+    state = module(count // 4)
+    state["o"] = torch.optim.AdamW([{"params": [one]} for one in state["m"].parameters()])
+    for parameter in state["m"].parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state["o"].step()
+    return state
+
+
+def listed(count):
+    return {"m": {"layers": [{"w": torch.ones(2), "b": torch.ones(1)} for _ in range(count // 2)]}}
+
+
+def counted(function, *arguments, **options):
+    """How many functions it calls in this thread, Python's and C's."""
+    seen = 0
+
+    def profile(frame, event, _):
+        nonlocal seen
+        seen += event in ("call", "c_call")
+    sys.setprofile(profile)
+    try:
+        function(*arguments, **options)
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def save_and_load(run, state):
+    with vckpt.Saver(run, **PIN) as saver:
+        first = counted(lambda: saver.async_save(state).staged())
+        again = counted(lambda: saver.async_save(state).staged())
+        saver.async_save(state).committed()
+    return np.array([first, again, counted(vckpt.load, run, state)])
+
+
+@pytest.mark.parametrize("make, most", [
+    (arrays, (90, 6, 70)), (module, (150, 22, 130)), (listed, (130, 12, 115)), (trained, (190, 24, 145)),
+    (groups, (400, 200, 310))], ids=lambda one: getattr(one, "__name__", None))
+def test_calls_of_functions(run, make, most):
+    """For each tensor of the first save, of the next one, and of a load: no more when there are more tensors."""
+    few, some, many = (save_and_load(run.with_name(f"run{size}"), make(size)) for size in (200, 400, 800))
+    each = (many - some) / 400
+    assert (each <= most).all() and (each <= (some - few) / 200 * 1.1 + 1).all(), (each, (some - few) / 200)
+
+
+def test_calls_of_the_library(run, monkeypatch):
+    """As many for 400 tensors as for 100, to save them, to load them, and to list them."""
+    real, seen = _lib.lib(), collections.Counter()
+
+    class Counting:
+        def __getattr__(self, name):
+            seen[name] += 1
+            return getattr(real, name)
+    monkeypatch.setattr(_lib, "_loaded", Counting())
+
+    def calls(size):
+        seen.clear()
+        path, state = run.parent.with_name(f"store{size}") / "run", arrays(size)
+        vckpt.save(path, state, step=0, **PIN)
+        vckpt.load(path, state)
+        with vckpt.Step(path) as step:
+            assert len(step.tensors()) == len(step.keys()) == size and step.components() == ["m"]
+        return {name: count for name, count in seen.items() if name not in WAITS}
+    assert calls(100) == calls(400)
+
+
+def test_modules_that_are_imported():
+    """A save and a load bring none of torch's that the program has not imported."""
+    program = """if True:
+        import sys, tempfile, torch
+        torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+        model = torch.nn.Linear(2, 2)
+        before = set(sys.modules)
+        import vckpt
+        with tempfile.TemporaryDirectory() as path:
+            vckpt.save(f"{path}/run", {"model": model}, pin="no")
+            vckpt.load(f"{path}/run", {"model": model})
+            vckpt.close()
+        new = {name for name in set(sys.modules) - before if not name.startswith("vckpt")}
+        print(len(new), sorted(name for name in new if name.startswith("torch")))
+        """
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    count, torchs = found.split(None, 1)
+    assert int(count) <= 30 and torchs.strip() == "[]", found
