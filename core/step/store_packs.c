@@ -9,9 +9,10 @@
  *
  * An open descriptor keeps the disk space of a file that a collection has deleted. So all unused packs are closed a
  * second after the last use of any of them: a mount, a saver or an open step that is idle has none. While the cache is
- * in use, an unused pack is looked at once a second, and closed if its file has no name any more. A thread does both:
- * it is started when a pack becomes unused, and ends when none is left, so an idle process has neither the thread nor
- * its wake-ups. Where no thread can be started a pack is closed at once.
+ * in use, each pack that is unused at the moment is looked at once a second, however lately it was used, and closed if
+ * its file has no name any more: it was deleted, or mended. A thread does both: it is started when a pack becomes
+ * unused, and ends when none is left, so an idle process has neither the thread nor its wake-ups. Where no thread can
+ * be started a pack is closed at once.
  *
  * A pack that was closed and is opened again costs one open and no read: its head was checked, and `heads` remembers
  * that, by name and size. It forgets where two names want one place of it; the head is then read again. (A pack never
@@ -44,7 +45,7 @@ struct cache_node {
 	struct store_pack *pack;
 	uint32_t hash;
 	unsigned users;                        /* 0: unused */
-	uint64_t used_ms;                      /* when it became so, on the monotonic clock */
+	uint64_t looked_ms;                    /* when it was opened, or looked at last, on the monotonic clock */
 	struct cache_node *next;               /* same bucket */
 	struct cache_node *newer, *older;
 };
@@ -110,7 +111,7 @@ static void cache_add(struct store_pack_cache *c, struct cache_node *n)
 	n->next = *bucket;
 	*bucket = n;
 	list_add(c, n);
-	c->used_ms = base_monotonic_ms();
+	n->looked_ms = c->used_ms = base_monotonic_ms();
 }
 
 /* An unused node; the caller closes it without the lock. */
@@ -202,13 +203,17 @@ static unsigned look_take(struct store_pack_cache *c, unsigned *bucket, struct c
 	uint64_t now = base_monotonic_ms();
 	unsigned n = 0;
 
-	for (; n < CACHE_LOOKS && *bucket < CACHE_BUCKETS; (*bucket)++)
-		for (struct cache_node *at = c->bucket[*bucket]; at && n < CACHE_LOOKS; at = at->next)
-			if (at->users == 0 && now - at->used_ms >= CACHE_IDLE_MS) {
-				c->unused--;
-				at->users++;
-				taken[n++] = at;
-			}
+	for (; *bucket < CACHE_BUCKETS; (*bucket)++)
+		for (struct cache_node *at = c->bucket[*bucket]; at; at = at->next) {
+			if (at->users || now - at->looked_ms < CACHE_IDLE_MS)
+				continue;
+			if (n == CACHE_LOOKS)
+				return n; /* the rest of this bucket is next */
+			c->unused--;
+			at->users++;
+			at->looked_ms = now;
+			taken[n++] = at;
+		}
 	return n;
 }
 
@@ -339,7 +344,7 @@ void store_pack_put(struct store *s, struct store_pack *p)
 	n = cache_find(c, base_table_hash(store_pack_name(p), strlen(store_pack_name(p))), store_pack_name(p));
 	list_remove(c, n);
 	list_add(c, n);
-	n->used_ms = c->used_ms = base_monotonic_ms();
+	c->used_ms = base_monotonic_ms();
 	if (--n->users == 0) {
 		c->unused++;
 		if (!closer_start(c))

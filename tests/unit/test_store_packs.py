@@ -26,12 +26,14 @@ class Packs:
     def __init__(self, lib):
         self.lib, self.path = lib, scratch().resolve() / "s"
         self.api = Api(lib, self.path)
-        s = self.api.p.contents
         for i in range(PACKS):
-            w, size = ptr(), u64()
-            assert lib.store_pack_writer_open(ptr(s.storage), s.info.id, name_of(i), c.byref(w)) == 0
-            assert lib.store_pack_seal(w, c.byref(size)) == 0
+            self.make(i)
         self.meddler = Meddler(self.api)
+
+    def make(self, i):
+        s, w, size = self.api.p.contents, ptr(), u64()
+        assert self.lib.store_pack_writer_open(ptr(s.storage), s.info.id, name_of(i), c.byref(w)) == 0
+        assert self.lib.store_pack_seal(w, c.byref(size)) == 0
 
     def use(self, *numbers):
         for i in numbers:
@@ -49,15 +51,20 @@ class Packs:
         (file,) = self.path.glob(f"packs/*/{name_of(i).decode()}.pack")
         return file
 
-    def open(self):
-        """Numbers of those that this process has open, whether they have a name or not."""
-        found = set()
+    def deleted(self):
+        """Files that this process has open though they have no name."""
+        return [path for path in self.links() if path.endswith(" (deleted)")]
+
+    def links(self):
         for fd in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 path = os.readlink(f"/proc/self/fd/{fd}")
-                if path.startswith(f"{self.path}/packs/"):
-                    found.add(int(path.rpartition("/")[2].split("-")[2]))
-        return found
+                if path.startswith(f"{self.path}/"):
+                    yield path
+
+    def open(self):
+        """Numbers of those that this process has open, whether they have a name or not."""
+        return {int(path.rpartition("/")[2].split("-")[2]) for path in self.links() if "/packs/" in path}
 
 
 @pytest.fixture
@@ -139,6 +146,37 @@ def test_a_deleted_pack_is_closed_while_others_are_read(packs):
         assert packs.open() == set(there) - set(gone)
     gone = []
     in_time(scenario, 2)
+
+
+def in_one_bucket(lib, n):
+    """Numbers of packs whose names the cache keeps in one bucket of its hash."""
+    lib.base_table_hash.restype, lib.base_table_hash.argtypes = c.c_uint32, [c.c_char_p, c.c_size_t]
+    buckets, i = {}, PACKS
+    while True:
+        numbers = buckets.setdefault(lib.base_table_hash(name_of(i), len(name_of(i))) % 2048, [])
+        numbers.append(i)
+        if len(numbers) == n:
+            return numbers
+        i += 1
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
+def test_every_deleted_pack_is_closed(packs, used):
+    """Also the last of many that the cache looks at, and one that is used again and again: whoever mends a pack puts
+    another file in its place."""
+    numbers = in_one_bucket(packs.lib, 70)
+    for i in numbers:
+        packs.make(i)
+    gone = numbers[0]
+    packs.use(*numbers)
+    packs.file(gone).rename(packs.path / "old")
+    packs.make(gone)
+    (packs.path / "old").unlink()
+    end = time.monotonic() + 10
+    while packs.deleted() and time.monotonic() < end:
+        packs.use(numbers[1], *([gone] if used else []))
+        time.sleep(0.01)
+    assert not packs.deleted()
 
 
 def test_all_are_closed_when_none_is_used(packs):
