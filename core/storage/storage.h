@@ -125,7 +125,7 @@ struct store_storage_ops {
 	 * may be gone, but never torn. On a medium that other hosts use, writers may outlive it: as put. */
 	int (*put_passing)(struct store_storage *s, const char *name, const void *bytes, size_t len);
 
-	/* Optional (NULL). Has the open file no name any more? */
+	/* Optional (NULL). Has the open file no name any more? True where that cannot be found out. */
 	bool (*file_gone)(struct store_storage_file *f);
 };
 

@@ -159,7 +159,8 @@ static bool posix_file_gone(struct store_storage_file *f)
 {
 	struct stat st;
 
-	return TEMP_FAILURE_RETRY(fstat(f->fd, &st)) == 0 && st.st_nlink == 0;
+	/* a file that another host has deleted or replaced may be stale here */
+	return TEMP_FAILURE_RETRY(fstat(f->fd, &st)) < 0 || st.st_nlink == 0;
 }
 
 static void posix_file_close(struct store_storage_file *f)

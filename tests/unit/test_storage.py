@@ -72,6 +72,28 @@ def test_read_and_remove(storage):
     assert storage.put("a/b", b"again") == low.MINE
 
 
+def test_a_file_that_has_no_name_any_more_is_gone(storage):
+    """So is one that says nothing of itself, as a stale one of a network file system."""
+    def opened():
+        f, n = low.P(), C.c_uint64()
+        assert storage.ops.file_open(storage.s, b"a/b", C.byref(f), C.byref(n)) == 0
+        return f
+    storage.put("a/b", b"12345")
+    f = opened()
+    (fd,) = [fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.realpath(f"/proc/self/fd/{fd}")
+             == os.path.realpath(os.path.join(storage.path, "a/b"))]
+    assert not storage.ops.file_gone(f)
+    kept = os.dup(fd)
+    os.close(fd)
+    assert storage.ops.file_gone(f)
+    os.dup2(kept, fd)
+    os.close(kept)
+    assert not storage.ops.file_gone(f)
+    storage.remove("a/b")
+    assert storage.ops.file_gone(f)
+    storage.ops.file_close(f)
+
+
 def test_names(lib, storage):
     for name in ("a", "a/b", "A-z_0.=", "..a", "a..", "x" * 255, "a/" * 255 + "a"):
         assert lib.store_name_valid(name.encode()), name
