@@ -302,11 +302,12 @@ static int checks_read(struct reading *rd, uint64_t from, size_t len)
 {
 	uint64_t end = base_min(base_align(from + len, CHECKS_PAGE), rd->p->size - STORE_PACK_TAIL_BYTES);
 	size_t more = end - from <= CHECKS_KEPT_EACH ? end - from : len;
-	int r = pack_read(rd->p, from, rd->b->checks, more, rd->err);
 
-	if (r == 0 && more > len)
+	if (more > len && pack_read(rd->p, from, rd->b->checks, more, NULL) == 0) {
 		checks_keep(&rd->p->checks, from, rd->b->checks, more);
-	return r;
+		return 0;
+	}
+	return pack_read(rd->p, from, rd->b->checks, len, rd->err); /* what follows may not be readable */
 }
 
 /* Reads the bytes [from, from + len) of the object's checks into memory, together with the stored bytes [stored_from,

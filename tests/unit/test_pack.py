@@ -445,3 +445,19 @@ def test_checks_that_were_read_wrong_are_read_again(storage, tmp_path):
         with pytest.raises(Exception, match="do not match their check"):
             p.read(w.refs[5][0])        # its checks were kept before
         assert p.read(w.refs[5][0]) == w.refs[5][1]
+
+
+def test_checks_are_read_where_what_follows_them_is_not_there(storage, tmp_path):
+    """The rest of their page is read with them; an object does not depend on it."""
+    w = low.PackWriter(storage)
+    for _ in range(8):
+        w.append(random.randbytes(20 * BLOCK))
+    w.seal()
+    ref, data = w.refs[3]
+    file = tmp_path / "s" / pack_file(storage)
+    file.chmod(0o600)
+    with low.Pack(storage) as p:
+        os.truncate(file, ref.checks + 8 * 20)
+        assert p.read(ref) == data
+        with pytest.raises(Exception, match="shorter than it was"):
+            p.read(w.refs[4][0])
