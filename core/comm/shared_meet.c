@@ -11,8 +11,9 @@
  * The file of a rank that was killed stays, and with it the folder. Ranks that met no one there take the files of the
  * dead away, and the first meeting of a process does so in all folders of this user. A rank holds a lock (flock) on its
  * file from before it has its name, until it takes it away; the kernel drops the lock of a process that ends, in
- * whatever pid namespace it was. So a file of any name that no one holds is a leftover, and so is an empty folder: a
- * rank that has just made one makes it again. */
+ * whatever pid namespace it was. So a file with a name that ranks make, and that no one holds, is a leftover, and so is
+ * an empty folder: a rank that has just made one makes it again. A rank whose file is gone (its leftover of the same
+ * name was taken away just as it was replaced) shows it again. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -194,6 +195,19 @@ static int segment_show(struct shared *s, struct base_error *err)
 	return r < 0 && !(err && err->code) ? base_error_set(err, r, "%s: %s", s->folder, base_error_name(r)) : r;
 }
 
+/* One that took the leftover of this name away may have taken this rank's file for it. */
+static int segment_show_again(struct shared *s, struct base_error *err)
+{
+	char path[200];
+
+	seat_path(s, s->comm.rank, path, sizeof path);
+	if (faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT)
+		return 0;
+	close(s->seat);
+	s->shown = false;
+	return segment_show(s, err);
+}
+
 struct seat_text { int pid, fd; unsigned long long start, nonce, space; bool held; };
 
 static bool seat_read_at(int dir, const char *path, struct seat_text *ret_t)
@@ -224,6 +238,15 @@ static bool seat_read(const struct shared *s, uint32_t rank, struct seat_text *r
 }
 
 /* ---- what the dead left ---- */
+
+/* RANK, or RANK.NONCE before it has its name. Nothing else in a folder is touched: its name may be a user's choice. */
+static bool seat_named(const char *name)
+{
+	size_t rank = strspn(name, "0123456789");
+
+	return rank && (name[rank] == '\0' || (name[rank] == '.' && strlen(name + rank + 1) == 16
+		&& strspn(name + rank + 1, "0123456789abcdef") == 16));
+}
 
 /* No one holds the file. One without "held" may be of an older vckpt, which holds none: then its process has to be
  * dead, and a process of another pid namespace only looks dead. */
@@ -263,7 +286,7 @@ static void folder_sweep(const char *folder)
 		return;
 	}
 	for (struct dirent *e; (e = readdir(d));)
-		if (e->d_name[0] != '.')
+		if (seat_named(e->d_name))
 			(void)seat_left(fd, e->d_name);
 	closedir(d);
 	rmdir(folder);
@@ -417,9 +440,8 @@ int shared_meet(struct shared *s, struct base_error *err)
 			}
 		if (r < 0 || !missing)
 			break;
-		if (now > until)
-			r = meet_late(s, err);
-		else
+		r = now > until ? meet_late(s, err) : segment_show_again(s, err);
+		if (r == 0)
 			usleep(meet_pause_us(now - begin));
 	}
 	/* Agreed: each of them has this rank's segment. It may have others still to meet, but not through this file. */

@@ -318,13 +318,40 @@ def test_a_rank_that_dies_while_ranks_meet(lib, build):
     assert not folder.exists()
 
 
-def leave(text):
+def leave(text, name="0"):
     """A folder with a rank's file that no one holds; None: an empty folder."""
     folder = pathlib.Path(f"/dev/shm/vckpt-{os.geteuid()}-{fresh_name()}")
     folder.mkdir(0o700)
     if text is not None:
-        (folder / "0").write_text(text)
+        (folder / name).write_text(text)
     return folder
+
+
+def test_a_file_that_was_taken_for_a_leftover(lib):
+    """A rank that waits shows its file again."""
+    name = fresh_name()
+    seat = pathlib.Path(f"/dev/shm/vckpt-{os.geteuid()}-{name}/0")
+
+    def meet(rank):
+        if rank == 1:
+            while not seat.exists():
+                pass
+            seat.unlink()
+        Comm(lib, rank, 2, name, timeout_ms=20_000).free()
+    assert together(2, meet) == [None] * 2
+    assert not seat.parent.exists()
+
+
+@pytest.mark.parametrize("other", ["data", "0.tmp", "1.0123456789abcdeg", ".0", "-1"])
+def test_what_is_no_file_of_a_rank_stays(build, other):
+    """A user may have a folder of such a name."""
+    folder = leave("mine", other)
+    (folder / "0").touch()
+    try:
+        meet_and_die(build, fresh_name(), 0, 2)         # whose process meets for the first time
+        assert [f.name for f in folder.iterdir()] == [other]
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_ranks_that_all_died_while_they_met(lib, build):
