@@ -122,7 +122,7 @@ struct store_storage_ops {
 	int (*denied)(struct store_storage *s, char dir[static STORE_NAME_MAX], struct store_storage_owner *ret_owner);
 
 	/* As put, for what matters only while its writers live, or to people: after a power loss of this host the file
-	 * may be gone, but never torn. On a medium that other hosts use, writers may outlive it: as put. */
+	 * may be gone, but never torn. On a medium that other hosts may use, their writers may outlive it: as put. */
 	int (*put_passing)(struct store_storage *s, const char *name, const void *bytes, size_t len);
 
 	/* Optional (NULL). Has the open file no name any more? True where that cannot be found out. */

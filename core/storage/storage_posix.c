@@ -209,6 +209,13 @@ static bool filesystem_links(uint32_t magic)
 	return false;
 }
 
+/* Those whose files no other host can have in use. There are more filesystems of clusters than can be listed, so one
+ * that is in neither list may be such a one. */
+static bool filesystem_alone(uint32_t magic)
+{
+	return filesystem_links(magic) && !filesystem_shared(magic);
+}
+
 static int posix_stat(struct store_storage *s, struct store_storage_stat *ret_stat)
 {
 	struct statvfs v;
@@ -373,6 +380,7 @@ int store_storage_open_posix(const char *path, unsigned flags, struct store_stor
 	struct statfs f;
 	bool known = r == 0 && fstatfs(p->root, &f) == 0;
 	p->shared = known && filesystem_shared((uint32_t)f.f_type);
+	p->alone = known && filesystem_alone((uint32_t)f.f_type);
 	if (known && !(flags & STORE_STORAGE_READ_ONLY) &&
 	    (flags & STORE_STORAGE_CREATE || !filesystem_links((uint32_t)f.f_type))) {
 		r = posix_probe(p);

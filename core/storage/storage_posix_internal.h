@@ -39,7 +39,7 @@ struct posix_storage {
 	int root;                   /* never changes */
 	unsigned flags;
 	struct posix_modes modes;
-	bool shared;                /* other hosts change it, too; never changes */
+	bool shared, alone;         /* other hosts change it, too; none can, surely; never change */
 	atomic_bool named_temps;    /* O_TMPFILE does not work here */
 	atomic_bool no_links;       /* hard links do not work here: renameat2 */
 	pthread_mutex_t lock;       /* protects all below */

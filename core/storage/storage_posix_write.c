@@ -262,5 +262,5 @@ int posix_put_fleeting(struct store_storage *s, const char *name, const void *by
 int posix_put_passing(struct store_storage *s, const char *name, const void *bytes, size_t len)
 {
 	return put_file(s, &(struct put){.name = name, .bytes = bytes, .len = len, .synced = true,
-		.named = posix_of(s)->shared});
+		.named = !posix_of(s)->alone});
 }

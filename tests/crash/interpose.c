@@ -25,6 +25,7 @@
  *   aborted=FILE  is made by do=abort
  *   believe=1     an fsync that fails with EROFS answers 0, and so does fremovexattr, which asks whether that was true:
  *                 how a store would lose what it told (the tests' own test)
+ *   fs=MAGIC      the file system says that it is that one (hexadecimal)
  *   list=FILE     a line for each call that counted: its name and path
  *   log=FILE      see interpose_log.c
  *
@@ -49,6 +50,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
@@ -62,6 +64,7 @@ static struct {
 	uint64_t for_ms;
 	int error, list;
 	bool after, reads, believe, on;
+	unsigned long fs;
 } want = {.list = -1};
 static struct numbers { _Atomic uint64_t count, at, last; } own, *numbers = &own; /* count: calls so far */
 static atomic_uint_fast64_t failing_ms;        /* since when for_ms runs */
@@ -112,6 +115,8 @@ static void want_word(const char *key, const char *value)
 		snprintf(want.aborted, sizeof want.aborted, "%s", value);
 	else if (!strcmp(key, "errno"))
 		want.error = atoi(value);
+	else if (!strcmp(key, "fs"))
+		want.fs = strtoul(value, NULL, 16);
 	else if (!strcmp(key, "when"))
 		want.after = !strcmp(value, "after");
 	else if (!strcmp(key, "reads"))
@@ -589,6 +594,15 @@ int fstatat64(int dir, const char *name, struct stat64 *st, int flags)
 int statx(int dir, const char *name, int flags, unsigned mask, struct statx *st)
 {
 	return read_spoiled("statx", dir, name) ? -1 : REAL(statx)(dir, name, flags, mask, st);
+}
+
+int fstatfs64(int fd, struct statfs64 *st)
+{
+	int r = REAL(fstatfs64)(fd, st);
+
+	if (r == 0 && want.fs)
+		st->f_type = (__typeof__(st->f_type))want.fs;
+	return r;
 }
 
 long syscall(long number, ...)
