@@ -73,6 +73,27 @@ def test_a_save_costs_what_changed(api, store, rng, scale, name):  # noqa: F811
     saver.free()
 
 
+@pytest.mark.parametrize("newest", [False, True], ids=["named by the caller", "the newest step"])
+def test_a_base_that_is_of_no_use(api, store, rng, newest):  # noqa: F811
+    """It refers to as many attempts as a step can, all of them larger. None takes a place from those that are of use,
+    at every save that names it, or that replaces an older step."""
+    n, changed, again = 60, 0, 0
+    useless, model, other = Model(rng, [SIZE] * n), Model(rng, [SIZE] * n), "run" if newest else "other"
+    savers = {run: api.saver(store, run) for run in {"run", other}}
+    for t in range(18):
+        useless.change(rng.sample(range(n), 6))
+        saved(savers[other], useless.tensors(), step=1, replace=t > 0)
+    saved(savers["run"], model.tensors(), step=0)
+    for t in range(24):
+        now = model.change([t])
+        timings = saved(savers["run"], model.tensors(), step=0, replace=True, bases=[] if newest else ["other/1"])
+        assert written(timings) == now + timings.bytes_again
+        changed, again = changed + now, again + timings.bytes_again
+    assert 0 < again <= 0.6 * changed
+    for saver in savers.values():
+        saver.free()
+
+
 def earlier(vckpt, store, step):  # noqa: F811
     """Attempts before its own that a step refers to."""
     info = vckpt.json("info", store, f"run/{step}")

@@ -36,12 +36,13 @@ static int keep_largest(struct save_keep *all, size_t n, size_t most)
 int save_keep_choose(struct save_keep *all, size_t n, size_t room)
 {
 	uint64_t total = 0;
-	size_t left = 0;
+	size_t left = 0, named = 0;
 
 	for (size_t i = 0; i < n; i++) {
 		if (base_add_overflows(total, all[i].bytes, &total))
 			total = UINT64_MAX;
 		all[i].kept = true;
+		named += all[i].named;
 	}
 	if (n <= room)
 		return 0;
@@ -49,5 +50,5 @@ int save_keep_choose(struct save_keep *all, size_t n, size_t room)
 		all[i].kept = all[i].named || all[i].bytes > total / SAVE_KEEP_DUST;
 		left += all[i].kept;
 	}
-	return left <= room ? 0 : keep_largest(all, n, base_min(room, SAVE_KEEP_LARGE));
+	return left <= room ? 0 : keep_largest(all, n, base_min(room - base_min(room, named), SAVE_KEEP_LARGE));
 }

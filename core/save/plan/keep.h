@@ -20,7 +20,7 @@ struct save_keep {              /* an earlier attempt */
 	bool kept;              /* the result: its pieces may be referred to */
 };
 /* Of n attempts that are given in the same order to all ranks, at most `room` are kept or named afterwards (if at most
- * SAVE_BASES_MAX are named). -ENOMEM. */
+ * so many are named). -ENOMEM. */
 int save_keep_choose(struct save_keep *all, size_t n, size_t room);
 
 #endif

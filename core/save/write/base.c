@@ -83,13 +83,21 @@ bool save_bases_have(const struct save_bases *all, const struct base_digest *man
 	return has;
 }
 
+bool save_base_has_layout(const struct save_base *b, const struct base_digest *layout)
+{
+	bool has = false;
+
+	for (uint32_t i = 0; b->open && !has && i < b->m.nlayouts; i++)
+		has = base_digest_equal(&b->m.layouts[i].digest, layout);
+	return has;
+}
+
 bool save_bases_have_layout(const struct save_bases *all, const struct base_digest *layout)
 {
 	bool has = false;
 
-	for (unsigned i = 0; i < save_bases_count(all); i++)
-		for (uint32_t k = 0; !has && k < all->all[i]->m.nlayouts; k++)
-			has = all->all[i]->open && base_digest_equal(&all->all[i]->m.layouts[k].digest, layout);
+	for (unsigned i = 0; !has && i < save_bases_count(all); i++)
+		has = save_base_has_layout(all->all[i], layout);
 	return has;
 }
 
@@ -116,7 +124,7 @@ int save_bases_add(struct save_bases *all, struct store *s, const char *run, uin
 	if (!b->open)
 		base_debug("%s entry %llu recognises nothing: %s", run, (unsigned long long)entry, why.text);
 	all->all[n] = b;
-	if (all->decided && save_base_decide(all, n, n + 1, all->room) < 0) {
+	if (all->decided && save_base_decide(all, b, &all->room) < 0) {
 		base_free(b);
 		return -ENOMEM;
 	}

@@ -36,8 +36,10 @@ struct save_base {
 	struct store_chunk_cache *chunks;
 	struct save_base_row *rows[BASE_ROWS]; unsigned next;
 };
-/* base_keep.c: decides about the attempts of bases [from, end) that no base before them names. -ENOMEM. */
-int save_base_decide(struct save_bases *all, unsigned from, unsigned end, size_t room);
+/* base_keep.c: decides about the attempts of a base that were not decided on with another; *room places are left.
+ * -ENOMEM. */
+int save_base_decide(struct save_bases *all, struct save_base *b, size_t *room);
+bool save_base_has_layout(const struct save_base *b, const struct base_digest *layout); /* and can be read */
 /* Under the lock. NULL: it cannot be read, or enough others were. */
 const struct store_layout *save_base_open_layout(struct save_base *b, uint32_t layout);
 const struct tensor_mesh *save_base_mesh(struct save_base *b, uint32_t layout, uint32_t tensor);

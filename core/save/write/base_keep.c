@@ -2,8 +2,11 @@
  *
  * base_keep: which attempts of the bases are kept (keep.h), by the pack tables of their manifests. All ranks read the
  * same manifests, so they decide alike without a message, before the first piece is looked at; what of an attempt has
- * not changed is not known by then, so its bytes are those that the bases refer to. In several bases the larger number
- * counts.
+ * not changed is not known by then, so its bytes are those that the bases refer to.
+ *
+ * Of several bases most of a state usually follows one, and what the others name would only take its places. So one
+ * base is decided on after the other, and each gets the places that those before it left: first bases with the save's
+ * own layout, then the others; of equal ones in their order.
  *
  * Metadata of a base is never referred to, its layouts apart: a job's ranks other than the one that stores a layout
  * refer to the base's copy, and so to that attempt. Blobs are found by the index alone. */
@@ -17,9 +20,9 @@
 #define KEEP_ATTEMPTS_MAX 1024u /* of a forged manifest; others are referred to first come, as long as there is room */
 
 struct keep_table {
-	struct save_bases *all; unsigned before; /* bases that were decided on */
+	const struct save_bases *all;
 	struct base_attempt *attempts; size_t n, room;
-	unsigned named;
+	size_t named, named_max;
 };
 
 /* Length of the attempt in a pack's name; 0: it has none. */
@@ -69,7 +72,7 @@ static int keep_row(struct keep_table *t, const char *pack, size_t len, struct b
 	*ret_a = keep_find(t->attempts, t->n, pack, len);
 	if (*ret_a)
 		return 1;
-	if (t->n == KEEP_ATTEMPTS_MAX || keep_decided(t->all, t->before, pack, len))
+	if (t->n == KEEP_ATTEMPTS_MAX || keep_decided(t->all, save_bases_count(t->all), pack, len))
 		return 0;
 	if (base_array_room(t->attempts, t->room, t->n + 1) < 0)
 		return -ENOMEM;
@@ -123,7 +126,7 @@ static int keep_layouts(struct keep_table *t, const struct proto_manifest *m)
 		uint32_t pack = m->layouts[i].ref.pack;
 		size_t len = pack < m->npacks ? keep_attempt(m->packs[pack].pack, &class) : 0;
 
-		r = len && t->named < SAVE_BASES_MAX ? keep_row(t, m->packs[pack].pack, len, &a) : 0;
+		r = len && t->named < t->named_max ? keep_row(t, m->packs[pack].pack, len, &a) : 0;
 		if (r == 1) {
 			t->named += !a->keep.named;
 			a->keep.named = true;
@@ -132,49 +135,57 @@ static int keep_layouts(struct keep_table *t, const struct proto_manifest *m)
 	return r < 0 ? r : 0;
 }
 
-static int keep_choose(struct keep_table *t, size_t room)
+static int keep_choose(struct keep_table *t, struct save_bases *all, size_t *room)
 {
 	base_cleanup_free struct save_keep *keep = calloc(t->n + 1, sizeof *keep);
+	size_t taken = 0;
 
 	if (!keep)
 		return -ENOMEM;
 	for (size_t i = 0; i < t->n; i++)
 		keep[i] = t->attempts[i].keep;
-	if (save_keep_choose(keep, t->n, room) < 0)
+	if (save_keep_choose(keep, t->n, *room) < 0)
 		return -ENOMEM;
 	for (size_t i = 0; i < t->n; i++) {
 		t->attempts[i].keep = keep[i];
+		taken += keep[i].kept || keep[i].named;
 		if (!keep[i].kept)
-			atomic_store_explicit(&t->all->merges, true, memory_order_release);
+			atomic_store_explicit(&all->merges, true, memory_order_release);
 	}
+	*room -= base_min(*room, taken);
 	return 0;
 }
 
-int save_base_decide(struct save_bases *all, unsigned from, unsigned end, size_t room)
+int save_base_decide(struct save_bases *all, struct save_base *b, size_t *room)
 {
-	struct keep_table t = {.all = all, .before = from};
-	int r = 0;
+	struct keep_table t = {.all = all, .named_max = base_min(*room, SAVE_KEEP_LARGE)};
+	int r = b->open ? keep_packs(&t, &b->m) : 0;
 
-	for (unsigned i = from; r == 0 && i < end; i++) {
-		const struct save_base *b = all->all[i];
-
-		r = b->open ? keep_packs(&t, &b->m) : 0;
-		if (r == 0 && b->open && all->layouts)
-			r = keep_layouts(&t, &b->m);
-	}
+	if (r == 0 && b->open && all->layouts)
+		r = keep_layouts(&t, &b->m);
 	if (r == 0)
-		r = keep_choose(&t, room);
-	if (r < 0 || from == end) {
+		r = keep_choose(&t, all, room);
+	if (r < 0) {
 		free(t.attempts);
 		return r;
 	}
-	all->all[from]->attempts = t.attempts;
-	all->all[from]->nattempts = t.n;
+	b->attempts = t.attempts;
+	b->nattempts = t.n;
 	return 0;
 }
 
-int save_bases_decide(struct save_bases *all)
+int save_bases_decide(struct save_bases *all, const struct base_digest *layout)
 {
+	unsigned n = save_bases_count(all);
+	size_t room = SAVE_KEEP_MAX;
+	int r = 0;
+
 	all->decided = true;
-	return save_base_decide(all, 0, save_bases_count(all), SAVE_KEEP_MAX);
+	for (unsigned i = 0; r == 0 && i < 2 * n; i++) {
+		struct save_base *b = all->all[i % n];
+
+		if (save_base_has_layout(b, layout) == (i < n))
+			r = save_base_decide(all, b, &room);
+	}
+	return r;
 }

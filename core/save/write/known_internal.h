@@ -80,9 +80,9 @@ static inline unsigned save_bases_count(const struct save_bases *all)
 /* Opens a commit and publishes it; one that cannot be read recognises nothing. One thread. 0 or -ENOMEM. */
 int save_bases_add(struct save_bases *all, struct store *s, const char *run, uint64_t entry,
 	const struct base_digest *manifest);
-/* Decides which attempts of the bases so far are kept (keep.h); for one that is added later that happens when it is
- * added. Before any band is processed. -ENOMEM. */
-int save_bases_decide(struct save_bases *all);
+/* Decides which attempts of the bases so far are kept (keep.h) by a save of that layout; for one that is added later
+ * that happens when it is added. Before any band is processed. -ENOMEM. */
+int save_bases_decide(struct save_bases *all, const struct base_digest *layout);
 /* Any thread: may objects of that pack be referred to? Where no base names its attempt nothing was decided: yes. */
 bool save_bases_keep(const struct save_bases *all, const char *pack, bool layout);
 /* Is the commit of that manifest one of them? Has one of them that could be opened this layout? */

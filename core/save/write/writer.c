@@ -389,7 +389,7 @@ int save_writer_bases(struct save_writer *w, struct save_alike *alike, bool repl
 int save_writer_append(struct save_writer *w, struct save_engine *e, const struct save_engine_source *source,
 	struct base_error *err)
 {
-	int r = save_bases_decide(&w->bases) < 0 ? base_no_memory(err) : 0;
+	int r = save_bases_decide(&w->bases, &w->planned->layout->digest) < 0 ? base_no_memory(err) : 0;
 
 	if (r == 0)
 		r = save_appender_open(w, &w->appender, err);
