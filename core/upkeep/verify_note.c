@@ -44,6 +44,17 @@ static int by_file_make(const struct verify *v, struct by_file *ret_b)
 	return 0;
 }
 
+/* Of a pack that this user may not read nothing is known: it is no damage for the savers that may. */
+static bool pack_denied(const struct verify *v, const char *pack)
+{
+	struct store_pack *p;
+	int r = store_pack_open(v->store->storage, v->store->info.id, pack, 0, &p, NULL);
+
+	if (r == 0)
+		store_pack_close(p);
+	return r == -EACCES || r == -EPERM;
+}
+
 /* The faults of one file. */
 static int note_pack(struct verify *v, const struct verify_fault *const *faults, size_t nfaults, struct base_error *err)
 {
@@ -56,7 +67,7 @@ static int note_pack(struct verify *v, const struct verify_fault *const *faults,
 	for (size_t i = 0; i < nfaults; i++)
 		if (!faults[i]->newer)
 			ranges[n++] = (struct proto_range){faults[i]->offset, faults[i]->len};
-	if (n == 0 || !verify_pack_of(faults[0]->file, pack))
+	if (n == 0 || !verify_pack_of(faults[0]->file, pack) || pack_denied(v, pack))
 		return 0;
 	return store_note_put(v->store, pack, ranges, n, !v->o->run, err);
 }

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Notes of damage: what verify found rotten is stored anew by the next save, and forgotten when it is right again."""
 import os
+import pathlib
+import shutil
 import stat
+import subprocess
+import tempfile
 
 import numpy
 import pytest
@@ -158,3 +162,26 @@ def test_a_store_that_is_not_ours_to_write_to(vckpt, frozen):
         done = vckpt("verify", store, check=False)
         store.chmod(mode)
     assert done.returncode == 3 and notes(store) == []
+
+
+def test_a_pack_that_this_user_may_not_read_is_not_noted(vckpt, frozen):
+    """Others can read it, and their saves go on to share what it has. A note that is there already stays."""
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        pytest.skip("needs root and setpriv, to become another user")
+    place = pathlib.Path(tempfile.mkdtemp())                    # which the other user may enter
+    os.chmod(place, 0o755)
+    store = place / "store"
+    shutil.copytree(frozen[0], store)
+    subprocess.run(["chmod", "-R", "a+rwX", store], check=True)
+    pack = big_pack(store)
+    os.chmod(pack, 0o600)
+    other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", vckpt.path, "verify", store]
+    for target in [], ["run/0"]:
+        done = subprocess.run([*other, *target], capture_output=True, text=True, timeout=60)
+        assert "Permission denied" in done.stdout and done.returncode == 3, done
+        assert notes(store) == []
+    flip(pack, pack.stat().st_size // 2)
+    vckpt("verify", store, check=False)
+    subprocess.run(other, capture_output=True, timeout=60)
+    assert notes(store) == [pack.stem]
+    shutil.rmtree(place)
