@@ -284,6 +284,29 @@ def test_two_indices_that_share_a_file(vckpt, store, source):
     assert components(vckpt, store) == {"model": 3, "other": 1}
 
 
+@pytest.mark.parametrize("old, new", [("model-", "./model-"), ("model-", "././model-"), ("model", "v1..2/../model"),
+                                      ("model", "../source/model"), ("model-", "/model-")])
+def test_paths_that_an_index_names(vckpt, store, source, old, new):
+    """A path may begin with `./`; one that may lead out of the folder is refused."""
+    parts(source, 2, index="model.safetensors.index.json")
+    index = source / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace(f'"{old}', f'"{new}'))
+    done = vckpt("import", store, "run", source, check=False)
+    if new.startswith("./"):
+        assert done.returncode == 0, done.stderr
+        assert components(vckpt, store) == {"model": 2}
+        assert vckpt("cat", store, f"run/0/{index.name}").stdout == index.read_text()
+    else:
+        assert done.returncode == 1 and "is not said to be in a .safetensors file of this directory" in done.stderr
+
+
+def test_a_name_with_two_dots_in_an_index(vckpt, store, source):
+    put(source / "v1..2.safetensors", tensors(1, ["a"]))
+    put(source / "model.safetensors.index.json", {"weight_map": {"a": "v1..2.safetensors"}})
+    vckpt("import", store, "run", source)
+    assert components(vckpt, store) == {"model": 1}
+
+
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"{}", b'{"weight_map": []}', b'{"weight_map": {}}',
                                  b'{"weight_map": {"a": 1}}', LFS])
 def test_an_index_that_is_none(vckpt, store, source, raw):

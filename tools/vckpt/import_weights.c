@@ -119,12 +119,23 @@ static int read_weight_map(struct import_weights *w, const struct import_found *
 	return base_error_set(err, -BASE_EFORMAT, "%s: it has no object \"weight_map\"", f->path);
 }
 
-/* A name that leads out of the folder, or to no .safetensors, is refused before it is looked for. */
-static int check_named(const struct index *x, const char *tensor, const json_t *value, struct base_error *err)
+/* The file's path from the index's folder; "./a" is "a". NULL: it leads out of there, or to no .safetensors. */
+static const char *path_named(const json_t *value)
 {
 	const char *name = json_string_value(value);
 
-	if (name && *name && *name != '/' && !strstr(name, "..") && import_has_suffix(name, SUFFIX))
+	while (name && !strncmp(name, "./", 2))
+		name += 2;
+	if (!name || *name == '/' || !strncmp(name, "../", 3) || strstr(name, "/../") ||
+		!import_has_suffix(name, SUFFIX))
+		return NULL;
+	return name;
+}
+
+/* Such a name is refused before it is looked for. */
+static int check_named(const struct index *x, const char *tensor, const json_t *value, struct base_error *err)
+{
+	if (path_named(value))
 		return 0;
 	return base_error_set(err, -BASE_EFORMAT,
 		"%s: tensor %s is not said to be in a .safetensors file of this directory", x->file->path, tensor);
@@ -134,7 +145,7 @@ static int check_named(const struct index *x, const char *tensor, const json_t *
 static int named_file(const struct import_weights *w, const struct index *x, const json_t *value,
 	struct import_found **ret_f, struct base_error *err)
 {
-	base_cleanup_free char *rel = within(x->dir, json_string_value(value));
+	base_cleanup_free char *rel = within(x->dir, path_named(value));
 
 	if (!rel)
 		return base_no_memory_for(err, "%s", x->file->path);
