@@ -307,6 +307,22 @@ def test_a_name_with_two_dots_in_an_index(vckpt, store, source):
     assert components(vckpt, store) == {"model": 1}
 
 
+def test_two_models_at_the_top(vckpt, store, source):
+    """Without a model.safetensors all files at the top are one component; what to do where they are not is said."""
+    names = ["xl_base_1.0", "xl_base_1.0_0.9vae"]
+    for i, name in enumerate(names):
+        put(source / f"{name}.safetensors", tensors(i, ["a"]))
+    done = vckpt("import", store, "run", source, check=False)
+    assert (done.returncode == 1 and all(f"{source}/{name}.safetensors" in done.stderr for name in names) and
+            done.stderr.endswith("they differ: import files that are models of their own each after a "
+                                 "--component NAME\n"))
+    vckpt("import", store, "run", *[w for name in names for w in ("--component", name, source / f"{name}.safetensors")])
+    assert components(vckpt, store) == dict.fromkeys(names, 1)
+    for name in names:
+        shown = vckpt("cat", store, f"run/0/{name}.safetensors", text=False).stdout
+        assert shown == (source / f"{name}.safetensors").read_bytes()
+
+
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"{}", b'{"weight_map": []}', b'{"weight_map": {}}',
                                  b'{"weight_map": {"a": 1}}', LFS])
 def test_an_index_that_is_none(vckpt, store, source, raw):
