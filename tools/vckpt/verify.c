@@ -58,7 +58,7 @@ static void damage(void *arg, const struct store_damage *d)
 	else if (d->run)
 		printf("; touches run %s", d->run);
 	else
-		printf("; touches no step");
+		printf("; touches no step%s", json_array_size(v->unread) ? " of the runs that could be read" : "");
 	if (d->tensor)
 		printf(" %s %s%s", d->component ? "tensor" : "blob", d->component ? d->component : "",
 			d->component ? "/" : "");
