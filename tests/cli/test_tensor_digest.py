@@ -53,7 +53,7 @@ def test_digests_of_an_old_store(vckpt, tmp_path, step, uncut):
     """They are made when they are shown: of a format-1 store the same, and the same as in the store that its steps are
     brought to."""
     shutil.unpack_archive(GOLDEN, tmp_path)
-    old, found, checked = tmp_path / "store", {}, 0
+    old, found, checked, same = tmp_path / "store", {}, 0, 0
     new = tmp_path / "new"
     vckpt("init", new)
     vckpt("export", old, step, tmp_path / "out")
@@ -63,11 +63,12 @@ def test_digests_of_an_old_store(vckpt, tmp_path, step, uncut):
         name = path.relative_to(tmp_path / "npy").as_posix()[:-len(".npy")]
         tensor = vckpt.json("info", old, f"{step}/{name}", check=False)
         again = vckpt.json("info", new, f"run/{step[2:]}/{name}", check=False)
-        assert tensor["digest"] == again["digest"]
+        same += (alike := tensor["pieces"] == again["pieces"])     # what their grids cut alike
+        assert not alike or tensor["digest"] == again["digest"]
         found.setdefault(tensor["digest"], []).append(name)
         array = numpy.load(path)
         if (tensor["pieces"] == 1 and array.dtype.str[1:] in DTYPES and array.flags.c_contiguous and
             tensor["dtype"] == array.dtype.name.replace("float", "f")):
             assert tensor["digest"] == shown(array), name
             checked += 1
-    assert found and checked >= uncut, (found, checked)
+    assert found and checked >= uncut and same, (found, checked, same)

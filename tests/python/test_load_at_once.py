@@ -149,7 +149,7 @@ def test_damage(run):
 
 def test_whole_pieces_are_compared(run):
     """Where a rank needs a part of a piece, verify="full" reads all of it."""
-    w = noise((50, 1000), 3)
+    w = noise((12, 1000), 3)
     vckpt.save(run, {"m": {"w": w}}, pin="no", **ALONE)
     vckpt.close()
     flip(run, w)

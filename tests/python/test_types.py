@@ -71,7 +71,7 @@ def test_arguments_that_are_handed_on_are_those_that_are_taken():
     assert set(signatures.Options.__annotations__) == set(saver.OPTIONS)
     assert set(signatures.Call.__annotations__) == listed | set(saver.OPTIONS)
     begun = inspect.signature(saver._start).parameters
-    assert set(signatures.Save.__annotations__) == set(begun) - {"one", "state"}
+    assert set(signatures.Save.__annotations__) == set(begun) - {"one", "state", "found"}
     hints = typing.get_type_hints(vckpt.async_save)
     assert {name: hints[name] for name in listed} == {name: typing.get_type_hints(signatures.Call)[name]
                                                       for name in listed}

@@ -43,12 +43,12 @@ def test_noise_of_any_dtype(api, store, rng, dtype):  # noqa: F811
     model, tables, pieces, encoded = saved(api, store, tensors)
     assert encoded == 0
     assert raw < model <= raw + HEAD + TAIL + pieces * ENTRY + blocks * CHECK + small + PAGE
-    assert model + tables < 1.004 * raw
+    assert model + tables < 1.0065 * raw                  # of pieces of 36 KiB
 
 
 def test_what_gains_little_is_stored_raw(api, store, rng):  # noqa: F811
-    """Bytes of which a tenth of a block repeats: a block or two get smaller, the object by less than 3 %."""
+    """Bytes of which a twentieth of a block repeats: a block or two get smaller, the object by less than 3 %."""
     noise = bytearray(rng.randbytes(1 << 20))
-    noise[1 << 18:(1 << 18) + 1600] = bytes(1600)
+    noise[1 << 18:(1 << 18) + 800] = bytes(800)
     model, _, pieces, encoded = saved(api, store, {"model/w": (np.frombuffer(bytes(noise), "u1"), {"dtype": 6})})
     assert encoded == 0 and model <= len(noise) + HEAD + TAIL + pieces * ENTRY + 64 * CHECK + PAGE
