@@ -26,8 +26,7 @@ NEEDED = {
     "runs/r/manifests": 2, "runs/r": 2,                 # the manifest, and the entry of the list
     "stats/r/N": 1,                                     # measures: for people
 }
-# Where other hosts may use the file system, their writers may outlive this one: what goes with its ranks has a name,
-# too.
+# Where other hosts may use the file system, their writers may outlive this one: what goes with ranks has a name, too.
 SHARED = {**NEEDED, "incoming/r/ATTEMPT": 2 * 2, "stats/r/N": 2, "stats/r": 1}
 
 
