@@ -336,7 +336,8 @@ def test_any_sharding_any_range(proto, shapes, opened, tmp_path, cache, seed, sc
     rng = random.Random(seed)
     mesh = [(2,), (2, 2), (3, 2), (2, 2, 2), (5,), (4, 2)][seed]
     tensors = random_tensors(shapes, rng, scale(40, 500), mesh)
-    params = rng.choice([SMALL, Params(64, 256, 16), Params(512, 4096, 128)])
+    params = rng.choice([SMALL, Params(64, 256, 16), Params(512, 4096, 128), Params(256, 1024, 64, 48),
+                         Params(512, 4096, 8, 64)])
     Step(proto, tmp_path / "s", tensors, int(np.prod(mesh)), params)
     assert any(b and len(b) > 1 for t in tensors for b in t.held.values())
     check(opened(), tensors, cache, rng)
@@ -408,9 +409,10 @@ def test_stages_have_layouts_of_their_own(proto, shapes, opened, tmp_path, cache
     check(opened(), a + b + tied, cache, rng)
 
 
-def test_stages_that_cut_differently_are_refused(proto, opened, tmp_path):
+@pytest.mark.parametrize("other", [Params(512, 1024, 64), Params(256, 1024, 64, 256)], ids=["M", "S"])
+def test_stages_that_cut_differently_are_refused(proto, opened, tmp_path, other):
     t = [T("w", "f4", (60, 50), {0: [[(0, 30), (0, 50)]], 1: [[(30, 30), (0, 50)]]})]
-    Step(proto, tmp_path / "s", t, 2, {0: SMALL, 1: Params(512, 1024, 64)}, stages=[([0], t), ([1], t)])
+    Step(proto, tmp_path / "s", t, 2, {0: SMALL, 1: other}, stages=[([0], t), ([1], t)])
     with pytest.raises(Failed, match="two layouts disagree about tensor w") as e:
         opened()
     assert e.value.code == EFORMAT

@@ -21,7 +21,8 @@ from test_load_boxes import SMALL, Step, T, api, cache, check_box, opened, proto
 from test_save_load import Failed, Store, call
 
 WORLD = 4
-PARAMS = [SMALL, Params(16, 32, 8), Params(64, 128, 64), Params(1, 2, 1), Params(512, 512, 256)]
+PARAMS = [SMALL, Params(16, 32, 8), Params(64, 128, 64), Params(1, 2, 1), Params(512, 512, 256),
+          Params(256, 1024, 64, 48), Params(1, 2, 1, 1), Params(512, 512, 8, 16)]
 
 
 class Own(T):
