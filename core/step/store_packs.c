@@ -35,7 +35,7 @@
 #include "core/step/store_internal.h"
 
 #define CACHE_BUCKETS 2048u
-#define CACHE_LEAST 16u                        /* packs that stay open, however few descriptors there are */
+#define CACHE_LEAST 4u                         /* packs that stay open, however few descriptors there are */
 #define CACHE_MOST 32768u
 #define CACHE_IDLE_MS 1000u
 #define CACHE_HEADS 65536u

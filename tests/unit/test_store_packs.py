@@ -128,6 +128,15 @@ def test_a_pack_that_is_opened_again_is_not_read_again(packs, few_descriptors):
         packs.use(7)
 
 
+def test_it_leaves_most_of_very_few_descriptors(packs, few_descriptors):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (56, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+    def scenario():
+        packs.use(*range(30))
+        assert packs.open() == set(range(16, 30))
+    in_time(scenario)
+
+
 def test_packs_in_use_stay_open_beyond_the_limit(packs, few_descriptors):
     number = few_descriptors + 20
     held = [ptr() for _ in range(number)]
