@@ -36,17 +36,20 @@ def clone(build, tmp_path):
 
 
 @pytest.mark.parametrize("view, lacks", [("safetensors", ".npy"), ("npy", ".safetensors")])
-def test_a_mount_of_one_view(clone, vckpt, program, view, lacks):
+@pytest.mark.parametrize("name", ["model", "a model of 50%"])
+def test_a_mount_of_one_view(clone, vckpt, program, view, lacks, name):
+    (clone / "model.safetensors").rename(clone / f"{name}.safetensors")
     vckpt("init", clone / ".vckpt/store")
     m = Mount(program, clone / ".vckpt/store", clone / ".vckpt/mnt", f"views={view}")
     try:
-        done = subprocess.run([clone / "tools/quickstart", "model.safetensors"], cwd=clone, text=True,
+        done = subprocess.run([clone / "tools/quickstart", f"{name}.safetensors"], cwd=clone, text=True,
                               capture_output=True, timeout=300,
                               env={**os.environ, "PYTHONPATH": "", "PATH": f"{clone}/bin:{os.environ['PATH']}"})
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"skipped: what is mounted there shows no {lacks} files (views={view})" in done.stdout
         assert ("a.npy: float32 (6,)" in done.stdout) == (view == "npy")
-        assert ("equal, byte for byte" in done.stdout) == (view == "safetensors")
+        assert (f"{name.replace('%', '%25')}.safetensors: equal, byte for byte" in done.stdout) == (
+            view == "safetensors")
     finally:
         m.end()
 
