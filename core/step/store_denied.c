@@ -66,6 +66,9 @@ static void denied_look(const struct store *s, struct denied *d)
 	group_name(d->store.gid, d->store_group);
 }
 
+/* Besides the owner. */
+static const char *or_root(const struct denied *d) { return d->at.uid ? " or root" : ""; }
+
 /* In a store that is open to its group. */
 static void denied_explain(const struct store *s, const struct denied *d, int r, struct base_error *err)
 {
@@ -75,12 +78,13 @@ static void denied_explain(const struct store *s, const struct denied *d, int r,
 			d->store_owner, d->store_group);
 	else if (d->at.mode & S_ISVTX && d->at.mode & S_IWGRP)
 		base_error_set(err, r, "you may not change what others have in the directory %s/%s: it is sticky (mode "
-			"%04o); %s or root can change that with chmod -t", s->path, d->dir, d->at.mode, d->owner);
+			"%04o); %s%s can change that with chmod -t", s->path, d->dir, d->at.mode, d->owner,
+			or_root(d));
 	else
 		base_error_set(err, r, "you may not write in the directory %s/%s (it belongs to %s, mode %04o), though "
-			"the %s may write to the store; %s or root can open it to the group: chgrp -R, chmod -R "
+			"the %s may write to the store; %s%s can open it to the group: chgrp -R, chmod -R "
 			"g+rwX, and chmod g+s for the directories; vckpt(1), SHARED STORES, has the commands", s->path,
-			d->dir, d->owner, d->at.mode, d->store_group, d->owner);
+			d->dir, d->owner, d->at.mode, d->store_group, d->owner, or_root(d));
 }
 
 bool store_no_directory(const struct store *s, int r, struct base_error *err)
@@ -107,8 +111,8 @@ bool store_denied_listing(const struct store *s, int r, struct base_error *err)
 		return false;
 	user_name(d.at.uid, d.owner);
 	base_error_set(err, r, "you may not read the directory %s/%s (it belongs to %s, mode %04o), and so not all of "
-		"the store: %s or root can change that (vckpt(1), SHARED STORES)", s->path, d.dir, d.owner, d.at.mode,
-		d.owner);
+		"the store: %s%s can change that (vckpt(1), SHARED STORES)", s->path, d.dir, d.owner, d.at.mode,
+		d.owner, or_root(&d));
 	return true;
 }
 
