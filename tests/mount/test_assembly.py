@@ -139,9 +139,9 @@ def test_many_readers_of_a_file_that_is_put_together(slow, large):
     fd, wrong = being_assembled(m, file, store, 150 * MiB), []
 
     def reader(seed):
-        rng = np.random.default_rng(seed)
+        rng, room = np.random.default_rng(seed), len(want) if seed % 2 else 30 * MiB    # some only where it is already
         while m.stats()["vckpt_assemblies_total"] == 0:
-            at, n = int(rng.integers(len(want))), int(rng.integers(1, 3 * MiB))
+            at, n = int(rng.integers(room)), int(rng.integers(1, 3 * MiB))
             if os.pread(fd, n, at) != want[at:at + n]:
                 wrong.append((at, n))
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
