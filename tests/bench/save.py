@@ -471,9 +471,9 @@ def relayout(build, where, model):
                                 check_local=True)
                 save.submit()
                 save.committed(600000)
-                pieces = save.timings().phase[4].bytes
+                t = save.timings()
                 save.free()
-                return pieces
+                return t.bytes_held - t.bytes_unchanged - t.bytes_deduplicated
             return one
 
         def local_of(w, cut, mesh_text, rank):
