@@ -140,7 +140,7 @@ class Account:
             self.checks += checks
             self.bound += stored + stored // 4
             tables.add(o.checks(first, end))
-        self.bound += sum(length for _, length in tables)
+        self.bound += sum(length + -(at + length) % PAGE_BYTES for at, length in tables)   # the rest of their page, too
         self.objects += 1
         self.encoded += o.ref.codec != 0
 
