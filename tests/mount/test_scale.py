@@ -30,19 +30,21 @@ def test_a_directory_of_many_tensors(mount, store, vckpt, tmp_path, scale):
     start = time.monotonic()
     out = subprocess.run(["find", f"{folder}/", "-ls"], check=True, capture_output=True, text=True).stdout
     first = time.monotonic() - start
-    # the kernel may drop its cached listing when memory is short
+    # the kernel may drop its cached listing, or names, when memory is short or another test drops its caches
     for _ in range(5):
         before = m.stats()
         start = time.monotonic()
         assert subprocess.run(["find", f"{folder}/", "-ls"], check=True, capture_output=True, text=True).stdout == out
         second = time.monotonic() - start
         after = m.stats()
-        if after['vckpt_requests_total{op="readdirplus"}'] == before['vckpt_requests_total{op="readdirplus"}']:
+        asked = {op: after[f'vckpt_requests_total{{op="{op}"}}'] - before[f'vckpt_requests_total{{op="{op}"}}']
+                 for op in ("readdirplus", "lookup")}
+        if not asked["readdirplus"] and asked["lookup"] <= 8:
             break
     print(f"find -ls of {n}: {first * 1000:.0f} ms, then {second * 1000:.0f} ms")
     assert out.count("\n") == n + 1
-    assert after['vckpt_requests_total{op="lookup"}'] - before['vckpt_requests_total{op="lookup"}'] <= 8
-    assert after['vckpt_requests_total{op="readdirplus"}'] == before['vckpt_requests_total{op="readdirplus"}']
+    assert asked["lookup"] <= 8
+    assert not asked["readdirplus"]
     # a directory read in parts, from anywhere
     names = sorted(inodes)
     for i in range(0, n, n // 50):
