@@ -62,7 +62,7 @@ uint32_t view_files_count(const void *bytes, size_t len)
 	return n;
 }
 
-int view_files_read(const struct load_step *step, const char *component, uint64_t *left, uint32_t *told,
+int view_files_read(const struct load_step *step, const char *component, uint64_t *left, uint32_t *warned,
 	struct base_buf *ret_paths, uint32_t *ret_n, struct base_error *err)
 {
 	const struct load_step_info *info = load_step_info(step);
@@ -84,7 +84,7 @@ int view_files_read(const struct load_step *step, const char *component, uint64_
 		*ret_paths = (struct base_buf){.data = bytes, .len = len, .size = len};
 		*ret_n = view_files_count(bytes, len);
 	}
-	if (*ret_n == 0 && (*told)++ < VIEW_TOLD)
+	if (*ret_n == 0 && (*warned)++ < VIEW_NAMED)
 		base_warning("%s/%llu: the names of the files of component %s cannot be used; it is shown as "
 			"%s.safetensors%s%s", info->run, (unsigned long long)info->step, component, component,
 			own.code ? ": " : "", own.text);

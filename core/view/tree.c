@@ -57,7 +57,7 @@ struct builder {
 	uint32_t only;
 	unsigned show;
 	struct base_buf names, drafts;
-	uint32_t n, told, files_told; /* blobs, components of which the log says something */
+	uint32_t n, warned, files_warned; /* blobs, components of which the log says something */
 	struct base_table by_name;      /* drafts by (parent, name) */
 };
 
@@ -238,7 +238,7 @@ static int add_files(struct builder *b, uint32_t component)
 	if (r < 0) {
 		for (uint32_t i = before; i < b->n; i++)
 			draft_at(b, i)->hidden = true;
-		if (c->npaths && b->files_told++ < VIEW_TOLD)
+		if (c->npaths && b->files_warned++ < VIEW_NAMED)
 			base_warning("%s/%llu: component %s is shown as %s.safetensors: the paths of its files are in "
 				"use, or its headers do not fit", load_step_info(b->step)->run,
 				(unsigned long long)load_step_info(b->step)->step, name, name);
@@ -264,7 +264,7 @@ static int add_components(struct builder *b)
 		if (directory < 0)
 			return (int)directory;
 		c->directory = (uint32_t)directory;
-		r = view_files_read(b->step, name, &left, &b->files_told, &c->paths, &c->npaths, b->err);
+		r = view_files_read(b->step, name, &left, &b->files_warned, &c->paths, &c->npaths, b->err);
 	}
 	for (int own = 0; own < 2; own++)
 		for (uint32_t i = 0; r == 0 && i < n; i++)
@@ -274,9 +274,9 @@ static int add_components(struct builder *b)
 		load_step_component(b->step, i, &first, &end);
 		r = add_tensors(b, b->components[i].directory, first, end, b->components[i].in_file);
 	}
-	if (b->files_told > VIEW_TOLD)
+	if (b->files_warned > VIEW_NAMED)
 		base_warning("%s/%llu: so are %u more components", load_step_info(b->step)->run,
-			(unsigned long long)load_step_info(b->step)->step, b->files_told - VIEW_TOLD);
+			(unsigned long long)load_step_info(b->step)->step, b->files_warned - VIEW_NAMED);
 	return r;
 }
 
@@ -376,7 +376,7 @@ static int give_way(struct builder *b, uint32_t item)
 	}
 	if (r < 0)
 		return (int)r;
-	if (b->told++ < VIEW_TOLD)
+	if (b->warned++ < VIEW_NAMED)
 		base_warning("%s/%llu: the path of the blob '%s' is in use: its first part is shown escaped", info->run,
 			(unsigned long long)info->step, blob.name);
 	return 0;
@@ -414,9 +414,9 @@ static int add_blobs(struct builder *b)
 		if (r < 0)
 			return r;
 	}
-	if (b->told > VIEW_TOLD)
+	if (b->warned > VIEW_NAMED)
 		base_warning("%s/%llu: so are those of %u more blobs", load_step_info(b->step)->run,
-			(unsigned long long)load_step_info(b->step)->step, b->told - VIEW_TOLD);
+			(unsigned long long)load_step_info(b->step)->step, b->warned - VIEW_NAMED);
 	return 0;
 }
 

@@ -21,11 +21,11 @@
 const char *view_files_view(unsigned file, char text[static VIEW_FILES_VIEW_BYTES]);
 /* How many paths the object of a VIEW_FILES_VIEW has; 0: it is none. */
 uint32_t view_files_count(const void *bytes, size_t len);
-#define VIEW_TOLD 20u /* things of one kind in a step that are named in the log; the others are counted */
+#define VIEW_NAMED 20u /* things of one kind in a step that are named in the log; the others are counted */
 /* The paths of a component's files, one after another, each with its NUL, and how many. 0 paths: it has none of its
- * own, or they cannot be believed, which base_warning says and *told counts. An error: they could not be read now.
+ * own, or they cannot be believed, which base_warning says and *warned counts. An error: they could not be read now.
  * left: so many bytes the paths of this and other components may still have. */
-int view_files_read(const struct load_step *step, const char *component, uint64_t *left, uint32_t *told,
+int view_files_read(const struct load_step *step, const char *component, uint64_t *left, uint32_t *warned,
 	struct base_buf *ret_paths, uint32_t *ret_n, struct base_error *err);
 /* Which of n .safetensors nodes has the tensor: for each tensor of the component, [item - first], the first such node,
  * or 0. */
