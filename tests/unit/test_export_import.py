@@ -137,7 +137,7 @@ def test_forms_that_disagree(exported, name, file):
         f.seek(-1, os.SEEK_END)
         f.write(b"\xff")
     done = again(check=False)
-    assert (done.returncode == 1 and f"tensor {name} stands in" in done.stderr and file in done.stderr and
+    assert (done.returncode == 1 and f"tensor {name} is in" in done.stderr and file in done.stderr and
             "model.safetensors, and they differ" in done.stderr)
 
 

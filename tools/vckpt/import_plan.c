@@ -500,7 +500,7 @@ static int same_bytes(const struct import_tensor *a, const struct import_tensor 
 		same = !memcmp(x, y, n);
 	}
 	if (!same)
-		return base_error_set(err, -EEXIST, "tensor %s stands in %s and in %s, and they differ%s", a->name,
+		return base_error_set(err, -EEXIST, "tensor %s is in %s and in %s, and they differ%s", a->name,
 			a->file->path, b->file->path, a->in_header && b->in_header
 			? ": import files that are models of their own each after a --component NAME" : "");
 	return 0;

@@ -25,11 +25,10 @@ bool save_writer_again_tell(const struct save_writer *w)
 
 	if (again <= changed || again < (w->tensor_bytes + w->blob_bytes) / 100)
 		return false;
-	base_warning("run %s step %llu: wrote %s of unchanged data again, and %s of changed data: a step "
-		"refers to packs of at most %u earlier saves, so from time to time a save copies what is left in small "
-		"ones (vckpt info and vckpt stalls show how much for each step)", w->options.run,
-		(unsigned long long)w->result.step, again_text(again, bytes[0]), again_text(changed, bytes[1]),
-		SAVE_KEEP_MAX);
+	base_warning("run %s step %llu: wrote %s of unchanged data again, and %s of changed data, because a "
+		"step refers to at most %u earlier saves; vckpt info and vckpt stalls show such bytes of each step",
+		w->options.run, (unsigned long long)w->result.step, again_text(again, bytes[0]),
+		again_text(changed, bytes[1]), SAVE_KEEP_MAX);
 	return true;
 }
 

@@ -79,7 +79,7 @@ class Destination:
         return self.contiguous or (not self.flattened and _apart(memory))
 
     def row(self, row: _lib.Tensor, fill: Fill, memory: Destination) -> list[Any]:
-        """What a load is told beside the row of a whole tensor in contiguous memory of the CPU; what that points to.
+        """What a load needs beside the row of a whole tensor in contiguous memory of the CPU; what that points to.
         memory: where it is read to, this or an array that is assigned to it."""
         row.flags |= _lib.DEVICE if memory.device else 0
         keep = [] if memory.contiguous else [_lib.i64s(memory.strides())]
@@ -201,10 +201,10 @@ def _read(step: Step, rank: int, fills: Sequence[Fill], memory: Sequence[Destina
     """Reads them into that memory. Most are whole and contiguous: their rows are made all together."""
     table = step._rows([one.stored[0] for one in fills])
     table[:, _lib.DATA_WORD] = [to.address for to in memory]
-    told = rows(table)
-    keep = [one.to.row(told[number], one, to) for number, (one, to) in enumerate(zip(fills, memory))
+    into = rows(table)
+    keep = [one.to.row(into[number], one, to) for number, (one, to) in enumerate(zip(fills, memory))
             if type(one.to) is Part or not to.contiguous or to.device]
-    found = read(step, rank, told, how)
+    found = read(step, rank, into, how)
     del keep                                # what the rows point to
     return found
 
