@@ -57,14 +57,17 @@ def used(mount, store, vckpt, tmp_path):
 def test_an_idle_mount_never_wakes_up(used, scale):
     if 'vckpt_feature{name="watch",why="inotify' not in (used / ".vckpt" / "stats").read_text():
         pytest.skip("this is no local filesystem")
-    before, waited = settled(used, 1.5), stalled()  # packs are closed a second after their last use
-    time.sleep(scale(7, 30))        # longer than any interval of the mount
-    after = switches(used)
-    # The kernel tells who asked that memory is short, and all in a group when one of them asks no more.
-    if stalled() != waited or "PYTEST_XDIST_WORKER" in os.environ:
-        for counts in (before, after):
-            assert len([counts.pop(key) for key in list(counts) if key[1] == "vckpt-pressure"]) == 1
-    assert len(before) >= 4 and mount_of(used.point)
+    for _ in range(3):      # a timer of the mount fires each time; what the kernel asks for by itself does not
+        before, waited = settled(used, 1.5), stalled()      # packs are closed a second after their last use
+        time.sleep(scale(7, 30))    # longer than any interval of the mount
+        after = switches(used)
+        # The kernel tells who asked that memory is short, and all in a group when one of them asks no more.
+        if stalled() != waited or "PYTEST_XDIST_WORKER" in os.environ:
+            for counts in (before, after):
+                assert len([counts.pop(key) for key in list(counts) if key[1] == "vckpt-pressure"]) == 1
+        assert len(before) >= 4 and mount_of(used.point)
+        if after == before:
+            break
     stats = (used / ".vckpt" / "stats").read_text() if after != before else ""
     assert after == before, ({thread: after.get(thread, 0) - n for thread, n in before.items()
                               if after.get(thread) != n}, used.server, stats)

@@ -155,6 +155,6 @@ def test_a_copy_whose_forms_disagree(vckpt, mount, sample_store, store, tmp_path
     file.chmod(0o600)
     file.write_bytes(data)
     done = vckpt("import", store, "a", copy, check=False)
-    assert (done.returncode == 1 and "tensor layer.0.mlp.weight stands in" in done.stderr and
+    assert (done.returncode == 1 and "tensor layer.0.mlp.weight is in" in done.stderr and
             "they differ" in done.stderr)
     assert vckpt.json("ls", store)["runs"] == []
