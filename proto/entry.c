@@ -4,6 +4,9 @@
  *
  * A snapshot may hold ten thousand live steps: its commits are rows of fixed width, not messages.
  *
+ * With the word "list-2" a snapshot names what changed since an earlier one, and a launch entry the launches since an
+ * earlier one.
+ *
  *   live step, 112 bytes: entry u64 | step u64 | time i64 | replaces + 1 u64 | manifest 32 | tensors u64 | bytes u64 |
  *   new bytes u64 | launch 8 | count u64 | extra offset u32 | extra length u32
  *
@@ -21,9 +24,27 @@ static bool entry_commit_check(const struct proto_commit *c)
 		proto_attributes_check(c->attributes, c->nattributes);
 }
 
+/* What a snapshot says beside its rows. */
+static bool entry_from_check(const struct proto_entry *m)
+{
+	static const struct base_digest none;
+
+	if (!m->list_2)
+		return m->from == 0 && m->ngone == 0 && base_digest_equal(&m->from_digest, &none);
+	if (m->from == 0 && (m->ngone || m->older != PROTO_NONE || !base_digest_equal(&m->from_digest, &none)))
+		return false;
+	for (size_t i = 0; i < m->ngone; i++)
+		if (m->gone[i] >= m->from || (i > 0 && m->gone[i - 1] >= m->gone[i]))
+			return false;
+	if (m->from >= m->number || (m->from && m->nlive && m->live[0].entry <= m->from))
+		return false;
+	return (m->older == PROTO_NONE || m->older <= PROTO_STEP_MAX) &&
+		(m->newest_launch == PROTO_NONE || m->newest_launch < m->number);
+}
+
 static bool entry_snapshot_check(const struct proto_entry *m)
 {
-	if (m->nlive > ENTRY_LIVE_MAX)
+	if (m->nlive > ENTRY_LIVE_MAX || !entry_from_check(m))
 		return false;
 	for (size_t i = 0; i < m->nlive; i++)
 		if ((i > 0 && m->live[i - 1].entry >= m->live[i].entry) || m->live[i].entry == PROTO_NONE ||
@@ -38,6 +59,15 @@ static bool entry_accept_check(const struct proto_entry *m)
 		if (m->accepts[i] >= m->number || (i > 0 && m->accepts[i - 1] >= m->accepts[i]))
 			return false;
 	return m->naccepts > 0 && m->naccepts <= PROTO_ACCEPTS_MAX && m->version != 1;
+}
+
+static bool entry_launch_check(const struct proto_entry *m)
+{
+	if (!proto_launch_valid(m->launch) || (m->newest_step != PROTO_NONE && m->newest_step > PROTO_STEP_MAX))
+		return false;
+	if (!m->list_2)
+		return m->nth == 0 && m->nids == 0;
+	return m->nth > 0 && m->nids < m->nth && (m->from == PROTO_NONE ? m->nids == m->nth - 1 : m->from < m->number);
 }
 
 /* Version 1 knew no place, and says none. */
@@ -57,10 +87,11 @@ static int entry_check(const struct proto_entry *m)
 
 	if (!proto_host_valid(m->host) || !entry_place_check(m))
 		return -BASE_EFORMAT;
+	if (m->list_2 && m->kind != PROTO_ENTRY_SNAPSHOT && m->kind != PROTO_ENTRY_LAUNCH)
+		return -BASE_EFORMAT;
 	switch (m->kind) {
 	case PROTO_ENTRY_LAUNCH:
-		good = proto_launch_valid(m->launch) &&
-			(m->newest_step == PROTO_NONE || m->newest_step <= PROTO_STEP_MAX);
+		good = entry_launch_check(m);
 		break;
 	case PROTO_ENTRY_COMMIT:
 		good = entry_commit_check(&m->commit);
@@ -151,16 +182,26 @@ static int entry_live_put(const struct proto_live *l, struct base_buf *rows, str
 
 static int entry_snapshot_encode(const struct proto_entry *m, Vckpt__Entry *e, struct base_buf *b)
 {
-	base_cleanup_buf struct base_buf rows = BASE_BUF_INIT, extra = BASE_BUF_INIT;
+	base_cleanup_buf struct base_buf rows = BASE_BUF_INIT, extra = BASE_BUF_INIT, gone = BASE_BUF_INIT;
 	Vckpt__Snapshot s = VCKPT__SNAPSHOT__INIT;
 	int r = 0;
 
 	for (size_t i = 0; i < m->nlive && r == 0; i++)
 		r = entry_live_put(&m->live[i], &rows, &extra);
-	if (r < 0)
-		return r;
+	for (size_t i = 0; i < m->ngone; i++)
+		base_buf_put64(&gone, m->gone[i]);
+	if (r < 0 || gone.error)
+		return r < 0 ? r : gone.error;
 	s.live = proto_bytes(&rows);
 	s.extra = proto_bytes(&extra);
+	s.gone = proto_bytes(&gone);
+	s.from = m->from;
+	if (m->from)
+		s.from_digest = proto_digest_field(&m->from_digest);
+	if (m->list_2) {
+		s.older = m->older + 1; /* PROTO_NONE wraps to 0 */
+		s.launch = m->newest_launch + 1;
+	}
 	e->snapshot = &s;
 	return proto_pack(e, b);
 }
@@ -215,10 +256,32 @@ static int entry_commit_encode(const struct proto_entry *m, Vckpt__Entry *e, str
 	return b->error ? b->error : proto_pack(&after, b);
 }
 
+static int entry_launch_encode(const struct proto_entry *m, Vckpt__Entry *e, struct base_buf *b)
+{
+	base_cleanup_buf struct base_buf ids = BASE_BUF_INIT;
+	Vckpt__Launch launch = VCKPT__LAUNCH__INIT;
+	uint8_t id[PROTO_LAUNCH_ROW_BYTES];
+
+	launch.launch = (char *)m->launch;
+	launch.newest_step = m->newest_step + 1;
+	launch.nonce = proto_nonce_field(m->nonce);
+	for (size_t i = 0; i < m->nids; i++)
+		if (proto_launch_parse(m->ids[i], id))
+			base_buf_append(&ids, id, sizeof id);
+	if (ids.error || ids.len != m->nids * sizeof id)
+		return ids.error ? ids.error : -BASE_EFORMAT;
+	launch.ids = proto_bytes(&ids);
+	launch.nth = m->nth;
+	launch.from = m->list_2 ? m->from + 1 : 0;
+	e->launch = &launch;
+	return proto_pack(e, b);
+}
+
 static void entry_head(const struct proto_entry *m, Vckpt__Entry *ret_e)
 {
 	vckpt__entry__init(ret_e);
 	ret_e->version = m->version ? m->version : PROTO_VERSION;
+	ret_e->features = proto_words(m->list_2 ? PROTO_LIST_2 : 0, &ret_e->n_features);
 	ret_e->kind = m->kind;
 	ret_e->time_ns = m->time_ns;
 	ret_e->host = (char *)m->host;
@@ -232,7 +295,6 @@ static void entry_head(const struct proto_entry *m, Vckpt__Entry *ret_e)
 int proto_entry_encode(const struct proto_entry *m, struct base_buf *b)
 {
 	Vckpt__Entry e;
-	Vckpt__Launch launch = VCKPT__LAUNCH__INIT;
 	Vckpt__Abort abort_message = VCKPT__ABORT__INIT;
 	Vckpt__Remove remove_message = VCKPT__REMOVE__INIT;
 	int r = entry_check(m);
@@ -248,11 +310,7 @@ int proto_entry_encode(const struct proto_entry *m, struct base_buf *b)
 	case PROTO_ENTRY_ACCEPT:
 		return entry_accept_encode(m, &e, b);
 	case PROTO_ENTRY_LAUNCH:
-		launch.launch = (char *)m->launch;
-		launch.newest_step = m->newest_step + 1;
-		launch.nonce = proto_nonce_field(m->nonce);
-		e.launch = &launch;
-		break;
+		return entry_launch_encode(m, &e, b);
 	case PROTO_ENTRY_ABORT:
 		abort_message.attempt = (char *)m->attempt;
 		abort_message.reason = (char *)m->reason;
@@ -328,11 +386,66 @@ static int entry_live_get(const uint8_t *row, const Vckpt__Snapshot *s, uint32_t
 	return len ? entry_extra_get(s->extra.data + offset, len, arena, c) : 0;
 }
 
+/* Rows of u64. */
+static int entry_numbers_get(const ProtobufCBinaryData *field, uint32_t max, struct proto_arena *arena,
+	const uint64_t **ret_numbers, size_t *ret_n)
+{
+	uint64_t *numbers;
+	uint32_t n;
+
+	if (!proto_rows(field, sizeof *numbers, max, &n))
+		return -BASE_EFORMAT;
+	numbers = proto_arena_array(arena, n, sizeof *numbers);
+	if (!numbers)
+		return proto_no_memory(arena);
+	for (uint32_t i = 0; i < n; i++)
+		numbers[i] = base_get64(field->data + (size_t)i * sizeof *numbers);
+	*ret_numbers = numbers;
+	*ret_n = n;
+	return 0;
+}
+
+static int entry_from_get(const Vckpt__Snapshot *s, struct proto_arena *arena, struct proto_entry *m)
+{
+	if (!m->list_2)
+		return s->from || s->from_digest.len || s->gone.len || s->older || s->launch ? -BASE_EFORMAT : 0;
+	m->from = s->from;
+	m->older = s->older - 1;
+	m->newest_launch = s->launch - 1;
+	if (s->from ? !proto_digest_get(&s->from_digest, &m->from_digest) : s->from_digest.len != 0)
+		return -BASE_EFORMAT;
+	return entry_numbers_get(&s->gone, ENTRY_LIVE_MAX, arena, &m->gone, &m->ngone);
+}
+
+static int entry_launch_get(const Vckpt__Launch *l, struct proto_arena *arena, struct proto_entry *m)
+{
+	proto_launch_id *ids;
+	uint32_t n;
+
+	m->launch = l->launch;
+	m->newest_step = l->newest_step - 1;
+	m->from = l->from - 1;
+	m->nth = l->nth;
+	if (!proto_rows(&l->ids, PROTO_LAUNCH_ROW_BYTES, UINT32_MAX, &n) || !proto_nonce_get(&l->nonce, m->nonce)
+		|| (l->from && !m->list_2))
+		return -BASE_EFORMAT;
+	ids = proto_arena_array(arena, n, sizeof *ids);
+	if (!ids)
+		return proto_no_memory(arena);
+	for (uint32_t i = 0; i < n; i++)
+		proto_launch_format(l->ids.data + (size_t)i * PROTO_LAUNCH_ROW_BYTES, ids[i]);
+	m->ids = (const proto_launch_id *)ids;
+	m->nids = n;
+	return 0;
+}
+
 static int entry_snapshot_get(const Vckpt__Snapshot *s, struct proto_arena *arena, struct proto_entry *m)
 {
 	uint32_t n, extra_at = 0;
-	int r = 0;
+	int r = entry_from_get(s, arena, m);
 
+	if (r < 0)
+		return r;
 	if (!proto_rows(&s->live, PROTO_LIVE_ROW_BYTES, ENTRY_LIVE_MAX, &n) || s->extra.len > UINT32_MAX)
 		return -BASE_EFORMAT;
 	m->live = proto_arena_array(arena, n, sizeof *m->live);
@@ -344,26 +457,10 @@ static int entry_snapshot_get(const Vckpt__Snapshot *s, struct proto_arena *aren
 	return r == 0 && extra_at != s->extra.len ? -BASE_EFORMAT : r;
 }
 
-static int entry_accept_get(const Vckpt__Accept *s, struct proto_arena *arena, struct proto_entry *m)
-{
-	uint64_t *numbers;
-	uint32_t n;
-
-	if (!proto_rows(&s->numbers, sizeof *numbers, PROTO_ACCEPTS_MAX, &n))
-		return -BASE_EFORMAT;
-	numbers = proto_arena_array(arena, n, sizeof *numbers);
-	if (!numbers)
-		return proto_no_memory(arena);
-	for (uint32_t i = 0; i < n; i++)
-		numbers[i] = base_get64(s->numbers.data + (size_t)i * sizeof *numbers);
-	m->accepts = numbers;
-	m->naccepts = n;
-	return 0;
-}
-
 static int entry_head_get(const Vckpt__Entry *e, struct proto_entry *m)
 {
 	m->kind = (enum proto_entry_kind)e->kind;
+	m->list_2 = e->n_features != 0;
 	m->version = e->version;
 	m->time_ns = e->time_ns;
 	m->host = e->host;
@@ -379,16 +476,14 @@ static int entry_get(const Vckpt__Entry *e, struct proto_arena *arena, struct pr
 	const void *const parts[] = {e->launch, e->commit, e->abort, e->remove, e->snapshot, e->accept};
 	int r = entry_head_get(e, m);
 
-	if (r < 0)
-		return r;
+	if (r < 0 || !proto_words_are(e->features, e->n_features, m->list_2 ? PROTO_LIST_2 : 0))
+		return r < 0 ? r : -BASE_EFORMAT;
 	for (unsigned i = 0; i < BASE_COUNT(parts) && e->kind <= BASE_COUNT(parts); i++)
 		if ((parts[i] != NULL) != (e->kind == i + 1))
 			return -BASE_EFORMAT;
 	switch (m->kind) {
 	case PROTO_ENTRY_LAUNCH:
-		m->launch = e->launch->launch;
-		m->newest_step = e->launch->newest_step - 1;
-		return proto_nonce_get(&e->launch->nonce, m->nonce) ? 0 : -BASE_EFORMAT;
+		return entry_launch_get(e->launch, arena, m);
 	case PROTO_ENTRY_COMMIT:
 		return entry_commit_get(e->commit, arena, &m->commit);
 	case PROTO_ENTRY_ABORT:
@@ -402,7 +497,7 @@ static int entry_get(const Vckpt__Entry *e, struct proto_arena *arena, struct pr
 	case PROTO_ENTRY_SNAPSHOT:
 		return entry_snapshot_get(e->snapshot, arena, m);
 	case PROTO_ENTRY_ACCEPT:
-		return entry_accept_get(e->accept, arena, m);
+		return entry_numbers_get(&e->accept->numbers, PROTO_ACCEPTS_MAX, arena, &m->accepts, &m->naccepts);
 	}
 	return 0; /* of a later version */
 }

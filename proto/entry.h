@@ -15,6 +15,7 @@
 #define PROTO_ACCEPTS_MAX (UINT32_C(1) << 16) /* numbers in one accept entry */
 
 struct proto_attribute;
+typedef char proto_launch_id[17];             /* 16 hexadecimal digits, and a NUL */
 enum proto_entry_kind {
 	PROTO_ENTRY_LAUNCH = 1, PROTO_ENTRY_COMMIT, PROTO_ENTRY_ABORT, PROTO_ENTRY_REMOVE, PROTO_ENTRY_SNAPSHOT,
 	PROTO_ENTRY_ACCEPT, /* a higher one: of a later version; it decides nothing */
@@ -43,10 +44,18 @@ struct proto_entry {
 	struct proto_commit commit;              /* COMMIT */
 	const char *launch; uint64_t newest_step; /* LAUNCH; newest_step PROTO_NONE: none */
 	uint8_t nonce[PROTO_NONCE_BYTES];        /* LAUNCH; zeros: none */
+	/* Snapshots and launch entries go on from earlier ones; those of a store without that word are not so. */
+	bool list_2;
+	uint64_t from;                           /* SNAPSHOT: a number, 0: none; LAUNCH: PROTO_NONE: none */
+	uint64_t nth;                            /* LAUNCH: 1 for the first of the run */
+	const proto_launch_id *ids; size_t nids; /* LAUNCH: rows of 8 bytes on disk */
 	const char *attempt, *reason; uint32_t rank; /* ABORT */
 	uint64_t removes;                        /* REMOVE: number of the commit entry */
 	/* SNAPSHOT: by ascending entry; a packed table on disk */
 	struct proto_live { uint64_t entry; struct proto_commit commit; } *live; size_t nlive;
+	struct base_digest from_digest;          /* SNAPSHOT: `self` of entry `from`; zeros: none */
+	const uint64_t *gone; size_t ngone;      /* SNAPSHOT: ascending, below `from` */
+	uint64_t older, newest_launch;           /* SNAPSHOT: a step, an entry; PROTO_NONE: none */
 	const uint64_t *accepts; size_t naccepts; /* ACCEPT: numbers of entries, ascending, below its own */
 	void *arena;
 };

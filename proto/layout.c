@@ -166,7 +166,7 @@ static int layout_pack(const struct proto_layout *m, struct proto_arena *arena, 
 	for (uint64_t i = 0; i < m->ndims; i++)
 		base_put64(dims + 8 * i, m->dims[i]);
 	s.version = PROTO_VERSION;
-	s.features = proto_grid_words(&m->grid, &s.n_features);
+	s.features = proto_words(m->grid.small_bytes ? PROTO_GRID_2 : 0, &s.n_features);
 	s.min_bytes = m->grid.min_bytes;
 	s.target_bytes = m->grid.target_bytes;
 	s.row_bytes = m->grid.row_bytes;

@@ -54,6 +54,7 @@ struct proto_store {
 	uint64_t seed;                  /* of XXH3-128 */
 	struct tensor_grid_params grid; /* of new layouts */
 	uint64_t reserve_bytes;         /* size of the file `reserve`; 0: none */
+	bool list_2;                    /* snapshots go on from earlier ones: the word "list-2" */
 	void *arena;
 };
 int proto_store_encode(const struct proto_store *m, struct base_buf *b);

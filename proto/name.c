@@ -8,9 +8,6 @@
 #include "core/base/text.h"
 #include "proto/proto_internal.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-
 static bool name_is_alpha(char c)
 {
 	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
@@ -170,11 +167,16 @@ static bool name_attempt_take(const char **at, struct proto_attempt_number *ret_
 		name_decimal_take(at, UINT64_MAX, &ret_a->count);
 }
 
+bool proto_launch_parse(const char *launch, uint8_t ret_id[static PROTO_LAUNCH_ROW_BYTES])
+{
+	return launch && name_launch_take(&launch, ret_id) && *launch == 0;
+}
+
 bool proto_launch_valid(const char *launch)
 {
-	uint8_t bytes[8];
+	uint8_t bytes[PROTO_LAUNCH_ROW_BYTES];
 
-	return launch && name_launch_take(&launch, bytes) && *launch == 0;
+	return proto_launch_parse(launch, bytes);
 }
 
 bool proto_attempt_parse(const char *attempt, struct proto_attempt_number *ret_a)
@@ -182,11 +184,32 @@ bool proto_attempt_parse(const char *attempt, struct proto_attempt_number *ret_a
 	return attempt && name_attempt_take(&attempt, ret_a) && *attempt == 0;
 }
 
+/* This and the next by hand: a snapshot has ten thousand of them. */
+void proto_launch_format(const uint8_t id[static PROTO_LAUNCH_ROW_BYTES], char text[static 17])
+{
+	static const char digits[] = "0123456789abcdef";
+
+	for (unsigned i = 0; i < PROTO_LAUNCH_ROW_BYTES; i++) {
+		text[2 * i] = digits[id[i] >> 4];
+		text[2 * i + 1] = digits[id[i] & 15];
+	}
+	text[16] = 0;
+}
+
 void proto_attempt_format(const struct proto_attempt_number *a, char text[static PROTO_ATTEMPT_MAX])
 {
-	for (unsigned i = 0; i < 8; i++)
-		snprintf(text + 2 * i, 3, "%02x", a->launch[i]);
-	snprintf(text + 16, PROTO_ATTEMPT_MAX - 16, "-%" PRIu64, a->count);
+	char decimal[20];
+	unsigned n = 0;
+	uint64_t left = a->count;
+
+	proto_launch_format(a->launch, text);
+	do
+		decimal[n++] = (char)('0' + left % 10);
+	while (left /= 10);
+	text[16] = '-';
+	for (unsigned i = 0; i < n; i++)
+		text[17 + i] = decimal[n - 1 - i];
+	text[17 + n] = 0;
 }
 
 bool proto_pack_name_split(const char *pack, struct proto_attempt_number *ret_a, uint32_t *ret_rank,

@@ -20,6 +20,7 @@
 #define PROTO_REPLICA_ROW_BYTES 32u
 #define PROTO_SAMPLE_ROW_BYTES 36u
 #define PROTO_LIVE_ROW_BYTES 112u
+#define PROTO_LAUNCH_ROW_BYTES 8u
 #define PROTO_RANGE_ROW_BYTES 16u
 #define PROTO_CLASS_MAX 71u
 #define PROTO_STEP_MAX ((uint64_t)INT64_MAX)
@@ -77,8 +78,11 @@ int proto_u32_table(const ProtobufCBinaryData *field, struct proto_arena *a, con
 	uint32_t *ret_n);
 /* Is this a grid that a reader computes with? The bounds keep its arithmetic in 64 bits and pieces of a few MiB. */
 bool proto_grid_valid(const struct tensor_grid_params *g);
-/* The words of a message with such a grid: "grid-2" where it has small_bytes. Not the caller's to free. */
-char **proto_grid_words(const struct tensor_grid_params *g, size_t *ret_n);
+/* Words of a message. */
+enum { PROTO_GRID_2 = 1, PROTO_LIST_2 = 2 };
+char **proto_words(unsigned words, size_t *ret_n);              /* not the caller's to free */
+/* Exactly these, in their order? */
+bool proto_words_are(char *const *features, size_t n, unsigned words);
 bool proto_word_known(const char *word);        /* in a message of some kind */
 static inline ProtobufCBinaryData proto_bytes(const struct base_buf *b)
 {
@@ -135,6 +139,8 @@ int proto_packs_check(const struct proto_pack_use *p, uint32_t n, bool sorted, b
 /* ---- name.c ---- */
 struct proto_attempt_number { uint8_t launch[8]; uint64_t count; };
 bool proto_launch_valid(const char *launch);                        /* 16 lower-case hex digits */
+bool proto_launch_parse(const char *launch, uint8_t ret_id[static PROTO_LAUNCH_ROW_BYTES]);
+void proto_launch_format(const uint8_t id[static PROTO_LAUNCH_ROW_BYTES], char text[static 17]);
 bool proto_attempt_parse(const char *attempt, struct proto_attempt_number *ret_a);
 void proto_attempt_format(const struct proto_attempt_number *a, char text[static PROTO_ATTEMPT_MAX]);
 bool proto_pack_name_split(const char *pack, struct proto_attempt_number *ret_a, uint32_t *ret_rank,

@@ -10,6 +10,11 @@ static int store_check(const struct proto_store *m)
 	return proto_grid_valid(&m->grid) && m->reserve_bytes <= PROTO_FILE_MAX_BYTES ? 0 : -BASE_EFORMAT;
 }
 
+static unsigned store_words(const struct proto_store *m)
+{
+	return (m->grid.small_bytes ? PROTO_GRID_2 : 0) | (m->list_2 ? PROTO_LIST_2 : 0);
+}
+
 int proto_store_encode(const struct proto_store *m, struct base_buf *b)
 {
 	Vckpt__Store s = VCKPT__STORE__INIT;
@@ -18,7 +23,7 @@ int proto_store_encode(const struct proto_store *m, struct base_buf *b)
 	if (r < 0)
 		return r;
 	s.version = m->version;
-	s.features = proto_grid_words(&m->grid, &s.n_features);
+	s.features = proto_words(store_words(m), &s.n_features);
 	s.id = (ProtobufCBinaryData){sizeof m->id, (uint8_t *)m->id};
 	s.seed = m->seed;
 	s.min_bytes = m->grid.min_bytes;
@@ -45,8 +50,10 @@ int proto_store_decode(const void *body, size_t len, struct proto_store *ret_m)
 	ret_m->reserve_bytes = s->reserve_bytes;
 	if (s->id.len == sizeof ret_m->id)
 		memcpy(ret_m->id, s->id.data, sizeof ret_m->id);
-	r = s->id.len == sizeof ret_m->id && s->n_features == (s->small_bytes != 0) ? store_check(ret_m)
-		: -BASE_EFORMAT;
+	for (size_t i = 0; i < s->n_features; i++)
+		ret_m->list_2 |= strcmp(s->features[i], "list-2") == 0;
+	r = s->id.len == sizeof ret_m->id && proto_words_are(s->features, s->n_features, store_words(ret_m))
+		? store_check(ret_m) : -BASE_EFORMAT;
 	if (r < 0)
 		proto_store_release(ret_m);
 	return r;

@@ -65,18 +65,43 @@ int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, si
 	return 0;
 }
 
-/* The one word there is (docs/format/versions.md). */
-static char GRID_2[] = "grid-2";
+/* The words there are (docs/format/versions.md), in the order of their bits. */
+static char *wire_words[] = {(char[]){"grid-2"}, (char[]){"list-2"}};
 
-char **proto_grid_words(const struct tensor_grid_params *g, size_t *ret_n)
+/* All but none and both stand alone: a run of the table. */
+char **proto_words(unsigned words, size_t *ret_n)
 {
-	static char *words[] = {GRID_2};
-
-	*ret_n = g->small_bytes ? 1 : 0;
-	return words;
+	*ret_n = words == (PROTO_GRID_2 | PROTO_LIST_2) ? 2 : words != 0;
+	return words & PROTO_GRID_2 ? wire_words : wire_words + 1;
 }
 
-bool proto_word_known(const char *word) { return strcmp(word, GRID_2) == 0; }
+bool proto_words_are(char *const *features, size_t n, unsigned words)
+{
+	size_t have;
+	char **all = proto_words(words, &have);
+
+	for (size_t i = 0; i < have && n == have; i++)
+		if (strcmp(features[i], all[i]) != 0)
+			return false;
+	return n == have;
+}
+
+static unsigned word_bit(const char *word)
+{
+	for (unsigned i = 0; i < BASE_COUNT(wire_words); i++)
+		if (strcmp(word, wire_words[i]) == 0)
+			return 1u << i;
+	return 0;
+}
+
+bool proto_word_known(const char *word) { return word_bit(word); }
+
+static unsigned words_of(const ProtobufCMessageDescriptor *d)
+{
+	if (d == &vckpt__store__descriptor)
+		return PROTO_GRID_2 | PROTO_LIST_2;
+	return d == &vckpt__layout__descriptor ? PROTO_GRID_2 : d == &vckpt__entry__descriptor ? PROTO_LIST_2 : 0;
+}
 
 bool proto_grid_valid(const struct tensor_grid_params *g)
 {
@@ -86,7 +111,6 @@ bool proto_grid_valid(const struct tensor_grid_params *g)
 
 static int wire_head_check(const ProtobufCMessageDescriptor *d, const struct wire_head *h)
 {
-	bool words = d == &vckpt__store__descriptor || d == &vckpt__layout__descriptor;
 	const char *what = d->short_name;
 
 	if (h->version == 0)
@@ -96,7 +120,7 @@ static int wire_head_check(const ProtobufCMessageDescriptor *d, const struct wir
 		return -BASE_EVERSION;
 	}
 	for (size_t i = 0; i < h->n_features; i++) {
-		if (words && proto_word_known(h->features[i]))
+		if (word_bit(h->features[i]) & words_of(d))
 			continue;
 		base_debug("%s needs the feature \"%.64s\", which this program does not know", what, h->features[i]);
 		return -BASE_EVERSION;

@@ -41,6 +41,7 @@ int api_step_alive(const struct vckpt_step *step, struct base_error *err);
 
 /* The list of a run that there is; store_list_close. -ENOENT: there is none of that name. */
 struct store_list;
+/* Opened for its newest steps (store_list_open_newest). */
 int api_run_open(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err);
 
 /* Strides of memory that is to be written, in bytes, one for each of ndim sizes, none of them 0: no two items may share

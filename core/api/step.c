@@ -84,7 +84,7 @@ int api_run_open(struct store *s, const char *run, struct store_list **ret_l, st
 
 	if (!run || !proto_run_valid(run))
 		return base_error_set(err, -EINVAL, "%s cannot be the name of a run", run ? run : "NULL");
-	r = store_list_open(s, run, false, ret_l, err);
+	r = store_list_open_newest(s, run, ret_l, err);
 	if (r == 0 && store_list_next(*ret_l) == 0)
 		return base_error_set(err, -ENOENT, "%s has no run %s", s->path, run);
 	return r;
@@ -102,6 +102,8 @@ int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, si
 	r = api_store_open(store, STORE_OPEN_READ_ONLY, &s, e);
 	if (r == 0)
 		r = api_run_open(s, run, &l, e);
+	if (r == 0)
+		r = store_list_know_all(l, e);
 	if (r < 0)
 		return api_result(r, e);
 	*ret_n = store_list_count(l);
@@ -131,6 +133,8 @@ static int step_find(struct vckpt_step *step, const char *run, uint64_t number, 
 	const struct store_list_step *entry;
 	int r = api_run_open(step->store, run, &l, err);
 
+	if (r == 0 && number != VCKPT_NONE)
+		r = store_list_know_step(l, number, err);
 	if (r < 0)
 		return r;
 	entry = number == VCKPT_NONE ? store_list_latest(l) : store_list_find(l, number);

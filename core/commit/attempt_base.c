@@ -71,7 +71,7 @@ static int base_list(struct store_attempt *a, const char *run, struct store_list
 		}
 	if (base_array_more(a->lists, a->nlists) < 0)
 		return base_no_memory_for(err, "run %s", run);
-	r = store_list_open(a->store, run, false, &a->lists[a->nlists], err);
+	r = store_list_open_newest(a->store, run, &a->lists[a->nlists], err);
 	if (r == 0)
 		*ret_l = a->lists[a->nlists++];
 	return r;
@@ -79,13 +79,10 @@ static int base_list(struct store_attempt *a, const char *run, struct store_list
 
 static bool base_live(const struct store_list *l, uint64_t entry, const struct base_digest *manifest)
 {
-	for (size_t i = 0; i < store_list_count(l); i++) {
-		const struct store_list_step *step = store_list_at(l, i);
+	uint64_t step = store_list_commit_step(l, entry);
+	const struct store_list_step *now = step == PROTO_NONE ? NULL : store_list_find(l, step);
 
-		if (step->entry == entry)
-			return base_digest_equal(&step->commit.manifest, manifest);
-	}
-	return false;
+	return now && now->entry == entry && base_digest_equal(&now->commit.manifest, manifest);
 }
 
 /* The base is named. Has its commit not gone before that? The list of the attempt's own run is the launch's. */
@@ -98,6 +95,8 @@ static int base_look(struct store_attempt *a, const struct attempt_base *b, bool
 	if (own)
 		pthread_mutex_lock(&a->launch->lock);
 	r = own ? store_list_refresh(l, err) : base_list(a, b->run, &l, err);
+	if (r >= 0)
+		r = store_list_know_entry(l, b->entry, err);
 	if (r >= 0)
 		r = store_list_sync(l, err);
 	*ret_gone = r == 0 && !base_live(l, b->entry, &b->manifest);

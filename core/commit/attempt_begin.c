@@ -81,6 +81,8 @@ static int begin_check(struct store_attempt *a, uint64_t wanted, struct base_err
 	if (r == 0)
 		r = attempt_outcome_known(a, NULL, err);
 	if (r == 0)
+		r = store_list_know_step(a->list, a->step, err);
+	if (r == 0)
 		r = store_list_sync(a->list, err);
 	if (r)
 		return r < 0 ? r : base_error_set(err, -EEXIST, "%s: attempt %s is committed already", a->run, a->name);

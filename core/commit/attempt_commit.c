@@ -165,8 +165,12 @@ struct commit_state { struct store_attempt *a; struct proto_entry *e; struct bas
 static int commit_check(void *arg, struct store_list *l)
 {
 	struct commit_state *c = arg;
-	const struct store_list_step *now = store_list_find(l, c->a->step);
+	const struct store_list_step *now;
+	int r = store_list_know_step(l, c->a->step, c->err);
 
+	if (r < 0)
+		return r;
+	now = store_list_find(l, c->a->step);
 	switch (store_list_attempt(l, c->a->name, NULL, NULL)) {
 	case STORE_ATTEMPT_COMMITTED: return -EALREADY;
 	case STORE_ATTEMPT_ABORTED: return -BASE_EABORTED;

@@ -10,9 +10,9 @@
  * The launch entry decides two things for good. It aborts the undecided attempts of all launches before it
  * (list_replay.c, apply_launch), so that a job that was started twice has one writer; and it says from which step the
  * unnumbered saves of a job of one rank count on. An id that was used before would make its attempts those
- * of an old launch, aborted to some readers and not to others: so rank 0 reads the whole list, once, and refuses it; it
- * says so in the list, for the others. These start from the snapshot before the newest one: the entry that they wait
- * for is new. If it does not come in time they read everything before they say so.
+ * of an old launch, aborted to some readers and not to others: so rank 0 looks at all launches that the run has had
+ * (list_launches.c), and refuses it; it says so in the list, for the others. These start from the snapshot before the
+ * newest one: the entry that they wait for is new. If it does not come in time they read everything before they say so.
  *
  * The list is opened before the launch entry is put (or seen) and only refreshed afterwards: so it knows every entry
  * since then, which is what attempts of this launch are judged by. Lock order: none; `lock` and the watch's are never
@@ -75,7 +75,7 @@ static int launch_put_check(void *arg, struct store_list *list)
 	const struct store_list_step *latest = store_list_latest(list);
 	struct launch_put *p = arg;
 
-	if (launch_entry(p->l))
+	if (launch_entry(p->l) || list_launch_used(list, p->l->name))
 		return base_error_set(p->err, -EEXIST,
 			"run %s: the launch id was used before: it has to be new at every start (%s)", p->l->run,
 			p->l->name);
@@ -109,7 +109,7 @@ static int launch_append(struct store_launch *l, struct base_error *err)
 		.launch = l->name};
 	struct launch_put p = {l, &e, err};
 	int64_t n;
-	int r = store_list_open_how(l->store, l->run, &(struct list_how){.whole = true, .patience_ms = l->start_ms},
+	int r = store_list_open_how(l->store, l->run, &(struct list_how){.newest = true, .patience_ms = l->start_ms},
 		&l->list, err);
 
 	if (r < 0)
@@ -154,7 +154,8 @@ static int launch_poll(struct store_launch *l, struct base_error *err)
 
 static int launch_await(struct store_launch *l, struct base_error *err)
 {
-	int r = store_list_open_how(l->store, l->run, &(struct list_how){.skip = 1, .patience_ms = l->start_ms},
+	int r = store_list_open_how(l->store, l->run,
+		&(struct list_how){.newest = true, .skip = 1, .patience_ms = l->start_ms},
 		&l->list, err);
 	uint64_t next = r == 0 ? store_list_next(l->list) : 0;
 

@@ -27,7 +27,7 @@ static int run_is_free(struct store *s, const char *run, struct base_error *err)
 
 static int alone_list_open(struct store_launch *l, struct base_error *err)
 {
-	return store_list_open(l->store, l->run, false, &l->list, err);
+	return store_list_open_newest(l->store, l->run, &l->list, err);
 }
 
 static int alone_attempt_name(struct store_attempt *a, uint64_t wanted, struct base_error *err)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * list: reading a run's list; list_replay.c has the rules, list_put.c puts the next entry. What follows is of all
- * three. list_steps.c, list_skips.c and list_numbers.c keep what is visible, what is skipped, and which numbers exist.
+ * three. list_steps.c, list_skips.c and list_numbers.c keep what is visible, what is skipped, and which numbers exist;
+ * list_snapshot.c reads and makes snapshots, list_launches.c knows the launches of long ago.
  *
  * The list is the one source of truth of what is visible. It is a sequence of files runs/<run>/<number>, each put if
  * absent and never changed, so that two writers who want the same number find out which of them has it, and the other
@@ -32,11 +33,11 @@
  *      directory durable: store_list_sync, called by store_list_put before each check and put, and by the collector.
  *   7. The collector never removes what a live commit, an undecided attempt or a base named by one reaches: gc.c.
  *
- * Snapshots. Entry 64 n names all visible steps, so that opening reads one snapshot and at most 63 entries. It says
- * nothing about attempts. That is enough for readers, since no writer puts a commit that does not count. It is also why
- * a writer must itself have read every entry since its attempt's begin: its list is opened before `begin` is put and
- * only ever refreshed, never opened again. A snapshot that would exceed an entry's maximum, or finds the disk full, is
- * left out; readers look for the one before.
+ * Snapshots. Entry 64 n says, with those that it goes on from (list_snapshot.c), which steps are visible, so that
+ * opening reads a few snapshots and at most 63 entries. It says nothing about attempts. That is enough for readers,
+ * since no writer puts a commit that does not count. It is also why a writer must itself have read every entry since
+ * its attempt's begin: its list is opened before `begin` is put and only ever refreshed, or read anew from entry 0. A
+ * snapshot that would exceed an entry's maximum, or finds the disk full, is left out; readers look for the one before.
  *
  * Chain. An entry carries its run, its number and the SHA-256 of the body of the entry before. So an entry at the place
  * of another, or from another list, is damage and not history. Where the entry before was skipped the chain begins
@@ -74,7 +75,8 @@
 #define RETRY_MAX_MS 100u
 #define TELL_MS 1000u     /* a storage that fails for so long is told of */
 #define FAR_PROBES 20u    /* looks for entries behind a gap, at distances 2, 4, ... 2^20 */
-#define END_MAX (UINT64_C(1) << 61) /* no entry has this number or a higher one */
+#define LARGE_BYTES (UINT64_C(1) << 20) /* of a snapshot: it names 4,600 steps */
+#define SHORT 256          /* entries: their names come with one or two requests */
 #define AGAIN_MAX 16u     /* times that acceptances make a list begin anew at once; of an honest one: once or twice */
 
 void store_list_entry_name(const char *run, uint64_t n, char name[static STORE_NAME_MAX])
@@ -182,6 +184,9 @@ int store_list_entry_placed(const struct store *s, const char *run, uint64_t n, 
 			s->info.version);
 	if (e->version == 1)
 		return 0;
+	if ((e->kind == PROTO_ENTRY_SNAPSHOT || e->kind == PROTO_ENTRY_LAUNCH) && e->list_2 != s->info.list_2)
+		return base_error_set(err, -BASE_EFORMAT, "it %s the word list-2, and the store %s", e->list_2 ? "has"
+			: "lacks", e->list_2 ? "lacks it" : "has it");
 	if (strcmp(e->run, run) != 0)
 		return base_error_set(err, -BASE_EFORMAT, "it is an entry of run %.100s", e->run);
 	if (e->number != n)
@@ -251,8 +256,7 @@ static int entry_read(const struct store_list *l, uint64_t n, struct proto_entry
 	return base_error_set(err, r, "%s: %s", name, base_error_name(r));
 }
 
-/* entry_read, with the list's patience. */
-static int entry_read_patiently(struct store_list *l, uint64_t n, struct proto_entry *ret_e, struct base_error *err)
+int list_entry_read(struct store_list *l, uint64_t n, struct proto_entry *ret_e, struct base_error *err)
 {
 	int r;
 
@@ -291,7 +295,7 @@ int store_list_commit_read(struct store *s, const char *run, uint64_t entry, str
 	int r;
 
 	snprintf(l.run, sizeof l.run, "%s", run);
-	r = entry_read_patiently(&l, entry, ret_e, &why);
+	r = list_entry_read(&l, entry, ret_e, &why);
 	if (r == 0 && ret_e->kind != PROTO_ENTRY_COMMIT) {
 		proto_entry_release(ret_e);
 		r = -ENOENT;
@@ -371,6 +375,15 @@ static int entry_unseen(struct store_list *l, struct proto_entry *ret_e, struct 
 	return r;
 }
 
+/* The rule for a commit asks what is visible under its step. 1: the list was read anew for that. */
+static int commit_know(struct store_list *l, const struct proto_entry *e, struct base_error *err)
+{
+	uint64_t next = l->next;
+	int r = e->kind == PROTO_ENTRY_COMMIT ? store_list_know_step(l, e->commit.step, err) : 0;
+
+	return r == 0 && l->next != next ? 1 : r;
+}
+
 /* Reads entry l->next (unless it was `read` before, which is taken over) and applies it. 1: done (or skipped); 0: there
  * is none. below_end: there must be one. */
 static int list_step(struct store_list *l, bool below_end, struct proto_entry *read, struct base_error *err)
@@ -384,13 +397,13 @@ static int list_step(struct store_list *l, bool below_end, struct proto_entry *r
 		return entry_pass(l);
 	}
 	if (!read)
-		r = entry_read_patiently(l, l->next, &e, &why);
+		r = list_entry_read(l, l->next, &e, &why);
 	if (r == -ENOENT) {
 		exists = entry_exists(l, l->next); /* asks the server: a look-up may have been answered from a cache */
 		if (exists < 0)
 			return list_unreadable(l, exists, err);
 		if (exists)
-			r = entry_read_patiently(l, l->next, &e, &why);
+			r = list_entry_read(l, l->next, &e, &why);
 	}
 	if (r == -ENOENT && !below_end)
 		return 0;
@@ -398,6 +411,11 @@ static int list_step(struct store_list *l, bool below_end, struct proto_entry *r
 		r = entry_unseen(l, &e, &why);
 	if (r == 0 && (r = entry_follows(l, &e, &why)) < 0)
 		proto_entry_release(&e);
+	if (r == 0 && (r = commit_know(l, &e, &why)) != 0) {
+		proto_entry_release(&e);
+		if (r > 0)
+			return 1;
+	}
 	if (r == -ENOENT || r == -BASE_EDAMAGED)
 		r = entry_skip(l, r == -ENOENT ? NULL : why.text);
 	else if (r < 0 && r != -ENOMEM && l->store->read_only && store_error_passes(r))
@@ -417,11 +435,11 @@ static int64_t end_from(struct store_list *l, uint64_t from)
 	uint64_t low = from, step = 1, high; /* all below low exist, as far as probes tell; high does not */
 	int r = 0;
 
-	for (high = low; high < END_MAX && (r = entry_exists(l, high)) == 1; step *= 2) {
+	for (high = low; high < LIST_END_MAX && (r = entry_exists(l, high)) == 1; step *= 2) {
 		low = high + 1;
 		high += step;
 	}
-	high = base_min(high, END_MAX);
+	high = base_min(high, LIST_END_MAX);
 	while (r >= 0 && low < high) {
 		uint64_t middle = low + (high - low) / 2;
 
@@ -435,19 +453,21 @@ static int64_t end_from(struct store_list *l, uint64_t from)
 }
 
 /* The end again, this time with looks beyond it: a lost file must not be taken for the end, or its number would be put
- * again. Not for each refresh. */
+ * again. Not for each refresh. A reader of a short list lists the directory instead. */
 static int64_t end_beyond_gaps(struct store_list *l, uint64_t from)
 {
 	for (;;) {
 		int64_t end = end_from(l, from);
 		unsigned k;
 
+		if (end >= 0 && end <= SHORT && l->store->read_only)
+			return list_numbers_end(l, (uint64_t)end);
 		if (end < 0)
 			return end;
 		from = 0;
 		for (k = 0; k <= FAR_PROBES && !from; k++) {
 			uint64_t far = (uint64_t)end + (UINT64_C(1) << k);
-			int r = far < END_MAX ? entry_exists(l, far) : 0;
+			int r = far < LIST_END_MAX ? entry_exists(l, far) : 0;
 
 			if (r < 0)
 				return r;
@@ -488,7 +508,7 @@ static int read_many(struct store_list *l, struct read_batch *b, uint32_t n, str
 	memset(b->entries, 0, n * sizeof *b->entries);
 	r = store_spread(n, batch_read, b, err);
 	for (uint32_t i = 0; i < n; i++)
-		if (r >= 0 && l->missing < LIST_MISSING_MAX)
+		if (r >= 0 && l->missing < LIST_MISSING_MAX && l->next == b->from + i)
 			r = list_step(l, true, b->results[i] == 0 ? &b->entries[i] : NULL, err);
 		else
 			proto_entry_release(&b->entries[i]);
@@ -532,6 +552,7 @@ static int read_again(struct store_list *l, struct base_error *err)
 				"run %s: entries of its list accept others as damaged, and these again others, more "
 				"than %u times over: no vckpt wrote this list", l->run, AGAIN_MAX);
 		*l = (struct store_list){.store = old.store, .how = old.how, .synced = old.synced, .tail_known = true,
+			.launch_before = PROTO_NONE, .before_known = true,
 			.accepts = old.accepts, .naccepts = old.naccepts, .accepts_size = old.accepts_size,
 			.by_number = old.by_number};
 		snprintf(l->run, sizeof l->run, "%s", old.run);
@@ -545,6 +566,16 @@ static int read_again(struct store_list *l, struct base_error *err)
 	return 0;
 }
 
+/* One that names much more than its own 64 entries: that before it is small, and 64 more entries are read. */
+static bool snapshot_large(struct store_list *l, uint64_t n)
+{
+	char name[STORE_NAME_MAX];
+	uint64_t size;
+
+	list_entry_name(l, n, name);
+	return n > STORE_SNAPSHOT_EVERY && store_size(l->store->storage, name, &size) == 0 && size > LARGE_BYTES;
+}
+
 /* model: newest. Starts from the newest snapshot that can be read, `skip` of them left out, else from entry 0. */
 static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip, struct base_error *err)
 {
@@ -555,9 +586,10 @@ static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip
 	for (; r >= 0 && n > 0; r = list_snapshot_before(l, n, missing, &n, err)) {
 		struct proto_entry e = {0};
 		struct base_error why = {0};
-		struct base_digest self;
 
-		r = entry_read_patiently(l, n, &e, &why);
+		if (l->how.newest && snapshot_large(l, n))
+			continue;
+		r = list_entry_read(l, n, &e, &why);
 		missing += r == -ENOENT || r == -BASE_EDAMAGED;
 		if (r == -ENOENT || r == -BASE_EDAMAGED ||
 			(l->store->read_only && r != -ENOMEM && store_error_passes(r)))
@@ -569,13 +601,14 @@ static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip
 			proto_entry_release(&e);
 			continue;
 		}
-		self = e.self;
-		r = list_adopt(l, &e);
+		r = list_start(l, n, &e, &why);
+		if (r == -BASE_EDAMAGED || (l->store->read_only && r != -ENOMEM && store_error_passes(r))) {
+			n = l->broken; /* all between the two go on from it */
+			continue;
+		}
 		if (r < 0)
-			return base_error_set(err, r, "run %s: %s", l->run, base_error_name(r));
-		l->tail = self;
-		l->first = n;
-		l->next = n + 1;
+			return why.code ? base_error_set(err, r, "%s", why.text)
+				: base_error_set(err, r, "run %s: %s", l->run, base_error_name(r));
 		return 0;
 	}
 	return r < 0 ? r : 0;
@@ -594,6 +627,8 @@ static int list_open_at(struct store_list *l, struct base_error *err)
 		r = read_until(l, (uint64_t)end, err);
 	if (r >= 0)
 		r = read_again(l, err);
+	if (r >= 0)
+		r = list_know_newest(l, err);
 	list_numbers_release(l);
 	list_skips_tell(l);
 	return r;
@@ -612,6 +647,8 @@ int store_list_open_how(struct store *s, const char *run, const struct list_how 
 		return base_no_memory_for(err, "run %s", run);
 	l->store = s;
 	l->tail_known = true;
+	l->launch_before = PROTO_NONE;
+	l->before_known = true;
 	l->how = *how;
 	snprintf(l->run, sizeof l->run, "%s", run);
 	r = list_open_at(l, err);
@@ -621,6 +658,13 @@ int store_list_open_how(struct store *s, const char *run, const struct list_how 
 	}
 	*ret_l = l;
 	return 0;
+}
+
+int store_list_open_newest(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
+{
+	struct list_how how = {.newest = true, .patience_ms = LIST_PATIENCE_MS};
+
+	return store_list_open_how(s, run, &how, ret_l, err);
 }
 
 int store_list_open(struct store *s, const char *run, bool whole, struct store_list **ret_l, struct base_error *err)
@@ -663,6 +707,22 @@ static int list_heal(struct store_list *l)
 	return 1;
 }
 
+int list_reopen(struct store_list *l, struct base_error *err)
+{
+	struct list_how how = l->how;
+	struct store_list *fresh;
+	int r;
+
+	how.whole = true;
+	r = store_list_open_how(l->store, l->run, &how, &fresh, err);
+	if (r < 0)
+		return r;
+	list_state_release(l);
+	*l = *fresh;
+	free(fresh);
+	return 0;
+}
+
 static int read_on(struct store_list *l, struct base_error *err)
 {
 	int count = l->unread ? list_heal(l) : 0, again;
@@ -692,9 +752,12 @@ static int read_on(struct store_list *l, struct base_error *err)
 /* model: replay. From where this list stands. */
 int store_list_refresh(struct store_list *l, struct base_error *err)
 {
-	int r = read_on(l, err);
+	int r = read_on(l, err), known;
 
 	list_steps_settle(l);
+	known = r >= 0 ? list_know_newest(l, err) : 0;
+	if (known < 0)
+		r = known;
 	list_numbers_release(l);
 	list_skips_tell(l);
 	return r;

@@ -13,7 +13,8 @@
  *   abort    counts only while its attempt has not committed
  *   launch   aborts the undecided attempts of all earlier launches of the run
  *   remove   takes away the live commit with that entry number
- *   snapshot stands for all entries before it, for readers that start there; it decides nothing about attempts
+ *   snapshot with those that it goes on from stands for all entries before it, for readers that start there; it
+ *            decides nothing about attempts
  *   accept   the entries that it names decide nothing, whether they can be read or not
  *   others   of a later version: decide nothing, but a writer that has read one refuses to write */
 #ifndef CORE_COMMIT_LIST_H
@@ -31,6 +32,13 @@ struct store_list;
 /* Reads to the end. whole: from entry 0 (collector, verify); else from the newest snapshot. A run without entries is
  * an empty list. */
 int store_list_open(struct store *s, const char *run, bool whole, struct store_list **ret_l, struct base_error *err);
+/* For the newest steps: it is the cost of these, however many are visible. Of the visible steps it knows the highest,
+ * and those that the 64 to 127 newest entries committed; what else is visible is not found, counted or gone through
+ * until store_list_know_* asked for it. Pointers into the list are void after these. 0, or an error. */
+int store_list_open_newest(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err);
+int store_list_know_step(struct store_list *l, uint64_t step, struct base_error *err);   /* what is visible under it */
+int store_list_know_entry(struct store_list *l, uint64_t entry, struct base_error *err); /* whether it is visible */
+int store_list_know_all(struct store_list *l, struct base_error *err);
 void store_list_close(struct store_list *l); /* NULL-safe */
 /* Reads what came since. Returns the number of new entries; pointers into the list (steps, reasons) are then void.
  * Cheap when there is none: one failed look-up. */
@@ -60,6 +68,8 @@ bool store_list_damage_next(const struct store_list *l, size_t *at, struct store
 int store_list_newer(const struct store_list *l, uint64_t *ret_entry, struct base_error *err);
 bool store_list_skipped(const struct store_list *l, uint64_t n); /* damaged, or accepted as damaged */
 bool store_list_skips(const struct store_list *l);             /* any at all */
+/* Can what was visible at this snapshot be put together, from it and those that it goes on from? */
+bool store_list_snapshot_whole(const struct store_list *l, uint64_t n);
 size_t store_list_count(const struct store_list *l);           /* visible steps */
 const struct store_list_step *store_list_at(const struct store_list *l, size_t i);      /* by ascending step */
 const struct store_list_step *store_list_find(const struct store_list *l, uint64_t step); /* NULL: not visible */

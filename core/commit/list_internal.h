@@ -6,6 +6,7 @@
 
 #include "core/base/table.h"
 #include "core/commit/list_compare.h"
+#include "core/commit/list_snapshot_internal.h"
 
 /* A decoded entry, kept while a visible step's strings lie in it. */
 struct list_hold {
@@ -47,6 +48,7 @@ struct list_commit_key { uint64_t entry, step; };
 
 struct list_how {
 	bool whole;                      /* from entry 0, not from a snapshot */
+	bool newest;                     /* without `whole`: the newest steps only (store_list_open_newest) */
 	bool compare;                    /* with `whole`: each snapshot with what was visible before it */
 	unsigned skip;                   /* newest snapshots that are left out: 1: knows the 64 to 127 newest entries */
 	uint64_t patience_ms;            /* for which an error of reading is tried again */
@@ -79,6 +81,15 @@ struct store_list {
 	uint64_t lie;                    /* how.compare: the first snapshot that says something else; 0: none */
 	bool gap;                        /* an entry was skipped since the last snapshot: what is visible is not sure */
 
+	/* list_snapshot.c */
+	struct list_node *nodes;         /* by ascending number */
+	size_t nnodes, nodes_size;
+	struct list_dropped *dropped;    /* in no order */
+	size_t ndropped, dropped_size;
+	uint64_t rest;                   /* of the commits before this snapshot only `older` is known; 0: all is */
+	uint64_t broken;                 /* the snapshot that a chain could not be read on from */
+	uint64_t older;                  /* none of these has a visible step above it; PROTO_NONE: none is visible */
+
 	struct store_list_step *steps;   /* visible, by ascending step (list_steps.c) */
 	struct list_hold **holds;        /* holds[i] owns the strings of steps[i]; NULL: not visible any more */
 	size_t nsteps, steps_size, ngone;
@@ -96,11 +107,19 @@ struct store_list {
 	struct list_launch *launches;    /* in order of first entry */
 	size_t nlaunches, launches_size;
 	struct base_table by_launch;     /* launches by id */
+	/* list_launches.c: those from before `first` */
+	uint64_t launch_before;          /* the newest of them; PROTO_NONE: none */
+	struct list_id *before;          /* by ascending entry */
+	size_t nbefore, before_size;
+	bool before_known;
 };
 
 /* ---- list.c ---- */
 
 void list_entry_name(const struct store_list *l, uint64_t n, char name[static STORE_NAME_MAX]);
+/* Reads entry n with the list's patience. 0, -ENOENT, or an error that `err` explains: -BASE_EDAMAGED for every kind of
+ * damage. proto_entry_release. */
+int list_entry_read(struct store_list *l, uint64_t n, struct proto_entry *ret_e, struct base_error *err);
 /* What the rules rely on, beyond what decoding checks. */
 bool list_entry_sane(const struct proto_entry *e, uint64_t n);
 /* Applies e as entry l->next, and takes it over. 1, or -ENOMEM. */
@@ -117,16 +136,20 @@ int store_list_open_how(struct store *s, const char *run, const struct list_how 
 bool list_put_told(struct store_list *l);
 /* Did it fail so? */
 bool list_put_open(const struct store_list *l, int r);
+/* model: PUT. 1: this entry (and it was applied); 0: another writer's; or an error, after which the outcome is not
+ * known. */
+int list_put_number(struct store_list *l, const struct proto_entry *entry, struct base_error *err);
 
 /* ---- list_replay.c ---- */
 
 /* The rules. Takes `e` over (its arena, too), whatever it returns: 0 or -ENOMEM. */
 int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e);
-/* Starts from a snapshot: nothing was applied before. Takes `e` over. */
-int list_adopt(struct store_list *l, struct proto_entry *e);
+/* Starts from snapshot n, as list_adopt does: nothing was applied before. Takes `e` over. */
+int list_start(struct store_list *l, uint64_t n, struct proto_entry *e, struct base_error *err);
+int list_attempts_reserve(struct store_list *l, size_t more);
+/* By the word of a snapshot. There is room. */
+void list_attempt_committed(struct store_list *l, const char *name, uint64_t entry);
 void list_state_release(struct store_list *l);
-/* Fills the body of a snapshot of what is visible. *ret_live is malloc'ed; commits are borrowed. */
-int list_snapshot(const struct store_list *l, struct proto_live **ret_live, size_t *ret_n);
 
 /* ---- list_steps.c: what is visible ---- */
 
@@ -157,10 +180,13 @@ int list_unreadable(const struct store_list *l, int r, struct base_error *err);
 
 /* ---- list_numbers.c ---- */
 
+#define LIST_END_MAX (UINT64_C(1) << 61) /* no entry has this number or a higher one */
 #define LIST_MISSING_MAX 16u             /* entries in a row that decide nothing are looked for one by one */
 /* Those at and after l->next up to the next number that there is, or `end`, are skipped as missing, if
  * LIST_MISSING_MAX before them are. 0, or an error. */
 int list_gap_pass(struct store_list *l, uint64_t end, struct base_error *err);
+/* Looks say that the list ends at `end`. The end, by what the directory lists, or an error. */
+int64_t list_numbers_end(struct store_list *l, uint64_t end);
 /* If LIST_MISSING_MAX entries before it decide nothing: does the directory list l->next? 0, or an error. */
 int list_next_listed(struct store_list *l, struct base_error *err);
 /* Does the directory list l->next, as it was when this reading first asked? 1, 0 or an error. */

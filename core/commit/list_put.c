@@ -53,11 +53,18 @@ static int list_settle(struct store_list *l, bool accepting, struct base_error *
 	return r < 0 ? r : store_list_sync(l, err);
 }
 
-/* model: PUT. 1: this entry (and it was applied); 0: another writer's; or an error, after which the outcome is not
- * known. */
-static int put_number(struct store_list *l, const struct proto_entry *entry, struct base_error *err)
+/* A launch entry names those of before it. */
+static int put_launches(struct store_list *l, struct proto_entry *placed, proto_launch_id **ret_ids)
+{
+	if (placed->kind != PROTO_ENTRY_LAUNCH || !l->store->info.list_2)
+		return 0;
+	return list_launch_fill(l, placed, ret_ids);
+}
+
+int list_put_number(struct store_list *l, const struct proto_entry *entry, struct base_error *err)
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	base_cleanup_free proto_launch_id *ids = NULL;
 	struct proto_entry mine = {0}, placed = *entry;
 	char name[STORE_NAME_MAX];
 	int r;
@@ -66,7 +73,9 @@ static int put_number(struct store_list *l, const struct proto_entry *entry, str
 	placed.run = l->run;
 	placed.number = l->next;
 	placed.before = l->tail_known ? l->tail : (struct base_digest){0};
-	r = proto_entry_encode(&placed, &body);
+	r = put_launches(l, &placed, &ids);
+	if (r == 0)
+		r = proto_entry_encode(&placed, &body);
 	if (r == 0 && body.len > store_record_max(STORE_RECORD_ENTRY))
 		r = -BASE_ELIMIT;
 	if (r == 0)
@@ -96,36 +105,47 @@ static int put_number(struct store_list *l, const struct proto_entry *entry, str
 /* model: sn. 1: the next number needs no snapshot (any more). */
 static int put_snapshot(struct store_list *l, struct base_error *err)
 {
-	struct proto_entry e = {.kind = PROTO_ENTRY_SNAPSHOT, .time_ns = base_realtime_ns(), .host = store_hostname()};
-	int r;
+	int r = list_snapshot_put(l, err);
 
-	r = list_snapshot(l, &e.live, &e.nlive);
-	if (r < 0)
-		return base_no_memory_for(err, "run %s", l->run);
-	r = put_number(l, &e, err);
-	free(e.live);
 	/* Left out where it has no room: on a full disk the reserve may do for a removal and not for ten thousand
 	 * steps. */
 	return r == -BASE_ELIMIT || r == -ENOSPC || r == -EDQUOT ? 1 : r;
+}
+
+/* What the entry, or the snapshot that is due before it, has to say of what is not known. -EAGAIN: the list was read
+ * anew for that. */
+static int put_know(struct store_list *l, const struct proto_entry *entry, bool snapshot, struct base_error *err)
+{
+	uint64_t before = l->next;
+	int r = entry->kind == PROTO_ENTRY_LAUNCH ? list_launches_know(l, err) : 0;
+
+	if (r == 0 && snapshot)
+		r = list_rest_read(l, err);
+	return r == 0 && (l->next != before || l->synced != before) ? -EAGAIN : r;
 }
 
 /* One round: check against everything read, then the next number. -EAGAIN: somebody else has it. */
 static int64_t put_once(struct store_list *l, const struct proto_entry *entry,
 	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err)
 {
-	bool accepting = entry->kind == PROTO_ENTRY_ACCEPT;
+	bool accepting = entry->kind == PROTO_ENTRY_ACCEPT, snapshot;
 	uint64_t n;
 	int r;
 
 	l->open = false;
 	r = list_settle(l, accepting, err);
+	/* a snapshot of a list that lacks an entry is left to the writer after the acceptance */
+	snapshot = l->next > 0 && l->next % STORE_SNAPSHOT_EVERY == 0 && !accepting;
+	if (r == 0)
+		r = put_know(l, entry, snapshot, err);
 	if (r < 0)
 		return r;
 	r = check ? check(arg, l) : 0;
 	if (r < 0)
 		return r;
-	/* a snapshot of a list that lacks an entry is left to the writer after the acceptance */
-	if (l->next > 0 && l->next % STORE_SNAPSHOT_EVERY == 0 && !accepting) {
+	if (l->synced != l->next)
+		return -EAGAIN; /* the check had to know more, and the list was read anew for that */
+	if (snapshot) {
 		r = put_snapshot(l, err);
 		l->open = false;
 		if (r <= 0)
@@ -134,7 +154,7 @@ static int64_t put_once(struct store_list *l, const struct proto_entry *entry,
 	}
 	l->open = false;
 	n = l->next;
-	r = put_number(l, entry, err);
+	r = list_put_number(l, entry, err);
 	return r < 0 ? r : r ? (int64_t)n : -EAGAIN;
 }
 

@@ -38,7 +38,7 @@ static struct list_attempt *attempt_find(const struct store_list *l, const char 
 	return NULL;
 }
 
-static int attempts_reserve(struct store_list *l, size_t more)
+int list_attempts_reserve(struct store_list *l, size_t more)
 {
 	int r = base_array_room(l->attempts, l->attempts_size, l->nattempts + more);
 
@@ -80,6 +80,11 @@ static const struct list_launch *launch_after(const struct store_list *l, const 
 	const struct list_launch *own = strnlen(name, 16) == 16 ? launch_find(l, name) : NULL;
 
 	return own && own + 1 < l->launches + l->nlaunches ? own + 1 : NULL;
+}
+
+void list_attempt_committed(struct store_list *l, const char *name, uint64_t entry)
+{
+	attempt_decide(l, name, STORE_ATTEMPT_COMMITTED, entry, NULL);
 }
 
 enum store_attempt_state store_list_attempt(const struct store_list *l, const char *attempt, const char **ret_reason,
@@ -126,7 +131,7 @@ static int apply_accept(struct store_list *l, const struct proto_entry *e)
 		return -ENOMEM;
 	for (size_t i = 0; i < e->naccepts; i++)
 		if (list_accept_add(l, e->accepts[i]))
-			l->again |= e->accepts[i] >= l->first;
+			l->again |= e->accepts[i] >= l->first || e->accepts[i] % STORE_SNAPSHOT_EVERY == 0;
 	return 0;
 }
 
@@ -143,9 +148,11 @@ static int apply_commit(struct store_list *l, uint64_t n, struct list_hold *h)
 		return 0;
 	if (c->replaces != (now ? now->entry : PROTO_NONE))
 		return 0;
-	if (attempts_reserve(l, 1) < 0 || list_steps_reserve(l, 1, back) < 0)
+	if (list_attempts_reserve(l, 1) < 0 || list_steps_reserve(l, 1, back) < 0 || list_dropped_reserve(l, 1) < 0)
 		return -ENOMEM;
 	attempt_decide(l, c->attempt, STORE_ATTEMPT_COMMITTED, n, NULL);
+	if (c->replaces != PROTO_NONE)
+		list_dropped_add(l, c->replaces, n);
 	list_step_set(l, n, c, h);
 	return 0;
 }
@@ -155,7 +162,7 @@ static int apply_abort(struct store_list *l, uint64_t n, const struct proto_entr
 {
 	char *reason = e->reason ? strdup(e->reason) : NULL;
 
-	if ((e->reason && !reason) || attempts_reserve(l, 1) < 0) {
+	if ((e->reason && !reason) || list_attempts_reserve(l, 1) < 0) {
 		free(reason);
 		return -ENOMEM;
 	}
@@ -167,9 +174,14 @@ static int apply_abort(struct store_list *l, uint64_t n, const struct proto_entr
 static int apply_launch(struct store_list *l, uint64_t n, const struct proto_entry *e)
 {
 	struct list_launch *x;
+	bool same = true;
 
 	if (launch_find(l, e->launch))
 		return 0;
+	if (l->how.compare && e->list_2 && !store_list_skips(l) && list_launch_compare(l, e, &same) < 0)
+		return -ENOMEM;
+	if (!same && !l->lie)
+		l->lie = n;
 	if (base_array_room(l->launches, l->launches_size, l->nlaunches + 1) < 0
 	    || base_table_reserve(&l->by_launch, 1) < 0)
 		return -ENOMEM;
@@ -182,90 +194,39 @@ static int apply_launch(struct store_list *l, uint64_t n, const struct proto_ent
 }
 
 /* model: REMOVE. Names the commit entry, not only the step. */
-static int apply_remove(struct store_list *l, const struct proto_entry *e)
+static int apply_remove(struct store_list *l, uint64_t n, const struct proto_entry *e)
 {
 	const struct store_list_step *s = step_of_entry(l, e->removes);
+	bool rest = l->rest && e->removes < l->rest; /* list_rest_read finds out */
 
+	if (!s && !rest)
+		return 0;
+	if (list_dropped_reserve(l, 1) < 0)
+		return -ENOMEM;
+	list_dropped_add(l, e->removes, n);
 	if (s)
 		list_step_remove(l, s->step);
 	return 0;
 }
 
-struct live_place { uint64_t step; size_t at; };
-
-static int place_compare(const void *a, const void *b)
-{
-	const struct live_place *x = a, *y = b;
-
-	if (x->step != y->step)
-		return x->step < y->step ? -1 : 1;
-	return (x->at > y->at) - (x->at < y->at);
-}
-
-/* The rows of a snapshot by step; malloc'ed. Rows stand by entry, and steps may come in any order. */
-static struct live_place *snapshot_order(const struct proto_live *live, size_t n)
-{
-	struct live_place *all = calloc(n + 1, sizeof *all);
-	bool sorted = true;
-
-	for (size_t i = 0; all && i < n; i++) {
-		all[i] = (struct live_place){live[i].commit.step, i};
-		sorted &= i == 0 || all[i - 1].step < all[i].step;
-	}
-	if (all && !sorted)
-		qsort(all, n, sizeof *all, place_compare);
-	return all;
-}
-
-bool store_commit_equal(const struct proto_commit *a, const struct proto_commit *b)
-{
-	if (a->step != b->step || !base_digest_equal(&a->manifest, &b->manifest) || strcmp(a->attempt, b->attempt) != 0
-		|| a->time_ns != b->time_ns || a->replaces != b->replaces || a->tensors != b->tensors ||
-		a->bytes != b->bytes || a->new_bytes != b->new_bytes ||
-		a->extra_len != b->extra_len || (a->extra_len && memcmp(a->extra, b->extra, a->extra_len) != 0))
-		return false;
-	return proto_attributes_equal(a->attributes, a->nattributes, b->attributes, b->nattributes);
-}
-
-/* Everything before entry n was read. */
-static int snapshot_compare(struct store_list *l, uint64_t n, const struct proto_entry *e)
-{
-	base_cleanup_free struct proto_live *live = NULL;
-	size_t nlive;
-	bool same;
-
-	list_steps_settle(l);
-	if (list_snapshot(l, &live, &nlive) < 0)
-		return -ENOMEM;
-	same = nlive == e->nlive;
-	for (size_t i = 0; same && i < nlive; i++)
-		same = live[i].entry == e->live[i].entry && store_commit_equal(&live[i].commit, &e->live[i].commit);
-	if (!same && !l->lie)
-		l->lie = n;
-	return 0;
-}
-
 /* model: SNAPSH. Who read everything before it has nothing to learn; after a skipped entry what was visible comes
- * from the snapshot (its writer knew the entry). Attempts keep what is known of them: a snapshot decides nothing. */
+ * from the snapshot (its writer knew the entry). If one that it goes on from is damaged, a later one may do. */
 static int apply_snapshot(struct store_list *l, uint64_t n, struct list_hold *h)
 {
-	const struct proto_live *live = h->entry.live;
-	base_cleanup_free struct live_place *order = NULL;
-	size_t nlive = h->entry.nlive;
+	bool same = true;
+	int r;
 
-	if (!l->gap)
-		return l->how.compare ? snapshot_compare(l, n, &h->entry) : 0;
-	order = snapshot_order(live, nlive);
-	if (!order || attempts_reserve(l, nlive) < 0 || list_steps_reserve(l, nlive, true) < 0)
+	if (l->gap) {
+		r = list_adopt(l, h, false, NULL);
+		if (r != -BASE_EDAMAGED)
+			return r;
+	}
+	r = l->how.compare && !l->gap ? list_snapshot_compare(l, &h->entry, &same) : 0;
+	if (r < 0 || list_node_reserve(l, 1) < 0)
 		return -ENOMEM;
-	l->gap = false;
-	list_steps_clear(l);
-	for (size_t i = 0; i < nlive; i++)
-		attempt_decide(l, live[i].commit.attempt, STORE_ATTEMPT_COMMITTED, live[i].entry, NULL);
-	for (size_t i = 0; i < nlive; i++) /* each behind all others: nothing is moved */
-		list_step_set(l, live[order[i].at].entry, &live[order[i].at].commit, h);
-	for (size_t i = 0; i < nlive; i++)
-		l->commits[i] = (struct list_commit_key){.entry = live[i].entry, .step = live[i].commit.step};
+	if (!same && !l->lie)
+		l->lie = n;
+	list_node_add(l, n, &h->entry);
 	return 0;
 }
 
@@ -286,7 +247,7 @@ int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e)
 	case PROTO_ENTRY_LAUNCH: r = apply_launch(l, n, &h->entry); break;
 	case PROTO_ENTRY_COMMIT: r = apply_commit(l, n, h); break;
 	case PROTO_ENTRY_ABORT: r = apply_abort(l, n, &h->entry); break;
-	case PROTO_ENTRY_REMOVE: r = apply_remove(l, &h->entry); break;
+	case PROTO_ENTRY_REMOVE: r = apply_remove(l, n, &h->entry); break;
 	case PROTO_ENTRY_SNAPSHOT: r = apply_snapshot(l, n, h); break;
 	case PROTO_ENTRY_ACCEPT: r = apply_accept(l, &h->entry); break;
 	}
@@ -295,31 +256,28 @@ int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e)
 }
 
 /* model: SNAPSH */
-int list_adopt(struct store_list *l, struct proto_entry *e)
+int list_start(struct store_list *l, uint64_t n, struct proto_entry *e, struct base_error *err)
 {
-	l->gap = true;
-	return list_apply(l, 0, e);
-}
+	struct list_hold *h = calloc(1, sizeof *h);
+	int r;
 
-static int live_compare(const void *a, const void *b)
-{
-	const struct proto_live *x = a, *y = b;
-
-	return (x->entry > y->entry) - (x->entry < y->entry);
-}
-
-int list_snapshot(const struct store_list *l, struct proto_live **ret_live, size_t *ret_n)
-{
-	struct proto_live *live = calloc(l->nsteps ? l->nsteps : 1, sizeof *live);
-
-	if (!live)
+	if (!h) {
+		proto_entry_release(e);
 		return -ENOMEM;
-	for (size_t i = 0; i < l->nsteps; i++)
-		live[i] = (struct proto_live){.entry = l->steps[i].entry, .commit = l->steps[i].commit};
-	qsort(live, l->nsteps, sizeof *live, live_compare);
-	*ret_live = live;
-	*ret_n = l->nsteps;
-	return 0;
+	}
+	h->entry = *e;
+	h->users = 1;
+	*e = (struct proto_entry){0};
+	r = list_adopt(l, h, l->how.newest, err);
+	if (r == 0) {
+		l->tail = h->entry.self;
+		l->first = n;
+		l->next = n + 1;
+		l->launch_before = h->entry.newest_launch;
+		l->before_known = false;
+	}
+	list_hold_drop(h);
+	return r;
 }
 
 void list_state_release(struct store_list *l)
@@ -334,6 +292,9 @@ void list_state_release(struct store_list *l)
 	free(l->late);
 	free(l->late_holds);
 	free(l->commits);
+	free(l->nodes);
+	free(l->dropped);
+	free(l->before);
 	free(l->attempts);
 	base_table_release(&l->by_name);
 	free(l->launches);

@@ -218,9 +218,10 @@ static bool step_removed(const struct load_step *step)
 	struct store_list *l;
 	bool removed;
 
-	if (store_list_open(step->store, step->run, false, &l, NULL) < 0)
+	if (store_list_open_newest(step->store, step->run, &l, NULL) < 0)
 		return false;
-	removed = !store_list_entry_live(l, step->info.entry);
+	removed = store_list_know_entry(l, step->info.entry, NULL) == 0 &&
+		!store_list_entry_live(l, step->info.entry);
 	store_list_close(l);
 	return removed;
 }

@@ -201,7 +201,7 @@ static const char **entries_told(struct mend *m, const struct store_list *l, con
 			told_add(&t, e.commit.replaces, "it committed a step that was replaced later");
 		else if (e.kind == PROTO_ENTRY_REMOVE)
 			told_add(&t, e.removes, "it committed a step that was removed later");
-		for (; e.kind == PROTO_ENTRY_SNAPSHOT && t.snapshot < n && numbers[t.snapshot] < k; t.snapshot++)
+		for (; store_list_snapshot_whole(l, k) && t.snapshot < n && numbers[t.snapshot] < k; t.snapshot++)
 			told_add(&t, numbers[t.snapshot],
 				"a snapshot after it tells what was visible then: no step is lost");
 		proto_entry_release(&e);

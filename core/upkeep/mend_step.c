@@ -65,7 +65,7 @@ static int steps_add(struct steps *k, uint64_t n, const struct proto_entry *e)
 			n, e->commit.step, e->commit.replaces, e->commit.manifest, e->commit.time_ns};
 	} else if (e->kind == PROTO_ENTRY_REMOVE) {
 		return number_add(&k->removed, &k->nremoved, e->removes);
-	} else if (e->kind == PROTO_ENTRY_SNAPSHOT) {
+	} else if (store_list_snapshot_whole(k->list, n)) {
 		k->snapshot = n;
 	}
 	return 0;

@@ -226,14 +226,23 @@ static int compare_snapshot(struct verify *v, const struct store_list *whole, st
 
 	if (store_list_next(whole) <= STORE_SNAPSHOT_EVERY)
 		return 0;
-	int r = store_list_open(v->store, store_list_run(whole), false, &l, err);
+	int r = store_list_open_newest(v->store, store_list_run(whole), &l, err);
 	if (r < 0)
 		return r;
+	const struct store_list_step *latest = store_list_latest(l);
+	uint64_t newest = latest ? latest->step : PROTO_NONE;
+	r = store_list_know_all(l, err);
+	if (r < 0) {
+		store_list_close(l);
+		return r;
+	}
+	latest = store_list_latest(l);
+	bool known = newest == (latest ? latest->step : PROTO_NONE);
 	bool same = store_list_count(l) == store_list_count(whole) || store_list_next(l) != store_list_next(whole);
 	for (size_t i = 0; same && i < store_list_count(whole) && store_list_next(l) == store_list_next(whole); i++)
 		same = steps_equal(store_list_at(l, i), store_list_at(whole, i));
 	store_list_close(l);
-	if (!same)
+	if (!same || !known)
 		tell_snapshot(v, whole, snapshot);
 	return 0;
 }

@@ -107,7 +107,7 @@ SIZES = [
     ("proto/limits.h", "STORE_DECODE_BYTES", 4 << 20, "messages.md", "and 4 MiB"),
     ("proto/limits.h", "STORE_DECODE_OBJECT_FACTOR", 5, "messages.md", "5 bytes for each byte"),
     ("proto/limits.h", "STORE_DECODE_OBJECT_BYTES", 20 << 20, "messages.md", "and 20 MiB"),
-    ("core/commit/list.c", "END_MAX", 1 << 61, "list.md", r"below 2\^61"),
+    ("core/commit/list_internal.h", "LIST_END_MAX", 1 << 61, "list.md", r"below 2\^61"),
     ("core/commit/list.c", "AGAIN_MAX", 16, "list.md", "16 times at most"),
     ("core/step/chunk_internal.h", "CHUNK_HEAD_BYTES", None, "part.md", None),
     ("core/step/chunk_internal.h", "CHUNK_ROW_BYTES", None, "part.md", None),
@@ -119,6 +119,7 @@ SIZES = [
     ("proto/proto_internal.h", "PROTO_RANK_ROW_BYTES", 96, "manifest.md", r"\b96\b"),
     ("proto/proto_internal.h", "PROTO_LIVE_ROW_BYTES", 112, "list.md", r"\b112\b"),
     ("core/commit/list.h", "STORE_SNAPSHOT_EVERY", 64, "list.md", r"\b64"),
+    ("proto/proto_internal.h", "PROTO_LAUNCH_ROW_BYTES", 8, "list.md", r"rows of 8 bytes"),
 ]
 
 

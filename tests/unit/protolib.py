@@ -34,16 +34,17 @@ def digest(byte):
 
 
 Attribute = structure("Attribute", key=text, value=text)
-Info = structure("Info", version=u32, id=u8 * 16, seed=u64, grid=Params, reserve_bytes=u64, arena=ptr)
+Info = structure("Info", version=u32, id=u8 * 16, seed=u64, grid=Params, reserve_bytes=u64, list_2=c.c_bool, arena=ptr)
 Commit = structure("Commit", step=u64, attempt=text, time_ns=i64, replaces=u64, manifest=Digest, tensors=u64, bytes=u64,
                    new_bytes=u64,
                    attributes=P(Attribute), nattributes=c.c_size_t, extra=ptr, extra_len=c.c_size_t)
 Live = structure("Live", entry=u64, commit=Commit)
 Entry = structure("Entry", kind=c.c_int, version=u32, time_ns=i64, host=text, run=text, number=u64, before=Digest,
                   self=Digest, commit=Commit,
-                  launch=text, newest_step=u64, nonce=u8 * 16, attempt=text, reason=text, rank=u32, removes=u64,
-                  live=P(Live),
-                  nlive=c.c_size_t, accepts=P(u64), naccepts=c.c_size_t, arena=ptr)
+                  launch=text, newest_step=u64, nonce=u8 * 16, list_2=c.c_bool, from_=u64, nth=u64, ids=ptr,
+                  nids=c.c_size_t, attempt=text, reason=text, rank=u32, removes=u64, live=P(Live), nlive=c.c_size_t,
+                  from_digest=Digest, gone=P(u64), ngone=c.c_size_t, older=u64, newest_launch=u64, accepts=P(u64),
+                  naccepts=c.c_size_t, arena=ptr)
 ProtoRef = structure("ProtoRef", digest=Digest, offset=u64, checks=u64, raw_len=u64, stored_len=u64, pack=u32,
                      codec=u16, kind=u8)
 LayoutTensor = structure("LayoutTensor", component=u32, name_offset=u32, name_len=u32, first_dim=u32, dtype=u8, ndim=u8,

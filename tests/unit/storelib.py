@@ -57,10 +57,12 @@ class Entry(c.Structure):
                 ("run", c.c_char_p),
                 ("number", c.c_uint64), ("before", Digest), ("self", Digest), ("commit", Commit),
                 ("launch", c.c_char_p),
-                ("newest_step", c.c_uint64), ("nonce", c.c_uint8 * 16), ("attempt", c.c_char_p), ("reason", c.c_char_p),
-                ("rank", c.c_uint32),
-                ("removes", c.c_uint64), ("live", c.POINTER(Live)), ("nlive", c.c_size_t),
-                ("accepts", c.POINTER(c.c_uint64)),
+                ("newest_step", c.c_uint64), ("nonce", c.c_uint8 * 16), ("list_2", c.c_bool), ("from_", c.c_uint64),
+                ("nth", c.c_uint64), ("ids", c.c_void_p), ("nids", c.c_size_t), ("attempt", c.c_char_p),
+                ("reason", c.c_char_p), ("rank", c.c_uint32),
+                ("removes", c.c_uint64), ("live", c.POINTER(Live)), ("nlive", c.c_size_t), ("from_digest", Digest),
+                ("gone", c.POINTER(c.c_uint64)), ("ngone", c.c_size_t), ("older", c.c_uint64),
+                ("newest_launch", c.c_uint64), ("accepts", c.POINTER(c.c_uint64)),
                 ("naccepts", c.c_size_t), ("arena", c.c_void_p)]
 
 
@@ -76,7 +78,7 @@ class GridParams(c.Structure):
 class Info(c.Structure):  # struct proto_store
     _anonymous_ = ["grid"]
     _fields_ = [("version", c.c_uint32), ("id", c.c_uint8 * 16), ("seed", c.c_uint64), ("grid", GridParams),
-                ("reserve_bytes", c.c_uint64), ("arena", c.c_void_p)]
+                ("reserve_bytes", c.c_uint64), ("list_2", c.c_bool), ("arena", c.c_void_p)]
 
 
 class Store(c.Structure):
@@ -132,6 +134,14 @@ def scratch():
                                          else None))
 
 
+def alone(entry):
+    """A snapshot or a launch entry that goes on from no other, if nothing else is said of it."""
+    if entry.kind in (LAUNCH, SNAPSHOT) and not entry.list_2:
+        entry.list_2, entry.older, entry.newest_launch = True, NONE, NONE
+        if entry.kind == LAUNCH:
+            entry.nth, entry.from_ = 1, NONE
+
+
 class Api:
     """One open store. Handles are void pointers; calls that fail raise Failed with the sentence."""
 
@@ -181,6 +191,10 @@ class Api:
 
     def put_raw(self, run, n, entry, before=None):
         """Puts an entry under a number, no questions asked, with the place that it stands at."""
+        alone(entry)
+        self.put_raw_as_it_is(run, n, entry, before)
+
+    def put_raw_as_it_is(self, run, n, entry, before=None):
         body = Buf()
         entry.run, entry.number = run.encode(), n
         entry.before = Digest(

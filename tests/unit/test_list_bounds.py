@@ -11,7 +11,7 @@ import pytest
 
 from ranklib import Meddler
 from storelib import (ABORTED, ACCEPT, DAMAGED, LAUNCH, NONE, REMOVE, SNAPSHOT, UNDECIDED, Api, Buf, Digest, Entry,
-                      Failed, Live, fresh)
+                      Failed, Live, alone, fresh)
 from storelow import Ops, StorageHead
 from test_list import accept, skipped
 
@@ -42,6 +42,7 @@ def place(api, run, n, entry, before=bytes(32)):
     """Writes the file of an entry, with this `before`; returns what the next one has to have."""
     body, file, sha = Buf(), Buf(), Digest()
     entry.run, entry.number, entry.before = run.encode(), n, Digest((ctypes.c_uint8 * 32)(*before))
+    alone(entry)
     assert api.lib.proto_entry_encode(ctypes.byref(entry), ctypes.byref(body)) == 0
     api.lib.base_sha256(ctypes.c_void_p(body.data), ctypes.c_size_t(body.len), ctypes.byref(sha))
     assert api.lib.store_record_encode(2, (ctypes.c_uint8 * 16)(*api.id), ctypes.c_void_p(body.data),

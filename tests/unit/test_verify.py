@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from forgelib import Forge, Message
 from protolib import Entry
-from storelib import Buf
+from storelib import Buf, alone
 from storelow import Digest
 
 
@@ -33,6 +33,7 @@ def test_a_snapshot_that_lies(vckpt, lib, long_run):
     before = hashlib.sha256(last[48:48 + int.from_bytes(last[12:16], "little")]).digest()
     entry, body, file = Entry(kind=5, time_ns=1, host=b"h", run=b"run", number=64,
                               before=Digest((c.c_uint8 * 32)(*before))), Buf(), Buf()
+    alone(entry)
     assert lib.proto_entry_encode(c.byref(entry), c.byref(body)) == 0
     copy = path.read_bytes()
     store_id = (long_run / "vckpt.store").read_bytes()[48:].split(b"\x1a\x10", 1)[1][:16]     # field 3: 16 bytes
