@@ -113,7 +113,7 @@ struct vckpt_save_options {
 	size_t size;
 	uint64_t step;                   /* below 2^44; VCKPT_NONE: the next one, of one rank alone */
 	const struct vckpt_attribute *attributes; size_t nattributes; /* equal on all ranks */
-	const char *const *bases; size_t nbases; /* "RUN/STEP": whose data may be reused, beside the newest's */
+	const char *const *bases; size_t nbases; /* "RUN/STEP": further steps whose data may be reused */
 	void *stream;                    /* CUstream that the data is ready on (docs/save.md); NULL: default streams */
 	uint32_t flags, reserved;
 };

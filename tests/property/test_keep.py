@@ -75,7 +75,7 @@ class History:
     def __init__(self, choose, layout, total):
         self.choose, self.layout, self.total = choose, layout, total
         self.live = {0: total}
-        self.step = self.changed = self.again = self.most = 0
+        self.step = self.changed = self.again = self.most = self.allowed = 0
 
     def save(self, changes):
         """changes: {attempt: bytes of it that change}"""
@@ -94,7 +94,7 @@ class History:
         self.live[self.step] = changed + again
         assert sum(self.live.values()) == self.total and referred <= MAX
         self.changed, self.again, self.most = self.changed + changed, self.again + again, max(self.most, referred)
-        assert self.again <= 1.5 * self.changed + self.total * (self.step + 16) / 100, self.step
+        assert self.again <= 1.5 * self.changed + self.total * (self.step + 16) / 100 + self.allowed, self.step
         return merged
 
     def factor(self):
@@ -151,6 +151,48 @@ def test_training(choose, rng, scale, name, layout):
     sizes, changes, most = PATTERNS[name](rng)
     h = pieces(choose, layout, sizes, scale(600, 10_000), changes)
     assert h.factor()[0] <= most and h.factor()[1] <= 2, h.factor()
+
+
+@pytest.mark.parametrize("layout", [False, True], ids=["one rank", "ranks"])
+def test_jobs_that_go_back(choose, rng, scale, layout):
+    """To what an earlier step had: each time one merge may be made again, no more."""
+    for share in (0.003, 0.0101, 0.03):
+        h, kept, backs = History(choose, layout, 10**9), [], 0
+        for _ in range(scale(300, 10_000)):
+            h.allowed = backs * 9 * h.total // 17
+            h.save(evenly(h, rng.sample(list(h.live), min(3, len(h.live))), int(share * h.total)))
+            kept.append(dict(h.live))
+            if rng.random() < 0.05:
+                h.live, backs = dict(rng.choice(kept[-20:])), backs + 1
+                newest = max(h.live)
+                # attempts are numbered on; what the step itself wrote is the newest
+                h.live[h.step] = h.live.pop(newest)
+        assert h.again <= 1.5 * h.changed + h.total * (h.step + 16) / 100 + backs * h.total / 4
+
+
+@pytest.mark.parametrize("every", [2, 3, 5, 20, 50])
+def test_components_that_only_some_saves_have(choose, rng, scale, every):
+    """Weights at each step, the optimizer at every n-th: each component's attempts are those of the last step that has
+    it, and all that a save has are decided on together."""
+    for sizes, changes in itertools.product(((100, 200), (300, 100), (20, 1000)), ((1, 1), (1, 0), (2, 10), (11, 25))):
+        owner = [np.zeros(n, np.int64) for n in sizes]
+        changed, again, allowed = 0, 0, 16 * sum(sizes) / 100
+        for t in range(1, scale(200, 5_000)):
+            parts = owner if t % every == 0 else owner[:1]
+            live = np.bincount(np.concatenate(parts), minlength=t)
+            attempts = np.flatnonzero(live)
+            kept = choose([(int(live[a]), False) for a in attempts])
+            merged, referred = attempts[[not k for k in kept]], set()
+            for part, n in zip(parts, changes):
+                new = rng.sample(range(len(part)), min(n, len(part)))
+                part[new] = t
+                moved = np.isin(part, merged)
+                part[moved] = t
+                referred |= set(part.tolist()) - {t}
+                changed, again = changed + len(new), again + int(moved.sum())
+            allowed += sum(map(len, parts)) / 100
+            assert again <= 1.5 * changed + allowed and len(referred) <= MAX
+        assert again <= 2.2 * changed
 
 
 def least(h, k):

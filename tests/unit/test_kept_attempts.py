@@ -145,3 +145,125 @@ def test_ranks_choose_alike(api, store, rng, vckpt):  # noqa: F811
     found = api.read(store, "run")
     for i in range(n):
         assert (found[f"model/{i:03}"] == np.concatenate([m.arrays[i] for m in models])).all()
+
+
+# ---- histories in which a save does not go on from the newest step ----
+
+class Line:
+    """A line of training: what its saves had to write, and what they wrote. The first tensors are the model's, the
+    others the optimizer's. With a mesh it is a rank's shards."""
+
+    def __init__(self, rng, sizes, weights=None, mesh=None, world=1):
+        self.model, self.sizes, self.weights = Model(rng, sizes), sizes, weights or len(sizes)
+        self.mesh, self.world = mesh, world
+        self.dirty = set(range(len(sizes)))             # tensors of which no step of the line has the bytes
+        self.changed = self.again = self.allowed = 0
+
+    def change(self, which):
+        self.model.change(which)
+        self.dirty |= set(which)
+
+    def tensors(self, n):
+        return {f"{'model' if i < self.weights else 'optimizer'}/{i:03}": a if self.mesh is None else
+                (a, {"shape": (self.world * a.size,), "placements": "S(0)", "mesh": self.mesh})
+                for i, a in enumerate(self.model.arrays[:n])}
+
+    def save(self, saver, full=True, **options):
+        n = len(self.sizes) if full else self.weights
+        now = sum(self.sizes[i] for i in self.dirty if i < n)
+        timings = saved(saver, self.tensors(n), **options)
+        self.dirty -= set(range(n))
+        assert written(timings) == now + timings.bytes_again    # what is written again is counted
+        self.changed, self.again = self.changed + now, self.again + timings.bytes_again
+        self.allowed += sum(self.sizes[:n]) / 100
+        assert self.again <= 1.5 * self.changed + self.allowed + sum(self.sizes) * 16 / 100
+        return timings.bytes_again
+
+    def kept(self):
+        return [a.copy() for a in self.model.arrays]
+
+    def go_back(self, kept):
+        self.model.arrays, self.dirty = [a.copy() for a in kept], set()
+        self.changed = self.again = self.allowed = 0
+
+
+@pytest.mark.parametrize("world", [1, 2], ids=["the same launch", "another launch, of two ranks"])
+def test_after_a_rollback(api, store, rng, vckpt, world):  # noqa: F811
+    """A job goes back to an earlier step, and replaces those after it; the newest ones stay what they were."""
+    n, last, back, kept = 30, 24, 6, {}
+    mesh = api.mesh(f"tp={world}") if world > 1 else None
+    lines = [Line(rng, [SIZE] * n, mesh=mesh, world=world) for _ in range(world)]
+    changes = {t: [rng.sample(range(n), 3) for _ in range(world)] for t in range(2 * last)}
+
+    def before(rank, saver):
+        for t in range(last):
+            lines[rank].change(changes[t][rank])
+            lines[rank].save(saver, step=t)
+            kept[t, rank] = lines[rank].kept()
+
+    def after(rank, saver):
+        lines[rank].go_back(kept[back, rank])
+        for t in range(back + 1, last - 1):
+            lines[rank].change(changes[last + t][rank])
+            lines[rank].save(saver, step=t, replace=True)
+
+    def both(rank, saver):
+        before(rank, saver)
+        after(rank, saver)
+    for i, work in enumerate([before, after] if world > 1 else [both]):
+        assert ranks(api, store, "run", world, work, launch=f"launch {i}") == [None] * world
+    for line in lines:
+        assert line.again <= 0.9 * line.changed
+    for t in range(last):
+        assert len(earlier(vckpt, store, t)[0]) <= 16
+
+
+def test_lower_numbers_than_the_newest(api, store, rng):  # noqa: F811
+    """A launch counts from 0, and the run has higher steps, of another state."""
+    n, other, line = 30, Line(rng, [SIZE] * 30), Line(rng, [SIZE] * 30)
+    for line_, first in ((other, 1000), (line, 0)):
+        saver = api.saver(store, "run")
+        for t in range(17 if line_ is other else 24):
+            line_.change(rng.sample(range(n), 3))
+            line_.save(saver, step=first + t)
+        saver.free()
+    assert line.again <= 0.9 * line.changed
+
+
+def test_another_writer_has_the_newest_step(api, store, rng, vckpt, tmp_path):  # noqa: F811
+    """Imports into the run of a job, between its saves."""
+    line, saver = Line(rng, [SIZE] * 10), api.saver(store, "run")
+    for t in range(12):
+        line.change([t % 10])
+        assert line.save(saver, step=10 * t) == 0
+        np.save(tmp_path / "a.npy", np.frombuffer(rng.randbytes(SIZE), "u1"))
+        vckpt("import", store, f"run/{10**6 + t if t % 4 else 10 * t + 5}", tmp_path / "a.npy")
+    saver.free()
+
+
+def test_a_base_that_was_removed(api, store, rng, vckpt):  # noqa: F811
+    """What only the removed step had is written anew; all else is shared with the one before."""
+    line, saver = Line(rng, [SIZE] * 10), api.saver(store, "run")
+    for t in range(4):
+        line.change([t])
+        assert line.save(saver, step=t) == 0
+        if t % 2:
+            vckpt("rm", store, f"run/{t}")
+            line.dirty |= {t}
+    saver.free()
+
+
+@pytest.mark.parametrize("every", [3, 20])
+def test_weights_between_full_saves(api, store, rng, scale, every):  # noqa: F811
+    """The optimizer is saved now and then. The launch ends before a full save, or after one."""
+    n, line, saver = 45, Line(rng, [SIZE] * 45, 15), api.saver(store, "run")
+    for t in range(scale(45, 200)):
+        line.change([rng.randrange(15)])
+        if t % every == 0:
+            line.change([rng.randrange(15, n)])
+        line.save(saver, t % every == 0, step=t)
+        if t in (every - 1, 2 * every):
+            saver.free()
+            saver = api.saver(store, "run")
+    assert line.again <= 1.6 * line.changed
+    saver.free()

@@ -56,7 +56,7 @@ static int persist_named_bases(struct save_flight *f, bool add, struct base_erro
 
 static int persist_bases(struct save_flight *f, struct base_error *err)
 {
-	int r = f->s->options.no_bases ? 0 : save_writer_bases(f->w, &f->s->alike, f->options.replace, err);
+	int r = f->s->options.no_bases ? 0 : save_writer_bases(f->w, &f->s->past, f->options.replace, err);
 
 	return r < 0 ? r : persist_named_bases(f, true, err);
 }

@@ -36,7 +36,7 @@ static void saver_release(struct save_saver *s)
 {
 	store_launch_close(s->launch);
 	save_engine_release(&s->engine);
-	save_alike_release(&s->alike);
+	save_past_release(&s->past);
 	for (size_t i = 0; i < s->nmeshes; i++)
 		tensor_mesh_free(s->meshes[i]);
 	tensor_mesh_free(s->mesh);

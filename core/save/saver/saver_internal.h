@@ -127,7 +127,7 @@ struct save_saver {
 	bool closing, closed, stop;
 	struct device_ring *ring; bool sizing; /* a thread is changing it: no slot is taken meanwhile */
 	unsigned node_ranks; bool node_known; /* 0: not known; set by the thread that prepares */
-	bool room_told, again_told; struct save_alike alike; /* the persister's */
+	bool room_told, again_told; struct save_past past; /* the persister's */
 	bool pin_told;                  /* of whoever has `sizing` */
 	/* the flight whose bands are wanted, and its bands */
 	struct save_flight *persisting; struct saver_batch *batch;

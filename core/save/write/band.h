@@ -14,7 +14,7 @@
 /* What files are read into begins at a page: where it lies 16 bytes behind one, as malloc gives large memory, the
  * kernel's copy takes five times as long on some processors (rep movsb; measured on AMD's third generation of EPYC). */
 #define SAVE_ALIGN 4096u
-#define SAVE_BASES_MAX 8u                        /* commits that recognise pieces by position */
+#define SAVE_BASES_MAX 12u                       /* commits that recognise pieces by position */
 
 struct save_base;
 struct save_base_row;

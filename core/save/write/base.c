@@ -42,7 +42,7 @@ static int base_open(struct save_base *b, uint32_t rank, struct base_error *err)
 	b->layouts = calloc(b->m.nlayouts + 1, sizeof *b->layouts);
 	b->lines = calloc(b->m.nranks + 1, sizeof *b->lines);
 	b->chunks = store_chunk_cache_new(BASE_CHUNKS_BYTES, base_min(b->m.nranks, BASE_LAYOUTS_MAX));
-	if (!b->layouts || !b->lines || !b->chunks)
+	if (!b->layouts || !b->lines || !b->chunks || save_components(&b->m, &b->components, &b->ncomponents) < 0)
 		return base_no_memory(err);
 	b->own_line = save_base_find_line(b, rank);
 	b->near = b->own_line == BASE_NO_LINE ? 0 : b->own_line;
@@ -66,7 +66,9 @@ static void base_free(struct save_base *b)
 		store_opened_part_release(&b->lines[i].opened);
 	for (uint32_t i = 0; b->layouts && i < b->m.nlayouts; i++)
 		base_free_layout(&b->layouts[i]);
-	free(b->attempts);
+	free(b->attempts.all);
+	free(b->components);
+	free(b->fits);
 	free(b->layouts);
 	free(b->lines);
 	proto_manifest_release(&b->m);
@@ -74,7 +76,7 @@ static void base_free(struct save_base *b)
 	free(b);
 }
 
-bool save_bases_have(const struct save_bases *all, const struct base_digest *manifest)
+static bool bases_have(const struct save_bases *all, const struct base_digest *manifest)
 {
 	bool has = false;
 
@@ -92,15 +94,6 @@ bool save_base_has_layout(const struct save_base *b, const struct base_digest *l
 	return has;
 }
 
-bool save_bases_have_layout(const struct save_bases *all, const struct base_digest *layout)
-{
-	bool has = false;
-
-	for (unsigned i = 0; !has && i < save_bases_count(all); i++)
-		has = save_base_has_layout(all->all[i], layout);
-	return has;
-}
-
 int save_bases_add(struct save_bases *all, struct store *s, const char *run, uint64_t entry,
 	const struct base_digest *manifest)
 {
@@ -108,7 +101,7 @@ int save_bases_add(struct save_bases *all, struct store *s, const char *run, uin
 	struct base_error why = {0};
 	struct save_base *b;
 
-	if (n == SAVE_BASES_MAX || save_bases_have(all, manifest))
+	if (n == SAVE_BASES_MAX || bases_have(all, manifest))
 		return 0;
 	b = calloc(1, sizeof *b);
 	if (!b)
@@ -136,6 +129,8 @@ void save_bases_release(struct save_bases *all)
 {
 	for (unsigned i = 0; i < save_bases_count(all); i++)
 		base_free(all->all[i]);
+	free(all->attempts.all);
+	all->attempts = (struct base_attempts){0};
 	atomic_store(&all->n, 0);
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the files of bases share: base.c opens commits and their layouts and parts, and keeps rows; base_row.c gathers a
- * row from the lines that may have something of it; base_keep.c decides which attempts may be referred to. */
+ * row from the lines that may have something of it; base_fit.c says of which components it has something; base_keep.c
+ * decides which attempts may be referred to. */
 #ifndef CORE_SAVE_WRITE_BASE_INTERNAL_H
 #define CORE_SAVE_WRITE_BASE_INTERNAL_H
 
@@ -15,6 +16,7 @@
 struct base_layout { bool tried; struct store_layout *layout; struct tensor_mesh **meshes; }; /* meshes as asked for */
 struct base_line { bool tried, good, trusted; struct store_opened_part opened; };
 
+struct base_fit { bool known; enum save_fit fit; };
 struct base_attempt { char name[PROTO_ATTEMPT_MAX]; struct save_keep keep; };
 
 struct save_base {
@@ -27,7 +29,9 @@ struct save_base {
 	bool own;                               /* the user's index says that all of it is believed */
 	const struct store_notes *notes;
 	struct proto_manifest m;
-	struct base_attempt *attempts; size_t nattempts; /* that were decided on with this base; then read-only */
+	struct save_component *components; uint32_t ncomponents;
+	struct base_fit *fits;                  /* by component of the layout that is saved; one thread's. NULL: none */
+	struct base_attempts attempts;          /* that were decided on with this base; then read-only */
 	uint32_t own_line;                      /* line of the rank that saves, or BASE_NO_LINE */
 	pthread_mutex_t lock;                   /* protects all below */
 	struct base_layout *layouts; uint32_t nlayouts; /* by number in the manifest; how many were tried */
@@ -40,6 +44,10 @@ struct save_base {
  * -ENOMEM. */
 int save_base_decide(struct save_bases *all, struct save_base *b, size_t *room);
 bool save_base_has_layout(const struct save_base *b, const struct base_digest *layout); /* and can be read */
+/* base_fit.c: length of the attempt in a pack's name, and the pack's class; 0: it has none. */
+size_t save_pack_attempt(const char *pack, const char **ret_class);
+/* base_fit.c: of one base, by the thread that adds bases. */
+enum save_fit save_base_fit(struct save_base *b, uint32_t world, const struct store_layout *l, uint32_t component);
 /* Under the lock. NULL: it cannot be read, or enough others were. */
 const struct store_layout *save_base_open_layout(struct save_base *b, uint32_t layout);
 const struct tensor_mesh *save_base_mesh(struct save_base *b, uint32_t layout, uint32_t tensor);

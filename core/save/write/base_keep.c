@@ -4,9 +4,12 @@
  * same manifests, so they decide alike without a message, before the first piece is looked at; what of an attempt has
  * not changed is not known by then, so its bytes are those that the bases refer to.
  *
- * Of several bases most of a state usually follows one, and what the others name would only take its places. So one
- * base is decided on after the other, and each gets the places that those before it left: first bases with the save's
- * own layout, then the others; of equal ones in their order.
+ * Of each component one base is counted, the first that fits (base_fit.c): most of it follows from there. Bases before
+ * that one count, too, if they have some of its tensors. These attempts are decided on together. What other bases, and
+ * other components, name would only take their places; so each base then gets the places that are left, in their order.
+ *
+ * A component that this rank does not save may be another rank's, if the base's ranks have several layouts. Then it is
+ * counted, too, so that ranks decide alike.
  *
  * Metadata of a base is never referred to, its layouts apart: a job's ranks other than the one that stores a layout
  * refer to the base's copy, and so to that attempt. Blobs are found by the index alone. */
@@ -14,6 +17,7 @@
 #include <string.h>
 
 #include "core/base/array.h"
+#include "core/base/bisect.h"
 #include "core/base/cleanup.h"
 #include "core/save/write/base_internal.h"
 
@@ -21,37 +25,25 @@
 
 struct keep_table {
 	const struct save_bases *all;
-	struct base_attempt *attempts; size_t n, room;
+	struct base_attempts attempts; size_t room;
 	size_t named, named_max;
 };
 
-/* Length of the attempt in a pack's name; 0: it has none. */
-static size_t keep_attempt(const char *pack, const char **ret_class)
+static struct base_attempt *keep_find(const struct base_attempts *a, const char *pack, size_t len)
 {
-	const char *count = strchr(pack, '-'), *rank = count ? strchr(count + 1, '-') : NULL;
-	const char *class = rank ? strchr(rank + 1, '-') : NULL;
-
-	if (!class || rank - pack >= (ptrdiff_t)PROTO_ATTEMPT_MAX)
-		return 0;
-	*ret_class = class + 1;
-	return (size_t)(rank - pack);
-}
-
-static struct base_attempt *keep_find(struct base_attempt *all, size_t n, const char *pack, size_t len)
-{
-	for (size_t i = n; i-- > 0;)
-		if (strncmp(all[i].name, pack, len) == 0 && all[i].name[len] == '\0')
-			return &all[i];
+	for (size_t i = a->n; i-- > 0;)
+		if (strncmp(a->all[i].name, pack, len) == 0 && a->all[i].name[len] == '\0')
+			return &a->all[i];
 	return NULL;
 }
 
 static const struct base_attempt *keep_decided(const struct save_bases *all, unsigned nbases, const char *pack,
 	size_t len)
 {
-	const struct base_attempt *found = NULL;
+	const struct base_attempt *found = keep_find(&all->attempts, pack, len);
 
 	for (unsigned i = 0; !found && i < nbases; i++)
-		found = keep_find(all->all[i]->attempts, all->all[i]->nattempts, pack, len);
+		found = keep_find(&all->all[i]->attempts, pack, len);
 	return found;
 }
 
@@ -59,7 +51,7 @@ bool save_bases_keep(const struct save_bases *all, const char *pack, bool layout
 {
 	const char *class;
 	bool merges = all && atomic_load_explicit(&all->merges, memory_order_acquire);
-	size_t len = merges ? keep_attempt(pack, &class) : 0;
+	size_t len = merges ? save_pack_attempt(pack, &class) : 0;
 	const struct base_attempt *a = len ? keep_decided(all, save_bases_count(all), pack, len) : NULL;
 
 	return !a || a->keep.kept || (layout && a->keep.named);
@@ -69,14 +61,14 @@ bool save_bases_keep(const struct save_bases *all, const char *pack, bool layout
  * are too many; -ENOMEM. */
 static int keep_row(struct keep_table *t, const char *pack, size_t len, struct base_attempt **ret_a)
 {
-	*ret_a = keep_find(t->attempts, t->n, pack, len);
+	*ret_a = keep_find(&t->attempts, pack, len);
 	if (*ret_a)
 		return 1;
-	if (t->n == KEEP_ATTEMPTS_MAX || keep_decided(t->all, save_bases_count(t->all), pack, len))
+	if (t->attempts.n == KEEP_ATTEMPTS_MAX || keep_decided(t->all, save_bases_count(t->all), pack, len))
 		return 0;
-	if (base_array_room(t->attempts, t->room, t->n + 1) < 0)
+	if (base_array_room(t->attempts.all, t->room, t->attempts.n + 1) < 0)
 		return -ENOMEM;
-	*ret_a = &t->attempts[t->n++];
+	*ret_a = &t->attempts.all[t->attempts.n++];
 	**ret_a = (struct base_attempt){0};
 	memcpy((*ret_a)->name, pack, len);
 	return 1;
@@ -87,30 +79,34 @@ static int keep_bytes(struct keep_table *t, const char *pack, size_t len, uint64
 	struct base_attempt *a;
 	int r = bytes ? keep_row(t, pack, len, &a) : 0;
 
-	if (r == 1)
-		a->keep.bytes = base_max(a->keep.bytes, bytes);
+	if (r == 1 && base_add_overflows(a->keep.bytes, bytes, &a->keep.bytes))
+		a->keep.bytes = UINT64_MAX;
 	return r < 0 ? r : 0;
 }
 
-/* The table is sorted by name, so packs of an attempt are one after another. */
-static int keep_packs(struct keep_table *t, const struct proto_manifest *m)
+/* counts: by component of the base; NULL: all do. The table is sorted by name, so packs of an attempt are one after
+ * another. */
+static int keep_packs(struct keep_table *t, const struct save_base *b, const bool *counts, bool blobs)
 {
 	const char *attempt = "", *class;
 	uint64_t bytes = 0;
 	size_t len = 0;
 
-	for (uint32_t i = 0; i < m->npacks; i++) {
-		const struct proto_manifest_pack *p = &m->packs[i];
+	for (uint32_t i = 0; i < b->m.npacks; i++) {
+		const struct proto_manifest_pack *p = &b->m.packs[i];
+		int64_t component;
 
 		if (len == 0 || strncmp(p->pack, attempt, len + 1) != 0) {
 			if (keep_bytes(t, attempt, len, bytes) < 0)
 				return -ENOMEM;
 			bytes = 0;
 			attempt = p->pack;
-			len = keep_attempt(attempt, &class);
+			len = save_pack_attempt(attempt, &class);
 		}
-		if (keep_attempt(p->pack, &class) && strcmp(class, "meta") != 0 &&
-			(t->all->index || strcmp(class, "blobs") != 0))
+		if (!save_pack_attempt(p->pack, &class))
+			continue;
+		component = save_component_find(b->components, b->ncomponents, class);
+		if (component >= 0 ? !counts || counts[component] : blobs && strcmp(class, "blobs") == 0)
 			bytes += p->live_bytes;
 	}
 	return keep_bytes(t, attempt, len, bytes);
@@ -124,7 +120,7 @@ static int keep_layouts(struct keep_table *t, const struct proto_manifest *m)
 
 	for (uint32_t i = 0; r >= 0 && i < m->nlayouts; i++) {
 		uint32_t pack = m->layouts[i].ref.pack;
-		size_t len = pack < m->npacks ? keep_attempt(m->packs[pack].pack, &class) : 0;
+		size_t len = pack < m->npacks ? save_pack_attempt(m->packs[pack].pack, &class) : 0;
 
 		r = len && t->named < t->named_max ? keep_row(t, m->packs[pack].pack, len, &a) : 0;
 		if (r == 1) {
@@ -137,17 +133,18 @@ static int keep_layouts(struct keep_table *t, const struct proto_manifest *m)
 
 static int keep_choose(struct keep_table *t, struct save_bases *all, size_t *room)
 {
-	base_cleanup_free struct save_keep *keep = calloc(t->n + 1, sizeof *keep);
+	struct base_attempts *a = &t->attempts;
+	base_cleanup_free struct save_keep *keep = calloc(a->n + 1, sizeof *keep);
 	size_t taken = 0;
 
 	if (!keep)
 		return -ENOMEM;
-	for (size_t i = 0; i < t->n; i++)
-		keep[i] = t->attempts[i].keep;
-	if (save_keep_choose(keep, t->n, *room) < 0)
+	for (size_t i = 0; i < a->n; i++)
+		keep[i] = a->all[i].keep;
+	if (save_keep_choose(keep, a->n, *room) < 0)
 		return -ENOMEM;
-	for (size_t i = 0; i < t->n; i++) {
-		t->attempts[i].keep = keep[i];
+	for (size_t i = 0; i < a->n; i++) {
+		a->all[i].keep = keep[i];
 		taken += keep[i].kept || keep[i].named;
 		if (!keep[i].kept)
 			atomic_store_explicit(&all->merges, true, memory_order_release);
@@ -156,36 +153,84 @@ static int keep_choose(struct keep_table *t, struct save_bases *all, size_t *roo
 	return 0;
 }
 
+/* r: what filling the table came to. */
+static int keep_end(struct keep_table *t, int r, struct save_bases *all, size_t *room, struct base_attempts *ret_a)
+{
+	if (r == 0)
+		r = keep_choose(t, all, room);
+	if (r == 0)
+		*ret_a = t->attempts;
+	else
+		free(t->attempts.all);
+	return r;
+}
+
 int save_base_decide(struct save_bases *all, struct save_base *b, size_t *room)
 {
 	struct keep_table t = {.all = all, .named_max = base_min(*room, SAVE_KEEP_LARGE)};
-	int r = b->open ? keep_packs(&t, &b->m) : 0;
+	int r = b->open ? keep_packs(&t, b, NULL, all->index != NULL) : 0;
 
 	if (r == 0 && b->open && all->layouts)
 		r = keep_layouts(&t, &b->m);
-	if (r == 0)
-		r = keep_choose(&t, all, room);
-	if (r < 0) {
-		free(t.attempts);
-		return r;
-	}
-	b->attempts = t.attempts;
-	b->nattempts = t.n;
-	return 0;
+	return keep_end(&t, r, all, room, &b->attempts);
 }
 
-int save_bases_decide(struct save_bases *all, const struct base_digest *layout)
+/* ---- all bases together ---- */
+
+struct keep_of { const struct save_bases *all; const struct store_layout *l; int64_t component; const char *name; };
+
+static enum save_fit keep_fit(const struct keep_of *k, unsigned base)
 {
+	struct save_base *b = k->all->all[base];
+
+	if (k->component >= 0)
+		return save_base_fit(b, k->all->world, k->l, (uint32_t)k->component);
+	return save_component_find(b->components, b->ncomponents, k->name) < 0 ? SAVE_FIT_NOT : SAVE_FIT_ALL;
+}
+
+/* Is that base counted for this component of its own? */
+static bool keep_counts(const struct save_bases *all, const struct store_layout *l, unsigned base, const char *name)
+{
+	const struct keep_of k = {all, l,
+		base_search(at, 0, l->m.ncomponents, strcmp(l->m.components[at], name)), name};
+	bool fits = k.component < 0 || save_bases_fit(all, l, (uint32_t)k.component) >= SAVE_FIT_SOME;
+
+	if ((k.component < 0 && all->all[base]->m.nlayouts == 1) ||
+		keep_fit(&k, base) < (fits ? SAVE_FIT_SOME : SAVE_FIT_HAS))
+		return false;
+	for (unsigned i = 0; i < base; i++)
+		if (keep_fit(&k, i) >= (fits ? SAVE_FIT_ALL : SAVE_FIT_HAS))
+			return false;
+	return true;
+}
+
+static int keep_base(struct keep_table *t, const struct store_layout *l, unsigned base)
+{
+	const struct save_base *b = t->all->all[base];
+	base_cleanup_free bool *counts = calloc((size_t)b->ncomponents + 1, sizeof *counts);
+	bool any = false;
+	int r;
+
+	if (!counts)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < b->ncomponents; i++)
+		any |= counts[i] = keep_counts(t->all, l, base, b->components[i].name);
+	r = keep_packs(t, b, counts, t->all->index && base == 0);
+	return r == 0 && any && t->all->layouts ? keep_layouts(t, &b->m) : r;
+}
+
+int save_bases_decide(struct save_bases *all, const struct store_layout *l)
+{
+	struct keep_table t = {.all = all, .named_max = SAVE_KEEP_LARGE};
 	unsigned n = save_bases_count(all);
 	size_t room = SAVE_KEEP_MAX;
 	int r = 0;
 
 	all->decided = true;
-	for (unsigned i = 0; r == 0 && i < 2 * n; i++) {
-		struct save_base *b = all->all[i % n];
-
-		if (save_base_has_layout(b, layout) == (i < n))
-			r = save_base_decide(all, b, &room);
-	}
+	for (unsigned i = 0; r == 0 && i < n; i++)
+		r = keep_base(&t, l, i);
+	r = keep_end(&t, r, all, &room, &all->attempts);
+	for (unsigned i = 0; r == 0 && i < n; i++)
+		r = save_base_decide(all, all->all[i], &room);
 	return r;
 }

@@ -3,8 +3,8 @@
  * What a save knows already and need not store again (docs/save.md).
  *
  *   dedup.c  objects that it may refer to, by digest, and the packs that they lie in -> struct save_dedup
- *   base.c   commits whose pieces are recognised by position, and, in base_keep.c, which of their attempts the save
- *            goes on referring to                                                    -> struct save_bases
+ *   base.c   commits whose pieces are recognised by position; in base_fit.c, which components they have; in
+ *            base_keep.c, which of their attempts the save goes on referring to      -> struct save_bases
  *   trust.c  whose records are believed, and what stands in for that                 -> save_trust_...
  *
  * dedup belongs to the appender's thread but where a function says otherwise; bases are read by any thread. */
@@ -59,18 +59,29 @@ int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt
 
 /* ---- bases: pieces recognised by position ---- */
 
+/* What a base may have of a component (base_fit.c): nothing; something, but in other boxes or of other tensors, as far
+ * as is known; some of its tensors, in the same boxes; all of them. */
+enum save_fit { SAVE_FIT_NOT, SAVE_FIT_HAS, SAVE_FIT_SOME, SAVE_FIT_ALL };
+/* The components that a step has packs of, sorted. */
+struct save_component { char name[PROTO_COMPONENT_MAX + 1]; };
+int save_components(const struct proto_manifest *m, struct save_component **ret_all, uint32_t *ret_n); /* or -ENOMEM */
+int64_t save_component_find(const struct save_component *all, uint32_t n, const char *name); /* or -ENOENT */
+
 struct save_base_row {              /* what a base has of a tensor in a box; lives no longer than its base */
 	struct save_base *base;
 	atomic_uint refs;
 	bool trusted;                   /* some of it stands in records that are believed (trust.h) */
 };
+struct base_attempts { struct base_attempt *all; size_t n; };
 struct save_bases {
 	struct save_base *all[SAVE_BASES_MAX]; atomic_uint n;
-	uint32_t rank;                  /* who saves, set before the first is added: the line of a base asked first */
+	/* who saves, set before the first is added: the line of a base that is asked first; and how many save */
+	uint32_t rank, world;
 	const struct store_notes *notes; /* what they name is not recognised; set like rank; NULL: none */
 	struct index *index;            /* knows commits that are the user's own; set like rank; NULL: none */
 	bool layouts;                   /* set like rank: ranks refer to layouts of the bases */
 	atomic_bool merges;             /* some attempt is not kept */
+	struct base_attempts attempts;  /* that the save most likely refers to, decided on first; then read-only */
 	bool decided; size_t room;      /* after save_bases_decide: how many attempts one more base may keep */
 };
 static inline unsigned save_bases_count(const struct save_bases *all)
@@ -82,12 +93,11 @@ int save_bases_add(struct save_bases *all, struct store *s, const char *run, uin
 	const struct base_digest *manifest);
 /* Decides which attempts of the bases so far are kept (keep.h) by a save of that layout; for one that is added later
  * that happens when it is added. Before any band is processed. -ENOMEM. */
-int save_bases_decide(struct save_bases *all, const struct base_digest *layout);
+int save_bases_decide(struct save_bases *all, const struct store_layout *l);
 /* Any thread: may objects of that pack be referred to? Where no base names its attempt nothing was decided: yes. */
 bool save_bases_keep(const struct save_bases *all, const char *pack, bool layout);
-/* Is the commit of that manifest one of them? Has one of them that could be opened this layout? */
-bool save_bases_have(const struct save_bases *all, const struct base_digest *manifest);
-bool save_bases_have_layout(const struct save_bases *all, const struct base_digest *layout);
+/* The best fit among them of a component of the layout that is saved. The thread that adds bases. */
+enum save_fit save_bases_fit(const struct save_bases *all, const struct store_layout *l, uint32_t component);
 void save_bases_release(struct save_bases *all);
 /* What the base has of the tensor's items in `box` (inside the tensor). For the pieces of a box that this save stores
  * ask once with that box, not piece by piece. It may read the store. Any thread. NULL: the base has nothing. */

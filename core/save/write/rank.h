@@ -10,14 +10,20 @@
 #include "core/save/write/engine.h"
 #include "core/save/write/writer.h"
 
-#define SAVE_ALIKE_STEPS 8u /* among so many of the newest a step of the save's layout is sought */
-/* What layouts steps of the run have, by their manifests: kept from save to save; {0}: nothing is known. */
-struct save_alike {
-	struct save_alike_step {
-		bool known; struct base_digest manifest; struct base_digest *layouts; uint32_t nlayouts;
-	} all[SAVE_ALIKE_STEPS];
+#define SAVE_PAST_STEPS 32u
+#define SAVE_PAST_TRIED 8u
+/* What a launch remembers of the run's steps, from save to save; {0}: nothing (past.c). */
+struct save_past {
+	struct save_past_step {         /* by its manifest */
+		struct base_digest manifest; uint64_t step, entry;
+		struct base_digest *layouts; uint32_t nlayouts;
+		struct save_component *components; uint32_t ncomponents;
+	} steps[SAVE_PAST_STEPS]; unsigned nsteps; /* in the order in which they were read */
+	/* attempts of the launch, in a ring; how many there were */
+	struct save_past_tried { uint64_t step; char attempt[PROTO_ATTEMPT_MAX]; } tried[SAVE_PAST_TRIED];
+	uint64_t ntried;
 };
-void save_alike_release(struct save_alike *a);
+void save_past_release(struct save_past *p);
 
 /* Run and attributes are copied and checked. Free with save_writer_close. */
 int save_writer_new(struct store *s, const char *run, const struct proto_attribute *attributes, size_t nattributes,
@@ -33,9 +39,8 @@ int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, stru
 /* Opens a commit whose pieces are recognised; one that cannot be read recognises nothing. */
 int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, const struct base_digest *manifest,
 	struct base_error *err);
-/* The steps of the run that this save is most likely to share pieces with: the one that it replaces, the newest one,
- * and, if these have other layouts, the newest of its own layout among the last few. */
-int save_writer_bases(struct save_writer *w, struct save_alike *alike, bool replace, struct base_error *err);
+/* The steps of the run that this save is most likely to share pieces with (past.c). */
+int save_writer_bases(struct save_writer *w, struct save_past *past, bool replace, struct base_error *err);
 /* The layout object, then all bands out of the source, in order. The planned layout has its object by now. */
 int save_writer_append(struct save_writer *w, struct save_engine *e, const struct save_engine_source *source,
 	struct base_error *err);

@@ -8,6 +8,7 @@
  *   band.c      read, cut, digest, look up, encode one band              -> band.h
  *   appender.c  duplicates, packs, rows, in order                        -> struct save_appender
  *   dedup.c, base.c  what is known already                               -> known_internal.h
+ *   past.c      which steps are bases
  *   blob.c      blobs        finish.c  meta pack, part, announcement, commit */
 #ifndef CORE_SAVE_WRITE_WRITE_INTERNAL_H
 #define CORE_SAVE_WRITE_WRITE_INTERNAL_H
@@ -76,11 +77,10 @@ int save_band_confirm(struct save_band *b, const struct save_writer *w, const st
 int save_band_process(struct save_band *b, struct save_writer *w);
 void save_band_forget(struct save_band *b); /* lets the rows go */
 
-/* ---- alike.c ---- */
-/* A step among the last ones, none of which need be a base, that has the save's layout where no base has it. NULL:
- * there is none, or none is needed. */
-const struct store_list_step *save_alike_find(struct save_alike *a, const struct save_writer *w,
-	const struct store_list *list);
+/* ---- past.c ---- */
+/* Adds the bases of a save that is about to be written, by the run's list; remembers its attempt. */
+int save_past_bases(struct save_past *p, struct save_writer *w, const struct store_list *list, bool replace,
+	struct base_error *err);
 
 /* ---- appender: one thread ---- */
 

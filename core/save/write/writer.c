@@ -350,6 +350,7 @@ int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, stru
 		return base_no_memory(err);
 	w->dedup.notes = w->bases.notes = &w->notes;
 	w->bases.rank = w->rank;
+	w->bases.world = w->world;
 	w->bases.index = w->index;
 	w->bases.layouts = w->world > 1;
 	w->dedup.decided = &w->bases;
@@ -364,24 +365,14 @@ int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, con
 	return r < 0 ? base_no_memory(err) : 0;
 }
 
-static int writer_add_base(struct save_writer *w, const struct store_list_step *step, struct base_error *err)
-{
-	return step ? save_writer_base(w, w->options.run, step->entry, &step->commit.manifest, err) : 0;
-}
-
-int save_writer_bases(struct save_writer *w, struct save_alike *alike, bool replace, struct base_error *err)
+int save_writer_bases(struct save_writer *w, struct save_past *past, bool replace, struct base_error *err)
 {
 	struct store_list *list;
-	int r = 0;
+	int r;
 
 	if (store_list_open(w->store, w->options.run, false, &list, NULL) < 0)
 		return 0;
-	if (replace)
-		r = writer_add_base(w, store_list_find(list, w->result.step), err);
-	if (r == 0)
-		r = writer_add_base(w, store_list_latest(list), err);
-	if (r == 0)
-		r = writer_add_base(w, save_alike_find(alike, w, list), err);
+	r = save_past_bases(past, w, list, replace, err);
 	store_list_close(list);
 	return r;
 }
@@ -389,7 +380,7 @@ int save_writer_bases(struct save_writer *w, struct save_alike *alike, bool repl
 int save_writer_append(struct save_writer *w, struct save_engine *e, const struct save_engine_source *source,
 	struct base_error *err)
 {
-	int r = save_bases_decide(&w->bases, &w->planned->layout->digest) < 0 ? base_no_memory(err) : 0;
+	int r = save_bases_decide(&w->bases, w->planned->layout) < 0 ? base_no_memory(err) : 0;
 
 	if (r == 0)
 		r = save_appender_open(w, &w->appender, err);
@@ -450,12 +441,12 @@ static int writer_finish_alone(struct save_writer *w, struct base_error *err)
 
 static int writer_run(struct save_writer *w, struct store_attempt *attempt, struct base_error *err)
 {
-	struct save_alike alike = {0};
+	struct save_past past = {0};
 	int r = save_writer_begin(w, attempt, err);
 
 	if (r == 0 && !w->options.no_index)
-		r = save_writer_bases(w, &alike, w->options.replace, err);
-	save_alike_release(&alike);
+		r = save_writer_bases(w, &past, w->options.replace, err);
+	save_past_release(&past);
 	if (r == 0)
 		r = save_reader_run(w, err);
 	if (r == 0)

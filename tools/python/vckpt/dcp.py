@@ -129,7 +129,7 @@ class StorageWriter(_StorageWriter):
 
     overwrite    False: refuses where the path holds a step already
     attributes   {name: text} to stand with the step, equal on all ranks
-    bases        ["RUN/STEP", ...]: steps besides the run's newest whose data may be reused
+    bases        ["RUN/STEP", ...]: further steps whose data may be reused
     options      of the saver, as for vckpt.async_save: deadline, low_priority, ring_bytes, ...
     and the options of DCP's FileSystemWriter, in its order; those that have no effect here warn once."""
 

@@ -252,7 +252,7 @@ def async_save(path: Path, state: State, *, mesh: Any = None, step: int | None =
     step        the trainer's count of iterations, the same on all ranks; one process alone may leave it out: the next
                 one
     attributes  {"loss": 2.31}: the same on all ranks
-    base        "RUN/STEP", or several: steps besides the run's newest whose data may be reused
+    base        "RUN/STEP", or several: further steps whose data may be reused
     per_rank    patterns over dotted paths ("dataloader", "trainer.cache.*"): kept by each rank for itself
     replace     a step of that number is replaced, atomically; else it is refused
     blobs       {name: bytes}: files of the step ("config.json")

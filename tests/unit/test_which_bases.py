@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A saver shares pieces with the newest step of its run and, where that has another layout, with the newest of the last
-steps that has the same: what two layouts cut apart is stored once for each, however often a job goes from one to the
-other. Looking for it costs nothing where the newest step has the layout, and at most a few manifests where not."""
+"""Which steps a save takes as bases, beside the step before it: where that has another layout, one of the save's own;
+where it lacks a component, one that has it. What two layouts cut apart is stored once for each, however often a job
+goes from one to the other. Looking for such a step costs nothing where none is missing, and else at most a few
+manifests. (The launch's own last step: test_kept_attempts.py.)"""
 import contextlib
 import ctypes
 import os
@@ -12,7 +13,7 @@ import pytest
 
 from saverlib import api, ranks, store  # noqa: F401 (fixtures)
 
-LAST = 8                # SAVE_ALIKE_STEPS of core/save/write/rank.h
+LAST = 8                # PAST_NEAREST of core/save/write/past.c
 IN_OPEN = 0x20
 
 
@@ -98,25 +99,54 @@ def test_a_step_that_was_removed(run, vckpt):
     assert run.save(1) == run.array.nbytes
 
 
-def test_a_layout_that_changes_with_each_save(api, store):  # noqa: F811
-    """A tensor that grows: a saver knows the layouts of the last steps, and reads the manifest of the newest, as a
-    base. A new one has to look at them once."""
+@pytest.fixture
+def saves(api, store):  # noqa: F811
+    """saves(tensors of each step by number, the first step) -> (raw bytes of new pieces, manifests that were read), by
+    step, of one launch."""
     folder = os.path.join(store, "runs/run/manifests")
 
-    def saves(first, last):
+    def call(states, first=0):
         def work(rank, saver):
-            read = []
-            for step in range(first, last):
+            out = []
+            for step, state in enumerate(states, first):
                 before = set(os.listdir(folder)) if step else set()
                 with opened(folder) if step else contextlib.nullcontext([]) as names:
-                    save = saver.save({"model/w": (np.zeros(100 + step, "u4"), {})}, step=step)
+                    save = saver.save(state, step=step)
                     save.committed()
+                    t = save.timings()
                     save.free()
-                read.append(len(before.intersection(names)))
-            return read
-        return ranks(api, store, "run", 1, work, launch=f"launch {first}")[0]
-    assert saves(0, 12) == [0] + 11 * [1]
-    assert saves(12, 15) == [LAST, 1, 1]
+                out.append((t.bytes_staged - t.bytes_unchanged, len(before.intersection(names))))
+            return out
+        out = ranks(api, store, "run", 1, work, launch=f"launch {first}")[0]
+        assert isinstance(out, list), out
+        return out
+    return call
+
+
+def test_a_layout_that_changes_with_each_save(saves):
+    """A tensor that grows."""
+    states = [{"model/a": np.arange(100, dtype="u4"), "model/w": np.zeros(100 + step, "u4")} for step in range(15)]
+    new = [(4 * (100 + step), 1) for step in range(15)]
+    assert saves(states[:12]) == [(800, 0), *new[1:12]]
+    assert saves(states[12:], 12) == new[12:]
+
+
+def test_components_that_few_saves_have(saves, rng):
+    """However long ago the last one was, and by an earlier launch, too: the nearest step of each size is looked at.
+    What has a component is remembered."""
+    part = {c: {f"{c}/w": np.frombuffer(rng.randbytes(n), "u1")} for c, n in (("model", 400), ("ema", 500),
+                                                                             ("optimizer", 600))}
+    model, ema, all_ = part["model"], {**part["model"], **part["ema"]}, part["model"] | part["ema"] | part["optimizer"]
+    assert saves([all_] + 9 * [model]) == [(1500, 0)] + 9 * [(0, 1)]
+    # the newest step, as a base; those of the nearest eight that are not known yet; the first one
+    assert saves(3 * [model] + [all_] + 9 * [model] + [ema, all_, all_], 10) == [
+        (0, 1), (0, 1), (0, 1), (0, 6), *9 * [(0, 1)], (0, 2), (0, 2), (0, 1)]
+
+
+def test_tensors_that_few_saves_have(saves, rng):
+    """The same where the component is always there."""
+    frozen, trained = ({f"model/{name}": np.frombuffer(rng.randbytes(400), "u1")} for name in ("a", "w"))
+    assert saves([frozen | trained] + 11 * [trained] + [frozen | trained]) == [(800, 0)] + 11 * [(0, 1)] + [(0, 2)]
 
 
 def test_looking_for_it_is_bounded(run):

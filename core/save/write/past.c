@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * past: which steps of its run a save takes as bases (docs/save.md, Which bases).
+ *
+ *   the launch's own last step     the state went on from there. It need not be the newest step: a job goes back to an
+ *                                  earlier one and replaces what follows; others write to the run, too
+ *   the step before, by number     what a launch was most likely started from
+ *   for what these lack            the newest step that has it: a component that only some saves have; tensors that
+ *                                  only some have; thin shards, which another layout cuts into other pieces
+ *   the step that is replaced, and, while the launch has no step of its own, the newest one
+ *
+ * All this follows from the list, the save's step and the launch's earlier saves, which are the same at all ranks.
+ *
+ * What a step has is known from its manifest. A save reads that of each base anyway, so a saver knows its own steps,
+ * however far back the last one with a component is. A new saver looks for it (past_walk) among the nearest steps, the
+ * nearest of each size and the nearest of each launch. So what it reads does not grow with the run. It remembers what
+ * it read: otherwise each save of a state whose layout changes every time would read the same manifests again. */
+#include "core/save/write/write_internal.h"
+
+#include <stdlib.h>
+
+#include "core/base/bisect.h"
+#include "core/save/write/base_internal.h"
+#include "core/step/manifest.h"
+
+#define PAST_LAUNCH 17u         /* bytes of an attempt's name that give its launch */
+#define PAST_NEAREST 8u         /* so many steps, sizes and launches are looked at */
+#define PAST_RANKS 65536u       /* of the manifests that one walk reads, 168 bytes each */
+#define PAST_SEARCHES 4u        /* by component */
+#define PAST_LAYOUTS_MAX 1024u  /* that are remembered of a step */
+
+struct past_want { const struct base_digest *layout; const char *component; }; /* one of them is NULL */
+
+struct past {
+	struct save_past *p;
+	struct save_writer *w;
+	const struct store_list *list;
+	uint64_t step;                  /* that is saved */
+	size_t before;                  /* how many steps have lower numbers */
+};
+
+/* ---- what is remembered ---- */
+
+static void past_release_step(struct save_past_step *k)
+{
+	free(k->layouts);
+	free(k->components);
+	*k = (struct save_past_step){0};
+}
+
+void save_past_release(struct save_past *p)
+{
+	while (p->nsteps)
+		past_release_step(&p->steps[--p->nsteps]);
+}
+
+static const struct save_past_step *past_known(const struct save_past *p, const struct base_digest *manifest)
+{
+	for (unsigned i = 0; i < p->nsteps; i++)
+		if (base_digest_equal(&p->steps[i].manifest, manifest))
+			return &p->steps[i];
+	return NULL;
+}
+
+/* Is there a later step that has what this one has? */
+static bool past_repeated(const struct save_past *p, unsigned i, bool layouts)
+{
+	const struct save_past_step *k = &p->steps[i];
+
+	for (unsigned j = i + 1; j < p->nsteps; j++) {
+		const struct save_past_step *later = &p->steps[j];
+
+		if (layouts ? later->nlayouts == k->nlayouts &&
+			memcmp(later->layouts, k->layouts, k->nlayouts * sizeof *k->layouts) == 0
+			: later->ncomponents == k->ncomponents &&
+			memcmp(later->components, k->components, k->ncomponents * sizeof *k->components) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* The one that is of least use: the earliest whose layouts, or else components, a later one has. */
+static unsigned past_least(const struct save_past *p)
+{
+	for (unsigned pass = 0; pass < 2; pass++)
+		for (unsigned i = 0; i < p->nsteps; i++)
+			if (past_repeated(p, i, pass == 0))
+				return i;
+	return 0;
+}
+
+/* NULL: no memory. */
+static const struct save_past_step *past_put(struct save_past *p, const struct store_list_step *step,
+	const struct proto_manifest *m)
+{
+	uint32_t nlayouts = base_min(m->nlayouts, PAST_LAYOUTS_MAX);
+	struct save_past_step k = {.manifest = step->commit.manifest, .step = step->step, .entry = step->entry,
+		.layouts = calloc(nlayouts + 1, sizeof *k.layouts), .nlayouts = nlayouts};
+
+	if (!k.layouts || save_components(m, &k.components, &k.ncomponents) < 0) {
+		past_release_step(&k);
+		return NULL;
+	}
+	for (uint32_t i = 0; i < nlayouts; i++)
+		k.layouts[i] = m->layouts[i].digest;
+	if (p->nsteps == SAVE_PAST_STEPS) {
+		unsigned gone = past_least(p);
+
+		past_release_step(&p->steps[gone]);
+		memmove(&p->steps[gone], &p->steps[gone + 1], (--p->nsteps - gone) * sizeof k);
+	}
+	p->steps[p->nsteps] = k;
+	return &p->steps[p->nsteps++];
+}
+
+static bool past_has(const struct save_past_step *k, const struct past_want *want)
+{
+	bool has = false;
+
+	if (want->component)
+		return save_component_find(k->components, k->ncomponents, want->component) >= 0;
+	for (uint32_t i = 0; !has && i < k->nlayouts; i++)
+		has = base_digest_equal(&k->layouts[i], want->layout);
+	return has;
+}
+
+/* ---- looking for a step ---- */
+
+/* Lower numbers come first, the highest of them before all; then higher ones. */
+static bool past_nearer(const struct past *s, uint64_t a, uint64_t b)
+{
+	return (a < s->step) != (b < s->step) ? a < s->step : a > b;
+}
+
+static const struct store_list_step *past_recall(const struct past *s, const struct past_want *want)
+{
+	const struct store_list_step *found = NULL;
+
+	for (unsigned i = 0; i < s->p->nsteps; i++) {
+		const struct save_past_step *k = &s->p->steps[i];
+		const struct store_list_step *step = past_has(k, want) ? store_list_find(s->list, k->step) : NULL;
+
+		if (step && step->entry == k->entry && (!found || past_nearer(s, step->step, found->step)))
+			found = step;
+	}
+	return found;
+}
+
+struct past_seen { const struct store_list_step *sizes[PAST_NEAREST], *launches[PAST_NEAREST]; };
+
+static bool past_same_size(const struct store_list_step *a, const struct store_list_step *b)
+{
+	return a->commit.tensors == b->commit.tensors && a->commit.bytes == b->commit.bytes;
+}
+
+static bool past_same_launch(const struct store_list_step *a, const struct store_list_step *b)
+{
+	return strncmp(a->commit.attempt, b->commit.attempt, PAST_LAUNCH) == 0;
+}
+
+/* Is the step the first of its kind, and of one of the first few kinds? */
+static bool past_first(const struct store_list_step *seen[static PAST_NEAREST], const struct store_list_step *step,
+	bool (*same)(const struct store_list_step *, const struct store_list_step *))
+{
+	for (unsigned i = 0; i < PAST_NEAREST; i++) {
+		if (!seen[i]) {
+			seen[i] = step;
+			return true;
+		}
+		if (same(seen[i], step))
+			return false;
+	}
+	return false;
+}
+
+static const struct save_past_step *past_read(struct past *s, const struct store_list_step *step, uint64_t *ranks)
+{
+	const struct save_past_step *k = past_known(s->p, &step->commit.manifest);
+	struct proto_manifest m;
+
+	if (k || store_manifest_get(s->w->store, s->w->options.run, &step->commit.manifest, &m, NULL) < 0)
+		return k;
+	*ranks += m.nranks;
+	k = past_put(s->p, step, &m);
+	proto_manifest_release(&m);
+	return k;
+}
+
+static const struct store_list_step *past_walk(struct past *s, const struct past_want *want)
+{
+	struct past_seen seen = {0};
+	size_t n = store_list_count(s->list);
+	uint64_t ranks = 0;
+
+	for (size_t i = 0; i < n && ranks < PAST_RANKS; i++) {
+		const struct store_list_step *step = store_list_at(s->list,
+			i < s->before ? s->before - 1 - i : n - 1 - (i - s->before));
+		bool size = past_first(seen.sizes, step, past_same_size);
+		bool launch = past_first(seen.launches, step, past_same_launch);
+		const struct save_past_step *k = i < PAST_NEAREST || size || launch ? past_read(s, step, &ranks)
+			: NULL;
+
+		if (k && past_has(k, want))
+			return step;
+	}
+	return NULL;
+}
+
+/* ---- the bases ---- */
+
+static int past_add(struct past *s, const struct store_list_step *step, struct base_error *err)
+{
+	unsigned n = save_bases_count(&s->w->bases);
+	int r = step ? save_writer_base(s->w, s->w->options.run, step->entry, &step->commit.manifest, err) : 0;
+
+	if (r < 0 || save_bases_count(&s->w->bases) == n)
+		return r;
+	if (s->w->bases.all[n]->open && !past_known(s->p, &step->commit.manifest))
+		past_put(s->p, step, &s->w->bases.all[n]->m);
+	return 0;
+}
+
+/* The launch's last step that is visible. */
+static const struct store_list_step *past_own(const struct past *s)
+{
+	const struct save_past *p = s->p;
+
+	for (unsigned i = 0; i < base_min(p->ntried, SAVE_PAST_TRIED); i++) {
+		const struct save_past_tried *own = &p->tried[(p->ntried - 1 - i) % SAVE_PAST_TRIED];
+		const struct store_list_step *step = store_list_find(s->list, own->step);
+
+		if (step && strcmp(step->commit.attempt, own->attempt) == 0)
+			return step;
+	}
+	return NULL;
+}
+
+static int past_search_one(struct past *s, const struct past_want *want, struct base_error *err)
+{
+	const struct store_list_step *step = past_recall(s, want);
+
+	return past_add(s, step ? step : past_walk(s, want), err);
+}
+
+/* A component that no base has; in the end, if the bases lack some tensors, or have another layout, a step of the
+ * save's layout. */
+static int past_search(struct past *s, struct base_error *err)
+{
+	const struct store_layout *l = s->w->planned->layout;
+	unsigned searches = 0;
+	bool all = true;
+	int r = 0;
+
+	for (uint32_t i = 0; r == 0 && i < l->m.ncomponents; i++) {
+		struct past_want want = {.component = l->m.components[i]};
+		enum save_fit fit = save_bases_fit(&s->w->bases, l, i);
+
+		if (fit == SAVE_FIT_NOT && searches++ < PAST_SEARCHES) {
+			r = past_search_one(s, &want, err);
+			fit = save_bases_fit(&s->w->bases, l, i);
+		}
+		all = all && fit == SAVE_FIT_ALL;
+	}
+	return r || all ? r : past_search_one(s, &(struct past_want){.layout = &l->digest}, err);
+}
+
+/* A job that went back to a step of this launch goes on from there. */
+static bool past_went_back(const struct past *s, const struct store_list_step *own,
+	const struct store_list_step *before)
+{
+	return own && own->step >= s->step && before &&
+		strncmp(before->commit.attempt, s->w->result.attempt, PAST_LAUNCH) == 0;
+}
+
+int save_past_bases(struct save_past *p, struct save_writer *w, const struct store_list *list, bool replace,
+	struct base_error *err)
+{
+	size_t n = store_list_count(list);
+	struct past s = {.p = p, .w = w, .list = list, .step = w->result.step,
+		.before = base_bisect(i, 0, n, store_list_at(list, i)->step < w->result.step)};
+	const struct store_list_step *own = past_own(&s), *before = s.before ? store_list_at(list, s.before - 1) : NULL;
+	const struct store_list_step *first = past_went_back(&s, own, before) ? before : own;
+	const struct store_list_step *last[] = {replace ? store_list_find(list, s.step) : NULL,
+		own ? NULL : store_list_latest(list)};
+	struct save_past_tried *tried = &p->tried[p->ntried++ % SAVE_PAST_TRIED];
+	int r = past_add(&s, first, err);
+
+	if (r == 0)
+		r = past_add(&s, own, err);
+	if (r == 0)
+		r = past_add(&s, before, err);
+	for (unsigned i = 0; r == 0 && !own && !before && i < BASE_COUNT(last); i++)
+		r = past_add(&s, last[i], err);
+	if (r == 0)
+		r = past_search(&s, err);
+	for (unsigned i = 0; r == 0 && i < BASE_COUNT(last); i++)
+		r = past_add(&s, last[i], err);
+	tried->step = s.step;
+	memcpy(tried->attempt, w->result.attempt, sizeof tried->attempt);
+	return r;
+}
