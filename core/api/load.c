@@ -18,6 +18,7 @@
 #include "core/base/le.h"
 #include "core/base/machine.h"
 #include "core/base/pool.h"
+#include "core/save/write/rank.h"
 
 _Static_assert((int)VCKPT_LOAD_REHASH == (int)LOAD_FILL_REHASH
 	&& (int)VCKPT_LOAD_SKIP_DAMAGED == (int)LOAD_FILL_SKIP_DAMAGED
@@ -381,6 +382,7 @@ static int load_fill_make(struct vckpt_load *load, struct base_error *err)
 int vckpt_load_start(struct vckpt_load *load, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
+	const struct load_step_info *info;
 	int r = load_is_open(load, e);
 
 	if (r == 0)
@@ -398,6 +400,8 @@ int vckpt_load_start(struct vckpt_load *load, struct vckpt_error *err)
 		return api_result(r, e);
 	free(base_steal(load->tape));
 	load->ntape = load->tape_room = 0;
+	info = load_step_info(load->step->step);
+	save_past_loaded(load_step_store(load->step->step), info->run, info->step, info->entry);
 	return 0;
 }
 

@@ -5,6 +5,7 @@ over long histories."""
 import numpy as np
 import pytest
 
+from loadlib import Opened
 from saverlib import api, ranks, store  # noqa: F401 (fixtures)
 
 SIZE = 4096
@@ -216,6 +217,28 @@ def test_after_a_rollback(api, store, rng, vckpt, world):  # noqa: F811
         assert line.again <= 0.9 * line.changed
     for t in range(last):
         assert len(earlier(vckpt, store, t)[0]) <= 16
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["the same launch", "another launch"])
+def test_after_a_load(api, store, rng, restart):  # noqa: F811
+    """A job goes on from the step that it loads, under numbers that are free."""
+    line, kept, saver = Line(rng, [SIZE] * 12), {}, api.saver(store, "run")
+    for t in range(8):
+        line.change([t, 8 + t % 4])
+        line.save(saver, step=10 * t)
+        kept[t] = line.kept()
+    for back, step in ((3, 35), (1, 15), (5, 16)):
+        if restart:
+            saver.free()
+            saver = api.saver(store, "run")
+        line.go_back(kept[back])
+        with Opened(api, store, 10 * back) as step_, step_.load() as load:
+            load.tensor("model/000", np.empty_like(line.model.arrays[0]))
+            load.run()
+        assert line.save(saver, step=step) == 0         # shares all with what was loaded
+        line.change([0])
+        assert line.save(saver, step=step + 3) == 0
+    saver.free()
 
 
 def test_lower_numbers_than_the_newest(api, store, rng):  # noqa: F811

@@ -4,12 +4,14 @@
  *
  *   the launch's own last step     the state went on from there. It need not be the newest step: a job goes back to an
  *                                  earlier one and replaces what follows; others write to the run, too
+ *   the step that was loaded       by this process, since its last save in the run
  *   the step before, by number     what a launch was most likely started from
  *   for what these lack            the newest step that has it: a component that only some saves have; tensors that
  *                                  only some have; thin shards, which another layout cuts into other pieces
  *   the step that is replaced, and, while the launch has no step of its own, the newest one
  *
- * All this follows from the list, the save's step and the launch's earlier saves, which are the same at all ranks.
+ * All this follows from the list, the save's step, and what the launch saved and loaded before, which are the same at
+ * all ranks.
  *
  * What a step has is known from its manifest. A save reads that of each base anyway, so a saver knows its own steps,
  * however far back the last one with a component is. A new saver looks for it (past_walk) among the nearest steps, the
@@ -28,6 +30,7 @@
 #define PAST_RANKS 65536u       /* of the manifests that one walk reads, 168 bytes each */
 #define PAST_SEARCHES 4u        /* by component */
 #define PAST_LAYOUTS_MAX 1024u  /* that are remembered of a step */
+#define PAST_LOADED 8u          /* runs of which this process remembers what it loaded */
 
 struct past_want { const struct base_digest *layout; const char *component; }; /* one of them is NULL */
 
@@ -38,6 +41,54 @@ struct past {
 	uint64_t step;                  /* that is saved */
 	size_t before;                  /* how many steps have lower numbers */
 };
+
+/* ---- what was loaded ---- */
+
+static struct {
+	pthread_mutex_t lock;           /* protects all below */
+	struct past_loaded { uint8_t store[16]; char run[PROTO_RUN_MAX + 1]; uint64_t step, entry; } all[PAST_LOADED];
+	size_t n;                       /* so many were added; the oldest give way */
+} loaded = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static struct past_loaded *loaded_find(const struct store *s, const char *run)
+{
+	for (size_t i = 0; i < base_min(loaded.n, PAST_LOADED); i++)
+		if (memcmp(loaded.all[i].store, s->info.id, sizeof loaded.all[i].store) == 0 &&
+			strcmp(loaded.all[i].run, run) == 0)
+			return &loaded.all[i];
+	return NULL;
+}
+
+void save_past_loaded(const struct store *s, const char *run, uint64_t step, uint64_t entry)
+{
+	struct past_loaded *l;
+
+	pthread_mutex_lock(&loaded.lock);
+	l = loaded_find(s, run);
+	if (!l)
+		l = &loaded.all[loaded.n++ % PAST_LOADED];
+	*l = (struct past_loaded){.step = step, .entry = entry};
+	memcpy(l->store, s->info.id, sizeof l->store);
+	memccpy(l->run, run, 0, sizeof l->run - 1);
+	pthread_mutex_unlock(&loaded.lock);
+}
+
+/* The step, if it is visible. It is asked for once: a later save goes on from this one. */
+static const struct store_list_step *past_loaded(const struct past *s)
+{
+	const struct store_list_step *step = NULL;
+	struct past_loaded *l;
+
+	pthread_mutex_lock(&loaded.lock);
+	l = loaded_find(s->w->store, s->w->options.run);
+	if (l) {
+		step = store_list_find(s->list, l->step);
+		step = step && step->entry == l->entry ? step : NULL;
+		*l = (struct past_loaded){0};
+	}
+	pthread_mutex_unlock(&loaded.lock);
+	return step;
+}
 
 /* ---- what is remembered ---- */
 
@@ -159,7 +210,7 @@ static bool past_same_launch(const struct store_list_step *a, const struct store
 }
 
 /* Is the step the first of its kind, and of one of the first few kinds? */
-static bool past_first(const struct store_list_step *seen[static PAST_NEAREST], const struct store_list_step *step,
+static bool past_new(const struct store_list_step *seen[static PAST_NEAREST], const struct store_list_step *step,
 	bool (*same)(const struct store_list_step *, const struct store_list_step *))
 {
 	for (unsigned i = 0; i < PAST_NEAREST; i++) {
@@ -195,8 +246,8 @@ static const struct store_list_step *past_walk(struct past *s, const struct past
 	for (size_t i = 0; i < n && ranks < PAST_RANKS; i++) {
 		const struct store_list_step *step = store_list_at(s->list,
 			i < s->before ? s->before - 1 - i : n - 1 - (i - s->before));
-		bool size = past_first(seen.sizes, step, past_same_size);
-		bool launch = past_first(seen.launches, step, past_same_launch);
+		bool size = past_new(seen.sizes, step, past_same_size);
+		bool launch = past_new(seen.launches, step, past_same_launch);
 		const struct save_past_step *k = i < PAST_NEAREST || size || launch ? past_read(s, step, &ranks)
 			: NULL;
 
@@ -218,6 +269,15 @@ static int past_add(struct past *s, const struct store_list_step *step, struct b
 	if (s->w->bases.all[n]->open && !past_known(s->p, &step->commit.manifest))
 		past_put(s->p, step, &s->w->bases.all[n]->m);
 	return 0;
+}
+
+static int past_add_all(struct past *s, const struct store_list_step *const *steps, size_t n, struct base_error *err)
+{
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < n; i++)
+		r = past_add(s, steps[i], err);
+	return r;
 }
 
 /* The launch's last step that is visible. */
@@ -264,12 +324,18 @@ static int past_search(struct past *s, struct base_error *err)
 	return r || all ? r : past_search_one(s, &(struct past_want){.layout = &l->digest}, err);
 }
 
-/* A job that went back to a step of this launch goes on from there. */
-static bool past_went_back(const struct past *s, const struct store_list_step *own,
-	const struct store_list_step *before)
+/* What the state most likely went on from. A number that is not higher than that of the launch's last step says that
+ * the job went back: to what it loaded, or to the step before, if that one is the launch's own. */
+static const struct store_list_step *past_first(const struct past *s, const struct store_list_step *own,
+	const struct store_list_step *from, const struct store_list_step *before)
 {
-	return own && own->step >= s->step && before &&
-		strncmp(before->commit.attempt, s->w->result.attempt, PAST_LAUNCH) == 0;
+	bool back = own && own->step >= s->step;
+
+	if (own && !back)
+		return own;
+	if (from)
+		return from;
+	return back && before && strncmp(before->commit.attempt, s->w->result.attempt, PAST_LAUNCH) == 0 ? before : own;
 }
 
 int save_past_bases(struct save_past *p, struct save_writer *w, const struct store_list *list, bool replace,
@@ -278,23 +344,20 @@ int save_past_bases(struct save_past *p, struct save_writer *w, const struct sto
 	size_t n = store_list_count(list);
 	struct past s = {.p = p, .w = w, .list = list, .step = w->result.step,
 		.before = base_bisect(i, 0, n, store_list_at(list, i)->step < w->result.step)};
-	const struct store_list_step *own = past_own(&s), *before = s.before ? store_list_at(list, s.before - 1) : NULL;
-	const struct store_list_step *first = past_went_back(&s, own, before) ? before : own;
+	const struct store_list_step *own = past_own(&s), *from = past_loaded(&s);
+	const struct store_list_step *before = s.before ? store_list_at(list, s.before - 1) : NULL;
+	const struct store_list_step *first[] = {past_first(&s, own, from, before), own, from, before};
 	const struct store_list_step *last[] = {replace ? store_list_find(list, s.step) : NULL,
 		own ? NULL : store_list_latest(list)};
 	struct save_past_tried *tried = &p->tried[p->ntried++ % SAVE_PAST_TRIED];
-	int r = past_add(&s, first, err);
+	int r = past_add_all(&s, first, BASE_COUNT(first), err);
 
-	if (r == 0)
-		r = past_add(&s, own, err);
-	if (r == 0)
-		r = past_add(&s, before, err);
-	for (unsigned i = 0; r == 0 && !own && !before && i < BASE_COUNT(last); i++)
-		r = past_add(&s, last[i], err);
+	if (r == 0 && save_bases_count(&w->bases) == 0)
+		r = past_add_all(&s, last, BASE_COUNT(last), err);
 	if (r == 0)
 		r = past_search(&s, err);
-	for (unsigned i = 0; r == 0 && i < BASE_COUNT(last); i++)
-		r = past_add(&s, last[i], err);
+	if (r == 0)
+		r = past_add_all(&s, last, BASE_COUNT(last), err);
 	tried->step = s.step;
 	memcpy(tried->attempt, w->result.attempt, sizeof tried->attempt);
 	return r;

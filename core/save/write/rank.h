@@ -24,6 +24,8 @@ struct save_past {
 	uint64_t ntried;
 };
 void save_past_release(struct save_past *p);
+/* This process has begun to load that step of the run: its next save there most likely goes on from it. Any thread. */
+void save_past_loaded(const struct store *s, const char *run, uint64_t step, uint64_t entry);
 
 /* Run and attributes are copied and checked. Free with save_writer_close. */
 int save_writer_new(struct store *s, const char *run, const struct proto_attribute *attributes, size_t nattributes,
