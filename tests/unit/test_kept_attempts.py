@@ -2,6 +2,8 @@
 """What saves write again although it did not change, because a step refers to at most 16 earlier attempts: counts of
 bytes over real saves, with small tensors, and where a user finds them. tests/property/test_keep.py simulates the rule
 over long histories."""
+import itertools
+
 import numpy as np
 import pytest
 
@@ -276,17 +278,24 @@ def test_a_base_that_was_removed(api, store, rng, vckpt):  # noqa: F811
     saver.free()
 
 
-@pytest.mark.parametrize("every", [3, 20])
-def test_weights_between_full_saves(api, store, rng, scale, every):  # noqa: F811
+@pytest.mark.parametrize("every, world", [(3, 2), (20, 1)])
+def test_weights_between_full_saves(api, store, rng, vckpt, scale, every, world):  # noqa: F811
     """The optimizer is saved now and then. The launch ends before a full save, or after one."""
-    n, line, saver = 45, Line(rng, [SIZE] * 45, 15), api.saver(store, "run")
-    for t in range(scale(45, 200)):
-        line.change([rng.randrange(15)])
-        if t % every == 0:
-            line.change([rng.randrange(15, n)])
-        line.save(saver, t % every == 0, step=t)
-        if t in (every - 1, 2 * every):
-            saver.free()
-            saver = api.saver(store, "run")
-    assert line.again <= 1.6 * line.changed
-    saver.free()
+    n, mesh = 45, api.mesh(f"tp={world}") if world > 1 else None
+    lines = [Line(rng, [SIZE] * n, 15, mesh, world) for _ in range(world)]
+    steps = scale(45, 200)
+    changes = {t: [[rng.randrange(15), *([rng.randrange(15, n)] if t % every == 0 else [])] for _ in range(world)]
+               for t in range(steps)}
+
+    def work(first, end):
+        def of_rank(rank, saver):
+            for t in range(first, end):
+                lines[rank].change(changes[t][rank])
+                lines[rank].save(saver, t % every == 0, step=t)
+        return of_rank
+    ends = [0, every, 2 * every + 1, steps]
+    for first, end in itertools.pairwise(ends):
+        assert ranks(api, store, "run", world, work(first, end), launch=f"launch {first}") == [None] * world
+    for line in lines:
+        assert line.again <= 1.6 * line.changed
+    assert all(len(earlier(vckpt, store, t)[0]) <= 16 for t in range(every, steps, every))
