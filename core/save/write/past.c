@@ -324,20 +324,6 @@ static int past_search(struct past *s, struct base_error *err)
 	return r || all ? r : past_search_one(s, &(struct past_want){.layout = &l->digest}, err);
 }
 
-/* What the state most likely went on from. A number that is not higher than that of the launch's last step says that
- * the job went back: to what it loaded, or to the step before, if that one is the launch's own. */
-static const struct store_list_step *past_first(const struct past *s, const struct store_list_step *own,
-	const struct store_list_step *from, const struct store_list_step *before)
-{
-	bool back = own && own->step >= s->step;
-
-	if (own && !back)
-		return own;
-	if (from)
-		return from;
-	return back && before && strncmp(before->commit.attempt, s->w->result.attempt, PAST_LAUNCH) == 0 ? before : own;
-}
-
 int save_past_bases(struct save_past *p, struct save_writer *w, const struct store_list *list, bool replace,
 	struct base_error *err)
 {
@@ -346,7 +332,8 @@ int save_past_bases(struct save_past *p, struct save_writer *w, const struct sto
 		.before = base_bisect(i, 0, n, store_list_at(list, i)->step < w->result.step)};
 	const struct store_list_step *own = past_own(&s), *from = past_loaded(&s);
 	const struct store_list_step *before = s.before ? store_list_at(list, s.before - 1) : NULL;
-	const struct store_list_step *first[] = {past_first(&s, own, from, before), own, from, before};
+	bool back = own && own->step >= s.step; /* the job went back to what it loaded */
+	const struct store_list_step *first[] = {back ? from : own, own, from, before};
 	const struct store_list_step *last[] = {replace ? store_list_find(list, s.step) : NULL,
 		own ? NULL : store_list_latest(list)};
 	struct save_past_tried *tried = &p->tried[p->ntried++ % SAVE_PAST_TRIED];
