@@ -177,7 +177,7 @@ def test_components_that_only_some_saves_have(choose, rng, scale, every):
     for sizes, changes in itertools.product(((100, 200), (300, 100), (20, 1000)), ((1, 1), (1, 0), (2, 10), (11, 25))):
         owner = [np.zeros(n, np.int64) for n in sizes]
         changed, again, allowed = 0, 0, 16 * sum(sizes) / 100
-        for t in range(1, scale(200, 5_000)):
+        for t in range(1, scale(200, 2_000)):
             parts = owner if t % every == 0 else owner[:1]
             live = np.bincount(np.concatenate(parts), minlength=t)
             attempts = np.flatnonzero(live)

@@ -264,11 +264,11 @@ def test_lower_numbers_than_the_newest(api, store, rng):  # noqa: F811
 def test_another_writer_has_the_newest_step(api, store, rng, vckpt, tmp_path):  # noqa: F811
     """Imports into the run of a job, between its saves."""
     line, saver = Line(rng, [SIZE] * 10), api.saver(store, "run")
-    for t in range(12):
+    np.save(tmp_path / "a.npy", np.frombuffer(rng.randbytes(SIZE), "u1"))
+    for t in range(11):
         line.change([t % 10])
         assert line.save(saver, step=10 * t) == 0
-        np.save(tmp_path / "a.npy", np.frombuffer(rng.randbytes(SIZE), "u1"))
-        vckpt("import", store, f"run/{10**6 + t if t % 4 else 10 * t + 5}", tmp_path / "a.npy")
+        vckpt("import", store, f"run/{10 * t + 5 if t == 4 else 10**6 + t}", tmp_path / "a.npy")
     saver.free()
 
 
