@@ -6,6 +6,7 @@
 #include "proto/proto_internal.h"
 
 #define HEARTBEAT_RANKS_MAX PROTO_WORLD_MAX
+#define HEARTBEAT_PERIOD_MAX_MS 600000u
 #define TRASH_HEARTBEATS_MAX (UINT32_C(1) << 20)
 
 static bool heartbeat_boot_id_valid(const char *id)
@@ -20,7 +21,7 @@ static int heartbeat_check(const struct proto_heartbeat *m)
 	if (!proto_launch_valid(m->launch) || !proto_host_valid(m->host) || !proto_run_valid(m->run))
 		return -BASE_EFORMAT;
 	if (memchr(m->boot_id, 0, sizeof m->boot_id) == NULL || !heartbeat_boot_id_valid(m->boot_id) ||
-		m->nranks > HEARTBEAT_RANKS_MAX)
+		m->nranks > HEARTBEAT_RANKS_MAX || m->period_ms > HEARTBEAT_PERIOD_MAX_MS)
 		return -BASE_EFORMAT;
 	for (uint32_t i = 1; i < m->nranks; i++)
 		if (m->ranks[i - 1].rank >= m->ranks[i].rank)
@@ -53,6 +54,7 @@ int proto_heartbeat_encode(const struct proto_heartbeat *m, struct base_buf *b)
 	s.time_ns = m->time_ns;
 	s.ranks = proto_bytes(&rows);
 	s.nonce = proto_nonce_field(m->nonce);
+	s.period_ms = m->period_ms;
 	return proto_pack(&s, b);
 }
 
@@ -66,6 +68,7 @@ static int heartbeat_get(const Vckpt__Heartbeat *s, struct proto_arena *arena, s
 	m->run = s->run;
 	m->number = s->number;
 	m->time_ns = s->time_ns;
+	m->period_ms = s->period_ms;
 	if (strlen(s->boot_id) >= sizeof m->boot_id || !proto_nonce_get(&s->nonce, m->nonce) ||
 		!proto_rows(&s->ranks, PROTO_ALIVE_ROW_BYTES, HEARTBEAT_RANKS_MAX, &n))
 		return -BASE_EFORMAT;

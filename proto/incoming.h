@@ -51,6 +51,7 @@ struct proto_heartbeat {
 	uint64_t number; int64_t time_ns;
 	const struct proto_alive *ranks; uint32_t nranks;
 	uint8_t nonce[16];              /* of the launch entry: rank 0 of a job shows it; zeros: none */
+	uint32_t period_ms;             /* the next number comes within it; 0: its writer knows no periods */
 	void *arena;
 };
 int proto_heartbeat_encode(const struct proto_heartbeat *m, struct base_buf *b);

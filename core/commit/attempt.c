@@ -189,6 +189,7 @@ void store_attempt_free(struct store_attempt *a)
 	free(a->bases);
 	free(a->packs);
 	pthread_mutex_destroy(&a->lock);
+	store_launch_attempt_ends(a->launch);
 	if (a->owns_launch)
 		store_launch_close(a->launch);
 	free(a);

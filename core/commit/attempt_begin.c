@@ -239,6 +239,7 @@ int store_launch_begin(struct store_launch *l, const struct store_launch_save *o
 	a->replace = o->replace;
 	a->commons = l->world > 1 ? o->commons : NULL;
 	snprintf(a->run, sizeof a->run, "%s", l->run);
+	store_launch_attempt_begins(l);
 	r = begin_start(a, o, &why);
 	if (r < 0) {
 		r = begin_fail(a, r, &why, err);

@@ -15,7 +15,8 @@
 #define JUDGE_MAX_MS 500u
 #define MISSING_NAMED 5u        /* ranks, in a warning */
 
-static void missing_why(const struct store_attempt *a, enum store_rank_state state, char why[static 200])
+static void missing_why(const struct store_attempt *a, uint32_t rank, enum store_rank_state state,
+	char why[static 200])
 {
 	const struct store_launch *l = a->launch;
 
@@ -35,7 +36,7 @@ static void missing_why(const struct store_attempt *a, enum store_rank_state sta
 		return;
 	case STORE_RANK_STOPPED:
 		snprintf(why, 200, "its heartbeat stood still for %g s (seen by rank %u on %.64s)",
-			(double)l->heartbeat_ms / 1000, l->rank, store_hostname());
+			(double)store_watch_limit_ms(l->watch, rank) / 1000, l->rank, store_hostname());
 		return;
 	}
 }
@@ -119,7 +120,7 @@ int attempt_missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct b
 		if (attempt_try_again(a, r))
 			return base_error_prefix(err, r, "%s: step %llu: undecided", a->run,
 				(unsigned long long)a->step);
-		missing_why(a, state, why);
+		missing_why(a, rank, state, why);
 		return attempt_give_up(a, rank, host, r < 0 ? err->text : why, ret_entry, err);
 	}
 	missing_warn(a);

@@ -159,9 +159,10 @@ int store_launch_aborts_put(struct store_launch *l)
 }
 
 /* model: stuck */
-bool store_launch_tend(void *arg)
+bool store_launch_tend(void *arg, uint64_t *ret_idle_ms)
 {
 	struct store_launch *l = arg;
+	uint64_t idle_ms;
 	bool beats;
 
 	if (pthread_mutex_trylock(&l->lock) != 0)
@@ -173,7 +174,9 @@ bool store_launch_tend(void *arg)
 		base_warning("run %s: rank %u: %s", l->run, l->rank, beats ? "its heartbeat goes on"
 			: "the run's list cannot be written: its heartbeat stands still, so that nobody waits for it");
 	l->rests = !beats;
+	idle_ms = store_launch_idle_ms(l);
 	pthread_mutex_unlock(&l->lock);
+	*ret_idle_ms = idle_ms && store_launch_heeded(l, idle_ms) ? idle_ms : 0;
 	return beats;
 }
 

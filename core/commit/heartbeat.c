@@ -30,6 +30,8 @@
 #include "core/commit/list_internal.h"
 
 #define WRITER_HOST_MAX 52      /* of a host's name in that of a rank's file */
+#define IDLE_AFTER 2u           /* usual periods, until they grow */
+#define IDLE_PERIODS 12u        /* of the usual length, in the longest */
 
 struct store_heartbeat {
 	struct store *store;
@@ -37,16 +39,17 @@ struct store_heartbeat {
 	char writer[65];           /* in the name: the host; of a job's rank `<host>.r<rank>` */
 	uint64_t every_ms, quick_until_ms; /* monotonic */
 	uint8_t nonce[PROTO_NONCE_BYTES];
-	bool (*tend)(void *arg);
+	bool (*tend)(void *arg, uint64_t *ret_idle_ms);
 	void *tend_arg;
 	struct proto_alive alive;
 	_Atomic uint64_t first, last; /* numbers that may exist: [first, last]; the thread's until it is joined */
 	_Atomic uint64_t begun_ms, took_ms; /* monotonic: of a beat under way, or 0; that the last one took */
 	bool warned;
 	pthread_t thread;
-	pthread_mutex_t lock;      /* protects stop */
+	uint64_t period_ms;        /* as the last beat states, which the next one follows; the thread's */
+	pthread_mutex_t lock;      /* protects stop and woken */
 	pthread_cond_t wake;
-	bool stop;
+	bool stop, woken;
 };
 
 /* ---- this machine ---- */
@@ -124,7 +127,7 @@ static void heartbeat_name(const struct store_heartbeat *h, uint64_t n, char nam
 static int heartbeat_body(const struct store_heartbeat *h, uint64_t n, struct base_buf *body)
 {
 	struct proto_heartbeat m = {.launch = h->launch, .host = store_hostname(), .run = h->run, .number = n,
-		.time_ns = base_realtime_ns(), .ranks = &h->alive, .nranks = 1};
+		.time_ns = base_realtime_ns(), .ranks = &h->alive, .nranks = 1, .period_ms = (uint32_t)h->period_ms};
 
 	memcpy(m.boot_id, heartbeat_space(), sizeof m.boot_id);
 	memcpy(m.nonce, h->nonce, sizeof m.nonce);
@@ -182,7 +185,7 @@ static void heartbeat_drop(struct store_heartbeat *h, uint64_t end)
 	}
 }
 
-static void heartbeat_beat(struct store_heartbeat *h)
+static bool heartbeat_beat(struct store_heartbeat *h)
 {
 	int r;
 
@@ -196,11 +199,30 @@ static void heartbeat_beat(struct store_heartbeat *h)
 		base_warning("%s: heartbeat of launch %s cannot be written: %s", h->store->path, h->launch,
 			base_error_name(r));
 	h->warned = r != 0;
+	return r == 0;
+}
+
+uint64_t store_heartbeat_period_ms(uint64_t every_ms, uint64_t idle_ms)
+{
+	return idle_ms < IDLE_AFTER * every_ms ? every_ms : base_min(idle_ms, IDLE_PERIODS * every_ms);
 }
 
 static uint64_t heartbeat_pause_ms(const struct store_heartbeat *h)
 {
-	return base_monotonic_ms() < h->quick_until_ms ? base_min(h->every_ms, STORE_HEARTBEAT_QUICK_MS) : h->every_ms;
+	return base_monotonic_ms() < h->quick_until_ms ? base_min(h->period_ms, STORE_HEARTBEAT_QUICK_MS)
+						       : h->period_ms;
+}
+
+/* The lock is held. false: it is stopped. */
+static bool heartbeat_pause(struct store_heartbeat *h)
+{
+	const struct timespec next = base_clock_in_ms(CLOCK_MONOTONIC, (int64_t)heartbeat_pause_ms(h));
+
+	while (!h->stop && !(h->woken && h->period_ms > h->every_ms)
+	       && pthread_cond_timedwait(&h->wake, &h->lock, &next) != ETIMEDOUT)
+		;
+	h->woken = false;
+	return !h->stop;
 }
 
 static void *heartbeat_main(void *arg)
@@ -208,17 +230,17 @@ static void *heartbeat_main(void *arg)
 	struct store_heartbeat *h = arg;
 
 	pthread_mutex_lock(&h->lock);
-	while (!h->stop) {
-		const struct timespec next = base_clock_in_ms(CLOCK_MONOTONIC, (int64_t)heartbeat_pause_ms(h));
+	while (heartbeat_pause(h)) {
+		uint64_t idle_ms = 0;
+		bool beaten;
 
-		while (!h->stop && pthread_cond_timedwait(&h->wake, &h->lock, &next) != ETIMEDOUT)
-			;
-		if (h->stop)
-			break;
 		pthread_mutex_unlock(&h->lock);
-		if (!h->tend || h->tend(h->tend_arg))
-			heartbeat_beat(h);
+		beaten = !h->tend || h->tend(h->tend_arg, &idle_ms);
+		h->period_ms = store_heartbeat_period_ms(h->every_ms, idle_ms);
+		beaten = beaten && heartbeat_beat(h);
 		pthread_mutex_lock(&h->lock);
+		if (!beaten) /* the file that is there may state a shorter one */
+			h->period_ms = h->every_ms;
 	}
 	pthread_mutex_unlock(&h->lock);
 	return NULL;
@@ -264,6 +286,7 @@ int store_heartbeat_start(struct store *s, const struct store_heartbeat_options 
 	snprintf(h->run, sizeof h->run, "%s", o->run);
 	heartbeat_writer(h, o);
 	h->every_ms = o->every_ms ? o->every_ms : STORE_HEARTBEAT_EVERY_S * 1000;
+	h->period_ms = h->every_ms;
 	h->quick_until_ms = o->quick_ms ? base_monotonic_ms() + o->quick_ms : 0;
 	if (o->nonce)
 		memcpy(h->nonce, o->nonce, sizeof h->nonce);
@@ -303,6 +326,14 @@ void store_heartbeat_stop(struct store_heartbeat *h)
 	free(h);
 }
 
+void store_heartbeat_wake(struct store_heartbeat *h)
+{
+	pthread_mutex_lock(&h->lock);
+	h->woken = true;
+	pthread_cond_signal(&h->wake);
+	pthread_mutex_unlock(&h->lock);
+}
+
 uint64_t store_heartbeat_slow_ms(const struct store_heartbeat *h)
 {
 	uint64_t begun = h->begun_ms, took = h->took_ms;
@@ -320,6 +351,12 @@ bool store_heartbeat_own(const struct store_heartbeat *h, const char *host, uint
 }
 
 /* ---- others' ---- */
+
+/* With the usual period, a quarter of the time-out, that is the time-out. */
+uint64_t store_heartbeat_limit_ms(uint64_t timeout_ms, uint64_t period_ms)
+{
+	return base_max(timeout_ms, period_ms + timeout_ms / 4 * 3);
+}
 
 bool store_heartbeat_name_parse(const char *base, char launch[static 17], char host[static 65], uint64_t *ret_number)
 {
@@ -575,6 +612,7 @@ int store_heartbeat_look(struct store *s, const char *file, struct store_heartbe
 		ret_r->pid = m.nranks ? m.ranks[0].pid : 0;
 		ret_r->start_time = m.nranks ? m.ranks[0].start_time : 0;
 		memcpy(ret_r->nonce, m.nonce, sizeof ret_r->nonce);
+		ret_r->period_ms = m.period_ms;
 	}
 	proto_heartbeat_release(&m);
 	store_record_release(&record);

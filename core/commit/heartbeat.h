@@ -18,8 +18,9 @@ struct store_heartbeat_options {
 	uint64_t every_ms;      /* 0: 5 s */
 	uint64_t quick_ms;      /* for so long after the start it beats every STORE_HEARTBEAT_QUICK_MS; 0: never */
 	const uint8_t *nonce;   /* 16 bytes, that it shows; NULL: none */
-	/* called by the heartbeat's thread before each beat but the first; false: this one is left out. May be NULL */
-	bool (*tend)(void *arg);
+	/* Called by the heartbeat's thread before each beat but the first; false: this one is left out. *ret_idle_ms is
+	 * 0, and becomes for how long quick beats have been of no use. May be NULL */
+	bool (*tend)(void *arg, uint64_t *ret_idle_ms);
 	void *tend_arg;
 };
 /* Puts number 0 (durable on return); then a thread of its own puts n + 1 every 5 s and deletes n. The later ones need
@@ -27,6 +28,13 @@ struct store_heartbeat_options {
  * another writer has a heartbeat of that name, which stays. */
 int store_heartbeat_start(struct store *s, const struct store_heartbeat_options *o, struct store_heartbeat **ret_h,
 	struct base_error *err);
+/* The pause after a beat, which the beat itself states: every_ms until the writer has been idle for twice that, then as
+ * long as it has been idle, up to twelve times every_ms. */
+uint64_t store_heartbeat_period_ms(uint64_t every_ms, uint64_t idle_ms);
+/* The writer is not idle any more: the next beat comes at once, if the last one stated more than every_ms. */
+void store_heartbeat_wake(struct store_heartbeat *h);
+/* For how long an observer lets a heartbeat of another host stand still. period_ms: as it states; 0: it states none. */
+uint64_t store_heartbeat_limit_ms(uint64_t timeout_ms, uint64_t period_ms);
 /* How long its last beat took, or the one under way has taken so far. */
 uint64_t store_heartbeat_slow_ms(const struct store_heartbeat *h);
 /* Is that file this heartbeat's? host: as store_heartbeat_each tells it. */
@@ -42,6 +50,7 @@ struct store_heartbeat_rank {
 	bool here;              /* of this machine: store_process_lives can tell */
 	uint64_t pid, start_time;
 	uint8_t nonce[PROTO_NONCE_BYTES]; /* zeros: it shows none */
+	uint32_t period_ms;     /* 0: it states none */
 };
 /* Lists the heartbeats of one launch's ranks, in no order; for a moment a rank has two. host: as the file's name says,
  * cut at 52 bytes. */

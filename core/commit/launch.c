@@ -225,10 +225,15 @@ static int launch_name_set(struct store_launch *l, const char *id, struct base_e
 	return 0;
 }
 
+uint64_t store_launch_every_ms(const struct store_launch *l)
+{
+	return base_min(l->heartbeat_ms / 4, STORE_HEARTBEAT_EVERY_S * 1000);
+}
+
 static int heartbeat_show(struct store_launch *l, struct base_error *err)
 {
 	struct store_heartbeat_options beat = {.launch = l->name, .run = l->run, .job = l->kind->meets, .rank = l->rank,
-		.every_ms = base_min(l->heartbeat_ms / 4, STORE_HEARTBEAT_EVERY_S * 1000),
+		.every_ms = store_launch_every_ms(l),
 		.tend = store_launch_tend, .tend_arg = l};
 	int r = 0;
 
@@ -279,6 +284,7 @@ int launch_open_kind(struct store *s, const struct store_launch_options *o, cons
 	l->heartbeat_ms = o->heartbeat_ms ? o->heartbeat_ms : STORE_LAUNCH_HEARTBEAT_MS;
 	l->start_ms = o->start_ms ? o->start_ms : STORE_LAUNCH_START_MS;
 	l->deadline_ms = o->deadline_ms;
+	l->idle_ms = base_monotonic_ms();
 	r = launch_start(l, o->id, err);
 	if (r < 0) {
 		store_launch_close(l);

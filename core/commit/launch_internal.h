@@ -50,10 +50,15 @@ struct store_launch {
 	struct launch_abort *spare;     /* room for one more: where memory is short an abort is kept all the same */
 	uint64_t aborts_ms;             /* monotonic: since when there are some */
 	bool rests;                     /* its heartbeat stands still for that */
+	uint32_t nattempts;             /* that this rank has under way */
+	uint64_t idle_ms;               /* monotonic: since when there are none */
+	struct launch_heeds { bool known, all; uint64_t next_ms; } heeds; /* of the heartbeat's thread: launch_idle.c */
 };
 int store_launch_check(const struct store_launch *l, struct base_error *err); /* -BASE_EFORKED after a fork */
 
 /* ---- launch.c ---- */
+
+uint64_t store_launch_every_ms(const struct store_launch *l); /* the usual period of its heartbeat */
 
 /* Shows the heartbeat and opens the list; the options were checked. */
 int launch_open_kind(struct store *s, const struct store_launch_options *o, const struct launch_kind *kind,
@@ -78,11 +83,22 @@ int store_launch_meet(struct store_launch *l, const uint8_t nonce[static PROTO_N
 /* Appends the aborts that could not be written so far; 0: there is none any more. The lock is held. */
 int store_launch_aborts_put(struct store_launch *l);
 /* The same, by the heartbeat's thread. false: it has not been possible for so long that nobody should wait for this
- * rank. */
-bool store_launch_tend(void *l);
+ * rank. *ret_idle_ms: for how long this rank has had no use for quick beats. */
+bool store_launch_tend(void *l, uint64_t *ret_idle_ms);
 void store_launch_aborts_drop(struct store_launch *l); /* after a last try */
 /* Before an attempt begins: room to keep its abort. -ENOMEM. */
 int store_launch_abort_room(struct store_launch *l);
+
+/* ---- launch_idle.c ---- */
+
+/* An attempt of this rank begins, or ends. The lock is not held. */
+void store_launch_attempt_begins(struct store_launch *l);
+void store_launch_attempt_ends(struct store_launch *l);
+/* For how long this rank has had no attempt under way; 0: its beats are to be quick all the same. The lock is held. */
+uint64_t store_launch_idle_ms(const struct store_launch *l);
+/* Do all ranks that may commit heed the period that a heartbeat states? By the heartbeat's thread alone, when this rank
+ * has been idle for so long. The lock is not held. */
+bool store_launch_heeded(struct store_launch *l, uint64_t idle_ms);
 
 /* ---- launch_watch.c ---- */
 
@@ -102,5 +118,6 @@ int store_watch_look(struct store_watch *w);
 /* since: by base_monotonic_ms, from when on a rank that does not move, or come, is held against it: every attempt
  * gives the time-outs anew. host: PROTO_HOST_MAX bytes, empty where it is not known. */
 enum store_rank_state store_watch_judge(struct store_watch *w, uint32_t rank, uint64_t since, char *host);
+uint64_t store_watch_limit_ms(struct store_watch *w, uint32_t rank); /* how long its heartbeat may stand still */
 
 #endif

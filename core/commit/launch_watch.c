@@ -5,16 +5,17 @@
  * One listing of hosts/ a second at most (a quarter of the time-outs where these are shorter, and no more than a
  * twentieth of the time goes into listings, unless that would leave less than four looks to a time-out). For a rank of
  * another host the file's name is enough. A file with this host's name is read when the rank is first seen, because it
- * says which process the rank is. If a file was replaced by the next one between listing and reading, it is listed once
- * more. Whether a process of this machine lives is asked at every call, which costs the store nothing; ranks that are
- * threads of one process share the answer. The time of a change is the time of the look that found it, by this rank's
- * monotonic clock, and no time-out begins before the rank's own announcement in this attempt, so what happened between
- * two saves does not count. But a rank that was found not to come, or to stand still, and has not been seen to move
- * since, is not waited for again: the saves that are queued behind the first would each take the whole time-out. An
- * observer that itself stood still (a job that is suspended as a whole) starts all clocks
- * anew; otherwise it would give up all ranks at its first look. An observer whose own beats are slow does so too,
- * because a storage with too much to do makes the beats of healthy ranks slow as well. A process of this machine that
- * is gone is recognised in any case. */
+ * says which process the rank is; and that of a rank whose number has stood still for the whole time-out, because it
+ * may state a longer period (launch_idle.c). If a file was replaced by the next one between listing and reading, it is
+ * listed once more. Whether a process of this machine lives is asked at every call, which costs the store nothing;
+ * ranks that are threads of one process share the answer. The time of a change is the time of the look that found it,
+ * by this rank's monotonic clock, and no time-out begins before the rank's own announcement in this attempt, so what
+ * happened between two saves does not count. But a rank that was found not to come, or to stand still, and has not been
+ * seen to move since, is not waited for again: the saves that are queued behind the first would each take the whole
+ * time-out. An observer that itself stood still (a job that is suspended as a whole) starts all clocks anew; otherwise
+ * it would give up all ranks at its first look. An observer whose own beats are slow does so too, because a storage
+ * with too much to do makes the beats of healthy ranks slow as well. A process of this machine that is gone is
+ * recognised in any case. */
 #include "core/base/clock.h"
 #include "core/commit/launch_internal.h"
 
@@ -27,6 +28,8 @@ struct watch_rank {
 	struct store_heartbeat_rank who;
 	uint64_t number;
 	uint64_t changed_ms;            /* when the number was last seen to move */
+	uint64_t limit_ms;              /* how long it may stand still */
+	bool asked;                     /* its file was read for that, after the time-out */
 	uint64_t gone_ms;               /* since when no listing shows it; 0: the last one did */
 	bool seen, listed;              /* ever; in the listing at hand */
 	enum store_rank_state found;    /* NEVER or STOPPED since it last moved; else FINE */
@@ -92,6 +95,25 @@ static int watch_meet(struct store_watch *w, struct watch_rank *k, const char *h
 	return 0;
 }
 
+/* A number that stands still may state a period. What cannot be read for a while states the longest there is. */
+static void watch_period(struct store_watch *w, struct watch_rank *k, const char *file)
+{
+	struct store_heartbeat_rank who;
+	int r;
+
+	if (k->asked || w->looked_ms - k->changed_ms < w->heartbeat_ms)
+		return;
+	r = store_heartbeat_look(w->store, file, &who);
+	k->asked = r != -ENOENT;
+	if (r == -ENOENT)
+		w->missed = true; /* moved on */
+	else if (r == 0)
+		k->limit_ms = store_heartbeat_limit_ms(w->heartbeat_ms, who.period_ms);
+	else if (store_error_passes(r))
+		k->limit_ms = store_heartbeat_limit_ms(w->heartbeat_ms,
+			store_heartbeat_period_ms(STORE_HEARTBEAT_EVERY_S * 1000, UINT64_MAX));
+}
+
 static void watch_found(void *arg, uint32_t rank, uint64_t number, const char *host, const char *file)
 {
 	struct store_watch *w = arg;
@@ -106,9 +128,13 @@ static void watch_found(void *arg, uint32_t rank, uint64_t number, const char *h
 		return;
 	}
 	k->listed = true;
-	if (k->seen && number <= k->number)
+	if (k->seen && number <= k->number) {
+		watch_period(w, k, file);
 		return;
+	}
 	k->seen = true;
+	k->limit_ms = w->heartbeat_ms;
+	k->asked = false;
 	k->found = STORE_RANK_FINE;
 	k->number = number;
 	k->changed_ms = w->looked_ms;
@@ -204,7 +230,7 @@ static enum store_rank_state judge(struct store_watch *w, const struct watch_ran
 		return STORE_RANK_DIED;
 	if (k->gone_ms)
 		return lasts(w, since, k->gone_ms, w->start_ms) ? STORE_RANK_NEVER : STORE_RANK_AWAITED;
-	if (lasts(w, since, k->changed_ms, w->heartbeat_ms))
+	if (lasts(w, since, k->changed_ms, k->limit_ms))
 		return STORE_RANK_STOPPED;
 	return w->deadline_ms && lasts(w, since, w->since_ms, w->deadline_ms) ? STORE_RANK_LATE : STORE_RANK_FINE;
 }
@@ -221,4 +247,14 @@ enum store_rank_state store_watch_judge(struct store_watch *w, uint32_t rank, ui
 	snprintf(host, PROTO_HOST_MAX, "%s", k->who.host);
 	pthread_mutex_unlock(&w->lock);
 	return state;
+}
+
+uint64_t store_watch_limit_ms(struct store_watch *w, uint32_t rank)
+{
+	uint64_t ms;
+
+	pthread_mutex_lock(&w->lock);
+	ms = w->ranks[rank].limit_ms;
+	pthread_mutex_unlock(&w->lock);
+	return ms;
 }

@@ -254,7 +254,7 @@ def steps(lib):
 def main(build):
     proto = Proto(ctypes.CDLL(str(pathlib.Path(build) / "tests" / "libvckpt_internal.so")))
     bodies = samples(proto)
-    for target, names in (("begin", ["alone", "commons"]), ("base", ["one"]), ("heartbeat", ["two-ranks"]),
+    for target, names in (("begin", ["alone", "commons"]), ("base", ["one"]), ("heartbeat", ["two-ranks", "idle"]),
                           ("trash", ["two-heartbeats"]), ("damage", ["two-ranges", "all"]), ("store", ["one"]),
                           ("entry", ["launch", "commit", "abort", "remove", "snapshot", "accept"]),
                           ("manifest", ["two-ranks"]), ("layout", ["five"]), ("part", ["one", "compared"]),

@@ -1245,7 +1245,7 @@ def check_heartbeat(store, lists, name, m):
     ranked = re.fullmatch(rf"(.*)\.r{NUMBER}", host)
     need((m["launch"], m["number"]) == (launch, int(number)), "it says another launch or number than its name")
     need(host == m["host"] or ranked and ranked[1] == m["host"][:52], "it says another host than its name")
-    need(len(m["boot_id"]) <= 36 and len(m["nonce"]) in (0, 16), "it breaks the rules")
+    need(len(m["boot_id"]) <= 36 and len(m["nonce"]) in (0, 16) and m["period_ms"] <= 600000, "it breaks the rules")
     table = rows(m["ranks"], "<IIQQ", "its ranks")
     ascending([r[0] for r in table], "its ranks")
     need(all(not r[1] for r in table), "its ranks break the rules")

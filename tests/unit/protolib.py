@@ -93,7 +93,7 @@ Begin = structure("Begin", run=text, attempt=text, step=u64, world=u32, alone=c.
 Alive = structure("Alive", rank=u32, pid=u64, start_time=u64)
 Heartbeat = structure("Heartbeat", launch=text, host=text, run=text, boot_id=c.c_char * 37, number=u64, time_ns=i64,
                       ranks=P(Alive), nranks=u32,
-                      nonce=u8 * 16, arena=ptr)
+                      nonce=u8 * 16, period_ms=u32, arena=ptr)
 Trash = structure("Trash", name=text, time_ns=i64, heartbeats=P(text), nheartbeats=u32, arena=ptr)
 Stats = structure("Stats", run=text, attempt=text, step=u64, rank=u32, world=u32, host=text, timings=P(Timing),
                   ntimings=u32, submitted_ns=u64,
@@ -360,6 +360,7 @@ def samples(proto):
     hb = Heartbeat(launch=b"0123456789abcdef", host=b"h", run=b"r", boot_id=b"01234567-89ab-cdef-0123-456789abcdef",
                    number=9, time_ns=-1,
                    ranks=table(Alive, [Alive(0, 1, 2), Alive(5, 6, 7)]), nranks=2, nonce=id16(8))
+    slow = Heartbeat(launch=b"0123456789abcdef", host=b"h", run=b"r", number=2**64 - 1, period_ms=600000)
     begin = Begin(run=b"r", attempt=ATTEMPT, step=2**63 - 1, world=1, alone=True, position=4, mesh=digest(1),
                   bases=table(Base, [Base(b"other", 0, digest(2))]), nbases=1)
     out = {
@@ -374,7 +375,8 @@ def samples(proto):
                                              nreplicas=2),
                          sample_announcement(0, commons=commons(), ncommons=2)],
         "begin": [begin, Begin(run=b"r", attempt=ATTEMPT, step=3, world=2, rank=1, host=b"h", time_ns=1,
-                               commons=commons(), ncommons=2)], "base": [Base(b"r", 3, digest(4))], "heartbeat": [hb],
+                               commons=commons(), ncommons=2)], "base": [Base(b"r", 3, digest(4))],
+        "heartbeat": [hb, slow],
         "trash": [Trash(name=b"packs/00/x.pack", time_ns=5, heartbeats=table(text, [b"hosts/a", b"hosts/b"]),
                         nheartbeats=2)],
         "damage": [Damage(pack=b"0123456789abcdef-0-0-model", ranges=table(Range, [Range(0, 4096), Range(5000, 1)]),

@@ -496,7 +496,7 @@ class Heartbeat(c.Structure):
     _fields_ = [("launch", c.c_char_p), ("host", c.c_char_p), ("run", c.c_char_p), ("boot_id", c.c_char * 37),
                 ("number", c.c_uint64),
                 ("time_ns", c.c_int64), ("ranks", c.POINTER(Rank)), ("nranks", c.c_uint32), ("nonce", c.c_uint8 * 16),
-                ("arena", c.c_void_p)]
+                ("period_ms", c.c_uint32), ("arena", c.c_void_p)]
 
 
 HEARTBEAT_RECORD, TRASH_RECORD = 7, 8
@@ -528,10 +528,11 @@ def age_marks(api):
         api.lib.proto_trash_release(c.byref(m))
 
 
-def put_heartbeat(api, launch, run, number, host="elsewhere", nonce=bytes(16)):
+def put_heartbeat(api, launch, run, number, host="elsewhere", nonce=bytes(16), period_ms=0):
     m = Heartbeat(launch=launch.encode(), host=host.encode(), run=run.encode(),
                   boot_id=b"00000000-0000-0000-0000-000000000000", number=number,
-                  time_ns=1, ranks=(Rank * 1)(Rank(0, 1, 1)), nranks=1, nonce=(c.c_uint8 * 16)(*nonce))
+                  time_ns=1, ranks=(Rank * 1)(Rank(0, 1, 1)), nranks=1, nonce=(c.c_uint8 * 16)(*nonce),
+                  period_ms=period_ms)
     put_record(api, f"hosts/{launch}.{host}.{number}", HEARTBEAT_RECORD, api.lib.proto_heartbeat_encode, m)
 
 

@@ -160,6 +160,15 @@ def test_accept_rows(proto):
     assert proto.again("entry", unparse(fields[:-1] + [(14, 2, field(1, bytes(15)))])) == EFORMAT
 
 
+def test_a_heartbeats_period_has_a_bound(proto, bodies):
+    """An observer waits for as long as it says."""
+    fields = parse(bodies["heartbeat"][1])
+    assert fields[-1] == (11, 0, 600000)
+    for period, allowed in ((0, True), (1, True), (600001, False), (2**32 - 1, False)):
+        body = unparse(fields[:-1] + ([(11, 0, period)] if period else []))
+        assert proto.again("heartbeat", body) == (body if allowed else EFORMAT)
+
+
 @pytest.mark.parametrize("name, number", [("heartbeat", 10), ("launch", 3)])
 def test_a_nonce_has_sixteen_bytes(proto, bodies, name, number):
     fields = parse(bodies["heartbeat" if name == "heartbeat" else "entry"][0])
