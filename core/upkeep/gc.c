@@ -103,6 +103,20 @@ static enum store_liveness watch_judge(const struct store_launch_info *before, c
 	return before && before->number == now->number ? before->state : STORE_ALIVE;
 }
 
+/* Where one rank of a launch lives, the others are not waited for: idle ones beat seldom. `all` stands by launch. */
+static void watch_launches(struct store_launch_info *all, size_t n)
+{
+	for (size_t i = 0, end; i < n; i = end) {
+		bool alive = false;
+
+		for (end = i; end < n && strcmp(all[end].launch, all[i].launch) == 0; end++)
+			alive |= all[end].state == STORE_ALIVE;
+		for (size_t k = i; alive && k < end; k++)
+			if (all[k].state == STORE_UNKNOWN)
+				all[k].state = STORE_ALIVE;
+	}
+}
+
 /* Looks at all heartbeats again: one whose number has changed is alive, and so is one that has appeared. */
 static int watch_look(struct gc *g, bool again, bool *ret_unknown)
 {
@@ -112,12 +126,12 @@ static int watch_look(struct gc *g, bool again, bool *ret_unknown)
 
 	if (r < 0)
 		return r;
+	for (size_t i = 0; again && i < n; i++)
+		now[i].state = watch_judge(launch_find(g->launches, g->nlaunches, &now[i]), &now[i]);
+	watch_launches(now, n);
 	*ret_unknown = false;
-	for (size_t i = 0; i < n; i++) {
-		if (again)
-			now[i].state = watch_judge(launch_find(g->launches, g->nlaunches, &now[i]), &now[i]);
+	for (size_t i = 0; i < n; i++)
 		*ret_unknown |= now[i].state == STORE_UNKNOWN;
-	}
 	free(g->launches);
 	g->launches = now;
 	g->nlaunches = n;

@@ -4,12 +4,13 @@ quickly, and for how long an observer waits."""
 import ctypes as c
 import errno
 import re
+import threading
 import time
 
 import pytest
 
 from ranklib import ETIMEDOUT, Launch, Meddler, api  # noqa: F401 (fixture)
-from storelib import EABORTED, HEARTBEAT_RECORD, Heartbeat, Record, put_heartbeat
+from storelib import EABORTED, HEARTBEAT_RECORD, Api, Heartbeat, Record, put_heartbeat
 from test_launch import begin_all, close, job, together
 
 EVERY_MS, LONGEST_MS = 100, 1200        # of heartbeat_ms=400
@@ -174,3 +175,28 @@ def test_older_ranks_that_may_commit_see_quick_beats(api, leader):
     close(ls)
     for path in (api.path / "hosts").glob("*.r2.*"):
         path.unlink()
+
+
+def test_a_collection_waits_for_one_rank_of_a_launch(api, lib):
+    """An idle rank of another host may stand still for longer than the time-out; by rank 0 the launch lives."""
+    name, over = f"{7:016x}", threading.Event()
+    put_heartbeat(api, name, "r", 3, "elsewhere.r1", period_ms=60000)
+    put_heartbeat(api, name, "r", 0, "elsewhere.r0")
+
+    def beat():
+        mine, n = Api(lib, api.path, init=False), 0
+        while not over.wait(0.2):
+            n += 1
+            put_heartbeat(mine, name, "r", n, "elsewhere.r0")
+            (api.path / f"hosts/{name}.elsewhere.r0.{n - 1}").unlink()
+        mine.close()
+    thread = threading.Thread(target=beat)
+    thread.start()
+    started = time.monotonic()
+    api.gc(grace=HOUR, heartbeat=60)
+    assert time.monotonic() - started < 30
+    assert (api.path / f"hosts/{name}.elsewhere.r1.3").exists()
+    over.set()
+    thread.join()
+    api.gc(grace=HOUR, heartbeat=1)
+    assert not list((api.path / "hosts").iterdir())
