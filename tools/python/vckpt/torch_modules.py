@@ -113,6 +113,19 @@ def signature(module: torch.nn.Module) -> list[object]:
     return found
 
 
+def asked_state(module: torch.nn.Module) -> dict[str, Any]:
+    """What torch's functions give of a module. They call its state_dict() and rename what wrappers hold; to import them
+    takes a second and hundreds of modules, so where nothing is renamed state_dict() is called without them."""
+    found: dict[str, Any]
+    if keeps_names(module.modules()):
+        found = module.state_dict()
+        if not any(prefix in name for name in found for prefix in PREFIXES):
+            return found
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+    found = get_model_state_dict(module)
+    return found
+
+
 class ModuleView:
     __slots__ = ("signature", "tensors", "buffers", "names", "metadata")
 
@@ -142,9 +155,7 @@ def module_view(module: torch.nn.Module, views: Views) -> tuple[ModuleView, dict
     view = views.get(module)
     if view is None or view.tensors is None or not identical(signature(module), view.signature):
         own = own_state(module)
-        if own is None:
-            from torch.distributed.checkpoint.state_dict import get_model_state_dict
-        found: dict[str, Any] = get_model_state_dict(module) if own is None else own
+        found = asked_state(module) if own is None else own
         names = {name.replace(COMPILED, ""): name for name in found}
         taken = {name: found[torchs] for name, torchs in names.items()}
         view = views[module] = ModuleView(module, taken,
@@ -203,13 +214,14 @@ def loading(module: torch.nn.Module) -> tuple[tuple[str, ...], bool]:
     after the load, extra state."""
     own = [] if is_torchs(module.load_state_dict, COPIES) else [""]
     runs, copies = False, functools.cache(lambda function: is_torchs(function, COPIES))
+    names = namer(module)
     for path, part in module.named_modules(remove_duplicate=False):
         slots, kind = part.__dict__, type(part)
         loads, extra = (slots.get(name) or getattr(kind, name) for name in ("_load_from_state_dict", "set_extra_state"))
         before, after = (slots.get(f"_load_state_dict_{when}_hooks", {}).values() for when in ("pre", "post"))
         if not all(map(copies, (loads, *before))) or any(map(is_lazy, (*part._parameters.values(),
                                                                        *part._buffers.values()))):
-            own += [f"{name}." for name in names_of(module, path)] if path else [""]
+            own += [f"{name}." for name in names(path)] if path else [""]
         runs = runs or not all(map(copies, (extra, *after)))
     return tuple(dict.fromkeys(own)), runs
 
@@ -220,7 +232,7 @@ def set_module_state(module: torch.nn.Module, tensors: dict[str, Any], view: Mod
     given = collections.OrderedDict((view.names.get(name, name), value) for name, value in tensors.items())
     if view.metadata is not None:
         given._metadata = view.metadata         # type: ignore[attr-defined]  # as torch puts it there
-    if any(word in WRAPPERS for path, _ in module.named_modules() for word in path.split(".")):
+    if not keeps_names(module.modules()):
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
         found = set_model_state_dict(module, given, options=StateDictOptions(strict=False))
     else:
