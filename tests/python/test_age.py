@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an old run costs against a young one: calls on files of the store and files of the disk, counted by what makes
+the curves of docs/benchmarks.md (tests/bench/growth.py). tests/bench/aged.c makes the runs: 100 and 3,000 steps."""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from storelib import scratch
+
+GROWTH = pathlib.Path(__file__).resolve().parents[1] / "bench/growth.py"
+YOUNG, OLD = 100, 3_000
+ENTRIES = 64                                    # are read one by one behind a snapshot, by about two calls each
+
+
+def counting(build, store, calls):
+    preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
+    return dict(os.environ, LD_PRELOAD=preload, VCKPT_INTERPOSE=f"root={store},reads=1,list={calls}",
+                ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
+
+
+@pytest.fixture(scope="module", params=[0, pytest.param(5, marks=pytest.mark.full)],
+                ids=["all steps kept", "5 kept"])
+def counted(request, build, vckpt, tmp_path_factory):
+    """What growth.py counts, at both ages, and the calls of `vckpt ls STORE`."""
+    def at(steps):
+        store, calls = scratch().resolve(), tmp_path_factory.mktemp("age") / "calls"
+        store.rmdir()
+        calls.touch()
+
+        def child(kind, calls, env):
+            return json.loads(subprocess.run([sys.executable, GROWTH, kind, calls, store / "r"], env=env, check=True,
+                                             stdout=subprocess.PIPE).stdout)
+        child("make", "", os.environ)
+        subprocess.run([build / "tests/bench_aged", store, "r", str(steps), str(request.param)], check=True)
+        measured, before = child("age", calls, counting(build, store, calls)), len(calls.read_text().splitlines())
+        vckpt("ls", store, env=counting(build, store, calls))
+        measured["ls"] = {"calls": len(calls.read_text().splitlines()) - before}
+        shutil.rmtree(store)
+        return measured
+    return at(YOUNG), at(OLD)
+
+
+@pytest.mark.parametrize("what, most", [("latest", 100), ("load of the newest", 200), ("ls", 150)])
+def test_calls_of_a_reader(counted, what, most):
+    """The end of a list is found in a few looks; then a snapshot is read and the entries behind it, however old it is.
+    A load reads the list twice."""
+    reads = 2 if what.startswith("load") else 1
+    for measured in counted:
+        assert measured[what]["calls"] <= most + reads * 4 * ENTRIES, measured[what]
+
+
+def test_calls_of_a_save(counted):
+    """A Saver has read the list: it looks for what is new."""
+    young, old = (measured["small save"] for measured in counted)
+    assert old["calls"] <= 1.1 * young["calls"] <= 1.1 * 320, (young, old)
+    assert old["syncs"] <= young["syncs"] + 0.5 <= 17, (young, old)
+
+
+def test_files_of_a_save(counted):
+    """Two packs, the manifest, the entry, the measures; and now and then a snapshot."""
+    for measured in counted:
+        assert 5 <= measured["files"] <= 5 + 2 / ENTRIES + 0.02, measured["files"]
