@@ -11,7 +11,7 @@
 #include "core/base/array.h"
 #include "core/base/bisect.h"
 
-enum { STEP_BLOCKS = 256 };
+enum { REHASH_BYTES = 1 << 20, REHASH_OBJECTS = 64, REHASH_JOB_BYTES = 16 << 20 };
 
 struct walker {
 	struct verify *v;
@@ -221,104 +221,174 @@ static void on_broken(struct verify_walker *w, const char *file, const char *pac
 
 /* ---- re-hashing by reference ---- */
 
-struct job {
+/* Objects to re-hash, one after another. Those that are no longer than a step wait, read and checked, until it is full:
+ * then they are hashed together (core/base/digest.h). */
+struct rehash {
 	struct verify *v;
-	const struct verify_todo *todo;
+	const struct verify_todo *todo; /* of the job */
+	size_t n;
+	uint8_t *bytes; /* a step */
+	size_t used;
+	const struct verify_todo *waiting[REHASH_OBJECTS]; struct base_object objects[REHASH_OBJECTS]; size_t nwaiting;
 };
 
-/* Reads the object STEP_BLOCKS at a time; 0, or what is wrong in err. */
-static int rehash(struct verify *v, const struct verify_todo *t, struct store_pack *p, struct base_xxh128 *ret_xxh,
-	struct base_error *err)
+static void rehash_done(struct verify *v, const struct verify_todo *t)
 {
-	uint64_t blocks = base_block_count(t->ref.raw_len);
-	uint64_t room = base_min(t->ref.raw_len, (uint64_t)STEP_BLOCKS * BASE_BLOCK_BYTES);
-	base_cleanup_free uint8_t *bytes = malloc(base_max(room, 1));
-	struct base_hasher *h = base_hasher_new();
+	verify_progress(v, t->ref.stored_len);
+	pthread_mutex_lock(&v->lock);
+	v->result.objects++;
+	pthread_mutex_unlock(&v->lock);
+}
+
+/* The pack cannot be opened (ref NULL), or the object not be read. */
+static void rehash_failed(struct verify *v, const struct verify_todo *t, const struct store_object_ref *ref, int r,
+	const struct base_error *err)
+{
+	char file[STORE_NAME_MAX];
+
+	store_pack_path(t->pack, file);
+	if (r == -BASE_EVERSION)
+		pack_newer(v, file, ref, err->text);
+	else if (ref && r == -ENOMEM)
+		verify_error(v, r);
+	else
+		pack_fault(v, file, ref, !ref && r == -ENOENT ? "it is missing"
+			: err->text[0] ? err->text : base_error_name(r));
+}
+
+static void rehash_compare(struct verify *v, const struct verify_todo *t, const struct base_digest *digest,
+	const struct base_xxh128 *xxh)
+{
+	char file[STORE_NAME_MAX];
+
+	store_pack_path(t->pack, file);
+	if (!base_digest_equal(digest, &t->ref.digest))
+		pack_fault(v, file, &t->ref, "an object does not match its digest");
+	else if (t->piece && memcmp(xxh, &t->xxh, sizeof *xxh) != 0)
+		hashes_fault(v, file, &t->ref, &t->xxh);
+}
+
+static void rehash_waiting(struct rehash *h)
+{
+	base_digests_of(h->objects, h->nwaiting);
+	for (size_t i = 0; i < h->nwaiting; i++) {
+		const struct base_object *o = &h->objects[i];
+		struct base_xxh128 xxh;
+
+		if (h->waiting[i]->piece)
+			base_xxh128_of(h->v->store->info.seed, o->bytes, o->len, &xxh);
+		rehash_compare(h->v, h->waiting[i], &o->digest, &xxh);
+	}
+	h->nwaiting = 0;
+	h->used = 0;
+}
+
+/* 0, or what is wrong in err. */
+static int rehash_short(struct rehash *h, const struct verify_todo *t, struct store_pack *p, struct base_error *err)
+{
+	uint64_t len = t->ref.raw_len;
+	int r;
+
+	if (h->nwaiting == REHASH_OBJECTS || h->used + len > REHASH_BYTES)
+		rehash_waiting(h);
+	r = len ? store_object_read(p, &t->ref, h->bytes + h->used, err) : 0;
+	if (r < 0)
+		return r;
+	h->objects[h->nwaiting] = (struct base_object){.bytes = h->bytes + h->used, .len = len};
+	h->waiting[h->nwaiting++] = t;
+	h->used += base_align(len, 64);
+	return 0;
+}
+
+/* Step by step. */
+static int rehash_long(struct rehash *h, const struct verify_todo *t, struct store_pack *p, struct base_error *err)
+{
+	uint64_t blocks = base_block_count(t->ref.raw_len), step = REHASH_BYTES / BASE_BLOCK_BYTES;
+	struct base_hasher *hasher = base_hasher_new();
 	struct base_xxh128_state *x = base_xxh128_state_new();
-	struct base_digest d;
-	int r = bytes && h && x ? 0 : -ENOMEM;
+	struct base_digest digest;
+	struct base_xxh128 xxh;
+	int r = hasher && x ? 0 : -ENOMEM;
 
+	rehash_waiting(h);
 	if (r == 0)
-		base_xxh128_begin(x, v->store->info.seed);
-	for (uint64_t at = 0; r == 0 && at < blocks; at += STEP_BLOCKS) {
-		uint64_t n = base_min(STEP_BLOCKS, blocks - at);
-
+		base_xxh128_begin(x, h->v->store->info.seed);
+	for (uint64_t at = 0; r == 0 && at < blocks; at += step) {
+		uint64_t n = base_min(step, blocks - at);
 		uint64_t len = base_min(n * BASE_BLOCK_BYTES, t->ref.raw_len - at * BASE_BLOCK_BYTES);
 
-		r = store_object_read_blocks(p, &t->ref, at, n, bytes, err);
+		r = store_object_read_blocks(p, &t->ref, at, n, h->bytes, err);
 		if (r == 0) {
-			base_hasher_update(h, bytes, len);
-			base_xxh128_update(x, bytes, len);
+			base_hasher_update(hasher, h->bytes, len);
+			base_xxh128_update(x, h->bytes, len);
 		}
 	}
 	if (r == 0)
-		r = base_hasher_final(h, &d);
+		r = base_hasher_final(hasher, &digest);
 	if (r == 0) {
-		base_xxh128_final(x, ret_xxh);
-		if (!base_digest_equal(&d, &t->ref.digest))
-			r = base_error_set(err, -BASE_EDAMAGED, "an object does not match its digest");
+		base_xxh128_final(x, &xxh);
+		rehash_compare(h->v, t, &digest, &xxh);
 	}
-	base_hasher_free(h);
+	base_hasher_free(hasher);
 	base_xxh128_state_free(x);
-	verify_progress(v, t->ref.stored_len);
 	return r;
 }
 
-static void check_todo(void *arg, unsigned worker)
+static void rehash_one(struct rehash *h, const struct verify_todo *t)
 {
-	struct job *j = arg;
 	struct base_error err = {0};
-	struct base_xxh128 xxh;
-	struct store_pack *p;
 	char file[STORE_NAME_MAX];
+	struct store_pack *p;
+
+	store_pack_path(t->pack, file);
+	pthread_mutex_lock(&h->v->lock);
+	bool known = verify_known(h->v, file, &t->ref);
+	pthread_mutex_unlock(&h->v->lock);
+	if (known)
+		return;
+	int r = store_pack_get(h->v->store, t->pack, &p, &err);
+	if (r < 0) {
+		rehash_failed(h->v, t, NULL, r, &err);
+	} else {
+		r = (t->ref.raw_len <= REHASH_BYTES ? rehash_short : rehash_long)(h, t, p, &err);
+		store_pack_put(h->v->store, p);
+		if (r < 0)
+			rehash_failed(h->v, t, &t->ref, r, &err);
+	}
+	rehash_done(h->v, t);
+}
+
+static void rehash_job(void *arg, unsigned worker)
+{
+	struct rehash *h = arg;
 
 	(void)worker;
-	store_pack_path(j->todo->pack, file);
-	int r = store_pack_get(j->v->store, j->todo->pack, &p, &err);
-	if (r == -BASE_EVERSION)
-		pack_newer(j->v, file, NULL, err.text);
-	else if (r < 0)
-		pack_fault(j->v, file, NULL,
-			r == -ENOENT ? "it is missing" : err.text[0] ? err.text : base_error_name(r));
-	else {
-		r = rehash(j->v, j->todo, p, &xxh, &err);
-		store_pack_put(j->v->store, p);
-		if (r == -ENOMEM)
-			verify_error(j->v, r);
-		else if (r == -BASE_EVERSION)
-			pack_newer(j->v, file, &j->todo->ref, err.text);
-		else if (r < 0)
-			pack_fault(j->v, file, &j->todo->ref, err.text[0] ? err.text : base_error_name(r));
-		else if (j->todo->piece && memcmp(&xxh, &j->todo->xxh, sizeof xxh) != 0)
-			hashes_fault(j->v, file, &j->todo->ref, &j->todo->xxh);
-	}
-	pthread_mutex_lock(&j->v->lock);
-	j->v->result.objects++;
-	pthread_mutex_unlock(&j->v->lock);
-	free(j);
+	h->bytes = malloc(REHASH_BYTES);
+	if (!h->bytes)
+		verify_error(h->v, -ENOMEM);
+	for (size_t i = 0; h->bytes && i < h->n; i++)
+		rehash_one(h, &h->todo[i]);
+	rehash_waiting(h);
+	free(h->bytes);
+	free(h);
 }
 
 static int rehash_all(struct verify *v)
 {
 	int r = 0;
 
-	for (size_t i = 0; i < v->ntodo && r == 0; i++) {
-		char file[STORE_NAME_MAX];
-		struct job *j = malloc(sizeof *j);
+	for (size_t i = 0, n; r == 0 && i < v->ntodo; i += n) {
+		struct rehash *h = calloc(1, sizeof *h);
+		uint64_t bytes = 0;
 
-		if (!j) {
+		for (n = 0; i + n < v->ntodo && (n == 0 || bytes < REHASH_JOB_BYTES); n++)
+			bytes += base_min(v->todo[i + n].ref.raw_len, REHASH_JOB_BYTES);
+		if (h) {
+			*h = (struct rehash){.v = v, .todo = &v->todo[i], .n = n};
+			base_pool_run(v->pool, rehash_job, h);
+		} else {
 			r = -ENOMEM;
-			break;
 		}
-		*j = (struct job){v, &v->todo[i]};
-		store_pack_path(v->todo[i].pack, file);
-		pthread_mutex_lock(&v->lock);
-		bool known = verify_known(v, file, &v->todo[i].ref);
-		pthread_mutex_unlock(&v->lock);
-		if (known)
-			free(j);
-		else
-			base_pool_run(v->pool, check_todo, j);
 	}
 	base_pool_wait(v->pool);
 	return r;

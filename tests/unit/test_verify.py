@@ -92,6 +92,54 @@ def test_foreign_files_are_told(vckpt, store):
     assert damage == {"packs/zz/x.pack", "notes.txt", "link"}
 
 
+# ---- objects that are hashed together ----
+
+def objects_of(pack):
+    """(digest, offset, checks, bytes) of the raw objects that the footer lists."""
+    data = pack.read_bytes()
+    at, length = struct.unpack_from("<QQ", data, len(data) - 120)
+    return [(d, offset, checks, raw) for d, offset, checks, raw, _, codec, *_ in
+            struct.iter_unpack("<32s4QHB13s", data[at:at + length]) if codec == 0]
+
+
+def replace_byte(lib, pack, one, at):
+    """Another byte, with which its block has the right check: that it is another one is known by the digest alone."""
+    digest, offset, checks, raw = one
+    data = bytearray(pack.read_bytes())
+    data[offset + at] ^= 1
+    block = at // 16384
+    stored = bytes(data[offset + block * 16384:offset + min(raw, (block + 1) * 16384)])
+    lib.base_block_check.restype = c.c_uint64
+    check = lib.base_block_check(c.byref(Digest.from_buffer_copy(digest)), c.c_uint64(block), stored,
+                                 c.c_size_t(len(stored)))
+    struct.pack_into("<Q", data, checks + 8 * block, check)
+    pack.chmod(0o644)
+    pack.write_bytes(data)
+
+
+@pytest.mark.parametrize("target", [[], ["run/0"]], ids=["store", "step"])
+def test_each_object_by_its_own_digest(vckpt, lib, store, tmp_path, rng, target):
+    """However many are hashed at once, and of whatever lengths: those are named that are damaged, and no others."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    sizes = [1, 16384, 1 << 20, 32768, 100, 16385, 300_000] + [rng.randrange(1, 60_000) for _ in range(130)]
+    save_file({f"t{i}": numpy.frombuffer(rng.randbytes(n), "u1") for i, n in enumerate(sizes)},
+              folder / "model.safetensors")
+    (folder / "tokenizer.bin").write_bytes(rng.randbytes(3_500_000))
+    vckpt("import", store, "run", folder, "-q", "--no-index")
+    assert vckpt.json("verify", store, *target)["faults"] == 0
+    bad = {}
+    for pack in [*store.rglob("*-model.pack"), *store.rglob("*-blobs.pack")]:
+        objects = objects_of(pack)
+        for one in {objects[0], objects[-1], *rng.sample(objects, min(9, len(objects)))}:
+            replace_byte(lib, pack, one, rng.randrange(one[3]))
+            bad[pack.name, one[1]] = one
+    assert len(bad) > 9 and any(one[3] > 1 << 20 for one in bad.values())
+    damage = vckpt.json("verify", store, *target, "--no-notes", check=False)["damage"]
+    assert {(d["file"].split("/")[-1], d["offset"]) for d in damage} == set(bad), (damage, bad)
+    assert all("digest" in d["what"] for d in damage), damage
+
+
 # ---- whom a fault touches ----
 
 @pytest.fixture
