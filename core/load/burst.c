@@ -15,13 +15,14 @@
 #define BURST_PAST_LEAST (256u << 10)    /* less is not worth a request of its own past the page cache */
 #define BURST_THROUGH 15u                /* bursts after one that the page cache had: it has those, too, most likely */
 #define BURST_HUGE (2u << 20)            /* bytes of a huge page */
+#define BURST_HASH_BLOCKS 64u            /* about so many are hashed together */
 
 bool burst_begin(struct burst *s, struct fill_worker *w, uint32_t pack)
 {
-	if (pack == FILL_INLINE || (w->f->flags & LOAD_FILL_REHASH) || fill_pack(w, pack) < 0)
+	if (pack == FILL_INLINE || fill_pack(w, pack) < 0)
 		return false;
 	s->w = w;
-	s->n = s->niov = 0;
+	s->n = s->niov = s->hashed = 0;
 	s->bytes = 0;
 	s->past = w->f->past_cache && !w->through;
 	s->parts = s->encoded_parts = false;
@@ -29,6 +30,8 @@ bool burst_begin(struct burst *s, struct fill_worker *w, uint32_t pack)
 	s->most = s->past ? BURST_PAST_BYTES : BURST_BYTES;
 	return true;
 }
+
+static bool burst_hashes(const struct burst *s) { return s->w->f->flags & LOAD_FILL_REHASH; }
 
 /* ---- adding ---- */
 
@@ -80,6 +83,8 @@ bool burst_add(struct burst *s, const struct store_object_ref *ref, uint64_t fir
 {
 	struct burst_run run = {.ref = ref, .first = first, .n = n, .place = place};
 
+	if (burst_hashes(s) && !run_is_whole(&run))
+		return false;
 	store_object_checks_of(ref, first, n, &run.checks, &run.checks_len);
 	if (s->n == 0 && s->past && !run_is_whole(&run)) {
 		s->past = false;
@@ -255,7 +260,9 @@ bool burst_read(struct burst *s)
 	return runs_locate(s) && read_runs(s) && (first || read_checks(s)) && read_flush(s);
 }
 
-const uint8_t *burst_take(struct burst *s, unsigned i, uint8_t *to)
+/* ---- taking ---- */
+
+static const uint8_t *run_take(struct burst *s, unsigned i, uint8_t *to)
 {
 	const struct burst_run *run = &s->run[i];
 	struct fill_worker *w = s->w;
@@ -271,4 +278,36 @@ const uint8_t *burst_take(struct burst *s, unsigned i, uint8_t *to)
 	}
 	return store_object_take(w->pack, run->ref, run->first, run->n, run->at, run_checks(s, run), to, NULL) == 0
 		? to : NULL;
+}
+
+/* Takes runs from number i on whose bytes can be there at the same time, and hashes them together
+ * (core/base/digest.h). */
+static void runs_hash(struct burst *s, unsigned i)
+{
+	struct base_object objects[BURST_HASH_BLOCKS];
+	uint64_t blocks = 0;
+	unsigned n = 0;
+
+	for (bool more = true; more && i + n < s->n && n < BURST_HASH_BLOCKS; n++) {
+		const uint8_t *bytes = run_take(s, i + n, NULL);
+
+		s->good[i + n] = bytes;
+		objects[n] = (struct base_object){.bytes = bytes, .len = bytes ? s->run[i + n].ref->raw_len : 0};
+		blocks += s->run[i + n].n;
+		more = bytes && bytes != s->w->room && blocks < BURST_HASH_BLOCKS;
+	}
+	s->hashed = i + n;
+	base_digests_of(objects, n);
+	while (n-- > 0)
+		if (!base_digest_equal(&objects[n].digest, &s->run[i + n].ref->digest))
+			s->good[i + n] = NULL;
+}
+
+const uint8_t *burst_take(struct burst *s, unsigned i, uint8_t *to)
+{
+	if (!burst_hashes(s))
+		return run_take(s, i, to);
+	if (i >= s->hashed)
+		runs_hash(s, i);
+	return s->good[i];
 }

@@ -46,19 +46,22 @@ struct burst {
 	struct iovec iov[2 * BURST_RUNS + 2];
 	unsigned niov;
 	uint64_t iov_from, iov_to;       /* bytes of the pack */
+	unsigned hashed;                 /* with LOAD_FILL_REHASH: so many runs are taken and hashed */
+	const uint8_t *good[BURST_RUNS]; /* where their bytes are; NULL: it failed */
 };
 
-/* Opens the pack of that number as w->pack. False: the pack cannot be opened, or whole objects are to be hashed. */
+/* Opens the pack of that number as w->pack. False: it cannot be opened. */
 bool burst_begin(struct burst *s, struct fill_worker *w, uint32_t pack);
-/* Adds blocks [first, first + n) of the object, if they may come next; the reference is kept. place: where their raw
- * bytes are to be, or NULL: anywhere. */
+/* Adds blocks [first, first + n) of the object, if they may come next; with LOAD_FILL_REHASH only all of them. The
+ * reference is kept. place: where their raw bytes are to be, or NULL: anywhere. */
 bool burst_add(struct burst *s, const struct store_object_ref *ref, uint64_t first, uint64_t n, uint8_t *place);
 /* Takes away the runs from number n on, all of an object. */
 void burst_cut(struct burst *s, unsigned n);
 /* False: it failed, or there is nothing to read. */
 bool burst_read(struct burst *s);
-/* Checks run i, and decodes it where it is encoded. to: where its raw bytes are to be, or NULL: at its place, if it has
- * one, else anywhere, valid until the worker's next read. Returns where they are; NULL: it failed. */
+/* Checks run i, and decodes it where it is encoded; with LOAD_FILL_REHASH compares its SHA-256, too. Runs are taken in
+ * order. to: where its raw bytes are to be (not with LOAD_FILL_REHASH), or NULL: at its place, if it has one, else
+ * anywhere, valid until the next run is taken. Returns where they are; NULL: it failed. */
 const uint8_t *burst_take(struct burst *s, unsigned i, uint8_t *to);
 
 #endif

@@ -49,7 +49,7 @@ static bool piece_add(struct fill_burst *b, size_t first, size_t end)
 	const struct store_object_ref *ref = need_ref(b->w->f, &b->w->f->needs[first]);
 	unsigned had = b->burst.n;
 
-	if (piece_is_whole(b->w->f, first, end))
+	if (b->w->f->flags & LOAD_FILL_REHASH || piece_is_whole(b->w->f, first, end))
 		return burst_add(&b->burst, ref, 0, base_block_count(ref->raw_len), piece_place(b->w->f, first, end));
 	if (fill_wanted_runs(b->w, first, end, piece_run, &(struct piece_run){&b->burst, ref}) == 0)
 		return true;

@@ -9,9 +9,10 @@ import pathlib
 import numpy as np
 import pytest
 
-from loadlib import Opened
+from loadlib import REHASH, Opened
 from placelib import HEAD_BYTES, Account, Step
-from saverlib import api, ranks, store  # noqa: F401 (fixtures)
+from saverlib import Failed, api, ranks, store  # noqa: F401 (fixtures)
+from test_verify import objects_of, replace_byte
 
 LAYOUTS = [("whole", 1), ("fsdp", 2), ("fsdp", 8), ("tp", 2), ("tp", 3), ("tp", 8)]
 TASK_BYTES = 4 << 20    # FILL_TASK_BYTES of core/load/fill_internal.h
@@ -77,10 +78,10 @@ def requests():
 class Loaded:
     """A load by one rank, twice: the second one finds packs and tables opened."""
 
-    def __init__(self, api, step, state, layout, world, rank):  # noqa: F811
+    def __init__(self, api, step, state, layout, world, rank, flags=0):  # noqa: F811
         mesh, self.masks = api.mesh(f"x={world}"), {}
         for _ in range(2):
-            with step.load(rank, threads=1) as load:
+            with step.load(rank, threads=1, flags=flags) as load:
                 arrays = {}
                 for name, a in state.items():
                     arrays[name] = np.zeros_like(a[box(layout, world, rank, name, a.shape)], order="C")
@@ -120,6 +121,27 @@ def test_what_is_read_is_what_is_needed(api, store, rng, scale, dtype, sizes, ea
                 asked, packs = asked + done.requests, packs + account.packs
     print(f"{asked} requests of {packs} packs")
     assert asked <= each * packs
+
+
+@pytest.mark.skipif(not IO.exists(), reason="the kernel does not count what a process reads")
+@pytest.mark.parametrize("dtype, layout, most", [("u4", ("whole", 1), 1), ("u2", ("whole", 1), 1),
+                                                 ("u4", ("tp", 3), 2)])
+def test_pieces_that_are_hashed_are_read_together(api, lib, store, rng, dtype, layout, most):  # noqa: F811
+    """A load that compares SHA-256 asks for whole pieces, and for no more of them at a time. One that is wrong, with
+    checks that are right, is named."""
+    state = adamw(np.random.default_rng(rng.getrandbits(64)), dtype, 64, 1, 1024)
+    save(api, store, "run", state, "whole", 1)
+    with Opened(api, store, run="run") as step:
+        plain, hashed = (Loaded(api, step, state, *layout, 0, flags).requests for flags in (0, REHASH))
+        assert hashed <= most * plain + 2, (plain, hashed)
+    pack = next(pathlib.Path(store).rglob("*-model.pack"))
+    for one in objects_of(pack)[-1:]:           # of bf16 all are encoded
+        at = rng.randrange(one[3])
+        replace_byte(lib, pack, one, at)
+        with Opened(api, store, run="run") as step, \
+                pytest.raises(Failed, match="piece [0-9]+: .*: its bytes are not those of its digest"):
+            Loaded(api, step, state, "whole", 1, 0, REHASH)
+        replace_byte(lib, pack, one, at)
 
 
 @pytest.mark.skipif(not IO.exists(), reason="the kernel does not count what a process reads")
