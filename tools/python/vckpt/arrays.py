@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from . import _lib
-from .shard import NUMPY_DTYPES
+from .shard import NUMPY_DTYPES, numpy_address
 from .tensors import torch_module, torch_state
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def destination(out: Any, shape: Sequence[int], dtype: int) -> tuple[int, Sequen
         right = (NUMPY_DTYPES.get(out.dtype.name) == _lib.DTYPES[dtype]
                  or (is_raw(out.dtype) and item == _lib.ITEM_BYTES[dtype]))
         strides: Sequence[int] = out.strides
-        address: int = out.__array_interface__["data"][0]
+        address = numpy_address(out)
         if not out.flags.writeable or not out.dtype.isnative:
             raise _lib.InvalidArgument(errno.EINVAL, "out: the array is read-only or not in native byte order: give "
                                                      "one that can be written")

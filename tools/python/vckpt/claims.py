@@ -13,7 +13,7 @@ from .loading_tensors import Fill
 from .tensors import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from .lazy import Stored
     from .loading_tensors import Destination
@@ -37,10 +37,14 @@ class Claim(NamedTuple):
 
 def settle(step: Step, claims: Iterable[Claim]) -> tuple[list[Fill], list[Callable[[], Any]], list[tuple[str, str]]]:
     """(What is filled, what gets memory of its own, [names of two that differ and remain])."""
+    claims = list(claims)
+    places = [one.to.place() if one.to.items else number for number, one in enumerate(claims)]
+    if len(set(places)) == len(places):                         # most often
+        return [one.fill() for one in claims if one.fills], [], []
     fills: list[Fill] = []
     moves: list[Callable[[], Any]] = []
     differ: list[tuple[str, str]] = []
-    for same in _by_memory(claims):
+    for same in _together(claims, places):
         if len(same) == 1:
             fills += [same[0].fill()] if same[0].fills else []
             continue
@@ -54,12 +58,12 @@ def settle(step: Step, claims: Iterable[Claim]) -> tuple[list[Fill], list[Callab
     return fills, moves, differ
 
 
-def _by_memory(claims: Iterable[Claim]) -> Iterator[list[Claim]]:
-    """Claims of the same memory, together."""
+def _together(claims: Iterable[Claim], places: Iterable[object]) -> Iterable[list[Claim]]:
+    """Claims of the same memory."""
     found: dict[object, list[Claim]] = {}
-    for number, one in enumerate(claims):
-        found.setdefault(one.to.place() if one.to.items else number, []).append(one)
-    return iter(found.values())
+    for one, place in zip(claims, places):
+        found.setdefault(place, []).append(one)
+    return found.values()
 
 
 def _by_value(step: Step, claims: list[Claim]) -> list[list[Claim]]:

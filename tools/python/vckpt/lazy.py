@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from . import _lib
 from .arrays import empty, torch_tensor
+from .shard import numpy_address
 
 Stored = tuple[int, int, tuple[int, ...], int]      # number, dtype, shape, bytes
 Part: TypeAlias = SupportsIndex | slice | EllipsisType
@@ -81,7 +82,7 @@ class LazyTensor:
         array = empty(sizes, self._stored[1], f"{self.component}/{self.name}")
         if array.size:
             pairs = _lib.u64s([number for offset, size, _ in cuts for number in (offset, size)])
-            self._step._read(self._stored[0], pairs, array.__array_interface__["data"][0], array.strides)
+            self._step._read(self._stored[0], pairs, numpy_address(array), array.strides)
         found = array[tuple(how for *_, how in cuts)] if cuts else array
         # what a step leaves out is let go
         return found.copy() if isinstance(found, np.ndarray) and found.size < array.size else found

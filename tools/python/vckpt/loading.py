@@ -19,6 +19,8 @@ import copy
 import dataclasses
 import errno
 import functools
+import itertools
+import operator
 import sys
 import types as classes
 import weakref
@@ -147,10 +149,12 @@ def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, me
         with uncollected():
             plan = _Plan(step, at, components.named(state, (), is_tensor), rank, world, mesh,
                          types if isinstance(types, Mapping) else tuple(types))
+            if not others:
+                plan.begin(strict)
         if others:
             plan.look_for(others)
-        with uncollected():
-            plan.begin(strict)
+            with uncollected():
+                plan.begin(strict)
     except BaseException as error:
         if others:
             others.fail(error)
@@ -191,6 +195,8 @@ def _is_others(saved: object) -> bool:
 
 def _below(saved: Any, key: Any) -> Any:
     """What stands under a key; of what other ranks have by themselves nothing is known."""
+    if type(saved) is dict:
+        return saved.get(key, ABSENT)
     if _is_nothing(saved):
         return saved
     fields = saved if isinstance(saved, dict) else _fields(saved) if isinstance(key, str) else None
@@ -339,8 +345,8 @@ class _Plan:
         self.shapes, self.plain = False, False
         self.names: dict[str, list[str]] = {}
         self.tensors = step._tensors
-        for component, name in self.tensors:
-            self.names.setdefault(component, []).append(name)
+        for component, of_component in itertools.groupby(self.tensors, operator.itemgetter(0)):
+            self.names.setdefault(component, []).extend([name for _, name in of_component])
         for component, value in state.items():
             components.check(component, value, is_tensor)
             self.component(component, value)
@@ -534,8 +540,8 @@ class _Plan:
             rest = saved[len(value):] if isinstance(saved, (list, tuple)) and not _refers(saved[len(value):]) else ()
             self.plain = self.plain or bool(rest)
             return lambda: (list if isinstance(value, list) else tuple)([*(give() for give in parts), *rest])
-        gives = {key: self.visit(item, _below(saved, key), (*path, key)) for key, item in value.items()
-                 if _fillable(item) or _below(saved, key) is not ABSENT}
+        gives = {key: self.visit(item, part, (*path, key)) for key, item in value.items()
+                 if (part := _below(saved, key)) is not ABSENT or _fillable(item)}
         more = ({key: item for key, item in saved.items() if key not in value and not _refers(item)}
                 if isinstance(saved, dict) else {})
         self.plain = self.plain or bool(more)
@@ -579,16 +585,17 @@ class _Plan:
         return self.tensors.get((component, saved["name"]))
 
     def tensor(self, value: Any, saved: Any, path: KeyPath) -> None:
-        name = saved["name"] if _is_reference(saved) else dotted(path)
+        fields = saved._fields if _is_reference(saved) else {}
+        name = fields["name"] if fields else dotted(path)
         self.asked.add(name)
-        if _is_reference(saved) and "blob" in saved:
+        if "blob" in fields:
             self.take_own(value, saved, path)
             return
         found = self.tensors.get((path[0], name))
         if found is None:
             self.lack(path, saved)
             return
-        to = self.destination(value, path)
+        to = destination(path, value, self.mesh, self.rank, self.world)
         if to.shape != found[2] and not to.absent:
             self.reshaped(f"{path[0]}/{name}", found[2], to.shape)
         elif not to.absent and (why := to.refusal()):

@@ -17,7 +17,7 @@ from . import _lib, meshes
 from .arrays import numpy_dtype
 from .entries import make_entry
 from .loads import Extents, read, rows
-from .shard import Refused, Shard, numpy_number
+from .shard import Refused, Shard, numpy_address, numpy_number
 from .tensors import dotted, torch_state
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Destination:
     """A whole tensor, in memory that a load fills: of the state, or made by the load. `shape`: of the logical tensor;
     `absent`: this rank has nothing of it to be filled."""
 
+    __slots__ = ("address", "contiguous", "device", "dtype", "items", "memory", "shape", "sound")
     absent, whole, flattened = False, True, False
 
     def __init__(self, memory: Memory, dtype: int, device: torch.device | None = None) -> None:
@@ -51,14 +52,16 @@ class Destination:
     def look(self) -> None:
         memory = self.memory
         if isinstance(memory, np.ndarray):
-            self.items, self.contiguous = memory.size, memory.flags.c_contiguous
-            self.address: int = memory.__array_interface__["data"][0]
+            flags = memory.flags
+            self.items, self.contiguous, self.sound = memory.size, flags.c_contiguous, flags.writeable
+            self.address = numpy_address(memory)
         else:
             self.items, self.contiguous = memory.numel(), memory.is_contiguous()
-            self.address = memory.data_ptr()
+            self.address, self.sound = memory.data_ptr(), self.contiguous
 
     def refusal(self) -> str | None:
-        return refusal(self.memory)
+        """As that of its memory."""
+        return None if self.sound else refusal(self.memory)
 
     def strides(self) -> Sequence[int]:
         """In bytes."""
@@ -96,8 +99,9 @@ class Destination:
 
     def place(self) -> object:
         """Equal for memory whose items are the same ones in the same order."""
-        return (*self.extent(), self.dtype,
-                None if self.contiguous else (tuple(self.memory.shape), tuple(self.strides())))
+        if self.contiguous:
+            return self.address, self.items, self.dtype
+        return (*self.extent(), self.dtype, tuple(self.memory.shape), tuple(self.strides()))
 
     def extent(self) -> tuple[int, int]:
         """The addresses between which the memory lies."""
@@ -219,6 +223,8 @@ def _rounds(fills: list[Fill]) -> list[list[Fill]]:
     """Loads in which no two tensors share memory. Names that are tied have the same memory: the last of them is read by
     the last load, as if one were read after another."""
     extents = [one.to.extent() for one in fills]
+    if _apart_all(extents):
+        return [fills] if fills else []
     number = [0] * len(fills)
     for same in _touching(extents):
         rounds: list[Extents] = []
@@ -232,6 +238,13 @@ def _rounds(fills: list[Fill]) -> list[list[Fill]]:
     for fill, at in zip(fills, number):
         result[at].append(fill)
     return result
+
+
+def _apart_all(extents: list[tuple[int, int]]) -> bool:
+    """No two of them overlap: most often."""
+    table = np.array(extents, np.uint64).reshape(-1, 2)
+    begins, ends = table[table[:, 0].argsort()].T
+    return bool((begins[1:] >= ends[:-1]).all())
 
 
 def _touching(extents: list[tuple[int, int]]) -> Iterator[list[int]]:

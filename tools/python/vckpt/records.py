@@ -23,9 +23,9 @@ class Record(Mapping[str, Any]):
     _tag: str
 
     def __init__(self, type_name: str, fields: Mapping[str, Any], tag: str = "$record") -> None:
-        object.__setattr__(self, "_type_name", type_name)
-        object.__setattr__(self, "_fields", dict(fields))
-        object.__setattr__(self, "_tag", tag)
+        _set_type_name(self, type_name)         # past __setattr__
+        _set_fields(self, dict(fields))
+        _set_tag(self, tag)
 
     @property
     def type_name(self) -> str:
@@ -77,6 +77,9 @@ class Record(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Record({self._type_name}: {', '.join(f'{name}={value!r}' for name, value in self._fields.items())})"
+
+
+_set_type_name, _set_fields, _set_tag = (vars(Record)[name].__set__ for name in Record.__slots__)
 
 
 class Mesh:

@@ -47,6 +47,15 @@ def numpy_number(dtype: np.dtype[Any]) -> int | None:
     return None if word is None else _lib.DTYPES.index(word)
 
 
+def numpy_address(array: NDArray[Any]) -> int:
+    """Of the first item. An array's __array_interface__ says it, too, and takes four times as long."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+    except (BufferError, TypeError, ValueError):    # empty, read-only, with gaps, or of a dtype that no buffer has
+        address: int = array.__array_interface__["data"][0]
+        return address
+
+
 class Refused(_lib.InvalidArgument, TypeError):
     """Something in the state that cannot be kept; the sentence begins with its path (a tuple of keys, or what is to be
     said)."""
@@ -236,7 +245,7 @@ class NumpyEntry(Entry):
         if self.copy:
             array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(self.shape)
             refs.append(array)
-        return int(array.__array_interface__["data"][0])
+        return numpy_address(array)
 
 
 class ShardEntry(Entry):

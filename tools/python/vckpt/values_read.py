@@ -90,6 +90,14 @@ def _kind(cls: type) -> str | None:
     return "dataclass" if dataclasses.is_dataclass(cls) else None
 
 
+def _is_plain_reference(node: Any) -> bool:
+    """Of a tensor, by a name that needs no further look: most of what there is."""
+    if type(node) is not Pairs or len(node) != 1:
+        return False
+    tag, name = node[0]
+    return tag == "$tensor" and type(name) is str and name.isascii() and name != ""
+
+
 class _Decoder:
     def __init__(self, types: dict[str, type], tensor: Fetch | None) -> None:
         self.types, self.tensor = types, tensor
@@ -108,15 +116,18 @@ class _Decoder:
             return self.reference(node[0][1], {}, path, depth)
         if kind is Odd:
             raise refusal(path, f"the number {node.text} is not in the form that a writer gives it")
-        members = {}
-        for name, item in node:
-            if self.text(name, path) in members:
-                raise refusal(path, f"the name {name[:60]!r} is given twice")
-            members[name] = item
+        members = dict(node)
+        self.text("".join(members), path)
+        if len(members) < len(node):
+            twice = collections.Counter(name for name, _ in node).most_common(1)[0][0]
+            raise refusal(path, f"the name {twice[:60]!r} is given twice")
         tags = [name for name in members if name.startswith("$")]
         if tags:
             return self.tagged(tags, members, path, depth)
-        return {name: self.value(item, (*path, name), depth + 1) for name, item in members.items()}
+        if self.tensor is not None or depth + 1 >= MAX_DEPTH:
+            return {name: self.value(item, (*path, name), depth + 1) for name, item in members.items()}
+        return {name: Record("tensor", {"name": item[0][1]}, "$tensor") if _is_plain_reference(item)
+                else self.value(item, (*path, name), depth + 1) for name, item in members.items()}
 
     def text(self, text: str, path: KeyPath) -> str:
         if not text.isascii() and SURROGATE.search(text):

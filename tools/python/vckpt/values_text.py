@@ -27,9 +27,9 @@ JSON_DEPTH = 4 * MAX_DEPTH + 8  # one value takes up to four levels: {"$dict": [
 
 quote = json.encoder.encode_basestring
 SURROGATE = re.compile("[\ud800-\udfff]")
-# a string, ended or not, or what else is no bracket: linear whatever the text
-NO_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[^][{}"]+', re.S)
-DEEPER = {"[": 1, "{": 1, "]": -1, "}": -1}
+ESCAPED = re.compile(r"\\.", re.S)
+DEEPER = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+NO_BRACKETS = bytes(set(range(256)) - set(DEEPER))
 
 
 class Attr(str):
@@ -166,7 +166,8 @@ def _check_depth(text: str) -> None:
     """Before json's scanner recurses into it."""
     if text.count("[") + text.count("{") <= JSON_DEPTH:
         return
-    brackets = NO_BRACKETS.sub("", text)
+    outside = "".join(ESCAPED.sub("", text).split('"')[::2]) if "\\" in text else "".join(text.split('"')[::2])
+    brackets = outside.encode().translate(None, NO_BRACKETS)
     if max(itertools.accumulate(map(DEEPER.__getitem__, brackets)), default=0) > JSON_DEPTH:
         raise ValueError(f"values: nested more than {MAX_DEPTH} deep")
 
