@@ -11,7 +11,7 @@
  *     begin put, or read and compared [come]   attempt_begin.c             the first rank to come puts it
  *     base.<n>, list again [come]              attempt_base.c              before any byte of that commit is reused
  *     packs [pack]                             the caller
- *     part.<rank> [part]                       store_attempt_announce
+ *     part.<rank> [part]                       store_attempt_announce      of one rank alone: kept in memory
  *     list's next entry polled [wait]          attempt_wait.c
  *     manifest, check, commit entry [com, chk] attempt_commit.c            rank 0, or who takes over
  *     outcome told, abort entry [yes, no, fail] attempt_outcome.c          before anything announced is deleted
@@ -129,6 +129,24 @@ void store_attempt_packs_delete(struct store_attempt *a)
 
 /* ---- announcement ---- */
 
+/* A launch of one rank has no other that could commit, so its announcement stays in memory. Nothing of it was put: an
+ * error leaves the attempt without an announcement. */
+static int announcement_keep(struct store_attempt *a, const struct base_buf *body)
+{
+	int r;
+
+	a->announcements = calloc(1, sizeof *a->announcements);
+	if (!a->announcements)
+		return -ENOMEM;
+	r = proto_announcement_decode(body->data, body->len, &a->announcements[0]);
+	if (r < 0)
+		return r;
+	a->nannouncements = 1;
+	a->announced_ms = base_monotonic_ms();
+	a->announced = true;
+	return 0;
+}
+
 /* model: part */
 int store_attempt_announce(struct store_attempt *a, struct proto_announcement *announcement, struct base_error *err)
 {
@@ -151,9 +169,13 @@ int store_attempt_announce(struct store_attempt *a, struct proto_announcement *a
 	announcement->commons = a->commons ? a->commons->groups : NULL;
 	announcement->ncommons = a->commons ? a->commons->ngroups : 0;
 	r = proto_announcement_encode(announcement, &body);
+	if (r == 0 && a->launch->world == 1)
+		r = announcement_keep(a, &body);
 	if (r < 0)
 		return base_error_set(err, r, "run %s: the announcement cannot be encoded: %s", a->run,
 			base_error_name(r));
+	if (a->launch->world == 1)
+		return 0;
 	a->announced = true; /* also when the put fails: it may have landed */
 	snprintf(last, sizeof last, "part.%u", a->launch->rank);
 	r = store_attempt_put(a, last, STORE_RECORD_ANNOUNCEMENT, &body, &why);

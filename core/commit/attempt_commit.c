@@ -307,8 +307,5 @@ int attempt_lead(struct store_attempt *a, bool *ret_new, uint64_t *ret_entry, st
 		a->commit_ns += base_monotonic_ns() - begin;
 		return r;
 	}
-	if (!a->launch->kind->meets)
-		return attempt_give_up(a, a->launch->rank, "", "its announcement is not in incoming/ any more",
-			ret_entry, err);
 	return attempt_missing_judge(a, ret_entry, err);
 }

@@ -35,7 +35,7 @@ struct store_attempt {
 	uint32_t next_base;             /* number of the next base.<n> to try */
 	struct store_list **lists; size_t nlists; /* of other runs that bases are in */
 	bool begun;                     /* its folder may have a file of ours */
-	bool announced;                 /* part.<rank> was put, or may have been */
+	bool announced;                 /* part.<rank> was put, or may have been; of one rank: it is kept */
 	bool decided;                   /* the list says what became of it */
 	/* that this attempt has opened, and so may delete */
 	struct attempt_pack { char name[STORE_PACK_NAME_MAX]; const struct store_pack_writer *w; } *packs;
@@ -46,7 +46,7 @@ struct store_attempt {
 	/* from the announcement on */
 	uint64_t announced_ms;          /* monotonic */
 	uint64_t commit_ns;             /* spent in committing */
-	/* [world], as they were read; arena NULL: not yet. Who commits has them */
+	/* [world], as they were read; arena NULL: not yet. A rank that commits has them; of one rank its own */
 	struct proto_announcement *announcements;
 	uint32_t nannouncements, cursor; /* how many were read; where to look next */
 	uint64_t judge_ns;              /* monotonic: when those that are missing are judged again */

@@ -21,13 +21,13 @@ vckpt.close()
 """
 # file, then the directory that has its name; packs are in directories of 256, whose names must be durable, too
 NEEDED = {
-    "incoming/r": 1, "incoming/r/ATTEMPT": 2 + 1,       # the folder; `begin`; `part.0`, which goes with its ranks
+    "incoming/r": 1, "incoming/r/ATTEMPT": 2,           # the folder; `begin`
     "packs/XX": 2 * 3,                                  # of the component, of blobs, of metadata
     "runs/r/manifests": 2, "runs/r": 2,                 # the manifest, and the entry of the list
     "stats/r/N": 1,                                     # measures: for people
 }
 # Where other hosts may use the file system, their writers may outlive this one: what goes with ranks has a name, too.
-SHARED = {**NEEDED, "incoming/r/ATTEMPT": 2 * 2, "stats/r/N": 2, "stats/r": 1}
+SHARED = {**NEEDED, "stats/r/N": 2, "stats/r": 1}
 
 
 def name_of(path):

@@ -305,21 +305,17 @@ def test_a_short_fault_does_not_fail_a_save(api):
     a.free()
 
 
-def test_an_announcement_that_is_taken_away(api):
-    """Nobody else can commit the import, and nobody puts the announcement again: it is aborted at once."""
+def test_the_announcement_of_a_writer_alone_is_no_file(api):
+    """No other rank reads it: what is in the folder can be taken away, and the step is committed all the same."""
     a = Attempt(api, "r", 1)
     a.write(b"x" * 100)
     announcement = a.part()
     api.call(api.lib.store_attempt_announce, a.p, ctypes.byref(announcement))
-    (a.folder() / "part.0").unlink()
-    with pytest.raises(Failed) as e:
-        api.call(api.lib.store_attempt_wait, a.p, ctypes.c_int64(20000), ctypes.byref(ctypes.c_uint64()))
-    assert e.value.code == EABORTED and "its announcement is not in incoming/ any more" in e.value.text, e.value
+    assert [f.name for f in a.folder().iterdir()] == ["begin"]
+    (a.folder() / "begin").unlink()
+    api.call(api.lib.store_attempt_wait, a.p, ctypes.c_int64(20000), ctypes.byref(ctypes.c_uint64()))
     a.free()
-    assert files(api, "packs") == [] and visible(api, "r") == {}
-    with api.list("r", whole=True) as l:
-        assert l.attempt(a.name)[0] == ABORTED
-    save(api, "r", step=1)
+    assert sorted(visible(api, "r")) == [1] and files(api, "incoming") == []
 
 
 @pytest.mark.parametrize("lands", [True, False])

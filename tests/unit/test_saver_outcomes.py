@@ -34,7 +34,7 @@ def meddle(api, store):                                 # noqa: F811
 
 def test_an_abort_that_is_written_late_is_told_as_one(meddle):
     """The announcement fails, and for a moment the abort cannot be written either: undecided, until it is."""
-    saver, meddler = meddle(start_ms=20000)
+    saver, meddler = meddle(start_ms=20000, world=2, launch="a launch")    # a rank alone puts no announcement
     since = []
 
     def put(args):
