@@ -275,6 +275,20 @@ def test_a_save_under_way(vckpt, store, threads):
     assert read(store)[2]["runs"]["job"]["steps"].keys() == {"7"}
 
 
+@pytest.mark.parametrize("size,packs", [(20_000, {"model", "meta"}), (1 << 20, {"model", "meta", "blobs"})])
+def test_a_jobs_blobs(vckpt, tmp_path, rng, size, packs):
+    """Those of 1 MiB or less together are in the pack of metadata; equal ones once, one of no bytes nowhere."""
+    data, store = rng.randbytes(size), tmp_path / "store"
+    blobs = {"a": data, "b": b"abcd", "c": b"", "d": data}
+    for step in range(2):
+        package.save(store / "job", {"model": {"w": numpy.arange(50000.0) + step}}, step=step, rank=0, world=1,
+                     blobs=blobs, **OPTIONS)
+    assert {p.stem.split("-", 3)[3] for p in store.rglob("*.pack")} == packs
+    assert sum(p.stat().st_size for p in store.rglob("*.pack")) < 2 * (size + 500_000)
+    compare(vckpt, store, tmp_path)
+    assert vckpt.json("verify", store, "--paranoid")["faults"] == 0
+
+
 # ---- what is not as the pages say ----
 
 @pytest.fixture(scope="module")

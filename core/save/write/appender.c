@@ -221,12 +221,12 @@ int save_appender_class(struct save_appender *a, const char *class, struct base_
 	return r;
 }
 
-void save_appender_count(struct save_appender *a, struct save_known *k)
+void save_appender_count(struct save_appender *a, uint32_t pack, struct save_known *k)
 {
 	struct save_result *result = &a->w->result;
 
-	k->pack = a->pack_number;
-	a->w->dedup.packs[a->pack_number].live_bytes += k->ref.stored_len;
+	k->pack = pack;
+	*(pack == a->meta_number ? &a->meta_blob_bytes : &a->w->dedup.packs[pack].live_bytes) += k->ref.stored_len;
 	result->piece_bytes_new += k->ref.stored_len;
 	result->raw_bytes_new += k->ref.raw_len;
 }
@@ -255,7 +255,7 @@ static int appender_write(struct save_appender *a, struct save_band *b, struct s
 			(raw ? b->raw : b->out) + p->offset, p->stored_len, p->len, b->checks + p->first_block,
 			raw ? NULL : b->lens + p->first_block, &k->ref);
 		if (r == 0)
-			save_appender_count(a, k);
+			save_appender_count(a, a->pack_number, k);
 	}
 	a->w->result.write_ns += base_monotonic_ns() - begin;
 	if (r < 0)

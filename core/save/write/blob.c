@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * blob: global and per-rank byte strings, after the tensors, in the order of (per rank, name), into the pack
- * `blobs`.
+ * blob: global and per-rank byte strings, after the tensors, in the order of (per rank, name).
+ *
+ * A rank's go into the pack `meta`, if they have BLOB_META_BYTES or less together: a pack of their own would be one
+ * more file for each step, and two more fsyncs to wait for. An import's go into the pack `blobs`: its index finds them
+ * again, and a pack is kept whole for each object that a later step refers to.
  *
  * Short ones (BLOB_MEMORY_BYTES) are held in memory: read once, digested, looked up, encoded. Long ones are read
  * twice: once for the digest, which says whether the store has them, and once into the pack as they are; the pack
@@ -11,8 +14,15 @@
 #include "core/base/clock.h"
 #include "core/save/write/write_internal.h"
 
+#define BLOB_META_BYTES (UINT64_C(1) << 20)
 #define BLOB_MEMORY_BYTES (UINT64_C(16) << 20)
 #define BLOB_READ_BYTES (UINT64_C(4) << 20)
+
+/* An import's plan is its own, a rank's is borrowed. */
+static bool blobs_in_meta(const struct save_writer *w)
+{
+	return w->planned != &w->whole && w->blob_bytes <= BLOB_META_BYTES;
+}
 
 struct blob_memory { uint8_t *raw, *out, *scratch; uint64_t *checks; uint32_t *lens; };
 
@@ -97,6 +107,7 @@ static int blob_append_short(struct save_appender *a, const struct save_blob *b,
 	uint64_t stored = b->len, left = b->len, blocks = base_block_count(b->len);
 	uint16_t codec = store_codec_encode(1, m->raw, b->len, m->out, m->lens, &stored, m->scratch);
 	bool raw = codec == STORE_CODEC_RAW;
+	bool meta = blobs_in_meta(a->w);
 	const uint8_t *at = raw ? m->raw : m->out;
 	int r;
 
@@ -108,12 +119,12 @@ static int blob_append_short(struct save_appender *a, const struct save_blob *b,
 		at += n;
 		left -= base_min(left, BASE_BLOCK_BYTES);
 	}
-	r = save_appender_room(a, stored, err);
+	r = meta ? 0 : save_appender_room(a, stored, err);
 	if (r < 0)
 		return r;
-	r = store_pack_append(a->pack, &b->digest, STORE_OBJECT_BLOB, codec, raw ? m->raw : m->out, stored, b->len,
-		m->checks, raw ? NULL : m->lens, &k->ref);
-	return r < 0 ? save_write_failed(a->w, a->pack_class, r, err) : 0;
+	r = store_pack_append(meta ? a->meta : a->pack, &b->digest, STORE_OBJECT_BLOB, codec, raw ? m->raw : m->out,
+		stored, b->len, m->checks, raw ? NULL : m->lens, &k->ref);
+	return r < 0 ? save_write_failed(a->w, meta ? "meta" : a->pack_class, r, err) : 0;
 }
 
 static int blob_append_long(struct save_appender *a, const struct save_blob *b, struct blob_memory *m,
@@ -179,7 +190,7 @@ static int blob_save(struct save_appender *a, struct save_blob *b, struct blob_m
 	r = b->len <= BLOB_MEMORY_BYTES ? blob_append_short(a, b, m, k, err) : blob_append_long(a, b, m, k, err);
 	if (r < 0)
 		return r;
-	save_appender_count(a, k);
+	save_appender_count(a, blobs_in_meta(w) ? a->meta_number : a->pack_number, k);
 	b->known = k;
 	return 0;
 }
@@ -201,7 +212,7 @@ int save_appender_blobs(struct save_appender *a, struct base_error *err)
 		return base_no_memory(err);
 	if (w->nblobs)
 		qsort(w->blobs, w->nblobs, sizeof *w->blobs, blob_compare);
-	r = save_appender_class(a, "blobs", err);
+	r = save_appender_class(a, blobs_in_meta(w) ? NULL : "blobs", err);
 	for (uint32_t i = 0; r == 0 && i < w->nblobs; i++) {
 		if (i && blob_compare(&w->blobs[i - 1], &w->blobs[i]) == 0)
 			return base_error_set(err, -EEXIST, "blob %s is given twice", w->blobs[i].name);
@@ -209,5 +220,7 @@ int save_appender_blobs(struct save_appender *a, struct base_error *err)
 		if (r == 0 && w->blobs[i].len <= BLOB_MEMORY_BYTES)
 			save_writer_progress(w, w->blobs[i].len, false);
 	}
+	if (r == 0 && blobs_in_meta(w) && (r = store_pack_extent_end(a->meta)) < 0) /* their references are complete */
+		save_write_failed(w, "meta", r, err);
 	return r;
 }

@@ -80,7 +80,7 @@ static struct proto_view_header *finish_headers(const struct save_appender *a)
 static uint64_t finish_meta_live(const struct save_appender *a, const struct proto_part *part,
 	const struct store_object_ref *part_ref)
 {
-	uint64_t live = part_ref->stored_len;
+	uint64_t live = part_ref->stored_len + a->meta_blob_bytes;
 
 	if (a->layout_pack == a->meta_number) /* another commit's was counted when it was admitted */
 		live += a->layout_ref.stored_len;
@@ -114,7 +114,7 @@ static int finish_part(struct save_appender *a, struct proto_part *part, struct 
 	w->result.write_ns += base_monotonic_ns() - begin;
 	w->result.part = ret_ref->digest;
 	save_trust_add(&ret_ref->digest);
-	w->result.meta_bytes = w->dedup.packs[a->meta_number].size;
+	w->result.meta_bytes = w->dedup.packs[a->meta_number].size - a->meta_blob_bytes;
 	return 0;
 }
 

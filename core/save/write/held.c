@@ -55,7 +55,7 @@ int save_held_append(struct save_appender *a)
 			a->held.bytes.data + piece->at, piece->stored_len, piece->len, piece->checks,
 			piece->codec == STORE_CODEC_RAW ? NULL : piece->lens, &piece->known->ref);
 		if (r == 0)
-			save_appender_count(a, piece->known);
+			save_appender_count(a, a->pack_number, piece->known);
 	}
 	a->held.bytes.len = a->held.pieces.len = 0;
 	return r;

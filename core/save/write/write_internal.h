@@ -93,6 +93,7 @@ struct save_appender {
 	struct store_pack_writer *pack; uint32_t pack_number; uint64_t extent_start;
 	char pack_class[PROTO_COMPONENT_MAX + 1];
 	struct store_pack_writer *meta; uint32_t meta_number;
+	uint64_t meta_blob_bytes;       /* stored bytes of blobs in it: the part's table does not count them */
 	struct save_held held;
 	struct store_part_builder *part;
 	struct save_row *first, *last;  /* rows that are not in the part yet, in order */
@@ -115,8 +116,8 @@ uint64_t save_held_bytes(const struct save_held *h); /* that they will take in t
 int save_held_append(struct save_appender *a);          /* to the pack that is open; then none is held */
 void save_held_release(struct save_held *h);
 int save_write_failed(const struct save_writer *w, const char *class, int r, struct base_error *err);
-/* Counts an object that was just appended to the current pack. */
-void save_appender_count(struct save_appender *a, struct save_known *k);
+/* Counts an object that was just appended to that pack: the current one, or a blob to `meta`. */
+void save_appender_count(struct save_appender *a, uint32_t pack, struct save_known *k);
 
 /* The bands of a save to its appender, which the calling thread is. -ECANCELED: the source failed. */
 int save_engine_append(struct save_engine *e, struct save_writer *w, const struct save_engine_source *source,
