@@ -135,6 +135,8 @@ struct store_storage {
 	 * closes those that can be had again. In any thread, also in several at once. Set before the first use. */
 	void (*relieve)(void *arg);
 	void *relieve_arg;
+	/* For so long all callers together have waited in writer_append and writer_seal for the medium. */
+	_Atomic uint64_t write_wait_ns;
 };
 
 enum store_storage_flag {

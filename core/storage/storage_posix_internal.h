@@ -11,6 +11,7 @@
  *   storage_posix_write.c  temporaries, put
  *   storage_posix_replace.c  files that take the place of others: mending, notes
  *   storage_posix_pack.c   packs
+ *   storage_posix_pace.c   how many of their writes are made at once
  */
 #ifndef CORE_STORAGE_STORAGE_POSIX_INTERNAL_H
 #define CORE_STORAGE_STORAGE_POSIX_INTERNAL_H
@@ -42,6 +43,7 @@ struct posix_storage {
 	bool shared, alone;         /* other hosts change it, too; none can, surely; never change */
 	atomic_bool named_temps;    /* O_TMPFILE does not work here */
 	atomic_bool no_links;       /* hard links do not work here: renameat2 */
+	atomic_uint writes_at_once; /* that the last pack's writer found best; 0: none was measured */
 	pthread_mutex_t lock;       /* protects all below */
 	struct posix_inode suspect[POSIX_SUSPECT_MAX];
 	size_t suspect_count;
@@ -133,6 +135,23 @@ int posix_temp_name(int dir, struct posix_temp *t, const char *last);
 /* Puts the file, which has a name, in the place of `last`. Not yet durable. */
 int posix_temp_replace(int dir, struct posix_temp *t, const char *last);
 int posix_replace(struct store_storage *s, const char *name, const void *bytes, size_t len);
+
+/* ---- storage_posix_pace.c ---- */
+enum { POSIX_PACE_MAX = 16 };
+struct posix_pace {
+	unsigned width;         /* so many writes at once */
+	unsigned best;          /* the width that was measured as the best; 0: none yet */
+	uint64_t best_ns;       /* time from one write's end to the next one's then */
+	unsigned writes;        /* that ended since the width was set, or nothing was left to write */
+	uint64_t since_ns;
+	bool settled;           /* nothing more is tried */
+};
+/* Begins with that width, at least 1. */
+void posix_pace_init(struct posix_pace *p, unsigned width);
+/* A write ended at `now`; more: another waits to be made. true: there is another best width. */
+bool posix_pace_note(struct posix_pace *p, bool more, uint64_t now_ns);
+/* There is no memory for more than that. */
+void posix_pace_bound(struct posix_pace *p, unsigned width);
 
 /* ---- storage_posix_pack.c ---- */
 int posix_writer_open(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);

@@ -2,9 +2,10 @@
  *
  * storage_posix_pack: a pack while it is being made (the rules of storage_posix_write hold for it too).
  *
- *   append   copies into a buffer of 4 MiB; a full one is the thread's, append waits while all are
- *   thread   writes the full buffers in order, so that whoever makes the bytes never waits for a disk that keeps up
- *   seal     waits for the thread, writes what is left, fsyncs, publishes
+ *   append   copies into a buffer of 4 MiB; a full one is the threads', append waits while there is no other
+ *   threads  write the full buffers, taken in order, so that whoever makes the bytes never waits for a disk that keeps
+ *            up
+ *   seal     waits for the threads, writes what is left, fsyncs, publishes
  *
  * Where the file system can (STATX_DIOALIGN: local ones), full buffers go to the disk past the page cache. That costs
  * half of the processor time or less; the cache keeps what the node's jobs have in it; and no memory is taken for pages
@@ -13,16 +14,22 @@
  * write-back every 16 MiB and waited for 48 MiB later, so that the fsync at the end finds little to do. A pack of less
  * than one buffer has no thread and one write.
  *
- * Locking: `lock` protects filled, done, stop, error; a buffer belongs to the thread while its number is in
- * [done, filled), else to the caller. Only the thread writes while there is one. */
+ * How many buffers are written at once is measured (storage_posix_pace.c). A writer begins with one, or with half of
+ * what the storage's last writer found best. Past the page cache a file that grows takes one write at a time (ext4,
+ * XFS), so with several at once its blocks are allocated ahead; seal cuts what was too much.
+ *
+ * Locking: `lock` protects all from `slots` on; a buffer belongs to a thread while its number is in [done, taken), else
+ * to the caller. Only the threads write while there are any. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "core/base/clock.h"
 #include "core/base/le.h"
 #include "core/base/pool.h"
 #include "core/storage/storage_posix_internal.h"
@@ -30,43 +37,53 @@
 enum {
 	WRITER_BUFFER_BYTES = 4 << 20,
 	WRITER_BUFFER_ALIGN = 4096, /* what O_DIRECT asks for; and the kernel copies faster from a page on */
-	WRITER_BUFFERS = 3,
+	WRITER_SPARE = 2,       /* buffers besides those that are written: one is filled, one waits */
+	WRITER_BUFFERS = POSIX_PACE_MAX + WRITER_SPARE,
 };
 #define WRITER_SYNC_BYTES (UINT64_C(16) << 20)
 #define WRITER_BEHIND_BYTES (2 * WRITER_SYNC_BYTES)
+#define WRITER_AHEAD_MIN_BYTES (UINT64_C(64) << 20) /* allocated at once: as much as there is, within these bounds */
+#define WRITER_AHEAD_MAX_BYTES (UINT64_C(256) << 20)
+#define WRITER_AHEAD_FREE 16u   /* only where so many times that is free */
 
 struct store_storage_writer {
 	struct posix_storage *storage;
 	int dir;
 	struct posix_temp temp;
-	bool direct;              /* the descriptor has O_DIRECT */
-	uint64_t synced, settled; /* of the bytes written: handed to write-back; and waited for */
-	size_t used;              /* of the buffer being filled */
-	uint8_t *buffers[WRITER_BUFFERS];
-	pthread_t thread;
-	bool has_thread;
+	uint8_t *bytes;           /* the buffer being filled */
+	size_t used;
+	int told;                 /* the caller's copy of the error */
+	pthread_t threads[POSIX_PACE_MAX];
+	unsigned nthreads;        /* the caller's, too */
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	uint64_t filled, done;    /* numbers of the first buffer not yet full, not yet written */
-	bool stop;                /* the thread ends when all full buffers are written */
+	struct { uint8_t *bytes; bool written; } slots[WRITER_BUFFERS]; /* by number: full buffers */
+	uint8_t *spare[WRITER_BUFFERS];
+	unsigned nspare, nbuffers;
+	uint64_t filled, taken, done; /* numbers of the first buffer not yet full, not yet taken, not yet written */
+	struct posix_pace pace;   /* how many writes at once */
+	bool direct;              /* the descriptor has O_DIRECT */
+	bool syncing;             /* a thread hands pages to write-back */
+	uint64_t synced, settled; /* of the bytes written: handed to write-back; and waited for */
+	uint64_t ahead;           /* blocks are allocated up to here; 0: none ahead, UINT64_MAX: it cannot be done */
+	bool stop;                /* the threads end when all full buffers are written */
 	int error;                /* sticky */
-	int told;                 /* the caller's copy */
 	char last[256];
 	char folder[STORE_NAME_MAX]; /* with a slash at its end, or empty */
 };
 
 /* ---- the disk's side ---- */
 
-/* Tells the disk to begin with what was written, and waits for what it was given three steps ago. So the disk is busy
- * from the beginning, and there is never so much unwritten that the kernel slows the writer down, which on a fast disk
- * costs a third to a half of its rate. The wait consumes an error that fsync would otherwise return at the end, so it
- * has to be returned here. If a file system supports neither call, the fsync does everything. */
-static int writer_start(struct store_storage_writer *w, uint64_t written)
+/* Tells the disk to begin with what was written, [before, written), and waits for what it was given three steps ago. So
+ * the disk is busy from the beginning, and there is never so much unwritten that the kernel slows the writer down,
+ * which on a fast disk costs a third to a half of its rate. The wait consumes an error that fsync would otherwise
+ * return at the end, so it has to be returned here. If a file system supports neither call, the fsync does everything.
+ * By the thread that has `syncing`, which alone changes `settled`. */
+static int writer_start(struct store_storage_writer *w, uint64_t before, uint64_t written)
 {
-	uint64_t before = w->synced, n;
+	uint64_t n;
 
 	(void)sync_file_range(w->temp.fd, (off_t)before, (off_t)(written - before), SYNC_FILE_RANGE_WRITE);
-	w->synced = written;
 	if (before - w->settled <= WRITER_BEHIND_BYTES)
 		return 0;
 	n = before - w->settled - WRITER_BEHIND_BYTES;
@@ -98,42 +115,117 @@ static bool start_direct(int fd)
 #endif
 }
 
-/* Writes buffer `number`, a full one. */
+/* Allocates blocks for the buffers from `at` on. Not where room is short: others may need it. */
+static bool writer_allocate(struct store_storage_writer *w, uint64_t at, uint64_t len)
+{
+	struct statvfs v;
+
+	return fstatvfs(w->temp.fd, &v) == 0 && v.f_bavail * v.f_frsize / WRITER_AHEAD_FREE >= len &&
+	       fallocate(w->temp.fd, 0, (off_t)at, (off_t)len) == 0;
+}
+
+/* How far blocks are to be allocated before buffer `number` is written; 0: they are. The lock is held. */
+static uint64_t writer_ahead(struct store_storage_writer *w, uint64_t number)
+{
+	uint64_t at = number * WRITER_BUFFER_BYTES;
+
+	if (!w->direct || w->pace.width == 1 || w->ahead >= at + WRITER_BUFFER_BYTES)
+		return 0;
+	w->ahead = at + base_min(base_max(at, WRITER_AHEAD_MIN_BYTES), WRITER_AHEAD_MAX_BYTES);
+	return w->ahead;
+}
+
+/* Writes buffer `number`, a full one; the lock is held before and after. */
 static int write_full(struct store_storage_writer *w, uint64_t number)
 {
-	const uint8_t *bytes = w->buffers[number % WRITER_BUFFERS];
-	uint64_t at = number * WRITER_BUFFER_BYTES, end = at + WRITER_BUFFER_BYTES;
+	const uint8_t *bytes = w->slots[number % WRITER_BUFFERS].bytes;
+	uint64_t at = number * WRITER_BUFFER_BYTES, ahead = writer_ahead(w, number);
+	bool direct = w->direct, allocated = true;
+	int r;
 
-	int r = posix_write_at(w->temp.fd, at, bytes, WRITER_BUFFER_BYTES);
-	if (r == -EINVAL && w->direct) { /* a short write left an odd rest, or this file system promised too much */
-		w->direct = !set_direct(w->temp.fd, false);
-		w->synced = w->settled = at;
+	pthread_mutex_unlock(&w->lock);
+	if (ahead)
+		allocated = writer_allocate(w, at, ahead - at);
+	r = posix_write_at(w->temp.fd, at, bytes, WRITER_BUFFER_BYTES);
+	if (r == -EINVAL && direct) { /* a short write left an odd rest, or this file system promised too much */
+		direct = !set_direct(w->temp.fd, false);
 		r = posix_write_at(w->temp.fd, at, bytes, WRITER_BUFFER_BYTES);
 	}
-	return r == 0 && !w->direct && end - w->synced >= WRITER_SYNC_BYTES ? writer_start(w, end) : r;
+	pthread_mutex_lock(&w->lock);
+	if (!allocated)
+		w->ahead = UINT64_MAX;
+	if (w->direct && !direct) {
+		w->direct = false;
+		w->synced = w->settled = w->done * WRITER_BUFFER_BYTES;
+	}
+	return r;
+}
+
+/* Buffer `number` is written, or never will be. The lock is held. */
+static void writer_written(struct store_storage_writer *w, uint64_t number, int r)
+{
+	if (w->error == 0)
+		w->error = r;
+	w->slots[number % WRITER_BUFFERS].written = true;
+	for (; w->done < w->taken && w->slots[w->done % WRITER_BUFFERS].written; w->done++) {
+		uint8_t *bytes = w->slots[w->done % WRITER_BUFFERS].bytes;
+
+		w->slots[w->done % WRITER_BUFFERS].bytes = NULL;
+		if (w->nbuffers <= w->pace.width + WRITER_SPARE) {
+			w->spare[w->nspare++] = bytes;
+			continue;
+		}
+		free(bytes);
+		w->nbuffers--;
+	}
+	if (w->error == 0 && posix_pace_note(&w->pace, w->taken < w->filled, base_monotonic_ns()))
+		atomic_store(&w->storage->writes_at_once, w->pace.best);
+	pthread_cond_broadcast(&w->changed);
+}
+
+/* Hands pages to write-back, if that is due. The lock is held, but for the calls. */
+static void writer_write_back(struct store_storage_writer *w)
+{
+	uint64_t before = w->synced, end = w->done * WRITER_BUFFER_BYTES;
+	int r;
+
+	if (w->direct || w->error < 0 || w->syncing || end - before < WRITER_SYNC_BYTES)
+		return;
+	w->syncing = true;
+	w->synced = end;
+	pthread_mutex_unlock(&w->lock);
+	r = writer_start(w, before, end);
+	pthread_mutex_lock(&w->lock);
+	w->syncing = false;
+	if (w->error == 0)
+		w->error = r;
+	pthread_cond_broadcast(&w->changed);
+}
+
+/* May a thread take the next full buffer? While pages are waited for, only as many as are handed over next. */
+static bool writer_takes(const struct store_storage_writer *w)
+{
+	uint64_t behind = w->taken * WRITER_BUFFER_BYTES - w->synced;
+
+	return w->taken < w->filled &&
+	       (w->error < 0 || (w->taken - w->done < w->pace.width && !(w->syncing && behind >= WRITER_SYNC_BYTES)));
 }
 
 static void *writer_main(void *arg)
 {
 	struct store_storage_writer *w = arg;
 
-	w->direct = !(w->storage->flags & STORE_STORAGE_KEEP_CACHED) && start_direct(w->temp.fd);
 	pthread_mutex_lock(&w->lock);
-	while (w->done < w->filled || !w->stop) {
-		if (w->done == w->filled) {
+	while (w->taken < w->filled || !w->stop) {
+		if (!writer_takes(w)) {
 			pthread_cond_wait(&w->changed, &w->lock);
 			continue;
 		}
-		uint64_t number = w->done;
-		int r = w->error;
-		pthread_mutex_unlock(&w->lock);
-		if (r == 0)
-			r = write_full(w, number);
-		pthread_mutex_lock(&w->lock);
-		if (w->error == 0)
-			w->error = r;
-		w->done = number + 1;
-		pthread_cond_signal(&w->changed);
+		uint64_t number = w->taken++;
+
+		w->slots[number % WRITER_BUFFERS].written = false;
+		writer_written(w, number, w->error < 0 ? w->error : write_full(w, number));
+		writer_write_back(w);
 	}
 	pthread_mutex_unlock(&w->lock);
 	return NULL;
@@ -141,51 +233,82 @@ static void *writer_main(void *arg)
 
 /* ---- the caller's side ---- */
 
-static int writer_start_thread(struct store_storage_writer *w)
+/* One more thread, if there are fewer than there may be writes at once. Only the first has to start. */
+static int writer_start_thread(struct store_storage_writer *w, unsigned width)
 {
-	for (size_t i = 1; i < WRITER_BUFFERS; i++) {
-		w->buffers[i] = aligned_alloc(WRITER_BUFFER_ALIGN, WRITER_BUFFER_BYTES);
-		if (!w->buffers[i])
-			return -ENOMEM;
+	int r;
+
+	if (w->nthreads >= width)
+		return 0;
+	if (w->nthreads == 0)
+		w->direct = !(w->storage->flags & STORE_STORAGE_KEEP_CACHED) && start_direct(w->temp.fd);
+	r = base_thread_start(&w->threads[w->nthreads], writer_main, w);
+	w->nthreads += r == 0;
+	return w->nthreads ? 0 : r;
+}
+
+/* The next buffer to fill; waits until there is one. Where there is no memory for another, those that there are must
+ * do. NULL: they are too few. */
+static uint8_t *writer_buffer(struct store_storage_writer *w)
+{
+	uint8_t *bytes = NULL;
+
+	pthread_mutex_lock(&w->lock);
+	while (!bytes) {
+		if (w->nspare) {
+			bytes = w->spare[--w->nspare];
+		} else if (w->nbuffers >= w->pace.width + WRITER_SPARE) {
+			pthread_cond_wait(&w->changed, &w->lock);
+		} else if ((bytes = aligned_alloc(WRITER_BUFFER_ALIGN, WRITER_BUFFER_BYTES))) {
+			w->nbuffers++;
+		} else if (w->nbuffers > WRITER_SPARE) {
+			posix_pace_bound(&w->pace, w->nbuffers - WRITER_SPARE);
+		} else {
+			break;
+		}
 	}
-	int r = base_thread_start(&w->thread, writer_main, w);
-	w->has_thread = r == 0;
-	return r;
+	pthread_mutex_unlock(&w->lock);
+	return bytes;
 }
 
 /* Hands the buffer over, which is full, and waits until there is another one. */
 static int writer_hand_over(struct store_storage_writer *w)
 {
-	if (!w->has_thread) {
-		if (w->error == 0)
-			w->error = writer_start_thread(w);
-		if (w->error < 0)
-			return w->error;
-	}
+	uint64_t begin = base_monotonic_ns();
+	unsigned width;
+	int r;
+
 	pthread_mutex_lock(&w->lock);
+	w->slots[w->filled % WRITER_BUFFERS].bytes = w->bytes;
 	w->filled++;
-	pthread_cond_signal(&w->changed);
-	while (w->filled - w->done == WRITER_BUFFERS)
-		pthread_cond_wait(&w->changed, &w->lock);
-	int r = w->error;
+	width = w->pace.width;
+	pthread_cond_broadcast(&w->changed);
 	pthread_mutex_unlock(&w->lock);
+	w->bytes = NULL;
 	w->used = 0;
+	r = writer_start_thread(w, width);
+	if (r == 0 && !(w->bytes = writer_buffer(w)))
+		r = -ENOMEM;
+	atomic_fetch_add(&w->storage->base.write_wait_ns, base_monotonic_ns() - begin);
+	pthread_mutex_lock(&w->lock);
+	if (w->error == 0)
+		w->error = r;
+	r = w->error;
+	pthread_mutex_unlock(&w->lock);
 	return r;
 }
 
-/* Waits for what was handed over, or with `drop` only for the write under way. */
+/* Waits for what was handed over, or with `drop` only for the writes under way. */
 static int writer_settle(struct store_storage_writer *w, bool drop)
 {
-	if (w->has_thread) {
-		pthread_mutex_lock(&w->lock);
-		w->stop = true;
-		if (drop && w->error == 0)
-			w->error = -ECANCELED;
-		pthread_cond_signal(&w->changed);
-		pthread_mutex_unlock(&w->lock);
-		pthread_join(w->thread, NULL);
-		w->has_thread = false;
-	}
+	pthread_mutex_lock(&w->lock);
+	w->stop = true;
+	if (drop && w->error == 0)
+		w->error = -ECANCELED;
+	pthread_cond_broadcast(&w->changed);
+	pthread_mutex_unlock(&w->lock);
+	for (; w->nthreads; w->nthreads--)
+		pthread_join(w->threads[w->nthreads - 1], NULL);
 	return w->error;
 }
 
@@ -196,7 +319,10 @@ static void writer_free(struct store_storage_writer *w)
 	if (w->dir >= 0)
 		close(w->dir);
 	for (size_t i = 0; i < WRITER_BUFFERS; i++)
-		free(w->buffers[i]);
+		free(w->slots[i].bytes); /* where no thread could be started */
+	while (w->nspare)
+		free(w->spare[--w->nspare]);
+	free(w->bytes);
 	pthread_cond_destroy(&w->changed);
 	pthread_mutex_destroy(&w->lock);
 	free(w);
@@ -214,11 +340,12 @@ static int writer_new(struct store_storage *s, const char *name, bool over, stru
 		return -ENOMEM;
 	w->storage = p;
 	w->temp.fd = -1;
+	posix_pace_init(&w->pace, atomic_load(&p->writes_at_once) / 2);
 	pthread_mutex_init(&w->lock, NULL);
 	pthread_cond_init(&w->changed, NULL);
-	w->buffers[0] = aligned_alloc(WRITER_BUFFER_ALIGN, WRITER_BUFFER_BYTES);
+	w->bytes = writer_buffer(w);
 	const char *last;
-	w->dir = w->buffers[0] ? posix_open_parent(p, name, POSIX_DURABLE, &last) : -ENOMEM;
+	w->dir = w->bytes ? posix_open_parent(p, name, POSIX_DURABLE, &last) : -ENOMEM;
 	int r = w->dir;
 	struct stat st;
 	if (r >= 0 && !over)
@@ -251,7 +378,7 @@ int posix_writer_append(struct store_storage_writer *w, const void *bytes, size_
 
 	while (len > 0 && w->told == 0) {
 		size_t step = base_min(len, WRITER_BUFFER_BYTES - w->used);
-		memcpy(w->buffers[w->filled % WRITER_BUFFERS] + w->used, from, step);
+		memcpy(w->bytes + w->used, from, step);
 		w->used += step;
 		from += step;
 		len -= step;
@@ -284,13 +411,19 @@ static int writer_publish(struct store_storage_writer *w)
 /* Everything that was handed over is durable. */
 static int writer_finish(struct store_storage_writer *w)
 {
+	uint64_t begin = base_monotonic_ns(), end = w->filled * WRITER_BUFFER_BYTES;
 	int r = writer_settle(w, false);
+
 	if (r == 0 && w->direct && !set_direct(w->temp.fd, false))
 		r = -errno;
 	if (r == 0)
-		r = posix_write_at(w->temp.fd, w->filled * WRITER_BUFFER_BYTES, w->buffers[w->filled % WRITER_BUFFERS],
-			w->used);
-	return r < 0 ? r : posix_sync(w->temp.fd);
+		r = posix_write_at(w->temp.fd, end, w->bytes, w->used);
+	if (r == 0 && w->ahead && ftruncate(w->temp.fd, (off_t)(end + w->used)) < 0)
+		r = -errno;
+	if (r == 0)
+		r = posix_sync(w->temp.fd);
+	atomic_fetch_add(&w->storage->base.write_wait_ns, base_monotonic_ns() - begin);
+	return r;
 }
 
 int posix_writer_seal(struct store_storage_writer *w)

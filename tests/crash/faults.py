@@ -16,3 +16,9 @@ class Faults:
 
     def calls(self):
         return struct.unpack("<Q", self.memory[:8])[0]
+
+    def most(self):
+        """How many took longer at once (the word wait=US), since it was asked the last time."""
+        most, = struct.unpack("<Q", self.memory[24:32])
+        self.memory[24:32] = bytes(8)
+        return most

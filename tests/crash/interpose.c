@@ -20,8 +20,11 @@
  *   errno=N       of do=fail
  *   last=M        do=fail, short: up to the M-th call (by default N)
  *   memory=FILE   three u64 in it, which are mapped, are the number of calls so far, N and M: whoever maps it, too, can
- *                 change them at any time
+ *                 change them at any time; a fourth: see wait
  *   for=MS        do=fail: all calls for so long from the N-th on
+ *   wait=US       each call that counts, but one that only looks, takes so many microseconds longer; the fourth u64 in
+ *                 `memory` is how many did so at once
+ *   turns=1       of these, one after the other
  *   aborted=FILE  is made by do=abort
  *   believe=1     an fsync that fails with EROFS answers 0, and so does fremovexattr, which asks whether that was true:
  *                 how a store would lose what it told (the tests' own test)
@@ -40,6 +43,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -61,12 +65,14 @@ static struct {
 	char root[PATH_MAX], calls[256], path[256], since[64], aborted[PATH_MAX];
 	size_t root_len;
 	enum action act;
-	uint64_t for_ms;
+	uint64_t for_ms, wait_us;
 	int error, list;
-	bool after, reads, believe, on;
+	bool after, reads, believe, turns, on;
 	unsigned long fs;
 } want = {.list = -1};
-static struct numbers { _Atomic uint64_t count, at, last; } own, *numbers = &own; /* count: calls so far */
+static struct numbers { _Atomic uint64_t count, at, last, most; } own, *numbers = &own; /* count: calls so far */
+static _Atomic uint64_t waiting;               /* calls that take longer now */
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 static atomic_uint_fast64_t failing_ms;        /* since when for_ms runs */
 static atomic_bool counting;                   /* what want.since waits for was said */
 
@@ -111,6 +117,10 @@ static void want_word(const char *key, const char *value)
 		numbers_map(value);
 	else if (!strcmp(key, "for"))
 		want.for_ms = strtoull(value, NULL, 10);
+	else if (!strcmp(key, "wait"))
+		want.wait_us = strtoull(value, NULL, 10);
+	else if (!strcmp(key, "turns"))
+		want.turns = atoi(value);
 	else if (!strcmp(key, "aborted"))
 		snprintf(want.aborted, sizeof want.aborted, "%s", value);
 	else if (!strcmp(key, "errno"))
@@ -211,7 +221,7 @@ static uint64_t inode_of(int fd)
 
 /* ---- a call ---- */
 
-struct call { const char *path; char memory[PATH_MAX]; bool mine, hit, locked; int spoiled; };
+struct call { const char *path; char memory[PATH_MAX]; bool mine, hit, locked, longer; int spoiled; };
 
 static void act(void)
 {
@@ -230,6 +240,26 @@ static void act(void)
 static bool beats(const char *path)
 {
 	return strncmp(path, "hosts", 5) == 0 && syscall(SYS_gettid) != getpid();
+}
+
+static void longer_begin(void)
+{
+	uint64_t now = atomic_fetch_add(&waiting, 1) + 1, most = atomic_load(&numbers->most);
+
+	while (now > most && !atomic_compare_exchange_weak(&numbers->most, &most, now))
+		;
+	if (want.turns)
+		pthread_mutex_lock(&turn);
+	usleep((useconds_t)want.wait_us);
+}
+
+static void longer_end(struct call *c)
+{
+	if (c->longer && want.turns)
+		pthread_mutex_unlock(&turn);
+	if (c->longer)
+		atomic_fetch_sub(&waiting, 1);
+	c->longer = false;
 }
 
 static void call_count(struct call *c, const char *name)
@@ -259,6 +289,7 @@ static void call_count(struct call *c, const char *name)
 	}
 	if (want.list >= 0)
 		dprintf(want.list, "%s %s\n", name, c->path);
+	c->longer = want.wait_us > 0;
 	if (c->hit && !want.after)
 		act();
 	if (c->hit && want.act == ACT_FAIL)
@@ -268,13 +299,17 @@ static void call_count(struct call *c, const char *name)
 /* c->memory has the path, if it is known. */
 static void call_begin(struct call *c, const char *name, bool known)
 {
-	c->hit = c->locked = false;
+	c->hit = c->locked = c->longer = false;
 	c->spoiled = 0;
 	c->path = want.on && known ? below(c->memory) : NULL;
 	c->mine = c->path != NULL;
 	if (!c->mine)
 		return;
 	call_count(c, name);
+	if (c->longer)
+		longer_begin();
+	if (c->spoiled)
+		longer_end(c);
 	if (!c->spoiled) {
 		interpose_log_lock();
 		c->locked = true;
@@ -301,6 +336,7 @@ static void call_end(struct call *c, const struct interpose_event *e)
 		interpose_log_put(e);
 	if (c->locked)
 		interpose_log_unlock();
+	longer_end(c);
 	if (c->hit && want.after)
 		act();
 	errno = saved;

@@ -23,7 +23,7 @@ NAMES = {
     "protolib.StoreLayout": "store_layout...", "ranklib.Save": "store_launch_save", "storelib.Info": "proto_store",
     "storelib.Store": "store...", "storelib.Ref": "store_object_ref", "storelib.Rank": "proto_alive",
     "storelow.Entry": "store_storage_entry", "storelow.Medium": "store_storage_stat",
-    "storelow.Owner": "store_storage_owner",
+    "storelow.Owner": "store_storage_owner", "test_pace.Pace": "posix_pace",
     "storelow.Ops": "store_storage_ops", "storelow.StorageHead": "store_storage",
     "storelow.Footer": "store_pack_footer",
     "storelow.VerifyCalls": "store_pack_verify_calls", "test_api_step.Described": "vckpt_tensor",

@@ -72,7 +72,8 @@ class Ops(C.Structure):
 
 
 class StorageHead(C.Structure):
-    _fields_ = [("ops", C.POINTER(Ops)), ("relieve", C.c_void_p), ("relieve_arg", C.c_void_p)]
+    _fields_ = [("ops", C.POINTER(Ops)), ("relieve", C.c_void_p), ("relieve_arg", C.c_void_p),
+                ("write_wait_ns", C.c_uint64)]
 
 
 class Error(C.Structure):
