@@ -8,6 +8,7 @@
  * may wait for this rank there, and have to learn why it does not come. A job of one rank begins no attempt for a
  * flight that was never submitted. A flight that fails aborts its attempt, with its reason, before any caller is told.
  */
+#include <stdatomic.h>
 #include <stdio.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -63,7 +64,13 @@ static int persist_bases(struct save_flight *f, struct base_error *err)
 
 /* ---- what was measured ---- */
 
-#define PERSIST_TIMINGS (SAVE_PHASES + 1)
+#define PERSIST_TIMINGS (SAVE_PHASES + 2)
+
+/* For so long the save has waited for the disk: in `write`, in `seal`, and at the end of the pack of metadata. */
+uint64_t saver_disk_ns(const struct save_flight *f)
+{
+	return atomic_load(&f->s->store->storage->write_wait_ns) - f->disk_before_ns;
+}
 
 static uint32_t persist_timings(struct save_flight *f, struct proto_timing timings[PERSIST_TIMINGS])
 {
@@ -78,6 +85,9 @@ static uint32_t persist_timings(struct save_flight *f, struct proto_timing timin
 			timings[n++] = (struct proto_timing){save_phase_name(i), p->busy_ns, p->bytes, p->start_ns,
 				p->end_ns};
 	}
+	timings[n++] = (struct proto_timing){"disk", saver_disk_ns(f), save_writer_result(f->w)->piece_bytes_new,
+		f->info.phase[f->info.phase[SAVE_WRITE].start_ns ? SAVE_WRITE : SAVE_SEAL].start_ns,
+		f->info.phase[SAVE_SEAL].end_ns};
 	pthread_mutex_unlock(&f->s->lock);
 	if (again)
 		timings[n++] = (struct proto_timing){.phase = PROTO_TIMING_AGAIN, .bytes = again};
@@ -180,6 +190,7 @@ static int persist_write(struct save_flight *f, struct base_error *err)
 {
 	int r = persist_layout(f, err);
 
+	f->disk_before_ns = atomic_load(&f->s->store->storage->write_wait_ns);
 	if (r == 0)
 		r = save_writer_begin(f->w, f->attempt, err);
 	if (r == 0)

@@ -157,7 +157,7 @@ void saver_room_tell(struct save_flight *f)
 	else
 		snprintf(why, sizeof why, "half of the free memory, shared by the node's ranks (%u), allows no more; "
 			"ring_bytes takes what it says", s->node_ranks);
-	base_warning("run %s step %llu: copying its %llu MiB waited %.1f s for room in the staging ring of %llu MiB: "
-		"%s (said once)", s->run, (unsigned long long)f->step, room_mib(f->plan->bytes), (double)waited / 1e9,
-		room_mib(have), why);
+	base_warning("run %s step %llu: copying its %llu MiB waited %.1f s for room in the staging ring of %llu MiB, "
+		"and writing %.1f s for the disk: %s (said once)", s->run, (unsigned long long)f->step,
+		room_mib(f->plan->bytes), (double)waited / 1e9, room_mib(have), (double)saver_disk_ns(f) / 1e9, why);
 }

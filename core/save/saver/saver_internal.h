@@ -97,7 +97,8 @@ struct save_flight {
 	struct save_planned *planned; const struct save_plan *plan; /* of the cache; the plan in it */
 	struct save_replicas replicas; struct base_xxh128 *sample_hashes;
 	struct save_writer *w;
-	struct store_attempt *attempt;  /* the persister's */
+	/* the persister's; the storage's write_wait_ns when it began to write */
+	struct store_attempt *attempt; uint64_t disk_before_ns;
 };
 
 struct saver_worker {                   /* one thread's own */
@@ -142,6 +143,7 @@ struct save_saver {
 };
 
 /* The saver's lock is held for these. */
+uint64_t saver_disk_ns(const struct save_flight *f); /* by the persister */
 void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t start_ns, uint64_t busy_ns,
 	uint64_t bytes);
 void saver_flight_fail(struct save_flight *f, int r, const struct base_error *err);
