@@ -359,6 +359,29 @@ int store_manifest_make(const struct proto_announcement *const *all, uint32_t n,
 	return 0;
 }
 
+/* Made and read back as the manifest of a step of that rank alone, which then gets its number and world. */
+int store_manifest_excerpt(const struct proto_announcement *a, struct proto_manifest *ret_m, struct base_error *err)
+{
+	struct proto_announcement alone = *a;
+	const struct proto_announcement *all[] = {&alone};
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	struct base_digest digest;
+	int r;
+
+	alone.rank = 0;
+	alone.world = 1;
+	alone.nattributes = 0;
+	alone.nheaders = 0;
+	r = store_manifest_make(all, 1, &body, &digest, err);
+	if (r == 0 && proto_manifest_decode(body.data, body.len, ret_m) < 0)
+		r = base_no_memory(err);
+	if (r < 0)
+		return r;
+	((struct proto_manifest_rank *)ret_m->ranks)->rank = a->rank;
+	ret_m->world = a->world;
+	return 0;
+}
+
 /* ---- in the store ---- */
 
 int store_manifest_path(const char *run, const struct base_digest *digest, char path[static STORE_NAME_MAX])

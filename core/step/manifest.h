@@ -11,6 +11,10 @@
  * encodes into ret_body. */
 int store_manifest_make(const struct proto_announcement *const *all, uint32_t n, struct base_buf *ret_body,
 	struct base_digest *ret_digest, struct base_error *err);
+/* An excerpt of the manifest that will be made: what it says of one rank, by what that rank announces. It has the
+ * rank's line alone, the rank's layout, and the packs of the rank's part, with the live bytes that this rank reaches;
+ * no attributes, no headers. */
+int store_manifest_excerpt(const struct proto_announcement *a, struct proto_manifest *ret_m, struct base_error *err);
 /* runs/<run>/manifests/<digest>, put as a record; durable. */
 int store_manifest_put(struct store *s, const char *run, const struct base_buf *body, const struct base_digest *digest,
 	struct base_error *err);

@@ -14,7 +14,7 @@ import pytest
 from saverlib import api, ranks, store  # noqa: F401 (fixtures)
 
 LAST = 8                # PAST_NEAREST of core/save/write/past.c
-IN_OPEN = 0x20
+IN_OPEN, IN_CLOSE_NOWRITE = 0x20, 0x10
 
 
 class Run:
@@ -52,17 +52,19 @@ def run(api, store, rng):  # noqa: F811
 
 @contextlib.contextmanager
 def opened(folder):
-    """Names of the files that are opened in a folder, filled when it is over."""
+    """Names of the files that are opened in a folder, filled when it is over. The kernel tells two equal events in a
+    row once: so closes are asked for as well, and opens that overlap may count once."""
     libc, names = ctypes.CDLL(None, use_errno=True), []
     fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    assert fd >= 0 and libc.inotify_add_watch(fd, os.fsencode(folder), IN_OPEN) >= 0
+    assert fd >= 0 and libc.inotify_add_watch(fd, os.fsencode(folder), IN_OPEN | IN_CLOSE_NOWRITE) >= 0
     try:
         yield names
         with contextlib.suppress(BlockingIOError):
             while data := os.read(fd, 1 << 16):
                 while data:
-                    _, _, _, length = struct.unpack_from("iIII", data)
-                    names.append(data[16:16 + length].rstrip(b"\0").decode())
+                    _, mask, _, length = struct.unpack_from("iIII", data)
+                    if mask & IN_OPEN:
+                        names.append(data[16:16 + length].rstrip(b"\0").decode())
                     data = data[16 + length:]
     finally:
         os.close(fd)
@@ -133,20 +135,22 @@ def test_a_layout_that_changes_with_each_save(saves):
 
 def test_components_that_few_saves_have(saves, rng):
     """However long ago the last one was, and by an earlier launch, too: the nearest step of each size is looked at.
-    What has a component is remembered."""
+    What has a component is remembered. Nothing is read of the launch's own last step, if that has the layout of the
+    save; but a few entries of the list later the manifest is (test_save_reads.py)."""
     part = {c: {f"{c}/w": np.frombuffer(rng.randbytes(n), "u1")} for c, n in (("model", 400), ("ema", 500),
                                                                              ("optimizer", 600))}
     model, ema, all_ = part["model"], {**part["model"], **part["ema"]}, part["model"] | part["ema"] | part["optimizer"]
-    assert saves([all_] + 9 * [model]) == [(1500, 0)] + 9 * [(0, 1)]
+    assert saves([all_] + 9 * [model]) == [(1500, 0), (0, 1)] + 8 * [(0, 0)]
     # the newest step, as a base; those of the nearest eight that are not known yet; the first one
     assert saves(3 * [model] + [all_] + 9 * [model] + [ema, all_, all_], 10) == [
-        (0, 1), (0, 1), (0, 1), (0, 6), *9 * [(0, 1)], (0, 2), (0, 2), (0, 1)]
+        (0, 1), (0, 0), (0, 0), (0, 6), (0, 1), (0, 1), *7 * [(0, 0)], (0, 2), (0, 2), (0, 1)]
 
 
 def test_tensors_that_few_saves_have(saves, rng):
     """The same where the component is always there."""
     frozen, trained = ({f"model/{name}": np.frombuffer(rng.randbytes(400), "u1")} for name in ("a", "w"))
-    assert saves([frozen | trained] + 11 * [trained] + [frozen | trained]) == [(800, 0)] + 11 * [(0, 1)] + [(0, 2)]
+    assert saves([frozen | trained] + 11 * [trained] + [frozen | trained]) == [
+        (800, 0), (0, 1), *10 * [(0, 0)], (0, 2)]
 
 
 def test_looking_for_it_is_bounded(run):

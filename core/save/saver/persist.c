@@ -340,8 +340,10 @@ static void persist_flight(struct save_flight *f)
 	else
 		f->info.committed_ns = base_realtime_ns();
 	pthread_mutex_unlock(&s->lock);
-	if (r == 0)
+	if (r == 0) {
 		persist_stats(f);
+		save_writer_leave(f->w, &s->past);
+	}
 	store_attempt_free(base_steal(f->attempt));
 	saver_bands_drop(f);
 }

@@ -9,9 +9,10 @@
  * wrote only the digest counts, and only once the stored bytes were compared. A piece that a note of damage names
  * counts as missing, so it is hashed and stored anew (core/commit/note.h).
  *
- * Only the manifest is opened at once; layouts, parts and chunks are opened when they are needed, and their number
- * depends on what changed, never on the number of ranks (base_row.c). What cannot be read counts as missing: the piece
- * is then hashed and looked up.
+ * Only the manifest is opened at once; of the step that the same saver saved last not even that, but what this rank
+ * knows of it (struct save_last), until more is needed. Layouts, parts and chunks are opened when they are needed, and
+ * their number depends on what changed, never on the number of ranks (base_row.c). What cannot be read counts as
+ * missing: the piece is then hashed and looked up.
  *
  * Threads: the appender opens bases and publishes them one after another (save_bases_add); workers see the first few of
  * them, and no base goes away. A row is reference-counted and does not change once made; bands hold those of their box.
@@ -33,39 +34,58 @@
 
 /* ---- opening ---- */
 
-static int base_open(struct save_base *b, uint32_t rank, struct base_error *err)
+static int base_components(struct save_base *b)
 {
-	int r = store_manifest_get(b->store, b->run, &b->manifest, &b->m, err);
+	return b->excerpt ? save_layout_components(b->layouts[0].layout, &b->components, &b->ncomponents)
+		: save_components(&b->m, &b->components, &b->ncomponents);
+}
 
+static int base_open(struct save_base *b, struct store_layout *layout, struct base_error *err)
+{
+	int r = 0;
+
+	if (b->excerpt) {
+		b->m = b->excerpt->m;
+		b->m.arena = NULL;
+	} else {
+		r = store_manifest_get(b->store, b->run, &b->manifest, &b->m, err);
+	}
 	if (r < 0)
 		return r;
 	b->layouts = calloc(b->m.nlayouts + 1, sizeof *b->layouts);
 	b->lines = calloc(b->m.nranks + 1, sizeof *b->lines);
 	b->chunks = store_chunk_cache_new(BASE_CHUNKS_BYTES, base_min(b->m.nranks, BASE_LAYOUTS_MAX));
-	if (!b->layouts || !b->lines || !b->chunks || save_components(&b->m, &b->components, &b->ncomponents) < 0)
+	if (!b->layouts || !b->lines || !b->chunks)
 		return base_no_memory(err);
-	b->own_line = save_base_find_line(b, rank);
+	if (b->excerpt)
+		b->layouts[0] = (struct base_layout){.tried = true, .layout = layout};
+	if (base_components(b) < 0)
+		return base_no_memory(err);
+	b->own_line = save_base_find_line(b, b->rank);
 	b->near = b->own_line == BASE_NO_LINE ? 0 : b->own_line;
 	return 0;
 }
 
-static void base_free_layout(struct base_layout *l)
+static void base_free_layout(const struct save_base *b, struct base_layout *l)
 {
 	for (uint32_t i = 0; l->meshes && i < l->layout->m.nmeshes; i++)
 		tensor_mesh_free(l->meshes[i]);
 	free(l->meshes);
-	store_layout_free(l->layout);
+	if (!b->excerpt)
+		store_layout_free(l->layout);
 }
 
 static void base_free(struct save_base *b)
 {
+	if (b->whole)
+		base_free(b->whole);
 	for (unsigned i = 0; i < BASE_ROWS; i++)
 		save_base_row_put(b->rows[i]);
 	store_chunk_cache_free(b->chunks);
 	for (uint32_t i = 0; b->lines && i < b->m.nranks; i++)
 		store_opened_part_release(&b->lines[i].opened);
 	for (uint32_t i = 0; b->layouts && i < b->m.nlayouts; i++)
-		base_free_layout(&b->layouts[i]);
+		base_free_layout(b, &b->layouts[i]);
 	free(b->attempts.all);
 	free(b->components);
 	free(b->fits);
@@ -94,28 +114,67 @@ bool save_base_has_layout(const struct save_base *b, const struct base_digest *l
 	return has;
 }
 
-int save_bases_add(struct save_bases *all, struct store *s, const char *run, uint64_t entry,
-	const struct base_digest *manifest)
+/* What `like` says of the commit, not opened yet. NULL: out of memory. */
+static struct save_base *base_new(const struct save_base *like)
+{
+	struct save_base *b = calloc(1, sizeof *b);
+
+	if (!b)
+		return NULL;
+	pthread_mutex_init(&b->lock, NULL);
+	b->store = like->store;
+	memcpy(b->run, like->run, sizeof b->run);
+	b->entry = like->entry;
+	b->notes = like->notes;
+	b->manifest = like->manifest;
+	b->own = like->own;
+	b->rank = like->rank;
+	return b;
+}
+
+static void base_try_open(struct save_base *b, struct store_layout *layout)
+{
+	struct base_error why = {0};
+
+	b->open = base_open(b, layout, &why) == 0;
+	if (!b->open)
+		base_debug("%s entry %llu recognises nothing: %s", b->run, (unsigned long long)b->entry, why.text);
+}
+
+struct save_base *save_base_whole(struct save_base *b)
+{
+	if (!b->excerpt)
+		return b;
+	if (!b->whole && (b->whole = base_new(b)) != NULL)
+		base_try_open(b->whole, NULL);
+	return b->whole;
+}
+
+/* Is the step of that attempt the one that the last save left? With another layout the rank stores other boxes, so the
+ * excerpt would not do. */
+static bool bases_left(const struct save_bases *all, const char *attempt)
+{
+	const struct proto_manifest *m = all->last ? &all->last->m : NULL;
+
+	return m && m->attempt && strcmp(m->attempt, attempt) == 0 &&
+		base_digest_equal(&m->layouts[0].digest, &all->layout->digest);
+}
+
+static int bases_add(struct save_bases *all, struct store *s, const char *run, uint64_t entry,
+	const struct base_digest *manifest, const char *attempt)
 {
 	unsigned n = save_bases_count(all);
-	struct base_error why = {0};
-	struct save_base *b;
+	struct save_base like = {.store = s, .entry = entry, .notes = all->notes, .manifest = *manifest,
+		.own = all->index && index_has_own(all->index, manifest), .rank = all->rank}, *b;
 
 	if (n == SAVE_BASES_MAX || bases_have(all, manifest))
 		return 0;
-	b = calloc(1, sizeof *b);
+	snprintf(like.run, sizeof like.run, "%s", run);
+	b = base_new(&like);
 	if (!b)
 		return -ENOMEM;
-	pthread_mutex_init(&b->lock, NULL);
-	b->store = s;
-	snprintf(b->run, sizeof b->run, "%s", run);
-	b->entry = entry;
-	b->notes = all->notes;
-	b->manifest = *manifest;
-	b->own = all->index && index_has_own(all->index, manifest);
-	b->open = base_open(b, all->rank, &why) == 0;
-	if (!b->open)
-		base_debug("%s entry %llu recognises nothing: %s", run, (unsigned long long)entry, why.text);
+	b->excerpt = attempt && bases_left(all, attempt) ? all->last : NULL;
+	base_try_open(b, all->layout);
 	all->all[n] = b;
 	if (all->decided && save_base_decide(all, b, &all->room) < 0) {
 		base_free(b);
@@ -123,6 +182,17 @@ int save_bases_add(struct save_bases *all, struct store *s, const char *run, uin
 	}
 	atomic_store_explicit(&all->n, n + 1, memory_order_release);
 	return 0;
+}
+
+int save_bases_add(struct save_bases *all, struct store *s, const char *run, uint64_t entry,
+	const struct base_digest *manifest)
+{
+	return bases_add(all, s, run, entry, manifest, NULL);
+}
+
+int save_bases_add_step(struct save_bases *all, struct store *s, const char *run, const struct store_list_step *step)
+{
+	return bases_add(all, s, run, step->entry, &step->commit.manifest, step->commit.attempt);
 }
 
 void save_bases_release(struct save_bases *all)
@@ -213,6 +283,7 @@ struct save_base_row *save_base_row_get(struct save_base *b, const struct store_
 	const struct tensor_box *box)
 {
 	struct save_base_row *row = NULL;
+	struct save_base *whole = NULL;
 
 	if (!b->open || store_layout_bytes(l, tensor) <= STORE_INLINE_MAX_BYTES)
 		return NULL;
@@ -220,6 +291,11 @@ struct save_base_row *save_base_row_get(struct save_base *b, const struct store_
 	row = base_find_row(b, tensor, box);
 	if (!row) {
 		row = (struct save_base_row *)save_base_gather(b, l, tensor, box);
+		if (row && b->excerpt && !save_base_row_full((struct base_row *)row)) {
+			save_base_row_put(row);
+			row = NULL;
+			whole = save_base_whole(b);
+		}
 		if (row) {
 			save_base_row_put(b->rows[b->next % BASE_ROWS]);
 			b->rows[b->next++ % BASE_ROWS] = row;
@@ -228,7 +304,7 @@ struct save_base_row *save_base_row_get(struct save_base *b, const struct store_
 	if (row)
 		atomic_fetch_add_explicit(&row->refs, 1, memory_order_relaxed);
 	pthread_mutex_unlock(&b->lock);
-	return row;
+	return whole ? save_base_row_get(whole, l, tensor, box) : row;
 }
 
 void save_base_row_put(struct save_base_row *row)

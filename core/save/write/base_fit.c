@@ -62,6 +62,19 @@ int save_components(const struct proto_manifest *m, struct save_component **ret_
 	return 0;
 }
 
+int save_layout_components(const struct store_layout *l, struct save_component **ret_all, uint32_t *ret_n)
+{
+	struct save_component *all = calloc(l->m.ncomponents + 1, sizeof *all);
+
+	if (!all)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < l->m.ncomponents; i++)
+		memccpy(all[i].name, l->m.components[i], 0, sizeof all[i].name - 1);
+	*ret_all = all;
+	*ret_n = l->m.ncomponents;
+	return 0;
+}
+
 /* ---- fit ---- */
 
 static bool fit_same_mesh(const struct proto_mesh *a, const struct proto_mesh *b)

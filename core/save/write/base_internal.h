@@ -26,6 +26,9 @@ struct save_base {
 	struct base_digest manifest;
 	atomic_bool gone;
 	bool open;                              /* false: nothing is recognised by it */
+	/* What the last save left: then m is its excerpt, and the layout this save's; borrowed. NULL: m is whole. */
+	const struct save_last *excerpt;
+	uint32_t rank;                          /* that saves */
 	bool own;                               /* the user's index says that all of it is believed */
 	const struct store_notes *notes;
 	struct proto_manifest m;
@@ -39,7 +42,11 @@ struct save_base {
 	uint32_t near;                          /* line that had something the last time */
 	struct store_chunk_cache *chunks;
 	struct save_base_row *rows[BASE_ROWS]; unsigned next;
+	struct save_base *whole;                /* of an excerpt that did not do: the same, with all of the manifest */
 };
+/* The base with all of its manifest; b itself unless it is an excerpt. NULL: out of memory. Under the lock, or while no
+ * other thread knows the base. */
+struct save_base *save_base_whole(struct save_base *b);
 /* base_keep.c: decides about the attempts of a base that were not decided on with another; *room places are left.
  * -ENOMEM. */
 int save_base_decide(struct save_bases *all, struct save_base *b, size_t *room);
@@ -70,6 +77,7 @@ struct base_row {                       /* read-only once made */
 struct base_row *save_base_gather(struct save_base *b, const struct store_layout *l, uint32_t tensor,
 	const struct tensor_box *box);
 void save_base_row_free(struct base_row *row);
+bool save_base_row_full(const struct base_row *row); /* has it all of its box? */
 /* Has it all that the base has in that box? */
 bool save_base_row_covers(const struct base_row *row, const struct tensor_box *box);
 /* Number of the box that has exactly this piece, and of the piece in it; false: none has. */

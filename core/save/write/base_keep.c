@@ -23,6 +23,8 @@
 
 #define KEEP_ATTEMPTS_MAX 1024u /* of a forged manifest; others are referred to first come, as long as there is room */
 
+#define KEEP_LOOK 16u /* entries of the list */
+
 struct keep_table {
 	const struct save_bases *all;
 	struct base_attempts attempts; size_t room;
@@ -150,8 +152,12 @@ static int keep_choose(struct keep_table *t, struct save_bases *all, size_t *roo
 			atomic_store_explicit(&all->merges, true, memory_order_release);
 	}
 	*room -= base_min(*room, taken);
+	all->taken += taken;
 	return 0;
 }
+
+/* That is there by now. */
+static const struct save_base *keep_whole(const struct save_base *b) { return b->excerpt ? b->whole : b; }
 
 /* r: what filling the table came to. */
 static int keep_end(struct keep_table *t, int r, struct save_bases *all, size_t *room, struct base_attempts *ret_a)
@@ -168,10 +174,11 @@ static int keep_end(struct keep_table *t, int r, struct save_bases *all, size_t 
 int save_base_decide(struct save_bases *all, struct save_base *b, size_t *room)
 {
 	struct keep_table t = {.all = all, .named_max = base_min(*room, SAVE_KEEP_LARGE)};
-	int r = b->open ? keep_packs(&t, b, NULL, all->index != NULL) : 0;
+	const struct save_base *whole = keep_whole(b);
+	int r = whole->open ? keep_packs(&t, whole, NULL, all->index != NULL) : 0;
 
-	if (r == 0 && b->open && all->layouts)
-		r = keep_layouts(&t, &b->m);
+	if (r == 0 && whole->open && all->layouts)
+		r = keep_layouts(&t, &whole->m);
 	return keep_end(&t, r, all, room, &b->attempts);
 }
 
@@ -185,6 +192,7 @@ static enum save_fit keep_fit(const struct keep_of *k, unsigned base)
 
 	if (k->component >= 0)
 		return save_base_fit(b, k->all->world, k->l, (uint32_t)k->component);
+	b = b->excerpt ? b->whole : b;
 	return save_component_find(b->components, b->ncomponents, k->name) < 0 ? SAVE_FIT_NOT : SAVE_FIT_ALL;
 }
 
@@ -195,7 +203,7 @@ static bool keep_counts(const struct save_bases *all, const struct store_layout 
 		base_search(at, 0, l->m.ncomponents, strcmp(l->m.components[at], name)), name};
 	bool fits = k.component < 0 || save_bases_fit(all, l, (uint32_t)k.component) >= SAVE_FIT_SOME;
 
-	if ((k.component < 0 && all->all[base]->m.nlayouts == 1) ||
+	if ((k.component < 0 && keep_whole(all->all[base])->m.nlayouts == 1) ||
 		keep_fit(&k, base) < (fits ? SAVE_FIT_SOME : SAVE_FIT_HAS))
 		return false;
 	for (unsigned i = 0; i < base; i++)
@@ -206,7 +214,7 @@ static bool keep_counts(const struct save_bases *all, const struct store_layout 
 
 static int keep_base(struct keep_table *t, const struct store_layout *l, unsigned base)
 {
-	const struct save_base *b = t->all->all[base];
+	const struct save_base *b = keep_whole(t->all->all[base]);
 	base_cleanup_free bool *counts = calloc((size_t)b->ncomponents + 1, sizeof *counts);
 	bool any = false;
 	int r;
@@ -219,6 +227,26 @@ static int keep_base(struct keep_table *t, const struct store_layout *l, unsigne
 	return r == 0 && any && t->all->layouts ? keep_layouts(t, &b->m) : r;
 }
 
+/* Is all kept for sure, by what the last save left? Only where this base is the only one: others get the places that
+ * are left, and the bound does not say how many these are. All ranks look when the number of the base's entry passes a
+ * multiple of KEEP_LOOK: those that came to count differently decide alike again. */
+static bool keep_all(const struct save_bases *all)
+{
+	const struct save_base *b = all->all[0];
+
+	return save_bases_count(all) == 1 && b->excerpt && all->last->attempts <= SAVE_KEEP_MAX &&
+		b->entry / KEEP_LOOK == all->last->base / KEEP_LOOK;
+}
+
+size_t save_bases_attempts(const struct save_bases *all, uint64_t *ret_base)
+{
+	const struct save_base *b = save_bases_count(all) == 1 ? all->all[0] : NULL;
+	bool known = b && b->open && (!b->whole || b->whole->open);
+
+	*ret_base = known ? b->entry : 0;
+	return known ? all->taken + 1 : SIZE_MAX;
+}
+
 int save_bases_decide(struct save_bases *all, const struct store_layout *l)
 {
 	struct keep_table t = {.all = all, .named_max = SAVE_KEEP_LARGE};
@@ -227,6 +255,13 @@ int save_bases_decide(struct save_bases *all, const struct store_layout *l)
 	int r = 0;
 
 	all->decided = true;
+	if (keep_all(all)) {
+		all->taken = all->last->attempts;
+		return 0;
+	}
+	for (unsigned i = 0; i < n; i++)
+		if (!save_base_whole(all->all[i]))
+			return -ENOMEM;
 	for (unsigned i = 0; r == 0 && i < n; i++)
 		r = keep_base(&t, l, i);
 	r = keep_end(&t, r, all, &room, &all->attempts);

@@ -114,15 +114,24 @@ static int find_common(void *arg, size_t n)
 	return 0;
 }
 
-bool save_base_row_covers(const struct base_row *row, const struct tensor_box *box)
+static bool row_has(const struct base_row *row, const struct tensor_box *box, uint64_t items)
 {
 	struct find f = {.row = row, .box = box};
-	uint64_t items = tensor_box_items(&row->grid.shape, box);
 
-	if (common_items(row, &row->box, box) == items)
-		return true;
 	row_ask(row, box, find_common, &f);
 	return f.items >= items;
+}
+
+bool save_base_row_full(const struct base_row *row)
+{
+	return row_has(row, &row->box, tensor_box_items(&row->grid.shape, &row->box));
+}
+
+bool save_base_row_covers(const struct base_row *row, const struct tensor_box *box)
+{
+	uint64_t items = tensor_box_items(&row->grid.shape, box);
+
+	return common_items(row, &row->box, box) == items || row_has(row, box, items);
 }
 
 /* ---- adding a line's row ---- */

@@ -118,6 +118,13 @@ static int finish_part(struct save_appender *a, struct proto_part *part, struct 
 	return 0;
 }
 
+/* Without memory for it the next save reads the manifest. */
+static void finish_leave(struct save_writer *w, const struct proto_announcement *ann)
+{
+	if (store_manifest_excerpt(ann, &w->leaves.m, NULL) == 0)
+		w->leaves.attempts = save_bases_attempts(&w->bases, &w->leaves.base);
+}
+
 static int finish_announce(struct save_appender *a, const struct proto_part *part,
 	const struct store_object_ref *part_ref, const struct save_measured *m, uint64_t *ret_entry,
 	struct base_error *err)
@@ -137,8 +144,13 @@ static int finish_announce(struct save_appender *a, const struct proto_part *par
 		return base_no_memory(err);
 	for (uint32_t i = 0; i < w->dedup.npacks; i++)
 		ann.new_bytes += w->dedup.packs[i].own ? w->dedup.packs[i].size : 0;
-	if (!ret_entry)
-		return store_attempt_announce(w->attempt, &ann, err);
+	if (!ret_entry) {
+		int r = store_attempt_announce(w->attempt, &ann, err);
+
+		if (r == 0 || r == -BASE_EUNDECIDED)
+			finish_leave(w, &ann);
+		return r;
+	}
 	return store_attempt_commit(w->attempt, &ann, ret_entry, err);
 }
 

@@ -65,6 +65,8 @@ enum save_fit { SAVE_FIT_NOT, SAVE_FIT_HAS, SAVE_FIT_SOME, SAVE_FIT_ALL };
 /* The components that a step has packs of, sorted. */
 struct save_component { char name[PROTO_COMPONENT_MAX + 1]; };
 int save_components(const struct proto_manifest *m, struct save_component **ret_all, uint32_t *ret_n); /* or -ENOMEM */
+/* The same of what a rank of that layout has. */
+int save_layout_components(const struct store_layout *l, struct save_component **ret_all, uint32_t *ret_n);
 int64_t save_component_find(const struct save_component *all, uint32_t n, const char *name); /* or -ENOENT */
 
 struct save_base_row {              /* what a base has of a tensor in a box; lives no longer than its base */
@@ -83,6 +85,9 @@ struct save_bases {
 	atomic_bool merges;             /* some attempt is not kept */
 	struct base_attempts attempts;  /* that the save most likely refers to, decided on first; then read-only */
 	bool decided; size_t room;      /* after save_bases_decide: how many attempts one more base may keep */
+	size_t taken;                   /* attempts that are kept or named, at most */
+	const struct save_last *last;   /* what the last save left; NULL: nothing */
+	struct store_layout *layout;    /* of this save; where last is there */
 };
 static inline unsigned save_bases_count(const struct save_bases *all)
 {
@@ -91,9 +96,15 @@ static inline unsigned save_bases_count(const struct save_bases *all)
 /* Opens a commit and publishes it; one that cannot be read recognises nothing. One thread. 0 or -ENOMEM. */
 int save_bases_add(struct save_bases *all, struct store *s, const char *run, uint64_t entry,
 	const struct base_digest *manifest);
+/* The same of a step of the run. Of one that the last save left, with the layout of this save, that alone is held
+ * until more is needed. */
+int save_bases_add_step(struct save_bases *all, struct store *s, const char *run, const struct store_list_step *step);
 /* Decides which attempts of the bases so far are kept (keep.h) by a save of that layout; for one that is added later
  * that happens when it is added. Before any band is processed. -ENOMEM. */
 int save_bases_decide(struct save_bases *all, const struct store_layout *l);
+/* The attempts that the step will name, its own included, at most; SIZE_MAX: not known. *ret_base: the entry of its
+ * base; 0: not known. */
+size_t save_bases_attempts(const struct save_bases *all, uint64_t *ret_base);
 /* Any thread: may objects of that pack be referred to? Where no base names its attempt nothing was decided: yes. */
 bool save_bases_keep(const struct save_bases *all, const char *pack, bool layout);
 /* The best fit among them of a component of the layout that is saved. The thread that adds bases. */

@@ -103,6 +103,7 @@ void save_past_release(struct save_past *p)
 {
 	while (p->nsteps)
 		past_release_step(&p->steps[--p->nsteps]);
+	save_last_release(&p->last);
 }
 
 static const struct save_past_step *past_known(const struct save_past *p, const struct base_digest *manifest)
@@ -140,15 +141,18 @@ static unsigned past_least(const struct save_past *p)
 	return 0;
 }
 
-/* NULL: no memory. */
+/* l: of what is known but an excerpt, whose layout that is. NULL: no memory. */
 static const struct save_past_step *past_put(struct save_past *p, const struct store_list_step *step,
-	const struct proto_manifest *m)
+	const struct proto_manifest *m, const struct store_layout *l)
 {
 	uint32_t nlayouts = base_min(m->nlayouts, PAST_LAYOUTS_MAX);
 	struct save_past_step k = {.manifest = step->commit.manifest, .step = step->step, .entry = step->entry,
 		.layouts = calloc(nlayouts + 1, sizeof *k.layouts), .nlayouts = nlayouts};
 
-	if (!k.layouts || save_components(m, &k.components, &k.ncomponents) < 0) {
+	int r = l ? save_layout_components(l, &k.components, &k.ncomponents)
+		: save_components(m, &k.components, &k.ncomponents);
+
+	if (!k.layouts || r < 0) {
 		past_release_step(&k);
 		return NULL;
 	}
@@ -232,7 +236,7 @@ static const struct save_past_step *past_read(struct past *s, const struct store
 	if (k || store_manifest_get(s->w->store, s->w->options.run, &step->commit.manifest, &m, NULL) < 0)
 		return k;
 	*ranks += m.nranks;
-	k = past_put(s->p, step, &m);
+	k = past_put(s->p, step, &m, NULL);
 	proto_manifest_release(&m);
 	return k;
 }
@@ -262,12 +266,16 @@ static const struct store_list_step *past_walk(struct past *s, const struct past
 static int past_add(struct past *s, const struct store_list_step *step, struct base_error *err)
 {
 	unsigned n = save_bases_count(&s->w->bases);
-	int r = step ? save_writer_base(s->w, s->w->options.run, step->entry, &step->commit.manifest, err) : 0;
+	int r = step ? save_bases_add_step(&s->w->bases, s->w->store, s->w->options.run, step) : 0;
+	const struct save_base *b;
 
-	if (r < 0 || save_bases_count(&s->w->bases) == n)
-		return r;
-	if (s->w->bases.all[n]->open && !past_known(s->p, &step->commit.manifest))
-		past_put(s->p, step, &s->w->bases.all[n]->m);
+	if (r < 0)
+		return base_no_memory(err);
+	if (save_bases_count(&s->w->bases) == n)
+		return 0;
+	b = s->w->bases.all[n];
+	if (b->open && !past_known(s->p, &step->commit.manifest))
+		past_put(s->p, step, &b->m, b->excerpt ? b->layouts[0].layout : NULL);
 	return 0;
 }
 

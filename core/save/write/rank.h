@@ -10,6 +10,14 @@
 #include "core/save/write/engine.h"
 #include "core/save/write/writer.h"
 
+/* What a rank's save leaves for the next one, which has that step as its base: then this rank need not read the
+ * manifest, which grows with the number of ranks. {0}: nothing is known. */
+struct save_last {
+	struct proto_manifest m;        /* what the step's manifest says of this rank (store_manifest_excerpt) */
+	uint64_t base;                  /* entry of the step's own base; 0: not known */
+	size_t attempts;                /* that the step names, its own included: at most so many */
+};
+
 #define SAVE_PAST_STEPS 32u
 #define SAVE_PAST_TRIED 8u
 /* What a launch remembers of the run's steps, from save to save; {0}: nothing (past.c). */
@@ -22,8 +30,10 @@ struct save_past {
 	/* attempts of the launch, in a ring; how many there were */
 	struct save_past_tried { uint64_t step; char attempt[PROTO_ATTEMPT_MAX]; } tried[SAVE_PAST_TRIED];
 	uint64_t ntried;
+	struct save_last last;
 };
 void save_past_release(struct save_past *p);
+void save_last_release(struct save_last *last);
 /* This process has begun to load that step of the run: its next save there most likely goes on from it. Any thread. */
 void save_past_loaded(const struct store *s, const char *run, uint64_t step, uint64_t entry);
 
@@ -41,7 +51,7 @@ int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, stru
 /* Opens a commit whose pieces are recognised; one that cannot be read recognises nothing. */
 int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, const struct base_digest *manifest,
 	struct base_error *err);
-/* The steps of the run that this save is most likely to share pieces with (past.c). */
+/* The steps of the run that this save is most likely to share pieces with (past.c). `past` is borrowed until end. */
 int save_writer_bases(struct save_writer *w, struct save_past *past, bool replace, struct base_error *err);
 /* The layout object, then all bands out of the source, in order. The planned layout has its object by now. */
 int save_writer_append(struct save_writer *w, struct save_engine *e, const struct save_engine_source *source,
@@ -60,6 +70,8 @@ int save_writer_finish(struct save_writer *w, const struct save_measured *m, uin
 /* Warns where more was written again than changed, and that is 1 % of the save or more. true: it did. */
 bool save_writer_again_tell(const struct save_writer *w);
 void save_writer_end(struct save_writer *w);    /* closes packs and bases */
+/* After end, of a step that is visible: past->last is what this save leaves. */
+void save_writer_leave(struct save_writer *w, struct save_past *past);
 const struct save_result *save_writer_result(const struct save_writer *w);
 
 #endif

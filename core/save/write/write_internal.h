@@ -59,6 +59,7 @@ struct save_writer {
 	struct save_appender *appender; /* from append to end */
 	bool committed;
 	struct save_dedup dedup;
+	struct save_last leaves;        /* a job's: for the next save, once it is announced */
 	struct save_result result;
 	uint64_t done_bytes, progress_ns;
 };

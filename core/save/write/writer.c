@@ -370,6 +370,8 @@ int save_writer_bases(struct save_writer *w, struct save_past *past, bool replac
 	struct store_list *list;
 	int r;
 
+	w->bases.last = &past->last;
+	w->bases.layout = w->planned->layout;
 	if (store_list_open(w->store, w->options.run, false, &list, NULL) < 0)
 		return 0;
 	r = save_past_bases(past, w, list, replace, err);
@@ -404,6 +406,19 @@ void save_writer_end(struct save_writer *w)
 	save_bases_release(&w->bases);
 	save_dedup_release(&w->dedup);
 	w->attempt = NULL;
+}
+
+void save_last_release(struct save_last *last)
+{
+	proto_manifest_release(&last->m);
+	*last = (struct save_last){0};
+}
+
+void save_writer_leave(struct save_writer *w, struct save_past *past)
+{
+	save_last_release(&past->last);
+	past->last = w->leaves;
+	w->leaves = (struct save_last){0};
 }
 
 /* ---- an import's commit ---- */
@@ -525,5 +540,6 @@ void save_writer_close(struct save_writer *w)
 	store_layout_builder_free(w->builder);
 	store_notes_release(&w->notes);
 	save_planned_release(&w->whole);
+	save_last_release(&w->leaves);
 	free(w);
 }

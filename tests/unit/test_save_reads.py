@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a save reads of the step before it: in a launch a rank knows what the last manifest says of it, and reads
+nothing that grows with the number of ranks. Opens are counted, never timed."""
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from saverlib import Failed, api, ranks, store  # noqa: F401 (fixtures)
+from test_which_bases import opened
+
+SIZE, ANNOUNCED = 4096, 4
+
+
+class Job:
+    """Saves of one launch, of tensors that all ranks share. The ranks look at the step before one after another, so
+    that no open hides another."""
+
+    def __init__(self, api, store, world):  # noqa: F811
+        self.api, self.store, self.world, self.mesh = api, store, world, api.mesh(f"tp={world}")
+        self.turns, self.unchanged = [threading.Semaphore(0) for _ in range(world + 1)], {}
+        self.folder = os.path.join(store, "runs/run/manifests")
+        os.makedirs(self.folder, exist_ok=True)
+
+    def tensors(self, rank, arrays):
+        """{name: (array, fields)}: rows of tensors."""
+        return {f"model/{i:02}": (a, {"shape": (self.world * SIZE,), "placements": "S(0)", "mesh": self.mesh})
+                for i, a in enumerate(arrays)}
+
+    def step(self, rank, saver, t, tensors, **options):
+        if rank:
+            self.turns[rank].acquire()
+        save = saver.save(tensors, step=t, **options)
+        while rank + 1 < self.world and save.progress().state < ANNOUNCED:
+            time.sleep(0.001)
+        self.turns[rank + 1].release()
+        try:
+            save.committed()
+            self.unchanged[rank, t] = save.timings().bytes_unchanged
+        finally:
+            save.free()
+
+    def run(self, work, launch="a launch"):
+        """The names of the manifests that were opened, one for each time."""
+        with opened(self.folder) as names:
+            assert ranks(self.api, self.store, "run", self.world, work, launch=launch, threads=1) == [None] * self.world
+        return names
+
+
+def counts(vckpt, store, names, steps):  # noqa: F811
+    return [names.count(vckpt.json("info", store, f"run/{t}")["manifest"]) for t in range(steps)]
+
+
+@pytest.mark.parametrize("world", [2, 8])
+def test_no_rank_reads_a_manifest_save_by_save(api, store, vckpt, world):  # noqa: F811
+    """What step 0 names is first seen in its manifest, because it has no base. Then all ranks look when the number of
+    the base's entry passes a multiple of 16; a rank's part is read all the same."""
+    job, steps = Job(api, store, world), 18
+
+    def work(rank, saver):
+        arrays = [np.full(SIZE, rank + i, "f4") for i in range(2)]
+        for t in range(steps):
+            arrays[0] += 1
+            job.step(rank, saver, t, job.tensors(rank, arrays))
+    names = job.run(work)
+    assert counts(vckpt, store, names, steps) == [world if t in (0, 15) else 0 for t in range(steps)]
+    assert {t: n for (_, t), n in job.unchanged.items()} == {t: 4 * SIZE if t else 0 for t in range(steps)}
+
+
+def test_boxes_that_others_had(api, store, vckpt):  # noqa: F811
+    """The layout does not say who holds declared boxes. Where a rank's own part lacks one, it reads the manifest."""
+    job, whole = Job(api, store, 2), np.arange(2 * SIZE, dtype="f4").reshape(2, SIZE)
+
+    def work(rank, saver):
+        for t, held in enumerate((0, 0, 0, 1)):
+            row = rank ^ held
+            job.step(rank, saver, t, {"model/w": (whole[row:row + 1].copy(), {
+                "shape": whole.shape, "boxes": [[(row, 1), (0, SIZE)]]})})
+    names = job.run(work)
+    assert counts(vckpt, store, names, 4) == [2, 0, 2, 0]
+    assert all(n == (4 * SIZE if t else 0) for (_, t), n in job.unchanged.items())
+
+
+def test_another_layout_in_the_same_launch(api, store, vckpt):  # noqa: F811
+    """What this rank knows of the last step does not do; nor is it taken for all that the step has."""
+    job = Job(api, store, 2)
+
+    def work(rank, saver):
+        arrays = [np.full(SIZE, rank + i, "f4") for i in range(3)]
+        for t, n in enumerate((2, 2, 3, 2, 3)):
+            job.step(rank, saver, t, job.tensors(rank, arrays[:n]))
+    names = job.run(work)
+    # as the last step; that of 2 in step 4 once more, for its layout
+    assert counts(vckpt, store, names, 5) == [2, 2, 2 + 2, 2, 0]
+    assert {t: n for (_, t), n in job.unchanged.items()} == {
+        t: 4 * SIZE * n for t, n in enumerate((0, 2, 2, 2, 3))}
+
+
+def test_after_a_save_that_failed(api, store, vckpt):  # noqa: F811
+    """The step before it is the base again."""
+    job = Job(api, store, 2)
+
+    def work(rank, saver):
+        arrays = [np.full(SIZE, rank, "f4")]
+        for t in range(3):
+            job.step(rank, saver, t, job.tensors(rank, arrays))
+        save = saver.begin(step=3)
+        save.give_up("no")
+        job.step(rank, saver, 4, job.tensors(rank, arrays))
+    names = job.run(work)
+    assert counts(vckpt, store, names, 3) == [2, 0, 0]
+    assert job.unchanged[0, 4] == job.unchanged[1, 4] == 4 * SIZE
+
+
+def test_a_step_of_another_writer(api, store, vckpt, tmp_path):  # noqa: F811
+    """It is the newest, and so the base, of which nothing is known: each rank reads its manifest, and that of the step
+    which has the layout."""
+    job, both = Job(api, store, 2), threading.Barrier(2)
+
+    def work(rank, saver):
+        arrays = [np.full(SIZE, rank, "f4")]
+        for t in range(2):
+            job.step(rank, saver, t, job.tensors(rank, arrays))
+        if both.wait() == 0:
+            np.save(tmp_path / "other.npy", np.zeros(SIZE, "f4"))
+            vckpt("import", store, "run", tmp_path / "other.npy", "--step", 2, "--no-index", "-q")
+        both.wait()
+        for t in (3, 4):
+            job.step(rank, saver, t, job.tensors(rank, arrays))
+    names = job.run(work)
+    assert counts(vckpt, store, names, 5) == [2, 2, 2, 2, 0]
+    assert {t: n for (_, t), n in job.unchanged.items()} == {0: 0, 1: 4 * SIZE, 3: 4 * SIZE, 4: 4 * SIZE}
