@@ -89,6 +89,10 @@ int chunk_extent_decode(const uint8_t bytes[static CHUNK_EXTENT_BYTES], uint32_t
 int chunk_piece_decode(const uint8_t bytes[static CHUNK_PIECE_BYTES], uint64_t raw_len, uint64_t ninline,
 	struct chunk_extent *extent, struct store_piece *ret_p, uint64_t *ret_inline);
 
+/* What the builder keeps (part_kept.c): a chunk's object, and in the end the part's. */
+void part_kept_chunk(struct store_part_kept *k, const struct base_buf *object);
+void part_kept_finish(struct store_part_kept *k, const struct base_buf *object);
+
 /* The chunk of a part whose range holds `tensor`, or -ENOENT (part_read.c). */
 int64_t part_chunk_find(const struct proto_part *part, uint32_t tensor);
 

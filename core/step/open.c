@@ -44,18 +44,12 @@ static int part_packs(const struct proto_manifest *m, const struct proto_manifes
 	return 0;
 }
 
-int store_open_part(struct store *s, const struct proto_manifest *m, uint32_t line, struct store_opened_part *ret_p,
-	struct base_error *err)
+/* Takes over p.part. */
+static int part_checked(const struct proto_manifest *m, const struct proto_manifest_rank *from,
+	struct store_opened_part p, struct store_opened_part *ret_p, struct base_error *err)
 {
-	const struct proto_manifest_rank *from = &m->ranks[line];
-	base_cleanup_free void *bytes = NULL;
-	struct store_opened_part p = {0};
-	int r = store_manifest_object(s, m, &from->part, STORE_METADATA_MAX_BYTES, &bytes, err);
+	int r = 0;
 
-	if (r == 0)
-		r = store_part_decode(bytes, from->part.raw_len, &p.part, err);
-	if (r < 0)
-		return base_error_prefix(err, r, "part of rank %u", from->rank);
 	if (p.part.rank != from->rank || p.part.world != m->world)
 		r = base_error_set(err, -BASE_EFORMAT, "the part of rank %u of %u is that of rank %u of %u",
 			from->rank, m->world, p.part.rank, p.part.world);
@@ -69,6 +63,28 @@ int store_open_part(struct store *s, const struct proto_manifest *m, uint32_t li
 	else
 		*ret_p = p;
 	return r;
+}
+
+int store_open_part(struct store *s, const struct proto_manifest *m, uint32_t line, struct store_opened_part *ret_p,
+	struct base_error *err)
+{
+	const struct proto_manifest_rank *from = &m->ranks[line];
+	base_cleanup_free void *bytes = NULL;
+	struct store_opened_part p = {0};
+	int r = store_manifest_object(s, m, &from->part, STORE_METADATA_MAX_BYTES, &bytes, err);
+
+	if (r == 0)
+		r = store_part_decode(bytes, from->part.raw_len, &p.part, err);
+	return r < 0 ? base_error_prefix(err, r, "part of rank %u", from->rank) : part_checked(m, from, p, ret_p, err);
+}
+
+int store_open_part_known(const struct proto_manifest *m, uint32_t line, const struct proto_part *known,
+	struct store_opened_part *ret_p, struct base_error *err)
+{
+	struct store_opened_part p = {.part = *known};
+
+	p.part.arena = NULL;
+	return part_checked(m, &m->ranks[line], p, ret_p, err);
 }
 
 void store_opened_part_release(struct store_opened_part *p)

@@ -23,6 +23,9 @@ struct store_opened_part {
  * the same packs: else -BASE_EFORMAT. After an error there is nothing to release. The sentence names the rank. */
 int store_open_part(struct store *s, const struct proto_manifest *m, uint32_t line, struct store_opened_part *ret_p,
 	struct base_error *err);
+/* The same of a part that is known; borrowed. */
+int store_open_part_known(const struct proto_manifest *m, uint32_t line, const struct proto_part *known,
+	struct store_opened_part *ret_p, struct base_error *err);
 void store_opened_part_release(struct store_opened_part *p); /* zeros are fine */
 
 #endif

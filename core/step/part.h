@@ -47,6 +47,17 @@ int store_part_add_row(struct store_part_builder *b, uint32_t tensor, const stru
 int store_part_finish(struct store_part_builder *b, struct proto_part *part, struct store_object_ref *ret_ref,
 	struct base_error *err);
 
+/* A part that its writer keeps in memory: a copy, and the first chunks, 4 MiB of them at most. {0}: nothing. */
+struct store_part_kept {
+	struct proto_part part;         /* arena NULL: nothing is kept */
+	struct base_buf chunks;         /* objects, one after another */
+	uint32_t nchunks;
+	bool more;                      /* there are others */
+};
+void store_part_kept_release(struct store_part_kept *k);
+/* What will be written is kept, too, if there is memory for it. `k` is empty, and the caller's. */
+void store_part_builder_keep(struct store_part_builder *b, struct store_part_kept *k);
+
 /* Reading. */
 struct store;
 /* proto_part_decode, and a sentence. */
@@ -58,6 +69,9 @@ struct store_chunk_cache;
  * do not fit whole. */
 struct store_chunk_cache *store_chunk_cache_new(size_t max_bytes, uint32_t parts);
 void store_chunk_cache_free(struct store_chunk_cache *c);           /* NULL-safe */
+/* Puts the chunks that are kept into the cache; `l`: the part's layout. */
+void store_part_kept_give(const struct store_part_kept *k, struct store_chunk_cache *cache,
+	const struct store_layout *l);
 /* `packs`: pack names by number in the part's table (from the manifest). The chunk that holds `tensor` is loaded and
  * checked by its digest, unless the cache has it; the cache (NULL: none) keeps it. -ENODATA: this part has no row for
  * it. */

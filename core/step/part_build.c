@@ -19,6 +19,7 @@ struct store_part_builder {
 	const struct store_layout *layout;
 	struct store_pack_writer *meta;
 	uint32_t meta_pack;
+	struct store_part_kept *kept;   /* NULL: nothing is */
 	int64_t last_tensor;            /* -1: none yet */
 	struct part_chunk *first, **end; uint32_t nchunks;
 	struct proto_chunk *table;      /* of part_finish */
@@ -41,6 +42,8 @@ struct store_part_builder *store_part_builder_new(const struct store_layout *l, 
 	b->end = &b->first;
 	return b;
 }
+
+void store_part_builder_keep(struct store_part_builder *b, struct store_part_kept *k) { b->kept = k; }
 
 void store_part_builder_free(struct store_part_builder *b)
 {
@@ -113,6 +116,8 @@ static int chunk_flush(struct store_part_builder *b, struct base_error *err)
 	b->end = &c->next;
 	b->nchunks++;
 	chunk_clear(b);
+	if (b->kept)
+		part_kept_chunk(b->kept, &object);
 	/* a long row is read by ranges (part_excerpt.c), which are cheaper where nothing has to be decoded */
 	r = object.len > STORE_CHUNK_TARGET_BYTES
 		? store_pack_append_raw(b->meta, STORE_OBJECT_PART_CHUNK, object.data, object.len, &c->ref)
@@ -340,5 +345,7 @@ int store_part_finish(struct store_part_builder *b, struct proto_part *part, str
 		r = -BASE_ELIMIT;
 	if (r == 0)
 		r = store_pack_append_encoded(b->meta, STORE_OBJECT_PART, object.data, object.len, ret_ref);
+	if (r >= 0 && b->kept)
+		part_kept_finish(b->kept, &object);
 	return r < 0 ? base_error_set(err, r, "the part cannot be written: %s", base_error_name(r)) : 0;
 }

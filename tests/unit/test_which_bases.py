@@ -52,8 +52,8 @@ def run(api, store, rng):  # noqa: F811
 
 @contextlib.contextmanager
 def opened(folder):
-    """Names of the files that are opened in a folder, filled when it is over. The kernel tells two equal events in a
-    row once: so closes are asked for as well, and opens that overlap may count once."""
+    """Names of the files that are opened in a folder, filled when it is over. The kernel reports two equal events in
+    a row once: so closes are asked for as well, and opens that overlap may count once."""
     libc, names = ctypes.CDLL(None, use_errno=True), []
     fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     assert fd >= 0 and libc.inotify_add_watch(fd, os.fsencode(folder), IN_OPEN | IN_CLOSE_NOWRITE) >= 0

@@ -515,7 +515,11 @@ int save_appender_open(struct save_writer *w, struct save_appender **ret_a, stru
 	if (r < 0)
 		return r;
 	a->part = store_part_builder_new(w->planned->layout, a->meta, a->meta_number);
-	return a->part ? 0 : base_no_memory(err);
+	if (!a->part)
+		return base_no_memory(err);
+	if (!w->builder) /* an import leaves nothing for a next save */
+		store_part_builder_keep(a->part, &w->leaves.part);
+	return 0;
 }
 
 void save_appender_free(struct save_appender *a)

@@ -57,8 +57,10 @@ static int base_open(struct save_base *b, struct store_layout *layout, struct ba
 	b->chunks = store_chunk_cache_new(BASE_CHUNKS_BYTES, base_min(b->m.nranks, BASE_LAYOUTS_MAX));
 	if (!b->layouts || !b->lines || !b->chunks)
 		return base_no_memory(err);
-	if (b->excerpt)
+	if (b->excerpt) {
 		b->layouts[0] = (struct base_layout){.tried = true, .layout = layout};
+		store_part_kept_give(&b->excerpt->part, b->chunks, layout);
+	}
 	if (base_components(b) < 0)
 		return base_no_memory(err);
 	b->own_line = save_base_find_line(b, b->rank);
@@ -238,6 +240,15 @@ const struct tensor_mesh *save_base_mesh(struct save_base *b, uint32_t layout, u
 	return l->meshes ? l->meshes[number - 1] : NULL;
 }
 
+static int base_open_part(struct save_base *b, uint32_t line, struct base_error *err)
+{
+	struct store_opened_part *p = &b->lines[line].opened;
+
+	return b->excerpt && b->excerpt->part.part.arena
+		? store_open_part_known(&b->m, line, &b->excerpt->part.part, p, err)
+		: store_open_part(b->store, &b->m, line, p, err);
+}
+
 const struct store_opened_part *save_base_part(struct save_base *b, uint32_t line)
 {
 	struct base_error why = {0};
@@ -248,7 +259,7 @@ const struct store_opened_part *save_base_part(struct save_base *b, uint32_t lin
 		b->nlines++;
 		b->lines[line].tried = true;
 		b->lines[line].trusted = b->own || save_trust_has(&b->m.ranks[line].part.digest);
-		b->lines[line].good = store_open_part(b->store, &b->m, line, &b->lines[line].opened, &why) == 0;
+		b->lines[line].good = base_open_part(b, line, &why) == 0;
 		if (!b->lines[line].good)
 			base_debug("%s entry %llu: %s", b->run, (unsigned long long)b->entry, why.text);
 	}

@@ -14,6 +14,7 @@
  * manifest, which grows with the number of ranks. {0}: nothing is known. */
 struct save_last {
 	struct proto_manifest m;        /* what the step's manifest says of this rank (store_manifest_excerpt) */
+	struct store_part_kept part;
 	uint64_t base;                  /* entry of the step's own base; 0: not known */
 	size_t attempts;                /* that the step names, its own included: at most so many */
 };

@@ -411,6 +411,7 @@ void save_writer_end(struct save_writer *w)
 void save_last_release(struct save_last *last)
 {
 	proto_manifest_release(&last->m);
+	store_part_kept_release(&last->part);
 	*last = (struct save_last){0};
 }
 
