@@ -182,3 +182,20 @@ def test_rows_beyond_what_is_kept_are_read(api, store, rng):  # noqa: F811
     job, arrays = Job(api, store, 1), np.random.default_rng(rng.randrange(1 << 30)).random((28_000, 20), "f4")
     tensors = {f"model/{i:05}": (a, {"check_local": False}) for i, a in enumerate(arrays)}
     assert saves_around(job, tensors, lambda: None) == arrays.nbytes
+
+
+def test_a_layout_is_no_more_than_sixteen_entries_old(api, store, vckpt):  # noqa: F811
+    """A rank that refers to another's layout object knows a newer one when it reads a manifest. So a launch does not
+    keep the packs of its first step for ever."""
+    job, steps = Job(api, store, 2), 19
+
+    def work(rank, saver):
+        arrays = [np.full(SIZE, rank, "f4")]
+        for t in range(steps):
+            arrays[0] += 1
+            job.step(rank, saver, t, job.tensors(rank, arrays))
+    job.run(work)
+    packs_of = [vckpt.json("info", store, f"run/{t}")["packs"] for t in range(steps)]
+    step_of = {name["pack"].rsplit("-", 2)[0]: t for t in reversed(range(steps)) for name in packs_of[t]}
+    named = [{step_of[p["pack"].rsplit("-", 2)[0]] for p in packs} for packs in packs_of]
+    assert named == [{0}, *({t, 0} for t in range(1, 16)), *({t, 15} for t in range(16, steps))]

@@ -380,8 +380,21 @@ static bool base_has_layout(struct save_base *b, uint32_t layout)
 	return has;
 }
 
+/* An excerpt names the copy that this rank referred to the last time. The manifest names that of the step, so an older
+ * one is not kept for ever. */
+static struct save_base *base_newer(struct save_base *b)
+{
+	struct save_base *whole;
+
+	pthread_mutex_lock(&b->lock);
+	whole = b->whole;
+	pthread_mutex_unlock(&b->lock);
+	return whole && whole->open ? whole : b;
+}
+
 int save_base_layout_place(struct save_base *b, const struct base_digest *layout, struct index_place *ret_place)
 {
+	b = base_newer(b);
 	for (uint32_t i = 0; b->open && i < b->m.nlayouts; i++) {
 		struct store_object_ref ref = store_object_ref_from(&b->m.layouts[i].ref);
 
