@@ -15,6 +15,11 @@ from test_which_bases import opened
 SIZE, ANNOUNCED = 4096, 4
 
 
+def values(rank, n):
+    """No two blocks of them are the same."""
+    return list(np.random.default_rng(rank).random((n, SIZE), "f4"))
+
+
 class Job:
     """Saves of one launch, of tensors that all ranks share. The ranks look at the step before one after another, so
     that no open hides another. A rank that puts the manifest of this step a second time, because the first was slow,
@@ -66,14 +71,14 @@ def counts(vckpt, store, names, steps):  # noqa: F811
     return [names.count(vckpt.json("info", store, f"run/{t}")["manifest"]) for t in range(steps)]
 
 
-@pytest.mark.parametrize("world", [2, 8])
+@pytest.mark.parametrize("world", [2, 5])
 def test_no_rank_reads_a_manifest_save_by_save(api, store, vckpt, world):  # noqa: F811
     """What step 0 names is first seen in its manifest, because it has no base. Then all ranks look when the number of
     the base's entry passes a multiple of 16."""
     job, steps = Job(api, store, world), 18
 
     def work(rank, saver):
-        arrays = [np.full(SIZE, rank + i, "f4") for i in range(2)]
+        arrays = values(rank, 2)
         for t in range(steps):
             arrays[0] += 1
             job.step(rank, saver, t, job.tensors(rank, arrays))
@@ -101,7 +106,7 @@ def test_another_layout_in_the_same_launch(api, store, vckpt):  # noqa: F811
     job = Job(api, store, 2)
 
     def work(rank, saver):
-        arrays = [np.full(SIZE, rank + i, "f4") for i in range(3)]
+        arrays = values(rank, 3)
         for t, n in enumerate((2, 2, 3, 2, 3)):
             job.step(rank, saver, t, job.tensors(rank, arrays[:n]))
     names = job.run(work)
@@ -116,7 +121,7 @@ def test_after_a_save_that_failed(api, store, vckpt):  # noqa: F811
     job = Job(api, store, 2)
 
     def work(rank, saver):
-        arrays = [np.full(SIZE, rank, "f4")]
+        arrays = values(rank, 1)
         for t in range(3):
             job.step(rank, saver, t, job.tensors(rank, arrays))
         save = saver.begin(step=3)
@@ -133,7 +138,7 @@ def test_a_step_of_another_writer(api, store, vckpt, tmp_path):  # noqa: F811
     job, both = Job(api, store, 2), threading.Barrier(2)
 
     def work(rank, saver):
-        arrays = [np.full(SIZE, rank, "f4")]
+        arrays = values(rank, 1)
         for t in range(2):
             job.step(rank, saver, t, job.tensors(rank, arrays))
         if both.wait() == 0:
@@ -170,7 +175,7 @@ def test_its_own_rows_are_not_read_again(api, store):  # noqa: F811
             whole[path] = path.read_bytes()
             if path.name.endswith("-meta.pack"):
                 path.write_bytes(bytes(len(whole[path])))
-    arrays = [np.full(SIZE, i, "f4") for i in range(3)]
+    arrays = values(0, 3)
     assert saves_around(job, job.tensors(0, arrays), damage) == 3 * 4 * SIZE and len(whole) == 2
     for path, data in whole.items():
         path.write_bytes(data)
@@ -190,7 +195,7 @@ def test_a_layout_is_no_more_than_sixteen_entries_old(api, store, vckpt):  # noq
     job, steps = Job(api, store, 2), 19
 
     def work(rank, saver):
-        arrays = [np.full(SIZE, rank, "f4")]
+        arrays = values(rank, 1)
         for t in range(steps):
             arrays[0] += 1
             job.step(rank, saver, t, job.tensors(rank, arrays))
