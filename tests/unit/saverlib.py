@@ -90,8 +90,8 @@ def numbers(kind, values):
 class Vckpt:
     """The library, with errors as exceptions."""
 
-    def __init__(self, build):
-        self.lib = c.CDLL(os.path.join(build, "core/api/libvckpt.so"))
+    def __init__(self, build, library="core/api/libvckpt.so"):
+        self.lib = c.CDLL(os.path.join(build, library))
         self.lib.vckpt_step_find.restype = c.c_int64
         self.lib.vckpt_step_number.restype = c.c_uint64
 

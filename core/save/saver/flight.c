@@ -78,6 +78,10 @@ static void *flight_copy(struct save_flight *f, const void *from, size_t bytes)
 
 void saver_flight_release(struct save_flight *f)
 {
+	pthread_mutex_lock(&f->s->lock);
+	saver_pieces_give(f->pieces);
+	saver_pieces_give(f->before);
+	pthread_mutex_unlock(&f->s->lock);
 	save_writer_close(f->w);
 	save_plan_cache_give(f->s->plans, f->planned);
 	save_replicas_release(&f->replicas);

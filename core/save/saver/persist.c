@@ -196,6 +196,8 @@ static int persist_write(struct save_flight *f, struct base_error *err)
 	if (r == 0)
 		r = persist_bases(f, err);
 	if (r == 0)
+		r = saver_same_answer(f, err);
+	if (r == 0)
 		r = saver_bands_append(f, err);
 	if (r == 0)
 		r = persist_finish(f, err);
@@ -339,6 +341,8 @@ static void persist_flight(struct save_flight *f)
 		saver_flight_fail(f, r, &err);
 	else
 		f->info.committed_ns = base_realtime_ns();
+	if (r == 0 && f->pieces)
+		saver_same_keep(f);
 	pthread_mutex_unlock(&s->lock);
 	if (r == 0) {
 		persist_stats(f);

@@ -243,9 +243,12 @@ int saver_prepare(struct save_flight *f, struct base_error *err)
 	if (r < 0)
 		return r;
 	f->plan = &f->planned->plan;
+	if (saver_same_prepare(f, &key, err) < 0)
+		return -ENOMEM;
 	end = base_realtime_ns();
 	save_writer_prepared(f->w, f->planned);
 	pthread_mutex_lock(&f->s->lock);
+	saver_same_ask(f);
 	saver_phase_note(f, SAVE_PLAN, begin, end - begin, 0);
 	f->info.plan_ns = end - begin;
 	f->info.bytes_held = f->plan->held_bytes;

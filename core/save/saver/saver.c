@@ -41,6 +41,7 @@ static void saver_release(struct save_saver *s)
 		tensor_mesh_free(s->meshes[i]);
 	tensor_mesh_free(s->mesh);
 	device_ring_free(s->ring);
+	saver_pieces_give(s->pieces);
 	save_plan_cache_free(s->plans);
 	pthread_cond_destroy(&s->work);
 	pthread_cond_destroy(&s->ready);
@@ -61,7 +62,7 @@ static void saver_init_locks(struct save_saver *s)
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	pthread_mutex_init(&s->lock, NULL);
 	pthread_mutex_init(&s->meshes_lock, NULL);
-	pthread_cond_init(&s->work, NULL);
+	pthread_cond_init(&s->work, &attr);
 	pthread_cond_init(&s->ready, NULL);
 	pthread_cond_init(&s->told, &attr);
 	pthread_condattr_destroy(&attr);

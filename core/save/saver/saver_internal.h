@@ -7,12 +7,14 @@
  *   stage.c     one batch: memory -> slot           persist.c  one flight at a time: begin ... commit, stats
  *   lanes.c     device memory: fence, streams
  *   room.c      the ring's size, workers, by the ranks of this node
+ *   same.c      pieces that are as the last step has them, which are not copied
  *
  * Flights stand in a queue in the order in which they were begun. Three stages move along it, each at a flight of its
  * own:
  *
  *   prepare  layout and plan                                            a worker
- *   stage    batches of bands copied into slots of the ring, in order   workers, before anything else
+ *   stage    batches of bands compared where they are, and copied       workers, before anything else
+ *            into slots of the ring, in order
  *   persist  bands processed (workers) and appended in order            the persister's thread, with the workers
  *
  * Owners of a slot: the worker that copies (BATCH_COPYING), then the batch (BATCH_STAGED), of which bands are given out
@@ -26,6 +28,7 @@
 #include "core/device/ring.h"
 #include "core/save/plan/plan_cache.h"
 #include "core/save/saver/lanes_internal.h"
+#include "core/save/saver/same_internal.h"
 #include "core/save/saver/saver.h"
 #include "core/save/write/rank.h"
 
@@ -43,20 +46,24 @@ struct saver_tensor {                   /* memory of the flight's arena */
 	unsigned place;                 /* device: of the flight's fence */
 };
 
-enum saver_batch_state { BATCH_COPYING, BATCH_STAGED };
+/* Before READY: some of it may be as the last step has it, so what is to be copied is not known (same.c). */
+enum saver_batch_state { BATCH_TO_COMPARE, BATCH_COMPARING, BATCH_COMPARED, BATCH_READY, BATCH_COPYING, BATCH_STAGED };
 struct saver_batch {
 	struct saver_batch *next;
 	enum saver_batch_state state;
 	struct save_cursor from;        /* its first band; what samples: their first entry */
 	uint64_t nbands, given, left;   /* given to workers; not appended yet */
 	uint64_t offset;                /* in the slot, of the next band that is given */
-	uint64_t bytes, data_bytes;     /* with and without what is between bands */
-	uint8_t *slot;
+	uint64_t bytes, data_bytes;     /* to be copied, with and without what is between bands */
+	uint64_t whole_bytes;           /* of its bands */
+	uint64_t steady_bytes;          /* of its pieces that may be the same the next time */
+	uint8_t *slot;                  /* NULL once it is staged: nothing was copied */
 	bool waited; uint64_t waits_ns; /* for room in the ring, since when */
-	uint64_t last_box, npieces;     /* the box of its last band; pieces of all bands */
-	/* Of every piece, in order; then the bands lie in the slot as they are stored, piece after piece. NULL: as
-	 * boxes, row-major, and nothing was hashed yet. */
-	struct base_xxh128 *xxh; uint64_t next_piece; /* of the next band that is given */
+	uint64_t first_piece, npieces;  /* of all bands, by number in the plan */
+	uint64_t next_piece;            /* of the next band that is given, likewise */
+	/* The bands are in the slot as they are stored, piece after piece, and hashed; else as boxes, row-major. A piece
+	 * of it is the same. */
+	bool cut, same;
 	bool samples; uint64_t first_entry, nentries;
 };
 
@@ -71,13 +78,15 @@ struct save_flight {
 	enum save_flight_state state;
 	bool submitted, given_up, prepared, handed_out, forming, staged, failed, over, told;
 	bool ring_seen, ring_fits;      /* the ring was looked at; its size was decided for this one (room.c) */
+	enum saver_same same; uint64_t same_until_ns; /* asked for until then, on CLOCK_MONOTONIC; 0: no one waits */
+	struct saver_pieces *before;    /* of the save to compare with; NULL: there is none */
 	unsigned copying;               /* workers that are at its data */
 	int r; struct base_error err;   /* the first error */
 	uint64_t step, entry;
 	struct save_flight_info info;
 	struct saver_batch *first, *last;       /* not wholly appended */
 	struct saver_batch *formed; bool walked; /* have no slots yet; there are no more after these */
-	struct save_cursor former;              /* the next batch begins here */
+	struct save_cursor former; uint64_t former_piece; /* the next batch begins here */
 	uint64_t next_entry;                    /* of the samples */
 
 	/* of the declaring thread, then of whoever prepares, then read-only */
@@ -95,6 +104,7 @@ struct save_flight {
 	struct save_plan_tensors plan_tensors;  /* those of `tensors`, once they are in order */
 	struct save_replica_name *names;
 	struct save_planned *planned; const struct save_plan *plan; /* of the cache; the plan in it */
+	struct saver_pieces *pieces;
 	struct save_replicas replicas; struct base_xxh128 *sample_hashes;
 	struct save_writer *w;
 	/* the persister's; the storage's write_wait_ns when it began to write */
@@ -108,6 +118,7 @@ struct saver_worker {                   /* one thread's own */
 	struct saver_lane lanes[SAVER_LANES]; unsigned nlanes;
 	struct save_band walker;        /* to walk bands without processing them */
 	struct base_xxh128_state *hash; uint8_t *room; /* what is copied, on its way through the nearest cache */
+	uint64_t until_ns;              /* it waits no longer; 0: for ever */
 };
 
 struct save_saver {
@@ -130,6 +141,7 @@ struct save_saver {
 	unsigned node_ranks; bool node_known; /* 0: not known; set by the thread that prepares */
 	bool room_told, again_told; struct save_past past; /* the persister's */
 	bool pin_told;                  /* of whoever has `sizing` */
+	struct saver_pieces *pieces; unsigned same_rest; /* of the last commit; so many saves are copied whole */
 	/* the flight whose bands are wanted, and its bands */
 	struct save_flight *persisting; struct saver_batch *batch;
 	struct save_engine engine;
@@ -157,12 +169,16 @@ int saver_prepare(struct save_flight *f, struct base_error *err);
 int saver_prepare_samples(struct save_flight *f, struct base_error *err);
 
 /* stage.c */
+/* Where the walker's band is in the caller's memory, and how far apart neighbours are. */
+void saver_band_place(const struct save_flight *f, const struct saver_worker *w, struct device_gather *ret_g,
+	uint64_t stride[static TENSOR_MAX_DIMS]);
 int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver_batch **ret_b, struct base_error *err);
 /* Gives the worker the memory that it cuts and hashes with, which it keeps; false: there is none at the moment. */
 bool saver_worker_room(struct saver_worker *w);
 int saver_batch_copy(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err);
 uint64_t saver_band_room(uint64_t bytes); /* of a band in a slot */
-void saver_batch_free(struct saver_batch *b);
+/* Are all pieces of a band, from that number on, the same? */
+bool saver_band_same(const struct save_flight *f, uint64_t first, uint32_t npieces);
 
 /* workers.c */
 void *saver_worker_main(void *arg);

@@ -4,6 +4,8 @@
  * at a multiple of 64 bytes; large ones are a batch of their own. Samples are hashed here and their slot goes back at
  * once.
  *
+ * Pieces that are the same as in the last step (same.c) stay where they are, and a band of such pieces takes no room.
+ *
  * Host memory is copied by the thread, and cut and hashed on the way: 2 KiB of a piece at a time, which stay in the
  * nearest cache until they are in the slot. So the caller's memory is read once, and recognised pieces are never read
  * again. The hash is of the copied bytes, whatever another thread does to the source meanwhile, because a later save
@@ -19,10 +21,13 @@
 #define STAGE_BAND_ALIGN 64u
 #define STAGE_PAST_BYTES (UINT64_C(256) << 10)  /* bands from here on leave the caches to others */
 
-void saver_batch_free(struct saver_batch *b)
+bool saver_band_same(const struct save_flight *f, uint64_t first, uint32_t npieces)
 {
-	free(b->xxh);
-	free(b);
+	bool same = npieces > 0;
+
+	for (uint64_t i = first; same && i < first + npieces; i++)
+		same = f->pieces->same[i];
+	return same;
 }
 
 uint64_t saver_band_room(uint64_t bytes) { return base_align(bytes, STAGE_BAND_ALIGN); }
@@ -88,43 +93,6 @@ static struct saver_batch *form_samples(struct save_flight *f, struct saver_batc
 	return NULL;
 }
 
-/* Bands are walked without knowing their contents: only the one that forms walks, so no lock is needed. */
-int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver_batch **ret_b, struct base_error *err)
-{
-	struct saver_batch *b = calloc(1, sizeof *b);
-	struct save_cursor ahead = f->former;
-	int r;
-
-	if (!b)
-		return base_no_memory(err);
-	b->from = f->former;
-	while ((r = save_cursor_take(&ahead, f->w, &w->walker)) == 1) {
-		uint64_t room = saver_band_room(w->walker.len);
-
-		if (b->nbands && b->bytes + room > SAVER_BATCH_BYTES)
-			break;
-		b->bytes += room;
-		b->data_bytes += w->walker.len;
-		b->nbands++;
-		b->npieces += w->walker.npieces;
-		b->last_box = w->walker.at;
-		f->former = ahead;
-	}
-	if (r < 0) {
-		free(b);
-		return base_no_memory(err);
-	}
-	b->left = b->nbands;
-	r = b->nbands || f->sample_hashes ? 0 : saver_prepare_samples(f, err);
-	if (r < 0)
-		free(b);
-	else
-		*ret_b = b->nbands ? b : form_samples(f, b);
-	return r;
-}
-
-/* ---- copying ---- */
-
 /* Do the box's rows lie together in host memory, one after another forwards? */
 static bool box_is_cut(const struct save_flight *f, const struct save_plan_box *box)
 {
@@ -144,6 +112,57 @@ static bool box_is_cut(const struct save_flight *f, const struct save_plan_box *
 	return !t->device && (last == 0 || g.stride[last - 1] == (int64_t)g.item_bytes);
 }
 
+static bool boxes_are_cut(const struct save_flight *f, uint64_t first, uint64_t last)
+{
+	for (uint64_t at = first; at <= last; at++)
+		if (!box_is_cut(f, &f->plan->boxes[at]))
+			return false;
+	return true;
+}
+
+/* Bands are walked without knowing their contents: only the one that forms walks, so no lock is needed. */
+int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver_batch **ret_b, struct base_error *err)
+{
+	struct saver_batch *b = calloc(1, sizeof *b);
+	struct save_cursor ahead = f->former;
+	uint64_t last_box = 0;
+	int r;
+
+	if (!b)
+		return base_no_memory(err);
+	b->from = f->former;
+	b->first_piece = b->next_piece = f->former_piece;
+	b->state = BATCH_READY;
+	while ((r = save_cursor_take(&ahead, f->w, &w->walker)) == 1) {
+		uint64_t room = saver_band_room(w->walker.len);
+
+		if (b->nbands && b->bytes + room > SAVER_BATCH_BYTES)
+			break;
+		b->bytes += room;
+		b->data_bytes += w->walker.len;
+		b->nbands++;
+		b->npieces += w->walker.npieces;
+		last_box = w->walker.at;
+		f->former = ahead;
+	}
+	if (r < 0) {
+		free(b);
+		return base_no_memory(err);
+	}
+	f->former_piece += b->npieces;
+	b->whole_bytes = b->data_bytes;
+	b->left = b->nbands;
+	b->cut = b->nbands && boxes_are_cut(f, b->from.at, last_box);
+	r = b->nbands || f->sample_hashes ? 0 : saver_prepare_samples(f, err);
+	if (r < 0)
+		free(b);
+	else
+		*ret_b = b->nbands ? b : form_samples(f, b);
+	return r;
+}
+
+/* ---- copying ---- */
+
 /* Where a piece's bytes go, and what hashes them. */
 struct copy_cut { uint8_t *to; struct base_xxh128_state *hash; bool past; };
 
@@ -159,27 +178,43 @@ static void copy_cut_strip(void *arg, const void *bytes, size_t len)
 	c->to += len;
 }
 
-/* The walker's band. */
-static int copy_band_cut(struct save_flight *f, struct saver_worker *w, uint8_t *to, struct base_xxh128 *ret_xxh)
+void saver_band_place(const struct save_flight *f, const struct saver_worker *w, struct device_gather *ret_g,
+	uint64_t stride[static TENSOR_MAX_DIMS])
 {
 	const struct save_plan_box *box = &f->plan->boxes[w->walker.at];
-	struct copy_cut c = {to, w->hash, w->walker.len >= STAGE_PAST_BYTES};
+
+	stage_place(&f->tensors[box->tensor], &box->at, ret_g);
+	stage_narrow(&box->at.box, &w->walker.box, ret_g);
+	for (uint32_t d = 0; d < ret_g->ndim; d++)
+		stride[d] = (uint64_t)ret_g->stride[d];
+}
+
+/* The walker's band, whose first piece has that number: those of its pieces that are not the same. */
+static void copy_band_cut(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, uint8_t *to,
+	uint64_t piece)
+{
+	struct copy_cut c = {.hash = w->hash, .past = w->walker.len >= STAGE_PAST_BYTES};
+	struct saver_pieces *found = f->pieces;
 	uint64_t stride[TENSOR_MAX_DIMS];
 	struct device_gather g;
 
-	stage_place(&f->tensors[box->tensor], &box->at, &g);
-	stage_narrow(&box->at.box, &w->walker.box, &g);
-	for (uint32_t d = 0; d < g.ndim; d++)
-		stride[d] = (uint64_t)g.stride[d];
-	for (uint32_t i = 0; i < w->walker.npieces; i++) {
+	saver_band_place(f, w, &g, stride);
+	for (uint32_t i = 0; i < w->walker.npieces; i++, piece++) {
+		const struct save_piece *p = &w->walker.pieces[i];
+
+		if (found->same[piece])
+			continue;
+		c.to = to + p->offset;
 		base_xxh128_begin(w->hash, f->s->store->info.seed);
-		tensor_piece_stream(&w->walker.grid, &w->walker.pieces[i].box, g.from, w->walker.box.offset, stride,
-			w->room, SAVE_STRIP_BYTES, copy_cut_strip, &c);
-		base_xxh128_final(w->hash, &ret_xxh[i]);
+		tensor_piece_stream(&w->walker.grid, &p->box, g.from, w->walker.box.offset, stride, w->room,
+			SAVE_STRIP_BYTES, copy_cut_strip, &c);
+		base_xxh128_final(w->hash, &found->xxh[piece]);
+		found->moves[piece] = !save_band_may_believe(&w->walker, p) || (f->before
+			&& memcmp(&f->before->xxh[piece], &found->xxh[piece], sizeof *found->xxh) != 0);
+		b->steady_bytes += found->moves[piece] ? 0 : p->len;
 	}
 	if (c.past)
 		base_copy_past_end();
-	return 0;
 }
 
 bool saver_worker_room(struct saver_worker *w)
@@ -189,16 +224,6 @@ bool saver_worker_room(struct saver_worker *w)
 	if (!w->room)
 		w->room = aligned_alloc(SAVE_ALIGN, base_align(SAVE_STRIP_BYTES, SAVE_ALIGN));
 	return w->hash && w->room;
-}
-
-/* Room for the hashes, if all of the batch can be cut. */
-static int copy_hashes(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct base_error *err)
-{
-	for (uint64_t at = b->from.at; at <= b->last_box; at++)
-		if (!box_is_cut(f, &f->plan->boxes[at]))
-			return 0;
-	b->xxh = malloc((b->npieces + 1) * sizeof *b->xxh);
-	return saver_worker_room(w) && b->xxh ? 0 : base_no_memory(err);
 }
 
 /* Bands of one box that make a longer box together, on their way into the slot: one gather for all of them. */
@@ -265,15 +290,18 @@ static int copy_bands(struct save_flight *f, struct saver_worker *w, struct save
 {
 	struct save_cursor c = b->from;
 	struct copy_join join = {.at = UINT64_MAX};
-	uint64_t offset = 0, pieces = 0;
-	int r = copy_hashes(f, w, b, err);
+	uint64_t offset = 0, piece = b->first_piece;
+	int r = b->cut && !saver_worker_room(w) ? base_no_memory(err) : 0;
 
-	for (uint64_t i = 0; r == 0 && i < b->nbands; i++) {
+	for (uint64_t i = 0; r == 0 && i < b->nbands; i++, piece += w->walker.npieces) {
 		if (save_cursor_take(&c, f->w, &w->walker) != 1) /* the band is there, so its pieces found no memory */
 			return base_no_memory(err);
-		r = b->xxh ? copy_band_cut(f, w, b->slot + offset, b->xxh + pieces) :
-			copy_join_add(f, w, b, &join, offset, err);
-		pieces += w->walker.npieces;
+		if (saver_band_same(f, piece, w->walker.npieces))
+			continue;
+		if (b->cut)
+			copy_band_cut(f, w, b, b->slot + offset, piece);
+		else
+			r = copy_join_add(f, w, b, &join, offset, err);
 		offset += saver_band_room(w->walker.len);
 	}
 	if (r == 0)

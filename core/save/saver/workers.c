@@ -4,7 +4,7 @@
  *
  *   prepare  the oldest flight that was submitted and not prepared; one at a time
  *   stage    the oldest flight that is prepared and not all handed out: the ring is made, or made larger, if it is
- *            due; then the batch that waits for a slot, or the next.
+ *            due; then a batch is compared (same.c), or the batch that waits for a slot gets one, or the next.
  *            The ring gives slots in order; no room means that the flight being persisted has to give some back first
  *   process  the next band of the flight being persisted, if its batch has arrived and a band is free
  *
@@ -123,6 +123,8 @@ static void worker_form(struct save_flight *f, struct saver_worker *w)
 	f->forming = false;
 	f->copying--;
 	f->formed = first;
+	for (struct saver_batch *b = first; b; b = b->next)
+		b->state = saver_same_in(f, b) ? BATCH_TO_COMPARE : BATCH_READY;
 	if (r < 0)
 		saver_flight_fail(f, r, &err);
 	else
@@ -138,25 +140,53 @@ static void worker_copied(struct save_flight *f, struct saver_batch *b)
 {
 	if (b->samples) {
 		device_ring_give(f->s->ring, b->slot);
-		saver_batch_free(b);
+		free(b);
 		return;
 	}
 	b->state = BATCH_STAGED;
-	f->info.bytes_staged += b->data_bytes;
+	f->info.bytes_staged += b->whole_bytes;
+	f->pieces->steady_bytes += b->steady_bytes;
 }
 
+/* Compares the batch, or settles what is copied of it, or both. */
+static void worker_compare(struct save_flight *f, struct saver_worker *w, struct saver_batch *b)
+{
+	struct save_saver *s = f->s;
+	struct base_error err = {0};
+	uint64_t begin = base_realtime_ns();
+	bool compared = b->state == BATCH_COMPARED;
+	enum saver_same same = f->same;
+	int r;
+
+	b->state = BATCH_COMPARING;
+	f->copying++;
+	pthread_mutex_unlock(&s->lock);
+	r = saver_same_batch(f, w, b, compared, same, &err);
+	pthread_mutex_lock(&s->lock);
+	f->copying--;
+	saver_phase_note(f, SAVE_COPY, begin, base_realtime_ns() - begin, 0);
+	b->state = r == 1 ? BATCH_READY : BATCH_COMPARED;
+	if (r < 0)
+		saver_flight_fail(f, r, &err);
+	worker_tell_staged(f);
+	pthread_cond_broadcast(&s->work);
+	pthread_cond_signal(&s->ready);
+}
+
+/* slot NULL: nothing of the batch is to be copied. */
 static void worker_copy(struct save_flight *f, struct saver_worker *w, uint8_t *slot)
 {
 	struct save_saver *s = f->s;
 	struct saver_batch *b = f->formed;
 	struct base_error err = {0};
 	uint64_t begin = base_realtime_ns();
-	int r;
+	int r = 0;
 
 	f->formed = b->next;
 	f->handed_out = f->walked && !f->formed;
 	b->next = NULL;
 	b->slot = slot;
+	b->state = BATCH_COPYING;
 	if (b->waited)
 		saver_phase_note(f, SAVE_ROOM, b->waits_ns, begin - base_min(begin, b->waits_ns), b->bytes);
 	f->copying++;
@@ -164,11 +194,13 @@ static void worker_copy(struct save_flight *f, struct saver_worker *w, uint8_t *
 		*(f->last ? &f->last->next : &f->first) = b;
 		f->last = b;
 	}
-	pthread_mutex_unlock(&s->lock);
-	r = saver_batch_copy(f, w, b, &err);
-	pthread_mutex_lock(&s->lock);
+	if (slot) {
+		pthread_mutex_unlock(&s->lock);
+		r = saver_batch_copy(f, w, b, &err);
+		pthread_mutex_lock(&s->lock);
+		saver_phase_note(f, SAVE_COPY, begin, base_realtime_ns() - begin, b->data_bytes);
+	}
 	f->copying--;
-	saver_phase_note(f, SAVE_COPY, begin, base_realtime_ns() - begin, b->data_bytes);
 	worker_copied(f, b);
 	if (r < 0)
 		saver_flight_fail(f, r, &err);
@@ -224,11 +256,21 @@ static void worker_wait_for_room(struct save_saver *s, struct save_flight *f)
 	}
 }
 
+/* Another worker is at the batch, or whether it has to be copied is not known yet. */
+static enum worker_did worker_wait_for_answer(struct save_flight *f, struct saver_worker *w,
+	const struct saver_batch *b)
+{
+	if (b->state == BATCH_COMPARED)
+		w->until_ns = saver_same_wait(f);
+	return b->state == BATCH_COMPARED && !w->until_ns ? WORKER_DID : WORKER_WAIT;
+}
+
 /* The walk is short, so a worker that comes meanwhile waits for it rather than begin to digest. */
 static enum worker_did worker_stage(struct save_saver *s, struct saver_worker *w)
 {
 	struct save_flight *f = worker_to_prepare(s);
-	uint8_t *slot;
+	struct saver_batch *b;
+	uint8_t *slot = NULL;
 
 	if (f) {
 		worker_prepare(s, f);
@@ -247,10 +289,19 @@ static enum worker_did worker_stage(struct save_saver *s, struct saver_worker *w
 		worker_form(f, w);
 		return WORKER_DID;
 	}
+	b = saver_same_next(f);
+	if (b) {
+		worker_compare(f, w, b);
+		return WORKER_DID;
+	}
+	b = f->formed;
+	if (b->state != BATCH_READY)
+		return worker_wait_for_answer(f, w, b);
 	if (s->sizing)
 		return WORKER_NOTHING;
-	slot = device_ring_take(s->ring, f->formed->bytes);
-	if (!slot) {
+	if (b->bytes || !b->same)
+		slot = device_ring_take(s->ring, b->bytes);
+	if (!slot && (b->bytes || !b->same)) {
 		worker_wait_for_room(s, f);
 		return WORKER_NOTHING;
 	}
@@ -284,12 +335,17 @@ static bool bands_ready(void *arg)
 
 static void bands_taken(void *arg, struct save_band *b)
 {
-	struct saver_batch *batch = ((struct save_saver *)arg)->batch;
+	const struct save_saver *s = arg;
+	struct saver_pieces *found = s->persisting->pieces;
+	struct saver_batch *batch = s->batch;
+	uint64_t piece = batch->next_piece;
+	bool same = saver_band_same(s->persisting, piece, b->npieces);
 
-	b->in = batch->slot + batch->offset;
-	b->staged = batch->xxh ? batch->xxh + batch->next_piece : NULL;
+	b->in = same ? NULL : batch->slot + batch->offset;
+	b->staged = batch->cut ? found->xxh + piece : NULL;
+	b->absent = batch->same ? found->same + piece : NULL;
 	batch->next_piece += b->npieces;
-	batch->offset += saver_band_room(b->len);
+	batch->offset += same ? 0 : saver_band_room(b->len);
 	batch->given++;
 }
 
@@ -300,6 +356,13 @@ static void bands_processed(void *arg, const struct save_band *b, uint64_t begin
 	saver_phase_note(f, SAVE_DIGEST, begin, b->digest_ns, b->len);
 	if (b->encode_ns)
 		saver_phase_note(f, SAVE_ENCODE, begin + b->digest_ns, b->encode_ns, b->len);
+}
+
+static void batch_free(struct save_saver *s, struct saver_batch *b)
+{
+	if (b->slot)
+		device_ring_give(s->ring, b->slot);
+	free(b);
 }
 
 /* Its part of the slot is not needed any more. Workers wait for a free band, if there was no other, and for room in the
@@ -320,8 +383,7 @@ static void bands_appended(void *arg, const struct save_band *b, const struct sa
 			f->last = NULL;
 		if (s->batch == first)
 			s->batch = NULL;
-		device_ring_give(s->ring, first->slot);
-		saver_batch_free(first);
+		batch_free(s, first);
 	}
 	if (given || cost->starved)
 		pthread_cond_broadcast(&s->work);
@@ -355,6 +417,17 @@ static void worker_memory(struct saver_worker *w)
 		free(touched[i]);
 }
 
+static void worker_wait(struct save_saver *s, const struct saver_worker *w)
+{
+	const struct timespec until = {.tv_sec = (time_t)(w->until_ns / 1000000000),
+		.tv_nsec = (long)(w->until_ns % 1000000000)};
+
+	if (w->until_ns)
+		pthread_cond_timedwait(&s->work, &s->lock, &until);
+	else
+		pthread_cond_wait(&s->work, &s->lock);
+}
+
 void *saver_worker_main(void *arg)
 {
 	struct saver_worker *w = arg;
@@ -365,12 +438,15 @@ void *saver_worker_main(void *arg)
 	worker_memory(w);
 	pthread_mutex_lock(&s->lock);
 	while (!s->stop && !w->surplus) {
-		enum worker_did did = w->copies ? worker_stage(s, w) : worker_copies(s) ? WORKER_WAIT : WORKER_NOTHING;
+		enum worker_did did;
+
+		w->until_ns = 0;
+		did = w->copies ? worker_stage(s, w) : worker_copies(s) ? WORKER_WAIT : WORKER_NOTHING;
 
 		if (did == WORKER_NOTHING && w->digests && save_engine_step(&s->engine))
 			did = WORKER_DID;
 		if (did != WORKER_DID)
-			pthread_cond_wait(&s->work, &s->lock);
+			worker_wait(s, w);
 	}
 	pthread_mutex_unlock(&s->lock);
 	saver_lanes_drop(w);
@@ -405,6 +481,8 @@ int saver_bands_append(struct save_flight *f, struct base_error *err)
 	}
 	if (r < 0)
 		saver_flight_fail(f, r, err);
+	while (r < 0 && f->copying) /* a worker may be asking the bases, which go next */
+		pthread_cond_wait(&s->ready, &s->lock);
 	pthread_mutex_unlock(&s->lock);
 	return r;
 }
@@ -420,15 +498,14 @@ void saver_bands_drop(struct save_flight *f)
 		struct saver_batch *b = f->first;
 
 		f->first = b->next;
-		device_ring_give(s->ring, b->slot);
-		saver_batch_free(b);
+		batch_free(s, b);
 	}
 	f->last = NULL;
 	while (f->formed) {
 		struct saver_batch *b = f->formed;
 
 		f->formed = b->next;
-		saver_batch_free(b);
+		batch_free(s, b);
 	}
 	pthread_cond_broadcast(&s->work);
 	pthread_mutex_unlock(&s->lock);

@@ -60,7 +60,7 @@ static int band_add_piece(struct save_band *b, const struct tensor_piece_iter *i
 	p->len = len;
 	p->believed = NULL;
 	p->compared = NULL;
-	p->checked = p->looked = p->found = p->encoded = p->place_compared = p->refuted = false;
+	p->checked = p->absent = p->looked = p->found = p->encoded = p->place_compared = p->refuted = false;
 	b->len += len;
 	return 0;
 }
@@ -331,8 +331,19 @@ static int band_confirm(struct save_band *b, const struct save_writer *w, const 
 		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)));
 }
 
+/* Only where the store changes against its rules, since the piece was sought before it was left out. */
+static int band_is_absent(struct save_band *b, const struct save_piece *p)
+{
+	return base_error_set(&b->err, -ESTALE,
+		"piece %llu was not copied, because the last step has the same; now it is not found there any more, "
+		"though that step was named as a base: this save is given up, the next one copies it",
+		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)));
+}
+
 int save_band_confirm(struct save_band *b, const struct save_writer *w, const struct save_piece *p)
 {
+	if (p->absent)
+		return band_is_absent(b, p);
 	band_cut(b);
 	return band_confirm(b, w, p, b->raw + p->offset);
 }
@@ -346,10 +357,15 @@ static bool band_trusts(const struct save_band *b)
 	return false;
 }
 
+bool save_band_may_believe(const struct save_band *b, const struct save_piece *p)
+{
+	return b->believe && p->len > SAVE_BELIEVE_BYTES;
+}
+
 /* May its XXH3-128 alone say that it is what a base has at its position? */
 static bool band_may_believe(const struct save_band *b, const struct save_piece *p)
 {
-	return b->believe && p->len > SAVE_BELIEVE_BYTES && band_trusts(b);
+	return save_band_may_believe(b, p) && band_trusts(b);
 }
 
 /* Is it the piece that stands at its position in one of the bases? */
@@ -370,7 +386,7 @@ static bool band_recognise(const struct save_band *b, const struct save_writer *
 }
 
 /* The choice depends on the piece alone (and a random number of this save), so not on threads. */
-static bool band_is_checked(const struct save_band *b, const struct save_writer *w, const struct save_piece *p)
+bool save_band_is_checked(const struct save_band *b, const struct save_writer *w, const struct save_piece *p)
 {
 	uint64_t which[2] = {b->at, b->first_piece + (uint64_t)(p - b->pieces)};
 
@@ -418,6 +434,23 @@ static bool band_is_stored(const struct save_band *b, const struct save_writer *
 	return p->place_compared;
 }
 
+bool save_writer_has(struct save_writer *w, struct save_band *b, struct save_piece *p)
+{
+	const struct store_piece *known;
+	struct index_place place;
+	const char *pack;
+	unsigned i = 0;
+
+	save_band_rows(b, w);
+	if (!band_may_believe(b, p) || !band_recognise(b, w, p) || p->believed != w->named)
+		return false;
+	while (w->bases.all[i] != w->named)
+		i++;
+	known = save_base_piece(b->rows[i], &p->box, p->len, &pack);
+	save_base_place(b->rows[i], known, pack, &place);
+	return save_dedup_fits(&w->dedup, w->store, &place, p->len);
+}
+
 /* 1: recognised, and hashed in full if chance wants it. */
 static int band_believe(struct save_band *b, const struct save_writer *w, struct save_piece *p)
 {
@@ -426,7 +459,7 @@ static int band_believe(struct save_band *b, const struct save_writer *w, struct
 	band_xxh(b, w->store->info.seed, p);
 	if (!band_recognise(b, w, p))
 		return 0;
-	p->checked = band_is_checked(b, w, p);
+	p->checked = save_band_is_checked(b, w, p);
 	if (p->checked)
 		r = band_confirm(b, w, p, band_bytes(b, p));
 	return r < 0 ? r : 1;
@@ -530,7 +563,10 @@ int save_band_process(struct save_band *b, struct save_writer *w)
 	for (uint32_t i = 0; r >= 0 && i < b->npieces; i++) {
 		struct save_piece *p = &b->pieces[i];
 
+		p->absent = b->absent && b->absent[i];
 		r = band_recognised(b, w, p);
+		if (r == 0 && p->absent)
+			return band_is_absent(b, p);
 		if (r == 0) {
 			g.pieces[g.n++] = p;
 			g.len += p->len;

@@ -25,6 +25,7 @@ struct save_piece {                 /* a piece on its way through the pipeline *
 	uint64_t offset, len;           /* in the band's raw bytes */
 	struct base_digest digest; struct base_xxh128 xxh;
 	bool checked;                   /* was believed and hashed all the same */
+	bool absent;                    /* its bytes are not there: it is sure to be believed (save_writer_has) */
 	/* `digest` is that of the piece with this XXH3-128 at this position of that base; or NULL */
 	struct save_base *believed;
 	bool looked, found;             /* the index was asked; `place` is where it says that it lies */
@@ -54,6 +55,7 @@ struct save_band {                  /* belongs to one thread at a time: worker, 
 	uint8_t *raw, *out;             /* pieces one after another; encoded ones at the same offsets */
 	/* The band was cut before it came: `in` has its pieces one after another, with these hashes. NULL: its box. */
 	const struct base_xxh128 *staged;
+	const bool *absent;             /* these pieces are not in `in`; NULL: all are. `in` is NULL if none is */
 	bool cut;                       /* all pieces stand in `raw`; else they lie in `in` only, which is as it was */
 	uint64_t *checks; uint32_t *lens; uint32_t blocks_room;
 	uint8_t *scratch;
@@ -68,6 +70,11 @@ struct save_cursor {
 };
 /* 1: the next pieces are in the band; 0: there are no more; -ENOMEM. */
 int save_cursor_take(struct save_cursor *c, const struct save_writer *w, struct save_band *b);
+/* May its XXH3-128 alone say what it is, where a base's record of it is believed? Is it hashed in full then, as chance
+ * wants it? */
+bool save_band_may_believe(const struct save_band *b, const struct save_piece *p);
+bool save_band_is_checked(const struct save_band *b, const struct save_writer *w, const struct save_piece *p);
+void save_band_forget(struct save_band *b); /* lets the bases' rows go */
 /* Reads what an import is made of. Fills b->err too. */
 int save_band_read(struct save_band *b, const struct save_source *source);
 

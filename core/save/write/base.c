@@ -107,6 +107,17 @@ static bool bases_have(const struct save_bases *all, const struct base_digest *m
 	return has;
 }
 
+struct save_base *save_bases_find(const struct save_bases *all, const char *run, uint64_t entry)
+{
+	for (unsigned i = 0; i < save_bases_count(all); i++) {
+		struct save_base *b = all->all[i];
+
+		if (b->open && b->entry == entry && strcmp(b->run, run) == 0)
+			return b;
+	}
+	return NULL;
+}
+
 bool save_base_has_layout(const struct save_base *b, const struct base_digest *layout)
 {
 	bool has = false;

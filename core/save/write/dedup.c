@@ -171,6 +171,18 @@ static bool dedup_noted(const struct save_dedup *d, const struct index_place *p)
 	return store_notes_name(d->notes, p->pack, &ref);
 }
 
+bool save_dedup_fits(const struct save_dedup *d, struct store *s, const struct index_place *place, uint64_t raw_len)
+{
+	struct store_pack *pack;
+	bool fits;
+
+	if (dedup_noted(d, place) || !save_dedup_may(d, place->pack) || store_pack_get(s, place->pack, &pack, NULL) < 0)
+		return false;
+	fits = dedup_place_fits(place, raw_len, store_pack_size(pack));
+	store_pack_put(s, pack);
+	return fits;
+}
+
 int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt *a, const struct index_place *place,
 	enum store_object_kind kind,
 	uint64_t raw_len, struct save_known **ret_known, struct base_error *err)

@@ -48,6 +48,8 @@ int64_t save_dedup_pack(struct save_dedup *d, const char *name, bool own); /* nu
 /* Any thread: false if pieces and blobs of that pack would be refused for sure, for its attempt is not kept, or too
  * many others are in use. */
 bool save_dedup_may(const struct save_dedup *d, const char *pack);
+/* Any thread: may this place of a piece be used, and is its pack there? */
+bool save_dedup_fits(const struct save_dedup *d, struct store *s, const struct index_place *place, uint64_t raw_len);
 /* Names a commit as a base, once; one that is gone is not asked for again: -ENOENT. */
 int save_dedup_name(struct save_dedup *d, struct store_attempt *a, const char *run, uint64_t entry,
 	const struct base_digest *manifest, struct base_error *err);
@@ -107,6 +109,8 @@ int save_bases_decide(struct save_bases *all, const struct store_layout *l);
 size_t save_bases_attempts(const struct save_bases *all, uint64_t *ret_base);
 /* Any thread: may objects of that pack be referred to? Where no base names its attempt nothing was decided: yes. */
 bool save_bases_keep(const struct save_bases *all, const char *pack, bool layout);
+/* The base that is this commit, if it could be opened; else NULL. */
+struct save_base *save_bases_find(const struct save_bases *all, const char *run, uint64_t entry);
 /* The best fit among them of a component of the layout that is saved. The thread that adds bases. */
 enum save_fit save_bases_fit(const struct save_bases *all, const struct store_layout *l, uint32_t component);
 void save_bases_release(struct save_bases *all);

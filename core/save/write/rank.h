@@ -54,6 +54,12 @@ int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, con
 	struct base_error *err);
 /* The steps of the run that this save is most likely to share pieces with (past.c). `past` is borrowed until end. */
 int save_writer_bases(struct save_writer *w, struct save_past *past, bool replace, struct base_error *err);
+/* Names the commit of that entry as a base, if it is among those that were opened; this decides which attempts are
+ * kept. 1: it is named; 0: it is not there. */
+int save_writer_name(struct save_writer *w, const char *run, uint64_t entry, struct base_error *err);
+/* Any thread, after that: is the save sure to refer to a piece of that base for the band's piece with this XXH3-128? So
+ * its bytes are not asked for. The band keeps the bases' rows (save_band_forget). */
+bool save_writer_has(struct save_writer *w, struct save_band *b, struct save_piece *p);
 /* The layout object, then all bands out of the source, in order. The planned layout has its object by now. */
 int save_writer_append(struct save_writer *w, struct save_engine *e, const struct save_engine_source *source,
 	struct base_error *err);

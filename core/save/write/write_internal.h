@@ -53,6 +53,7 @@ struct save_writer {
 	struct index *index;            /* NULL: none */
 	struct store_notes notes;       /* of damage, as they were when the save began */
 	struct save_bases bases;
+	struct save_base *named;        /* by save_writer_name; or NULL */
 	bool believes;                  /* false: the store's seed is a weak one, XXH3-128 proves nothing */
 	uint64_t check_seed;            /* random: which recognised pieces are hashed in full */
 	struct store_attempt *attempt;  /* borrowed from begin to end */
@@ -76,7 +77,6 @@ void save_band_rows(struct save_band *b, struct save_writer *w);
 int save_band_confirm(struct save_band *b, const struct save_writer *w, const struct save_piece *p);
 /* Cuts what lies in b->in (which may be overwritten), digests, looks up, encodes. Fills b->err too. */
 int save_band_process(struct save_band *b, struct save_writer *w);
-void save_band_forget(struct save_band *b); /* lets the rows go */
 
 /* ---- past.c ---- */
 /* Adds the bases of a save that is about to be written, by the run's list; remembers its attempt. */

@@ -18,6 +18,13 @@
 
 BASE_CLEANUP_DEFINE(struct save_writer *, save_writer_close)
 
+static int writer_init(struct save_writer *w, struct store *s)
+{
+	w->store = s;
+	w->believes = !base_xxh128_seed_weak(s->info.seed);
+	return base_random(&w->check_seed, sizeof w->check_seed);
+}
+
 static int attribute_compare(const void *a, const void *b)
 {
 	return strcmp(((const struct proto_attribute *)a)->key, ((const struct proto_attribute *)b)->key);
@@ -115,8 +122,9 @@ int save_writer_open(struct store *s, const struct save_options *o, struct save_
 	w = calloc(1, sizeof *w);
 	if (!w)
 		return base_no_memory(err);
-	w->store = s;
-	w->believes = !base_xxh128_seed_weak(s->info.seed);
+	r = writer_init(w, s);
+	if (r < 0)
+		return r;
 	w->world = 1;
 	w->options = *o;
 	w->options.attributes = NULL;
@@ -303,11 +311,11 @@ int save_writer_new(struct store *s, const char *run, const struct proto_attribu
 		w->options.run = strdup(run);
 	if (!w || !w->options.run)
 		return base_no_memory(err);
-	w->store = s;
 	w->rank = rank;
 	w->world = world;
-	w->believes = !base_xxh128_seed_weak(s->info.seed);
-	r = writer_set_attributes(w, attributes, nattributes, err);
+	r = writer_init(w, s);
+	if (r == 0)
+		r = writer_set_attributes(w, attributes, nattributes, err);
 	if (r < 0)
 		return r;
 	*ret_w = base_steal(w);
@@ -354,7 +362,7 @@ int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, stru
 	w->bases.index = w->index;
 	w->bases.layouts = w->world > 1;
 	w->dedup.decided = &w->bases;
-	return base_random(&w->check_seed, sizeof w->check_seed);
+	return 0;
 }
 
 int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, const struct base_digest *manifest,
@@ -379,10 +387,30 @@ int save_writer_bases(struct save_writer *w, struct save_past *past, bool replac
 	return r;
 }
 
+static int writer_decide(struct save_writer *w, struct base_error *err)
+{
+	if (w->bases.decided)
+		return 0;
+	return save_bases_decide(&w->bases, w->planned->layout) < 0 ? base_no_memory(err) : 0;
+}
+
+int save_writer_name(struct save_writer *w, const char *run, uint64_t entry, struct base_error *err)
+{
+	struct save_base *base = save_bases_find(&w->bases, run, entry);
+	int r = writer_decide(w, err);
+
+	if (r == 0 && base)
+		r = save_base_name(base, &w->dedup, w->attempt, err);
+	if (r == -ENOENT)
+		return 0;
+	w->named = r == 0 ? base : NULL;
+	return r < 0 ? r : base != NULL;
+}
+
 int save_writer_append(struct save_writer *w, struct save_engine *e, const struct save_engine_source *source,
 	struct base_error *err)
 {
-	int r = save_bases_decide(&w->bases, w->planned->layout) < 0 ? base_no_memory(err) : 0;
+	int r = writer_decide(w, err);
 
 	if (r == 0)
 		r = save_appender_open(w, &w->appender, err);
