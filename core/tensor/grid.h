@@ -73,9 +73,10 @@ uint64_t tensor_piece_scatter_some(const struct tensor_grid *g, const struct ten
 	const uint64_t *origin, const uint64_t *stride);
 /* Gathers a whole piece strip by strip, in stored order: each is gathered into `room` and handed to `strip`. A strip
  * has at most `room_bytes` bytes, which is at least one item; so a piece can be read while it is in the
- * processor's nearest cache. */
+ * processor's nearest cache. `there`: what lies together is handed over where it is; that is quicker, but another
+ * thread may change the bytes while `strip` reads them. */
 void tensor_piece_stream(const struct tensor_grid *g, const struct tensor_box *piece, const void *base,
-	const uint64_t *origin, const uint64_t *stride, void *room, size_t room_bytes,
+	const uint64_t *origin, const uint64_t *stride, void *room, size_t room_bytes, bool there,
 	void (*strip)(void *arg, const void *bytes, size_t len), void *arg);
 
 /* Do the bytes of a piece, in stored order, lie one after another in such an array? */

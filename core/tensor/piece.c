@@ -463,6 +463,7 @@ struct piece_strips {
 	const struct piece_array *array;
 	void *room;
 	uint64_t room_bytes;
+	bool there;                      /* a strip that lies together is handed over where it is */
 	void (*strip)(void *arg, const void *bytes, size_t len);
 	void *arg;
 };
@@ -476,6 +477,16 @@ static void slab_copy(const struct tensor_grid *g, const uint64_t *size, const s
 	*ret_c = (struct piece_copy){.len = g->item_bytes};
 	for (unsigned d = g->shape.ndim; d-- > 0; stride *= size[d])
 		copy_add(ret_c, size[d], stride, array->stride[d]);
+}
+
+static void stream_slab(const struct piece_strips *p, const struct piece_copy *c, const uint8_t *from, size_t len)
+{
+	if (p->there && c->n == 0) {
+		p->strip(p->arg, from, len);
+		return;
+	}
+	copy_nest(c, p->room, from);
+	p->strip(p->arg, p->room, len);
 }
 
 /* Slabs of the cell that lie together: whole in the dimensions from `d` on, a few rows of the one before, and one place
@@ -504,17 +515,14 @@ static void stream_cell(const struct tensor_grid *g, const struct tensor_box *ce
 	do {
 		uint64_t x = 0;
 
-		for (; x + step <= count; x += step) {
-			copy_nest(&c, p->room, from + x * across);
-			p->strip(p->arg, p->room, step * inner);
-		}
+		for (; x + step <= count; x += step)
+			stream_slab(p, &c, from + x * across, step * inner);
 		if (x < count) {
 			struct piece_copy rest;
 
 			slab.size[d - 1] = count - x;
 			slab_copy(g, slab.size, p->array, &rest);
-			copy_nest(&rest, p->room, from + x * across);
-			p->strip(p->arg, p->room, (count - x) * inner);
+			stream_slab(p, &rest, from + x * across, (count - x) * inner);
 		}
 		for (i = d ? d - 1 : 0; i > 0; i--) {
 			from += p->array->stride[i - 1];
@@ -527,11 +535,11 @@ static void stream_cell(const struct tensor_grid *g, const struct tensor_box *ce
 }
 
 void tensor_piece_stream(const struct tensor_grid *g, const struct tensor_box *piece, const void *base,
-	const uint64_t *origin, const uint64_t *stride, void *room, size_t room_bytes,
+	const uint64_t *origin, const uint64_t *stride, void *room, size_t room_bytes, bool there,
 	void (*strip)(void *arg, const void *bytes, size_t len), void *arg)
 {
 	const struct piece_array array = {(uint8_t *)(uintptr_t)base, origin, stride, false}; /* only read */
-	const struct piece_strips strips = {&array, room, room_bytes, strip, arg};
+	const struct piece_strips strips = {&array, room, room_bytes, there, strip, arg};
 	struct tensor_box cell;
 	unsigned k = g->k;
 

@@ -149,8 +149,8 @@ static void same_hash(struct save_flight *f, struct saver_worker *w, const struc
 		return;
 	}
 	base_xxh128_begin(w->hash, seed);
-	tensor_piece_stream(&b->grid, &p->box, g->from, b->box.offset, stride, w->room, SAVE_STRIP_BYTES, same_strip,
-		w->hash);
+	tensor_piece_stream(&b->grid, &p->box, g->from, b->box.offset, stride, w->room, SAVE_STRIP_BYTES, true,
+		same_strip, w->hash);
 	base_xxh128_final(w->hash, ret_xxh);
 }
 

@@ -207,7 +207,7 @@ static void copy_band_cut(struct save_flight *f, struct saver_worker *w, struct 
 		c.to = to + p->offset;
 		base_xxh128_begin(w->hash, f->s->store->info.seed);
 		tensor_piece_stream(&w->walker.grid, &p->box, g.from, w->walker.box.offset, stride, w->room,
-			SAVE_STRIP_BYTES, copy_cut_strip, &c);
+			SAVE_STRIP_BYTES, false, copy_cut_strip, &c);
 		base_xxh128_final(w->hash, &found->xxh[piece]);
 		found->moves[piece] = !save_band_may_believe(&w->walker, p) || (f->before
 			&& memcmp(&f->before->xxh[piece], &found->xxh[piece], sizeof *found->xxh) != 0);

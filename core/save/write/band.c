@@ -255,8 +255,8 @@ static void band_xxh(const struct save_band *b, uint64_t seed, struct save_piece
 	}
 	band_strides(b, stride);
 	base_xxh128_begin(b->hash, seed);
-	tensor_piece_stream(&b->grid, &p->box, b->in, b->box.offset, stride, b->raw, SAVE_STRIP_BYTES, band_xxh_strip,
-		b->hash);
+	tensor_piece_stream(&b->grid, &p->box, b->in, b->box.offset, stride, b->raw, SAVE_STRIP_BYTES, true,
+		band_xxh_strip, b->hash);
 	base_xxh128_final(b->hash, &p->xxh);
 }
 
