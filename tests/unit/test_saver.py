@@ -133,6 +133,55 @@ def test_unchanged_data_is_not_written_again(api, store, rng):
     same(api.read(store, "run"), tensors)
 
 
+def test_what_never_shrinks_is_hardly_tried_and_what_begins_to_is_found(api, store, rng):
+    """One piece of 16 is tried at each save; once one gets smaller, the next save tries all."""
+    random = rng.integers(0, 2**32, (8 << 20) // 4, "u4")
+    saver, encoded = api.saver(store, "run"), []
+
+    def save(array):
+        save = saver.save({"model/w": array.view("f4"), "model/one": array[:5000]})
+        save.committed()
+        t = save.timings()
+        save.free()
+        assert api.read(store, "run")["model/w"].tobytes() == array.tobytes()
+        return t.bytes_encoded // (128 << 10)
+    assert [save(random + i) for i in range(3)] == [0, 0, 0]
+    for i in range(4):                      # each value 4 times: it shrinks
+        encoded.append(save(numpy.repeat(random[:len(random) // 4] + i, 4)))
+    saver.free()
+    assert encoded == [4, 64, 64, 64]
+
+
+def test_equal_pieces_are_hashed_once(api, store, rng):
+    """Bytes that repeat their first eight are found by comparing them; one that differs in its last byte is another."""
+    n = 300_000
+    forms = {"zeros": numpy.zeros(n), "ones": numpy.ones(n), "more": numpy.ones(n), "minus": numpy.full(n, -1.5),
+             "nan": numpy.full(n, numpy.nan), "short": numpy.zeros(2048), "shorter": numpy.zeros(2047),
+             "pairs": numpy.tile(numpy.array([1, 2], "f4"), n), "threes": numpy.tile(numpy.arange(3.0), n // 3),
+             "last": numpy.zeros(n), "first": numpy.zeros(n), "bool": numpy.ones(9 * n, "?"),
+             "odd": numpy.tile(numpy.arange(8, dtype="u1"), n)[:-3]}
+    forms["last"].view("u1")[-1] = 1
+    forms["first"].view("u1")[0] = 1
+    tensors = {f"model/{name}": array for name, array in forms.items()}
+    saver = api.saver(store, "run")
+    for step in range(3):
+        save = saver.save(tensors)
+        save.committed()
+        t = save.timings()
+        save.free()
+        assert step == 0 or t.pieces_new == 0
+        assert step or t.bytes_deduplicated > 15 << 20
+        same(api.read(store, "run"), tensors)
+        if step == 1:                       # what a worker remembers is of the save before
+            saver.free()
+            saver = api.saver(store, "run")
+    tensors = {name: -array if array.dtype.kind == "f" else array for name, array in tensors.items()}
+    saver.save(tensors).committed()
+    saver.save({"other/zeros": numpy.zeros(n)}).committed()
+    saver.free()
+    same(api.read(store, "run", 3), tensors)
+
+
 @pytest.mark.parametrize("shape", [(1500, 1100), (3, 700, 900), (2_000_003,), (70000, 3)])
 def test_what_is_cut_while_it_is_copied_is_recognised_otherwise(api, store, rng, shape):
     """Rows that lie together are cut and hashed on their way into the ring, others out of it: to the same pieces, with

@@ -11,9 +11,12 @@
  * layout is another one, and nobody would store this one. So every other rank refers to the copy in a base, or stores
  * the layout too (persist.c). */
 #include <stdio.h>
+#include <string.h>
 
 #include "core/base/clock.h"
 #include "core/save/saver/saver_internal.h"
+
+#define PREPARE_RETRY 16u
 
 static int tensor_compare(const struct saver_tensor *a, const struct saver_tensor *b)
 {
@@ -230,6 +233,29 @@ int saver_prepare_samples(struct save_flight *f, struct base_error *err)
 	return f->sample_hashes ? 0 : base_no_memory(err);
 }
 
+/* ---- what encoding was worth ---- */
+
+/* Of a tensor of which no piece got smaller the last time, one piece of PREPARE_RETRY is tried, another one at each
+ * save; if that one gets smaller, the next save tries all. */
+static void prepare_worth(struct save_flight *f)
+{
+	const enum save_worth *before = f->before ? f->before->worth : NULL;
+	enum save_worth *worth = f->pieces->worth;
+	uint64_t piece = 0;
+
+	for (uint64_t at = 0; before && at < f->plan->nboxes; at++) {
+		uint64_t n = f->plan->boxes[at].pieces, end = piece + n;
+		bool all = memchr(before + piece, SAVE_WORTH_IT, n);
+
+		for (; piece < end; piece++) {
+			bool again = all || (piece + f->number) % PREPARE_RETRY == 0;
+
+			worth[piece] = again && before[piece] == SAVE_WORTH_NOTHING ? SAVE_WORTH_UNKNOWN
+				: before[piece];
+		}
+	}
+}
+
 int saver_prepare(struct save_flight *f, struct base_error *err)
 {
 	uint64_t begin = base_realtime_ns(), end;
@@ -256,6 +282,7 @@ int saver_prepare(struct save_flight *f, struct base_error *err)
 	f->info.bytes_total = f->plan->bytes + f->info.bytes_staged;
 	f->info.plan_cached = (uint32_t)r;
 	pthread_mutex_unlock(&f->s->lock);
+	prepare_worth(f);
 	saver_node_meet(f->s);
 	return 0;
 }

@@ -43,8 +43,9 @@ int saver_same_prepare(struct save_flight *f, const struct save_plan_key *key, s
 		p->xxh = malloc((n + 1) * sizeof *p->xxh);
 		p->moves = malloc(n + 1);
 		p->same = calloc(n + 1, 1);
+		p->worth = calloc(n + 1, sizeof *p->worth);
 	}
-	if (!p || !p->xxh || !p->moves || !p->same)
+	if (!p || !p->xxh || !p->moves || !p->same || !p->worth)
 		return base_no_memory(err);
 	memset(p->moves, true, n);
 	return 0;
@@ -57,6 +58,7 @@ void saver_pieces_give(struct saver_pieces *p)
 	free(p->xxh);
 	free(p->moves);
 	free(p->same);
+	free(p->worth);
 	free(p);
 }
 

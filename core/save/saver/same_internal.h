@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/save/plan/plan_key.h"
+#include "core/save/write/band.h"
 
 struct save_flight;
 struct saver_batch;
@@ -21,6 +22,7 @@ struct saver_pieces {
 	struct base_xxh128 *xxh;
 	bool *moves;                    /* it differed from the save before, or cannot be compared */
 	bool *same;                     /* as the save before has it, and not copied */
+	enum save_worth *worth;         /* of encoding them, by this save or before */
 };
 /* May pieces be left where they are? ASKED: once the persister has named the base that has them. */
 enum saver_same { SAME_NO, SAME_ASKED, SAME_YES };

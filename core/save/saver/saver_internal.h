@@ -61,8 +61,8 @@ struct saver_batch {
 	bool waited; uint64_t waits_ns; /* for room in the ring, since when */
 	uint64_t first_piece, npieces;  /* of all bands, by number in the plan */
 	uint64_t next_piece;            /* of the next band that is given, likewise */
-	/* The bands are in the slot as they are stored, piece after piece, and hashed; else as boxes, row-major. A piece
-	 * of it is the same. */
+	/* The bands are in the slot as they are stored, piece after piece, and hashed; else as boxes, row-major.
+	 * A piece of it is the same. */
 	bool cut, same;
 	bool samples; uint64_t first_entry, nentries;
 };

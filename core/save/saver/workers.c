@@ -344,6 +344,7 @@ static void bands_taken(void *arg, struct save_band *b)
 	b->in = same ? NULL : batch->slot + batch->offset;
 	b->staged = batch->cut ? found->xxh + piece : NULL;
 	b->absent = batch->same ? found->same + piece : NULL;
+	b->worth = found->worth + piece;
 	batch->next_piece += b->npieces;
 	batch->offset += same ? 0 : saver_band_room(b->len);
 	batch->given++;

@@ -12,6 +12,7 @@
 
 #include "core/base/array.h"
 #include "core/base/clock.h"
+#include "core/base/le.h"
 #include "core/commit/note.h"
 
 void save_band_rows(struct save_band *b, struct save_writer *w)
@@ -60,7 +61,8 @@ static int band_add_piece(struct save_band *b, const struct tensor_piece_iter *i
 	p->len = len;
 	p->believed = NULL;
 	p->compared = NULL;
-	p->checked = p->absent = p->looked = p->found = p->encoded = p->place_compared = p->refuted = false;
+	p->absent = p->repeats = false;
+	p->checked = p->looked = p->found = p->encoded = p->place_compared = p->refuted = false;
 	b->len += len;
 	return 0;
 }
@@ -265,9 +267,15 @@ void save_band_encode(struct save_band *b, struct save_piece *p)
 	const uint8_t *at = b->raw + p->offset;
 	uint32_t *lens = b->lens + p->first_block;
 	uint64_t *checks = b->checks + p->first_block, blocks = base_block_count(p->len), left = p->len;
+	enum save_worth *worth = b->worth ? &b->worth[p - b->pieces] : NULL;
 
 	band_cut(b);
-	p->codec = store_codec_encode(b->word_bytes, at, p->len, b->out + p->offset, lens, &p->stored_len, b->scratch);
+	p->codec = STORE_CODEC_RAW;
+	if (!worth || *worth != SAVE_WORTH_NOTHING)
+		p->codec = store_codec_encode(b->word_bytes, at, p->len, b->out + p->offset, lens, &p->stored_len,
+			b->scratch);
+	if (worth)
+		*worth = p->codec == STORE_CODEC_RAW ? SAVE_WORTH_NOTHING : SAVE_WORTH_IT;
 	if (p->codec == STORE_CODEC_RAW)
 		p->stored_len = p->len;
 	else
@@ -284,12 +292,9 @@ void save_band_encode(struct save_band *b, struct save_piece *p)
 
 /* The XXH3-128 was made before, of the bytes that these were copied from. If it differs now, one of the two copies
  * changed in memory, and it is not known which of them is right. */
-static int band_xxh_again(struct save_band *b, uint64_t seed, const struct save_piece *p, const uint8_t *bytes)
+static int band_xxh_check(struct save_band *b, const struct save_piece *p, const struct base_xxh128 *xxh)
 {
-	struct base_xxh128 xxh;
-
-	base_xxh128_of(seed, bytes, p->len, &xxh);
-	if (memcmp(&xxh, &p->xxh, sizeof xxh) == 0)
+	if (memcmp(xxh, &p->xxh, sizeof *xxh) == 0)
 		return 0;
 	return base_error_set(&b->err, -BASE_EDAMAGED,
 		"piece %llu is not what was copied: its XXH3-128 differs from the one made while copying; this "
@@ -315,9 +320,12 @@ static void band_doubt(const struct save_band *b, const struct save_writer *w, c
 static int band_confirm(struct save_band *b, const struct save_writer *w, const struct save_piece *p,
 	const uint8_t *bytes)
 {
-	int r = band_xxh_again(b, w->store->info.seed, p, bytes);
+	struct base_xxh128 xxh;
 	struct base_digest digest;
+	int r;
 
+	base_xxh128_of(w->store->info.seed, bytes, p->len, &xxh);
+	r = band_xxh_check(b, p, &xxh);
 	if (r < 0)
 		return r;
 	base_digest_of(bytes, p->len, &digest);
@@ -472,16 +480,44 @@ struct band_group {
 	uint64_t len;
 };
 
-/* The XXH3-128 of what is stored. Is it not the one that was made on its way here, there is an error. */
-static int band_group_xxh(struct save_band *b, uint64_t seed, struct save_piece *p)
+/* Zeros (optimizers that have not begun, masks) come in many equal pieces, and to compare costs a tenth of hashing. The
+ * bytes are compared with themselves, and so with those that were hashed. NULL: they do not repeat. */
+static const struct save_repeat *band_repeat(struct save_band *b, uint64_t seed, struct save_piece *p)
 {
 	const uint8_t *bytes = b->raw + p->offset;
+	struct save_repeat *k;
+	uint64_t word;
 
+	if (p->len < BASE_BLOCK_BYTES || memcmp(bytes, bytes + sizeof word, p->len - sizeof word) != 0)
+		return NULL;
+	word = base_get64(bytes);
+	for (unsigned i = 0; i < base_min(b->nrepeats, SAVE_REPEATS); i++) {
+		k = &b->repeats[i];
+		p->repeats = k->word == word && k->len == p->len;
+		if (p->repeats)
+			return k;
+	}
+	k = &b->repeats[b->nrepeats++ % SAVE_REPEATS];
+	*k = (struct save_repeat){.word = word, .len = p->len};
+	base_digest_of(bytes, p->len, &k->digest);
+	base_xxh128_of(seed, bytes, p->len, &k->xxh);
+	return k;
+}
+
+/* The XXH3-128 of what is stored. Is it not the one that was made on its way here, there is an error. */
+static int band_group_xxh(struct save_band *b, uint64_t seed, const struct save_repeat *k, struct save_piece *p)
+{
+	struct base_xxh128 xxh;
+
+	if (k)
+		xxh = k->xxh;
+	else
+		base_xxh128_of(seed, b->raw + p->offset, p->len, &xxh);
 	if (b->staged)
 		p->xxh = b->staged[p - b->pieces];
 	if (b->staged || band_may_believe(b, p))
-		return band_xxh_again(b, seed, p, bytes);
-	base_xxh128_of(seed, bytes, p->len, &p->xxh);
+		return band_xxh_check(b, p, &xxh);
+	p->xxh = xxh;
 	return 0;
 }
 
@@ -489,20 +525,35 @@ static int band_group_xxh(struct save_band *b, uint64_t seed, struct save_piece 
 static int band_group_digest(struct save_band *b, const struct save_writer *w, struct band_group *g)
 {
 	struct base_object objects[BAND_GROUP];
+	struct save_piece *hashed[BAND_GROUP];
+	uint64_t seed = w->store->info.seed;
+	unsigned n = 0;
 
 	band_cut(b);
 	for (unsigned i = 0; i < g->n; i++) {
 		struct save_piece *p = g->pieces[i];
-		int r = band_group_xxh(b, w->store->info.seed, p);
+		const struct save_repeat *k = band_repeat(b, seed, p);
+		int r = band_group_xxh(b, seed, k, p);
 
 		if (r < 0)
 			return r;
-		objects[i] = (struct base_object){.bytes = b->raw + p->offset, .len = p->len};
+		if (k) {
+			p->digest = k->digest;
+			continue;
+		}
+		objects[n] = (struct base_object){.bytes = b->raw + p->offset, .len = p->len};
+		hashed[n++] = p;
 	}
-	base_digests_of(objects, g->n);
-	for (unsigned i = 0; i < g->n; i++)
-		g->pieces[i]->digest = objects[i].digest;
+	base_digests_of(objects, n);
+	for (unsigned i = 0; i < n; i++)
+		hashed[i]->digest = objects[i].digest;
 	return 0;
+}
+
+/* One that repeats is left to the appender, which has most likely seen it in this save. */
+static bool band_encodes(struct save_band *b, const struct save_writer *w, struct save_piece *p)
+{
+	return p->len > STORE_INLINE_MAX_BYTES && !p->repeats && !band_is_stored(b, w, p);
 }
 
 static int band_group_end(struct save_band *b, const struct save_writer *w, struct band_group *g)
@@ -513,7 +564,7 @@ static int band_group_end(struct save_band *b, const struct save_writer *w, stru
 	middle = base_monotonic_ns();
 	b->digest_ns += middle - begin;
 	for (unsigned i = 0; r == 0 && i < g->n; i++)
-		if (g->pieces[i]->len > STORE_INLINE_MAX_BYTES && !band_is_stored(b, w, g->pieces[i]))
+		if (band_encodes(b, w, g->pieces[i]))
 			save_band_encode(b, g->pieces[i]);
 	b->encode_ns += base_monotonic_ns() - middle;
 	g->n = 0;

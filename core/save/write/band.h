@@ -33,11 +33,19 @@ struct save_piece {                 /* a piece on its way through the pipeline *
 	 * is one, too; one that was to be this piece holds other bytes, or cannot be read. */
 	const struct store_piece *compared;
 	bool place_compared, refuted;
+	bool repeats;                   /* one like it was hashed before, so it is hardly new */
 	bool encoded;                   /* the fields below are set */
 	struct index_place place;
 	uint16_t codec; uint64_t stored_len;
 	uint32_t first_block;           /* in checks and lens */
 };
+
+/* Bytes that repeat their first eight, as those of zeros: what was hashed of them before. */
+#define SAVE_REPEATS 4u
+struct save_repeat { uint64_t word, len; struct base_digest digest; struct base_xxh128 xxh; };
+
+/* What encoding a piece is worth; one that is worth nothing is not encoded. */
+enum save_worth { SAVE_WORTH_UNKNOWN, SAVE_WORTH_IT, SAVE_WORTH_NOTHING } __attribute__((packed));
 
 struct save_band {                  /* belongs to one thread at a time: worker, then appender */
 	struct save_band *next;         /* free ones */
@@ -56,10 +64,12 @@ struct save_band {                  /* belongs to one thread at a time: worker, 
 	/* The band was cut before it came: `in` has its pieces one after another, with these hashes. NULL: its box. */
 	const struct base_xxh128 *staged;
 	const bool *absent;             /* these pieces are not in `in`; NULL: all are. `in` is NULL if none is */
+	enum save_worth *worth;         /* by piece: what encoding it was worth, set to what it is. NULL: not known */
 	bool cut;                       /* all pieces stand in `raw`; else they lie in `in` only, which is as it was */
 	uint64_t *checks; uint32_t *lens; uint32_t blocks_room;
 	uint8_t *scratch;
 	struct base_xxh128_state *hash;
+	struct save_repeat repeats[SAVE_REPEATS]; unsigned nrepeats; /* so many were added; the oldest give way */
 	uint64_t read_ns, digest_ns, encode_ns;
 	int r; struct base_error err;
 };

@@ -58,6 +58,7 @@ static struct save_band *engine_take(struct save_engine *e)
 	e->free = b->next;
 	b->staged = NULL;
 	b->absent = NULL;
+	b->worth = NULL;
 	b->read_ns = 0;
 	if (source->taken)
 		source->taken(source->arg, b);
