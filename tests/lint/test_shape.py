@@ -70,7 +70,7 @@ FOR_TESTS = {
     "tool_progress_at": "the tests give the time",
     "view_layouts_parse": "the tests give it the text of a file",
     "saver_room_size": "the tests give the memory of the machine",
-    "saver_same_wait_ns": "the tests are patient, or not at all",
+    "saver_same_patience": "the tests are patient, or not at all",
 }
 PUBLIC = re.compile(r"vckpt_|main$")                                        # called from outside
 

@@ -16,11 +16,10 @@ MIB = 1 << 20
 def api(build):
     """The library with all symbols; a save waits a minute for the answer whether its base is there."""
     api = Vckpt(build, "tests/libvckpt_internal.so")
-    wait = ctypes.c_uint64.in_dll(api.lib, "saver_same_wait_ns")
-    before, wait.value = wait.value, 60 * 10**9
-    api.wait = wait
+    api.patience = (ctypes.c_uint64 * 2).in_dll(api.lib, "saver_same_patience")
+    api.patience[:] = 60 * 10**9, 60 * 10**9
     yield api
-    wait.value = before
+    api.patience[:] = 0, 0
 
 
 @pytest.fixture
@@ -121,18 +120,27 @@ def test_a_late_answer_holds_no_one_back(api, store, rng):
     saver = api.saver(store, "run", threads=1)
     saved(saver, tensors)
     assert fewest(saver, tensors) == 0
-    api.wait.value = 0
+    api.patience[1] = 0
     small = {n: a for n, a in tensors.items() if n == "model/0"}
     saved(saver, small), saved(saver, small)
     for _ in range(50):
         if saved(saver, small)[1]:
             break
-    api.wait.value = 60 * 10**9
+    api.patience[1] = 60 * 10**9
     assert all(saved(saver, small)[1] == 10000 for _ in range(15))
     saved(saver, small)
     assert fewest(saver, small) == 0
     saver.free()
     same(api.read(store, "run"), small)
+
+
+def test_little_is_not_worth_asking_for(api, store, rng):
+    """It is copied in less time than a store needs for any answer."""
+    tensors = made(rng, [(10, 10)])
+    api.patience[:] = 0, 0
+    saver = api.saver(store, "run")
+    assert [saved(saver, tensors)[1] for _ in range(20)] == [400] * 20
+    saver.free()
 
 
 def test_saves_behind_another_are_copied(api, store, rng):

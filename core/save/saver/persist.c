@@ -332,8 +332,10 @@ static void persist_flight(struct save_flight *f)
 {
 	struct save_saver *s = f->s;
 	struct base_error err = {0};
-	int r = persist_attempt(f, &err);
+	int r;
 
+	f->persisted_ns = base_monotonic_ns();
+	r = persist_attempt(f, &err);
 	if (r < 0)
 		r = persist_abort(f, r, &err);
 	pthread_mutex_lock(&s->lock);

@@ -13,8 +13,10 @@
  *
  * What fails is copied after all, from memory that is still the caller's to leave alone. Only the save at the head of
  * the queue asks, since the others' base is not decided yet; and only pieces are compared that did not change the last
- * time, because one that is compared in vain is hashed twice. A store that answers late must not hold the trainer up:
- * after about the time that copying takes (and saver_same_wait_ns) everything is copied, and by the next SAME_REST
+ * time, because one that is compared in vain is hashed twice.
+ *
+ * No trainer waits for a store. A save asks only if comparing takes as long as the last save's answer took; and if the
+ * answer is late, it waits for about as long as copying takes. Then everything is copied, and by the next SAME_REST
  * saves, too.
  *
  * If the caller breaks the rule and changes the memory meanwhile, the hash is that of what was read. If it is that of
@@ -26,10 +28,11 @@
 #include "core/base/clock.h"
 #include "core/save/saver/saver_internal.h"
 
-#define SAME_BYTES_EACH_NS 4u           /* about what one worker copies and hashes */
+#define SAME_COMPARED_EACH_NS 8u        /* bytes that a worker compares in that time */
+#define SAME_COPIED_EACH_NS 4u
 #define SAME_REST 16u
 
-uint64_t saver_same_wait_ns = 100000000;
+struct saver_patience saver_same_patience;
 
 int saver_same_prepare(struct save_flight *f, const struct save_plan_key *key, struct base_error *err)
 {
@@ -81,7 +84,8 @@ void saver_same_ask(struct save_flight *f)
 		return;
 	f->before = p;
 	p->refs++;
-	if (p->steady_bytes && f == s->first && !rests && !s->options.no_bases)
+	if (p->steady_bytes && f == s->first && !rests && !s->options.no_bases
+		&& p->steady_bytes / SAME_COMPARED_EACH_NS + saver_same_patience.asks_ns >= s->answer_ns)
 		f->same = SAME_ASKED;
 }
 
@@ -104,7 +108,7 @@ uint64_t saver_same_wait(struct save_flight *f)
 	uint64_t now = base_monotonic_ns();
 
 	if (!f->same_until_ns)
-		f->same_until_ns = now + saver_same_wait_ns + f->before->steady_bytes / SAME_BYTES_EACH_NS;
+		f->same_until_ns = now + f->before->steady_bytes / SAME_COPIED_EACH_NS + saver_same_patience.waits_ns;
 	if (now < f->same_until_ns)
 		return f->same_until_ns;
 	f->same = SAME_NO;
@@ -116,15 +120,15 @@ int saver_same_answer(struct save_flight *f, struct base_error *err)
 {
 	struct save_saver *s = f->s;
 	bool asked;
-	int r;
+	int r = 0;
 
 	pthread_mutex_lock(&s->lock);
 	asked = f->same == SAME_ASKED;
 	pthread_mutex_unlock(&s->lock);
-	if (!asked)
-		return 0;
-	r = save_writer_name(f->w, s->run, f->before->entry, err);
+	if (asked)
+		r = save_writer_name(f->w, s->run, f->before->entry, err);
 	pthread_mutex_lock(&s->lock);
+	s->answer_ns = base_monotonic_ns() - f->persisted_ns;
 	if (f->same == SAME_ASKED)
 		f->same = r == 1 ? SAME_YES : SAME_NO;
 	pthread_cond_broadcast(&s->work);

@@ -27,7 +27,8 @@ struct saver_pieces {
 /* May pieces be left where they are? ASKED: once the persister has named the base that has them. */
 enum saver_same { SAME_NO, SAME_ASKED, SAME_YES };
 
-extern uint64_t saver_same_wait_ns;      /* tests change it */
+/* How much later than it is worth waiting for an answer may be, for a save to ask and to wait. Tests change it. */
+extern struct saver_patience { uint64_t asks_ns, waits_ns; } saver_same_patience;
 /* The lock is held for these: */
 void saver_pieces_give(struct saver_pieces *p); /* NULL-safe */
 void saver_same_ask(struct save_flight *f); /* it is prepared: sets f->before and f->same */

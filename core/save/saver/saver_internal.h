@@ -61,9 +61,8 @@ struct saver_batch {
 	bool waited; uint64_t waits_ns; /* for room in the ring, since when */
 	uint64_t first_piece, npieces;  /* of all bands, by number in the plan */
 	uint64_t next_piece;            /* of the next band that is given, likewise */
-	/* The bands are in the slot as they are stored, piece after piece, and hashed; else as boxes, row-major.
-	 * A piece of it is the same. */
-	bool cut, same;
+	bool cut;                       /* in the slot: piece after piece, as stored, hashed; else boxes, row-major */
+	bool same;                      /* a piece of it is the same */
 	bool samples; uint64_t first_entry, nentries;
 };
 
@@ -107,8 +106,8 @@ struct save_flight {
 	struct saver_pieces *pieces;
 	struct save_replicas replicas; struct base_xxh128 *sample_hashes;
 	struct save_writer *w;
-	/* the persister's; the storage's write_wait_ns when it began to write */
-	struct store_attempt *attempt; uint64_t disk_before_ns;
+	/* the persister's; when it began, and the storage's write_wait_ns when it began to write */
+	struct store_attempt *attempt; uint64_t persisted_ns, disk_before_ns;
 };
 
 struct saver_worker {                   /* one thread's own */
@@ -141,7 +140,8 @@ struct save_saver {
 	unsigned node_ranks; bool node_known; /* 0: not known; set by the thread that prepares */
 	bool room_told, again_told; struct save_past past; /* the persister's */
 	bool pin_told;                  /* of whoever has `sizing` */
-	struct saver_pieces *pieces; unsigned same_rest; /* of the last commit; so many saves are copied whole */
+	/* same.c: of the last commit; how many saves are copied whole; what the last answer took */
+	struct saver_pieces *pieces; unsigned same_rest; uint64_t answer_ns;
 	/* the flight whose bands are wanted, and its bands */
 	struct save_flight *persisting; struct saver_batch *batch;
 	struct save_engine engine;
