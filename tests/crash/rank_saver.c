@@ -29,6 +29,12 @@ static int failed(char text[static RANK_TEXT], int code, const struct vckpt_erro
 	return code;
 }
 
+/* Once, before any thread of a rank. */
+static void __attribute__((constructor)) be_patient(void)
+{
+	saver_same_patience = (struct saver_patience){UINT64_C(60000000000), 100000000};
+}
+
 int rank_open(const struct rank_job *job, struct rank **ret_r, char text[static RANK_TEXT])
 {
 	struct vckpt_saver_options o = {.size = sizeof o, .store = job->store, .run = job->run, .launch_id = job->id,
@@ -40,7 +46,6 @@ int rank_open(const struct rank_job *job, struct rank **ret_r, char text[static 
 	char words[32];
 	int r;
 
-	saver_same_patience = (struct saver_patience){UINT64_C(60000000000), 100000000};
 	if (!rank || !(rank->data = malloc(job->bytes + 2 * MOMENTS_BYTES)))
 		return -ENOMEM;
 	rank->job = *job;
