@@ -38,6 +38,7 @@ int store_list_open(struct store *s, const char *run, bool whole, struct store_l
 int store_list_open_newest(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err);
 int store_list_know_step(struct store_list *l, uint64_t step, struct base_error *err);   /* what is visible under it */
 int store_list_know_entry(struct store_list *l, uint64_t entry, struct base_error *err); /* whether it is visible */
+int store_list_know_below(struct store_list *l, uint64_t step, struct base_error *err);  /* the nearest lower step */
 int store_list_know_all(struct store_list *l, struct base_error *err);
 void store_list_close(struct store_list *l); /* NULL-safe */
 /* Reads what came since. Returns the number of new entries; pointers into the list (steps, reasons) are then void.

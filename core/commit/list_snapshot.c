@@ -418,6 +418,15 @@ int store_list_know_entry(struct store_list *l, uint64_t entry, struct base_erro
 	return l->rest && entry < l->rest ? list_rest_read(l, err) : 0;
 }
 
+int store_list_know_below(struct store_list *l, uint64_t step, struct base_error *err)
+{
+	size_t n = base_bisect(i, 0, l->nsteps, l->steps[i].step < step);
+
+	if (!l->rest || l->older == PROTO_NONE || (n && l->steps[n - 1].step >= l->older))
+		return 0;
+	return list_rest_read(l, err);
+}
+
 int store_list_know_all(struct store_list *l, struct base_error *err) { return list_rest_read(l, err); }
 
 int list_know_newest(struct store_list *l, struct base_error *err)

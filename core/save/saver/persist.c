@@ -28,17 +28,21 @@
 static int persist_named_base(struct save_flight *f, const char *name, bool add, struct base_error *err)
 {
 	const char *slash = strrchr(name, '/');
+	uint64_t number = strtoull(slash + 1, NULL, 10);
 	char run[PROTO_RUN_MAX + 1];
 	const struct store_list_step *step;
 	struct store_list *list;
 	int r;
 
 	snprintf(run, sizeof run, "%.*s", (int)base_min(slash - name, PROTO_RUN_MAX), name);
-	r = store_list_open(f->s->store, run, false, &list, err);
+	r = store_list_open_newest(f->s->store, run, &list, err);
 	if (r < 0)
 		return base_error_prefix(err, r, "base %s", name);
-	step = store_list_find(list, strtoull(slash + 1, NULL, 10));
-	if (!step)
+	r = store_list_know_step(list, number, err);
+	step = r == 0 ? store_list_find(list, number) : NULL;
+	if (r < 0)
+		base_error_prefix(err, r, "base %s", name);
+	else if (!step)
 		r = base_error_set(err, -ENOENT, "base %s: there is no such step", name);
 	else if (add)
 		r = save_writer_base(f->w, run, step->entry, &step->commit.manifest, err);

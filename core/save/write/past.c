@@ -37,9 +37,8 @@ struct past_want { const struct base_digest *layout; const char *component; }; /
 struct past {
 	struct save_past *p;
 	struct save_writer *w;
-	const struct store_list *list;
+	struct store_list *list;
 	uint64_t step;                  /* that is saved */
-	size_t before;                  /* how many steps have lower numbers */
 };
 
 /* ---- what was loaded ---- */
@@ -73,6 +72,18 @@ void save_past_loaded(const struct store *s, const char *run, uint64_t step, uin
 	pthread_mutex_unlock(&loaded.lock);
 }
 
+static int past_loaded_know(const struct past *s)
+{
+	struct past_loaded *l;
+	uint64_t step;
+
+	pthread_mutex_lock(&loaded.lock);
+	l = loaded_find(s->w->store, s->w->options.run);
+	step = l ? l->step : PROTO_NONE;
+	pthread_mutex_unlock(&loaded.lock);
+	return step == PROTO_NONE ? 0 : store_list_know_step(s->list, step, NULL);
+}
+
 /* The step, if it is visible. It is asked for once: a later save goes on from this one. */
 static const struct store_list_step *past_loaded(const struct past *s)
 {
@@ -103,6 +114,7 @@ void save_past_release(struct save_past *p)
 {
 	while (p->nsteps)
 		past_release_step(&p->steps[--p->nsteps]);
+	store_list_close(base_steal(p->list));
 	save_last_release(&p->last);
 }
 
@@ -241,15 +253,25 @@ static const struct save_past_step *past_read(struct past *s, const struct store
 	return k;
 }
 
+/* How many steps have lower numbers. */
+static size_t past_before(const struct past *s)
+{
+	size_t n = store_list_count(s->list);
+
+	return base_bisect(i, 0, n, store_list_at(s->list, i)->step < s->step);
+}
+
+/* All steps are looked at: pointers to them are void after it. */
 static const struct store_list_step *past_walk(struct past *s, const struct past_want *want)
 {
+	int r = store_list_know_all(s->list, NULL);
+	size_t n = r == 0 ? store_list_count(s->list) : 0, before = past_before(s);
 	struct past_seen seen = {0};
-	size_t n = store_list_count(s->list);
 	uint64_t ranks = 0;
 
 	for (size_t i = 0; i < n && ranks < PAST_RANKS; i++) {
 		const struct store_list_step *step = store_list_at(s->list,
-			i < s->before ? s->before - 1 - i : n - 1 - (i - s->before));
+			i < before ? before - 1 - i : n - 1 - (i - before));
 		bool size = past_new(seen.sizes, step, past_same_size);
 		bool launch = past_new(seen.launches, step, past_same_launch);
 		const struct save_past_step *k = i < PAST_NEAREST || size || launch ? past_read(s, step, &ranks)
@@ -332,28 +354,61 @@ static int past_search(struct past *s, struct base_error *err)
 	return r || all ? r : past_search_one(s, &(struct past_want){.layout = &l->digest}, err);
 }
 
-int save_past_bases(struct save_past *p, struct save_writer *w, const struct store_list *list, bool replace,
-	struct base_error *err)
+/* What comes first: the launch's own last step and what it went on from. */
+static int past_near(struct past *s, struct base_error *err)
 {
-	size_t n = store_list_count(list);
-	struct past s = {.p = p, .w = w, .list = list, .step = w->result.step,
-		.before = base_bisect(i, 0, n, store_list_at(list, i)->step < w->result.step)};
-	const struct store_list_step *own = past_own(&s), *from = past_loaded(&s);
-	const struct store_list_step *before = s.before ? store_list_at(list, s.before - 1) : NULL;
-	bool back = own && own->step >= s.step; /* the job went back to what it loaded */
+	size_t n = past_before(s);
+	const struct store_list_step *own = past_own(s), *from = past_loaded(s);
+	const struct store_list_step *before = n ? store_list_at(s->list, n - 1) : NULL;
+	bool back = own && own->step >= s->step; /* the job went back to what it loaded */
 	const struct store_list_step *first[] = {back ? from : own, own, from, before};
-	const struct store_list_step *last[] = {replace ? store_list_find(list, s.step) : NULL,
-		own ? NULL : store_list_latest(list)};
-	struct save_past_tried *tried = &p->tried[p->ntried++ % SAVE_PAST_TRIED];
-	int r = past_add_all(&s, first, BASE_COUNT(first), err);
 
+	return past_add_all(s, first, BASE_COUNT(first), err);
+}
+
+static int past_last(struct past *s, bool replace, struct base_error *err)
+{
+	const struct store_list_step *last[] = {replace ? store_list_find(s->list, s->step) : NULL,
+		past_own(s) ? NULL : store_list_latest(s->list)};
+
+	return past_add_all(s, last, BASE_COUNT(last), err);
+}
+
+/* The run's list, read to its end; of the steps that are asked for below, it knows what is visible. */
+static int past_list(struct past *s, bool replace)
+{
+	struct save_past *p = s->p;
+	int r = p->list ? store_list_refresh(p->list, NULL)
+		: store_list_open_newest(s->w->store, s->w->options.run, &p->list, NULL);
+
+	s->list = p->list;
+	if (r >= 0)
+		r = store_list_know_below(s->list, s->step, NULL);
+	if (r >= 0 && replace)
+		r = store_list_know_step(s->list, s->step, NULL);
+	if (r >= 0)
+		r = past_loaded_know(s);
+	return r;
+}
+
+int save_past_bases(struct save_past *p, struct save_writer *w, bool replace, struct base_error *err)
+{
+	struct save_past_tried *tried = &p->tried[p->ntried++ % SAVE_PAST_TRIED];
+	struct past s = {.p = p, .w = w, .step = w->result.step};
+	int r = past_list(&s, replace);
+
+	tried->step = s.step;
+	memcpy(tried->attempt, w->result.attempt, sizeof tried->attempt);
+	if (r < 0) {
+		store_list_close(base_steal(p->list));
+		return 0; /* without bases */
+	}
+	r = past_near(&s, err);
 	if (r == 0 && save_bases_count(&w->bases) == 0)
-		r = past_add_all(&s, last, BASE_COUNT(last), err);
+		r = past_last(&s, replace, err);
 	if (r == 0)
 		r = past_search(&s, err);
 	if (r == 0)
-		r = past_add_all(&s, last, BASE_COUNT(last), err);
-	tried->step = s.step;
-	memcpy(tried->attempt, w->result.attempt, sizeof tried->attempt);
+		r = past_last(&s, replace, err);
 	return r;
 }

@@ -32,6 +32,7 @@ struct save_past {
 	struct save_past_tried { uint64_t step; char attempt[PROTO_ATTEMPT_MAX]; } tried[SAVE_PAST_TRIED];
 	uint64_t ntried;
 	struct save_last last;
+	struct store_list *list;        /* of the run: read on from save to save. NULL: not opened yet */
 };
 void save_past_release(struct save_past *p);
 void save_last_release(struct save_last *last);

@@ -80,8 +80,7 @@ int save_band_process(struct save_band *b, struct save_writer *w);
 
 /* ---- past.c ---- */
 /* Adds the bases of a save that is about to be written, by the run's list; remembers its attempt. */
-int save_past_bases(struct save_past *p, struct save_writer *w, const struct store_list *list, bool replace,
-	struct base_error *err);
+int save_past_bases(struct save_past *p, struct save_writer *w, bool replace, struct base_error *err);
 
 /* ---- appender: one thread ---- */
 

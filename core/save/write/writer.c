@@ -85,10 +85,12 @@ static int writer_check_step(struct save_writer *w, struct base_error *err)
 
 	if (w->options.step != PROTO_NONE && w->options.step > INT64_MAX)
 		return base_error_set(err, -EINVAL, "a step is a number from 0 to 2^63-1");
-	r = store_list_open(w->store, w->options.run, false, &list, err);
+	r = store_list_open_newest(w->store, w->options.run, &list, err);
 	if (r < 0)
 		return r;
-	if (w->options.step != PROTO_NONE && !w->options.replace && store_list_find(list, w->options.step))
+	if (w->options.step != PROTO_NONE)
+		r = store_list_know_step(list, w->options.step, err);
+	if (r == 0 && w->options.step != PROTO_NONE && !w->options.replace && store_list_find(list, w->options.step))
 		r = base_error_set(err, -EEXIST, "%s has a step %llu already, and replace was not asked for",
 			w->options.run, (unsigned long long)w->options.step);
 	store_list_close(list);
@@ -375,16 +377,9 @@ int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, con
 
 int save_writer_bases(struct save_writer *w, struct save_past *past, bool replace, struct base_error *err)
 {
-	struct store_list *list;
-	int r;
-
 	w->bases.last = &past->last;
 	w->bases.layout = w->planned->layout;
-	if (store_list_open(w->store, w->options.run, false, &list, NULL) < 0)
-		return 0;
-	r = save_past_bases(past, w, list, replace, err);
-	store_list_close(list);
-	return r;
+	return save_past_bases(past, w, replace, err);
 }
 
 static int writer_decide(struct save_writer *w, struct base_error *err)
