@@ -587,8 +587,10 @@ static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip
 		struct proto_entry e = {0};
 		struct base_error why = {0};
 
-		if (l->how.newest && snapshot_large(l, n))
+		if (l->how.newest && snapshot_large(l, n)) {
+			skip -= skip > 0;
 			continue;
+		}
 		r = list_entry_read(l, n, &e, &why);
 		missing += r == -ENOENT || r == -BASE_EDAMAGED;
 		if (r == -ENOENT || r == -BASE_EDAMAGED ||

@@ -228,10 +228,15 @@ int64_t store_list_accept(struct store_list *l, const uint64_t *numbers, size_t 
 
 /* ---- removal ---- */
 
+struct removal { uint64_t entry; struct base_error *err; };
+
 /* model: rm */
 static int remove_allowed(void *arg, struct store_list *l)
 {
-	return store_list_entry_live(l, *(const uint64_t *)arg) ? 0 : -ESTALE;
+	const struct removal *x = arg;
+	int r = store_list_know_entry(l, x->entry, x->err);
+
+	return r < 0 || store_list_entry_live(l, x->entry) ? r : -ESTALE;
 }
 
 /* model: rm. Removes the entry that it saw, not the one that the step may have by then. Where the put fails the list is
@@ -240,15 +245,16 @@ static int64_t remove_seen(struct store_list *l, uint64_t entry, struct base_err
 {
 	struct proto_entry e = {
 		.kind = PROTO_ENTRY_REMOVE, .time_ns = base_realtime_ns(), .host = store_hostname(), .removes = entry};
-	int64_t n = store_list_put(l, &e, remove_allowed, &entry, err);
+	struct removal x = {entry, err};
+	int64_t n = store_list_put(l, &e, remove_allowed, &x, err);
 
 	if (n == -ENOSPC || n == -EDQUOT) {
 		store_reserve_release(l->store);
-		n = store_list_put(l, &e, remove_allowed, &entry, err);
+		n = store_list_put(l, &e, remove_allowed, &x, err);
 	}
 	if (n >= 0 || !list_put_open(l, (int)n))
 		return n;
-	if (!list_put_told(l))
+	if (!list_put_told(l) || store_list_know_entry(l, entry, NULL) < 0)
 		return err->code = -BASE_EUNDECIDED;
 	return store_list_entry_live(l, entry) ? n : 0;
 }
@@ -256,7 +262,7 @@ static int64_t remove_seen(struct store_list *l, uint64_t entry, struct base_err
 int store_entry_remove(struct store *s, const char *run, uint64_t step, uint64_t entry, struct base_error *err)
 {
 	struct store_list *l;
-	int64_t n = store_list_open(s, run, false, &l, err);
+	int64_t n = store_list_open_newest(s, run, &l, err);
 
 	if (n < 0)
 		return (int)n;
@@ -277,14 +283,17 @@ int store_step_remove(struct store *s, const char *run, uint64_t step, struct ba
 	const struct store_list_step *seen;
 	struct store_list *l;
 	uint64_t entry = 0;
-	int r = store_list_open(s, run, false, &l, err);
+	int r = store_list_open_newest(s, run, &l, err);
 
 	if (r < 0)
 		return r;
-	seen = store_list_find(l, step);
+	r = store_list_know_step(l, step, err);
+	seen = r == 0 ? store_list_find(l, step) : NULL;
 	if (seen)
 		entry = seen->entry;
 	store_list_close(l);
+	if (r < 0)
+		return r;
 	if (!seen)
 		return base_error_set(err, -ENOENT, "%s has no step %llu", run, (unsigned long long)step);
 	return store_entry_remove(s, run, step, entry, err);
