@@ -76,7 +76,6 @@
 #define TELL_MS 1000u     /* a storage that fails for so long is told of */
 #define FAR_PROBES 20u    /* looks for entries behind a gap, at distances 2, 4, ... 2^20 */
 #define LARGE_BYTES (UINT64_C(1) << 20) /* of a snapshot: it names 4,600 steps */
-#define SHORT 256          /* entries: their names come with one or two requests */
 #define AGAIN_MAX 16u     /* times that acceptances make a list begin anew at once; of an honest one: once or twice */
 
 void store_list_entry_name(const char *run, uint64_t n, char name[static STORE_NAME_MAX])
@@ -452,20 +451,26 @@ static int64_t end_from(struct store_list *l, uint64_t from)
 	return r < 0 ? r : (int64_t)low;
 }
 
+/* How far looks beyond the end go. A reader who wants to see what is visible does not look beyond what could be lost. */
+static uint64_t far_most(const struct store_list *l, uint64_t end)
+{
+	bool all = !l->store->read_only || l->how.whole;
+
+	return all ? UINT64_C(1) << FAR_PROBES : 2 * (end + STORE_SNAPSHOT_EVERY);
+}
+
 /* The end again, this time with looks beyond it: a lost file must not be taken for the end, or its number would be put
- * again. Not for each refresh. A reader of a short list lists the directory instead. */
+ * again. Not for each refresh. */
 static int64_t end_beyond_gaps(struct store_list *l, uint64_t from)
 {
 	for (;;) {
 		int64_t end = end_from(l, from);
 		unsigned k;
 
-		if (end >= 0 && end <= SHORT && l->store->read_only)
-			return list_numbers_end(l, (uint64_t)end);
 		if (end < 0)
 			return end;
 		from = 0;
-		for (k = 0; k <= FAR_PROBES && !from; k++) {
+		for (k = 0; k <= FAR_PROBES && !from && UINT64_C(1) << k <= far_most(l, (uint64_t)end); k++) {
 			uint64_t far = (uint64_t)end + (UINT64_C(1) << k);
 			int r = far < LIST_END_MAX ? entry_exists(l, far) : 0;
 

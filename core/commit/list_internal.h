@@ -185,8 +185,6 @@ int list_unreadable(const struct store_list *l, int r, struct base_error *err);
 /* Those at and after l->next up to the next number that there is, or `end`, are skipped as missing, if
  * LIST_MISSING_MAX before them are. 0, or an error. */
 int list_gap_pass(struct store_list *l, uint64_t end, struct base_error *err);
-/* Looks say that the list ends at `end`. The end, by what the directory lists, or an error. */
-int64_t list_numbers_end(struct store_list *l, uint64_t end);
 /* If LIST_MISSING_MAX entries before it decide nothing: does the directory list l->next? 0, or an error. */
 int list_next_listed(struct store_list *l, struct base_error *err);
 /* Does the directory list l->next, as it was when this reading first asked? 1, 0 or an error. */

@@ -5,10 +5,10 @@
  * once each time that the list is: from then on reading goes from one number that is there to the next, and costs what
  * the files cost.
  *
- * The directory never says that an entry does not exist: a listing may be older than a look at one file. It says over
- * which numbers to pass, and to a reader of a short list whether there are entries behind a gap at its end. Numbers
- * that accept entries name are among those that are visited: they are skipped, but not as damage. An accept entry names
- * only numbers below its own, so those that matter for what lies ahead were known when reading began. */
+ * The directory never says where the list ends, and never that an entry exists: a listing may be older than a look at
+ * one file. It only says over which numbers to pass. Numbers that accept entries name are among those that are visited:
+ * they are skipped, but not as damage. An accept entry names only numbers below its own, so those that matter for what
+ * lies ahead were known when reading began. */
 #include "core/commit/list_internal.h"
 
 #include <stdio.h>
@@ -117,18 +117,6 @@ int list_gap_pass(struct store_list *l, uint64_t end, struct base_error *err)
 		return base_no_memory_for(err, "run %s", l->run);
 	l->next = to;
 	return 0;
-}
-
-int64_t list_numbers_end(struct store_list *l, uint64_t end)
-{
-	const struct list_numbers *x = &l->numbers;
-	int r = numbers_read(l, NULL);
-	size_t n;
-
-	if (r < 0)
-		return r == -ENOENT ? (int64_t)end : r; /* a run without entries has no directory */
-	n = base_bisect(i, 0, x->n, x->all[i] < LIST_END_MAX);
-	return (int64_t)base_max(end, n ? x->all[n - 1] + 1 : 0);
 }
 
 int list_next_listed(struct store_list *l, struct base_error *err)

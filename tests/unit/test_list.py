@@ -591,7 +591,7 @@ def adopted(one, steps):
     e = Entry(kind=SNAPSHOT, time_ns=1, host=b"h", live=live, nlive=len(steps))
     with one.list(f"adopted{next(runs)}", whole=True) as l:
         began = time.process_time()
-        assert one.lib.list_adopt(l.p, ctypes.byref(e)) == 0
+        assert one.lib.list_start(l.p, ctypes.c_uint64(0), ctypes.byref(e), None) == 0
         took = time.process_time() - began
         one.lib.store_list_at.restype = ctypes.POINTER(ctypes.c_uint64)
         shown = [one.lib.store_list_at(l.p, ctypes.c_size_t(i))[0:2] for i in range(one.lib.store_list_count(l.p))]
