@@ -67,7 +67,9 @@ static bool entry_launch_check(const struct proto_entry *m)
 		return false;
 	if (!m->list_2)
 		return m->nth == 0 && m->nids == 0;
-	return m->nth > 0 && m->nids < m->nth && (m->from == PROTO_NONE ? m->nids == m->nth - 1 : m->from < m->number);
+	if (m->from == PROTO_NONE)
+		return m->nth > 0 && m->nids == m->nth - 1;
+	return m->nth > 0 && m->nids < m->nth - 1 && m->from < m->number;
 }
 
 /* Version 1 knew no place, and says none. */
@@ -87,7 +89,7 @@ static int entry_check(const struct proto_entry *m)
 
 	if (!proto_host_valid(m->host) || !entry_place_check(m))
 		return -BASE_EFORMAT;
-	if (m->list_2 && m->kind != PROTO_ENTRY_SNAPSHOT && m->kind != PROTO_ENTRY_LAUNCH)
+	if (m->list_2 && (m->version == 1 || (m->kind != PROTO_ENTRY_SNAPSHOT && m->kind != PROTO_ENTRY_LAUNCH)))
 		return -BASE_EFORMAT;
 	switch (m->kind) {
 	case PROTO_ENTRY_LAUNCH:

@@ -152,6 +152,15 @@ static int entry_exists(struct store_list *l, uint64_t n)
 
 /* ---- one entry ---- */
 
+/* Snapshot n goes on from one whose number lacks some of its lowest bits: so no chain is longer than a number has bits,
+ * whoever made it. */
+static bool from_sane(uint64_t n, uint64_t from)
+{
+	uint64_t i = n / STORE_SNAPSHOT_EVERY, k = from / STORE_SNAPSHOT_EVERY;
+
+	return from == 0 || (n % STORE_SNAPSHOT_EVERY == 0 && from % STORE_SNAPSHOT_EVERY == 0 && (i ^ k) < (k & -k));
+}
+
 bool list_entry_sane(const struct proto_entry *e, uint64_t n)
 {
 	switch (e->kind) {
@@ -167,7 +176,7 @@ bool list_entry_sane(const struct proto_entry *e, uint64_t n)
 			if (e->live[i].entry >= n || (i && e->live[i].entry <= e->live[i - 1].entry)
 			    || strlen(e->live[i].commit.attempt) >= PROTO_ATTEMPT_MAX)
 				return false;
-		return true;
+		return from_sane(n, e->from);
 	case PROTO_ENTRY_REMOVE:
 	case PROTO_ENTRY_ACCEPT:
 		return true;

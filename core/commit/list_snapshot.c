@@ -354,6 +354,18 @@ static void rest_merge(struct store_list *l, struct rows *x, struct store_list_s
 	l->nsteps = n;
 }
 
+/* By ascending step; of two commits of one step the newer one, as elsewhere. */
+static void rows_one_each(struct rows *x)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < x->n; i++) {
+		n -= n && x->all[n - 1].live->commit.step == x->all[i].live->commit.step;
+		x->all[n++] = x->all[i];
+	}
+	x->n = n;
+}
+
 static int rest_join(struct store_list *l, struct rows *x, const struct list_chain *c)
 {
 	size_t all = x->n + l->nsteps, ngone;
@@ -375,6 +387,7 @@ static int rest_join(struct store_list *l, struct rows *x, const struct list_cha
 	if (x->n) {
 		qsort(l->commits, l->ncommits, sizeof *l->commits, commit_compare);
 		qsort(x->all, x->n, sizeof *x->all, row_compare);
+		rows_one_each(x);
 	}
 	rest_gone(l, c);
 	chain_known(l, c, ngone);
