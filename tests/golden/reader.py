@@ -23,7 +23,7 @@ import numpy
 import xxhash
 
 VERSION, BLOCK, NONE = 2, 16384, 0xffffffff
-WORDS = {"Store": ["grid-2"], "Layout": ["grid-2"]}
+WORDS = {"Store": ["grid-2", "list-2"], "Layout": ["grid-2"], "Entry": ["list-2"]}
 PROTO = pathlib.Path(__file__).resolve().parents[2] / "proto/vckpt.proto"
 PIECE, BLOB, LAYOUT, PART, CHUNK, HEADER = range(1, 7)
 KINDS = {1: ("Store", 1 << 16), 2: ("Entry", 64 << 20), 3: ("Manifest", 256 << 20), 4: ("Begin", 1 << 20),
@@ -192,6 +192,7 @@ def head(message, body, store_version, exact=False):
     for word in first["features"]:
         if word not in WORDS.get(message, ()):
             raise Newer(f"needs the word {word}")
+    ascending(first["features"], "the table of words")
     need(first["version"] >= 1, "says no version")
     need(first["version"] == store_version if exact else first["version"] <= store_version, "is of version",
          first["version"], "in a store of", store_version)
@@ -305,7 +306,7 @@ def decode_block(stored, length, as_it_is, codec):
 def parameters_of(message):
     """M, T, R, S; S is 0 where the word is not there."""
     M, T, R, S = (message[f"{name}_bytes"] for name in ("min", "target", "row", "small"))
-    need(message["features"] == (["grid-2"] if S else []), "has the word grid-2 or its field, and not both")
+    need(("grid-2" in message["features"]) == bool(S), "has the word grid-2 or its field, and not both")
     need(S <= M and 1 <= M <= T <= 4 << 20 and 1 <= R <= T // 2, "has parameters that no grid has")
     return M, T, R, S
 
@@ -457,7 +458,7 @@ class Store:
     """All that is read; faults and newer things are gathered, sentence by sentence."""
 
     def __init__(self, path):
-        self.path, self.id, self.version, self.seed = pathlib.Path(path), bytes(16), VERSION, 0
+        self.path, self.id, self.version, self.seed, self.list_2 = pathlib.Path(path), bytes(16), VERSION, 0, False
         self.faults, self.newer, self.heads, self.footers, self.objects = [], [], {}, {}, {}
 
     def guarded(self, what, function, *arguments):
@@ -501,6 +502,7 @@ class Store:
         _, found = self.record("vckpt.store", 1, True)
         need(len(found["id"]) == 16 and found["reserve_bytes"] <= 1 << 30, "breaks the rules")
         self.id, self.seed, self.version = found["id"], found["seed"], found["version"]
+        self.list_2 = "list-2" in found["features"]
         parameters_of(found)
         reserve = self.path / "reserve"
         if reserve.exists():
@@ -619,6 +621,10 @@ class Store:
 EXCLUSIVE = {1: "launch", 2: "commit", 3: "abort", 4: "remove", 5: "snapshot", 6: "accept"}
 
 
+def without_lowest_bit(n):
+    return n - (n & -n)
+
+
 class List:
     """The entries of one run, replayed."""
 
@@ -627,7 +633,7 @@ class List:
         self.folder = store.path / "runs" / run
         self.visible, self.entries, self.bodies, self.why = {}, {}, {}, {}
         self.commits, self.aborted, self.committed, self.launches, self.dead, self.snapshots = (
-            {}, {}, set(), [], set(), [])
+            {}, {}, set(), {}, set(), [])
 
     def read(self):
         numbers = [int(p.name) for p in self.folder.iterdir() if re.fullmatch(r"[0-9]{12,}", p.name) and
@@ -640,17 +646,22 @@ class List:
                 self.why[number] = str(e)
             except FileNotFoundError:
                 self.why[number] = "it is missing, and a later one exists"
-        accepted = {n for i, e in self.entries.items() if e["kind"] == 6 for n in e["numbers"]}
-        for number in self.why.keys() - accepted:
-            self.store.faults.append(f"runs/{self.run}/{number:012}: {self.why[number]}")
-        self.skipped = accepted | self.why.keys()
+        self.accepted = {n: i for i, e in reversed(self.entries.items()) if e["kind"] == 6 for n in e["numbers"]}
+        for number in self.why.keys() - self.accepted.keys():
+            self.fault(number, self.why[number])
+        self.skipped = self.accepted.keys() | self.why.keys()
         self.entries = {n: e for n, e in self.entries.items() if n not in self.skipped}
         self.replay()
         return self
 
+    def fault(self, number, sentence):
+        self.store.faults.append(f"runs/{self.run}/{number:012}: {sentence}")
+
     def entry(self, number):
         body, e = self.store.record(f"runs/{self.run}/{number:012}", 2, True)
         need(e["kind"], "it is of no kind")
+        need(e["features"] == (["list-2"] if self.store.list_2 and e["kind"] in (1, 5) else []),
+             "it and its store do not both have the word list-2, or it is of a kind that has none")
         if e["kind"] not in EXCLUSIVE:
             self.store.newer.append(f"runs/{self.run}/{number:012}: it is an entry of kind {e['kind']}")
             return body, e
@@ -670,9 +681,15 @@ class List:
         return body, e
 
     def check_launch(self, e, number):
-        nonce = 16 if self.store.version > 1 else 0
-        need(re.fullmatch(LAUNCH, e["launch"]["launch"]) and len(e["launch"]["nonce"]) == nonce,
-             "its launch breaks the rules")
+        nonce, launch = 16 if self.store.version > 1 else 0, e["launch"]
+        need(re.fullmatch(LAUNCH, launch["launch"]) and len(launch["nonce"]) == nonce, "its launch breaks the rules")
+        e["ids"] = [row.hex() for row, in rows(launch["ids"], "8s", "its table of launches")]
+        nth, start, count = launch["nth"], launch["from"], len(e["ids"])
+        if self.store.list_2:
+            need(nth > count and start <= number and (start or count == nth - 1),
+                 "it names another number of launches than its own number says")
+        else:
+            need(not (nth or start or count), "it names launches, and has not the word for it")
 
     def check_commit(self, e, number):
         c = e["commit"]
@@ -697,7 +714,11 @@ class List:
         need(number and number % 64 == 0, "a snapshot has another number than 64 n")
         extra, at, e["steps"] = e["snapshot"]["extra"], 0, {}
         live = rows(e["snapshot"]["live"], "<QQqQ32sQQQ8sQII", "its table")
+        need(len(live) <= 1 << 22, "it has too many rows")
         ascending([row[0] for row in live], "its table")
+        self.check_from(e, e["snapshot"], number)
+        need(not live or not e["snapshot"]["from"] or live[0][0] > e["snapshot"]["from"],
+             "it has commits from before the snapshot that it goes on from")
         for entry, step, time, replaces, manifest, tensors, size, new, launch, count, offset, length in live:
             need(entry < number and step < 1 << 63 and step not in e["steps"] and offset == at and
                  offset + length <= len(extra), "a row of it breaks the rules")
@@ -711,6 +732,80 @@ class List:
             e["steps"][step] = (entry, more)
         need(at == len(extra), "it has more in its shares than its rows say")
 
+    def check_from(self, e, s, number):
+        e["gone"] = [n for n, in rows(s["gone"], "<Q", "its table of what is gone")]
+        need(self.store.list_2 or not (s["from"] or s["from_digest"] or s["gone"] or s["older"] or s["launch"]),
+             "it goes on from another, and has not the word for it")
+        need(s["from"] < number and s["from"] % 64 == 0 and len(s["from_digest"]) == (32 if s["from"] else 0),
+             "it goes on from no snapshot before it")
+        need(s["from"] or not (s["gone"] or s["older"]),
+             "it speaks of commits before the snapshot that it goes on from, and goes on from none")
+        ascending(e["gone"], "its table of what is gone")
+        need(not e["gone"] or e["gone"][-1] < s["from"], "what is gone was not there")
+        need(s["older"] <= 1 << 63 and s["launch"] <= number, "its highest step or its launch is none")
+
+    # ---- snapshots that go on from others, launches that name others ----
+
+    def chain(self, number):
+        """The numbers of the snapshots, the newest first; none: one of them cannot be used."""
+        found, digest = [], None
+        while number or not found:
+            e = self.entries.get(number)
+            if not e or e["kind"] != 5 or digest not in (None, sha(self.bodies[number])):
+                return []
+            found.append(number)
+            number, digest = e["snapshot"]["from"], e["snapshot"]["from_digest"]
+        return found
+
+    def shown(self, chain):
+        """{step: (entry, commit)} of what is visible at its first."""
+        gone = {n for number in chain for n in self.entries[number]["gone"]}
+        live = {entry: c for number in chain for entry, c in self.entries[number]["steps"].values()
+                if entry not in gone}
+        found = {c["step"]: (entry, c) for entry, c in live.items()}
+        need(len(found) == len(live), "two commits of one step are visible by its chain")
+        return found
+
+    def goes_on(self, number):
+        """What a writer lets this one go on from, where nothing is skipped."""
+        n = without_lowest_bit(number // 64) if self.store.list_2 else 0
+        while n and 64 * n not in self.snapshots:
+            n = without_lowest_bit(n)
+        return 64 * n
+
+    def check_made(self, number, e):
+        """Each field, from what the entries before it say; the snapshots before it are right."""
+        s, start = e["snapshot"], e["snapshot"]["from"]
+        need(self.chain(number), "it goes on from what is not the snapshot that it says")
+        need(start == self.goes_on(number), "it goes on from", start, "and not from", self.goes_on(number))
+        entries = {entry: step for step, (entry, _) in self.visible.items()}
+        before = {entry for entry, _ in self.shown(self.chain(start)).values()} if start else set()
+        need(e["steps"] == {s: v for s, v in self.visible.items() if not start or v[0] > start},
+             "the snapshot says other steps than the entries before it")
+        need(e["gone"] == sorted(before - entries.keys()), "it says that other commits are gone")
+        need(s["older"] == max((step + 1 for entry, step in entries.items() if entry < start), default=0),
+             "it says another highest step from before")
+        need(not self.store.list_2 or s["launch"] == max((n + 1 for n in self.launches.values()), default=0),
+             "it says another newest launch")
+
+    def check_launches(self, number, e):
+        k = e["launch"]["nth"]
+        need(k == len(self.launches) + 1, "it is launch", len(self.launches) + 1, "and says", k)
+        start, names = without_lowest_bit(k), list(self.launches)
+        need(e["launch"]["from"] == (self.launches[names[start - 1]] + 1 if start else 0) and
+             e["ids"] == names[start:], "it names other launches than those before it")
+
+    def all_launches(self, number):
+        """The newest launch entry, and those that it goes on from, name all."""
+        found, nth = [], None
+        while number is not None:
+            e = self.entries[number]
+            need(e["kind"] == 1 and nth in (None, e["launch"]["nth"]), "launch entries do not fit")
+            found[:0] = [*e["ids"], e["launch"]["launch"]]
+            nth = e["launch"]["nth"] - 1 - len(e["ids"])
+            number = e["launch"]["from"] - 1 if e["launch"]["from"] else None
+        need(found == list(self.launches), "with those that it goes on from it names other launches than there are")
+
     # ---- replay ----
 
     def undecided(self, attempt):
@@ -723,10 +818,7 @@ class List:
             if e is None:
                 unsure = True
             elif e["kind"] == 1:
-                launch = e["launch"]["launch"]
-                if launch not in self.launches:
-                    self.dead |= set(self.launches)
-                    self.launches.append(launch)
+                self.launch(number, e)
             elif e["kind"] == 2:
                 self.commit(number, e["commit"])
             elif e["kind"] == 3:
@@ -735,16 +827,49 @@ class List:
             elif e["kind"] == 4:
                 self.visible = {s: v for s, v in self.visible.items() if v[0] + 1 != e["remove"]["entry"]}
             elif e["kind"] == 5:
-                if unsure:
-                    self.visible = dict(e["steps"])
-                elif self.visible != e["steps"]:
-                    self.store.faults.append(f"runs/{self.run}/{number:012}: the snapshot says other steps than the "
-                                             f"entries before it")
-                self.committed |= {c["attempt"] for _, c in e["steps"].values()}
-                unsure = False
-                self.snapshots.append(number)
-        if self.snapshots and not self.skipped:
-            self.again(self.snapshots[-1])
+                unsure = self.snapshot(number, e, unsure)
+        if not self.skipped:
+            if self.snapshots:
+                self.guarded(self.snapshots[-1], self.again, self.snapshots[-1])
+            if self.launches and self.store.list_2:
+                self.guarded(max(self.launches.values()), self.all_launches, max(self.launches.values()))
+
+    def launch(self, number, e):
+        launch = e["launch"]["launch"]
+        if launch in self.launches:
+            return
+        if self.store.list_2 and not any(n < number for n in self.skipped):
+            self.guarded(number, self.check_launches, number, e)
+        self.dead |= set(self.launches)
+        self.launches[launch] = number
+
+    def snapshot(self, number, e, unsure):
+        """Is what is visible unsure after it, too?"""
+        chain, sure = self.chain(number), not any(n < number for n in self.skipped)
+        shown = self.guarded(number, self.shown, chain) if chain else None
+        if sure:
+            self.guarded(number, self.check_made, number, e)
+        elif not chain:
+            self.check_accepted(number, e["snapshot"]["from"])
+        self.snapshots.append(number)
+        if shown is None:
+            return unsure
+        if unsure:
+            self.visible = shown
+        elif not sure and shown != self.visible:
+            self.fault(number, "the snapshot says other steps than the entries before it")
+        self.committed |= {c["attempt"] for _, c in shown.values()}
+        return False
+
+    def check_accepted(self, number, start):
+        """What cannot be used of its chain was not accepted as damaged when it was put."""
+        while start in self.entries and self.entries[start]["kind"] == 5:
+            start = self.entries[start]["snapshot"]["from"]
+        if start and self.accepted.get(start, number) < number:
+            self.fault(number, f"it goes on from snapshot {start}, which was accepted as damaged before")
+
+    def guarded(self, number, function, *arguments):
+        return self.store.guarded(f"runs/{self.run}/{number:012}", function, *arguments)
 
     def commit(self, number, c):
         now = self.visible.get(c["step"])
@@ -754,16 +879,22 @@ class List:
             self.commits[number] = c
 
     def again(self, start):
-        """Who begins at the last snapshot sees the same."""
-        seen = dict(self.entries[start]["steps"])
+        """Who begins at the last snapshot sees the same; who reads it without its chain, the highest step."""
+        e = self.entries[start]
+        seen = self.after(start, self.shown(self.chain(start)))
+        newest = max(self.after(start, e["steps"]), default=-1)
+        need(seen == self.visible and (newest < e["snapshot"]["older"] or newest == max(seen)),
+             "who begins here sees other steps")
+
+    def after(self, start, seen):
+        seen = dict(seen)
         for number in range(start + 1, self.end):
             e = self.entries[number]
             if number in self.commits:
                 seen[e["commit"]["step"]] = (number, e["commit"])
             if e["kind"] == 4:
                 seen = {s: v for s, v in seen.items() if v[0] + 1 != e["remove"]["entry"]}
-        if seen != self.visible:
-            self.store.faults.append(f"runs/{self.run}: who begins at the snapshot {start} sees other steps")
+        return seen
 
 
 # ---- layout.md ----
@@ -1370,7 +1501,8 @@ def read(path):
                 steps[step] = found.told()
         last = entries.bodies.get(entries.end - 1)
         runs[run] = {"entries": entries.end, "last": last and sha(last).hex(), "snapshots": entries.snapshots,
-                     "launches": entries.launches,
+                     "chains": {n: entries.chain(n) for n in entries.snapshots},
+                     "launches": list(entries.launches),
                      "aborted": entries.aborted, "skipped": sorted(entries.skipped), "steps": steps}
     told = {"version": store.version, "id": store.id.hex(), "runs": runs, "others": others, "packs": len(store.footers),
             "faults": store.faults, "newer": store.newer}

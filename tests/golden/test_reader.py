@@ -4,6 +4,7 @@ and it refuses what is forged."""
 import hashlib
 import json
 import pathlib
+import re
 import shutil
 import struct
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 
 import reader
 import vckpt as package
-from forgelib import Forge
+from forgelib import Forge, Message
 
 HERE = pathlib.Path(__file__).parent
 VERSIONS = sorted(p.name for p in HERE.glob("v*") if p.is_dir())
@@ -99,6 +100,18 @@ def test_a_golden_store(vckpt, tmp_path, version):
     expected = json.loads((HERE / version / "expected.json").read_text())
     assert {f"{r}/{s}" for r, run in told["runs"].items() for s in run["steps"]} == set(expected)
     assert told["version"] == int(version[1:].partition("-")[0]) and told["runs"]["c"]["snapshots"] == [64]
+    if version >= "v2-list-2":
+        long = told["runs"]["long"]
+        assert long["chains"] == {str(n): chain(n) for n in range(64, 449, 64)} and len(long["launches"]) == 10
+
+
+def chain(number):
+    """What a snapshot goes on from, in a list without damage."""
+    n, found = number // 64, []
+    while n:
+        found.append(64 * n)
+        n &= n - 1
+    return found
 
 
 def write(path, tensors, metadata=None):
@@ -173,6 +186,7 @@ def test_a_long_list(vckpt, store, tmp_path, scale):
     told = compare(vckpt, store, tmp_path, some=6)["runs"]["a"]
     assert (told["snapshots"] == list(range(64, told["entries"], 64)) != [] and
             len(told["steps"]) == steps - len(range(5, steps, 13)))
+    assert told["chains"] == {str(n): chain(n) for n in told["snapshots"]}
     vckpt("gc", store, "-q")
     assert compare(vckpt, store, tmp_path / "again", some=2)["runs"]["a"] == told
 
@@ -332,7 +346,7 @@ PLACES = {"object": (lambda o, c, f, e: o + 70, "does not pass its check"),
 
 def refused(store, *words, status=1):
     found, sentences, told = read(store)
-    assert found == status and all(any(w in sentences for w in word.split("|")) for word in words), sentences
+    assert found == status and all(re.search(word, sentences) for word in words), sentences
     return told
 
 
@@ -410,6 +424,112 @@ def test_a_snapshot_that_says_something_else(copy):
     assert "700" not in told["runs"]["c"]["steps"]
 
 
+def inner(number, **fields):
+    """Changes fields of the message that an entry has under that number."""
+    def change(body):
+        entry = Message(body)
+        message = Message(entry.get(number))
+        for name, value in fields.items():
+            field = int(name[1:])
+            message.set(field, value(message.get(field, b"")) if callable(value) else value)
+        entry.set(number, message.encode())
+        return entry.encode()
+    return change
+
+
+DIGEST = bytes(32)
+
+
+@pytest.mark.parametrize("number,change,words", [
+    (448, inner(10, _5=lambda gone: gone[8:]), "it says that other commits are gone"),
+    (448, inner(10, _5=lambda gone: struct.pack("<Q", 2) + gone), "it says that other commits are gone"),
+    (448, inner(10, _5=lambda gone: gone[8:] + gone[:8]), "what is gone is not sorted"),
+    (448, inner(10, _5=lambda gone: gone + struct.pack("<Q", 384)), "what is gone was not there"),
+    (448, inner(10, _6=1000), "another highest step from before"),
+    (448, inner(10, _6=0), "another highest step from before"),
+    (448, inner(10, _6=(1 << 63) + 1), "its highest step or its launch is none"),
+    (448, inner(10, _7=387), "another newest launch"), (448, inner(10, _7=449), "its highest step or its launch is"),
+    (448, inner(10, _3=320, _5=b""), "it goes on from what is not the snapshot that it says"),
+    (448, inner(10, _3=383), "it goes on from no snapshot before it"),
+    (448, inner(10, _3=448), "it goes on from no snapshot before it"),
+    (448, inner(10, _3=0, _4=b""), "it speaks of commits before the snapshot"),
+    (448, inner(10, _4=DIGEST), "it goes on from what is not the snapshot that it says"),
+    (448, inner(10, _4=DIGEST[1:]), "it goes on from no snapshot before it"),
+    (448, inner(10, _3=192, _4=b""), "it goes on from no snapshot before it"),
+    (448, inner(10, _1=b"", _2=b""), "the snapshot says other steps"),
+    (256, inner(10, _6=5), "it speaks of commits before the snapshot"),
+    (435, inner(6, _4=9), "it is launch 10 and says 9"), (435, inner(6, _4=1), "it names another number of launches"),
+    (435, inner(6, _5=0), "it names another number of launches"),
+    (435, inner(6, _5=436), "it names another number of launches"),
+    (435, inner(6, _5=291), "it names other launches than"), (435, inner(6, _6=b"12345678"), "it names other launches"),
+    (435, inner(6, _6=b"1234567"), "its table of launches is not a whole number of rows"),
+    (434, lambda body: body[:2] + b"\x12\x06list-2" + body[2:], "of a kind that has none"),
+    (448, lambda body: body.replace(b"\x12\x06list-2", b""), "it and its store do not both have the word")])
+def test_what_goes_on_from_others(long_list, number, change, words):
+    seal(long_list / f"runs/long/{number:012}", 2, change, True)
+    faults, found = list_of(long_list, "long")
+    assert any(re.match(f"runs/long/{number:012}: .*{words}", f) for f in faults), faults
+    assert {str(step) for step in found.visible} == golden_steps("long")
+
+
+@pytest.fixture
+def long_list(whole, tmp_path):
+    """The list alone."""
+    store = tmp_path / "list"
+    store.mkdir()
+    shutil.copy(whole / "vckpt.store", store)
+    shutil.copytree(whole / "runs/long", store / "runs/long")
+    return store
+
+
+def list_of(store, run):
+    found = reader.Store(store)
+    found.open()
+    return found.faults, reader.List(found, run).read()
+
+
+def golden_steps(run):
+    expected = json.loads((HERE / VERSIONS[-1] / "expected.json").read_text())
+    return {name.partition("/")[2] for name in expected if name.startswith(f"{run}/")}
+
+
+@pytest.mark.parametrize("damaged", [[384], [256], [448], [339, 435], [384, 435]])
+def test_damage_in_what_others_go_on_from(vckpt, long_list, damaged):
+    """A snapshot of a chain, and launch entries: nothing is lost, before and after it is accepted."""
+    for n in damaged:
+        path = long_list / f"runs/long/{n:012}"
+        flip(path, 100), flip(path, path.stat().st_size // 2 + 100)
+    told = [f"runs/long/{n:012}: the record does not hold" for n in damaged]
+    for sentences in (told, []):
+        faults, found = list_of(long_list, "long")
+        assert sorted(faults) == sentences and sorted(found.skipped) == damaged
+        assert {str(step) for step in found.visible} == golden_steps("long")
+        for n in found.snapshots:
+            assert found.chain(n) == ([] if set(damaged) & set(chain(n)) else chain(n))
+        assert {str(s["step"]) for s in vckpt.json("ls", long_list, "long")["steps"]} == golden_steps("long")
+        vckpt("mend", long_list, "-q", check=False)
+
+
+def test_a_store_that_lost_the_word(vckpt, long_list):
+    """Each snapshot and each launch entry is damage then, to the program, too."""
+    rewrite_store(long_list, lambda body: body.replace(b"\x12\x06list-2", b""))
+    faults, found = list_of(long_list, "long")
+    named = {n for n in range(found.end) if n and n % 64 == 0} | {0, 48, 96, 144, 191, 242, 290, 338, 386, 435}
+    assert found.why.keys() == named and all("do not both have the word" in f for f in faults)
+    done = vckpt("ls", long_list, "long", check=False)
+    assert {int(n) for n in re.findall(r"runs/long/(\d+): it has the word list-2, and the store lacks it",
+                                       done.stderr)} == named
+
+
+def rewrite_store(store, change):
+    """vckpt.store, whose own id is zeros to its sum."""
+    path = store / "vckpt.store"
+    data = path.read_bytes()
+    body = change(data[48:48 + struct.unpack_from("<I", data, 12)[0]])
+    head = data[:12] + struct.pack("<I", len(body))
+    path.write_bytes((head + reader.sha(head, bytes(16), body) + body).ljust(4096, b"\0") * 2)
+
+
 @pytest.mark.parametrize("change,words,status", [
     # unknown fields are passed over
     (lambda body: body + b"\xfa\x07\1x", "runs/d/000000000002: it does not follow the entry before it", 1),
@@ -435,12 +555,8 @@ def test_files_under_other_names(copy):
             "stats/d/3.1/1: it says another run, step or rank", "stats/d/4.3/0: the record does not hold",
             "packs/notes.txt: no file of a store has this name")
     shutil.rmtree(copy / "stats")
-    data = bytearray((copy / "vckpt.store").read_bytes())
-    at = data.index(reader.Store(copy).record("vckpt.store", 1, True)[1]["id"])
-    body = bytearray(data[48:48 + struct.unpack_from("<I", data, 12)[0]])
-    body[at - 48] ^= 1
-    half = (data[:16] + reader.sha(bytes(data[:16]), bytes(16), bytes(body)) + body).ljust(4096, b"\0")
-    (copy / "vckpt.store").write_bytes(half * 2)
+    own = reader.Store(copy).record("vckpt.store", 1, True)[1]["id"]
+    rewrite_store(copy, lambda body: body.replace(own, bytes([own[0] ^ 1]) + own[1:]))
     assert all(run["steps"] == {}
                for run in refused(copy, "is of another store", "the record does not hold")["runs"].values())
 
