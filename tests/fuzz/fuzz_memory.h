@@ -11,11 +11,13 @@
 
 #include "core/step/store.h"
 
+#ifndef MEMORY_FILES
 #define MEMORY_FILES 160u
+#endif
 #define MEMORY_PLAIN "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.=-/"
 
 struct memory_file { char name[256]; uint8_t *bytes; size_t len; };
-struct memory { struct store_storage base; struct memory_file files[MEMORY_FILES]; size_t n; };
+struct memory { struct store_storage base; struct memory_file files[MEMORY_FILES]; size_t n, next; };
 
 /* What a target holds to be true; a failure says what. */
 #define must(good) ((good) ? (void)0 : must_fail(__FILE__, __LINE__, #good))
@@ -26,11 +28,17 @@ static inline void must_fail(const char *file, int line, const char *what)
 	abort();
 }
 
+/* Begins behind the file that was found last: files are asked for in a row. */
 static struct memory_file *memory_find(struct memory *m, const char *name)
 {
-	for (size_t i = 0; i < m->n; i++)
-		if (strcmp(m->files[i].name, name) == 0)
-			return &m->files[i];
+	for (size_t i = 0; i < m->n; i++) {
+		size_t at = (m->next + i) % m->n;
+
+		if (strcmp(m->files[at].name, name) == 0) {
+			m->next = at + 1;
+			return &m->files[at];
+		}
+	}
 	return NULL;
 }
 
@@ -84,6 +92,24 @@ static int memory_replace(struct store_storage *s, const char *name, const void 
 	return 0;
 }
 
+static int memory_put_absent(struct store_storage *s, const char *name, const void *bytes, size_t len)
+{
+	const struct memory_file *file = memory_find((struct memory *)s, name);
+	int r;
+
+	if (file)
+		return file->len == len && memcmp(file->bytes, bytes, len) == 0 ? STORE_PUT_MINE : STORE_PUT_OTHER;
+	r = memory_replace(s, name, bytes, len);
+	return r < 0 ? r : STORE_PUT_MINE;
+}
+
+static int memory_sync_dir(struct store_storage *s, const char *dir)
+{
+	(void)s;
+	(void)dir;
+	return 0;
+}
+
 static int memory_remove(struct store_storage *s, const char *name)
 {
 	struct memory *m = (struct memory *)s;
@@ -104,8 +130,9 @@ static int memory_size(struct store_storage *s, const char *name, uint64_t *ret_
 	return file ? 0 : -ENOENT;
 }
 
-static const struct store_storage_ops memory_ops = {.list = memory_list, .read_whole = memory_read,
-	.replace = memory_replace, .remove = memory_remove, .size = memory_size};
+static const struct store_storage_ops memory_ops = {.put = memory_put_absent, .list = memory_list,
+	.read_whole = memory_read, .replace = memory_replace, .remove = memory_remove, .size = memory_size,
+	.sync_dir = memory_sync_dir};
 
 static inline struct store memory_store(struct memory *m)
 {

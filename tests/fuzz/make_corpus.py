@@ -11,8 +11,8 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "unit"))
 
-from protolib import (ATTEMPT, P_, SNAPSHOT, Base, Begin, Buf, Heartbeat, Layout, Live, Params, Proto, Range,  # noqa: E402
-                      Damage, chunk_bytes, commit, digest, entry, field, parse, samples, table, unparse)
+from protolib import (ATTEMPT, NONE, P_, SNAPSHOT, Base, Begin, Buf, Heartbeat, Layout, Live, Params,  # noqa: E402
+                      Proto, Range, Damage, chunk_bytes, commit, digest, entry, field, parse, samples, table, unparse)
 from test_layout_part import random_pieces  # noqa: E402
 
 
@@ -21,6 +21,7 @@ STORE, BEGIN, BASE, PART, HEARTBEAT, NOTE = 1, 4, 5, 6, 7, 10                  #
 LAUNCH = b"0123456789abcdef"
 PACK = LAUNCH + b"-0-0-model"
 AT_56 = 128                                                                    # and 2: 56 entries before
+LATER = ("accept", "launch-with-word", "snapshot-with-word")                   # than format 1
 STATS_ENTRY = 23                                                              # field of a record of measures
 
 
@@ -92,10 +93,23 @@ def incoming(proto, bodies):
     write("incoming", "no-note", struct.pack("<QQ", 2**63 - 1, 0))
 
 
-def lists(bodies):
+def lists(proto, bodies):
     """What fuzz_list takes: (flags, body), behind so many entries that decide nothing."""
-    launch, commit_, abort, remove, snapshot, accept = bodies["entry"]
-    skipped, as_it_is = 1, 2
+    launch, commit_, abort, remove, snapshot, accept, launch_2, snapshot_2 = bodies["entry"]
+    skipped, as_it_is, writer, newest, fill = 1, 2, 4, 8, 8
+    many, word = writer | 15 << 4, 64
+
+    def bodies_of(*entries):
+        return [proto.encode("entry", e) for e in entries]
+
+    def goes_on(start, *gone, older=NONE, steps=(), launch_=NONE):
+        live = [Live(n, commit(step, b"%s-%d" % (LAUNCH, n))) for n, step in steps]
+        return entry(SNAPSHOT, list_2=True, number=2**60, from_=start, from_digest=digest(9),
+                     gone=table(ctypes.c_uint64, gone), ngone=len(gone), older=older, newest_launch=launch_,
+                     live=live, nlive=len(live))
+    first, = bodies_of(entry(SNAPSHOT, list_2=True, number=2**60, older=NONE, newest_launch=NONE,
+                            live=[Live(2, commit(3)), Live(4, commit(9, LAUNCH + b"-1"))]))
+    history = [(writer, launch), (many, commit_), (many, commit_), (writer | 3 << 4, remove)]
     for name, before, all_entries in [
         ("one-save", 0, [(0, launch), (0, commit_)]), ("removed", 1, [(0, launch), (0, commit_), (0, remove)]),
         ("aborted", 0, [(0, launch), (0, abort), (0, commit_)]),
@@ -104,6 +118,16 @@ def lists(bodies):
         ("later-snapshot", AT_56 + 2, [(0, launch)] * 8),
         ("accepted", 11, [(as_it_is, b"damaged"), (0, launch), (0, accept), (0, commit_)]),
         ("gap", 3, [(0, launch), (skipped, commit_)]), ("another-run", 0, [(as_it_is, launch), (0, commit_)]),
+        ("writers", 0, history * 8), ("writers-with-word", word, history * 8),
+        ("writers-of-newest", word, [(flags | newest, body) for flags, body in history * 6]),
+        ("writers-behind-many", word, [(fill, remove), (fill, remove), *history * 3]),
+        ("removed-late", word, history + [(writer | newest | 9 << 4, remove), (many, launch)] * 8),
+        ("word", word, [(0, launch_2), (0, commit_), (0, snapshot_2)]),
+        ("chain", word | AT_56 + 1, [(0, body) for body in (first, launch_2, commit_, launch_2, *bodies_of(
+            goes_on(57, older=5, launch_=58, steps=((59, 9),))), launch_2, commit_, *bodies_of(
+                goes_on(61, 2, 59, older=700)), commit_, commit_)]),
+        ("from-before", word | AT_56 + 7, [(0, first), *[(0, body) for body in bodies_of(goes_on(63), goes_on(2))]]),
+        ("gone-that-was-not-there", word | AT_56 + 7, [(0, first), (0, *bodies_of(goes_on(63, 7, 11, 62, older=3)))]),
     ]:
         write("list", name, bytes([before]) + b"".join(struct.pack("<BH", flags, len(body)) + body
                                                        for flags, body in all_entries))
@@ -256,12 +280,13 @@ def main(build):
     bodies = samples(proto)
     for target, names in (("begin", ["alone", "commons"]), ("base", ["one"]), ("heartbeat", ["two-ranks", "idle"]),
                           ("trash", ["two-heartbeats"]), ("damage", ["two-ranges", "all"]), ("store", ["one"]),
-                          ("entry", ["launch", "commit", "abort", "remove", "snapshot", "accept"]),
+                          ("entry", ["launch", "commit", "abort", "remove", "snapshot", "accept", "launch-with-word",
+                                     "snapshot-with-word"]),
                           ("manifest", ["two-ranks"]), ("layout", ["five"]), ("part", ["one", "compared"]),
                           ("announcement", ["rank-0", "rank-1", "compared", "commons"]), ("stats", ["one", "least"])):
         for name, body in zip(names, bodies[target], strict=True):
             write(target, name, body)
-            if target in ("entry", "manifest", "layout", "part", "announcement", "stats") and name != "accept":
+            if target in ("entry", "manifest", "layout", "part", "announcement", "stats") and name not in LATER:
                 write(target, f"{name}-of-format-1", of_format_1(target, body))
     later = [(n, k, v + field(90, b"later") if n == 7 else v) for n, k, v in parse(bodies["entry"][1])]
     write("entry", "commit-of-a-later-version", unparse(later))
@@ -272,7 +297,7 @@ def main(build):
     write("layout", "scalars", Layout(proto.lib, [("model", b"a%d" % i, 13, ()) for i in range(3)]).object)
     chunks(proto.lib)
     incoming(proto, bodies)
-    lists(bodies)
+    lists(proto, bodies)
     view_headers(proto.lib)
     index()
     steps(proto.lib)

@@ -258,6 +258,20 @@ def entry(kind, **more):
     return e
 
 
+def going_on(kind, **more):
+    """A launch entry or a snapshot with the word list-2, that goes on from another."""
+    if kind == LAUNCH:
+        ids = more.pop("ids", (b"ffffffffffffffff",))
+        rows = table(c.c_char * 17, [(c.c_char * 17)(*i) for i in ids])
+        more = {"nth": 6, "from_": 4, "ids": c.cast(rows, ptr), "nids": len(ids), **more}
+    else:
+        gone = more.pop("gone", (2, 7))
+        more = {"number": 192, "live": [Live(129, commit(3, loss="1")), Live(150, commit(8))], "from_": 128,
+                "from_digest": digest(9), "gone": table(u64, gone), "ngone": len(gone), "older": 9,
+                "newest_launch": 130, **more}
+    return entry(kind, list_2=True, **more)
+
+
 def sample_layout():
     names = [b"a.bias", b"a.weight", b"b/..", "\u00fc".encode(), b"step"]
     shapes = [(8,), (8, 4), (0, 5), (2, 3, 4), ()]
@@ -365,8 +379,9 @@ def samples(proto):
                   bases=table(Base, [Base(b"other", 0, digest(2))]), nbases=1)
     out = {
         "store": [Info(version=VERSION, id=(u8 * 16)(*range(16)), seed=2**63 + 5, min_bytes=131072,
-                       target_bytes=1 << 20, row_bytes=256, small_bytes=32 << 10, reserve_bytes=0)],
-        "entry": [entry(k) for k in (LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT, ACCEPT)],
+                       target_bytes=1 << 20, row_bytes=256, small_bytes=32 << 10, reserve_bytes=0, list_2=True)],
+        "entry": [*(entry(k) for k in (LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT, ACCEPT)),
+                  going_on(LAUNCH), going_on(SNAPSHOT)],
         "layout": [sample_layout()], "part": [sample_part(), sample_part_compared()],
         "announcement": [sample_announcement(0), sample_announcement(1, stores=False),
                          sample_announcement(0,

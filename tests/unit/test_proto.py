@@ -7,9 +7,9 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from protolib import (ACCEPT, COMMIT, EFORMAT, EVERSION, SNAPSHOT, VERSION, Attribute, Blob, Info, Live, Proto,
-                      ProtoRef, Replica, Sample, Timing, ViewHeader, commit, digest,
-                      entry, field, id16, packs, parse, sample_announcement, sample_layout, sample_part,
+from protolib import (ACCEPT, COMMIT, EFORMAT, EVERSION, LAUNCH, NONE, SNAPSHOT, VERSION, Attribute, Blob, Info, Live,
+                      Proto, ProtoRef, Replica, Sample, Timing, ViewHeader, commit, digest,
+                      entry, field, going_on, id16, packs, parse, sample_announcement, sample_layout, sample_part,
                       sample_part_compared, sample_stats, samples, table,
                       unparse, varint)
 
@@ -133,8 +133,8 @@ def test_an_entry_says_its_place(proto, bodies):
         assert proto.again("entry", unparse([(n, k, b"a/b" if n == 11 else v) for n, k, v in fields])) == EFORMAT
         assert proto.again("entry", unparse([(n, k, v[:31] if n == 13 else v) for n, k, v in fields])) == EFORMAT
         old = [(1, 0, 1)] + [f for f in fields[1:] if f[0] not in place]
-        assert proto.again("entry", unparse(old)) == (EFORMAT if dict((n, v) for n, _, v in fields)[3] == ACCEPT
-                                                      else unparse(old))
+        later = dict((n, v) for n, _, v in fields)[3] == ACCEPT or fields[1][0] == 2
+        assert proto.again("entry", unparse(old)) == (EFORMAT if later else unparse(old))
         for added in place:
             assert proto.again("entry", unparse(old + [f for f in fields if f[0] == added])) == EFORMAT
 
@@ -241,6 +241,101 @@ def test_snapshot_rows(proto, bodies):
     assert put(rows[1][:15] + b"\x80" + rows[1][16:], rows[2]) == EFORMAT  # step of 2^63
 
 
+WORD = b"list-2"
+
+
+def message_of(fields):
+    """Number and fields of the message of the entry's kind."""
+    return next((n, parse(v)) for n, _, v in fields if n in (6, 7, 8, 9, 10, 14))
+
+
+def with_message(fields, inner):
+    return unparse([(n, k, unparse(inner) if n == message_of(fields)[0] else v) for n, k, v in fields])
+
+
+def test_the_word_and_its_fields_come_together(proto, bodies):
+    """With the word a launch entry and a snapshot are of another kind; no other entry has it."""
+    for i, body in enumerate(bodies["entry"]):
+        fields = parse(body)
+        has = fields[1] == (2, 2, WORD)
+        assert has == (i > 5)
+        other = fields[:1] + fields[2:] if has else fields[:1] + [(2, 2, WORD)] + fields[1:]
+        alone = i == 4                  # a snapshot that goes on from none says nothing else with the word
+        assert proto.again("entry", unparse(other)) == (unparse(other) if alone else EFORMAT)
+        for words in ([WORD, WORD], [b"grid-2"], [WORD, b"grid-2"], [b""]):
+            changed = unparse(fields[:1] + [(2, 2, w) for w in words] + [f for f in fields[1:] if f[0] != 2])
+            assert proto.again("entry", changed) in (EFORMAT, EVERSION)
+
+
+@pytest.mark.parametrize("kind", [LAUNCH, SNAPSHOT])
+def test_each_field_needs_the_word(proto, kind):
+    """And the word, most of them."""
+    fields = parse(proto.encode("entry", going_on(kind)))
+    _, inner = message_of(fields)
+    added = [f for f in inner if f[0] > (3 if kind == LAUNCH else 2)]
+    assert [n for n, *_ in added] == ([4, 5, 6] if kind == LAUNCH else [3, 4, 5, 6, 7])
+    plain = fields[:1] + fields[2:]
+    assert isinstance(proto.again("entry", with_message(plain, [f for f in inner if f not in added])), bytes)
+    for f in added:
+        old = [g for g in inner if g not in added or g == f]
+        assert proto.again("entry", with_message(plain, old)) == EFORMAT
+        may_lack = f[0] in ((5, 6, 7) if kind == SNAPSHOT else (6,))
+        lacks = with_message(fields, [g for g in inner if g != f])
+        assert proto.again("entry", lacks) == (lacks if may_lack else EFORMAT)
+
+
+@pytest.mark.parametrize("change", [
+    {"gone": (7, 2)}, {"gone": (2, 2)}, {"gone": (2, 128)}, {"gone": (2, 129)}, {"from_": 192}, {"from_": 193},
+    {"from_": 2**64 - 1}, {"from_": 129}, {"from_": 0}, {"older": 2**63}, {"newest_launch": 192},
+    {"from_": 0, "gone": ()}, {"from_": 0, "gone": (), "older": NONE}])
+def test_snapshots_that_go_on_from_no_other(proto, change):
+    assert proto.encode("entry", going_on(SNAPSHOT, **change)) == EFORMAT
+
+
+def test_snapshots_that_go_on_from_another(proto):
+    """All that the bounds let through comes back."""
+    for change in ({"gone": ()}, {"gone": (0, 127)}, {"older": NONE}, {"older": 0}, {"older": 2**63 - 1},
+                   {"newest_launch": NONE}, {"newest_launch": 0}, {"newest_launch": 191},
+                   {"from_": 0, "gone": (), "older": NONE, "from_digest": None}):
+        if change.get("from_digest", 1) is None:
+            change = {**change, "from_digest": type(digest(1))()}
+        e = going_on(SNAPSHOT, **change)
+        body = proto.encode("entry", e)
+        m = proto.decode("entry", body)
+        assert (m.list_2, m.from_, m.older, m.newest_launch) == (True, e.from_, e.older, e.newest_launch)
+        assert m.gone[:m.ngone] == e.gone[:e.ngone] and bytes(m.from_digest.bytes) == bytes(e.from_digest.bytes)
+        assert proto.encode("entry", m) == body
+        proto.release("entry", m)
+    fields = parse(proto.encode("entry", going_on(SNAPSHOT)))
+    _, inner = message_of(fields)
+    for number, sizes in ((4, (31, 33, 1)), (5, (7, 9, 15))):
+        for size in sizes:
+            changed = [(n, k, (v * 3)[:size] if n == number else v) for n, k, v in inner]
+            assert proto.again("entry", with_message(fields, changed)) == EFORMAT
+
+
+@pytest.mark.parametrize("change", [
+    {"nth": 0}, {"nth": 1}, {"from_": 11}, {"from_": NONE - 1}, {"from_": NONE}, {"nth": 6, "ids": [b"f" * 16] * 6},
+    {"nth": 3, "from_": NONE, "ids": [b"f" * 16]}, {"ids": [b"F" * 16]}, {"ids": [b"f" * 15]}])
+def test_launches_that_name_no_others(proto, change):
+    assert proto.encode("entry", going_on(LAUNCH, **change)) == EFORMAT
+
+
+def test_launches_that_name_others(proto):
+    for change in ({"nth": 1, "from_": NONE, "ids": []}, {"nth": 2**64 - 1}, {"from_": 0}, {"from_": 10, "ids": []},
+                   {"nth": 3, "from_": NONE, "ids": [b"0" * 16, b"0123456789abcdef"]}):
+        e = going_on(LAUNCH, **change)
+        body = proto.encode("entry", e)
+        m = proto.decode("entry", body)
+        assert (m.nth, m.from_, m.nids) == (e.nth, e.from_, e.nids)
+        assert c.string_at(m.ids, 17 * m.nids) == c.string_at(e.ids, 17 * e.nids) if e.nids else True
+        assert proto.encode("entry", m) == body
+        proto.release("entry", m)
+    fields = parse(proto.encode("entry", going_on(LAUNCH)))
+    changed = [(n, k, v[:7] if n == 6 else v) for n, k, v in message_of(fields)[1]]
+    assert proto.again("entry", with_message(fields, changed)) == EFORMAT
+
+
 def test_large_snapshot(proto):
     live = [Live(i, commit(i, b"0123456789abcdef-%d" % i, loss="2.5")) for i in range(10_000)]
     body = proto.encode("entry", entry(SNAPSHOT, live=live))
@@ -255,6 +350,16 @@ def test_store(proto):
             setattr(m, k, v)
         return proto.encode("store", m)
     assert b"grid-2" in put() and b"grid-2" not in put(small_bytes=0)
+    for grid, word in ((0, False), (0, True), (32 << 10, False), (32 << 10, True)):
+        body = put(small_bytes=grid, list_2=word)
+        assert [v for n, _, v in parse(body) if n == 2] == [b"grid-2"] * bool(grid) + [WORD] * word
+        m = proto.decode("store", body)
+        assert (m.list_2, m.small_bytes) == (word, grid)
+        proto.release("store", m)
+        for words in ([WORD, b"grid-2"], [WORD, WORD], [b"grid-2", WORD, WORD], [b"grid-2", b"grid-2"]):
+            changed = [(2, 2, w) for w in words]
+            fields = [f for f in parse(body) if f[0] != 2]
+            assert proto.again("store", unparse(fields[:1] + changed + fields[1:])) == EFORMAT
     assert isinstance(put(row_bytes=1 << 19), bytes) and isinstance(put(small_bytes=128 << 10), bytes)
     for bad in ({"min_bytes": 0}, {"row_bytes": 0}, {"min_bytes": 2 << 20}, {"target_bytes": 8 << 20},
                 {"row_bytes": 2 << 20}, {"row_bytes": (1 << 19) + 1}, {"version": VERSION + 1}, {"version": 0},
