@@ -132,6 +132,14 @@ def test_sizes_stand_in_the_format_pages(source, name, value, page, pattern):
     assert re.search(pattern or rf"\b{number}\b", (ROOT / "docs/format" / page).read_text()), f"{page}: {name} {number}"
 
 
+def test_words_stand_in_the_format_pages():
+    """Each word that the library knows has a row on the page of versions, and no other has; messages.md says where."""
+    known = re.findall(r'\(char\[\]\)\{"([a-z0-9-]+)"\}', (ROOT / "proto/wire.c").read_text())
+    page = (ROOT / "docs/format/versions.md").read_text().partition("## Words")[2].partition("\n## ")[0]
+    assert known and known == sorted(known) == sorted(re.findall(r"^\| `([a-z0-9-]+)` \|", page, re.M))
+    assert all(f"`{word}`" in (ROOT / "docs/format/messages.md").read_text() for word in known)
+
+
 def test_the_tree_speaks_of_itself():
     """No working arrangements: machine paths of a checkout, persons, tickets."""
     words = re.compile(r"/work/|(?<![\w.])/tmp/(?:build|venv|brief)|\bthe lead\b|\bcolleagues?\b|\bissue \d", re.I)
