@@ -521,6 +521,36 @@ def test_a_store_that_lost_the_word(vckpt, long_list):
                                        done.stderr)} == named
 
 
+def test_a_store_without_the_word_goes_on(vckpt, tmp_path):
+    """Its snapshots name all that is visible, its launch entries name no others, and it stays so."""
+    shutil.unpack_archive(HERE / "v2-grid-2/store.tar.xz", tmp_path)
+    store = tmp_path / "store"
+    record = (store / "vckpt.store").read_bytes()
+    write(tmp_path / "s.safetensors", {"w": ("U8", [100], b"s" * 100)})
+    vckpt("rm", store, "c/0..56", "-q")
+    for launch in range(2):
+        with package.Saver(store / "c", rank=0, world=1, launch_id=f"new-{launch}", **OPTIONS) as saver:
+            saver.save({"m": {"w": numpy.full(100, launch)}}, step=100 + launch)
+    vckpt("import", store, "c", tmp_path / "s.safetensors", "--step", 60, "--replace", "-q", "--no-index")
+    vckpt("import", store, "c", tmp_path / "s.safetensors", "--step", 102, "-q", "--no-index")
+    vckpt("rm", store, "c/61", "-q")
+    vckpt("gc", store, "--grace", "0", "-q")
+    told = compare(vckpt, store, tmp_path, some=2)["runs"]["c"]
+    assert told["chains"] == {"64": [64], "128": [128]} and len(told["launches"]) == 2 and told["entries"] > 130
+    assert set(told["steps"]) == {str(n) for n in range(57, 103) if n < 66 and n != 61 or n > 99}
+    assert vckpt.json("verify", store, "--paranoid")["faults"] == 0
+    opened = reader.Store(store)
+    opened.open()
+    entries = reader.List(opened, "c").read().entries
+    assert {n for n, e in entries.items() if e["kind"] == 5} == {64, 128}
+    assert not opened.list_2 and not any(e["features"] for e in entries.values())
+    assert (store / "vckpt.store").read_bytes() == record
+    for n in (64, 128):                         # and a reader needs none of them
+        path = store / f"runs/c/{n:012}"
+        flip(path, 100), flip(path, path.stat().st_size // 2 + 100)
+    assert {str(s["step"]) for s in vckpt.json("ls", store, "c")["steps"]} == set(told["steps"])
+
+
 def rewrite_store(store, change):
     """vckpt.store, whose own id is zeros to its sum."""
     path = store / "vckpt.store"
