@@ -42,6 +42,10 @@ def with_word(message):
     message.set(2, WORD)
 
 
+def behind_known_words(message):
+    message.set(2, b"grid-2", b"list-2", WORD)
+
+
 def with_version(message):
     message.set(1, 9)
 
@@ -184,8 +188,9 @@ def forge_entry(lib, store, run, change):
     forge.put_record(forge.entry_path, 2, forge.entry.encode())
 
 
-@pytest.mark.parametrize("change,name", [(with_word, '"shiny_2"'), (with_version, "version 9")],
-                         ids=["a_word", "a_version"])
+@pytest.mark.parametrize("change,name", [(with_word, '"shiny_2"'), (with_version, "version 9"),
+                                         (lambda m: m.set(2, b"list-2", WORD), '"shiny_2"')],
+                         ids=["a_word", "a_version", "words"])
 def test_an_entry_with_a_word_refuses_its_run(vckpt, lib, steps, tmp_path, change, name):
     forge_entry(lib, steps, "run", change)
     before = files(steps)
@@ -204,6 +209,16 @@ def test_an_entry_with_a_word_refuses_its_run(vckpt, lib, steps, tmp_path, chang
             done.stdout.count("newer: ") == 1), done.stdout
     vckpt("export", steps, "other/0", tmp_path / "out", "-q")
     vckpt("import", steps, "other", tmp_path / "1.safetensors", "-q", "--no-index")
+
+
+def test_a_word_of_other_entries_is_damage(vckpt, lib, steps):
+    """It is known, and this is none of the entries that have it."""
+    forge_entry(lib, steps, "run", lambda m: m.set(2, b"list-2"))
+    done = vckpt("ls", steps, "run", check=False)
+    assert "newer" not in done.stderr and "entry skipped" in done.stderr
+    assert {s["step"] for s in vckpt.json("ls", steps, "run")["steps"]} == {0}
+    done = vckpt("verify", steps, check=False)
+    assert done.returncode == 3 and "newer: " not in done.stdout and "runs/run/000000000001" in done.stdout
 
 
 def test_an_entry_of_an_unknown_kind_is_passed_over(vckpt, lib, steps, tmp_path):
@@ -240,8 +255,9 @@ def put_single(forge, path, kind, message):
     forge.put_record(path, kind, message.encode())
 
 
-@pytest.mark.parametrize("change,name", [(with_word, '"shiny_2"'), (with_version, "version 9")],
-                         ids=["a_word", "a_version"])
+@pytest.mark.parametrize("change,name", [(with_word, '"shiny_2"'), (with_version, "version 9"),
+                                         (behind_known_words, 'feature "shiny_2", which')],
+                         ids=["a_word", "a_version", "words"])
 def test_a_newer_store_is_refused(vckpt, lib, steps, change, name):
     forge = Forge(lib, steps, "run")
     m = Message(forge.record_body(steps / "vckpt.store", 1, None))
