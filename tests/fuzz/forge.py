@@ -44,6 +44,7 @@ REF = ("32s4QIHBB", ["digest", "offset", "checks", "raw", "stored", "pack", "cod
 TABLES = {
     ("Snapshot", "live"): ("QQQQ32sQQQ8sQII", ["entry", "step", "time", "replaces", "manifest", "tensors", "bytes",
                                                "new_bytes", "launch", "count", "offset", "length"]),
+    ("Snapshot", "gone"): ("Q", ["entry"]), ("Launch", "ids"): ("8s", ["launch"]),
     ("Accept", "numbers"): ("Q", ["number"]), ("Packs", "attempts"): ("8sQ", ["launch", "count"]),
     ("Packs", "packs"): ("IIIIQQ", ["attempt", "rank", "class", "zero", "size", "live"]),
     ("ViewHeader", "ref"): REF, ("Blob", "ref"): REF, ("Announcement", "layout_ref"): REF,
@@ -1025,15 +1026,26 @@ class Store:
     def make_list(self, run, entries):
         names = {id(e): f"{'snapshot' if e.body['snapshot'] else 'entry'} {run}/{i}" for i, e in enumerate(entries)}
         self.structure(f"list {run}", List(entries))
-        before = bytes(32)
+        digests = [bytes(32)]
         for number, e in enumerate(entries):
             if e.body["version"] > 1:
-                e.body["number"], e.body["before"] = number, before
+                e.body["number"], e.body["before"] = number, digests[-1]
             self.settle_entry(e)
+            start = self.goes_on(e.body, digests)
             self.structure(names.get(id(e), ""), e.body)
+            self.goes_on(e.body, digests, start)
             body = e.body.encode()
             self.put(f"runs/{run}/{number:012d}", 2, body, True)
-            before = sha(body)
+            digests.append(sha(body))
+
+    @staticmethod
+    def goes_on(body, digests, known=0):
+        """The digest of the snapshot that this one goes on from, if that is another one than is known."""
+        snapshot = body["snapshot"]
+        start = snapshot["from"] if isinstance(snapshot, Body) else 0
+        if start != known and 0 < start < len(digests) - 1:
+            snapshot["from_digest"] = digests[start + 1]
+        return start
 
     def settle_entry(self, e):
         for i, m in enumerate(e.links):

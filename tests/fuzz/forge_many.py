@@ -34,11 +34,12 @@ if __name__ == "__main__":
 import forge  # noqa: E402
 
 GOLDEN = HERE.parent / "golden/v2/store.tar.xz"
+CHAINED = HERE.parent / "golden/v2-list-2/store.tar.xz"
 SHAPES = {"files": ("golden", ["a", "b"]), "ranks": ("golden", ["d"]), "snapshot": ("golden", ["c"]),
           "wide": ("wide", ["r"]), "many": ("many", ["m"]), "named": ("named", ["n"]),
-          "dcp": ("dcp", ["default"])}
+          "dcp": ("dcp", ["default"]), "chains": ("chained", ["long"])}
 # Mostly of those that have most and are small.
-TURNS = ["files", "ranks", "dcp", "wide", "files", "ranks", "dcp", "many", "dcp", "snapshot", "named"]
+TURNS = ["files", "ranks", "dcp", "wide", "files", "ranks", "dcp", "many", "dcp", "snapshot", "named", "chains"]
 LINE_S = 300                # the longest that a store may take, whatever is in it
 
 # What is known and not mended yet: (what the forged store says or the finding has, why). Each is for one cause.
@@ -59,6 +60,8 @@ def make_bases(program, folder):
     makes of it; the others are made here, that of torch's distributed checkpoint only where torch is."""
     shutil.unpack_archive(GOLDEN, folder)
     (folder / "store").rename(folder / "golden")
+    shutil.unpack_archive(CHAINED, folder)
+    (folder / "store").rename(folder / "chained")
     forge.make(program, folder)
     if has_torch():
         subprocess.run([sys.executable, HERE / "forge_dcp.py", "make", folder / "dcp"], check=True, env=environment(),

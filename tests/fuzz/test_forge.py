@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores with all checksums right and wrong intentions (forge.py), read in every way (forge_look.py)."""
+import json
+import os
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -9,7 +12,7 @@ import pytest
 import forge
 import forge_bytes
 import reader
-from forge_many import HERE, SHAPES, Batch, cases, make_bases, summary
+from forge_many import CHAINED, HERE, SHAPES, Batch, cases, make_bases, summary
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +84,119 @@ def test_blobs_that_lie(bases, tmp_path):
         told += store.build(tmp_path / f"{seed}", seed)
         assert seed % 7 or reader.read(tmp_path / f"{seed}")[1].faults == [], told[-1]
     assert any("runs something" in line for line in told) and any("metadata.json" in line for line in told)
+
+
+# ---- lists alone ----
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory):
+    """The list of the golden store, without its packs: its folder, and the bodies."""
+    where = tmp_path_factory.mktemp("list")
+    shutil.unpack_archive(CHAINED, where / "whole")
+    shutil.copytree(where / "whole/store/runs/long", where / "list/runs/long")
+    shutil.copy(where / "whole/store/vckpt.store", where / "list")
+    shutil.rmtree(where / "whole")
+    store = reader.Store(where / "list")
+    store.open()
+    return store, [store.record(f"runs/long/{n:012}", 2, True)[0] for n in range(483)]
+
+
+def chained(entries, out, number, change):
+    """One entry of the list is changed; the digests of all that follow it are right."""
+    store, bodies = entries
+    shutil.copytree(store.path, out, copy_function=os.link)
+    made, digests = forge.Store.__new__(forge.Store), [bytes(32), *map(reader.sha, bodies[:number])]
+    made.out, made.id = out, store.id
+    for n in range(number, len(bodies)):
+        body = forge.Body("Entry", bodies[n])
+        body["before"] = digests[-1]
+        start = made.goes_on(body, digests)
+        if n == number:
+            change(body)
+            made.goes_on(body, digests, start)
+        data = body.encode()
+        (out / f"runs/long/{n:012}").unlink()
+        made.put(f"runs/long/{n:012}", 2, data, True)
+        digests.append(reader.sha(data))
+    return out
+
+
+def snapshot(gone=None, live=None, **fields):
+    def change(body):
+        made = body["snapshot"]
+        for name, value in fields.items():
+            made[name.removesuffix("_")] = value
+        if gone is not None:
+            made.table("gone").rows = [[n] for n in gone]
+        if live is not None:
+            live(made.table("live").rows)
+    return change
+
+
+def launch(ids=None, **fields):
+    def change(body):
+        made = body["launch"]
+        for name, value in fields.items():
+            made[name.removesuffix("_")] = value
+        if ids is not None:
+            made.table("ids").rows = [[n] for n in ids]
+    return change
+
+
+def first_row(**fields):
+    names = forge.TABLES["Snapshot", "live"][1]
+
+    def change(rows):
+        for name, value in fields.items():
+            rows[0][names.index(name)] = value
+    return change
+
+
+ID = b"12345678"
+LISTS = {
+    "nothing": (448, lambda body: None),
+    "from itself": (448, snapshot(from_=448)), "from one ahead": (448, snapshot(from_=470)),
+    "from one far ahead": (448, snapshot(from_=2**64 - 1)), "from a commit": (448, snapshot(from_=383)),
+    "from another": (448, snapshot(from_=192, gone=())), "from one of its chain": (448, snapshot(from_=256, gone=())),
+    "from one between": (448, snapshot(from_=320, gone=())), "from none": (448, snapshot(from_=0)),
+    "another digest": (448, snapshot(from_digest=bytes(32))), "half a digest": (448, snapshot(from_digest=bytes(16))),
+    "gone what was not there": (448, snapshot(gone=(1, 2, 3))), "nothing gone": (448, snapshot(gone=())),
+    "all gone": (448, snapshot(gone=range(384))), "gone what comes later": (448, snapshot(gone=(166, 400))),
+    "gone without order": (448, snapshot(gone=(241, 166))), "gone far ahead": (448, snapshot(gone=(2**64 - 1,))),
+    "older too small": (448, snapshot(older=7)), "no older": (448, snapshot(older=0)),
+    "older too large": (448, snapshot(older=2**63)), "older beyond all": (448, snapshot(older=2**64 - 1)),
+    "another launch": (448, snapshot(launch=3)), "a launch ahead": (448, snapshot(launch=460)),
+    "a launch far ahead": (448, snapshot(launch=2**64 - 1)), "no launch": (448, snapshot(launch=0)),
+    "a row from before": (448, snapshot(live=first_row(entry=5))), "a row of itself": (448, snapshot(live=lambda rows:
+        rows[-1].__setitem__(0, 448))), "a row far ahead": (448, snapshot(live=lambda rows: rows[-1].__setitem__(
+            0, 2**64 - 1))),
+    "two rows of one step": (448, snapshot(live=first_row(step=440))),
+    "a step of before": (448, snapshot(live=first_row(step=22))), "no rows": (448, snapshot(live=lambda rows:
+        rows.clear())),
+    "a middle one says less": (384, snapshot(live=lambda rows: rows.pop())),
+    "the oldest says less": (256, snapshot(live=lambda rows: rows.pop())),
+    "nth huge": (435, launch(nth=2**64 - 1)), "nth 0": (435, launch(nth=0)), "nth 1": (435, launch(nth=1)),
+    "no ids": (435, launch(ids=())), "ids too many": (435, launch(ids=[ID] * 10)), "other ids": (435, launch(ids=[ID])),
+    "a launch from itself": (435, launch(from_=436)), "a launch from a commit": (435, launch(from_=300)),
+    "a launch from none": (435, launch(from_=0)), "a launch from far ahead": (435, launch(from_=2**64 - 1)),
+    "an old launch from none": (242, launch(from_=0)), "an old launch of ids": (242, launch(ids=[ID] * 4)),
+}
+
+
+@pytest.mark.parametrize("lie", LISTS)
+def test_lists_that_lie(vckpt, entries, tmp_path, lie):
+    """All digests are right. Readers end, with steps that some entry committed or a sentence; verify finds the
+    entry."""
+    number, change = LISTS[lie]
+    out = chained(entries, tmp_path / "out", number, change)
+    listed = vckpt("ls", out, "long", "--json", check=False, timeout=60)
+    assert listed.returncode in (0, 1), listed.stderr
+    if listed.returncode == 0:
+        steps = [s["step"] for s in json.loads(listed.stdout)["steps"]]
+        assert len(set(steps)) == len(steps) and set(steps) <= {*range(250), 440, 1000}
+    assert vckpt("info", out, "long/latest", check=False, timeout=60).returncode == 1     # it has no manifests
+    done = vckpt("verify", out, "--paranoid", check=False, timeout=60)
+    assert done.returncode == 3 and (f"{number:012}" in done.stdout) == (lie != "nothing"), done.stdout
 
 
 # ---- every way of reading ----
