@@ -109,6 +109,7 @@ def lists(proto, bodies):
                      live=live, nlive=len(live))
     first, = bodies_of(entry(SNAPSHOT, list_2=True, number=2**60, older=NONE, newest_launch=NONE,
                             live=[Live(2, commit(3)), Live(4, commit(9, LAUNCH + b"-1"))]))
+    up_to_192 = [(fill, first), *[(0, remove)] * 63]            # `first` is entry 128
     history = [(writer, launch), (many, commit_), (many, commit_), (writer | 3 << 4, remove)]
     for name, before, all_entries in [
         ("one-save", 0, [(0, launch), (0, commit_)]), ("removed", 1, [(0, launch), (0, commit_), (0, remove)]),
@@ -123,9 +124,8 @@ def lists(proto, bodies):
         ("writers-behind-many", word, [(fill, remove), (fill, remove), *history * 3]),
         ("removed-late", word, history + [(writer | newest | 9 << 4, remove), (many, launch)] * 8),
         ("word", word, [(0, launch_2), (0, commit_), (0, snapshot_2)]),
-        ("chain", word | AT_56 + 1, [(0, body) for body in (first, launch_2, commit_, launch_2, *bodies_of(
-            goes_on(57, older=5, launch_=58, steps=((59, 9),))), launch_2, commit_, *bodies_of(
-                goes_on(61, 2, 59, older=700)), commit_, commit_)]),
+        ("chain", word | AT_56 + 8, up_to_192 + [(0, *bodies_of(goes_on(128, 2, older=9, steps=((150, 700),)))),
+                                                 (0, commit_), (0, launch_2)]),
         ("from-before", word | AT_56 + 7, [(0, first), *[(0, body) for body in bodies_of(goes_on(63), goes_on(2))]]),
         ("gone-that-was-not-there", word | AT_56 + 7, [(0, first), (0, *bodies_of(goes_on(63, 7, 11, 62, older=3)))]),
     ]:
