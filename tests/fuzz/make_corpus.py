@@ -109,6 +109,8 @@ def lists(proto, bodies):
                      live=live, nlive=len(live))
     first, = bodies_of(entry(SNAPSHOT, list_2=True, number=2**60, older=NONE, newest_launch=NONE,
                             live=[Live(2, commit(3)), Live(4, commit(9, LAUNCH + b"-1"))]))
+    double, = bodies_of(entry(SNAPSHOT, list_2=True, number=2**60, older=NONE, newest_launch=NONE,
+                              live=[Live(2, commit(9)), Live(4, commit(9, LAUNCH + b"-1"))]))
     up_to_192 = [(fill, first), *[(0, remove)] * 63]            # `first` is entry 128
     history = [(writer, launch), (many, commit_), (many, commit_), (writer | 3 << 4, remove)]
     for name, before, all_entries in [
@@ -126,6 +128,8 @@ def lists(proto, bodies):
         ("word", word, [(0, launch_2), (0, commit_), (0, snapshot_2)]),
         ("chain", word | AT_56 + 8, up_to_192 + [(0, *bodies_of(goes_on(128, 2, older=9, steps=((150, 700),)))),
                                                  (0, commit_), (0, launch_2)]),
+        ("two-of-one-step", word | AT_56 + 8, [(fill, double), *up_to_192[1:],
+                                               (0, *bodies_of(goes_on(128, older=9, steps=((150, 700),))))]),
         ("from-before", word | AT_56 + 7, [(0, first), *[(0, body) for body in bodies_of(goes_on(63), goes_on(2))]]),
         ("gone-that-was-not-there", word | AT_56 + 7, [(0, first), (0, *bodies_of(goes_on(63, 7, 11, 62, older=3)))]),
     ]:
