@@ -736,8 +736,11 @@ class List:
         e["gone"] = [n for n, in rows(s["gone"], "<Q", "its table of what is gone")]
         need(self.store.list_2 or not (s["from"] or s["from_digest"] or s["gone"] or s["older"] or s["launch"]),
              "it goes on from another, and has not the word for it")
-        need(s["from"] < number and s["from"] % 64 == 0 and len(s["from_digest"]) == (32 if s["from"] else 0),
-             "it goes on from no snapshot before it")
+        n = number // 64
+        while n and 64 * n != s["from"] or 64 * n == number:
+            n = without_lowest_bit(n)
+        need(64 * n == s["from"], "it goes on from", s["from"], "which its number does not lead to")
+        need(len(s["from_digest"]) == (32 if n else 0), "it has no digest of the snapshot that it goes on from")
         need(s["from"] or not (s["gone"] or s["older"]),
              "it speaks of commits before the snapshot that it goes on from, and goes on from none")
         ascending(e["gone"], "its table of what is gone")
