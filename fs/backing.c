@@ -12,6 +12,12 @@
  *   REFUSED   it could not be assembled (damage, for instance): it stays with the server, which gives an error for what
  *             is damaged and for nothing else
  *
+ * Memory is short as soon as more files are read again and again than it holds. To put each of them together in turn,
+ * every time in the place of the one that is wanted next, would be work without end. So a file takes the place of
+ * another one only if that one has served as many bytes as it took to put it together, and nobody has it open; and a
+ * file that had to go once comes back only where it was used twice since the other one was used last. A file that never
+ * paid for itself goes when another one was used USES_MOST times meanwhile. See may_replace.
+ *
  * Invariants: (1) cached_opens and passthrough_opens are never both above 0, because the kernel refuses that with EIO:
  * both count before the kernel learns of an open, and until after it has forgotten it; while one is above 0, no record
  * leaves or enters READY for the other. (2) A record that is opened or open, QUEUED or FILLING is kept. (3) The memfds
@@ -39,6 +45,7 @@
 #define QUIET_MS 30000
 #define STOP_MS 2000
 #define BUCKETS 4096u
+#define USES_MOST 4u                     /* of these the times are kept */
 #define WAIT_MS 50
 
 enum state { COUNTING, QUEUED, FILLING, READY, REFUSED };
@@ -51,6 +58,10 @@ struct fs_backing {
 	struct backing_list *list;       /* where it stands while nobody has it open; NULL: nowhere */
 	struct fs_backing *newer, *older; /* there */
 	bool wanted;                     /* COUNTING: it was opened again */
+	uint64_t uses[USES_MOST];        /* when it was opened while nobody had it open, the newest first; 0: never */
+	uint64_t left;                   /* when its last descriptor went */
+	uint64_t owed;                   /* in memory: so many bytes it has to serve until it has paid for itself */
+	bool replaced;                   /* it had to go for another one */
 	enum state state;
 	_Atomic uint64_t served;
 	unsigned opening, cached_opens, passthrough_opens;
@@ -79,6 +90,7 @@ struct fs_backings {
 	struct fs_handle **queue; size_t nqueue, queue_room; /* references */
 	int closing[8]; unsigned nclosing; /* descriptors of memory: unlock closes them, which may take long */
 	bool told;                       /* that the keeper does not answer */
+	uint64_t clock;                  /* counts uses of files */
 	uint64_t quiet_until_ms;         /* nothing is assembled before */
 	uint64_t floor_bytes;            /* set by start: of free memory so much stays */
 	struct fs_backings_stats stats;
@@ -132,7 +144,6 @@ static void drop(struct fs_backings *all, struct fs_backing *b)
 	if (!all->m->session || fs_broker_close(all->broker, fuse_session_fd(all->m->session), b->id) < 0)
 		return;                  /* it was not asked: the kernel keeps it, and may be given it */
 	b->state = COUNTING;
-	b->served = 0;
 	all->stats.files--;
 	all->stats.bytes -= b->size;
 	all->stats.dropped++;
@@ -213,37 +224,46 @@ static struct fs_backing *make(struct fs_backings *all, uint64_t node, const str
 
 /* ---- memory; under the lock ---- */
 
-/* Those unused for longest go, until there are `most` bytes. */
-static void drop_ready(struct fs_backings *all, uint64_t most)
+/* Was b used so often since `old` was used last that it may have its place? */
+static bool may_replace(const struct fs_backing *b, const struct fs_backing *old)
 {
-	for (struct fs_backing *b = all->ready.oldest, *next; b && all->stats.bytes > most; b = next) {
-		next = b->newer;
-		drop(all, b);
-	}
+	unsigned uses = old->owed ? USES_MOST : b->replaced ? 2 : 1;
+
+	return b->uses[uses - 1] > old->left;
 }
 
-/* Room for so many bytes more, if those unused for longest go. */
-static bool room(struct fs_backings *all, uint64_t bytes)
+/* Room for the file, if of those that it may replace the ones unused for longest go; none goes in vain. */
+static bool room(struct fs_backings *all, const struct fs_backing *b)
 {
-	if (bytes > all->stats.max_bytes || base_monotonic_ms() < all->quiet_until_ms)
+	uint64_t most = all->stats.max_bytes, bytes = all->stats.bytes;
+
+	if (b->size > most || base_monotonic_ms() < all->quiet_until_ms)
 		return false;
-	uint64_t most = all->stats.max_bytes - bytes;
-	if (all->stats.bytes - all->ready.bytes > most)
-		return false;            /* those that are open alone are too much: nothing goes in vain */
-	drop_ready(all, most);
+	most -= b->size;
+	for (const struct fs_backing *old = all->ready.oldest; old && bytes > most; old = old->newer)
+		bytes -= may_replace(b, old) ? old->size : 0;
+	if (bytes > most)
+		return false;
+	for (struct fs_backing *old = all->ready.oldest, *next; old && all->stats.bytes > most; old = next) {
+		next = old->newer;
+		if (may_replace(b, old)) {
+			old->replaced = true;
+			drop(all, old);
+		}
+	}
 	return all->stats.bytes <= most;
 }
 
 /* The file's bytes count from here on. */
 static bool fill_begin(struct fs_backings *all, struct fs_backing *b)
 {
-	if (b->fd >= 0 || !room(all, b->size)) { /* a read of what was given up may not be over */
+	if (b->fd >= 0 || !room(all, b)) { /* a read of what was given up may not be over */
 		all->stats.refused++;
-		b->served = 0;           /* another half of it, and there may be room */
 		b->state = COUNTING;
 		return false;
 	}
 	b->state = FILLING;
+	b->owed = b->size;
 	all->stats.files++;
 	all->stats.bytes += b->size;
 	return true;
@@ -534,7 +554,10 @@ int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 		unlock(all);
 		return -ENOMEM;
 	}
-	b->opening++;
+	if (!b->opening++ && !b->cached_opens && !b->passthrough_opens) {
+		memmove(b->uses + 1, b->uses, sizeof b->uses - sizeof *b->uses);
+		b->uses[0] = ++all->clock;
+	}
 	settle(all, b);
 	int r = consider(all, b, h);
 	b->opening--;
@@ -545,6 +568,7 @@ int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 		*(h->passthrough ? &all->stats.open_passthrough : &all->stats.open_cached) += 1;
 		all->stats.opens_passthrough += h->passthrough;
 		r = h->passthrough ? b->id : 0;
+		b->owed = h->passthrough ? 0 : b->owed;
 	}
 	settle(all, b);
 	unlock(all);
@@ -580,6 +604,7 @@ void fs_backing_closed(struct fs_backings *all, struct fs_handle *h)
 	pthread_mutex_lock(&all->lock);
 	--*(h->passthrough ? &b->passthrough_opens : &b->cached_opens);
 	--*(h->passthrough ? &all->stats.open_passthrough : &all->stats.open_cached);
+	b->left = all->clock;
 	settle(all, b);
 	unlock(all);
 }
@@ -600,6 +625,7 @@ bool fs_backing_read(struct fs_backings *all, struct fs_handle *h, uint64_t offs
 	pthread_mutex_lock(&all->lock);
 	b->reading--;
 	all->stats.read_bytes += there ? len : 0;
+	b->owed -= there ? base_min(b->owed, len) : 0;
 	if (b->sealing)
 		pthread_cond_broadcast(&all->changed);
 	settle_memory(all, b);
@@ -617,7 +643,11 @@ void fs_backings_give_back(struct fs_backings *all)
 {
 	pthread_mutex_lock(&all->lock);
 	all->quiet_until_ms = base_monotonic_ms() + QUIET_MS;
-	drop_ready(all, 0);
+	for (struct fs_backing *b = all->ready.oldest, *next; b; b = next) {
+		next = b->newer;
+		b->served = 0;           /* another half of it, and there may be memory */
+		drop(all, b);
+	}
 	unlock(all);
 }
 

@@ -84,9 +84,9 @@ def calm(build, tmp_path):
 @pytest.fixture
 def passing(mount, large, calm):
     """Mounts that store; skips where the kernel or the user lacks the right."""
-    def make(*options, **more):
+    def make(*options, store=large[0], **more):
         with calm():
-            m = mount(large[0], *options, **more)
+            m = mount(store, *options, **more)
         if not passes(m):
             if os.geteuid() == 0 and os.uname().release.split(".")[:2] >= ["6", "9"]:
                 pytest.fail((m / ".vckpt" / "stats").read_text())
@@ -558,3 +558,64 @@ def test_thousands_of_files_beside_one_that_stands_in_memory(mount, many, calm):
     start = time.monotonic()
     m.umount()
     assert time.monotonic() - start < 10
+
+
+def use(m, file):
+    """One reader of all of it, alone."""
+    data = read(file)
+    assert closed(m) and wait_until(lambda: m.stats()['vckpt_open_files{tier="passthrough"}'] == 0)
+    return data
+
+
+def test_more_files_than_memory_again_and_again(passing, large, scale):
+    """Each of them is put together once at most: a file that had to go does not come back for one use of it."""
+    m = passing("tier=auto", "cache=270M")                              # 14 MiB of whole files
+    step = m / "a" / "step-00000001"
+    files = [step / "model" / f"{name}.npy" for name in large[2] if name != "small"] + [step / "blob.bin"]
+    assert sum(os.stat(file).st_size for file in files) > 18 * MiB
+    want = [use(m, file) for file in files]
+    rounds = scale(12, 100)
+    for _ in range(rounds):
+        assert [use(m, file) for file in files] == want
+    stats = m.stats()
+    assert stats["vckpt_assembled_files"] >= 3 and stats["vckpt_assemblies_total"] <= len(files)
+    assert stats["vckpt_passthrough_opens_total"] >= 3 * rounds
+
+
+def test_what_is_read_now_takes_the_place_of_what_was(passing, large):
+    m = passing("tier=auto", "cache=270M")
+    step = m / "a" / "step-00000001"
+    old, new = [step / "model" / f"raw{i}.npy" for i in range(3)], step / "blob.bin"
+    for _ in range(5):
+        for file in old:
+            use(m, file)
+    assert m.stats()["vckpt_assembled_files"] == 3
+    for file in [*old, step / "model" / "w0.npy", step / "model" / "w1.npy"] * 2:
+        use(m, file)
+    assert use(m, new) == large[3] and serving(new) == "cached"
+    assert use(m, new) == large[3] and serving(new) == "passthrough"
+
+
+def test_a_file_pays_for_itself_before_another_has_its_place(passing, large, tmp_path, vckpt):
+    """A file that was put together and not read since stays where another one was used a few times."""
+    rng, store = np.random.default_rng(8), tmp_path / "store"
+    vckpt("init", store)
+    for name in "ab":
+        write_safetensors(tmp_path / name / "model.safetensors", {"w": Tensor("U8", (20 * MiB,), rng.bytes(20 * MiB))})
+        vckpt("import", store, f"{name}/1", tmp_path / name / "model.safetensors")
+    m = passing("tier=auto", "cache=286M", store=store)                 # one of them
+    a, b = (m / name / "latest" / "model.safetensors" for name in "ab")
+    for _ in range(2):
+        use(m, a)
+    assert wait_until(lambda: serving(a) == "passthrough")              # it has served nobody yet
+    for _ in range(3):
+        use(m, b)
+    assert wait_until(lambda: m.stats()["vckpt_assemblies_refused_total"] >= 2)
+    assert serving(a) == "passthrough" and m.stats()["vckpt_assemblies_dropped_total"] == 0
+    use(m, b)                                                           # and nobody else comes for it
+    assert wait_until(lambda: serving(b) == "passthrough") and serving(a) == "cached"
+    use(m, b)
+    for _ in range(2):                                                  # once replaced: twice since, and b has paid
+        assert m.stats()["vckpt_assemblies_total"] == 2
+        use(m, a)
+    assert wait_until(lambda: serving(a) == "passthrough") and m.stats()["vckpt_assemblies_total"] == 3
