@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A file that is read once is served by the server, and nothing is assembled for it: a copy of a whole tree costs no
- * more than before. Who opens a file of which half was read before shows that it is read again: it is assembled.
+ * more than before. Who opens a file of which half was read before shows that it is read again: it is assembled. A
+ * loader goes through all of a large file in the order of its own, where all processors that decode ahead of it are a
+ * gain: for it the file is assembled as soon as it is known by its reads. If it goes before it has read half of the
+ * file, that is given up.
  *
  * A record for each file that is open, or that was read lately, or that stands in memory:
  *
@@ -34,8 +37,10 @@
 #include "core/base/log.h"
 #include "core/base/table.h"
 #include "fs/broker.h"
+#include "fs/loader.h"
 #include "fs/memfd.h"
 #include "fs/mount.h"
+#include "fs/reserve.h"
 
 #define LEAST_BYTES (UINT64_C(64) << 10) /* less stays in the kernel's page cache as it is */
 #define NOW_BYTES (UINT64_C(16) << 20)   /* so much is assembled while its reader waits for the open */
@@ -47,6 +52,9 @@
 #define BUCKETS 4096u
 #define USES_MOST 4u                     /* of these the times are kept */
 #define WAIT_MS 50
+#define LONG_BYTES (UINT64_C(256) << 10) /* a read of so much may wait for what is on its way */
+#define RESERVE_SHARE 4                  /* of the memory for files, at most one quarter is kept at hand */
+#define RESERVE_MS 120000                /* after the last file was put together */
 
 enum state { COUNTING, QUEUED, FILLING, READY, REFUSED };
 
@@ -64,12 +72,19 @@ struct fs_backing {
 	bool replaced;                   /* it had to go for another one */
 	enum state state;
 	_Atomic uint64_t served;
+	uint64_t served_before;          /* this use of it */
+	_Atomic bool watched;            /* COUNTING: may a loader be found? `loader` knows */
+	struct fs_loader loader;
+	bool early;                      /* QUEUED, FILLING: for a loader */
+	_Atomic bool stop;               /* no one wants it any more */
+	bool pages;                      /* the kernel may have pages of it */
 	unsigned opening, cached_opens, passthrough_opens;
+	unsigned held;                   /* of these, the kernel's: others are kept by what is at work with them */
 	int id;                          /* READY */
 	/* FILLING, and READY while the server has readers of it: its memory, else -1. So many bytes of it are there,
 	 * and so many reads are under way, without the lock. */
 	_Atomic int fd;
-	_Atomic uint64_t ready;
+	_Atomic uint64_t ready, filling; /* filling: so many there will be soon */
 	unsigned reading;
 	bool sealing;                    /* no read begins: the kernel seals no memory that one is using */
 };
@@ -88,12 +103,16 @@ struct fs_backings {
 	struct fs_backing *buckets[BUCKETS];
 	struct backing_list idle, ready; /* nobody has them open: COUNTING and REFUSED, READY */
 	struct fs_handle **queue; size_t nqueue, queue_room; /* references */
+	uint64_t *stale; size_t nstale, stale_room; /* nodes: the kernel is to drop its pages */
+	uint64_t reserve_most;           /* so much is to be at hand, if there is room */
+	uint64_t reserve_until_ms;
 	int closing[8]; unsigned nclosing; /* descriptors of memory: unlock closes them, which may take long */
 	bool told;                       /* that the keeper does not answer */
 	uint64_t clock;                  /* counts uses of files */
 	uint64_t quiet_until_ms;         /* nothing is assembled before */
 	uint64_t floor_bytes;            /* set by start: of free memory so much stays */
 	struct fs_backings_stats stats;
+	struct fs_reserve reserve;       /* has a lock of its own */
 };
 
 /* ---- records; all under the lock ---- */
@@ -176,7 +195,17 @@ static void settle_memory(struct fs_backings *all, struct fs_backing *b)
 	else
 		close(b->fd);
 	b->fd = -1;
-	b->ready = 0;
+	b->ready = b->filling = 0;
+}
+
+/* The kernel's next open of a file that it is to read by itself would wait until it has dropped the pages of before. */
+static void settle_pages(struct fs_backings *all, struct fs_backing *b)
+{
+	if (!b->pages || base_array_room(all->stale, all->stale_room, all->nstale + 1) < 0)
+		return;
+	all->stale[all->nstale++] = b->node;
+	b->pages = false;
+	pthread_cond_broadcast(&all->changed);
 }
 
 static void unlock(struct fs_backings *all)
@@ -201,6 +230,8 @@ static void settle(struct fs_backings *all, struct fs_backing *b)
 	if (used || b->state == QUEUED || b->state == FILLING)
 		return;
 	list_add(b->state == READY ? &all->ready : &all->idle, b);
+	if (b->state == READY)
+		settle_pages(all, b);
 	if (b->state == READY && b->commit->gone)
 		drop(all, b);
 	if (all->idle.n > IDLE_RECORDS)
@@ -273,7 +304,7 @@ static bool fill_begin(struct fs_backings *all, struct fs_backing *b)
 static bool is_passing(int r)
 {
 	return r == -ENOMEM || r == -ENOSPC || r == -EMFILE || r == -ENFILE || r == -EPIPE || r == -ETIMEDOUT
-		|| r == -EBUSY;
+		|| r == -EBUSY || r == -ECANCELED;
 }
 
 /* r: the id, or why there is none. */
@@ -285,12 +316,14 @@ static void fill_end(struct fs_backings *all, struct fs_backing *b, int r, uint6
 		all->stats.assembled++;
 		all->stats.assembled_bytes += b->size;
 		all->stats.assembled_ns += ns;
+		all->reserve_most = base_min(b->size, all->stats.max_bytes / RESERVE_SHARE);
+		all->reserve_until_ms = base_monotonic_ms() + RESERVE_MS;
 	} else {
 		b->state = is_passing(r) ? COUNTING : REFUSED;
 		b->served = 0;
 		all->stats.files--;
 		all->stats.bytes -= b->size;
-		all->stats.failed++;
+		*(r == -ECANCELED ? &all->stats.given_up : &all->stats.failed) += 1;
 	}
 	settle(all, b);
 	pthread_cond_broadcast(&all->changed);
@@ -298,16 +331,41 @@ static void fill_end(struct fs_backings *all, struct fs_backing *b, int r, uint6
 
 /* ---- assembling; without the lock ---- */
 
+struct assembly { struct fs_backings *all; struct fs_backing *b; struct fs_memfd_map map; };
+
+static int no_memory(const struct fs_backing *b, int r, struct base_error *err)
+{
+	return base_error_set(err, r, "no memory for a file of %llu bytes: %s", (unsigned long long)b->size,
+		strerror(-r));
+}
+
+/* The next stretch: readers may wait for it, and get the one before. */
+static int fill_stretch(void *arg, uint64_t end, struct base_error *err)
+{
+	struct assembly *a = arg;
+
+	if (a->b->stop || a->all->ending)
+		return base_error_set(err, -ECANCELED, "no one reads it any more");
+	int r = fs_memfd_take(&a->map, end);
+	if (r < 0)
+		return no_memory(a->b, r, err);
+	pthread_mutex_lock(&a->all->lock);
+	a->b->filling = end;
+	pthread_cond_broadcast(&a->all->changed);
+	unlock(a->all);
+	return 0;
+}
+
 static int fill(struct fs_backings *all, struct fs_backing *b, int fd, struct view_file *file, struct base_error *err)
 {
-	struct fs_memfd_map map;
-	int r = fs_memfd_map(fd, b->size, &map);
+	struct assembly a = { .all = all, .b = b };
+	int r = fs_memfd_map(fd, b->size, &a.map);
 
 	if (r < 0)
-		return base_error_set(err, r, "no memory for a file of %llu bytes: %s", (unsigned long long)b->size,
-			strerror(-r));
-	r = view_file_fill(file, all->m->cache, map.bytes, &b->ready, err);
-	fs_memfd_unmap(&map);
+		return no_memory(b, r, err);
+	r = view_file_fill(file, all->m->cache, &(struct view_filling){ .to = a.map.bytes, .ready = &b->ready,
+		.begin = fill_stretch, .arg = &a }, err);
+	fs_memfd_unmap(&a.map);
 	return r;
 }
 
@@ -329,7 +387,10 @@ static int seal(struct fs_backings *all, struct fs_backing *b, int fd)
 static int assemble(struct fs_backings *all, struct fs_backing *b, struct view_file *file, struct base_error *err)
 {
 	uint64_t free_bytes = fs_broker_memory(all->broker);
+	bool large = b->size > NOW_BYTES; /* small ones leave the reserve alone */
 
+	if (large && free_bytes)
+		free_bytes += all->reserve.bytes;
 	if (view_file_size(file) != b->size)
 		return base_error_set(err, -BASE_EFORMAT, "it has another size than when it was first opened");
 	if (!fs_broker_works(all->broker))
@@ -337,7 +398,7 @@ static int assemble(struct fs_backings *all, struct fs_backing *b, struct view_f
 	if (free_bytes && (b->size > free_bytes / MEMORY_SHARE || free_bytes - b->size < all->floor_bytes))
 		return base_error_set(err, -ENOMEM, "it has %llu bytes, and %llu bytes of memory could be had",
 			(unsigned long long)b->size, (unsigned long long)free_bytes);
-	int fd = fs_memfd_new(b->size);
+	int fd = large ? fs_reserve_memfd(&all->reserve, b->size) : fs_memfd_new(b->size);
 	if (fd < 0)
 		return base_error_set(err, fd, "no memory file of %llu bytes: %s", (unsigned long long)b->size,
 			strerror(-fd));
@@ -366,24 +427,86 @@ static void assemble_locked(struct fs_backings *all, struct fs_backing *b, struc
 	fill_end(all, b, id, base_monotonic_ns() - start);
 }
 
+/* ---- the thread: each with the lock, which it gives up meanwhile ---- */
+
+static void do_queued(struct fs_backings *all)
+{
+	struct fs_handle *h = all->queue[0];
+	struct fs_backing *b = h->backing;
+
+	memmove(all->queue, all->queue + 1, --all->nqueue * sizeof *all->queue);
+	if (b->stop) {
+		b->state = COUNTING;
+		all->stats.given_up++;
+	} else if (fill_begin(all, b)) {
+		all->stats.early += b->early;
+		assemble_locked(all, b, h->file);
+	}
+	unlock(all);
+	fs_handle_unref(all->m, h);
+	pthread_mutex_lock(&all->lock);
+}
+
+static void do_stale(struct fs_backings *all)
+{
+	uint64_t node = all->stale[--all->nstale];
+
+	unlock(all);
+	int r = fuse_lowlevel_notify_inval_inode(all->m->session, node, 0, 0);
+	pthread_mutex_lock(&all->lock);
+	all->stats.pages_dropped += r == 0;
+}
+
+/* What is to be at hand: as much as the last file had, while files come, in the room that files leave. */
+static uint64_t reserve_most(const struct fs_backings *all)
+{
+	uint64_t now = base_monotonic_ms();
+
+	if (now >= all->reserve_until_ms || now < all->quiet_until_ms)
+		return 0;
+	return base_min(all->reserve_most, all->stats.max_bytes - base_min(all->stats.bytes, all->stats.max_bytes));
+}
+
+/* false: there is nothing to do. */
+static bool do_reserve(struct fs_backings *all)
+{
+	uint64_t most = reserve_most(all), have = all->reserve.bytes;
+	bool more = true;
+
+	if (have == most)
+		return false;
+	unlock(all);
+	if (have > most) {
+		fs_reserve_drop(&all->reserve);
+	} else {
+		uint64_t free_bytes = fs_broker_memory(all->broker);
+		more = free_bytes > MEMORY_SHARE * most && free_bytes - most >= all->floor_bytes &&
+			fs_reserve_grow(&all->reserve, most);
+	}
+	pthread_mutex_lock(&all->lock);
+	if (!more)
+		all->reserve_most = all->reserve.bytes; /* no more is to be had */
+	return true;
+}
+
 static void *backings_main(void *arg)
 {
 	struct fs_backings *all = arg;
 
 	pthread_mutex_lock(&all->lock);
 	while (!all->ending) {
-		if (!all->nqueue) {
-			pthread_cond_wait(&all->changed, &all->lock);
-			continue;
+		if (all->nqueue)
+			do_queued(all);
+		else if (all->nstale)
+			do_stale(all);
+		else if (!do_reserve(all)) {
+			struct timespec until = base_clock_in_ms(CLOCK_MONOTONIC, RESERVE_MS);
+
+			if (all->reserve.bytes)
+				pthread_cond_timedwait(&all->changed, &all->lock, &until);
+			else
+				pthread_cond_wait(&all->changed, &all->lock);
 		}
-		struct fs_handle *h = all->queue[0];
-		memmove(all->queue, all->queue + 1, --all->nqueue * sizeof *all->queue);
-		struct fs_backing *b = h->backing;
-		if (fill_begin(all, b))
-			assemble_locked(all, b, h->file);
-		unlock(all);
-		fs_handle_unref(all->m, h);
-		pthread_mutex_lock(&all->lock);
 	}
 	unlock(all);
 	return NULL;
@@ -406,6 +529,7 @@ struct fs_backings *fs_backings_new(struct fs_mount *m, enum fs_tier tier, uint6
 	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
 	pthread_cond_init(&all->changed, &attributes);
 	pthread_condattr_destroy(&attributes);
+	fs_reserve_init(&all->reserve);
 	return all;
 }
 
@@ -421,6 +545,8 @@ void fs_backings_free(struct fs_backings *all)
 			free(b);
 		}
 	free(all->queue);
+	free(all->stale);
+	fs_reserve_release(&all->reserve);
 	fs_broker_free(all->broker);
 	pthread_cond_destroy(&all->changed);
 	pthread_mutex_destroy(&all->lock);
@@ -541,6 +667,39 @@ static int consider(struct fs_backings *all, struct fs_backing *b, struct fs_han
 	return 0;
 }
 
+/* With the lock. The thread assembles it; `early`: before others. false: it will not. */
+static bool queue(struct fs_backings *all, struct fs_backing *b, struct fs_handle *h, bool early)
+{
+	if (b->commit->gone || !can_assemble(all) ||
+			base_array_room(all->queue, all->queue_room, all->nqueue + 1) < 0)
+		return false;
+	fs_handle_ref(h);
+	if (early)
+		memmove(all->queue + 1, all->queue, all->nqueue * sizeof *all->queue);
+	all->queue[early ? 0 : all->nqueue] = h;
+	all->nqueue++;
+	b->state = QUEUED;
+	b->early = early;
+	b->stop = b->wanted = false;
+	pthread_cond_broadcast(&all->changed);
+	return true;
+}
+
+/* With the lock: it is opened, by somebody alone, or beside others. */
+static void use(struct fs_backings *all, struct fs_backing *b, const struct view_file *file)
+{
+	if (b->opening || b->cached_opens || b->passthrough_opens) {
+		fs_loader_opened(&b->loader, b->served - b->served_before);
+		return;
+	}
+	memmove(b->uses + 1, b->uses, sizeof b->uses - sizeof *b->uses);
+	b->uses[0] = ++all->clock;
+	b->served_before = b->served;
+	b->loader = (struct fs_loader){0};
+	/* small ones are read soon; a loader has many tensors to go through */
+	b->watched = all->tier == FS_TIER_AUTO && b->size > NOW_BYTES && view_file_tensor(file, b->size - 1) > 0;
+}
+
 int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 {
 	/* a small file is never passed through unless all are: nothing is to be counted */
@@ -554,10 +713,8 @@ int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 		unlock(all);
 		return -ENOMEM;
 	}
-	if (!b->opening++ && !b->cached_opens && !b->passthrough_opens) {
-		memmove(b->uses + 1, b->uses, sizeof b->uses - sizeof *b->uses);
-		b->uses[0] = ++all->clock;
-	}
+	use(all, b, h->file);
+	b->opening++;
 	settle(all, b);
 	int r = consider(all, b, h);
 	b->opening--;
@@ -569,29 +726,36 @@ int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 		all->stats.opens_passthrough += h->passthrough;
 		r = h->passthrough ? b->id : 0;
 		b->owed = h->passthrough ? 0 : b->owed;
+		b->pages = !h->passthrough; /* it drops them itself when it passes a file through */
+		b->held++;
 	}
 	settle(all, b);
 	unlock(all);
 	return r;
 }
 
+/* With the lock, once for each descriptor that the kernel had, or was to have. */
+static void let_go(struct fs_backing *b, struct fs_handle *h)
+{
+	if (h->released)
+		return;
+	h->released = true;
+	if (--b->held == 0 && b->early && b->served < b->size / 2)
+		b->stop = true;
+}
+
 /* A large file that is wanted is assembled once its last reader has gone: before, it would take the processors from
- * those who read it, and help none of them. */
+ * those who read it, and help none of them but a loader. */
 void fs_backing_release(struct fs_backings *all, struct fs_handle *h)
 {
 	struct fs_backing *b = h->backing;
 
-	if (!b || h->passthrough)
+	if (!b)
 		return;
 	pthread_mutex_lock(&all->lock);
-	if (b->wanted && b->state == COUNTING && b->cached_opens == 1 && can_assemble(all) &&
-			base_array_room(all->queue, all->queue_room, all->nqueue + 1) == 0) {
-		fs_handle_ref(h);
-		all->queue[all->nqueue++] = h;
-		b->state = QUEUED;
-		b->wanted = false;
-		pthread_cond_broadcast(&all->changed);
-	}
+	let_go(b, h);
+	if (!b->held && b->wanted && b->state == COUNTING)
+		queue(all, b, h, false);
 	unlock(all);
 }
 
@@ -602,6 +766,7 @@ void fs_backing_closed(struct fs_backings *all, struct fs_handle *h)
 	if (!b)
 		return;
 	pthread_mutex_lock(&all->lock);
+	let_go(b, h);
 	--*(h->passthrough ? &b->passthrough_opens : &b->cached_opens);
 	--*(h->passthrough ? &all->stats.open_passthrough : &all->stats.open_cached);
 	b->left = all->clock;
@@ -609,13 +774,31 @@ void fs_backing_closed(struct fs_backings *all, struct fs_handle *h)
 	unlock(all);
 }
 
+/* Is it in the stretch that is filled now? Who wants much waits a moment, instead of decoding the same once more. */
+static bool is_coming(const struct fs_backing *b, uint64_t offset, uint64_t len)
+{
+	return len >= LONG_BYTES && b->filling >= offset + len;
+}
+
+/* With the lock. */
+static void wait_coming(struct fs_backings *all, const struct fs_backing *b, uint64_t end)
+{
+	struct timespec until = base_clock_in_ms(CLOCK_MONOTONIC, WAIT_MS);
+
+	while (b->state == FILLING && b->ready < end && !fs_request_abandoned() &&
+			pthread_cond_timedwait(&all->changed, &all->lock, &until) == 0)
+		;
+}
+
 bool fs_backing_read(struct fs_backings *all, struct fs_handle *h, uint64_t offset, size_t len, void *to)
 {
 	struct fs_backing *b = h->backing;
 
-	if (!b || h->passthrough || b->fd < 0 || b->ready < offset + len)
+	if (!b || h->passthrough || b->fd < 0 || (b->ready < offset + len && !is_coming(b, offset, len)))
 		return false;
 	pthread_mutex_lock(&all->lock);
+	if (b->ready < offset + len)
+		wait_coming(all, b, offset + len);
 	bool there = stands_in_memory(b) && !b->sealing && b->ready >= offset + len;
 	b->reading += there;
 	unlock(all);
@@ -633,10 +816,21 @@ bool fs_backing_read(struct fs_backings *all, struct fs_handle *h, uint64_t offs
 	return there;
 }
 
-void fs_backing_served(struct fs_handle *h, uint64_t bytes)
+void fs_backing_served(struct fs_backings *all, struct fs_handle *h, uint64_t offset, uint64_t len)
 {
-	if (h->backing)
-		atomic_fetch_add_explicit(&h->backing->served, bytes, memory_order_relaxed);
+	struct fs_backing *b = h->backing;
+
+	if (!b)
+		return;
+	atomic_fetch_add_explicit(&b->served, len, memory_order_relaxed);
+	if (!b->watched)
+		return;
+	pthread_mutex_lock(&all->lock);
+	if (b->state == COUNTING && b->watched && fs_loader_read(&b->loader, h->file, offset, len)) {
+		b->watched = false;
+		queue(all, b, h, true);
+	}
+	unlock(all);
 }
 
 void fs_backings_give_back(struct fs_backings *all)
@@ -649,6 +843,7 @@ void fs_backings_give_back(struct fs_backings *all)
 		drop(all, b);
 	}
 	unlock(all);
+	fs_reserve_drop(&all->reserve);
 }
 
 void fs_backings_gone(struct fs_backings *all, const struct fs_commit *commit)
@@ -675,5 +870,6 @@ void fs_backings_stat(struct fs_backings *all, struct fs_backings_stats *ret_s)
 {
 	pthread_mutex_lock(&all->lock);
 	*ret_s = all->stats;
+	ret_s->reserve_bytes = all->reserve.bytes;
 	unlock(all);
 }

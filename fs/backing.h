@@ -5,7 +5,8 @@
  *
  * The kernel decides at open: all descriptors of a file are passed through, or none is. So a file is read through the
  * server first. Who opens it again when half of it was read shows that it is worth its memory: a small one is assembled
- * at once, a large one by a thread once nobody has it open any more, for those who open it after that. Any thread. */
+ * at once, a large one by a thread once nobody has it open any more, for those who open it after that. A loader of a
+ * large .safetensors (fs/loader.h) has it assembled while it reads, out of what is there already. Any thread. */
 #ifndef FS_BACKING_H
 #define FS_BACKING_H
 
@@ -35,11 +36,11 @@ int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 void fs_backing_release(struct fs_backings *all, struct fs_handle *h);
 void fs_backing_closed(struct fs_backings *all, struct fs_handle *h);
 /* Bytes [offset, offset + len), inside the file, to `to`, if it stands in memory so far: a descriptor that the server
- * serves may come while the file is assembled. false: they are not there, and anything may be in `to`. Waits for
- * nothing. */
+ * serves may come while the file is assembled. false: they are not there, and anything may be in `to`. A long read
+ * waits a moment for what is on its way. */
 bool fs_backing_read(struct fs_backings *all, struct fs_handle *h, uint64_t offset, size_t len, void *to);
-/* So many bytes of it were read through the server. */
-void fs_backing_served(struct fs_handle *h, uint64_t bytes);
+/* These bytes of it were read through the server. */
+void fs_backing_served(struct fs_backings *all, struct fs_handle *h, uint64_t offset, uint64_t len);
 bool fs_backing_ready(struct fs_backings *all, uint64_t node); /* the next open may be passed through */
 
 /* Memory is short: drops all files that nobody has open, and assembles none for a while. */
@@ -50,7 +51,10 @@ void fs_backings_gone(struct fs_backings *all, const struct fs_commit *commit);
 
 struct fs_backings_stats {
 	uint64_t files, bytes, max_bytes;       /* that stand in memory now */
+	uint64_t reserve_bytes;                 /* at hand for the next one */
 	uint64_t assembled, assembled_bytes, assembled_ns, failed, refused, dropped;
+	uint64_t early, given_up;               /* for a loader; and as it went before it had read half */
+	uint64_t pages_dropped;                 /* files whose pages the kernel was asked to drop */
 	uint64_t open_cached, open_passthrough; /* descriptors now */
 	uint64_t opens_passthrough;
 	uint64_t read_bytes;                    /* through the server, of files in memory */

@@ -74,13 +74,18 @@ static void write_backings(struct base_buf *b, struct fs_mount *m)
 	metric(b, "assembled_files", "gauge", "Files that stand whole in memory.", s.files);
 	metric(b, "assembled_bytes", "gauge", "Their bytes.", s.bytes);
 	metric(b, "assembled_max_bytes", "gauge", "Their bound.", s.max_bytes);
+	metric(b, "assembled_reserve_bytes", "gauge", "Memory that is at hand for the next one.", s.reserve_bytes);
 	metric(b, "assemblies_total", "counter", "Files put together.", s.assembled);
+	metric(b, "assemblies_early_total", "counter", "Files that a loader was reading when that began.", s.early);
+	metric(b, "assemblies_given_up_total", "counter", "Those whose loader closed them early.", s.given_up);
 	metric(b, "assemblies_bytes_total", "counter", "Their bytes.", s.assembled_bytes);
 	metric(b, "assemblies_read_bytes_total", "counter",
 		"Bytes that the server gave the kernel out of files in memory.", s.read_bytes);
 	metric(b, "assemblies_failed_total", "counter", "Files that could not be.", s.failed);
 	metric(b, "assemblies_refused_total", "counter", "Files for which there was no room.", s.refused);
 	metric(b, "assemblies_dropped_total", "counter", "Files dropped to make room.", s.dropped);
+	metric(b, "assemblies_pages_dropped_total", "counter",
+		"Files whose pages the kernel was asked to drop, since it reads them in memory.", s.pages_dropped);
 	base_buf_printf(b, "# HELP vckpt_assembly_seconds_total Time that it took.\n"
 		"# TYPE vckpt_assembly_seconds_total counter\nvckpt_assembly_seconds_total %.6f\n",
 		(double)s.assembled_ns * 1e-9);

@@ -17,6 +17,8 @@
 #endif
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
+#define TAKE_LEAST_BYTES (UINT64_C(16) << 20)
+#define TAKE_MOST_BYTES (UINT64_C(128) << 20)
 
 int fs_memfd_new(uint64_t size)
 {
@@ -37,19 +39,6 @@ int fs_memfd_seal(int fd)
 	return fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) ? -errno : 0;
 }
 
-/* Huge pages, where the kernel has them at hand, whatever it gives to others unasked (MADV_COLLAPSE asks): with small
- * ones the file reads slower than one on a disk, whose pages are large, and its memory takes twice as long to be had.
- * Only extents with a page are collapsed, and one call costs much more than one extent. */
-static void memfd_huge(int fd, uint8_t *map, uint64_t size)
-{
-	uint64_t at = 0;
-
-	while (size - at >= HUGE_BYTES && fallocate(fd, 0, (off_t)at, 1) == 0)
-		at += HUGE_BYTES;
-	if (at)
-		(void)madvise(map, at, MADV_COLLAPSE);
-}
-
 int fs_memfd_map(int fd, uint64_t size, struct fs_memfd_map *ret_m)
 {
 	size_t area_bytes = base_align(size, HUGE_BYTES) + HUGE_BYTES;
@@ -59,14 +48,34 @@ int fs_memfd_map(int fd, uint64_t size, struct fs_memfd_map *ret_m)
 		return -errno;
 	uint8_t *at = (uint8_t *)base_align((uintptr_t)area, HUGE_BYTES);
 	uint8_t *bytes = mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
-	if (bytes != MAP_FAILED)
-		memfd_huge(fd, bytes, size);
-	if (bytes == MAP_FAILED || fallocate(fd, 0, 0, (off_t)size)) {
+	if (bytes == MAP_FAILED) {
 		int error = errno;
 		munmap(area, area_bytes);
 		return -error;
 	}
-	*ret_m = (struct fs_memfd_map){bytes, area, area_bytes};
+	*ret_m = (struct fs_memfd_map){bytes, area, area_bytes, fd, size, 0};
+	return 0;
+}
+
+/* Huge pages, where the kernel has them at hand, whatever it gives to others unasked (MADV_COLLAPSE asks): with small
+ * ones the file reads slower than one on a disk, whose pages are large, and its memory takes twice as long to be had.
+ * Only extents with a page are collapsed, and one call costs much more than one extent: so each call takes as much as
+ * there is already, within bounds. */
+int fs_memfd_take(struct fs_memfd_map *m, uint64_t end)
+{
+	uint64_t from = m->taken, at = from;
+
+	if (end <= from)
+		return 0;
+	end = base_max(end, from + base_min(base_max(from, TAKE_LEAST_BYTES), TAKE_MOST_BYTES));
+	end = base_min(base_align(end, HUGE_BYTES), m->size);
+	while (end - at >= HUGE_BYTES && fallocate(m->fd, 0, (off_t)at, 1) == 0)
+		at += HUGE_BYTES;
+	if (at > from)
+		(void)madvise(m->bytes + from, at - from, MADV_COLLAPSE);
+	if (fallocate(m->fd, 0, (off_t)from, (off_t)(end - from)))
+		return -errno;
+	m->taken = end;
 	return 0;
 }
 

@@ -11,9 +11,11 @@ int fs_memfd_new(uint64_t size); /* a descriptor */
 /* No mapping of it may be left: -EBUSY. */
 int fs_memfd_seal(int fd);
 
-/* To write to. All of its memory is there: to write to what is not would end the process. */
-struct fs_memfd_map { uint8_t *bytes; void *area; size_t area_bytes; };
+/* To write to as far as memory was taken for it: to write to what has none would end the process. */
+struct fs_memfd_map { uint8_t *bytes; void *area; size_t area_bytes; int fd; uint64_t size, taken; };
 int fs_memfd_map(int fd, uint64_t size, struct fs_memfd_map *ret_m);
+/* Memory for the first `end` bytes, and some more: huge pages where they can be had. Those that it has stay. */
+int fs_memfd_take(struct fs_memfd_map *m, uint64_t end);
 void fs_memfd_unmap(const struct fs_memfd_map *m);
 
 /* All bytes; -ENODATA: it is shorter. */

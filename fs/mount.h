@@ -143,7 +143,7 @@ struct fs_handle {
 	struct fs_node node;
 	struct fs_step *step;           /* a reference */
 	struct view_file *file;
-	struct fs_backing *backing; bool passthrough; /* how it was opened: backing.c */
+	struct fs_backing *backing; bool passthrough, released; /* how it was opened: backing.c */
 	char *text; size_t text_len;    /* control files: their content when opened; MESHES: names */
 	/* directories: what was visible when it was last read from its start */
 	struct fs_run_step *steps; struct fs_run **runs; size_t n;

@@ -375,7 +375,7 @@ static int read_step(struct fs_request *q, struct fs_handle *h, size_t size, uin
 	fs_scratch_give(&q->m->scratch, scratch, len);
 	if (r == 0) {
 		atomic_fetch_add_explicit(&q->m->stats.read_bytes, len, memory_order_relaxed);
-		fs_backing_served(h, len);
+		fs_backing_served(q->m->backings, h, offset, len);
 	}
 	return r;
 }

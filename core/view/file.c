@@ -343,6 +343,13 @@ static const struct view_place *place_of(const struct view_file *f, uint64_t at)
 	return &f->places[base_bisect(i, 0, f->nplaces - 1, f->places[i].end <= at)];
 }
 
+int64_t view_file_tensor(const struct view_file *f, uint64_t offset)
+{
+	if (f->kind != VIEW_SAFETENSORS || offset < f->head_len || !f->nplaces)
+		return -1;
+	return place_of(f, offset - f->head_len) - f->places;
+}
+
 static size_t clip(const struct view_file *f, uint64_t offset, size_t len)
 {
 	return offset >= f->size ? 0 : base_min(len, f->size - offset);

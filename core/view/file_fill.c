@@ -18,8 +18,8 @@
 
 struct filling {
 	struct view_file *f;
+	const struct view_filling *out;
 	uint8_t *to;
-	_Atomic uint64_t *ready;
 	uint64_t stretch_bytes;
 	struct load_fill *fill;          /* of the current stretch; NULL: it has nothing yet */
 	uint64_t begin;                  /* of it, in the file */
@@ -27,14 +27,21 @@ struct filling {
 
 static void filled_to(struct filling *g, uint64_t end)
 {
-	atomic_store_explicit(g->ready, end, memory_order_release);
+	atomic_store_explicit(g->out->ready, end, memory_order_release);
 	g->begin = end;
+}
+
+static int fill_begins(struct filling *g, uint64_t end, struct base_error *err)
+{
+	return g->out->begin ? g->out->begin(g->out->arg, end, err) : 0;
 }
 
 static int run_stretch(struct filling *g, uint64_t end, struct base_error *err)
 {
-	int r = g->fill ? load_fill_run(g->fill, err) : 0;
+	int r = fill_begins(g, end, err);
 
+	if (r == 0 && g->fill)
+		r = load_fill_run(g->fill, err);
 	load_fill_free(g->fill);
 	g->fill = NULL;
 	if (r == 0)
@@ -118,7 +125,10 @@ static int fill_blob_stretches(struct filling *g, struct load_object *o, struct 
 	for (uint64_t first = 0; r == 0 && first < blocks; first += most) {
 		struct blob_part b = {o, g->to, first, base_min(first + most, blocks)};
 
-		r = store_spread((uint32_t)base_div_up(b.end - first, BLOB_PART_BLOCKS), fill_blob_part, &b, err);
+		r = fill_begins(g, base_min(b.end * BASE_BLOCK_BYTES, g->f->size), err);
+		if (r == 0)
+			r = store_spread((uint32_t)base_div_up(b.end - first, BLOB_PART_BLOCKS), fill_blob_part, &b,
+				err);
 		if (r == 0)
 			filled_to(g, base_min(b.end * BASE_BLOCK_BYTES, g->f->size));
 	}
@@ -146,14 +156,17 @@ static int copy_put(void *arg, const void *bytes, size_t len, struct base_error 
 
 	if (len > g->f->size - g->begin)
 		return base_error_set(err, -BASE_EFORMAT, "a file has more bytes than its size says");
+	int r = fill_begins(g, g->begin + len, err);
+	if (r < 0)
+		return r;
 	memcpy(g->to + g->begin, bytes, len);
 	filled_to(g, g->begin + len);
 	return 0;
 }
 
-int view_file_fill(struct view_file *f, struct load_cache *c, void *to, _Atomic uint64_t *ready, struct base_error *err)
+int view_file_fill(struct view_file *f, struct load_cache *c, const struct view_filling *to, struct base_error *err)
 {
-	struct filling g = {.f = f, .to = to, .ready = ready,
+	struct filling g = {.f = f, .out = to, .to = to->to,
 		.stretch_bytes = base_max(CORE_BYTES * base_cpu_count(), f->size / STRETCHES)};
 
 	filled_to(&g, 0);
@@ -161,8 +174,11 @@ int view_file_fill(struct view_file *f, struct load_cache *c, void *to, _Atomic 
 		int r = view_file_stream(f, c, 0, 0, copy_put, &g, err);
 		return r == 0 && g.begin != f->size ? base_error_set(err, -BASE_EFORMAT, "a file ends early") : r;
 	}
+	int r = fill_begins(&g, f->head_len, err);
+	if (r < 0)
+		return r;
 	if (f->head_len)
-		memcpy(to, f->head, f->head_len);
+		memcpy(g.to, f->head, f->head_len);
 	filled_to(&g, f->head_len);
 	if (f->nplaces == 0)
 		return 0;

@@ -68,11 +68,20 @@ uint64_t view_file_size(const struct view_file *f);
  * bytes). */
 int view_file_slices(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
 	struct load_slices *ret_e, struct base_error *err);
+/* Of a .safetensors: the number of the tensor whose byte is at `offset`, counted by their places in the file; -1: it is
+ * the header's. Of any other file: -1. */
+int64_t view_file_tensor(const struct view_file *f, uint64_t offset);
 /* The whole file to `to`, with room for its size, by all cores: what is checked and decoded goes there, not through the
- * cache, but for files under a mesh. So many bytes from its beginning are there at a time as *ready says (it is stored
+ * cache, but for files under a mesh. It is filled from its beginning on. `begin` is called before bytes up to `end` are
+ * written, those before being there: an error ends it. So many bytes are there at a time as *ready says (it is stored
  * with release, and is the size in the end). After an error those stay right, and anything may be in the rest. */
-int view_file_fill(struct view_file *f, struct load_cache *c, void *to, _Atomic uint64_t *ready,
-	struct base_error *err);
+struct view_filling {
+	void *to;
+	_Atomic uint64_t *ready;
+	int (*begin)(void *arg, uint64_t end, struct base_error *err); /* NULL: nothing is to be done */
+	void *arg;
+};
+int view_file_fill(struct view_file *f, struct load_cache *c, const struct view_filling *to, struct base_error *err);
 /* The whole file (from `offset`) in order to a sink, read ahead by `threads` (0: all cores). */
 int view_file_stream(struct view_file *f, struct load_cache *c, uint64_t offset, unsigned threads,
 	int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err), void *arg,

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers that come while a file is put together get what is there from there, and what is not is decoded for them."""
+"""Readers that come while a file is put together get what is there from there, and what is not is decoded for them. A
+loader makes that begin."""
+import contextlib
 import errno
+import json
 import mmap
 import os
 import struct
@@ -202,3 +205,146 @@ def test_a_damaged_file_is_put_together_as_far_as_it_is_sound(slow, large, tmp_p
     assert m.stats()["vckpt_assembled_bytes"] == 0
     assert not [d for d in open_files(m.server) if d.startswith("/memfd:vckpt")], "memory of a lost file"
     os.close(fd)
+
+
+# ---- loaders ----
+
+EARLY, GIVEN_UP = "vckpt_assemblies_early_total", "vckpt_assemblies_given_up_total"
+
+
+@contextlib.contextmanager
+def opened_by_a_loader(file):
+    """As torch does for safetensors: the header by one mapping, the tensors by another. Gives one tensor by its name,
+    copied, as to a device."""
+    first = os.open(file, os.O_RDONLY)
+    with mmap.mmap(first, 0, prot=mmap.PROT_READ) as head:
+        n = int.from_bytes(head[:8], "little")
+        places = {name: at["data_offsets"] for name, at in json.loads(head[8:8 + n]).items()}
+        second = os.open(file, os.O_RDONLY)
+        data = mmap.mmap(second, 0, prot=mmap.PROT_READ)
+    os.close(first)
+    try:
+        yield lambda name: data[8 + n + places[name][0]:8 + n + places[name][1]], list(places)
+    finally:
+        data.close()
+        os.close(second)
+
+
+def alone(m):
+    return wait_until(lambda: m.stats()['vckpt_open_files{tier="cached"}'] == 0)
+
+
+@pytest.mark.parametrize("order", ["of the file", "back", "any"])
+def test_a_loader_has_the_file_put_together(slow, large, order, rng):
+    make, _ = slow
+    m = make(large[0])
+    file = m / "a" / "latest" / "model.safetensors"
+    with opened_by_a_loader(file) as (tensor, file_order):
+        names = file_order
+        if order != "of the file":
+            names = names[::-1] if order == "back" else rng.sample(names, len(names))
+        found = {name: tensor(name) for name in names}
+        assert wait_until(lambda: m.stats()[EARLY] == 1)
+    assert large[1].endswith(b"".join(found[name] for name in file_order))
+    assert wait_until(lambda: m.stats()["vckpt_assemblies_total"] == 1) and alone(m)
+    assert m.stats()["vckpt_decoded_bytes_total"] <= len(large[1]) + 16 * MiB
+    # what the kernel kept of it goes before the next one opens it
+    assert wait_until(lambda: m.stats()["vckpt_assemblies_pages_dropped_total"] == 1)
+    with opened_by_a_loader(file) as (tensor, names):
+        assert b"".join(tensor(name) for name in names) == large[1][-len(b"".join(found.values())):]
+        assert m.stats()["vckpt_passthrough_opens_total"] == 2
+
+
+def test_who_is_no_loader(slow, large):
+    """A copy, mapped or not; one tensor; the header; many readers of a few bytes of one tensor."""
+    make, store = slow
+    m = make(large[0])
+    file = m / "a" / "latest" / "model.safetensors"
+    with opened_by_a_loader(file):
+        pass
+    assert alone(m)
+    store.start()
+    with opened_by_a_loader(file) as (tensor, _):
+        assert large[1].count(tensor("e11")) == 1
+    assert store.bytes_read() < 16 * MiB
+    assert alone(m)
+    with opened_by_a_loader(file) as (tensor, _):
+        assert len(tensor("a")) == 40 * MiB + 5
+    assert alone(m)
+    with open(file, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as data:
+        for at in range(0, 40 * MiB, 3 * MiB):
+            assert data[at:at + 10] == large[1][at:at + 10]
+    assert alone(m) and m.stats()[EARLY] == 0
+    m.umount()
+    m = make(large[0])
+    file = m / "a" / "latest" / "model.safetensors"
+    assert read(file) == large[1] and alone(m)
+    m.umount()
+    m = make(large[0])
+    file = m / "a" / "latest" / "model.safetensors"
+    with open(file, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as data:
+        assert data[:] == large[1]
+    assert m.stats()[EARLY] == 0 and m.stats()["vckpt_assembled_files"] == 0
+
+
+def test_a_loader_that_goes_early(slow, large):
+    """What it began is given up, with its memory."""
+    make, store = slow
+    m = make(large[0])
+    file = m / "a" / "latest" / "model.safetensors"
+    with opened_by_a_loader(file) as (tensor, names):
+        assert len(tensor("e17")) == MiB + 17
+        store.rate(20 * MiB)
+        assert len(tensor("b")) and wait_until(lambda: m.stats()[EARLY] == 1)
+    assert wait_until(lambda: m.stats()[GIVEN_UP] == 1)
+    stats = m.stats()
+    assert stats["vckpt_assembled_bytes"] == stats["vckpt_assemblies_failed_total"] == 0
+    assert not [d for d in open_files(m.server) if d.startswith("/memfd:vckpt")]
+    store.rate(0)
+    assert read(file) == large[1]                                       # and nothing is lost by it
+    with opened_by_a_loader(file) as (tensor, names):
+        assert large[1].endswith(b"".join(tensor(name) for name in names))
+
+
+def test_a_loader_reads_what_was_put_together_ahead_of_it(slow, large):
+    make, store = slow
+    m = make(large[0])
+    file = m / "a" / "latest" / "model.safetensors"
+    with opened_by_a_loader(file) as (tensor, _):
+        tensor("e17")
+        store.rate(100 * MiB)
+        store.start()
+        tensor("b")
+        assert wait_until(lambda: store.bytes_read() > 64 * MiB, step=0.001)            # so it has more than "a"
+        store.rate(MiB)                                                                 # and no more for a while
+        assert large[1].count(tensor("a")) == 1
+        assert m.stats()["vckpt_assemblies_total"] == 0 and m.stats()[READ] > 30 * MiB
+        store.rate(0)
+
+
+def test_memory_for_the_next_file_is_at_hand(slow, large, tmp_path):
+    """As much as the last one had, within a quarter of the bound; it goes when memory is short."""
+    make, _ = slow
+    size, meminfo = len(large[1]), tmp_path / "short.meminfo"
+    meminfo.write_text("MemTotal: 4194304 kB\nMemFree: 9 kB\nMemAvailable: 1048576 kB\n")
+    for cache, want in [("1G", size), ("456M", 50 * MiB), ("331M", 75 * MiB - size)]:
+        m = make(large[0], f"cache={cache}")
+        file = m / "a" / "latest" / "model.safetensors"
+        assert m.stats()["vckpt_assembled_reserve_bytes"] == 0
+        for _ in range(2):
+            read(file)
+            assert closed(m)
+        assert wait_until(lambda m=m: m.stats()["vckpt_assembled_files"] == 1)
+        assert wait_until(lambda m=m, want=want: m.stats()["vckpt_assembled_reserve_bytes"] == want), m.stats()
+        if cache == "1G":
+            for _ in range(2):
+                assert read(m / "a" / "latest" / "blob.bin") == large[2] and closed(m)
+            assert wait_until(lambda m=m: m.stats()["vckpt_assembled_files"] == 2)
+            assert wait_until(lambda m=m: m.stats()["vckpt_assembled_reserve_bytes"] == len(large[2]))
+            meminfo.write_text("MemTotal: 4194304 kB\nMemFree: 9 kB\nMemAvailable: 9 kB\n")
+            (tmp_path / "short").touch()
+            assert wait_until(lambda m=m: m.stats()["vckpt_assembled_reserve_bytes"] == 0)
+            (tmp_path / "short").unlink()
+            meminfo.unlink()
+            assert not [d for d in open_files(m.server) if d.startswith("/memfd:vckpt")]
+        m.umount()

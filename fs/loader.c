@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The kernel reads in its own pieces, up to AROUND_BYTES before the byte that is touched and so many behind it, and
+ * several at once, which arrive in any order. So a jump is one past FAR_BYTES, and of what lies around its goal any
+ * tensor may be the one that was touched. */
+#include "fs/loader.h"
+
+#include "core/base/le.h"
+
+#define AROUND_BYTES (UINT64_C(2) << 20)
+#define FAR_BYTES (UINT64_C(8) << 20)
+
+void fs_loader_opened(struct fs_loader *l, uint64_t served)
+{
+	if (served <= FAR_BYTES)
+		*l = (struct fs_loader){ .again = true, .found = l->found };
+}
+
+/* One of the tensors from `first` to `last` is touched. */
+static bool touch(struct fs_loader *l, int64_t first, int64_t last)
+{
+	if (last < 0)
+		return false;            /* the header */
+	if (l->touched)
+		return first > l->last || last < l->first;
+	l->touched = true;
+	l->first = first;
+	l->last = last;
+	return false;
+}
+
+static int64_t tensor_around(const struct view_file *f, uint64_t at)
+{
+	return view_file_tensor(f, base_min(at, view_file_size(f) - 1));
+}
+
+/* What is read on was touched, but for what the kernel reads ahead. */
+static bool read_on(struct fs_loader *l, const struct view_file *f, uint64_t end)
+{
+	l->end = base_max(l->end, end);
+	if (!l->again || l->end - l->begin <= AROUND_BYTES + FAR_BYTES)
+		return false;
+	int64_t last = tensor_around(f, l->end - FAR_BYTES);
+	return touch(l, last, last);
+}
+
+bool fs_loader_read(struct fs_loader *l, const struct view_file *f, uint64_t offset, uint64_t len)
+{
+	bool begins = !l->end && !l->again && offset <= FAR_BYTES; /* a copy, or the header */
+
+	if (l->found)
+		return false;
+	if (l->end && offset <= l->end + FAR_BYTES && offset + FAR_BYTES >= l->begin) {
+		l->found = read_on(l, f, offset + len);
+		return l->found;
+	}
+	l->begin = offset;
+	l->end = offset + len;
+	if (!begins)
+		l->found = touch(l, tensor_around(f, offset), tensor_around(f, offset + AROUND_BYTES));
+	return l->found;
+}

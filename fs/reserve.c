@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/reserve.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+#include "core/base/cleanup.h"
+#include "core/base/le.h"
+#include "fs/memfd.h"
+
+#define STEP_BYTES (UINT64_C(32) << 20) /* are taken at a time: who wants the reserve meanwhile waits for that */
+
+void fs_reserve_init(struct fs_reserve *v)
+{
+	pthread_mutex_init(&v->lock, NULL);
+	v->fd = -1;
+}
+
+void fs_reserve_release(struct fs_reserve *v)
+{
+	fs_reserve_drop(v);
+	pthread_mutex_destroy(&v->lock);
+}
+
+static int take_out(struct fs_reserve *v)
+{
+	pthread_mutex_lock(&v->lock);
+	int fd = base_steal_fd(&v->fd);
+	v->bytes = 0;
+	pthread_mutex_unlock(&v->lock);
+	return fd;
+}
+
+int fs_reserve_memfd(struct fs_reserve *v, uint64_t size)
+{
+	int fd = take_out(v);
+
+	if (fd < 0)
+		return fs_memfd_new(size);
+	if (ftruncate(fd, (off_t)size) == 0)
+		return fd;
+	int error = errno;
+	close(fd);
+	return -error;
+}
+
+void fs_reserve_drop(struct fs_reserve *v)
+{
+	int fd = take_out(v);
+
+	if (fd >= 0)
+		close(fd);
+}
+
+static int grow(struct fs_reserve *v, uint64_t bytes)
+{
+	struct fs_memfd_map map;
+
+	if (v->fd < 0 && (v->fd = fs_memfd_new(bytes)) < 0)
+		return v->fd;
+	if (ftruncate(v->fd, (off_t)bytes))
+		return -errno;
+	int r = fs_memfd_map(v->fd, bytes, &map);
+	if (r < 0)
+		return r;
+	map.taken = v->bytes;
+	r = fs_memfd_take(&map, bytes);
+	fs_memfd_unmap(&map);
+	if (r == 0)
+		v->bytes = bytes;
+	return r;
+}
+
+bool fs_reserve_grow(struct fs_reserve *v, uint64_t most)
+{
+	pthread_mutex_lock(&v->lock);
+	bool more = v->bytes < most && grow(v, base_min(most, v->bytes + STEP_BYTES)) == 0;
+	pthread_mutex_unlock(&v->lock);
+	return more;
+}
