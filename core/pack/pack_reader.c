@@ -6,12 +6,13 @@
  * their stored bytes: one read for both where hardly anything else lies between them. A caller that reads many objects
  * reads their bytes itself, so that neighbours share a read, and has them checked and decoded here (store_object_take).
  * The checks of an extent follow each other: where those of an object are a read of their own, what follows them in the
- * same page is kept, so that objects that are read one after another cost little more than a read each.
+ * same page is kept, and four pages where that was of use the last time, so that objects that are read one after
+ * another cost little more than a read each.
  * What is checked is what is handed out: raw blocks are read straight into the caller's memory and checked there,
  * encoded ones are checked and decoded from a buffer of the thread. Nothing is read twice.
  *
  * Memory: three buffers a thread (checks, stored bytes, scratch of the codec), at most 1.3 MiB, freed when it ends; the
- * kept checks of an open pack, 8 KiB at most, and CHECKS_KEPT_BYTES in the process.
+ * kept checks of an open pack, 16 KiB at most, and CHECKS_KEPT_BYTES in the process.
  * Threads: an open pack is only read, but for its kept checks; any number of threads may share it. */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -27,7 +28,7 @@ enum {
 	READ_JOIN_BYTES = 64 << 10,      /* stored bytes and checks within so many bytes may be read at once, ... */
 	READ_GAP_BYTES = 4096,           /* ... if less than a page between them is not wanted, or they are metadata */
 	CHECKS_PAGE = 4096,
-	CHECKS_KEPT_EACH = 2 * CHECKS_PAGE,
+	CHECKS_KEPT_EACH = 4 * CHECKS_PAGE,
 };
 
 struct buffers {
@@ -116,6 +117,17 @@ static bool checks_find(struct pack_checks *c, uint64_t from, size_t len, uint8_
 		memcpy(out, c->bytes + (from - c->from), len);
 	pthread_mutex_unlock(&c->lock);
 	return found;
+}
+
+/* Does `from` come next after what is kept, and has that been of use? */
+static bool checks_go_on(struct pack_checks *c, uint64_t from)
+{
+	bool on;
+
+	pthread_mutex_lock(&c->lock);
+	on = c->bytes && from > c->from && from <= c->end;
+	pthread_mutex_unlock(&c->lock);
+	return on;
 }
 
 static void checks_keep(struct pack_checks *c, uint64_t from, const uint8_t *bytes, size_t len)
@@ -297,11 +309,15 @@ static size_t blocks_raw_len(const struct store_object_ref *ref, uint64_t first,
 	return base_min(n * BASE_BLOCK_BYTES, ref->raw_len - first * BASE_BLOCK_BYTES);
 }
 
-/* Bytes [from, from + len) of the pack, which are checks, into the thread's buffer, and what follows in their page. */
+/* Bytes [from, from + len) of the pack, which are checks, into the thread's buffer, and what follows, in their page at
+ * least. */
 static int checks_read(struct reading *rd, uint64_t from, size_t len)
 {
-	uint64_t end = base_min(base_align(from + len, CHECKS_PAGE), rd->p->size - STORE_PACK_TAIL_BYTES);
-	size_t more = end - from <= CHECKS_KEPT_EACH ? end - from : len;
+	uint64_t end = base_align(from + len, CHECKS_PAGE);
+	if (checks_go_on(&rd->p->checks, from))
+		end = from + CHECKS_KEPT_EACH;
+	end = base_min(end, rd->p->size - STORE_PACK_TAIL_BYTES);
+	size_t more = end >= from + len && end - from <= CHECKS_KEPT_EACH ? end - from : len;
 
 	if (more > len && pack_read(rd->p, from, rd->b->checks, more, NULL) == 0) {
 		checks_keep(&rd->p->checks, from, rd->b->checks, more);
