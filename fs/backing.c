@@ -31,6 +31,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/base/array.h"
 #include "core/base/clock.h"
@@ -52,7 +53,10 @@
 #define BUCKETS 4096u
 #define USES_MOST 4u                     /* of these the times are kept */
 #define WAIT_MS 50
-#define LONG_BYTES (UINT64_C(256) << 10) /* a read of so much may wait for what is on its way */
+#define LONG_BYTES (UINT64_C(256) << 10) /* a read of so much may wait for what is on its way, ... */
+#define LONG_MS 1000                     /* ... so long at most */
+#define HUGE_NS UINT64_C(700000)         /* of a processor, for 1 MiB, if the kernel has huge pages at hand */
+#define COLLAPSE_BYTES (UINT64_C(32) << 20) /* at a time */
 #define RESERVE_SHARE 4                  /* of the memory for files, at most one quarter is kept at hand */
 #define RESERVE_MS 120000                /* after the last file was put together */
 
@@ -331,7 +335,13 @@ static void fill_end(struct fs_backings *all, struct fs_backing *b, int r, uint6
 
 /* ---- assembling; without the lock ---- */
 
-struct assembly { struct fs_backings *all; struct fs_backing *b; struct fs_memfd_map map; };
+struct assembly {
+	struct fs_backings *all;
+	struct fs_backing *b;
+	struct fs_memfd_map map;
+	bool slow;                       /* the kernel has no huge pages at hand: from `small` on it has small ones */
+	uint64_t small;
+};
 
 static int no_memory(const struct fs_backing *b, int r, struct base_error *err)
 {
@@ -339,21 +349,52 @@ static int no_memory(const struct fs_backing *b, int r, struct base_error *err)
 		strerror(-r));
 }
 
+static bool is_given_up(const struct assembly *a) { return a->b->stop || a->all->ending; }
+
+/* Of this thread, in which the kernel makes huge pages: whatever else the machine has to do. */
+static uint64_t processor_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Huge pages, but where a loader would wait for the kernel to make them. */
+static int take_memory(struct assembly *a, uint64_t end)
+{
+	uint64_t from = a->map.taken, start = processor_ns();
+
+	int r = fs_memfd_take(&a->map, end, !a->slow);
+	if (r < 0 || a->slow || !a->b->early || a->map.taken == from)
+		return r;
+	a->slow = processor_ns() - start > ((a->map.taken - from) >> 20) * HUGE_NS;
+	a->small = a->map.taken;
+	return 0;
+}
+
 /* The next stretch: readers may wait for it, and get the one before. */
 static int fill_stretch(void *arg, uint64_t end, struct base_error *err)
 {
 	struct assembly *a = arg;
 
-	if (a->b->stop || a->all->ending)
+	if (is_given_up(a))
 		return base_error_set(err, -ECANCELED, "no one reads it any more");
-	int r = fs_memfd_take(&a->map, end);
-	if (r < 0)
-		return no_memory(a->b, r, err);
 	pthread_mutex_lock(&a->all->lock);
 	a->b->filling = end;
 	pthread_cond_broadcast(&a->all->changed);
 	unlock(a->all);
-	return 0;
+	int r = take_memory(a, end);
+	return r < 0 ? no_memory(a->b, r, err) : 0;
+}
+
+/* A loader that waited for huge pages has gone on without: they are made now. */
+static void collapse(struct assembly *a)
+{
+	for (uint64_t from = a->small, to; a->slow && from < a->b->size && !is_given_up(a); from = to) {
+		to = base_min(from + COLLAPSE_BYTES, a->b->size);
+		fs_memfd_collapse(&a->map, from, to);
+	}
 }
 
 static int fill(struct fs_backings *all, struct fs_backing *b, int fd, struct view_file *file, struct base_error *err)
@@ -365,6 +406,8 @@ static int fill(struct fs_backings *all, struct fs_backing *b, int fd, struct vi
 		return no_memory(b, r, err);
 	r = view_file_fill(file, all->m->cache, &(struct view_filling){ .to = a.map.bytes, .ready = &b->ready,
 		.begin = fill_stretch, .arg = &a }, err);
+	if (r == 0)
+		collapse(&a);
 	fs_memfd_unmap(&a.map);
 	return r;
 }
@@ -467,13 +510,13 @@ static uint64_t reserve_most(const struct fs_backings *all)
 	return base_min(all->reserve_most, all->stats.max_bytes - base_min(all->stats.bytes, all->stats.max_bytes));
 }
 
-/* false: there is nothing to do. */
+/* Not while the server has readers: they need the processors. false: there is nothing to do. */
 static bool do_reserve(struct fs_backings *all)
 {
 	uint64_t most = reserve_most(all), have = all->reserve.bytes;
 	bool more = true;
 
-	if (have == most)
+	if (have == most || (have < most && all->stats.open_cached))
 		return false;
 	unlock(all);
 	if (have > most) {
@@ -770,20 +813,25 @@ void fs_backing_closed(struct fs_backings *all, struct fs_handle *h)
 	--*(h->passthrough ? &b->passthrough_opens : &b->cached_opens);
 	--*(h->passthrough ? &all->stats.open_passthrough : &all->stats.open_cached);
 	b->left = all->clock;
+	if (!all->stats.open_cached && all->reserve.bytes < all->reserve_most)
+		pthread_cond_broadcast(&all->changed);
 	settle(all, b);
 	unlock(all);
 }
 
-/* Is it in the stretch that is filled now? Who wants much waits a moment, instead of decoding the same once more. */
+/* Is it in the stretch that is filled now, or in the next one? A reader of much waits for it, instead of taking the
+ * processors away from that to decode the same once more: it comes no later than if it had to do all by itself. */
 static bool is_coming(const struct fs_backing *b, uint64_t offset, uint64_t len)
 {
-	return len >= LONG_BYTES && b->filling >= offset + len;
+	uint64_t filling = b->filling, ready = b->ready;
+
+	return len >= LONG_BYTES && offset + len <= filling + (filling - base_min(ready, filling));
 }
 
 /* With the lock. */
 static void wait_coming(struct fs_backings *all, const struct fs_backing *b, uint64_t end)
 {
-	struct timespec until = base_clock_in_ms(CLOCK_MONOTONIC, WAIT_MS);
+	struct timespec until = base_clock_in_ms(CLOCK_MONOTONIC, LONG_MS);
 
 	while (b->state == FILLING && b->ready < end && !fs_request_abandoned() &&
 			pthread_cond_timedwait(&all->changed, &all->lock, &until) == 0)

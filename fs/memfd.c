@@ -57,11 +57,17 @@ int fs_memfd_map(int fd, uint64_t size, struct fs_memfd_map *ret_m)
 	return 0;
 }
 
-/* Huge pages, where the kernel has them at hand, whatever it gives to others unasked (MADV_COLLAPSE asks): with small
- * ones the file reads slower than one on a disk, whose pages are large, and its memory takes twice as long to be had.
- * Only extents with a page are collapsed, and one call costs much more than one extent: so each call takes as much as
+/* Whatever the kernel gives to others unasked: MADV_COLLAPSE asks. With small pages the file reads slower than one on a
+ * disk, whose pages are large, and where the kernel has huge ones at hand its memory takes half as long to be had. */
+void fs_memfd_collapse(const struct fs_memfd_map *m, uint64_t from, uint64_t to)
+{
+	if (to > from)
+		(void)madvise(m->bytes + from, to - from, MADV_COLLAPSE);
+}
+
+/* Only extents with a page are collapsed, and one call costs much more than one extent: so each call takes as much as
  * there is already, within bounds. */
-int fs_memfd_take(struct fs_memfd_map *m, uint64_t end)
+int fs_memfd_take(struct fs_memfd_map *m, uint64_t end, bool huge)
 {
 	uint64_t from = m->taken, at = from;
 
@@ -69,10 +75,9 @@ int fs_memfd_take(struct fs_memfd_map *m, uint64_t end)
 		return 0;
 	end = base_max(end, from + base_min(base_max(from, TAKE_LEAST_BYTES), TAKE_MOST_BYTES));
 	end = base_min(base_align(end, HUGE_BYTES), m->size);
-	while (end - at >= HUGE_BYTES && fallocate(m->fd, 0, (off_t)at, 1) == 0)
+	while (huge && end - at >= HUGE_BYTES && fallocate(m->fd, 0, (off_t)at, 1) == 0)
 		at += HUGE_BYTES;
-	if (at > from)
-		(void)madvise(m->bytes + from, at - from, MADV_COLLAPSE);
+	fs_memfd_collapse(m, from, at);
 	if (fallocate(m->fd, 0, (off_t)from, (off_t)(end - from)))
 		return -errno;
 	m->taken = end;

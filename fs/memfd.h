@@ -4,6 +4,7 @@
 #ifndef FS_MEMFD_H
 #define FS_MEMFD_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,8 +15,11 @@ int fs_memfd_seal(int fd);
 /* To write to as far as memory was taken for it: to write to what has none would end the process. */
 struct fs_memfd_map { uint8_t *bytes; void *area; size_t area_bytes; int fd; uint64_t size, taken; };
 int fs_memfd_map(int fd, uint64_t size, struct fs_memfd_map *ret_m);
-/* Memory for the first `end` bytes, and some more: huge pages where they can be had. Those that it has stay. */
-int fs_memfd_take(struct fs_memfd_map *m, uint64_t end);
+/* Memory for the first `end` bytes, and some more; huge: in huge pages where they can be had, which may take long.
+ * Those that it has stay. */
+int fs_memfd_take(struct fs_memfd_map *m, uint64_t end, bool huge);
+/* What was taken of [from, to) goes into huge pages, where they can be had. Readers go on. */
+void fs_memfd_collapse(const struct fs_memfd_map *m, uint64_t from, uint64_t to);
 void fs_memfd_unmap(const struct fs_memfd_map *m);
 
 /* All bytes; -ENODATA: it is shorter. */

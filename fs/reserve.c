@@ -64,7 +64,7 @@ static int grow(struct fs_reserve *v, uint64_t bytes)
 	if (r < 0)
 		return r;
 	map.taken = v->bytes;
-	r = fs_memfd_take(&map, bytes);
+	r = fs_memfd_take(&map, bytes, true);
 	fs_memfd_unmap(&map);
 	if (r == 0)
 		v->bytes = bytes;
