@@ -18,7 +18,7 @@ from protolib import Params, Proto
 from storelib import scratch
 from test_load_boxes import Step, T, safetensors_data
 
-from .conftest import Tensor, weights, write_safetensors
+from .conftest import Mount, Tensor, weights, write_safetensors
 
 WRITERS, TENSORS = 200, 24
 
@@ -98,15 +98,24 @@ def test_step(written, calls):
 
 
 @pytest.fixture
-def counted(build, mount, tmp_path, monkeypatch):
-    """counted(store, kind, option...): a mount of it, and Faults, which counts calls of these kinds."""
+def counted(build, program, tmp_path, monkeypatch):
+    """counted(store, kind, option...): a mount of it, and Faults, which counts calls of these kinds. It is started with
+    few descriptors, and takes what the hard limit allows."""
+    starter, made = tmp_path / "start", []
+    starter.write_text(f'#!/bin/sh\nulimit -Sn 100 && exec {program} "$@"\n')
+    starter.chmod(0o755)
+
     def make(store, kind, *options):
         faults = Faults(tmp_path / kind)
         with monkeypatch.context() as patch:
             for name, value in Calls(build, store, None).env(f"memory={tmp_path / kind},calls={kind}").items():
                 patch.setenv(name, value)
-            return mount(store, *options), faults
-    return make
+            made.append(Mount(starter, store, tmp_path / f"mnt{len(made)}", *options))
+        return made[-1], faults
+
+    yield make
+    for m in made:
+        m.end()
 
 
 @pytest.mark.parametrize("tier", ["cached", "auto"])
