@@ -18,10 +18,11 @@
 #define BLOB_MEMORY_BYTES (UINT64_C(16) << 20)
 #define BLOB_READ_BYTES (UINT64_C(4) << 20)
 
-/* An import's plan is its own, a rank's is borrowed. */
+/* An import's plan is its own, a rank's is borrowed. Versions that do not know the word list-2 would verify a store
+ * without it, and take a blob in that pack for a fault. */
 static bool blobs_in_meta(const struct save_writer *w)
 {
-	return w->planned != &w->whole && w->blob_bytes <= BLOB_META_BYTES;
+	return w->store->info.list_2 && w->planned != &w->whole && w->blob_bytes <= BLOB_META_BYTES;
 }
 
 struct blob_memory { uint8_t *raw, *out, *scratch; uint64_t *checks; uint32_t *lens; };
