@@ -460,7 +460,7 @@ static int64_t end_from(struct store_list *l, uint64_t from)
 	return r < 0 ? r : (int64_t)low;
 }
 
-/* How far looks beyond the end go. A reader who wants to see what is visible does not look beyond what could be lost. */
+/* How far looks beyond the end go. A reader of what is visible does not look beyond what could be lost. */
 static uint64_t far_most(const struct store_list *l, uint64_t end)
 {
 	bool all = !l->store->read_only || l->how.whole;

@@ -106,8 +106,7 @@ struct save_flight {
 	struct saver_pieces *pieces;
 	struct save_replicas replicas; struct base_xxh128 *sample_hashes;
 	struct save_writer *w;
-	/* the persister's; when it began, and the storage's write_wait_ns when it began to write */
-	struct store_attempt *attempt; uint64_t persisted_ns, disk_before_ns;
+	struct store_attempt *attempt; uint64_t persisted_ns, disk_before_ns; /* the persister's: clocks as it began */
 };
 
 struct saver_worker {                   /* one thread's own */
@@ -196,7 +195,6 @@ uint64_t saver_room_size(uint64_t needed, uint64_t have, uint64_t memory, unsign
 int saver_room_fit(struct save_flight *f, bool empty, struct base_error *err);
 void saver_room_tell(struct save_flight *f); /* that it waited, by the persister */
 
-/* persist.c */
-void *saver_persister_main(void *arg);
+void *saver_persister_main(void *arg);       /* persist.c */
 
 #endif
