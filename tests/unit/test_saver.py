@@ -160,6 +160,9 @@ def test_equal_pieces_are_hashed_once(api, store, rng):
              "pairs": numpy.tile(numpy.array([1, 2], "f4"), n), "threes": numpy.tile(numpy.arange(3.0), n // 3),
              "last": numpy.zeros(n), "first": numpy.zeros(n), "bool": numpy.ones(9 * n, "?"),
              "odd": numpy.tile(numpy.arange(8, dtype="u1"), n)[:-3]}
+    for i in range(40):                     # enough for each worker to meet both, in any order
+        forms[f"part{i:02}"] = numpy.zeros(8192 if i % 8 else 16384)
+        forms[f"part{i:02}"].view("u1")[-1] = i % 3
     forms["last"].view("u1")[-1] = 1
     forms["first"].view("u1")[0] = 1
     tensors = {f"model/{name}": array for name, array in forms.items()}
