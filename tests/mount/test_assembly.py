@@ -96,7 +96,7 @@ def test_a_reader_gets_what_is_there_already(slow, large, name):
     make, store = slow
     m = make(large[0])
     file, want = m / "a" / "latest" / name, large[2] if name == "blob.bin" else large[1]
-    fd = being_assembled(m, file, store, 100 * MiB)
+    fd = being_assembled(m, file, store, 50 * MiB)
     half = len(want) // 2
     assert wait_until(lambda: store.bytes_read() > half + 16 * MiB, step=0.001)     # so it has more than half
     store.rate(MiB)                                                                 # and no more for a while
