@@ -189,8 +189,9 @@ class Growth:
     def age(self, steps, keep):
         """A run of so many steps, of which 0 (all) or `keep` were kept at a time."""
         store, kind = self.store(), "" if not keep else f"{keep} steps kept: "
-        self.child("make", store, store / "r")
+        subprocess.run([self.bench.build / "tools/vckpt/vckpt", "init", "-q", store], check=True)
         subprocess.run([self.bench.build / "tests/bench_aged", store, "r", str(steps), str(keep)], check=True)
+        self.child("make", store, store / "r")
         disk, entries = disk_of(store / "runs/r"), files_of(store / "runs/r")
         timed = self.child("age", store, store / "r")
         counted = self.child("age", store, store / "r", count=True)

@@ -290,7 +290,8 @@ def _next_step(store: str, run: str) -> int:
     """All ranks save the step that the coordinator says, where the path names none: after the newest one, and after one
     that may be under way."""
     key = (os.path.realpath(store), run)
-    _given[key] = max([_given.get(key, -1), *paths.steps(os.path.join(store, run))[-1:]]) + 1
+    newest = paths.latest(os.path.join(store, run))
+    _given[key] = max(_given.get(key, -1), -1 if newest is None else newest) + 1
     return _given[key]
 
 

@@ -13,6 +13,7 @@ a number, or one of the words below followed by one; a run of such a name that i
 once its store is made, for whoever looks at whatever moment: a store that was absent appears whole."""
 from __future__ import annotations
 
+import ctypes
 import errno
 import functools
 import itertools
@@ -341,8 +342,13 @@ def steps(path: Path) -> list[int]:
 
 def latest(path: Path) -> int | None:
     """The number of the newest step of STORE/RUN; None where it has none."""
-    found = steps(path)
-    return found[-1] if found else None
+    store, run, _ = split(path)
+    step = ctypes.c_uint64()
+    try:
+        _lib.call("vckpt_run_latest", os.fsencode(store), run.encode(), ctypes.byref(step))
+    except FileNotFoundError:
+        return None
+    return step.value
 
 
 def wait(path: Path, after: int | None = None, timeout: float | None = None) -> int:
