@@ -460,14 +460,6 @@ static int64_t end_from(struct store_list *l, uint64_t from)
 	return r < 0 ? r : (int64_t)low;
 }
 
-/* How far looks beyond the end go. A reader of what is visible does not look beyond what could be lost. */
-static uint64_t far_most(const struct store_list *l, uint64_t end)
-{
-	bool all = !l->store->read_only || l->how.whole;
-
-	return all ? UINT64_C(1) << FAR_PROBES : 2 * (end + STORE_SNAPSHOT_EVERY);
-}
-
 /* The end again, this time with looks beyond it: a lost file must not be taken for the end, or its number would be put
  * again. Not for each refresh. */
 static int64_t end_beyond_gaps(struct store_list *l, uint64_t from)
@@ -479,7 +471,7 @@ static int64_t end_beyond_gaps(struct store_list *l, uint64_t from)
 		if (end < 0)
 			return end;
 		from = 0;
-		for (k = 0; k <= FAR_PROBES && !from && UINT64_C(1) << k <= far_most(l, (uint64_t)end); k++) {
+		for (k = 0; k <= FAR_PROBES && !from; k++) {
 			uint64_t far = (uint64_t)end + (UINT64_C(1) << k);
 			int r = far < LIST_END_MAX ? entry_exists(l, far) : 0;
 

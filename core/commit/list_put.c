@@ -61,6 +61,7 @@ static int put_launches(struct store_list *l, struct proto_entry *placed, proto_
 	return list_launch_fill(l, placed, ret_ids);
 }
 
+/* model: PUT */
 int list_put_number(struct store_list *l, const struct proto_entry *entry, struct base_error *err)
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;

@@ -205,7 +205,7 @@ inline replay_but(from, bad) {          /* entry `bad` is passed over */
 #else
 			vl[vx] = 0
 #endif
-		:: vk == SNAPSH && vN > 0 && vN == from -> /* code: apply_snapshot, list_adopt */
+		:: vk == SNAPSH && vN > 0 && vN == from -> /* code: apply_snapshot, list_start */
 			vab = 0; vls = 0; vcom = 0; vi = 0;
 			do
 			:: vi < NS -> if :: vl[vi] -> vcom = vcom | BIT(ent[vl[vi] - 1] & 15) :: else fi; vi++
@@ -285,7 +285,7 @@ inline sync() { dl = BIT(vN) - 1 }      /* code: store_list_sync */
 #else
 #define LOST(unknown)
 #endif
-#define PUT(n, e, r, mine, other, unknown) /* code: put_number */ \
+#define PUT(n, e, r, mine, other, unknown) /* code: list_put_number */ \
 	if \
 	:: n >= NL -> assert(false) \
 	:: n < NL && ent[n] != 0 -> goto other \
