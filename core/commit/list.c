@@ -572,14 +572,20 @@ static int read_again(struct store_list *l, struct base_error *err)
 	return 0;
 }
 
-/* One that names much more than its own 64 entries: that before it is small, and 64 more entries are read. */
-static bool snapshot_large(struct store_list *l, uint64_t n)
+static bool snapshot_larger(struct store_list *l, uint64_t n)
 {
 	char name[STORE_NAME_MAX];
 	uint64_t size;
 
 	list_entry_name(l, n, name);
-	return n > STORE_SNAPSHOT_EVERY && store_size(l->store->storage, name, &size) == 0 && size > LARGE_BYTES;
+	return store_size(l->store->storage, name, &size) == 0 && size > LARGE_BYTES;
+}
+
+/* One that names much more than its own 64 entries: that before it is small, and 64 more entries are read. Where that
+ * one is large, too, so are all: the store lacks the word, or commits have large attributes. */
+static bool snapshot_large(struct store_list *l, uint64_t n)
+{
+	return n > STORE_SNAPSHOT_EVERY && snapshot_larger(l, n) && !snapshot_larger(l, n - STORE_SNAPSHOT_EVERY);
 }
 
 /* model: newest. Starts from the newest snapshot that can be read, `skip` of them left out, else from entry 0. */

@@ -85,9 +85,9 @@ def all_agree(api, run, live):
         l.close()
 
 
-def reads(f):
+def reads(f, who="thread-self"):
     def now():
-        return dict(line.split(": ") for line in pathlib.Path("/proc/thread-self/io").read_text().splitlines())
+        return dict(line.split(": ") for line in pathlib.Path(f"/proc/{who}/io").read_text().splitlines())
     before = now()
     f()
     after = now()
@@ -122,6 +122,21 @@ def test_bytes_and_reads_grow_with_the_logarithm(api):
     assert sizes[few] < 1 and sizes[many] < 1 + 64 .bit_length() / 2 + 1
     # one snapshot of 64 full powers is read in place of one of one
     assert seen[many][0] <= seen[few][0] + EVERY + 8, seen
+
+
+@pytest.mark.parametrize("word, steps, attributes", [
+    pytest.param(False, 5_100, (), id="no word list-2"),
+    pytest.param(True, EVERY * 5, [(f"k{i}", 3800 * "x") for i in range(3)], id="large attributes")])
+def test_large_snapshots(api, word, steps, attributes):
+    """Where all snapshots are large, the newest is read all the same, and not the entries behind an old one."""
+    api.p.contents.info.list_2 = word
+    with api.list("r") as l:
+        for step in range(steps):
+            l.put(api.commit_entry(f"{step + 1:016x}-0", step, NONE, step, attributes))
+        assert api.entry_path("r", (l.next - 1) // EVERY * EVERY).stat().st_size > 1 << 20
+        assert reads(lambda: Newest(api, "r").close(), "self")[0] <= 2 * EVERY + 8    # by all threads
+        all_agree(api, "r", {step: entry for step, (entry, *_) in l.steps().items()})
+    api.p.contents.info.list_2 = True
 
 
 @pytest.mark.parametrize("seed", range(6))
