@@ -180,10 +180,16 @@ bool store_list_snapshot_whole(const struct store_list *l, uint64_t n)
 {
 	const struct list_node *x = node_find(l, n);
 
-	for (; x && x->from; x = node_find(l, x->from))
-		if (list_accepted(l, x->entry))
+	while (x && !list_accepted(l, x->entry)) {
+		const struct base_digest *from = &x->from_digest;
+
+		if (!x->from)
+			return true;
+		x = node_find(l, x->from);
+		if (x && !base_digest_equal(&x->self, from))
 			return false;
-	return x && !list_accepted(l, x->entry);
+	}
+	return false;
 }
 
 int list_dropped_reserve(struct store_list *l, size_t more)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from storelib import ABORT, LAUNCH, NONE, REMOVE, SNAPSHOT, Entry, Failed, List, fresh
+from storelib import ABORT, LAUNCH, NONE, REMOVE, SNAPSHOT, Entry, Failed, List, digest, fresh
 from test_list import Oracle, accept, ruin
 
 EVERY = 64
@@ -303,6 +303,23 @@ def test_another_snapshot_in_the_place_of_one(api, lib):
     all_agree(api, "r", live)
     with api.list("r", True) as l:
         assert l.damaged
+
+
+def test_a_writer_does_not_go_on_from_a_chain_that_does_not_fit(api):
+    """Snapshot 384 says another digest of 256 than that has."""
+    with api.list("r") as l:
+        commits(l, range(EVERY * 6 - 4))
+        assert l.next == 6 * EVERY + 2
+    forged = entry_of(api, "r", 6 * EVERY)
+    forged.from_digest = digest(1)
+    for n in (6 * EVERY, 6 * EVERY + 1):
+        api.entry_path("r", n).unlink()
+    api.put_raw_as_it_is("r", 6 * EVERY, forged)
+    with api.list("r", True) as l:
+        commits(l, range(1000, 1000 + EVERY), 1000)
+        live = {s: e for s, (e, *_) in l.steps().items()}
+    assert chain(api, "r", 7 * EVERY) == [7 * EVERY, 4 * EVERY]
+    all_agree(api, "r", live)
 
 
 # ---- launches ----
