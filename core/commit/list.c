@@ -514,7 +514,7 @@ static int read_many(struct store_list *l, struct read_batch *b, uint32_t n, str
 	memset(b->entries, 0, n * sizeof *b->entries);
 	r = store_spread(n, batch_read, b, err);
 	for (uint32_t i = 0; i < n; i++)
-		if (r >= 0 && l->missing < LIST_MISSING_MAX && l->next == b->from + i)
+		if (r >= 0 && l->next == b->from + i && (l->missing < LIST_MISSING_MAX || b->results[i] != -ENOENT))
 			r = list_step(l, true, b->results[i] == 0 ? &b->entries[i] : NULL, err);
 		else
 			proto_entry_release(&b->entries[i]);

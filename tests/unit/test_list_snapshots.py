@@ -4,6 +4,7 @@ import ctypes as c
 import errno
 import pathlib
 import random
+import shutil
 
 import pytest
 
@@ -320,6 +321,14 @@ def test_a_writer_does_not_go_on_from_a_chain_that_does_not_fit(api):
         live = {s: e for s, (e, *_) in l.steps().items()}
     assert chain(api, "r", 7 * EVERY) == [7 * EVERY, 4 * EVERY]
     all_agree(api, "r", live)
+
+
+def test_many_damaged_entries_are_read_twice_each(api):
+    """A run that was copied under another name."""
+    with api.list("r") as l:
+        commits(l, range(EVERY * 16))
+    shutil.copytree(api.path / "runs/r", api.path / "runs/copy")
+    assert reads(lambda: api.list("copy").close(), "self")[0] <= 2 * EVERY * 16 + 100
 
 
 # ---- launches ----
