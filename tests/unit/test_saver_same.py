@@ -98,6 +98,15 @@ def test_what_is_far_apart_is_copied_and_what_is_an_integer(api, store, rng):
     same(api.read(store, "run"), {n: numpy.ascontiguousarray(a) for n, a in tensors.items()})
 
 
+def test_a_tensor_without_items_among_what_is_unchanged(api, store, rng):
+    tensors = made(rng, [(300, 300), (0, 3), (400, 300)])
+    saver = api.saver(store, "run", threads=1)
+    saved(saver, tensors)
+    assert fewest(saver, tensors) == 0
+    saver.free()
+    same(api.read(store, "run"), tensors)
+
+
 @pytest.mark.parametrize("removed", [[5], range(6)])
 def test_the_step_that_has_it_was_removed(api, store, vckpt, rng, removed):
     """Without a look at the store the saver cannot know; it learns it before it lets go of the caller's memory."""

@@ -195,6 +195,7 @@ static void same_settle_band(struct save_flight *f, struct saver_worker *w, stru
 		if (found->same[piece] && !save_writer_has(f->w, &w->walker, p))
 			found->same[piece] = false;
 		found->moves[piece] = !found->same[piece];
+		b->differs |= !found->same[piece];
 		b->steady_bytes += found->same[piece] ? p->len : 0;
 		copied += found->same[piece] ? 0 : p->len;
 	}
@@ -229,6 +230,7 @@ int saver_same_batch(struct save_flight *f, struct saver_worker *w, struct saver
 		return 0;
 	if (r == 0 && b->same && same == SAME_YES) {
 		b->bytes = b->data_bytes = 0;
+		b->differs = false;
 		r = same_walk(f, w, b, same_settle_band, err);
 	} else if (r == 0 && b->same) {
 		memset(f->pieces->same + b->first_piece, false, b->npieces);

@@ -133,6 +133,7 @@ int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver
 	b->from = f->former;
 	b->first_piece = b->next_piece = f->former_piece;
 	b->state = BATCH_READY;
+	b->differs = true;
 	while ((r = save_cursor_take(&ahead, f->w, &w->walker)) == 1) {
 		uint64_t room = saver_band_room(w->walker.len);
 

@@ -299,9 +299,9 @@ static enum worker_did worker_stage(struct save_saver *s, struct saver_worker *w
 		return worker_wait_for_answer(f, w, b);
 	if (s->sizing)
 		return WORKER_NOTHING;
-	if (b->bytes || !b->same)
+	if (b->differs)
 		slot = device_ring_take(s->ring, b->bytes);
-	if (!slot && (b->bytes || !b->same)) {
+	if (!slot && b->differs) {
 		worker_wait_for_room(s, f);
 		return WORKER_NOTHING;
 	}
