@@ -105,7 +105,7 @@ bool store_launch_heeded(struct store_launch *l, uint64_t idle_ms);
 /* The ranks of a launch as who commits sees them. */
 enum store_rank_state {
 	STORE_RANK_FINE,                /* its heartbeat is there, and moves */
-	STORE_RANK_AWAITED,             /* shows none, but not for long enough yet */
+	STORE_RANK_AWAITED,             /* shows none, or one that does not move, but not for long enough yet */
 	STORE_RANK_NEVER,               /* has shown no heartbeat for the start time-out, or took it away */
 	STORE_RANK_DIED,                /* on this machine; its process is gone */
 	STORE_RANK_STOPPED,             /* its heartbeat does not move */

@@ -232,7 +232,9 @@ static enum store_rank_state judge(struct store_watch *w, const struct watch_ran
 		return lasts(w, since, k->gone_ms, w->start_ms) ? STORE_RANK_NEVER : STORE_RANK_AWAITED;
 	if (lasts(w, since, k->changed_ms, k->limit_ms))
 		return STORE_RANK_STOPPED;
-	return w->deadline_ms && lasts(w, since, w->since_ms, w->deadline_ms) ? STORE_RANK_LATE : STORE_RANK_FINE;
+	if (w->deadline_ms && lasts(w, since, w->since_ms, w->deadline_ms))
+		return STORE_RANK_LATE;
+	return !k->who.here && lasts(w, since, k->changed_ms, w->heartbeat_ms) ? STORE_RANK_AWAITED : STORE_RANK_FINE;
 }
 
 enum store_rank_state store_watch_judge(struct store_watch *w, uint32_t rank, uint64_t since, char *host)
