@@ -6,7 +6,7 @@
  *
  * Steps 0 ... STEPS - 1 are committed by launches of 1,000 attempts. Each is removed when KEEP newer ones are there,
  * and the last KEEP in the end; KEEP 0: none is removed. Nothing is saved: a commit names a manifest that is not there,
- * so no such step can be opened. What is measured (growth.py) is a step of a higher number, which is saved after. */
+ * so no such step can be opened. What is measured (growth.py) is a step of a higher number, which is saved later. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -341,14 +341,14 @@ def steps(path: Path) -> list[int]:
 
 
 def latest(path: Path) -> int | None:
-    """The number of the newest step of STORE/RUN; None where it has none."""
+    """The number of the newest step of STORE/RUN; None where it has none. It costs the same however many there are."""
     store, run, _ = split(path)
-    step = ctypes.c_uint64()
+    found = ctypes.c_uint64()
     try:
-        _lib.call("vckpt_run_latest", os.fsencode(store), run.encode(), ctypes.byref(step))
+        _lib.call("vckpt_run_latest", os.fsencode(store), run.encode(), ctypes.byref(found))
     except FileNotFoundError:
         return None
-    return step.value
+    return found.value
 
 
 def wait(path: Path, after: int | None = None, timeout: float | None = None) -> int:
