@@ -136,8 +136,8 @@ int store_list_open_how(struct store *s, const char *run, const struct list_how 
 bool list_put_told(struct store_list *l);
 /* Did it fail so? */
 bool list_put_open(const struct store_list *l, int r);
-/* Puts the next number. 1: this entry (and it was applied); 0: another writer's; or an error, after which the outcome is
- * not known. */
+/* Puts the next number. 1: this entry (and it was applied); 0: another writer's; or an error, after which the outcome
+ * is not known. */
 int list_put_number(struct store_list *l, const struct proto_entry *entry, struct base_error *err);
 
 /* ---- list_replay.c ---- */

@@ -999,9 +999,10 @@ class Store:
         for number, ((run, _), m) in enumerate(sorted(self.manifests.items())):
             own = 0
             for i, name, row in self.sizes(m["packs"]):
-                if name.endswith("-meta"):
+                if name.endswith("-meta"):      # small blobs are in it, too
                     row[i, "live"] = sum(o.stored for o in self.packs[name].objects)
-                row[i, "live"] += sum(part.tree.packs_more.get(name, 0) for part in m.table("ranks").targets)
+                else:
+                    row[i, "live"] += sum(part.tree.packs_more.get(name, 0) for part in m.table("ranks").targets)
                 own += row[i, "size"] if name.startswith(m["attempt"].decode() + "-") else 0
             m["new_bytes"], m.new = own, own
             m.held = sum(part.tree.held_more for part in m.table("ranks").targets)

@@ -62,7 +62,8 @@ def test_an_opening_of_a_saver(counted):
     assert old["calls"] <= young["calls"] + 4 * ENTRIES <= 10 * ENTRIES, (young, old)
 
 
-@pytest.mark.parametrize("what, reads", [("latest", 1), ("load of the newest", 2), ("Saver open", 1), ("small save", 0.1)])
+@pytest.mark.parametrize("what, reads", [("latest", 1), ("load of the newest", 2), ("Saver open", 1),
+                                         ("small save", 0.1)])
 def test_bytes_that_are_read(counted, what, reads):
     """The newest snapshot, not those that it goes on from: these have a line for each visible step."""
     for measured in counted:

@@ -62,7 +62,7 @@ struct saver_batch {
 	uint64_t first_piece, npieces;  /* of all bands, by number in the plan */
 	uint64_t next_piece;            /* of the next band that is given, likewise */
 	bool cut;                       /* in the slot: piece after piece, as stored, hashed; else boxes, row-major */
-	bool same, differs;             /* a piece of it is the same; one is not, so there is a slot, also for no bytes */
+	bool same, differs;             /* a piece of it is the same; one is not: there is a slot */
 	bool samples; uint64_t first_entry, nentries;
 };
 
