@@ -120,9 +120,9 @@ int store_list_sync(struct store_list *l, struct base_error *err);
 int store_runs(struct store *s, char ***ret_runs, size_t *ret_n, struct base_error *err);
 void store_runs_free(char **runs, size_t n);
 
-/* vckpt rm: removes the step that this entry made. -ESTALE: it was removed or replaced since. -BASE_EUNDECIDED: the
- * removal could not be put, but it may have landed, or may land yet. */
-int store_entry_remove(struct store *s, const char *run, uint64_t step, uint64_t entry, struct base_error *err);
+/* vckpt rm: removes the step that this entry made; of many steps, by one list. -ESTALE: it was removed or replaced
+ * since. -BASE_EUNDECIDED: the removal could not be put, but it may have landed, or may land yet. */
+int store_list_remove(struct store_list *l, uint64_t step, uint64_t entry, struct base_error *err);
 
 /* The same for the visible step, whatever its entry is. */
 int store_step_remove(struct store *s, const char *run, uint64_t step, struct base_error *err);

@@ -260,22 +260,17 @@ static int64_t remove_seen(struct store_list *l, uint64_t entry, struct base_err
 	return store_list_entry_live(l, entry) ? n : 0;
 }
 
-int store_entry_remove(struct store *s, const char *run, uint64_t step, uint64_t entry, struct base_error *err)
+int store_list_remove(struct store_list *l, uint64_t step, uint64_t entry, struct base_error *err)
 {
-	struct store_list *l;
-	int64_t n = store_list_open_newest(s, run, &l, err);
+	int64_t n = remove_seen(l, entry, err);
 
-	if (n < 0)
-		return (int)n;
-	n = remove_seen(l, entry, err);
-	store_list_close(l);
 	if (n == -ESTALE)
 		return base_error_set(err, -ESTALE, "%s: step %llu was removed or replaced by somebody else just now",
-			run, (unsigned long long)step);
-	store_reserve_restore(s);
+			l->run, (unsigned long long)step);
+	store_reserve_restore(l->store);
 	if (n == -BASE_EUNDECIDED)
 		return base_error_prefix(err, (int)n, "%s: undecided whether step %llu is removed (vckpt ls tells)",
-			run, (unsigned long long)step);
+			l->run, (unsigned long long)step);
 	return n < 0 ? (int)n : 0;
 }
 
@@ -283,7 +278,6 @@ int store_step_remove(struct store *s, const char *run, uint64_t step, struct ba
 {
 	const struct store_list_step *seen;
 	struct store_list *l;
-	uint64_t entry = 0;
 	int r = store_list_open_newest(s, run, &l, err);
 
 	if (r < 0)
@@ -291,11 +285,9 @@ int store_step_remove(struct store *s, const char *run, uint64_t step, struct ba
 	r = store_list_know_step(l, step, err);
 	seen = r == 0 ? store_list_find(l, step) : NULL;
 	if (seen)
-		entry = seen->entry;
+		r = store_list_remove(l, step, seen->entry, err);
+	else if (r == 0)
+		r = base_error_set(err, -ENOENT, "%s has no step %llu", run, (unsigned long long)step);
 	store_list_close(l);
-	if (r < 0)
-		return r;
-	if (!seen)
-		return base_error_set(err, -ENOENT, "%s has no step %llu", run, (unsigned long long)step);
-	return store_entry_remove(s, run, step, entry, err);
+	return r;
 }

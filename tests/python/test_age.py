@@ -27,7 +27,7 @@ def counting(build, store, calls):
 @pytest.fixture(scope="module", params=[0, pytest.param(5, marks=pytest.mark.full)],
                 ids=["all steps kept", "5 kept"])
 def counted(request, build, vckpt, tmp_path_factory):
-    """What growth.py counts, at both ages, and the calls of `vckpt ls STORE`."""
+    """What growth.py counts, at both ages, and the calls of `vckpt ls STORE` and of `vckpt rm`."""
     def at(steps):
         store, calls = scratch().resolve(), tmp_path_factory.mktemp("age") / "calls"
         store.rmdir()
@@ -42,6 +42,9 @@ def counted(request, build, vckpt, tmp_path_factory):
         measured, before = child("age", calls, counting(build, store, calls)), len(calls.read_text().splitlines())
         vckpt("ls", store, env=counting(build, store, calls))
         measured["ls"] = {"calls": len(calls.read_text().splitlines()) - before}
+        before = len(calls.read_text().splitlines())
+        removed = vckpt("rm", store, "r", "--keep-last", "1", "--yes", env=counting(build, store, calls)).stdout
+        measured["rm"] = {"calls": len(calls.read_text().splitlines()) - before, "steps": removed.count(" removed,")}
         shutil.rmtree(store)
         return measured
     return at(YOUNG), at(OLD)
@@ -68,6 +71,13 @@ def test_bytes_that_are_read(counted, what, reads):
     """The newest snapshot, not those that it goes on from: these have a line for each visible step."""
     for measured in counted:
         assert measured[what]["bytes"] <= reads * (ENTRIES * ENTRY + 100_000), measured[what]
+
+
+def test_calls_of_a_removal(counted):
+    """Of many steps by one list, which is read once."""
+    for measured in counted:
+        assert measured["rm"]["steps"] > ENTRIES
+        assert measured["rm"]["calls"] <= 20 * measured["rm"]["steps"] + 4 * ENTRIES, measured["rm"]
 
 
 def test_calls_of_a_save(counted):

@@ -38,6 +38,7 @@ struct rm {
 	size_t nvictims;
 	bool frees;             /* dry_run: it is known what the collector could delete then: */
 	uint64_t freed_bytes;
+	struct store_list *list;        /* of the run at hand: each removal reads on in it */
 	json_t *removed, *failed;
 };
 
@@ -337,11 +338,24 @@ static void say_one(struct rm *rm, const struct victim *v)
 	fflush(stdout); /* the line is true, whatever comes next */
 }
 
+static int remove_entry(struct rm *rm, const struct victim *v, struct base_error *err)
+{
+	int r = 0;
+
+	if (rm->list && strcmp(store_list_run(rm->list), v->run) != 0) {
+		store_list_close(rm->list);
+		rm->list = NULL;
+	}
+	if (!rm->list)
+		r = store_list_open_newest(rm->store, v->run, &rm->list, err);
+	return r < 0 ? r : store_list_remove(rm->list, v->step, v->entry, err);
+}
+
 /* ret_stuck: it is there, and could not be removed */
 static int remove_one(struct rm *rm, const struct victim *v, size_t *ret_removed, bool *ret_stuck)
 {
 	struct base_error err = {0};
-	int r = rm->dry_run ? 0 : store_entry_remove(rm->store, v->run, v->step, v->entry, &err);
+	int r = rm->dry_run ? 0 : remove_entry(rm, v, &err);
 	bool gone = r == -ENOENT || r == -ESTALE; /* another process removed it first */
 
 	*ret_stuck = r < 0 && !gone;
@@ -375,6 +389,8 @@ static int remove_all(struct rm *rm, size_t *ret_removed)
 			stuck_run = v->run;
 		worst = code > worst ? code : worst;
 	}
+	store_list_close(rm->list);
+	rm->list = NULL;
 	return worst;
 }
 
