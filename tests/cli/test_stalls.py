@@ -80,6 +80,15 @@ def named(rows, name):
     return [r for r in rows if r["name"] == name][0]
 
 
+def test_a_phase_that_comes_in_pieces_is_as_long_as_its_work(api, vckpt):
+    """Blobs are sealed first, packs last: what lies between was no sealing."""
+    timings, *_ = times(0, 9)
+    timings[PHASES.index(b"seal")] = Timing(b"seal", 2 * MS, 0, T0, T0 + 40 * MS)
+    put_stats(api, "r", ranks_save(api, "r", 1), 0, 1, copy_ms=9, timings=timings)
+    slowest = vckpt.json("stalls", api.path, "r/0")["slowest"]
+    assert [(s["phase"], s["phase_ns"]) for s in slowest["staged"] + slowest["announced"]] == [("copy", 9 * MS)] * 2
+
+
 def test_who_was_slow(api, vckpt):
     saved = ranks_save(api, "r", 4)
     for rank, copy in enumerate((2, 9, 3, 4)):

@@ -97,14 +97,15 @@ int stalls_slowest(const struct stalls *st, enum stalls_milestone m, struct stal
 	return (int)n;
 }
 
-/* What of a phase lies before the milestone: from start to end by the clock; its work where that is not recorded. */
+/* How long a phase took before the milestone: from start to end by the clock, but no longer than its work, since it may
+ * come in pieces (blobs are sealed first, packs last). */
 static uint64_t time_before(const struct stalls_rank *rank, const struct stalls_time *t, enum stalls_milestone m)
 {
 	uint64_t end = rank->at_ns[m] < t->end_ns ? rank->at_ns[m] : t->end_ns;
 
 	if (!t->start_ns || !t->end_ns)
 		return t->busy_ns;
-	return end > t->start_ns ? end - t->start_ns : 0;
+	return end > t->start_ns ? base_min(end - t->start_ns, t->busy_ns) : 0;
 }
 
 const struct stalls_time *stalls_largest(const struct stalls_rank *rank, enum stalls_milestone m, uint64_t *ret_ns)
