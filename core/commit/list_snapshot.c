@@ -209,7 +209,8 @@ static void chain_known(struct store_list *l, const struct list_chain *c, size_t
 	size_t at = 0;
 
 	memmove(l->nodes + c->n, l->nodes, l->nnodes * sizeof *l->nodes);
-	memmove(l->dropped + ngone, l->dropped, l->ndropped * sizeof *l->dropped);
+	if (l->ndropped)
+		memmove(l->dropped + ngone, l->dropped, l->ndropped * sizeof *l->dropped);
 	for (size_t i = c->n; i-- > 0;) {
 		const struct list_hold *h = c->all[i];
 
