@@ -423,7 +423,7 @@ int list_rest_read(struct store_list *l, struct base_error *err)
 	chain_release(&c);
 	if (r == -BASE_EDAMAGED || (l->store->read_only && r != -ENOMEM && store_error_passes(r)))
 		r = list_reopen(l, err); /* entry by entry */
-	return r;
+	return r == -ENOMEM ? base_no_memory_for(err, "run %s", l->run) : r;
 }
 
 int store_list_know_step(struct store_list *l, uint64_t step, struct base_error *err)

@@ -6,6 +6,8 @@
  * them together to what a reader of the run sees. Each entry also as the first one after a gap, where a snapshot
  * counts.
  *
+ * alloc_fails STORE RUN rest: the same of a list that is opened for its newest steps, when it reads the rest.
+ *
  * Allocation is taken from libc here; the library knows nothing of it. Prints "entries N, failures F". */
 #include <errno.h>
 #include <stdio.h>
@@ -39,8 +41,7 @@ void *reallocarray(void *p, size_t n, size_t size)
 	return (size && n > SIZE_MAX / size) || fails() ? NULL : __libc_realloc(p, n * size);
 }
 
-/* All that a list says, as bytes. */
-static void view(struct store_list *l, struct base_buf *b)
+static void steps_view(struct store_list *l, struct base_buf *b)
 {
 	b->len = 0;
 	list_steps_settle(l);
@@ -52,6 +53,12 @@ static void view(struct store_list *l, struct base_buf *b)
 		base_buf_append(b, s->commit.attempt, strlen(s->commit.attempt) + 1);
 		base_buf_append(b, &s->commit.manifest, sizeof s->commit.manifest);
 	}
+}
+
+/* All that a list says, as bytes. */
+static void view(struct store_list *l, struct base_buf *b)
+{
+	steps_view(l, b);
 	for (size_t i = 0; i < l->nattempts; i++) {
 		const struct list_attempt *a = &l->attempts[i];
 
@@ -171,6 +178,36 @@ static bool one(struct store *s, const char *run, uint64_t n, bool gap, unsigned
 	return failed;
 }
 
+/* Reads the rest of a list of the newest steps with the k-th allocation failing. false: it had fewer. */
+static bool rest_fails(struct store *s, const char *run, unsigned long k, const struct base_buf *all)
+{
+	struct base_buf before = BASE_BUF_INIT, now = BASE_BUF_INIT;
+	struct base_error err = {0};
+	struct store_list *l;
+	bool failed;
+	int r;
+
+	if (store_list_open_newest(s, run, &l, &err) < 0 || !l->rest)
+		die("has no rest", 0, k);
+	view(l, &before);
+	left = k;
+	r = store_list_know_all(l, &err);
+	failed = !left;
+	left = 0;
+	view(l, &now);
+	if (r < 0 && (r != -ENOMEM || err.code != r || !l->rest || differs(&now, &before)))
+		die("half of the rest is known, or no sentence says why", l->next, k);
+	if (store_list_know_all(l, &err) < 0)
+		die("the rest cannot be read afterwards", l->next, k);
+	steps_view(l, &now);
+	if (differs(&now, all))
+		die("the rest is something else", l->next, k);
+	base_buf_release(&before);
+	base_buf_release(&now);
+	store_list_close(l);
+	return failed;
+}
+
 int main(int argc, char **argv)
 {
 	struct base_buf end = BASE_BUF_INIT, seen = BASE_BUF_INIT;
@@ -179,12 +216,17 @@ int main(int argc, char **argv)
 	struct store *s;
 	uint64_t n;
 
-	if (argc != 3 || store_open(argv[1], 0, &s, &err) < 0 || store_list_open(s, argv[2], true, &l, &err) < 0) {
-		printf("usage: alloc_fails STORE RUN: %s\n", err.text);
+	if (argc < 3 || store_open(argv[1], 0, &s, &err) < 0 || store_list_open(s, argv[2], true, &l, &err) < 0) {
+		printf("usage: alloc_fails STORE RUN [rest]: %s\n", err.text);
 		return 2;
 	}
 	n = store_list_next(l);
-	for (uint64_t i = 0; i < 2 * n; i++) {
+	if (argc > 3) {
+		steps_view(l, &end);
+		for (unsigned long k = 1; rest_fails(s, argv[2], k, &end);)
+			k++;
+	}
+	for (uint64_t i = 0; argc == 3 && i < 2 * n; i++) {
 		unsigned long k = 1;
 
 		while (i % 2 == 0 && read_fails(s, argv[2], i / 2, k))
@@ -195,11 +237,13 @@ int main(int argc, char **argv)
 			k++;
 	}
 	base_buf_release(&end);
-	struct store_list *all = list_before(s, argv[2], n, false);
-	view(all, &end);
-	view(l, &seen);
-	if (differs(&end, &seen))
-		die("a reader sees something else", n, 0);
+	struct store_list *all = argc == 3 ? list_before(s, argv[2], n, false) : NULL;
+	if (all) {
+		view(all, &end);
+		view(l, &seen);
+		if (differs(&end, &seen))
+			die("a reader sees something else", n, 0);
+	}
 	store_list_close(all);
 	store_list_close(l);
 	base_buf_release(&end);

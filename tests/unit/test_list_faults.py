@@ -69,6 +69,19 @@ def test_each_allocation_fails_in_turn(api, build):
     assert int(done.stdout.split()[-1]) > 2 * n
 
 
+def test_each_allocation_fails_when_the_rest_is_read(api, build):
+    if "asan" in os.environ.get("VCKPT_PRELOAD", ""):
+        pytest.skip("the sanitizer has an allocator of its own")
+    with api.list("r") as l:
+        for step in range(170):
+            l.put(api.commit_entry(f"{step:016x}-0", step, mark=step))
+            if step % 3 == 2:
+                l.put(api.entry(REMOVE, removes=l.steps()[step // 2][0]))
+    done = subprocess.run([build / "tests/alloc_fails", api.path, "r", "rest"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[-1]) > 10
+
+
 def test_an_entry_that_cannot_be_read_for_a_moment(api):
     """Neither damage nor an error: it is asked for again."""
     fill(api, 5)
