@@ -142,10 +142,10 @@ static int64_t put_once(struct store_list *l, const struct proto_entry *entry,
 	if (r < 0)
 		return r;
 	r = check ? check(arg, l) : 0;
-	if (r < 0)
-		return r;
 	if (l->synced != l->next)
 		return -EAGAIN; /* the check had to know more, and the list was read anew for that */
+	if (r < 0)
+		return r;
 	if (snapshot) {
 		r = put_snapshot(l, err);
 		l->open = false;

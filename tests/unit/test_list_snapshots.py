@@ -260,6 +260,19 @@ def test_readers_do_without_a_damaged_one(api):
     assert "damaged" in str(e.value)
 
 
+def test_a_check_that_had_all_read_anew_is_asked_again(api):
+    """What it says rests on entries that nobody has made durable."""
+    three(api)
+    ruin(api, "r", 2 * EVERY)
+    with Newest(api, "r") as l:
+        def check(_):
+            l.know("step", 5)
+            return -errno.ESTALE
+        with pytest.raises(Failed) as e:
+            l.put(api.entry(ABORT, attempt=b"%016x-0" % 9, reason=b"x"), check)
+        assert "damaged" in str(e.value)
+
+
 def test_no_snapshot_needs_one_that_is_accepted_as_damaged(api):
     live = three(api)
     ruin(api, "r", 2 * EVERY)
