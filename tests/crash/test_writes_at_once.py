@@ -75,7 +75,7 @@ def numbers(path):
 
 def test_a_disk_that_takes_many_gets_many(write):
     told, folder = write(f"wait={LONG_US}", count=16)
-    assert not any(told["answers"]) and told["most"][-1] >= 4, told
+    assert not any(told["answers"]) and told["most"][-1] >= 3, told
     assert numbers(folder / "packs/00/p.pack") == list(range(16))
     assert told["waited"] >= 5 * LONG_US * 1000, told
 
