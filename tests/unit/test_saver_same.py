@@ -38,8 +38,12 @@ def saved(saver, tensors, **options):
 
 
 def fewest(saver, tensors):
-    """Bytes copied of what does not change."""
-    return min(saved(saver, tensors)[1] for _ in range(5))
+    """Bytes copied of what does not change. One piece in 1,024 is copied by chance: of 480 pieces, at four saves of
+    ten."""
+    least = saved(saver, tensors)[1]
+    for _ in range(24):
+        least = least and min(least, saved(saver, tensors)[1])
+    return least
 
 
 def same(found, tensors):
@@ -73,13 +77,13 @@ def test_only_what_changed_is_copied(api, store, rng):
     saved(saver, tensors)
     for n in (3, 17, 3, 39):
         assert fewest(saver, tensors) == 0
-        for tries in range(5):      # by chance another piece is copied, too
+        for tries in range(25):     # by chance another piece is copied, too
             tensors[f"model/{n}"][5, 5] += 1
             t, copied = saved(saver, tensors)
             assert t.pieces_new == 1
             if copied <= tensors[f"model/{n}"].nbytes:
                 break
-        assert tries < 4 and copied > 0
+        assert tries < 24 and copied > 0
         same(api.read(store, "run"), tensors)
     saver.free()
 
