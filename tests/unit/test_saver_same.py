@@ -118,7 +118,7 @@ def test_the_step_that_has_it_was_removed(api, store, vckpt, rng, removed):
     whole = sum(a.nbytes for a in tensors.values())
     saver = api.saver(store, "run")
     saved(saver, tensors)
-    assert fewest(saver, tensors) == 0
+    assert min(saved(saver, tensors)[1] for _ in range(5)) == 0
     for step in removed:
         vckpt("rm", store, f"run/{step}")
     assert saved(saver, tensors)[1] == whole
