@@ -155,10 +155,10 @@ def test_hundred_thousand_tensors(parse, lib):
                              % (i // 100, i, 4 * i, 4 * i + 4) for i in order)
     raw = raw_file(text)
     h, err = Header(), Error()
-    start = time.perf_counter()
+    start = time.process_time()
     assert lib.view_safetensors_parse(raw, ctypes.c_size_t(len(raw)), ctypes.c_uint64(len(raw) + 400_000),
                                       ctypes.byref(h), ctypes.byref(err)) == 0
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert h.ntensors == 100_000
     lib.view_safetensors_release(ctypes.byref(h))
     print(f"{seconds * 1000:.0f} ms")
