@@ -17,7 +17,7 @@
  *
  * Memory is short as soon as more files are read again and again than it holds. To put each of them together in turn,
  * every time in the place of the one that is wanted next, would be work without end. So a file takes the place of
- * another one only if that one has served as many bytes as it took to put it together, and nobody has it open; and a
+ * another one only if that one has served as many bytes as it took to put it together, and no one has it open; and a
  * file that had to go once comes back only where it was used twice since the other one was used last. A file that never
  * paid for itself goes when another one was used USES_MOST times meanwhile. See may_replace.
  *
@@ -67,7 +67,7 @@ struct fs_backing {
 	uint64_t size;
 	const struct fs_commit *commit;  /* whose step it is in */
 	struct fs_backing *next;         /* in its bucket */
-	struct backing_list *list;       /* where it stands while nobody has it open; NULL: nowhere */
+	struct backing_list *list;       /* where it stands while no one has it open; NULL: nowhere */
 	struct fs_backing *newer, *older; /* there */
 	bool wanted;                     /* COUNTING: it was opened again */
 	uint64_t uses[USES_MOST];        /* when it was opened while nobody had it open, the newest first; 0: never */
@@ -728,7 +728,7 @@ static bool queue(struct fs_backings *all, struct fs_backing *b, struct fs_handl
 	return true;
 }
 
-/* With the lock: it is opened, by somebody alone, or beside others. */
+/* With the lock: it is opened, by one alone, or beside others. */
 static void use(struct fs_backings *all, struct fs_backing *b, const struct view_file *file)
 {
 	if (b->opening || b->cached_opens || b->passthrough_opens) {

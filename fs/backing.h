@@ -5,7 +5,7 @@
  *
  * The kernel decides at open: all descriptors of a file are passed through, or none is. So a file is read through the
  * server first. Who opens it again when half of it was read shows that it is worth its memory: a small one is assembled
- * at once, a large one by a thread once nobody has it open any more, for those who open it after that. A loader of a
+ * at once, a large one by a thread once no one has it open any more, for those who open it after that. A loader of a
  * large .safetensors (fs/loader.h) has it assembled while it reads, out of what is there already. Any thread. */
 #ifndef FS_BACKING_H
 #define FS_BACKING_H

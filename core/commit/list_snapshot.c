@@ -15,7 +15,7 @@
  *
  * A list may be opened for its newest steps only. Then it reads the newest snapshot and not its chain: of the commits
  * before `rest` it knows no more than the highest step that one of them shows, `older`. list_rest_read reads the chain
- * when somebody wants to know more. */
+ * when a caller asks for more. */
 #include "core/commit/list_internal.h"
 
 #include "core/base/array.h"

@@ -113,14 +113,20 @@ def test_a_ring_that_no_band_fits_into_is_refused(api, store):
     saver.free()
 
 
+def timed(saver, tensors):
+    """What a save of them took, once it is committed."""
+    save = saver.save(tensors)
+    save.committed()
+    t = save.timings()
+    save.free()
+    return t
+
+
 def test_unchanged_data_is_not_written_again(api, store, rng):
     tensors = {f"model/{i}": rng.integers(0, 2**32, (1024, 1024), "u4") for i in range(4)}
     saver = api.saver(store, "run")
     for step in range(3):
-        save = saver.save(tensors)
-        save.committed()
-        t = save.timings()
-        save.free()
+        t = timed(saver, tensors)
         if step:
             assert (t.pieces_new == 0 and t.bytes_unchanged == 4 << 22 and t.bytes_written < 100000 and
                     t.plan_cached == 1)
@@ -139,10 +145,7 @@ def test_what_never_shrinks_is_hardly_tried_and_what_begins_to_is_found(api, sto
     saver, encoded = api.saver(store, "run"), []
 
     def save(array):
-        save = saver.save({"model/w": array.view("f4"), "model/one": array[:5000]})
-        save.committed()
-        t = save.timings()
-        save.free()
+        t = timed(saver, {"model/w": array.view("f4"), "model/one": array[:5000]})
         assert api.read(store, "run")["model/w"].tobytes() == array.tobytes()
         return t.bytes_encoded // (128 << 10)
     assert [save(random + i) for i in range(3)] == [0, 0, 0]
@@ -168,10 +171,7 @@ def test_equal_pieces_are_hashed_once(api, store, rng):
     tensors = {f"model/{name}": array for name, array in forms.items()}
     saver = api.saver(store, "run")
     for step in range(3):
-        save = saver.save(tensors)
-        save.committed()
-        t = save.timings()
-        save.free()
+        t = timed(saver, tensors)
         assert step == 0 or t.pieces_new == 0
         assert step or t.bytes_deduplicated > 15 << 20
         same(api.read(store, "run"), tensors)
