@@ -82,12 +82,19 @@ int base_digest_parse(const char *hex, size_t len, struct base_digest *ret_d)
 	return 0;
 }
 
-void base_sha256(const void *bytes, size_t len, struct base_digest *ret_d)
+void base_sha256_after(const void *before, size_t before_len, const void *bytes, size_t len,
+	struct base_digest *ret_d)
 {
 	SHA256_CTX ctx;
 
-	digest_begin(&ctx, bytes, len);
+	digest_begin(&ctx, before, before_len);
+	SHA256_Update(&ctx, bytes, len);
 	SHA256_Final(ret_d->bytes, &ctx);
+}
+
+void base_sha256(const void *bytes, size_t len, struct base_digest *ret_d)
+{
+	base_sha256_after(bytes, len, NULL, 0, ret_d);
 }
 
 /* The leaves of objects that are hashed at once, and which object each is of. */

@@ -39,6 +39,9 @@ int base_digest_parse(const char *hex, size_t len, struct base_digest *ret_d); /
 
 /* Plain SHA-256 (records, names). */
 void base_sha256(const void *bytes, size_t len, struct base_digest *ret_d);
+/* The same of bytes that follow others. */
+void base_sha256_after(const void *before, size_t before_len, const void *bytes, size_t len,
+	struct base_digest *ret_d);
 
 /* SHA-256 of each of n messages of equal length, by whatever is quickest on this processor (digest_many.c): of the byte
  * `first` and then the `len` bytes at at[i]. */

@@ -10,7 +10,7 @@
 #include "core/base/cleanup.h"
 #include "proto/message.h"
 
-enum { RECORD_HALF_ALIGN = 4096, RECORD_DIGEST_AT = 16 };
+enum { RECORD_HALF_ALIGN = 4096, RECORD_DIGEST_AT = 16, RECORD_ID_BYTES = 16 };
 static const char record_magic[8] = { 'V', 'C', 'K', 'P', 'T', 'R', 'E', 'C' };
 
 uint64_t store_record_max(enum store_record_kind kind)
@@ -46,14 +46,14 @@ void store_record_release(struct store_record *record)
 
 /* SHA-256(magic..len | store id or zeros | body) */
 static void record_digest(const uint8_t head[RECORD_DIGEST_AT], const uint8_t *id, const void *body, size_t len,
-	struct base_buf *work, struct base_digest *ret_d)
+	struct base_digest *ret_d)
 {
-	static const uint8_t zeros[16];
-	work->len = 0;
-	base_buf_append(work, head, RECORD_DIGEST_AT);
-	base_buf_append(work, id ? id : zeros, 16);
-	base_buf_append(work, body, len);
-	base_sha256(work->data, work->len, ret_d);
+	uint8_t before[RECORD_DIGEST_AT + RECORD_ID_BYTES] = { 0 };
+
+	memcpy(before, head, RECORD_DIGEST_AT);
+	if (id)
+		memcpy(before + RECORD_DIGEST_AT, id, RECORD_ID_BYTES);
+	base_sha256_after(before, sizeof before, body, len, ret_d);
 }
 
 int store_record_encode(
@@ -69,11 +69,8 @@ int store_record_encode(
 	base_put16(head + 8, STORE_RECORD_VERSION);
 	base_put16(head + 10, (uint16_t)kind);
 	base_put32(head + 12, (uint32_t)len);
-	base_cleanup_buf struct base_buf work = BASE_BUF_INIT;
 	struct base_digest digest;
-	if (!base_buf_extend(&work, RECORD_DIGEST_AT + 16 + len))
-		return -ENOMEM;
-	record_digest(head, id, body, len, &work, &digest);
+	record_digest(head, id, body, len, &digest);
 	uint64_t half = record_is_double(kind) ? base_align(STORE_RECORD_HEAD_BYTES + len, RECORD_HALF_ALIGN) : 0;
 	for (int copy = 0; copy < (half ? 2 : 1); copy++) {
 		base_buf_append(ret_file, head, sizeof head);
@@ -96,35 +93,52 @@ static int copy_parse(const uint8_t *id, const uint8_t *at, uint64_t room, struc
 		base_get16(at + 10) };
 	if (ret_c->len > room - STORE_RECORD_HEAD_BYTES)
 		return -BASE_EDAMAGED;
-	base_cleanup_buf struct base_buf work = BASE_BUF_INIT;
 	struct base_digest digest;
-	if (!base_buf_extend(&work, RECORD_DIGEST_AT + 16 + ret_c->len))
-		return -ENOMEM;
-	record_digest(at, id, ret_c->body, ret_c->len, &work, &digest);
+	record_digest(at, id, ret_c->body, ret_c->len, &digest);
 	return memcmp(at + RECORD_DIGEST_AT, &digest, sizeof digest) == 0 ? 0 : -BASE_EDAMAGED;
 }
 
-/* Finds the good copy to use. *ret_whole: is the file byte for byte what a writer of this version makes? */
+/* Finds the good copy to use: of a double record the second one where the first is damaged. */
 static int find_copy(enum store_record_kind kind, const uint8_t *id, const uint8_t *file, size_t len,
-	struct copy *ret_c, bool *ret_whole)
+	struct copy *ret_c)
 {
 	int r = copy_parse(id, file, len, ret_c);
-	if (!record_is_double(kind)) {
-		*ret_whole = true;
+
+	if (!record_is_double(kind))
 		return r == 0 && ret_c->len != len - STORE_RECORD_HEAD_BYTES ? -BASE_EDAMAGED : r;
-	}
-	*ret_whole = false;
-	if (r != -BASE_EDAMAGED && r != 0)
-		return r;
-	if (r < 0) /* the second copy begins in the middle of a file that has its right length */
-		return len % (2 * RECORD_HALF_ALIGN) == 0 ? copy_parse(id, file + len / 2, len / 2, ret_c) : r;
-	uint64_t half = base_align(STORE_RECORD_HEAD_BYTES + ret_c->len, RECORD_HALF_ALIGN);
-	if (len != 2 * half || memcmp(file, file + half, half) != 0)
-		return 0;
-	for (uint64_t i = STORE_RECORD_HEAD_BYTES + ret_c->len; i < half; i++)
+	if (r == -BASE_EDAMAGED && len % (2 * RECORD_HALF_ALIGN) == 0)
+		return copy_parse(id, file + len / 2, len / 2, ret_c); /* in the middle of a file of its right length */
+	return r;
+}
+
+/* Is a file that has a good copy byte for byte what a writer of this version makes? */
+static bool file_is_whole(enum store_record_kind kind, const uint8_t *file, size_t len, const struct copy *c)
+{
+	uint64_t half = base_align(STORE_RECORD_HEAD_BYTES + c->len, RECORD_HALF_ALIGN);
+
+	if (!record_is_double(kind))
+		return true;
+	if (c->body != file + STORE_RECORD_HEAD_BYTES || len != 2 * half || memcmp(file, file + half, half) != 0)
+		return false;
+	for (uint64_t i = STORE_RECORD_HEAD_BYTES + c->len; i < half; i++)
 		if (file[i] != 0)
-			return 0;
-	*ret_whole = true;
+			return false;
+	return true;
+}
+
+static int decode_copy(enum store_record_kind kind, const uint8_t id[16], const uint8_t *file, size_t len,
+	struct copy *ret_c, bool *ret_whole)
+{
+	int r = find_copy(kind, id, file, len, ret_c);
+
+	if (r < 0)
+		return r;
+	if (ret_c->version != STORE_RECORD_VERSION)
+		return -BASE_EVERSION;
+	if (ret_c->kind != (unsigned)kind || store_record_max(kind) == 0 || ret_c->len > store_record_max(kind))
+		return -BASE_EFORMAT; /* no kind at all has the maximum 0 */
+	if (ret_whole)
+		*ret_whole = file_is_whole(kind, file, len, ret_c);
 	return 0;
 }
 
@@ -132,22 +146,15 @@ int store_record_decode(enum store_record_kind kind, const uint8_t id[16], const
 	struct store_record *ret_r, bool *ret_whole)
 {
 	struct copy c = { 0 };
-	bool whole;
-	int r = find_copy(kind, id, file, len, &c, &whole);
+	int r = decode_copy(kind, id, file, len, &c, ret_whole);
 	if (r < 0)
 		return r;
-	if (c.version != STORE_RECORD_VERSION)
-		return -BASE_EVERSION;
-	if (c.kind != (unsigned)kind || store_record_max(kind) == 0 || c.len > store_record_max(kind))
-		return -BASE_EFORMAT; /* no kind at all has the maximum 0 */
 	uint8_t *body = malloc(c.len + 1); /* and a NUL, for those who print it */
 	if (!body)
 		return -ENOMEM;
 	memcpy(body, c.body, c.len);
 	body[c.len] = 0;
 	*ret_r = (struct store_record){ kind, body, c.len };
-	if (ret_whole)
-		*ret_whole = whole;
 	return 0;
 }
 
@@ -216,11 +223,20 @@ static int read_blocks(struct store_storage *s, const char *name, uint64_t max, 
 	return 0;
 }
 
+/* The body takes the place of the head before it; there is room for a NUL, for those who print it. */
+static struct store_record record_take(enum store_record_kind kind, uint8_t *file, const struct copy *c)
+{
+	memmove(file, c->body, c->len);
+	file[c->len] = 0;
+	return (struct store_record){ kind, file, c->len };
+}
+
 int store_record_get(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
 	struct store_record *ret_r, bool *ret_whole, struct base_error *err)
 {
 	uint64_t max = 2 * base_align(STORE_RECORD_HEAD_BYTES + store_record_max(kind), RECORD_HALF_ALIGN);
 	base_cleanup_free void *file = NULL;
+	struct copy c = { 0 };
 	size_t len;
 	int r = store_read_whole(s, name, max, &file, &len);
 	bool blocks = r == -EIO && record_is_double(kind);
@@ -229,11 +245,13 @@ int store_record_get(struct store_storage *s, const char *name, enum store_recor
 	if (r == -EFBIG || r == -ENODATA) /* longer than any record; or it shrank while it was read */
 		r = -BASE_EDAMAGED;
 	if (r == 0)
-		r = store_record_decode(kind, id, file, len, ret_r, ret_whole);
+		r = decode_copy(kind, id, file, len, &c, ret_whole);
 	if (blocks && r == -BASE_EDAMAGED)
 		r = -EIO; /* neither copy could be read, so it is not known whether they are damaged */
 	switch (r) {
-	case 0: return 0;
+	case 0:
+		*ret_r = record_take(kind, base_steal(file), &c);
+		return 0;
 	case -BASE_EDAMAGED: return base_error_set(err, r, "%s is damaged, or is a file of another store", name);
 	case -BASE_EVERSION: return store_newer(err, name, NULL, 0);
 	case -BASE_EFORMAT: return base_error_set(err, r, "%s is a record of another kind", name);
