@@ -1,16 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * spread: the calling thread and up to 15 more take numbers from a counter. Threads are made for each call and joined:
- * some 20 us each, against requests that wait. Few numbers, or no thread to be had: the caller does all. */
+ * some 20 us each, against requests that wait. The caller begins alone, and makes one only as long as what is left, by
+ * what its own numbers took, is much more than that for each. So 64 small files that are in the page cache (5 us each)
+ * cost no thread, and of as many that a network brings all but the first are asked for at once. Few numbers, or no
+ * thread to be had: the caller does all. */
 #include "core/storage/spread.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "core/base/clock.h"
+#include "core/base/le.h"
 #include "core/base/pool.h"
 
 #define SPREAD_THREADS 16u
 #define SPREAD_EACH 8u          /* numbers that a thread is worth */
+#define SPREAD_ALONE_NS 100000u /* the caller finds out first what they take: the first one may take longest */
+#define SPREAD_SHARE_NS 500000u /* of what is left, for each thread */
 
 struct spread {
 	uint32_t n;
@@ -23,42 +30,59 @@ struct spread {
 	struct base_error err;
 };
 
+/* Does the next number, if there is one: 1. */
+static int spread_next(struct spread *s)
+{
+	uint64_t i = atomic_fetch_add_explicit(&s->next, 1, memory_order_relaxed);
+	struct base_error err = {0};
+	int r;
+
+	if (i >= s->n)
+		return 0;
+	r = s->f(s->arg, (uint32_t)i, &err);
+	if (r >= 0)
+		return 1;
+	atomic_store_explicit(&s->next, s->n, memory_order_relaxed); /* all below i are done or under way */
+	pthread_mutex_lock(&s->lock);
+	if (i < s->failed) {
+		s->failed = (uint32_t)i;
+		s->r = r;
+		s->err = err;
+	}
+	pthread_mutex_unlock(&s->lock);
+	return 1;
+}
+
 static void *spread_main(void *arg)
 {
-	struct spread *s = arg;
+	while (spread_next(arg))
+		;
+	return NULL;
+}
 
-	for (;;) {
-		uint64_t i = atomic_fetch_add_explicit(&s->next, 1, memory_order_relaxed);
-		struct base_error err = {0};
-		int r;
+/* Is there work for one more thread, beside the caller and `count` others? The caller has done `done` in ns. */
+static bool spread_worth(const struct spread *s, unsigned count, uint64_t done, uint64_t ns)
+{
+	uint64_t next = atomic_load_explicit(&s->next, memory_order_relaxed), left = s->n - base_min(next, s->n);
 
-		if (i >= s->n)
-			return NULL;
-		r = s->f(s->arg, (uint32_t)i, &err);
-		if (r >= 0)
-			continue;
-		atomic_store_explicit(&s->next, s->n, memory_order_relaxed); /* all below i are done or under way */
-		pthread_mutex_lock(&s->lock);
-		if (i < s->failed) {
-			s->failed = (uint32_t)i;
-			s->r = r;
-			s->err = err;
-		}
-		pthread_mutex_unlock(&s->lock);
-	}
+	return ns >= SPREAD_ALONE_NS && left > count && ns / done * left / (count + 1) > SPREAD_SHARE_NS;
 }
 
 int store_spread(uint32_t n, store_spread_func f, void *arg, struct base_error *err)
 {
 	struct spread s = {.n = n, .f = f, .arg = arg, .failed = n};
+	unsigned count = 0, most = n / SPREAD_EACH > 1 ? base_min(n / SPREAD_EACH, SPREAD_THREADS) - 1 : 0;
+	uint64_t begun = most ? base_monotonic_ns() : 0;
 	pthread_t threads[SPREAD_THREADS - 1];
-	unsigned count = 0;
 
 	pthread_mutex_init(&s.lock, NULL);
-	while (count < SPREAD_THREADS - 1 && count + 1 < n / SPREAD_EACH
-	       && base_thread_start(&threads[count], spread_main, &s) == 0)
-		count++;
-	spread_main(&s);
+	for (uint64_t done = 1; spread_next(&s); done++)
+		while (count < most && spread_worth(&s, count, done, base_monotonic_ns() - begun)) {
+			if (base_thread_start(&threads[count], spread_main, &s) < 0)
+				most = count;
+			else
+				count++;
+		}
 	for (unsigned i = 0; i < count; i++)
 		pthread_join(threads[i], NULL);
 	pthread_mutex_destroy(&s.lock);

@@ -331,3 +331,36 @@ def test_a_full_disk(lib, tmp_path):
                 s.remove("new")
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+SPREAD = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_uint32, C.c_void_p)
+
+
+def spread(lib, n, seconds, fails=()):
+    """The result of asking for n things, each of which takes so long, and the threads that asked."""
+    by = [0] * n
+
+    def one(_, i, err):
+        time.sleep(seconds) if seconds else None
+        by[i] = threading.get_native_id()
+        return -errno.EIO if i in fails else 0
+    return lib.store_spread(n, SPREAD(one), None, None), by
+
+
+def test_what_waits_is_asked_for_at_once(lib):
+    r, by = spread(lib, 64, 0.02)
+    assert r == 0 and 0 not in by and 5 < len(set(by)) <= 16
+    r, by = spread(lib, 12, 0.02)
+    assert r == 0 and set(by) == {threading.get_native_id()}
+    r, by = spread(lib, 64, 0.002, {5, 9, 60})
+    assert r == -errno.EIO and 0 not in by[:6] and by[-1] == 0
+
+
+def test_what_is_there_at_once_needs_no_thread(lib):
+    """A process that loses its processor in the midst cannot know: several tries."""
+    for _ in range(50):
+        r, by = spread(lib, 63, 0)
+        assert r == 0 and 0 not in by
+        if set(by) == {threading.get_native_id()}:
+            return
+    pytest.fail("threads were started each time")
