@@ -132,6 +132,29 @@ def test_where_there_is_no_step(run, tmp_path):
         vckpt.load(run / "5", {}, missing_ok=True, **ALONE)
 
 
+def test_a_run_that_has_the_name_of_a_step(run):
+    """STORE/100/latest is of the run 100, and never the step 100 of the run `default`."""
+    store, w = run.parent, np.zeros(2)
+    vckpt.save(store / "default", {"m": {"w": np.ones(2)}}, step=100, **ALONE)
+    with pytest.raises(vckpt.NotFound, match="run 100 of .*store has no step"):
+        vckpt.load(store / "100/latest", {"m": {"w": w}}, **ALONE)
+    assert vckpt.load(store / "100/latest", {"m": {"w": w}}, missing_ok=True, **ALONE) is None and not w.any()
+    vckpt.save(store / "100/7", {"m": {"w": np.full(2, 7.0)}}, **ALONE)
+    for path in store / "100", store / "100/latest":
+        assert vckpt.load(path, {"m": {"w": w}}, **ALONE).step == 7 and w.tolist() == [7, 7]
+
+
+def test_no_step_is_not_a_step_of_which_something_is_missing(run):
+    """missing_ok: a training that begins anew after damage would lose all that it has."""
+    vckpt.save(run, {"m": {"w": np.ones(2)}}, step=4, **ALONE)
+    vckpt.close()
+    for kind in "runs/run/manifests/*", "packs/*/*":
+        for file in list(run.parent.glob(kind)):
+            file.unlink()
+        with pytest.raises(vckpt.Error):
+            vckpt.load(run, {"m": {"w": np.zeros(2)}}, missing_ok=True, **ALONE)
+
+
 def test_several_processes_without_a_group(run, monkeypatch):
     vckpt.save(run, {"m": {"w": np.ones(2)}}, **ALONE)
     monkeypatch.setenv("WORLD_SIZE", "4")

@@ -342,27 +342,39 @@ static int64_t find_tensor(struct info *in, const char *path)
 	return tensor;
 }
 
+/* The step before it, to compare: without it there is still much to say. */
+static void before_open(struct info *in, struct store_list *l, uint64_t step)
+{
+	const struct store_list_step *before = NULL;
+	int r = store_list_know_below(l, step, &in->err);
+
+	for (size_t i = 0; r == 0 && i < store_list_count(l) && store_list_at(l, i)->step < step; i++)
+		before = store_list_at(l, i);
+	if (before)
+		r = load_step_open(in->s, in->run, before, &in->before, &in->err);
+	if (r == 0)
+		return;
+	base_warning("the step before cannot be opened: %s", in->err.text);
+	in->before = NULL;
+	in->err = (struct base_error){0};
+}
+
 static int show(struct info *in, const struct tool_target *target, struct store_list *l,
 	const struct store_list_step *entry)
 {
+	uint64_t step = entry->step;
+
 	if (load_step_open(in->s, target->run, entry, &in->step, &in->err) < 0
 		|| (!target->rest && load_step_blobs(in->step, &in->err) < 0))
 		return tool_fail(in->t, &in->err);
-	for (size_t i = 0; i < store_list_count(l) && store_list_at(l, i) != entry; i++)
-		if (i + 1 < store_list_count(l) && store_list_at(l, i + 1) == entry &&
-			load_step_open(in->s, target->run, store_list_at(l, i), &in->before, &in->err) < 0) {
-			base_warning("the step before cannot be opened: %s", in->err.text);
-			in->before = NULL;
-			in->err = (struct base_error){0};
-		}
+	before_open(in, l, step);
 	if (!target->rest)
 		return step_info(in);
 	int64_t tensor = find_tensor(in, target->rest);
 	if (tensor >= 0)
 		return tensor_info(in, (uint32_t)tensor);
 	if (!in->err.code)
-		base_error_set(&in->err, -ENOENT, "%s/%" PRIu64 " has no tensor %s", in->run, entry->step,
-			target->rest);
+		base_error_set(&in->err, -ENOENT, "%s/%" PRIu64 " has no tensor %s", in->run, step, target->rest);
 	return tool_fail(in->t, &in->err);
 }
 

@@ -350,14 +350,16 @@ int tool_target_find(const struct tool *t, struct store *s, const struct tool_ta
 {
 	struct base_error err = {0};
 	char number[24];
-	int code;
+	bool latest = !target->has_step || target->latest;
+	int code, r = store_list_open_newest(s, target->run, ret_l, &err);
 
-	if (store_list_open(s, target->run, false, ret_l, &err) < 0)
+	if (r == 0 && !latest && (r = store_list_know_step(*ret_l, target->step, &err)) < 0) {
+		store_list_close(*ret_l);
+		*ret_l = NULL;
+	}
+	if (r < 0)
 		return tool_fail(t, &err);
-	if (!target->has_step || target->latest)
-		*ret_step = store_list_latest(*ret_l);
-	else
-		*ret_step = store_list_find(*ret_l, target->step);
+	*ret_step = latest ? store_list_latest(*ret_l) : store_list_find(*ret_l, target->step);
 	if (*ret_step)
 		return 0;
 	snprintf(number, sizeof number, "%" PRIu64, target->step);

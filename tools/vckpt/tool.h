@@ -86,7 +86,8 @@ int tool_missing_run(const struct tool *t, const char *path);
 /* Say that there is no such run, or in this list no such step (a number, or what comes after "no step"); exit codes. */
 int tool_no_run(const struct tool *t, const struct store *s, const char *run);
 int tool_no_step(const struct tool *t, const struct store *s, const struct store_list *l, const char *which);
-/* The visible step that a target means; opens its run's list. 0, or an exit code, said. */
+/* The visible step that a target means; opens its run's list, for the newest steps and that one. 0, or an exit code,
+ * said. */
 int tool_target_find(const struct tool *t, struct store *s, const struct tool_target *target, struct store_list **ret_l,
 	const struct store_list_step **ret_step);
 

@@ -72,15 +72,21 @@ class _Where:
                 return None
             raise paths.no_store(self.given, self.store)
         if number is None:
-            number = self.newest(missing_ok)
-        return None if number is None else Step(f"{self.place}/{number}", _framework())
+            return self.newest(missing_ok)
+        return Step(f"{self.place}/{number}", _framework())
 
-    def newest(self, missing_ok: bool) -> int | None:
-        found = paths.latest(self.place)
-        if found is None and not missing_ok:
-            raise _lib.NotFound(errno.ENOENT, f"run {self.run} of {self.store} has no step (missing_ok=True gives None "
-                                              "instead)")
-        return found
+    def newest(self, missing_ok: bool) -> Step | None:
+        """In one look: the list that says which step is the newest says which commit it is, too."""
+        newest = f"{self.place}/latest"                     # STORE/RUN alone may be a step of the run `default`
+        try:
+            return Step(newest, _framework())
+        except _lib.NotFound:
+            if paths.latest(newest) is not None:            # so what is missing belongs to the step, or that is new
+                return Step(newest, _framework())
+        if missing_ok:
+            return None
+        raise _lib.NotFound(errno.ENOENT, f"run {self.run} of {self.store} has no step (missing_ok=True gives None "
+                                          "instead)")
 
     def open(self, commit: Commit) -> Step:
         asked = self.number if self.commit is None else self.commit.step
@@ -88,7 +94,7 @@ class _Where:
             raise _lib.InvalidArgument(errno.EINVAL, f"{self.place}: this rank is to load step {asked}, rank 0 loads "
                                                      f"step {commit.step}: all ranks of the process group load the "
                                                      "same step; a rank that loads by itself gives rank= and world=")
-        return Step(self.place, _framework(), commit)
+        return Step(f"{self.place}/{commit.step}", _framework(), commit)
 
 
 def _framework() -> Literal["numpy", "torch"]:
