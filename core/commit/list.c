@@ -74,6 +74,7 @@
 #define READ_ALONE 16u    /* fewer are read one after another */
 #define RETRY_MAX_MS 100u
 #define TELL_MS 1000u     /* a storage that fails for so long is told of */
+#define SHORT_END 255u    /* a list without this entry is taken for a short one */
 #define FAR_PROBES 20u    /* looks for entries behind a gap, at distances 2, 4, ... 2^20 */
 #define LARGE_BYTES (UINT64_C(1) << 20) /* of a snapshot: it names 4,600 steps */
 #define AGAIN_MAX 16u     /* times that acceptances make a list begin anew at once; of an honest one: once or twice */
@@ -437,13 +438,19 @@ static int list_step(struct store_list *l, bool below_end, struct proto_entry *r
 
 /* ---- reading ---- */
 
+/* By the directory, once it was read. */
+static int end_exists(struct store_list *l, uint64_t n)
+{
+	return l->numbers.read ? list_number_there(l, n) : entry_exists(l, n);
+}
+
 /* Entries below `from` exist. The end is between the last number that is found and the next that is not. */
 static int64_t end_from(struct store_list *l, uint64_t from)
 {
 	uint64_t low = from, step = 1, high; /* all below low exist, as far as probes tell; high does not */
 	int r = 0;
 
-	for (high = low; high < LIST_END_MAX && (r = entry_exists(l, high)) == 1; step *= 2) {
+	for (high = low; high < LIST_END_MAX && (r = end_exists(l, high)) == 1; step *= 2) {
 		low = high + 1;
 		high += step;
 	}
@@ -451,7 +458,7 @@ static int64_t end_from(struct store_list *l, uint64_t from)
 	while (r >= 0 && low < high) {
 		uint64_t middle = low + (high - low) / 2;
 
-		r = entry_exists(l, middle);
+		r = end_exists(l, middle);
 		if (r == 1)
 			low = middle + 1;
 		else
@@ -473,7 +480,7 @@ static int64_t end_beyond_gaps(struct store_list *l, uint64_t from)
 		from = 0;
 		for (k = 0; k <= FAR_PROBES && !from; k++) {
 			uint64_t far = (uint64_t)end + (UINT64_C(1) << k);
-			int r = far < LIST_END_MAX ? entry_exists(l, far) : 0;
+			int r = far < LIST_END_MAX ? end_exists(l, far) : 0;
 
 			if (r < 0)
 				return r;
@@ -628,13 +635,35 @@ static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip
 	return r < 0 ? r : 0;
 }
 
+/* The end of the whole list. Of a short one its directory answers what looks are for, but for the last: an entry may be
+ * newer than the listing. The names of a long one cost more than looks. A list of which much was collected is short,
+ * whatever its numbers are. */
+static int64_t list_end(struct store_list *l, struct base_error *err)
+{
+	int r = entry_exists(l, SHORT_END);
+	int64_t end = 0;
+
+	if (r == 0) {
+		r = list_numbers_read(l, err);
+		if (r < 0)
+			return r;
+		end = end_beyond_gaps(l, 0);
+		r = entry_exists(l, (uint64_t)end);
+		if (r == 0)
+			return end;
+		list_numbers_release(l);
+	}
+	end = r < 0 ? r : end_beyond_gaps(l, 0);
+	return end < 0 ? list_unreadable(l, (int)end, err) : end;
+}
+
 static int list_open_at(struct store_list *l, struct base_error *err)
 {
-	int64_t end = end_beyond_gaps(l, 0);
+	int64_t end = list_end(l, err);
 	int r = 0;
 
 	if (end < 0)
-		return list_unreadable(l, (int)end, err);
+		return (int)end;
 	if (!l->how.whole)
 		r = start_from_snapshot(l, (uint64_t)end, l->how.skip, err);
 	if (r == 0)

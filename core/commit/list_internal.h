@@ -182,6 +182,8 @@ int list_unreadable(const struct store_list *l, int r, struct base_error *err);
 
 #define LIST_END_MAX (UINT64_C(1) << 61) /* no entry has this number or a higher one */
 #define LIST_MISSING_MAX 16u             /* entries in a row that decide nothing are looked for one by one */
+int list_numbers_read(struct store_list *l, struct base_error *err); /* unless this reading has */
+bool list_number_there(const struct store_list *l, uint64_t n);      /* does it list n? */
 /* Those at and after l->next up to the next number that there is, or `end`, are skipped as missing, if
  * LIST_MISSING_MAX before them are. 0, or an error. */
 int list_gap_pass(struct store_list *l, uint64_t end, struct base_error *err);

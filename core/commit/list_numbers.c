@@ -5,10 +5,10 @@
  * once each time that the list is: from then on reading goes from one number that is there to the next, and costs what
  * the files cost.
  *
- * The directory never says where the list ends, and never that an entry exists: a listing may be older than a look at
- * one file. It only says over which numbers to pass. Numbers that accept entries name are among those that are visited:
- * they are skipped, but not as damage. An accept entry names only numbers below its own, so those that matter for what
- * lies ahead were known when reading began. */
+ * The directory never says that an entry exists, nor alone where the list ends: a listing may be older than a look at
+ * one file. It says over which numbers to pass, and of a short list where a look shows the end (list_end). Numbers that
+ * accept entries name are among those that are visited: they are skipped, but not as damage. An accept entry names only
+ * numbers below its own, so those that matter for what lies ahead were known when reading began. */
 #include "core/commit/list_internal.h"
 
 #include <stdio.h>
@@ -51,7 +51,7 @@ static int number_compare(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static int numbers_read(struct store_list *l, struct base_error *err)
+int list_numbers_read(struct store_list *l, struct base_error *err)
 {
 	struct list_numbers *x = &l->numbers;
 	char dir[STORE_NAME_MAX];
@@ -62,7 +62,7 @@ static int numbers_read(struct store_list *l, struct base_error *err)
 	snprintf(dir, sizeof dir, "runs/%s", l->run);
 	do { /* half of a listing is none */
 		x->n = 0;
-		r = store_list_files(l->store->storage, dir, number_listed, l);
+		r = store_list_dirs(l->store->storage, dir, number_listed, l); /* names alone, and none of manifests */
 	} while (list_again(l, l->next, r));
 	for (size_t i = 0; r == 0 && i < l->naccepts; i++)
 		r = number_add(x, l->accepts[i]);
@@ -87,8 +87,9 @@ static size_t number_place(const struct list_numbers *x, uint64_t n)
 	return base_bisect(i, 0, x->n, x->all[i] < n);
 }
 
-static bool number_there(const struct list_numbers *x, uint64_t n)
+bool list_number_there(const struct store_list *l, uint64_t n)
 {
+	const struct list_numbers *x = &l->numbers;
 	size_t at = number_place(x, n);
 
 	return at < x->n && x->all[at] == n;
@@ -103,10 +104,10 @@ int list_gap_pass(struct store_list *l, uint64_t end, struct base_error *err)
 	if (l->missing < LIST_MISSING_MAX)
 		return 0;
 	l->missing = 0;
-	r = numbers_read(l, err);
+	r = list_numbers_read(l, err);
 	if (r < 0)
 		return r;
-	if (!number_there(&l->numbers, end - 1) && end - l->next <= LIST_NEAR)
+	if (!list_number_there(l, end - 1) && end - l->next <= LIST_NEAR)
 		return 0; /* looks have found that one: the listing is an old one, and may lack others */
 	at = number_place(&l->numbers, l->next);
 	if (at < l->numbers.n)
@@ -126,8 +127,8 @@ int list_next_listed(struct store_list *l, struct base_error *err)
 	if (l->missing < LIST_MISSING_MAX)
 		return 0;
 	l->missing = 0;
-	r = numbers_read(l, err);
-	if (r < 0 || number_there(&l->numbers, l->next))
+	r = list_numbers_read(l, err);
+	if (r < 0 || list_number_there(l, l->next))
 		return r;
 	return base_error_set(err, -EIO, "run %s: a look at entry %llu of its list finds something that the directory "
 		"does not list", l->run, (unsigned long long)l->next);
@@ -135,9 +136,9 @@ int list_next_listed(struct store_list *l, struct base_error *err)
 
 int list_number_listed(struct store_list *l, struct base_error *err)
 {
-	int r = numbers_read(l, err);
+	int r = list_numbers_read(l, err);
 
-	return r < 0 ? r : number_there(&l->numbers, l->next);
+	return r < 0 ? r : list_number_there(l, l->next);
 }
 
 uint32_t list_numbers_run(const struct store_list *l, uint32_t most)
@@ -162,7 +163,7 @@ int list_snapshot_before(struct store_list *l, uint64_t n, unsigned missing, uin
 	*ret_n = n - STORE_SNAPSHOT_EVERY;
 	if (missing < LIST_MISSING_MAX)
 		return 0;
-	r = numbers_read(l, err);
+	r = list_numbers_read(l, err);
 	if (r < 0)
 		return r;
 	at = number_place(&l->numbers, n);

@@ -61,7 +61,7 @@ struct store_storage_ops {
 	int (*size)(struct store_storage *s, const char *name, uint64_t *ret_size);
 	/* Files directly and below; a missing directory lists nothing. All of them or an error: never a part. */
 	int (*list)(struct store_storage *s, const char *prefix_dir, store_storage_list_func f, void *arg);
-	/* immediate sub-directories; what else there is comes as foreign */
+	/* immediate sub-directories; what else there is comes as foreign, without its size: names alone are read */
 	int (*list_dirs)(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
 	/* -ENOENT when it is not there */
 	int (*remove)(struct store_storage *s, const char *name);

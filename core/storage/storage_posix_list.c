@@ -34,10 +34,11 @@ static int list_open(struct listing *l, int dir, const char *last)
 	return fd < 0 && posix_relieved(l->storage, -errno) ? openat(dir, last, flags) : fd;
 }
 
-static int list_entry(struct listing *l, int dir, const char *last, size_t prefix, unsigned depth)
+/* type: what the directory says of it. A listing of files asks for sizes anyway. */
+static int list_entry(struct listing *l, int dir, const char *last, unsigned type, size_t prefix, unsigned depth)
 {
-	struct stat st;
-	if (TEMP_FAILURE_RETRY(fstatat(dir, last, &st, AT_SYMLINK_NOFOLLOW)) < 0)
+	struct stat st = { .st_mode = DTTOIF(type) };
+	if ((!l->dirs || type == DT_UNKNOWN) && TEMP_FAILURE_RETRY(fstatat(dir, last, &st, AT_SYMLINK_NOFOLLOW)) < 0)
 		return errno == ENOENT ? 0 : -errno;
 	size_t len = strlen(last);
 	memcpy(l->name + prefix, last, len + 1);
@@ -95,7 +96,7 @@ static int list_page(struct listing *l, int fd, const struct list_page *page, si
 
 		at += e->d_reclen;
 		if (!posix_name_passed(e->d_name, prefix == 0))
-			r = list_entry(l, fd, e->d_name, prefix, depth);
+			r = list_entry(l, fd, e->d_name, e->d_type, prefix, depth);
 	}
 	return r;
 }

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often a run's list is asked to find its newest step and to load it: calls, which do not depend on the machine."""
+"""How often a run's list is asked to find its newest step, to load it, and to list the runs of a store:
+calls, which do not depend on the machine."""
 import collections
 import os
 import shutil
@@ -61,3 +62,12 @@ def test_reads_of_the_newest(build, aged, tmp_path):
     store, _ = aged
     counts = asked(build, store, tmp_path / "calls", sys.executable, "-c", READS, store / "r", tmp_path / "calls")
     assert counts["open"] == counts["load"] == counts["load, missing_ok"] == counts["latest"]
+
+
+def test_listing_of_runs(build, vckpt, aged, tmp_path):
+    """Of a short list: a look whether it is one, its names, a look behind the last one, and what is read."""
+    store, entries = aged
+    counts = asked(build, store, tmp_path / "calls", vckpt.path, "ls", store)
+    read = (entries - 1) % 64 + 1                       # from the newest snapshot on
+    chain, looks = (0, 0) if entries < 255 else (5, 49) # doubling, bisection, and 21 behind the end
+    assert counts.total() <= read + chain + looks + 5

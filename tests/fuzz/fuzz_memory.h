@@ -131,6 +131,7 @@ static int memory_size(struct store_storage *s, const char *name, uint64_t *ret_
 }
 
 static const struct store_storage_ops memory_ops = {.put = memory_put_absent, .list = memory_list,
+	.list_dirs = memory_list,
 	.read_whole = memory_read, .replace = memory_replace, .remove = memory_remove, .size = memory_size,
 	.sync_dir = memory_sync_dir};
 

@@ -186,9 +186,9 @@ def test_a_short_fault_of_the_directory(one):
     """It is tried again, like that of an entry."""
     chain(one, "r", [0, 1, 34])
     m, until = Meddler(one), time.monotonic() + 0.3
-    m.answer["list"] = lambda args: -errno.EIO if time.monotonic() < until else None
+    m.answer["list_dirs"] = lambda args: -errno.EIO if time.monotonic() < until else None
     with one.list("r", whole=True) as l:
-        assert sorted(l.steps()) == [0, 1, 34] and l.damaged == 32
+        assert sorted(l.steps()) == [0, 1, 34] and l.damaged == 32 and m.count["list_dirs"] > 1
     m.end()
 
 

@@ -251,8 +251,24 @@ def test_an_entry_that_is_lost_is_looked_for_once(api):
     try:
         begin = time.monotonic()
         with api.list("r", whole=True) as l:
-            assert l.damaged == 10 and m.count["list"] == 1
+            assert l.damaged == 10 and m.count["list_dirs"] == 1
         assert time.monotonic() - begin < 2.5
+    finally:
+        m.end()
+
+
+@pytest.mark.parametrize("lost", [None, 30])
+@pytest.mark.parametrize("answer", [lambda args: None, lambda args: 0], ids=["as it is", "older than all entries"])
+def test_a_short_list_whose_directory_is_read(api, lost, answer):
+    """A listing may lack what looks find."""
+    fill(api, 40)
+    if lost:
+        api.entry_path("r", lost).unlink()
+    m = Meddler(api)
+    m.answer["list_dirs"] = answer
+    try:
+        with api.list("r", whole=True) as l:
+            assert l.next == 40 and l.damaged == bool(lost)
     finally:
         m.end()
 
