@@ -9,6 +9,7 @@
 #include "proto/proto_internal.h"
 
 #define MANIFEST_LAYOUTS_MAX (UINT32_C(1) << 16)
+#define MANIFEST_RANGE_ROW_BYTES 8u
 
 _Static_assert(sizeof(struct proto_manifest_pack) == sizeof(struct proto_pack_use) &&
 		offsetof(struct proto_manifest_pack, size) == offsetof(struct proto_pack_use, size) &&
@@ -80,6 +81,36 @@ static int manifest_tables_check(const struct proto_manifest *m)
 	return manifest_ranks_check(m, hosts, packs) ? 0 : -BASE_EFORMAT;
 }
 
+/* Of one name: ranges of ranks of the world, ascending, none touching the next. */
+static bool manifest_ranges_check(const struct proto_manifest *m, const struct proto_blob_name *b)
+{
+	uint64_t end = 0;
+
+	for (uint32_t i = 0; i < b->nranges; i++) {
+		const struct proto_rank_range *k = &b->ranges[i];
+
+		if (k->n == 0 || k->first >= m->world || k->n > m->world - k->first || (i > 0 && k->first <= end))
+			return false;
+		end = (uint64_t)k->first + k->n;
+	}
+	return b->nranges > 0 && (b->per_rank || (b->nranges == 1 && b->ranges[0].n == 1));
+}
+
+static bool manifest_blobs_check(const struct proto_manifest *m)
+{
+	if (m->nblobs > PROTO_BLOB_NAMES_MAX || (m->nblobs && !m->names_blobs))
+		return false;
+	for (uint32_t i = 0; i < m->nblobs; i++) {
+		const struct proto_blob_name *b = &m->blobs[i], *last = i ? b - 1 : NULL;
+		int c = last ? (int)last->per_rank - (int)b->per_rank : -1;
+
+		if (!proto_text_valid(b->name, 1, PROTO_NAME_MAX) || !manifest_ranges_check(m, b) || c > 0 ||
+			(c == 0 && strcmp(last->name, b->name) >= 0))
+			return false;
+	}
+	return true;
+}
+
 static int manifest_check(const struct proto_manifest *m)
 {
 	struct proto_attempt_number a;
@@ -93,7 +124,7 @@ static int manifest_check(const struct proto_manifest *m)
 	r = proto_packs_check(manifest_packs(m), m->npacks, true, false);
 	if (r < 0)
 		return r;
-	if (!manifest_layouts_check(m) ||
+	if (!manifest_layouts_check(m) || !manifest_blobs_check(m) ||
 		!proto_headers_check(m->headers, m->nheaders, m->nlayouts, manifest_packs(m), m->npacks))
 		return -BASE_EFORMAT;
 	return manifest_tables_check(m);
@@ -120,6 +151,40 @@ static int manifest_rows_put(const struct proto_manifest *m, struct base_buf *la
 	return layouts->error || ranks->error || map->error ? -ENOMEM : 0;
 }
 
+static int manifest_blobs_pack(const struct proto_manifest *m, struct proto_arena *arena, Vckpt__BlobNames **ret_names)
+{
+	Vckpt__BlobNames *names = proto_arena_array(arena, 1, sizeof *names);
+	Vckpt__BlobName *all = proto_arena_array(arena, m->nblobs, sizeof *all);
+
+	if (!m->names_blobs)
+		return 0;
+	if (!names || !all)
+		return proto_no_memory(arena);
+	vckpt__blob_names__init(names);
+	names->names = proto_arena_array(arena, m->nblobs, sizeof *names->names);
+	if (!names->names)
+		return proto_no_memory(arena);
+	for (uint32_t i = 0; i < m->nblobs; i++) {
+		const struct proto_blob_name *b = &m->blobs[i];
+		uint8_t *rows = proto_arena_array(arena, b->nranges, MANIFEST_RANGE_ROW_BYTES);
+
+		if (!rows)
+			return proto_no_memory(arena);
+		for (uint32_t k = 0; k < b->nranges; k++) {
+			base_put32(rows + (size_t)k * MANIFEST_RANGE_ROW_BYTES, b->ranges[k].first);
+			base_put32(rows + (size_t)k * MANIFEST_RANGE_ROW_BYTES + 4, b->ranges[k].n);
+		}
+		vckpt__blob_name__init(&all[i]);
+		all[i].name = (char *)b->name;
+		all[i].per_rank = b->per_rank;
+		all[i].ranks = (ProtobufCBinaryData){(size_t)b->nranges * MANIFEST_RANGE_ROW_BYTES, rows};
+		names->names[i] = &all[i];
+	}
+	names->n_names = m->nblobs;
+	*ret_names = names;
+	return 0;
+}
+
 static int manifest_pack(const struct proto_manifest *m, struct proto_arena *arena, struct base_buf *b)
 {
 	base_cleanup_buf struct base_buf layouts = BASE_BUF_INIT, ranks = BASE_BUF_INIT, map = BASE_BUF_INIT;
@@ -130,6 +195,8 @@ static int manifest_pack(const struct proto_manifest *m, struct proto_arena *are
 		r = proto_headers_pack(m->headers, m->nheaders, arena, &s.n_headers, &s.headers);
 	if (r == 0)
 		r = proto_attributes_pack(m->attributes, m->nattributes, arena, &s.n_attributes, &s.attributes);
+	if (r == 0)
+		r = manifest_blobs_pack(m, arena, &s.blobs);
 	if (r == 0)
 		r = manifest_rows_put(m, &layouts, &ranks, &map);
 	if (r < 0)
@@ -211,6 +278,38 @@ static int manifest_ranks_get(const Vckpt__Manifest *s, struct proto_arena *aren
 	return 0;
 }
 
+static int manifest_blobs_get(const Vckpt__BlobNames *s, struct proto_arena *arena, struct proto_manifest *m)
+{
+	struct proto_blob_name *blobs;
+
+	if (!s)
+		return 0;
+	if (s->n_names > PROTO_BLOB_NAMES_MAX)
+		return -BASE_EFORMAT;
+	blobs = proto_arena_array(arena, s->n_names, sizeof *blobs);
+	if (!blobs)
+		return proto_no_memory(arena);
+	for (size_t i = 0; i < s->n_names; i++) {
+		const Vckpt__BlobName *from = s->names[i];
+		struct proto_rank_range *ranges;
+
+		blobs[i] = (struct proto_blob_name){.name = from->name, .per_rank = from->per_rank};
+		if (!proto_rows(&from->ranks, MANIFEST_RANGE_ROW_BYTES, PROTO_WORLD_MAX, &blobs[i].nranges))
+			return -BASE_EFORMAT;
+		blobs[i].ranges = ranges = proto_arena_array(arena, blobs[i].nranges, sizeof *ranges);
+		if (!ranges)
+			return proto_no_memory(arena);
+		for (uint32_t k = 0; k < blobs[i].nranges; k++)
+			ranges[k] = (struct proto_rank_range){
+				base_get32(from->ranks.data + (size_t)k * MANIFEST_RANGE_ROW_BYTES),
+				base_get32(from->ranks.data + (size_t)k * MANIFEST_RANGE_ROW_BYTES + 4)};
+	}
+	m->names_blobs = true;
+	m->blobs = blobs;
+	m->nblobs = (uint32_t)s->n_names;
+	return 0;
+}
+
 static int manifest_get(const Vckpt__Manifest *s, struct proto_arena *arena, struct proto_manifest *m)
 {
 	int r;
@@ -237,6 +336,8 @@ static int manifest_get(const Vckpt__Manifest *s, struct proto_arena *arena, str
 		r = manifest_ranks_get(s, arena, m);
 	if (r == 0)
 		r = proto_u32_table(&s->map, arena, &m->map, &m->nmap);
+	if (r == 0)
+		r = manifest_blobs_get(s->blobs, arena, m);
 	return r < 0 ? r : manifest_check(m);
 }
 

@@ -156,6 +156,10 @@ struct proto_manifest_rank {        /* one line per rank, fixed width on disk */
 };
 /* sorted by name, unique; name stored as attempt, rank, class numbers */
 struct proto_manifest_pack { const char *pack; uint64_t size, live_bytes; };
+/* Which ranks' parts have a blob: ascending, gaps between them. Of one that is not per_rank the lowest rank. */
+struct proto_rank_range { uint32_t first, n; };
+struct proto_blob_name { const char *name; bool per_rank; const struct proto_rank_range *ranges; uint32_t nranges; };
+#define PROTO_BLOB_NAMES_MAX 1024u
 struct proto_manifest {
 	const char *run, *attempt; uint64_t step; uint32_t world;
 	const struct proto_attribute *attributes; size_t nattributes;
@@ -166,6 +170,8 @@ struct proto_manifest {
 	const uint32_t *map; uint32_t nmap;
 	const struct proto_manifest_pack *packs; uint32_t npacks;
 	uint64_t tensors, bytes, new_bytes;
+	bool names_blobs;               /* false: it does not say which there are */
+	const struct proto_blob_name *blobs; uint32_t nblobs;            /* sorted by (per_rank, name) */
 	void *arena;
 };
 int proto_manifest_encode(const struct proto_manifest *m, struct base_buf *b);

@@ -109,10 +109,10 @@ static int announcements_read(struct store_attempt *a, bool *ret_new, uint32_t *
 
 /* ---- manifest ---- */
 
-/* Checks what ranks hold alike, replicas, and cover (invariant 4), which counts the tensors. If ranks differ in what a
- * tensor is, their replicas differ too; the first check says more about it. */
+/* Checks what ranks hold alike, replicas, and cover (invariant 4), which completes the manifest. If ranks differ in
+ * what a tensor is, their replicas differ too; the first check says more about it. */
 static int commit_check_parts(struct store_attempt *a, const struct proto_announcement **all, struct proto_manifest *m,
-	struct base_error *err)
+	struct base_buf *ret_body, struct base_digest *ret_digest, struct base_error *err)
 {
 	struct base_error why = {0};
 	int r = store_commons_check(all, a->nannouncements, err);
@@ -121,7 +121,7 @@ static int commit_check_parts(struct store_attempt *a, const struct proto_announ
 		return r;
 	r = store_manifest_check_replicas(a->store, all, a->nannouncements, err);
 	if (r == 0)
-		return store_manifest_check_cover(a->store, m, &m->tensors, err);
+		return store_manifest_complete(a->store, m, ret_body, ret_digest, err);
 	if (store_manifest_check_layouts(a->store, m, &why) == -BASE_EFORMAT)
 		return base_error_set(err, -BASE_EFORMAT, "%s", why.text);
 	return r;
@@ -133,26 +133,21 @@ static int commit_manifest(struct store_attempt *a, struct proto_manifest *ret_m
 	struct base_error *err)
 {
 	base_cleanup_free const struct proto_announcement **all = calloc(a->nannouncements, sizeof *all);
-	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	base_cleanup_buf struct base_buf made = BASE_BUF_INIT, body = BASE_BUF_INIT;
 	int r = all ? 0 : base_no_memory(err);
 
 	for (uint32_t i = 0; all && i < a->nannouncements; i++)
 		all[i] = &a->announcements[i];
 	if (r == 0)
-		r = store_manifest_make(all, a->nannouncements, &body, ret_digest, err);
+		r = store_manifest_make(all, a->nannouncements, &made, ret_digest, err);
 	if (r < 0)
 		return r;
-	r = proto_manifest_decode(body.data, body.len, ret_m);
+	r = proto_manifest_decode(made.data, made.len, ret_m);
 	if (r < 0)
 		return base_error_set(err, r, "the manifest cannot be made: %s", base_error_name(r));
-	r = commit_check_parts(a, all, ret_m, err);
+	r = commit_check_parts(a, all, ret_m, &body, ret_digest, err);
 	if (r < 0)
 		return r;
-	base_buf_release(&body);
-	r = proto_manifest_encode(ret_m, &body);
-	if (r < 0)
-		return base_error_set(err, r, "the manifest cannot be made: %s", base_error_name(r));
-	base_digest_of(body.data, body.len, ret_digest);
 	r = store_manifest_put(a->store, a->run, &body, ret_digest, err);
 	return r < 0 ? r : store_manifest_check_packs(a->store, ret_m, err);
 }

@@ -37,6 +37,7 @@ struct cover_gather {
 	struct store_layout **layouts;
 	uint32_t **numbers;                 /* [layout][tensor]: number over all layouts */
 	struct cover_tensor *tensors; struct cover_state *states; uint32_t ntensors;
+	struct store_blob_names *blobs;     /* NULL: not asked */
 	pthread_mutex_t lock;               /* of states, rows and pairs while parts are read */
 	struct base_buf rows, pairs;        /* struct cover_row; u64 */
 };
@@ -348,6 +349,8 @@ static int gather_part(void *arg, uint32_t line, struct base_error *err)
 	base_cleanup(store_opened_part_release) struct store_opened_part o = {0};
 	int r = store_open_part(g->s, g->m, line, &o, err);
 
+	if (r == 0 && g->blobs && store_blob_names_add(g->blobs, &o.part) < 0)
+		return base_no_memory(err);
 	for (uint32_t i = 0; r == 0 && i < o.part.nchunks; i++)
 		r = store_part_read_chunk(g->s, g->layouts[k->layout], &o.part, o.packs, o.npacks, i, gather_row,
 			&reading, err);
@@ -406,10 +409,10 @@ static int tensors_check(struct cover_gather *g)
 	return r;
 }
 
-int store_manifest_check_cover(struct store *s, const struct proto_manifest *m, uint64_t *ret_tensors,
-	struct base_error *err)
+static int parts_check(struct store *s, const struct proto_manifest *m, uint64_t *ret_tensors,
+	struct store_blob_names *blobs, struct base_error *err)
 {
-	base_cleanup(gather_release) struct cover_gather g = {.s = s, .m = m, .err = err};
+	base_cleanup(gather_release) struct cover_gather g = {.s = s, .m = m, .err = err, .blobs = blobs};
 	int r = layouts_gather(&g);
 
 	if (r == 0)
@@ -419,4 +422,33 @@ int store_manifest_check_cover(struct store *s, const struct proto_manifest *m, 
 	if (r == 0 && ret_tensors)
 		*ret_tensors = g.ntensors;
 	return r;
+}
+
+int store_manifest_check_cover(struct store *s, const struct proto_manifest *m, uint64_t *ret_tensors,
+	struct base_error *err)
+{
+	return parts_check(s, m, ret_tensors, NULL, err);
+}
+
+int store_manifest_complete(struct store *s, struct proto_manifest *m, struct base_buf *ret_body,
+	struct base_digest *ret_digest, struct base_error *err)
+{
+	base_cleanup(store_blob_names_release) struct store_blob_names blobs;
+	size_t before = ret_body->len;
+	int r;
+
+	store_blob_names_init(&blobs);
+	r = parts_check(s, m, &m->tensors, s->info.list_2 ? &blobs : NULL, err);
+	if (r < 0)
+		return r;
+	if (s->info.list_2 && store_blob_names_tell(&blobs, m) < 0)
+		return base_no_memory(err);
+	r = proto_manifest_encode(m, ret_body);
+	m->names_blobs = false; /* they go with `blobs` */
+	m->blobs = NULL;
+	m->nblobs = 0;
+	if (r < 0)
+		return base_error_set(err, r, "the manifest cannot be made: %s", base_error_name(r));
+	base_digest_of(ret_body->data + before, ret_body->len - before, ret_digest);
+	return 0;
 }

@@ -14,6 +14,7 @@
 #include <stdio.h>
 
 #include "core/commit/heartbeat.h"
+#include "core/commit/manifest_check.h"
 #include "core/commit/note.h"
 #include "core/commit/stats.h"
 #include "core/upkeep/verify.h"
@@ -102,17 +103,22 @@ static int manifest_of_parts(struct mend *m, const struct store_incoming *in, co
 {
 	struct proto_announcement *all = calloc(in->nannounced + 1, sizeof *all);
 	const struct proto_announcement **order = calloc(in->nannounced + 1, sizeof *order);
-	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	base_cleanup_buf struct base_buf made = BASE_BUF_INIT, body = BASE_BUF_INIT;
+	struct proto_manifest man = {0};
 	struct base_digest d;
 	int r = all && order ? 0 : -ENOMEM;
 
 	for (uint32_t i = 0; r == 0 && i < in->nannounced; i++)
 		order[i] = &all[i];
 	if (r == 0 && parts_read(m, in, all) == 0
-	    && store_manifest_make(order, in->nannounced, &body, &d, NULL) == 0)
-		r = manifest_put(m, file, want, body.data, body.len, "made anew from the announcements of its ranks");
+	    && store_manifest_make(order, in->nannounced, &made, &d, NULL) == 0
+	    && proto_manifest_decode(made.data, made.len, &man) == 0
+	    && store_manifest_complete(m->store, &man, &body, &d, NULL) == 0)
+		r = manifest_put(m, file, want, body.data, body.len,
+			"made anew from the announcements and parts of its ranks");
 	for (uint32_t i = 0; all && i < in->nannounced; i++)
 		proto_announcement_release(&all[i]);
+	proto_manifest_release(&man);
 	free(all);
 	free(order);
 	return r;

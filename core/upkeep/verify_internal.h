@@ -159,7 +159,8 @@ void verify_says_rank(struct verify_says *s);
 int verify_says_object(struct verify_says *s, uint32_t number, const struct store_object_ref *ref);
 void verify_says_bytes(struct verify_says *s, uint64_t bytes);
 void verify_says_leave_out(struct verify_says *s); /* something cannot be read: no sums */
-void verify_says_part(struct verify_says *s, const struct proto_manifest_rank *line, const struct proto_part *part);
+int verify_says_part(struct verify_says *s, const struct proto_manifest_rank *line, const struct proto_part *part);
+int verify_says_blobs(struct verify_says *s); /* once all parts were walked; both: 0 or -ENOMEM */
 void verify_says_tensors(struct verify_says *s, uint64_t tensors); /* of all layouts, each once */
 void verify_says_packs(struct verify_says *s);
 const char *verify_says_told(const struct verify_says *s); /* the first disagreement; NULL: none */

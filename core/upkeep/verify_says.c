@@ -18,6 +18,7 @@
 #include <stdio.h>
 
 #include "core/base/plural.h"
+#include "core/commit/manifest_check.h"
 
 struct verify_says {
 	const struct proto_manifest *m;
@@ -25,6 +26,7 @@ struct verify_says {
 	uint64_t *live;          /* by the manifest's packs: of all ranks */
 	uint64_t *rank_live;     /* the same of the rank under way */
 	struct verify_set seen;  /* places that the rank under way reached */
+	struct store_blob_names blobs; /* of all parts */
 	bool nothing_left_out;   /* every part was added up */
 	char wrong[VERIFY_SAYS_MAX]; /* the first disagreement */
 };
@@ -48,6 +50,7 @@ struct verify_says *verify_says_new(const struct proto_manifest *m)
 	if (!s)
 		return NULL;
 	*s = (struct verify_says){.m = m, .nothing_left_out = true};
+	store_blob_names_init(&s->blobs);
 	s->live = calloc((size_t)m->npacks + 1, sizeof *s->live);
 	s->rank_live = calloc((size_t)m->npacks + 1, sizeof *s->rank_live);
 	if (s->live && s->rank_live)
@@ -63,6 +66,7 @@ void verify_says_free(struct verify_says *s)
 	free(s->live);
 	free(s->rank_live);
 	verify_set_release(&s->seen);
+	store_blob_names_release(&s->blobs);
 	free(s);
 }
 
@@ -99,7 +103,7 @@ static bool is_meta(const char *pack)
 }
 
 /* Compares the part's own table. The part does not know the size of its own `meta` pack, nor all that is live in it. */
-void verify_says_part(struct verify_says *s, const struct proto_manifest_rank *line, const struct proto_part *part)
+int verify_says_part(struct verify_says *s, const struct proto_manifest_rank *line, const struct proto_part *part)
 {
 	if (part->world != s->m->world)
 		says_wrong(s, "the part of rank %u says a world of %u %s, the manifest one of %u", line->rank,
@@ -119,6 +123,7 @@ void verify_says_part(struct verify_says *s, const struct proto_manifest_rank *l
 			says_wrong(s, "the part of rank %u says that %" PRIu64 " bytes of pack %s are live, and it "
 				"reaches %" PRIu64, line->rank, p->live_bytes, p->pack, s->rank_live[number]);
 	}
+	return store_blob_names_add(&s->blobs, part);
 }
 
 /* ---- the step ---- */
@@ -156,6 +161,21 @@ void verify_says_packs(struct verify_says *s)
 			own);
 	if (s->nothing_left_out && s->bytes != m->bytes)
 		says_wrong(s, "it says %" PRIu64 " bytes, and its parts have %" PRIu64, m->bytes, s->bytes);
+}
+
+int verify_says_blobs(struct verify_says *s)
+{
+	struct proto_manifest is = *s->m;
+	const char *name;
+
+	if (!s->m->names_blobs)
+		return 0;
+	if (store_blob_names_tell(&s->blobs, &is) < 0)
+		return -ENOMEM;
+	name = store_blob_names_differ(s->m, &is);
+	if (name)
+		says_wrong(s, "it says that other ranks have blob %.400s than its parts say", name);
+	return 0;
 }
 
 void verify_says_tensors(struct verify_says *s, uint64_t tensors)

@@ -289,7 +289,7 @@ static int walk_part(struct walk *k, const struct proto_manifest_rank *rank, con
 	if (r == 0)
 		r = walk_blobs(k, part);
 	if (r == 0 && k->says) {
-		verify_says_part(k->says, rank, part);
+		r = verify_says_part(k->says, rank, part);
 		check_samples(k, part);
 	}
 	return r;
@@ -388,6 +388,8 @@ static int walk_says(struct walk *k)
 			broken(k, k->manifest, NULL, NULL, err.code ? err.text : base_error_name(r));
 		else
 			verify_says_tensors(k->says, tensors);
+		if (verify_says_blobs(k->says) < 0)
+			return -ENOMEM;
 	}
 	verify_says_packs(k->says);
 	if (verify_says_told(k->says))

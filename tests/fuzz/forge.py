@@ -57,7 +57,8 @@ TABLES = {
     ("Part", "samples"): ("I16s16s", ["tensor", "group", "hash"]), ("Common", "digests"): ("16s", ["digest"]),
     ("Announcement", "replicas"): ("16s16s", ["group", "digest"]),
     ("Manifest", "ranks"): ("6I" + REF[0], ["rank", "layout", "host", "first", "count", "zero", *REF[1]]),
-    ("Manifest", "map"): ("I", ["pack"]), ("Heartbeat", "ranks"): ("IIQQ", ["rank", "zero", "pid", "start"]),
+    ("Manifest", "map"): ("I", ["pack"]), ("BlobName", "ranks"): ("II", ["first", "count"]),
+    ("Heartbeat", "ranks"): ("IIQQ", ["rank", "zero", "pid", "start"]),
     ("Damage", "ranges"): ("QQ", ["offset", "length"]),
 }
 CHUNK_TABLES = {

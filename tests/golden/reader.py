@@ -1315,6 +1315,24 @@ class Step:
                     self.files[blob_path(path)] = header + b"".join(self.tensors[n]["data"] for n in names)
         self.files.update((path, self.blobs[name]) for path, name in blob_files(self.blobs, own).items())
 
+    def blob_names(self):
+        """Which ranks have which blobs, where the manifest says it."""
+        if self.m["blobs"] is None:
+            return
+        said, have = [], {}
+        for part in self.parts:
+            for per_rank, name in part.blobs:
+                have.setdefault((per_rank, name.encode()), []).append(part.rank)
+        for b in self.m["blobs"]["names"]:
+            found = rows(b["ranks"], "<II", "the ranks of a blob")
+            need(all(count and (i == 0 or first > sum(found[i - 1])) for i, (first, count) in enumerate(found)),
+                 "the ranks of a blob are not in order")
+            said.append(((bool(b["per_rank"]), b["name"].encode()),
+                         [rank for first, count in found for rank in range(first, first + count)]))
+        ascending([key for key, _ in said], "the names of blobs")
+        need(dict(said) == {key: ranks if key[0] else ranks[:1] for key, ranks in have.items()} and len(said) <= 1024,
+             "the manifest says that other ranks have blobs than their parts say")
+
     def sums(self):
         """What is said of all ranks together, made anew."""
         need(self.m["tensors"] == len(self.look), "the manifest says another number of tensors")
@@ -1325,6 +1343,7 @@ class Step:
         attempt = self.commit["attempt"]
         need(self.m["new_bytes"] == sum(size for name, size, _ in self.packs if name.startswith(attempt + "-")),
              "the manifest says other new bytes")
+        self.blob_names()
         live = {}
         for part, line in zip(self.parts, self.ranks):
             meta = self.packs[line["ref"].pack][0]      # the part stands in it

@@ -77,13 +77,14 @@ Announcement = structure("Announcement", run=text, attempt=text, step=u64, rank=
                          replicas=P(Replica), nreplicas=u32, commons=P(Common), ncommons=u32, arena=ptr)
 ManifestLayout = structure("ManifestLayout", digest=Digest, ref=ProtoRef)
 ManifestRank = structure("ManifestRank", rank=u32, layout=u32, host=u32, part=ProtoRef, first_map=u32, npacks=u32)
+RankRange = structure("RankRange", first=u32, n=u32)
+BlobName = structure("BlobName", name=text, per_rank=c.c_bool, ranges=P(RankRange), nranges=u32)
 Manifest = structure("Manifest", run=text, attempt=text, step=u64, world=u32, attributes=P(Attribute),
                      nattributes=c.c_size_t,
                      layouts=P(ManifestLayout), nlayouts=u32, headers=P(ViewHeader), nheaders=u32, hosts=P(text),
                      nhosts=u32,
                      ranks=P(ManifestRank), nranks=u32, map=P(u32), nmap=u32, packs=P(PackUse), npacks=u32, tensors=u64,
-                     bytes=u64,
-                     new_bytes=u64, arena=ptr)
+                     bytes=u64, new_bytes=u64, names_blobs=c.c_bool, blobs=P(BlobName), nblobs=u32, arena=ptr)
 Base = structure("Base", run=text, entry=u64, manifest=Digest)
 BaseRecord = structure("BaseRecord", base=Base, arena=ptr)
 Begin = structure("Begin", run=text, attempt=text, step=u64, world=u32, alone=c.c_bool, position=u64, mesh=Digest,

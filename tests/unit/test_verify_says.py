@@ -166,6 +166,20 @@ def grown(number, by):
     return lie
 
 
+def blob_names(*names):
+    """Field 17 of a manifest: (name, per_rank, first rank, how many)."""
+    found, all_names = [], Message(b"")
+    for name, per_rank, first, count in names:
+        one = Message(b"")
+        one.set(1, name)
+        if per_rank:
+            one.set(2, 1)
+        one.fields.append((3, 2, struct.pack("<II", first, count)))
+        found.append(one.encode())
+    all_names.set(1, *found)
+    return all_names.encode()
+
+
 MANIFEST, ENTRY = "runs/run/manifests/", "runs/run/0000"
 
 
@@ -191,6 +205,8 @@ MANIFEST, ENTRY = "runs/run/manifests/", "runs/run/0000"
     (lambda f: table(f.manifest, 13, b"model", 24, -1), MANIFEST, "are live, and its parts reach"),
     (lambda f: (setattr(f, "keep_sums", True), table(f.manifest, 13, b"meta", 24, -1)), MANIFEST,
      "are live, and its parts reach"),
+    (lambda f: f.manifest.set(17, blob_names((b"x.json", False, 0, 1))), MANIFEST,
+     "it says that other ranks have blob x.json than its parts say"),
     (lambda f: f.part.set(11, struct.pack("<I", 3) + bytes(32)), MANIFEST,
      "the part of rank 0 has a sample of tensor 3, and its layout has 3"),
     (header(b'"F32","shape":[7]', b'"I32","shape":[7]'), MANIFEST,
