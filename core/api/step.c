@@ -468,3 +468,67 @@ int vckpt_step_blob_read(struct vckpt_step *step, uint32_t blob, void *bytes, st
 	load_object_unref(o);
 	return api_result(r, e);
 }
+
+/* rank -1: of no rank's own. */
+static int step_blob_named(struct vckpt_step *step, const char *name, int64_t rank, struct load_blob_info *ret_info,
+	struct load_object **ret_o, struct base_error *e)
+{
+	int r = api_step_alive(step, e);
+
+	if (r == 0 && !name)
+		r = base_error_set(e, -EINVAL, "no name of a blob is given");
+	return api_result(r < 0 ? r : load_blob_open_named(step->step, name, rank < 0 ? -1 : rank, ret_info, ret_o, e),
+		e);
+}
+
+int vckpt_step_blob_find(struct vckpt_step *step, const char *name, int64_t rank, struct vckpt_blob_info *ret_info,
+	struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	struct load_blob_info b = {0};
+	struct load_object *o;
+	int r = step_blob_named(step, name, rank, &b, &o, e);
+
+	if (r <= 0)
+		return r;
+	r = load_blob_look(o, e);
+	load_object_unref(o);
+	if (r < 0)
+		return api_result(r, e);
+	if (ret_info)
+		*ret_info = (struct vckpt_blob_info){.name = b.name, .bytes = b.bytes, .per_rank = b.per_rank,
+			.rank = b.rank};
+	return 1;
+}
+
+int vckpt_step_blob_get(struct vckpt_step *step, const char *name, int64_t rank, void *bytes, struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	struct load_object *o;
+	int r = step_blob_named(step, name, rank, NULL, &o, e);
+
+	if (r == 0)
+		r = api_result(base_error_set(e, -ENOENT, "%s/%" PRIu64 ": there is no blob %.400s",
+			load_step_info(step->step)->run, load_step_info(step->step)->step, name), e);
+	if (r < 0)
+		return r;
+	r = 0;
+	if (load_object_bytes(o) && !bytes)
+		r = base_error_set(e, -EINVAL, "%s/%" PRIu64 ": no memory is given to read blob %.400s into",
+			load_step_info(step->step)->run, load_step_info(step->step)->step, name);
+	else
+		r = load_blob_read(o, bytes, e);
+	load_object_unref(o);
+	return api_result(r, e);
+}
+
+int vckpt_step_blob_rank(struct vckpt_step *step, const char *name, uint32_t from, uint32_t *ret_rank,
+	struct vckpt_error *err)
+{
+	struct base_error *e = api_error(err);
+	int r = api_step_alive(step, e);
+
+	if (r == 0 && (!name || !ret_rank))
+		r = base_error_set(e, -EINVAL, "no name of a blob is given, or no place for a rank");
+	return api_result(r < 0 ? r : load_step_blob_rank(step->step, name, from, ret_rank, e), e);
+}

@@ -137,6 +137,15 @@ int64_t vckpt_step_next_blob(struct vckpt_step *step, const char *component, uin
 /* Looks before memory is taken for a blob: -ENOMEM if this process could not allocate its bytes now; of a long one
  * reads the first and the last bytes. */
 int vckpt_step_blob_look(struct vckpt_step *step, uint32_t blob, struct vckpt_error *err);
+/* A blob by its name. rank: whose own it is, -1: no rank's. Something of the rank that has it is read, and not of all
+ * ranks, where the step's manifest says which rank that is. find: 1: *ret_info is set, and a long blob was looked at;
+ * 0: there is none. get: -ENOENT. */
+int vckpt_step_blob_find(struct vckpt_step *step, const char *name, int64_t rank, struct vckpt_blob_info *ret_info,
+	struct vckpt_error *err);
+int vckpt_step_blob_get(struct vckpt_step *step, const char *name, int64_t rank, void *bytes, struct vckpt_error *err);
+/* 1: *ret_rank is the first rank from `from` on that has one of its own of that name; 0: none has. */
+int vckpt_step_blob_rank(struct vckpt_step *step, const char *name, uint32_t from, uint32_t *ret_rank,
+	struct vckpt_error *err);
 /* The digest of a tensor of an open step, 32 bytes. Tensors of one store with equal digests have equal dtypes, shapes
  * and bytes; with equal bytes they may have different digests if ranks cut them differently. It reads where the pieces
  * of the tensor lie, not the pieces. -ENOENT: there is no such tensor. */

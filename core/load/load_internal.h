@@ -109,9 +109,5 @@ struct load_tensor_place { uint32_t layout, tensor; };
 /* The manifest's table of packs, and the number in it of a pack of the part on rank line `line`. */
 int load_step_packs(struct load_step *step, const char *const **ret_packs, uint32_t *ret_npacks);
 uint32_t load_step_pack(const struct load_step *step, uint32_t line, uint32_t pack);
-/* load_step_blobs was called. */
-int load_step_blob_ref(const struct load_step *step, uint32_t blob, struct store_object_ref *ret_ref,
-	const char *const **ret_packs, uint32_t *ret_npacks,
-	struct base_error *err);
 
 #endif

@@ -186,24 +186,20 @@ int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object
 	return 0;
 }
 
-int load_blob_open(struct load_step *step, uint32_t blob, struct load_object **ret_o, struct base_error *err)
+static int blob_open(struct load_step *step, const struct step_blob *b, struct load_object **ret_o,
+	struct base_error *err)
 {
-	base_cleanup(load_object_unref_p) struct load_object *o = NULL;
+	base_cleanup(load_object_unref_p) struct load_object *o = object_new(step);
 	struct load_blob_info info;
-	int r = load_step_blobs(step, err);
+	int r;
 
-	if (r < 0)
-		return r;
-	if (blob >= load_step_blob_count(step))
-		return base_error_set(err, -ENOENT, "no blob %u", blob);
-	load_step_blob_info(step, blob, &info);
-	o = object_new(step);
+	load_step_blob_look(step, b, &info);
 	if (!o || asprintf(&o->label, "blob %.400s", info.name) < 0)
 		return base_no_memory(err);
 	o->blob = true;
 	o->bytes = info.bytes;
 	o->digest = info.digest;
-	r = load_step_blob_ref(step, blob, &o->one.ref, &o->packs, &o->npacks, err);
+	r = load_step_blob_ref(step, b, &o->one.ref, &o->packs, &o->npacks, err);
 	if (r < 0)
 		return load_object_fail(o, r, err);
 	o->one.base = STORE_PIECE_NO_BASE;
@@ -212,6 +208,31 @@ int load_blob_open(struct load_step *step, uint32_t blob, struct load_object **r
 	o->max_piece = o->bytes;
 	*ret_o = base_steal(o);
 	return 0;
+}
+
+int load_blob_open(struct load_step *step, uint32_t blob, struct load_object **ret_o, struct base_error *err)
+{
+	int r = load_step_blobs(step, err);
+
+	if (r < 0)
+		return r;
+	if (blob >= load_step_blob_count(step))
+		return base_error_set(err, -ENOENT, "no blob %u", blob);
+	return blob_open(step, load_step_blob_at(step, blob), ret_o, err);
+}
+
+int load_blob_open_named(struct load_step *step, const char *name, int64_t rank, struct load_blob_info *ret_info,
+	struct load_object **ret_o, struct base_error *err)
+{
+	struct step_blob b;
+	int r = load_step_blob_find(step, name, rank, &b, err);
+
+	if (r <= 0)
+		return r;
+	if (ret_info)
+		load_step_blob_look(step, &b, ret_info);
+	r = blob_open(step, &b, ret_o, err);
+	return r < 0 ? r : 1;
 }
 
 struct load_object *load_object_ref(struct load_object *o)

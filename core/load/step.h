@@ -2,7 +2,7 @@
  *
  * step: an opened step: manifest, layouts and parts, and where each tensor's pieces lie. Opening reads the manifest
  * and the layouts: no footer, no index, no part. Heads and rows of parts are read when a tensor is opened that they may
- * have, and all heads when the blobs are asked for. Safe from any thread. */
+ * have, or for the blobs that are asked for. Safe from any thread. */
 #ifndef CORE_LOAD_STEP_H
 #define CORE_LOAD_STEP_H
 
@@ -51,15 +51,20 @@ const char *load_step_component(const struct load_step *step, uint32_t component
 /* The layout that has a tensor, for who holds it, and the tensor's number there. */
 const struct store_layout *load_step_layout(const struct load_step *step, uint32_t tensor, uint32_t *ret_index);
 
-/* Finds the blobs: reads the heads of all parts, once. Until it has returned 0 their number is 0. load_blob_open calls
- * it. */
+/* Finds all blobs: reads the heads of the parts that have some, once; of all parts, where the manifest does not say
+ * which these are. Until it has returned 0 their number is 0. load_blob_open calls it. */
 int load_step_blobs(struct load_step *step, struct base_error *err);
-/* Bytes that had not changed when the step was saved and were written again all the same, as its parts say; 0 until
- * load_step_blobs has read them. */
+int load_step_heads(struct load_step *step, struct base_error *err); /* reads the heads of all parts, once */
+/* Bytes that had not changed when the step was saved and were written again all the same, as the parts say whose heads
+ * were read. */
 uint64_t load_step_again(const struct load_step *step);
 struct load_blob_info { const char *name; bool per_rank; uint32_t rank; uint64_t bytes; struct base_digest digest; };
 uint32_t load_step_blob_count(const struct load_step *step);
 void load_step_blob_info(const struct load_step *step, uint32_t blob, struct load_blob_info *ret_info);
+/* 1: *ret_rank is the first rank from `from` on that has a blob of its own of that name; 0: none has. Reads nothing,
+ * where the manifest says it. */
+int load_step_blob_rank(struct load_step *step, const char *name, uint32_t from, uint32_t *ret_rank,
+	struct base_error *err);
 
 /* A component's stored view header, which belongs to a layout that has all tensors of the component. NULL: there is
  * none. */
@@ -77,6 +82,10 @@ struct load_object;
  * chunk, or the chunks of all parts that may have rows of the tensor. A tensor without items may have no row. */
 int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object **ret_o, struct base_error *err);
 int load_blob_open(struct load_step *step, uint32_t blob, struct load_object **ret_o, struct base_error *err);
+/* By its name; rank: whose own it is, -1: none's. Reads the head of one part, where the manifest says which has it.
+ * 1: opened; 0: there is none. ret_info may be NULL. */
+int load_blob_open_named(struct load_step *step, const char *name, int64_t rank, struct load_blob_info *ret_info,
+	struct load_object **ret_o, struct base_error *err);
 struct load_object *load_object_ref(struct load_object *o);
 void load_object_unref(struct load_object *o);
 uint64_t load_object_bytes(const struct load_object *o);

@@ -18,7 +18,7 @@
 struct step_other { uint32_t number; struct load_tensor_place place; }; /* a tensor's place in a further layout */
 struct step_component { const char *name; uint32_t first, end; };
 struct step_blob { uint32_t line, blob; }; /* rank line of the manifest, blob of its part */
-struct step_blobs { uint64_t again; uint32_t n; struct step_blob all[]; };
+struct step_blobs { uint32_t n; struct step_blob all[]; };
 
 struct step_layout {
 	struct store_layout *layout;
@@ -48,6 +48,16 @@ struct load_step {
 int load_step_part(const struct load_step *step, uint32_t line, const struct store_opened_part **ret_part,
 	struct base_error *err);
 void load_step_parts_free(struct load_step *step);
+
+/* ---- blobs (step_parts.c) ---- */
+
+const struct step_blob *load_step_blob_at(const struct load_step *step, uint32_t blob); /* load_step_blobs was called */
+/* A blob by its name; rank: whose own it is, -1: none's. 1: found; 0: there is none. */
+int load_step_blob_find(struct load_step *step, const char *name, int64_t rank, struct step_blob *ret_b,
+	struct base_error *err);
+void load_step_blob_look(const struct load_step *step, const struct step_blob *b, struct load_blob_info *ret_info);
+int load_step_blob_ref(const struct load_step *step, const struct step_blob *b, struct store_object_ref *ret_ref,
+	const char *const **ret_packs, uint32_t *ret_npacks, struct base_error *err);
 
 /* The place of a tensor in a layout, or -ENOENT. */
 int64_t load_step_number_in(const struct load_step *step, uint32_t tensor, uint32_t layout);

@@ -46,7 +46,7 @@ static const char *const phase_name[PHASES] = {"announcements", "manifest_put", 
 
 static const struct store_storage_ops *inner;
 static struct store_storage_ops counting;
-static atomic_ullong counts[KINDS], beats, shown;
+static atomic_ullong counts[KINDS], beats, shown, bytes_read;
 static atomic_ullong phase_begin[PHASES], phase_end[PHASES];
 static atomic_uint latency_us;
 
@@ -95,6 +95,7 @@ static int c_read_whole(struct store_storage *s, const char *name, size_t max, v
 	uint64_t begin = called(READ_WHOLE, name);
 	int r = inner->read_whole(s, name, max, ret_bytes, ret_len);
 
+	atomic_fetch_add(&bytes_read, r == 0 ? *ret_len : 0);
 	if (strstr(name, "/part.") && r == 0)
 		touched(READ_PARTS, begin);
 	return r;
@@ -170,6 +171,7 @@ static int c_file_read(struct store_storage_file *f, uint64_t offset, void *byte
 	uint64_t begin = called(FILE_READ, NULL);
 	int r = inner->file_read(f, offset, bytes, len);
 
+	atomic_fetch_add(&bytes_read, len);
 	touched(READ_ROWS, begin);
 	return r;
 }
@@ -225,6 +227,7 @@ static void count_print(const char *what)
 			printf("%s\"%s\": %llu", first ? "" : ", ", kind_name[i], n), first = false;
 	}
 	printf("%s\"heartbeats\": %llu", first ? "" : ", ", atomic_exchange(&beats, 0));
+	printf(", \"bytes_read\": %llu", atomic_exchange(&bytes_read, 0));
 	printf(", \"listed\": %llu}, ", atomic_exchange(&shown, 0));
 }
 
@@ -316,13 +319,17 @@ static void pieces_write(struct job *j, struct share *s, struct store_attempt *a
 static void part_write(struct job *j, struct share *s, struct store_attempt *a, uint32_t rank)
 {
 	uint32_t l = rank % j->nlayouts;
+	struct proto_blob blobs[] = {{.name = "model.json"}, {.name = "rng.json", .per_rank = true}};
 	struct proto_part part = {.rank = rank, .world = j->world, .host = store_hostname(),
-		.layout = j->layout[l]->digest, .packs = s->packs, .npacks = 2};
+		.layout = j->layout[l]->digest, .packs = s->packs, .npacks = 2,
+		.blobs = rank == 0 ? blobs : blobs + 1, .nblobs = rank == 0 ? 2 : 1};
 	struct tensor_box box = {.offset = {(uint64_t)rank * PIECE_BYTES}, .size = {PIECE_BYTES}};
 	struct store_part_builder *b;
 	struct store_pack_writer *w;
 	uint64_t size;
 
+	base_digest_of("", 0, &blobs[0].ref.digest);
+	blobs[1].ref.digest = blobs[0].ref.digest;
 	must(store_attempt_pack_open(a, "meta", s->meta, &w), j, "pack");
 	s->packs[1] = (struct proto_pack_use){s->meta, 0, 0};
 	if (rank == l)
@@ -539,6 +546,22 @@ static void base_lookup(struct job *j, const char *path, const struct store_list
 	count_print("base");
 }
 
+/* What a rank of a load looks for: the document of all ranks, its own, and whether there are others. */
+static void blobs_find(struct job *j, struct load_step *step)
+{
+	struct load_object *o;
+	uint64_t begin = base_monotonic_ns();
+	uint32_t rank;
+
+	must(load_blob_open_named(step, "model.json", -1, NULL, &o, &j->err) - 1, j, "the blob of all");
+	load_object_unref(o);
+	must(load_blob_open_named(step, "rng.json", j->world / 2, NULL, &o, &j->err) - 1, j, "a blob of its own");
+	load_object_unref(o);
+	must(-load_step_blob_rank(step, "model.json", 0, &rank, &j->err), j, "a rank's own blob of that name");
+	printf("\"blobs_s\": %.4f, ", seconds(begin));
+	count_print("blobs");
+}
+
 static void afterwards(struct job *j, const char *path)
 {
 	struct load_step *step;
@@ -563,6 +586,7 @@ static void afterwards(struct job *j, const char *path)
 		(unsigned long long)store_list_latest(list)->commit.tensors);
 	latency_us = 0;
 	count_print("open");
+	blobs_find(j, step);
 	base_lookup(j, path, store_list_latest(list));
 	load_step_unref(step);
 	store_list_close(list);

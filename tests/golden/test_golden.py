@@ -45,6 +45,22 @@ def test_a_golden_store_is_read(vckpt, tmp_path, version):
     assert vckpt.json("verify", store)["faults"] == 0
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_blobs_by_name(tmp_path, version):
+    """As in the list of all, whether the manifest says which ranks have them or not."""
+    store, n = unpack(version, tmp_path), 0
+    for name in json.loads((HERE / version / "expected.json").read_text()):
+        with package.open(store / name, "numpy") as step:
+            for blob in (blobs := step.blobs()):
+                n += 1
+                assert len(step.blob(blob.name, blob.rank)) == step._blob_bytes(blob.name, blob.rank) == blob.bytes
+                assert list(step._blob_ranks(blob.name)) == [b.rank for b in blobs if b.name == blob.name
+                                                             and b.rank is not None]
+            assert step._blob_bytes("not there", None) is step._blob_bytes("not there", 0) is None
+            assert list(step._blob_ranks("not there")) == []
+    assert n > 2
+
+
 def contents(store):
     return {p.relative_to(store): p.read_bytes() for p in store.rglob("*") if p.is_file() and "index" not in p.parts}
 

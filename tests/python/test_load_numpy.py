@@ -224,6 +224,35 @@ def test_from_one_layout_into_others(run, save):
     assert np.array_equal(whole, W)
 
 
+def test_a_load_needs_nothing_of_ranks_that_have_nothing_of_it(run, save):
+    """The manifest says which rank has which document. So each rank of many reads its own part, and not those of all:
+    here the other parts are gone. What only they have is missed by name."""
+    whole = np.arange(60.0).reshape(6, 10)
+
+    def state(rank):
+        rows = vckpt.Shard(whole[2 * rank:2 * rank + 2].copy(), shape=whole.shape, mesh="dp=3", placements="S(0)")
+        return {"m": {"w": rows, "n": 5}, "own": {"at": rank}}
+    save(1, 3, state, per_rank="own")
+    gone = list((run.parent / "packs").glob("*/*-2-*.pack"))
+    assert len(gone) == 2 and [path.unlink() for path in gone]
+    for rank in (0, 1):
+        to = state(rank)
+        to["m"]["w"].tensor[:] = to["m"]["n"] = to["own"]["at"] = 0
+        found = vckpt.load(run, to, rank=rank, world=3)
+        assert np.array_equal(to["m"]["w"].tensor, whole[2 * rank:2 * rank + 2])
+        assert found.values["m"]["n"] == 5 and found.values["own"] == {"at": rank}
+    with vckpt.open(run) as step:
+        assert list(step._blob_ranks("own.json")) == [0, 1, 2] and step.values("own", rank=1) == {"at": 1}
+        assert step.ranks("m") == step.ranks("\0") == []
+        assert step._blob_bytes("own.json", -1) is step._blob_bytes("own.json", 1 << 40) is None
+        assert step._blob_bytes("m.json", 1) is step._blob_bytes("own.json", None) is step._blob_bytes("\0", 1) is None
+        for rank in (3, -1, None, "1", 1 << 32):
+            with pytest.raises(vckpt.NotFound, match="has no blob own.json"):
+                step.blob("own.json", rank)
+        with pytest.raises(vckpt.Error, match="-2-meta"):
+            step.blob("own.json", 2)
+
+
 def test_generators_and_what_is_per_rank(run, save, capfd):
     def state(rank):
         return {"rng": vckpt.rng_state(), "loader": {"at": rank * 10, "queue": np.full(2 + rank, rank), "names": ["x"]},

@@ -32,7 +32,7 @@ def played(build, vckpt, world, mode, layouts=1):
 
 def calls(counts):
     # appends go through a buffer
-    return sum(n for kind, n in counts.items() if kind not in ("listed", "writer_append"))
+    return sum(n for kind, n in counts.items() if kind not in ("listed", "writer_append", "bytes_read"))
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,13 @@ def test_a_base_is_looked_up_by_its_own_line(save_of_few_and_of_many):
     few, many = save_of_few_and_of_many
     assert few["base_found"] == many["base_found"] == 16
     assert calls(many["base"]) <= calls(few["base"]) <= 16, (few["base"], many["base"])
+
+
+def test_a_blob_is_found_without_the_other_ranks(save_of_few_and_of_many):
+    """The document of all ranks and a rank's own need the heads of two parts (one is in a pack that is open)."""
+    few, many = (save["blobs"] for save in save_of_few_and_of_many)
+    assert few["file_open"] == many["file_open"] == 1 and calls(few) == calls(many) <= 6, (few, many)
+    assert many["bytes_read"] <= few["bytes_read"] + 64 < 20_000, (few, many)
 
 
 def test_manifest_and_announcements_grow_with_the_writers(save_of_few_and_of_many):

@@ -365,7 +365,8 @@ static int show(struct info *in, const struct tool_target *target, struct store_
 	uint64_t step = entry->step;
 
 	if (load_step_open(in->s, target->run, entry, &in->step, &in->err) < 0
-		|| (!target->rest && load_step_blobs(in->step, &in->err) < 0))
+		|| (!target->rest && (load_step_heads(in->step, &in->err) < 0
+			|| load_step_blobs(in->step, &in->err) < 0)))
 		return tool_fail(in->t, &in->err);
 	before_open(in, l, step);
 	if (!target->rest)

@@ -338,7 +338,7 @@ int ls_step(const struct ls *ls, struct load_step *step, const struct store_list
 	struct base_error err = {0};
 	int code;
 
-	if (load_step_blobs(step, &err) < 0)
+	if (load_step_heads(step, &err) < 0 || load_step_blobs(step, &err) < 0)
 		return tool_fail(ls->t, &err);
 	c.components = json_array();
 	c.blobs = json_array();

@@ -454,26 +454,28 @@ class _Plan:
         give = self.visit(value, saved, (component,))
         if self.plain:
             self.values[component] = give
-        if not self.step.ranks(component):          # else each rank has a part of its own by design
+        if not self.step._of_ranks(component):      # else each rank has a part of its own by design
             names = self.names.get(component, [])
             self.has(component, names, self.asked)
             self.lacks(component, "{}/{}", [name for name in names if name not in self.asked])
 
     def tree(self, component: str, rank: int | None) -> Any:
         """A component's document as a rank has it (None: the common one)."""
-        if (f"{component}.json", rank) not in self.step._blobs:
+        def there(whose: int | None) -> bool:
+            return self.step._blob_bytes(f"{component}.json", whose) is not None
+        if rank is not None and not there(rank):
             rank = None
         if (component, rank) not in self.trees:
-            try:
+            if rank is not None or there(None):
                 found = self.step.values(component, rank, types=self.types, tensors=False)
-            except _lib.NotFound:
-                found = states.PER_RANK if self.step.ranks(component) else self.of_dcp(component)
+            else:
+                found = states.PER_RANK if self.step._of_ranks(component) else self.of_dcp(component)
             self.trees[component, rank] = found
         return self.trees[component, rank]
 
     def of_dcp(self, component: str) -> Any:
         """A component that a StorageWriter saved."""
-        if torch_module() is None or (".dcp/metadata.json", None) not in self.step._blobs:
+        if torch_module() is None or self.step._blob_bytes(".dcp/metadata.json", None) is None:
             return ABSENT
         from . import dcp_tree
         found = dcp_tree.tree_of(self.step, component)
@@ -745,7 +747,7 @@ class _Plan:
 
     def of_optimizer(self, path: KeyPath, found: Any) -> None:
         """Names of its parameters, which a component with its tensors may be called as, too."""
-        if self.step.ranks(path[0]):                # as of components
+        if self.step._of_ranks(path[0]):            # as of components
             return
         label = f"{_shown(path)}, its parameter"
         self.has(label, found.names, set(found.names).difference(found.unexpected))

@@ -16,6 +16,7 @@ import errno
 import functools
 import io
 import itertools
+import operator
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -142,7 +143,7 @@ class Step:
             sums.setdefault(component, []).append(size)
         said = [f"{component} ({_counted(len(sizes), 'tensor')}, {_bytes_text(sum(sizes))})" for component,
                 sizes in sums.items()]
-        blobs = self._blobs if self._pointer or "_blobs" in vars(self) else ()
+        blobs = self._blobs if self._pointer or "_blobs" in vars(self) else {}
         said += [_counted(len(blobs), "file")] if blobs else []
         said += [f"{key}={value}" for key, value in self.attributes.items()] if self._pointer else ["closed"]
         return f"<vckpt.Step {os.path.join(self.store, self.run, str(self.number))}: {', '.join(said) or 'empty'}>"
@@ -231,14 +232,28 @@ class Step:
         return found
 
     @functools.cached_property
-    def _blobs(self) -> dict[tuple[str, int | None], tuple[int, int]]:
-        """{(name, rank): (number, bytes)}. Made at the first use: it needs something of every rank that saved."""
+    def _blobs(self) -> dict[tuple[str, int | None], int]:
+        """{(name, rank): bytes} of all. Made at the first use: it needs something of every rank that has some."""
         info, found = _lib.BlobInfo(), {}
         for number in range(_lib.call("vckpt_step_blob_count", self._at())):
             if _lib.lib().vckpt_step_blob(self._at(), number, byref(info)) < 0:
                 raise _lib.Error(errno.EIO, f"step {self.run}/{self.number}: blob {number} cannot be described")
-            found[info.name.decode(), info.rank if info.per_rank else None] = number, info.bytes
+            found[info.name.decode(), info.rank if info.per_rank else None] = info.bytes
         return found
+
+    def _blob_bytes(self, name: str, rank: int | None) -> int | None:
+        """None: there is no such file. It needs something of one rank, and not of all."""
+        info, place = _lib.BlobInfo(), _place(name, rank)
+        if place is None or not _lib.call("vckpt_step_blob_find", self._at(), *place, byref(info)):
+            return None
+        return int(info.bytes)
+
+    def _blob_ranks(self, name: str) -> Iterator[int]:
+        """Ranks that have a file of their own of that name, ascending."""
+        place, first, rank = _place(name, None), 0, ctypes.c_uint32()
+        while place is not None and _lib.call("vckpt_step_blob_rank", self._at(), place[0], first, byref(rank)):
+            yield rank.value
+            first = rank.value + 1
 
     def tensors(self) -> list[TensorInfo]:
         """[TensorInfo(component, name, dtype, shape, bytes)], in the step's order."""
@@ -258,7 +273,7 @@ class Step:
 
     def blobs(self) -> list[BlobInfo]:
         """[BlobInfo(name, bytes, rank)]: rank None for those of the whole step."""
-        return [BlobInfo(*key[:1], size, key[1]) for key, (_, size) in self._blobs.items()]
+        return [BlobInfo(*key[:1], size, key[1]) for key, size in self._blobs.items()]
 
     # -- tensors --
 
@@ -309,7 +324,7 @@ class Step:
         if len(found) > 1:
             raise KeyError(f"{key} is in {' and '.join(component for component, _ in found)}: give "
                            "step[COMPONENT, NAME]")
-        if not found and isinstance(key, str) and (f"{key}.json", None) in self._blobs:
+        if not found and isinstance(key, str) and self._blob_bytes(f"{key}.json", None) is not None:
             raise KeyError(f"{key} is a component, not a tensor: step.values({key!r}) gives it")
         if not found:
             raise KeyError(key)
@@ -362,27 +377,34 @@ class Step:
     def blob(self, name: str, rank: int | None = None) -> bytes:
         """The bytes of a file of the step; rank: of one that a rank keeps for itself. A file that is longer than the
         memory is a vckpt.Error."""
-        if (name, rank) not in self._blobs:
+        size, place = self._blob_bytes(name, rank), _place(name, rank)
+        if size is None or place is None:
             whose = "" if rank is None else f" of rank {rank}"
             raise _lib.NotFound(errno.ENOENT, f"step {self.run}/{self.number} has no blob {name}{whose}")
-        number, size = self._blobs[name, rank]
-        _lib.call("vckpt_step_blob_look", self._at(), number)
         with memory_for(f"step {self.run}/{self.number}: blob {name}", size):
             data = bytearray(size)
-            _lib.call("vckpt_step_blob_read", self._at(), number,
+            _lib.call("vckpt_step_blob_get", self._at(), *place,
                       (ctypes.c_char * max(size, 1)).from_buffer(data or bytearray(1)))
             return bytes(data)
 
     def ranks(self, component: str) -> list[int]:
         """Ranks that have a tree of their own of a component, besides the common one: a pipeline's stages, what is per
         rank, parts of one rank alone."""
-        have = [rank for name, rank in self._blobs if name == f"{component}.json" and rank is not None]
-        return sorted(rank for rank in have if self._same_as(component, rank) is None)
+        return list(self._ranks(component))
+
+    def _ranks(self, component: str) -> Iterator[int]:
+        """As `ranks`. It reads something of each rank that it passes."""
+        return (rank for rank in self._blob_ranks(f"{component}.json") if self._same_as(component, rank) is None)
+
+    def _of_ranks(self, component: str) -> bool:
+        """Are there such ranks?"""
+        return next(self._ranks(component), None) is not None
 
     def _same_as(self, component: str, rank: int) -> int | None:
         """The rank whose tree stands for this one's, or None."""
         name = f"{component}.json"
-        if (name, rank) not in self._blobs or self._blobs[name, rank][1] >= SAME_AS_BYTES:
+        size = self._blob_bytes(name, rank)
+        if size is None or size >= SAME_AS_BYTES:
             return None
         home = values.decode(self.blob(name, rank))
         return home["rank"] if isinstance(home, values.Record) and home.type_name == SAME_AS else None
@@ -393,13 +415,13 @@ class Step:
         where that differs: with what it keeps for itself. tensors=False: vckpt.Record("$tensor") in their place. types:
         classes that come back as themselves."""
         name = f"{component}.json"
-        own = rank is not None and (name, rank) in self._blobs
+        own = rank is not None and self._blob_bytes(name, rank) is not None
         home = self._same_as(component, rank) if own and rank is not None else None
         # what that rank has stands for this one
         if home is not None:
             return self.values(component, home, types, tensors)
-        if not own and rank is None and (name, None) not in self._blobs:
-            ranks = sorted(r for n, r in self._blobs if n == name and r is not None)
+        if not own and rank is None and self._blob_bytes(name, None) is None:
+            ranks = list(self._blob_ranks(name))
             if ranks:
                 raise _lib.NotFound(errno.ENOENT, f"{component} is kept for each rank: give rank=, one of "
                                                   f"{ranks[:8]}{'...' if ranks[8:] else ''}")
@@ -431,6 +453,17 @@ class Step:
             raise _lib.FormatError(_lib.EFORMAT, f"{blob} of rank {rank}: it has items of {array.dtype.itemsize} "
                                                  f"bytes, {word} has {_lib.ITEM_BYTES[number]}")
         return array
+
+
+def _place(name: str, rank: int | None) -> tuple[bytes, int] | None:
+    """Name and rank of a file as the library takes them, -1: of no rank's own. None: there can be none."""
+    number = -1
+    try:
+        if rank is not None and not 0 <= (number := operator.index(rank)) < 1 << 32:
+            return None
+        return _lib.text(name, "name"), number
+    except (TypeError, _lib.InvalidArgument):
+        return None
 
 
 def _commit(step: int, entry: int, manifest: str) -> _lib.Commit:
