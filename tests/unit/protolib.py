@@ -401,8 +401,21 @@ def samples(proto):
         "stats": [sample_stats(), Stats(run=b"r", attempt=ATTEMPT, step=0, rank=0, world=1, host=b"h")],
     }
     bodies = {name: [proto.encode(name, m) for m in ms] for name, ms in out.items()}
-    bodies["manifest"] = [manifest_make(proto.lib, [sample_announcement(0), sample_announcement(1, stores=False)])[1]]
+    made = manifest_make(proto.lib, [sample_announcement(0), sample_announcement(1, stores=False)])[1]
+    named = [with_blobs(proto, made, *names) for names in ([], [(b"a.json", False, (1, 1)), (b"a.json", True, (0, 2))])]
+    bodies["manifest"] = [made, *named]
     return bodies
+
+
+def with_blobs(proto, body, *names):
+    """The manifest with names of blobs: (name, per rank, (first rank, how many), ...); a negative number."""
+    m = proto.decode("manifest", body)
+    rows = [BlobName(name, own, table(RankRange, [RankRange(*r) for r in ranges]), len(ranges))
+            for name, own, *ranges in names]
+    m.names_blobs, m.blobs, m.nblobs = True, table(BlobName, rows), len(rows)
+    made = proto.encode("manifest", m)
+    proto.release("manifest", m)
+    return made
 
 
 # ---- layouts and chunks ----

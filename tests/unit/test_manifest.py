@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import coverlib
-from protolib import (ATTEMPT, EFORMAT, LAYOUT, P, P_, PART, Announcement, Buf, CoverBox, Error, Layout, Manifest,
+from protolib import (ATTEMPT, EFORMAT, LAYOUT, P, P_, PART, Announcement, Blob, Buf, CoverBox, Error, Layout, Manifest,
                       PackUse, Part, Piece, Proto, ProtoRef, Ref,
                       Shape, attributes, digest, field, make_box, manifest_make, packs, parse, ptr, ref,
-                      sample_announcement, table, u32, u64, unparse)
+                      sample_announcement, table, u32, u64, unparse, with_blobs)
 from storelib import Api, Store
 
 
@@ -449,3 +449,63 @@ def test_manifests_in_a_store(proto, tmp_path):
     w.digest = bytes(32)
     assert "digest" in w.checked()[1]
     w.close()
+
+
+# ---- which ranks have which blobs ----
+
+@pytest.mark.parametrize("names", [
+    [(b"", False, (0, 1))], [(b"\xff", False, (0, 1))], [(b"b", False, (0, 1)), (b"a", False, (0, 1))],
+    [(b"a", True, (0, 1)), (b"a", False, (0, 1))], [(b"a", True, (0, 1)), (b"a", True, (1, 1))], [(b"a", True)],
+    [(b"a", False, (0, 2))], [(b"a", False, (0, 1), (1, 1))], [(b"a", True, (0, 0))], [(b"a", True, (2, 1))],
+    [(b"a", True, (0, 3))], [(b"a", True, (1, 2**32 - 1))], [(b"a", True, (0, 1), (1, 1))],
+    [(b"a", True, (1, 1), (0, 1))], [(b"%04d" % i, True, (0, 2)) for i in range(1025)]])
+def test_names_of_blobs_that_are_none(proto, names):
+    body = manifest_make(proto.lib, [sample_announcement(0), sample_announcement(1, stores=False)])[1]
+    assert with_blobs(proto, body, *names) == EFORMAT
+    assert proto.again("manifest", with_blobs(proto, body, (b"a", False, (1, 1)), (b"a", True, (0, 2)))) != body
+
+
+def told_blobs(lib, parts, world):
+    """[(name, own, [(first, how many)])] of parts, [(rank, {(own, name)})]; None: not said."""
+    names, m = c.create_string_buffer(4096), Manifest(world=world, names_blobs=True, nblobs=3)
+    lib.store_blob_names_init(names)
+    for rank, blobs in parts:
+        blobs = [Blob(name=name, per_rank=own) for own, name in sorted(blobs)]
+        part = Part(rank=rank, world=world, blobs=table(Blob, blobs) if blobs else None, nblobs=len(blobs))
+        assert lib.store_blob_names_add(names, c.byref(part)) == 0
+    assert lib.store_blob_names_tell(names, c.byref(m)) == 0
+    said = [(b.name, b.per_rank, [(r.first, r.n) for r in b.ranges[:b.nranges]]) for b in m.blobs[:m.nblobs]]
+    lib.store_blob_names_release(names)
+    assert m.names_blobs or not said
+    return said if m.names_blobs else None
+
+
+def test_which_ranks_have_which_blobs(proto, rng):
+    """Whatever the order in which parts are read."""
+    for _ in range(200):
+        world = rng.randint(1, 12)
+        have = {rank: {(rng.random() < 0.5, rng.choice([b"a", b"b", b"b.json", b"c/d"]))
+                       for _ in range(rng.randint(0, 4))} for rank in range(world)}
+        want = []
+        for own, name in sorted(set().union(*have.values())):
+            ranks = [rank for rank in range(world) if (own, name) in have[rank]]
+            starts = [rank for rank in ranks if rank - 1 not in ranks] if own else ranks[:1]
+            want.append((name, own, [(first, next(n for n in itertools.count(1) if not own or first + n not in ranks))
+                                     for first in starts]))
+        parts = list(have.items())
+        rng.shuffle(parts)
+        assert told_blobs(proto.lib, parts, world) == want
+
+
+@pytest.mark.parametrize("length, count, own, ranks, said", [
+    pytest.param(4, 1024, True, [0], True, id="names"),
+    pytest.param(4, 1025, False, [0], False, id="more names"),
+    pytest.param(64, 1024, False, [1], True, id="bytes of names"),
+    pytest.param(65, 1024, False, [1], False, id="more bytes of names"),
+    pytest.param(4, 600, True, [0, 1], True, id="one range"),
+    pytest.param(4, 600, True, [0, 2], False, id="two ranges"),
+    pytest.param(4, 640, True, [0, 1], True, id="blobs"),
+    pytest.param(4, 641, True, [0, 1], False, id="more blobs")])
+def test_what_is_too_long_is_not_said(proto, length, count, own, ranks, said):
+    parts = [(rank, {(own, b"%0*d" % (length, i)) for i in range(count if rank in ranks else 0)}) for rank in range(4)]
+    assert (told_blobs(proto.lib, parts, 4) is not None) == said
