@@ -5,8 +5,7 @@
  * unique) makes the bytes a function of the names. */
 #include "proto/proto_internal.h"
 
-#include <inttypes.h>
-#include <stdio.h>
+#include <string.h>
 
 #define PACKS_NAME_MAX 128u /* NUL included; as core/pack/pack.h */
 
@@ -115,24 +114,44 @@ static int packs_attempt_texts(const Vckpt__Packs *m, struct proto_arena *arena,
 	return 0;
 }
 
+/* "<attempt>-<rank>-<class>" by hand: a manifest has thousands, and snprintf takes a fifth of its decoding. Returns its
+ * length, without a NUL; 0: it is too long. */
+static size_t packs_name(const char *attempt, uint32_t rank, const char *class, char name[static PACKS_NAME_MAX])
+{
+	size_t len = strlen(attempt), class_len = strlen(class), n = 0;
+	char digits[10];
+
+	do
+		digits[n++] = (char)('0' + rank % 10);
+	while ((rank /= 10) > 0);
+	if (len + n + class_len + 2 >= PACKS_NAME_MAX)
+		return 0;
+	memcpy(name, attempt, len);
+	name[len++] = '-';
+	while (n > 0)
+		name[len++] = digits[--n];
+	name[len++] = '-';
+	memcpy(name + len, class, class_len);
+	return len + class_len;
+}
+
 /* One row; *nattempts and *nclasses: how many were used by the rows before. */
 static int packs_row_get(const Vckpt__Packs *m, const uint8_t *row, const char *texts, uint32_t attempts,
 	uint32_t *nattempts, uint32_t *nclasses, struct proto_arena *arena, struct proto_pack_use *ret_p)
 {
 	uint32_t attempt = base_get32(row), rank = base_get32(row + 4), class = base_get32(row + 8);
 	char name[PACKS_NAME_MAX];
-	int len;
+	size_t len;
 
 	if (attempt >= attempts || attempt > *nattempts || class >= m->n_classes || class > *nclasses ||
 		base_get32(row + 12) != 0)
 		return -BASE_EFORMAT;
 	*nattempts += attempt == *nattempts;
 	*nclasses += class == *nclasses;
-	len = snprintf(name, sizeof name, "%s-%" PRIu32 "-%s", texts + (size_t)attempt * PROTO_ATTEMPT_MAX, rank,
-		m->classes[class]);
-	if (len < 0 || (size_t)len >= sizeof name)
+	len = packs_name(texts + (size_t)attempt * PROTO_ATTEMPT_MAX, rank, m->classes[class], name);
+	if (len == 0)
 		return -BASE_EFORMAT;
-	ret_p->pack = proto_arena_text(arena, name, (size_t)len);
+	ret_p->pack = proto_arena_text(arena, name, len);
 	ret_p->size = base_get64(row + 16);
 	ret_p->live_bytes = base_get64(row + 24);
 	return ret_p->pack ? 0 : proto_no_memory(arena);
