@@ -21,7 +21,7 @@ STORE, BEGIN, BASE, PART, HEARTBEAT, NOTE = 1, 4, 5, 6, 7, 10                  #
 LAUNCH = b"0123456789abcdef"
 PACK = LAUNCH + b"-0-0-model"
 AT_56 = 128                                                                    # and 2: 56 entries before
-LATER = ("accept", "launch-with-word", "snapshot-with-word")                   # than format 1
+LATER = ("accept", "launch-with-word", "snapshot-with-word", "no-blobs", "blobs")      # than format 1
 STATS_ENTRY = 23                                                              # field of a record of measures
 
 
@@ -286,7 +286,8 @@ def main(build):
                           ("trash", ["two-heartbeats"]), ("damage", ["two-ranges", "all"]), ("store", ["one"]),
                           ("entry", ["launch", "commit", "abort", "remove", "snapshot", "accept", "launch-with-word",
                                      "snapshot-with-word"]),
-                          ("manifest", ["two-ranks"]), ("layout", ["five"]), ("part", ["one", "compared"]),
+                          ("manifest", ["two-ranks", "no-blobs", "blobs"]), ("layout", ["five"]),
+                          ("part", ["one", "compared"]),
                           ("announcement", ["rank-0", "rank-1", "compared", "commons"]), ("stats", ["one", "least"])):
         for name, body in zip(names, bodies[target], strict=True):
             write(target, name, body)
