@@ -253,6 +253,17 @@ def test_a_load_needs_nothing_of_ranks_that_have_nothing_of_it(run, save):
             step.blob("own.json", 2)
 
 
+def test_a_document_that_is_lost_is_not_one_that_never_was(run, save):
+    """Of more than 1 MiB it is in a pack of its own."""
+    save(1, 2, lambda rank: {"m": {"text": "x" * (2 << 20)}, "n": 1})
+    (pack,) = (run.parent / "packs").glob("*/*-blobs.pack")
+    pack.unlink()
+    for rank in (0, 1):
+        for strict in (True, False):
+            with pytest.raises(vckpt.Error, match=rf"{pack.name}: it is missing"):
+                vckpt.load(run, {"m": {"text": ""}}, rank=rank, world=2, strict=strict)
+
+
 def test_generators_and_what_is_per_rank(run, save, capfd):
     def state(rank):
         return {"rng": vckpt.rng_state(), "loader": {"at": rank * 10, "queue": np.full(2 + rank, rank), "names": ["x"]},
