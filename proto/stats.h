@@ -12,8 +12,10 @@
 #include "core/base/buf.h"
 
 /* ns: busy, summed over threads; start_ns, end_ns: of CLOCK_REALTIME, 0: not recorded */
-/* No phase, and no time: bytes that had not changed and were written again. */
+/* No phases, and no times: bytes that earlier steps had and that were written again; and those of them of which that is
+ * so because an earlier step could not be used. */
 #define PROTO_TIMING_AGAIN "again"
+#define PROTO_TIMING_NO_BASE "no_base"
 struct proto_timing { const char *phase; uint64_t ns, bytes; uint64_t start_ns, end_ns; };
 #define PROTO_TIMINGS_MAX 256u
 

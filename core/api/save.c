@@ -289,17 +289,19 @@ int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_prog
 int vckpt_save_timings(struct vckpt_save *save, struct vckpt_timings *ret_timings)
 {
 	struct save_flight_info i;
-	int r = save && ret_timings ? save_flight_info(save->flight, &i) : -EINVAL;
+	bool fits = ret_timings && ret_timings->size == sizeof *ret_timings;
+	int r = save && fits ? save_flight_info(save->flight, &i) : -EINVAL;
 
 	if (r < 0)
 		return r;
-	*ret_timings = (struct vckpt_timings){.submitted_ns = i.submitted_ns, .staged_ns = i.staged_ns,
-		.committed_ns = i.committed_ns, .bytes_held = i.bytes_held, .bytes_staged = i.bytes_staged,
+	*ret_timings = (struct vckpt_timings){.size = sizeof *ret_timings,
+		.submitted_ns = i.submitted_ns, .staged_ns = i.staged_ns, .committed_ns = i.committed_ns,
+		.bytes_held = i.bytes_held, .bytes_staged = i.bytes_staged,
 		.bytes_unchanged = i.bytes_unchanged, .bytes_deduplicated = i.bytes_deduplicated,
 		.bytes_encoded = i.bytes_encoded, .bytes_written = i.bytes_written, .pieces = i.pieces,
 		.pieces_new = i.pieces_new, .plan_ns = i.plan_ns, .plan_cached = i.plan_cached,
 		.plan_hits = i.plan_hits, .plan_misses = i.plan_misses, .ring_waits = i.ring_waits,
-		.bytes_again = i.bytes_again};
+		.bytes_again = i.bytes_again, .bytes_no_base = i.bytes_no_base};
 	for (unsigned p = 0; p < VCKPT_PHASES; p++)
 		ret_timings->phase[p] = (struct vckpt_phase){save_phase_name(p), i.phase[p].start_ns, i.phase[p].end_ns,
 			i.phase[p].busy_ns, i.phase[p].bytes};

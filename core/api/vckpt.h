@@ -143,8 +143,7 @@ int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struc
 	struct vckpt_error *err);
 /* Frees the handle. A submitted save and waits for it go on; any other save is given up. NULL-safe. */
 void vckpt_save_free(struct vckpt_save *save);
-/* Frees a save that was not submitted, and tells the other ranks why. */
-void vckpt_save_give_up(struct vckpt_save *save, const char *reason);
+void vckpt_save_give_up(struct vckpt_save *save, const char *reason); /* frees one not submitted, and tells why */
 enum vckpt_state { VCKPT_OPEN, VCKPT_QUEUED, VCKPT_STAGING, VCKPT_STAGED, VCKPT_ANNOUNCED, VCKPT_COMMITTED,
 	VCKPT_FAILED };
 struct vckpt_progress {
@@ -157,12 +156,13 @@ int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_prog
 #define VCKPT_PHASES 9
 struct vckpt_phase { const char *name; uint64_t start_ns, end_ns, busy_ns, bytes; };
 struct vckpt_timings {
+	size_t size;                     /* sizeof (struct vckpt_timings), set by the caller; another: -EINVAL */
 	struct vckpt_phase phase[VCKPT_PHASES]; /* plan room copy digest encode write seal wait commit */
 	uint64_t submitted_ns, staged_ns, committed_ns; /* 0: not yet */
 	uint64_t bytes_held, bytes_staged, bytes_unchanged, bytes_deduplicated, bytes_encoded, bytes_written;
 	uint64_t pieces, pieces_new, plan_ns; /* plan_ns: of the caller's and the saver's thread together */
-	uint32_t plan_cached, plan_hits, plan_misses; /* 1: as it was made before, by this saver; of it so far */
-	uint32_t ring_waits; uint64_t bytes_again; /* bands that waited for room; unchanged, written again */
+	uint32_t plan_cached, plan_hits, plan_misses, ring_waits; /* 1: made before; so far; bands that waited */
+	uint64_t bytes_again, bytes_no_base; /* unchanged, written again; of it, since an earlier step was of no use */
 };
 int vckpt_save_timings(struct vckpt_save *save, struct vckpt_timings *ret_timings);
 

@@ -55,9 +55,9 @@ const struct store_layout *load_step_layout(const struct load_step *step, uint32
  * which these are. Until it has returned 0 their number is 0. load_blob_open calls it. */
 int load_step_blobs(struct load_step *step, struct base_error *err);
 int load_step_heads(struct load_step *step, struct base_error *err); /* reads the heads of all parts, once */
-/* Bytes that had not changed when the step was saved and were written again all the same, as the parts say whose heads
- * were read. */
-uint64_t load_step_again(const struct load_step *step);
+/* Bytes that had not changed when the step was saved and were written again all the same, and how many of them because
+ * earlier steps could not be used: as the parts say whose heads were read. */
+uint64_t load_step_again(const struct load_step *step, uint64_t *ret_no_base);
 struct load_blob_info { const char *name; bool per_rank; uint32_t rank; uint64_t bytes; struct base_digest digest; };
 uint32_t load_step_blob_count(const struct load_step *step);
 void load_step_blob_info(const struct load_step *step, uint32_t blob, struct load_blob_info *ret_info);

@@ -90,7 +90,7 @@ int load_step_heads(struct load_step *step, struct base_error *err)
 	return r < 0 ? load_step_failed(step, r, NULL, err) : 0;
 }
 
-uint64_t load_step_again(const struct load_step *step)
+static uint64_t heads_bytes(const struct load_step *step, const char *name)
 {
 	uint64_t bytes = 0;
 
@@ -98,10 +98,18 @@ uint64_t load_step_again(const struct load_step *step)
 		const struct store_opened_part *p = part_at(step, line);
 
 		for (uint32_t i = 0; p && i < p->part.ntimings; i++)
-			if (strcmp(p->part.timings[i].phase, PROTO_TIMING_AGAIN) == 0)
+			if (strcmp(p->part.timings[i].phase, name) == 0)
 				base_add_overflows(bytes, p->part.timings[i].bytes, &bytes);
 	}
 	return bytes;
+}
+
+uint64_t load_step_again(const struct load_step *step, uint64_t *ret_no_base)
+{
+	uint64_t again = heads_bytes(step, PROTO_TIMING_AGAIN);
+
+	*ret_no_base = base_min(heads_bytes(step, PROTO_TIMING_NO_BASE), again);
+	return again;
 }
 
 /* Of the parts that were read: global blobs by name (the lowest rank's, where several have one), then ranks' own. */

@@ -110,6 +110,7 @@ def test_who_was_slow(api, vckpt):
     assert [(s["rank"], s["ns"]) for s in slowest] == [(1, 10 * MS), (3, 5 * MS), (2, 4 * MS), (0, 3 * MS)]
     assert (slowest[0]["phase"], slowest[0]["phase_ns"]) == ("copy", 9 * MS)
     assert out["bytes"] == {"held": 4000, "staged": 1600, "unchanged": 400, "deduplicated": 200, "again": 0,
+                            "no_base": 0,
                             "encoded": 1000, "written": 800}
     assert out["bytes_per_s"]["staged"] == 1600 * 100 and out["bytes_per_s"]["written"] == int(800 / 0.014)
     assert [r["stall_ns"] for r in out["ranks"]] == [3 * MS, 10 * MS, 4 * MS, 5 * MS]

@@ -59,11 +59,12 @@ class Phase(c.Structure):
 
 
 class Timings(c.Structure):
-    _fields_ = [("phase", Phase * len(PHASES))] + [(n, c.c_uint64) for n in (
+    _fields_ = [("size", c.c_size_t), ("phase", Phase * len(PHASES))] + [(n, c.c_uint64) for n in (
         "submitted_ns", "staged_ns", "committed_ns", "bytes_held", "bytes_staged", "bytes_unchanged",
         "bytes_deduplicated", "bytes_encoded",
         "bytes_written", "pieces", "pieces_new", "plan_ns")] + [(n, c.c_uint32) for n in (
-            "plan_cached", "plan_hits", "plan_misses", "ring_waits")] + [("bytes_again", c.c_uint64)]
+            "plan_cached", "plan_hits", "plan_misses", "ring_waits")] + [
+                (n, c.c_uint64) for n in ("bytes_again", "bytes_no_base")]
 
 
 class Progress(c.Structure):
@@ -227,7 +228,7 @@ class Save:
         return done.step
 
     def timings(self):
-        t = Timings()
+        t = Timings(c.sizeof(Timings))
         assert self.lib.vckpt_save_timings(self.p, c.byref(t)) == 0
         return t
 

@@ -116,8 +116,8 @@ def cut(base, grid, array, pairs):
 
 class Bases(c.Structure):
     _fields_ = [("all", ptr * 12), ("n", u32), ("rank", u32), ("world", u32), ("notes", ptr), ("index", ptr),
-                ("layouts", c.c_bool), ("merges", c.c_bool), ("attempts", ptr * 2), ("decided", c.c_bool),
-                ("room", c.c_size_t), ("taken", c.c_size_t), ("last", ptr), ("layout", ptr)]
+                ("layouts", c.c_bool), ("merges", c.c_bool), ("attempts", ptr * 2), ("unread", Error),
+                ("decided", c.c_bool), ("room", c.c_size_t), ("taken", c.c_size_t), ("last", ptr), ("layout", ptr)]
 
 
 class Saver:

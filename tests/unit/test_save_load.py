@@ -60,7 +60,7 @@ class Result(c.Structure):
                 ("pieces_duplicate", c.c_uint64), ("piece_bytes_new", c.c_uint64), ("raw_bytes_new", c.c_uint64),
                 ("bytes_reused", c.c_uint64),
                 ("bytes_duplicate", c.c_uint64), ("bytes_encoded", c.c_uint64), ("bytes_again", c.c_uint64),
-                ("meta_bytes", c.c_uint64),
+                ("bytes_no_base", c.c_uint64), ("meta_bytes", c.c_uint64),
                 ("bases", c.c_uint32), ("digest_ns", c.c_uint64), ("encode_ns", c.c_uint64), ("read_ns", c.c_uint64),
                 ("write_ns", c.c_uint64),
                 ("pieces_believed", c.c_uint64), ("pieces_checked", c.c_uint64), ("pieces_compared", c.c_uint64),
@@ -163,9 +163,9 @@ class Store:
         self.handle = c.c_void_p()
 
     def save(self, run, tensors, blobs=(), step=NONE, threads=0, no_index=True, replace=False, attributes=(),
-             headers=(), fail_at=None, at_first_read=None):
+             headers=(), fail_at=None, at_first_read=None, again=False):
         """tensors: {(component, name): Tensor}; blobs: {(name, per_rank): bytes}. fail_at: a source that fails after
-        that many reads."""
+        that many reads; again: then the same writer is asked once more, and nothing fails."""
         api, keep, reads, first = self.api, [], itertools.count(1), threading.Lock()  # threads read
 
         def source(data):
@@ -199,6 +199,10 @@ class Store:
             for component, view, data, data_bytes in headers:
                 call(api.save_writer_header, w, component.encode(), view.encode(), data, len(data), data_bytes)
             result = Result()
+            if again:
+                with pytest.raises(Failed):
+                    call(api.save_writer_commit, w, c.byref(result))
+                fail_at = None
             call(api.save_writer_commit, w, c.byref(result))
             return result
         finally:
@@ -876,6 +880,18 @@ def test_at_most_16_attempts_by_position(make, cache, vckpt):
 
 
 # ---- opening ----
+
+def test_a_writer_that_failed_chooses_anew(make, cache):
+    """What the first try decided about the attempts of its bases says nothing about those of the second."""
+    s, rng = make(), np.random.default_rng(5)
+    tensors = {("model", f"{n:02}"): Tensor.random(rng, "u8", (1000,)) for n in range(12)}
+    for n in range(12):     # a step of 12 attempts
+        tensors["model", f"{n:02}"] = Tensor.random(rng, "u8", (1000,))
+        s.save("r", tensors, no_index=False)
+    tensors["model", "new"] = Tensor.random(rng, "u8", (1000,))
+    result = s.save("r", tensors, no_index=False, fail_at=5, again=True)
+    assert (result.pieces_new, result.bytes_again) == (1, 0)
+
 
 def test_many_small_tensors_cost_a_few_chunks(make, cache):
     import time

@@ -13,6 +13,7 @@ import types
 import numpy
 import pytest
 
+import saverlib
 import storelib
 from ranklib import Meddler, commit_in_flight
 from saverlib import ALONE, Attribute, Failed, NONE, SaveOptions, SaverOptions, api, bounded, ranks, store  # noqa: F401
@@ -573,8 +574,8 @@ def test_failed_saves_leave_room_in_the_ring(api, store, rng):
 
 
 def child_of(save, queue):
-    p, t = ctypes.create_string_buffer(64), ctypes.create_string_buffer(4096)
-    queue.put([save.lib.vckpt_save_progress(save.p, p), save.lib.vckpt_save_timings(save.p, t)])
+    p, t = ctypes.create_string_buffer(64), saverlib.Timings(ctypes.sizeof(saverlib.Timings))
+    queue.put([save.lib.vckpt_save_progress(save.p, p), save.lib.vckpt_save_timings(save.p, ctypes.byref(t))])
 
 
 def test_a_child_is_told_nothing_of_progress(api, store):

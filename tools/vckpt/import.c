@@ -338,15 +338,16 @@ static json_t *result_json(const struct import *in, const struct save_result *re
 	for (size_t i = 0; i < in->plan.nopaque; i++)
 		json_array_append_new(opaque, json_string(in->plan.opaque[i].key));
 	return json_pack(
-		"{s:s, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}",
+		"{s:s, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}",
 		"run", in->target.run, "step", (json_int_t)result->step, "entry", (json_int_t)result->entry, "attempt",
 		result->attempt, "tensors", (json_int_t)result->tensors, "blobs", (json_int_t)result->blobs, "bytes",
 		(json_int_t)result->bytes, "pieces", (json_int_t)result->pieces, "pieces_new",
 		(json_int_t)result->pieces_new, "pieces_reused", (json_int_t)result->pieces_reused, "pieces_duplicate",
 		(json_int_t)result->pieces_duplicate, "piece_bytes_new", (json_int_t)result->piece_bytes_new,
 		"raw_bytes_new", (json_int_t)result->raw_bytes_new, "bytes_again",
-		(json_int_t)result->bytes_again, "meta_bytes", (json_int_t)result->meta_bytes,
-		"bases", (json_int_t)result->bases, "attributes", tool_json_attributes(in->attributes, in->nattributes),
+		(json_int_t)result->bytes_again, "bytes_no_base", (json_int_t)result->bytes_no_base,
+		"meta_bytes", (json_int_t)result->meta_bytes, "bases", (json_int_t)result->bases,
+		"attributes", tool_json_attributes(in->attributes, in->nattributes),
 		"pickles_left_out", pickles, "values_unread", opaque);
 }
 
@@ -390,7 +391,7 @@ static int report(struct tool *t, const struct import *in, const struct save_res
 		base_plural(result->pieces_new, "piece", "pieces"), result->pieces_reused + result->pieces_duplicate);
 	tool_format_bytes(result->bytes_again, bytes);
 	if (result->bytes_again)
-		printf("; %s of unchanged data was written again", bytes);
+		printf("; %s%s of unchanged data was written again", result->bytes_no_base ? "up to " : "", bytes);
 	putchar('\n');
 	return TOOL_DONE;
 }

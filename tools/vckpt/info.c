@@ -253,21 +253,23 @@ static void print_packs(const json_t *packs)
 static json_t *step_head(const struct info *in)
 {
 	const struct load_step_info *i = load_step_info(in->step);
+	uint64_t no_base, again = load_step_again(in->step, &no_base);
 	char time[40], hex[BASE_DIGEST_HEX];
 
 	tool_format_time(i->time_ns, time);
 	base_digest_hex(&i->manifest, hex);
-	return json_pack("{s:s, s:I, s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:o}", "run", in->run, "step",
+	return json_pack("{s:s, s:I, s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "run", in->run, "step",
 		(json_int_t)i->step, "attempt", i->attempt, "entry", (json_int_t)i->entry, "time", time, "manifest",
 		hex, "tensors", (json_int_t)i->tensors, "blobs", (json_int_t)load_step_blob_count(in->step),
 		"logical_bytes", (json_int_t)i->bytes, "new_bytes", (json_int_t)i->new_bytes, "again_bytes",
-		(json_int_t)load_step_again(in->step), "attributes",
+		(json_int_t)again, "no_base_bytes", (json_int_t)no_base, "attributes",
 		tool_json_attributes(i->attributes, i->nattributes));
 }
 
 static void print_head(const struct info *in)
 {
 	const struct load_step_info *i = load_step_info(in->step);
+	uint64_t no_base, again = load_step_again(in->step, &no_base);
 	char time[40], hex[BASE_DIGEST_HEX], bytes[32], added[32];
 
 	tool_format_time(i->time_ns, time);
@@ -279,10 +281,14 @@ static void print_head(const struct info *in)
 	printf("  %-12s %" PRIu64 " %s, %" PRIu32 " %s, %s; it added %s\n", "content", i->tensors,
 		base_plural(i->tensors, "tensor", "tensors"), load_step_blob_count(in->step),
 		base_plural(load_step_blob_count(in->step), "blob", "blobs"), bytes, added);
-	tool_format_bytes(load_step_again(in->step), bytes);
-	if (load_step_again(in->step))
+	tool_format_bytes(again - no_base, bytes);
+	if (again > no_base)
 		printf("  %-12s %s of unchanged data was written again, because a step refers to packs of at most %u "
 			"earlier saves\n", "again", bytes, SAVE_KEEP_MAX);
+	tool_format_bytes(no_base, bytes);
+	if (no_base)
+		printf("  %-12s up to %s of unchanged data was written again, because an earlier step could "
+			"not be used\n", "again", bytes);
 	for (size_t k = 0; k < i->nattributes; k++) {
 		printf("  %-12s %s=", "attribute", i->attributes[k].key);
 		tool_print_text(stdout, i->attributes[k].value, strlen(i->attributes[k].value));

@@ -313,7 +313,7 @@ static int add_contents(struct contents *c)
 
 static void say_contents(const struct contents *c)
 {
-	uint64_t components = load_step_component_count(c->step), blobs = load_step_blob_count(c->step);
+	uint64_t components = load_step_component_count(c->step), blobs = load_step_blob_count(c->step), again, no_base;
 	char bytes[32];
 
 	if (!ls_says(c->ls))
@@ -322,9 +322,10 @@ static void say_contents(const struct contents *c)
 	printf("total: %" PRIu64 " %s with %" PRIu64 " %s, %" PRIu64 " %s, %s", components,
 		base_plural(components, "component", "components"), c->total.tensors,
 		base_plural(c->total.tensors, "tensor", "tensors"), blobs, base_plural(blobs, "file", "files"), bytes);
-	ls_format_bytes(c->ls, load_step_again(c->step), bytes);
-	if (load_step_again(c->step))
-		printf("; %s of unchanged data was written again", bytes);
+	again = load_step_again(c->step, &no_base);
+	ls_format_bytes(c->ls, again, bytes);
+	if (again)
+		printf("; %s%s of unchanged data was written again", no_base ? "up to " : "", bytes);
 	putchar('\n');
 	if (c->ls->more)
 		tool_sums_print_numpy(&c->total, "");
@@ -347,10 +348,12 @@ int ls_step(const struct ls *ls, struct load_step *step, const struct store_list
 	code = ls->t->json || c.table ? add_contents(&c) : 0;
 	if (code == 0 && ls->t->json) {
 		json_t *all = ls_step_json(load_step_info(step)->run, entry);
+		uint64_t no_base, again = load_step_again(step, &no_base);
 
 		json_object_set(all, "components", c.components);
 		json_object_set(all, "blobs", c.blobs);
-		json_object_set_new(all, "again_bytes", json_integer((json_int_t)load_step_again(step)));
+		json_object_set_new(all, "again_bytes", json_integer((json_int_t)again));
+		json_object_set_new(all, "no_base_bytes", json_integer((json_int_t)no_base));
 		code = tool_print_json(all);
 	} else if (code == 0) {
 		code = ls_print(ls, base_steal(c.table));

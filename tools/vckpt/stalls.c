@@ -47,20 +47,29 @@ static void time_merge(struct stalls_time *to, const struct proto_timing *t)
 		to->end_ns = t->end_ns;
 }
 
+/* Is it no phase, but bytes? */
+static bool rank_bytes(struct stalls_rank *rank, const struct proto_timing *t)
+{
+	bool again = strcmp(t->phase, PROTO_TIMING_AGAIN) == 0;
+
+	if (!again && strcmp(t->phase, PROTO_TIMING_NO_BASE) != 0)
+		return false;
+	rank->bytes[again ? STALLS_AGAIN : STALLS_NO_BASE] = t->bytes;
+	return true;
+}
+
 static int rank_times(struct stalls *st, struct stalls_rank *rank, const struct proto_timing *t, uint32_t n)
 {
 	rank->times = calloc(n ? n : 1, sizeof *rank->times);
 	if (!rank->times)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < n; i++) {
-		bool again = strcmp(t[i].phase, PROTO_TIMING_AGAIN) == 0;
-		int phase = again ? 0 : phase_number(st, t[i].phase);
 		unsigned k = 0;
+		int phase;
 
-		if (again) { /* no phase */
-			rank->bytes[STALLS_AGAIN] = t[i].bytes;
+		if (rank_bytes(rank, &t[i]))
 			continue;
-		}
+		phase = phase_number(st, t[i].phase);
 		if (phase < 0)
 			return phase;
 		if (phase == STALLS_PHASES_MAX) {

@@ -17,8 +17,8 @@ enum stalls_source {
 /* In order of a save. Since submitted; announced: when it began to wait for the others. */
 enum stalls_milestone { STALLS_STAGED, STALLS_ANNOUNCED, STALLS_COMMITTED, STALLS_MILESTONES };
 enum stalls_bytes {
-	STALLS_HELD, STALLS_COPIED, STALLS_UNCHANGED, STALLS_DEDUPLICATED, STALLS_AGAIN, STALLS_ENCODED, STALLS_WRITTEN,
-	STALLS_BYTES
+	STALLS_HELD, STALLS_COPIED, STALLS_UNCHANGED, STALLS_DEDUPLICATED, STALLS_AGAIN, STALLS_NO_BASE, STALLS_ENCODED,
+	STALLS_WRITTEN, STALLS_BYTES
 };
 extern const char *const stalls_milestone_names[STALLS_MILESTONES];
 extern const char *const stalls_bytes_names[STALLS_BYTES];

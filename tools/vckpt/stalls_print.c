@@ -104,12 +104,17 @@ static void print_bytes(const struct stalls *st)
 /* Of what only parts say: no other bytes are known. */
 static void print_again(const struct stalls *st)
 {
-	uint64_t again = stalls_bytes_total(st, STALLS_AGAIN);
 	char bytes[32];
 
-	tool_format_bytes(again, bytes);
-	if (again)
-		printf("\n  %-12s %10s\n", stalls_bytes_names[STALLS_AGAIN], bytes);
+	if (stalls_bytes_total(st, STALLS_AGAIN))
+		putchar('\n');
+	for (unsigned i = STALLS_AGAIN; i <= STALLS_NO_BASE; i++) {
+		uint64_t n = stalls_bytes_total(st, (enum stalls_bytes)i);
+
+		tool_format_bytes(n, bytes);
+		if (n)
+			printf("  %-12s %10s\n", stalls_bytes_names[i], bytes);
+	}
 }
 
 static int print_ranks_of(const struct stalls *st, enum stalls_source source, const char *what)

@@ -8,7 +8,7 @@
 
 const char *const stalls_milestone_names[STALLS_MILESTONES] = {"staged", "announced", "committed"};
 const char *const stalls_bytes_names[STALLS_BYTES] = {
-	"held", "staged", "unchanged", "deduplicated", "again", "encoded", "written"};
+	"held", "staged", "unchanged", "deduplicated", "again", "no_base", "encoded", "written"};
 
 bool stalls_since(const struct stalls_rank *rank, enum stalls_milestone m, uint64_t *ret_ns)
 {

@@ -68,7 +68,7 @@ static int persist_bases(struct save_flight *f, struct base_error *err)
 
 /* ---- what was measured ---- */
 
-#define PERSIST_TIMINGS (SAVE_PHASES + 2)
+#define PERSIST_TIMINGS (SAVE_PHASES + 3)
 
 /* For so long the save has waited for the disk: in `write`, in `seal`, and at the end of the pack of metadata. */
 uint64_t saver_disk_ns(const struct save_flight *f)
@@ -78,7 +78,7 @@ uint64_t saver_disk_ns(const struct save_flight *f)
 
 static uint32_t persist_timings(struct save_flight *f, struct proto_timing timings[PERSIST_TIMINGS])
 {
-	uint64_t again = save_writer_result(f->w)->bytes_again;
+	const struct save_result *result = save_writer_result(f->w);
 	uint32_t n = 0;
 
 	pthread_mutex_lock(&f->s->lock);
@@ -89,12 +89,14 @@ static uint32_t persist_timings(struct save_flight *f, struct proto_timing timin
 			timings[n++] = (struct proto_timing){save_phase_name(i), p->busy_ns, p->bytes, p->start_ns,
 				p->end_ns};
 	}
-	timings[n++] = (struct proto_timing){"disk", saver_disk_ns(f), save_writer_result(f->w)->piece_bytes_new,
+	timings[n++] = (struct proto_timing){"disk", saver_disk_ns(f), result->piece_bytes_new,
 		f->info.phase[f->info.phase[SAVE_WRITE].start_ns ? SAVE_WRITE : SAVE_SEAL].start_ns,
 		f->info.phase[SAVE_SEAL].end_ns};
 	pthread_mutex_unlock(&f->s->lock);
-	if (again)
-		timings[n++] = (struct proto_timing){.phase = PROTO_TIMING_AGAIN, .bytes = again};
+	if (result->bytes_again)
+		timings[n++] = (struct proto_timing){.phase = PROTO_TIMING_AGAIN, .bytes = result->bytes_again};
+	if (result->bytes_no_base)
+		timings[n++] = (struct proto_timing){.phase = PROTO_TIMING_NO_BASE, .bytes = result->bytes_no_base};
 	return n;
 }
 
@@ -112,6 +114,7 @@ static void persist_count(struct save_flight *f)
 	i->bytes_encoded = result->bytes_encoded;
 	i->bytes_written = result->piece_bytes_new + result->meta_bytes;
 	i->bytes_again = result->bytes_again;
+	i->bytes_no_base = result->bytes_no_base;
 	pthread_mutex_unlock(&f->s->lock);
 }
 
@@ -156,6 +159,7 @@ static int persist_finish(struct save_flight *f, struct base_error *err)
 
 	saver_room_tell(f);
 	f->s->again_told = f->s->again_told || save_writer_again_tell(f->w);
+	f->s->no_base_told = f->s->no_base_told || save_writer_no_base_tell(f->w);
 	pthread_mutex_lock(&f->s->lock);
 	f->info.bytes_done += r == 0 ? save_writer_blob_bytes(f->w) : 0;
 	saver_phase_note(f, SAVE_SEAL, begin, base_realtime_ns() - begin, 0);

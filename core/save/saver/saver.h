@@ -83,7 +83,7 @@ struct save_flight_info {
 	uint64_t bytes_held, bytes_unchanged, bytes_deduplicated, bytes_encoded, bytes_written;
 	uint64_t pieces, pieces_new, plan_ns;
 	uint32_t plan_cached, plan_hits, plan_misses, ring_waits;
-	uint64_t bytes_again;
+	uint64_t bytes_again, bytes_no_base;
 };
 int save_flight_info(struct save_flight *f, struct save_flight_info *ret_info); /* -BASE_EFORKED after a fork */
 const char *save_phase_name(enum save_phase phase);

@@ -137,7 +137,7 @@ struct save_saver {
 	bool closing, closed, stop;
 	struct device_ring *ring; bool sizing; /* a thread is changing it: no slot is taken meanwhile */
 	unsigned node_ranks; bool node_known; /* 0: not known; set by the thread that prepares */
-	bool room_told, again_told; struct save_past past; /* the persister's */
+	bool room_told, again_told, no_base_told; struct save_past past; /* the persister's */
 	bool pin_told;                  /* of whoever has `sizing` */
 	/* same.c: of the last commit; how many saves are copied whole; what the last answer took */
 	struct saver_pieces *pieces; unsigned same_rest; uint64_t answer_ns;

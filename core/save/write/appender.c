@@ -394,6 +394,23 @@ static int appender_find(struct save_appender *a, struct save_band *b, struct sa
 	return r;
 }
 
+/* A piece is written: did an earlier step have it? */
+static void appender_again(const struct save_appender *a, struct save_band *b, const struct save_piece *p)
+{
+	struct save_writer *w = a->w;
+	struct base_error why = {0};
+	bool lost = false;
+
+	if (!w->dedup.refused) {
+		save_band_rows(b, w);
+		lost = save_bases_lost(&w->bases, b->rows, b->nrows, &p->box, p->len, &p->digest, &why);
+	}
+	if (lost && !w->result.bytes_no_base)
+		w->no_base = why;
+	w->result.bytes_no_base += lost ? p->len : 0;
+	w->result.bytes_again += lost || w->dedup.refused ? p->len : 0;
+}
+
 static int appender_settle(struct save_appender *a, struct save_band *b, struct save_piece *p,
 	struct save_known **ret_known, struct base_error *err)
 {
@@ -416,7 +433,7 @@ static int appender_settle(struct save_appender *a, struct save_band *b, struct 
 	}
 	if (r != -ENOENT)
 		return r;
-	w->result.bytes_again += w->dedup.refused ? p->len : 0;
+	appender_again(a, b, p);
 	r = p->encoded ? 0 : appender_encode(a, b, p, err);
 	return r < 0 ? r : appender_write(a, b, p, ret_known, err);
 }

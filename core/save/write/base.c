@@ -145,21 +145,33 @@ static struct save_base *base_new(const struct save_base *like)
 	return b;
 }
 
+void save_base_unread(struct save_base *b, const struct base_error *why)
+{
+	base_debug("%s entry %llu: %s", b->run, (unsigned long long)b->entry, why->text);
+	if (atomic_load_explicit(&b->unread, memory_order_relaxed))
+		return;
+	b->why = *why;
+	atomic_store_explicit(&b->unread, true, memory_order_release);
+}
+
 static void base_try_open(struct save_base *b, struct store_layout *layout)
 {
 	struct base_error why = {0};
 
 	b->open = base_open(b, layout, &why) == 0;
 	if (!b->open)
-		base_debug("%s entry %llu recognises nothing: %s", b->run, (unsigned long long)b->entry, why.text);
+		save_base_unread(b, &why);
 }
 
 struct save_base *save_base_whole(struct save_base *b)
 {
 	if (!b->excerpt)
 		return b;
-	if (!b->whole && (b->whole = base_new(b)) != NULL)
+	if (!b->whole && (b->whole = base_new(b)) != NULL) {
 		base_try_open(b->whole, NULL);
+		if (!b->whole->open)
+			save_base_unread(b, &b->whole->why);
+	}
 	return b->whole;
 }
 
@@ -213,8 +225,7 @@ void save_bases_release(struct save_bases *all)
 	for (unsigned i = 0; i < save_bases_count(all); i++)
 		base_free(all->all[i]);
 	free(all->attempts.all);
-	all->attempts = (struct base_attempts){0};
-	atomic_store(&all->n, 0);
+	*all = (struct save_bases){0};
 }
 
 /* ---- layouts and lines ---- */
@@ -231,7 +242,7 @@ const struct store_layout *save_base_open_layout(struct save_base *b, uint32_t l
 		b->nlayouts++;
 		b->layouts[layout].tried = true;
 		if (store_open_layout(b->store, &b->m, layout, &b->layouts[layout].layout, &why) < 0)
-			base_debug("%s entry %llu: %s", b->run, (unsigned long long)b->entry, why.text);
+			save_base_unread(b, &why);
 	}
 	return b->layouts[layout].layout;
 }
@@ -272,7 +283,7 @@ const struct store_opened_part *save_base_part(struct save_base *b, uint32_t lin
 		b->lines[line].trusted = b->own || save_trust_has(&b->m.ranks[line].part.digest);
 		b->lines[line].good = base_open_part(b, line, &why) == 0;
 		if (!b->lines[line].good)
-			base_debug("%s entry %llu: %s", b->run, (unsigned long long)b->entry, why.text);
+			save_base_unread(b, &why);
 	}
 	return b->lines[line].good ? &b->lines[line].opened : NULL;
 }
@@ -335,8 +346,9 @@ void save_base_row_put(struct save_base_row *row)
 		save_base_row_free((struct base_row *)row);
 }
 
-const struct store_piece *save_base_piece(const struct save_base_row *of, const struct tensor_box *piece, uint64_t len,
-	const char **ret_pack)
+/* What the base has at that position, whether it may be referred to or not. */
+static const struct store_piece *base_piece_at(const struct save_base_row *of, const struct tensor_box *piece,
+	uint64_t len, const char **ret_pack)
 {
 	const struct base_row *row = (const struct base_row *)of;
 	const struct base_part *part;
@@ -344,15 +356,64 @@ const struct store_piece *save_base_piece(const struct save_base_row *of, const 
 	uint64_t number;
 	size_t box;
 
-	if (!of || atomic_load_explicit(&of->base->gone, memory_order_relaxed)
-		|| !save_base_row_find(row, piece, &box, &number))
+	if (!of || !save_base_row_find(row, piece, &box, &number))
 		return NULL;
 	part = &row->parts[row->from[box].part];
 	p = &part->row.pieces[row->from[box].first + number];
 	if (p->inline_bytes || p->ref.raw_len != len)
 		return NULL;
 	*ret_pack = part->packs[p->ref.pack]; /* in range: the chunk was decoded with the table's size */
-	return store_notes_name(of->base->notes, *ret_pack, &p->ref) ? NULL : p;
+	return p;
+}
+
+static bool base_gone(const struct save_base_row *row)
+{
+	return atomic_load_explicit(&row->base->gone, memory_order_relaxed);
+}
+
+const struct store_piece *save_base_piece(const struct save_base_row *row, const struct tensor_box *piece, uint64_t len,
+	const char **ret_pack)
+{
+	const struct store_piece *p = row && !base_gone(row) ? base_piece_at(row, piece, len, ret_pack) : NULL;
+
+	return p && !store_notes_name(row->base->notes, *ret_pack, &p->ref) ? p : NULL;
+}
+
+/* The base's own piece, which this save does not refer to. */
+static void base_lost_piece(const struct save_base_row *row, const struct store_piece *p, const char *pack,
+	struct base_error *err)
+{
+	const struct save_base *b = row->base;
+
+	if (base_gone(row))
+		base_error_set(err, -ENOENT, "run %s entry %llu was removed meanwhile", b->run,
+			(unsigned long long)b->entry);
+	else if (store_notes_name(b->notes, pack, &p->ref))
+		base_error_set(err, -BASE_EDAMAGED, "vckpt verify found data of pack %s damaged", pack);
+	else
+		base_error_set(err, -EIO, "data of pack %s cannot be used", pack);
+}
+
+bool save_bases_lost(const struct save_bases *all, struct save_base_row *const *rows, unsigned n,
+	const struct tensor_box *piece, uint64_t len, const struct base_digest *digest, struct base_error *err)
+{
+	for (unsigned i = 0; i < n; i++) {
+		const struct save_base *b = rows[i] ? rows[i]->base : all->all[i];
+		const char *pack;
+		const struct store_piece *p = base_piece_at(rows[i], piece, len, &pack);
+		bool unread = !p && atomic_load_explicit(&b->unread, memory_order_acquire);
+
+		if (p && !base_digest_equal(&p->ref.digest, digest))
+			return false;
+		if (p)
+			base_lost_piece(rows[i], p, pack, err);
+		else if (unread)
+			*err = b->why;
+		if (p || unread)
+			return true;
+	}
+	*err = all->unread;
+	return all->unread.code != 0;
 }
 
 bool save_base_trusts(const struct save_base_row *of, const struct store_piece *p)

@@ -26,6 +26,8 @@ struct save_base {
 	struct base_digest manifest;
 	atomic_bool gone;
 	bool open;                              /* false: nothing is recognised by it */
+	atomic_bool unread;                     /* it, or some of it, could not be read, and `why` says why */
+	struct base_error why;                  /* set before `unread` is, then read-only */
 	/* What the last save left: then m is its excerpt, and the layout this save's; borrowed. NULL: m is whole. */
 	const struct save_last *excerpt;
 	uint32_t rank;                          /* that saves */
@@ -50,6 +52,8 @@ struct save_base *save_base_whole(struct save_base *b);
 /* base_keep.c: decides about the attempts of a base that were not decided on with another; *room places are left.
  * -ENOMEM. */
 int save_base_decide(struct save_bases *all, struct save_base *b, size_t *room);
+/* Some of it cannot be read: the first reason stays. Under the lock, or while no other thread knows the base. */
+void save_base_unread(struct save_base *b, const struct base_error *why);
 bool save_base_has_layout(const struct save_base *b, const struct base_digest *layout); /* and can be read */
 /* base_fit.c: length of the attempt in a pack's name, and the pack's class; 0: it has none. */
 size_t save_pack_attempt(const char *pack, const char **ret_class);

@@ -201,18 +201,23 @@ static int gather_line(struct gather *g, uint32_t number, const struct store_lay
 	struct save_base *b = g->base;
 	const struct store_opened_part *line = save_base_part(b, number);
 	uint64_t had = g->have;
+	struct base_error why = {0};
 	struct store_row row;
 	int r = 0;
 
-	if (line && store_part_read_row_cached(b->chunks, b->store, l, &line->part, line->packs,
-		b->m.ranks[number].npacks, tensor, &row, NULL) == 0) {
+	if (line)
+		r = store_part_read_row_cached(b->chunks, b->store, l, &line->part, line->packs,
+			b->m.ranks[number].npacks, tensor, &row, &why);
+	if (r < 0 && r != -ENODATA)
+		save_base_unread(b, &why);
+	if (line && r == 0) {
 		if (row.nboxes > GATHER_BOXES - g->row->boxes.n)
 			store_row_release(&row);
 		else
 			r = gather_add(g, &row, number);
+		if (r < 0)
+			return r;
 	}
-	if (r < 0)
-		return r;
 	if (g->have > had)
 		b->near = number;
 	else

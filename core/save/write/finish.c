@@ -18,12 +18,33 @@ static const char *again_text(uint64_t bytes, char text[static 32])
 	return text;
 }
 
+/* Are so many bytes of all that was written again more than what changed, and 1 % of the save? */
+static bool again_much(const struct save_writer *w, uint64_t again)
+{
+	return again > w->result.raw_bytes_new - w->result.bytes_again &&
+		again >= (w->tensor_bytes + w->blob_bytes) / 100;
+}
+
+bool save_writer_no_base_tell(const struct save_writer *w)
+{
+	char bytes[32];
+
+	if (!again_much(w, w->result.bytes_no_base))
+		return false;
+	base_warning("run %s step %llu: wrote %s that an earlier step has or may have, because it could not be used "
+		"(%s); nothing is lost, but the data may be stored twice: vckpt verify checks the store",
+		w->options.run, (unsigned long long)w->result.step, again_text(w->result.bytes_no_base, bytes),
+		w->no_base.text[0] ? w->no_base.text : base_error_name(w->no_base.code));
+	return true;
+}
+
 bool save_writer_again_tell(const struct save_writer *w)
 {
-	uint64_t again = w->result.bytes_again, changed = w->result.raw_bytes_new - again;
+	uint64_t again = w->result.bytes_again - w->result.bytes_no_base;
+	uint64_t changed = w->result.raw_bytes_new - w->result.bytes_again;
 	char bytes[2][32];
 
-	if (again <= changed || again < (w->tensor_bytes + w->blob_bytes) / 100)
+	if (!again_much(w, again))
 		return false;
 	base_warning("run %s step %llu: wrote %s of unchanged data again, and %s of changed data, because a "
 		"step refers to at most %u earlier saves; vckpt info and vckpt stalls show such bytes of each step",

@@ -86,6 +86,7 @@ struct save_bases {
 	bool layouts;                   /* set like rank: ranks refer to layouts of the bases */
 	atomic_bool merges;             /* some attempt is not kept */
 	struct base_attempts attempts;  /* that the save most likely refers to, decided on first; then read-only */
+	struct base_error unread;       /* why bases were not looked for everywhere; code 0: they were */
 	bool decided; size_t room;      /* after save_bases_decide: how many attempts one more base may keep */
 	size_t taken;                   /* attempts that are kept or named, at most */
 	const struct save_last *last;   /* what the last save left; NULL: nothing */
@@ -123,6 +124,11 @@ void save_base_row_put(struct save_base_row *row); /* NULL-safe */
  * to; else NULL (as for row NULL). Both results live as long as the row. No I/O, about log of the row's boxes. */
 const struct store_piece *save_base_piece(const struct save_base_row *row, const struct tensor_box *piece, uint64_t len,
 	const char **ret_pack);
+/* Of a piece with that digest, which is written: may a base have it all the same? That is, one that could not be read
+ * comes before any that has other bytes at its position; or a base has it, and it is not to be had from there. The
+ * reason, filled into err; false: the piece is new. `rows`: of the first n bases. */
+bool save_bases_lost(const struct save_bases *all, struct save_base_row *const *rows, unsigned n,
+	const struct tensor_box *piece, uint64_t len, const struct base_digest *digest, struct base_error *err);
 /* Is what it says of its bytes believed? Else it is the piece only if these are compared (save_trust_compare). */
 bool save_base_trusts(const struct save_base_row *row, const struct store_piece *p);
 void save_base_place(const struct save_base_row *row, const struct store_piece *p, const char *pack,

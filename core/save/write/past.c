@@ -72,7 +72,7 @@ void save_past_loaded(const struct store *s, const char *run, uint64_t step, uin
 	pthread_mutex_unlock(&loaded.lock);
 }
 
-static int past_loaded_know(const struct past *s)
+static int past_loaded_know(const struct past *s, struct base_error *err)
 {
 	struct past_loaded *l;
 	uint64_t step;
@@ -81,7 +81,7 @@ static int past_loaded_know(const struct past *s)
 	l = loaded_find(s->w->store, s->w->options.run);
 	step = l ? l->step : PROTO_NONE;
 	pthread_mutex_unlock(&loaded.lock);
-	return step == PROTO_NONE ? 0 : store_list_know_step(s->list, step, NULL);
+	return step == PROTO_NONE ? 0 : store_list_know_step(s->list, step, err);
 }
 
 /* The step, if it is visible. It is asked for once: a later save goes on from this one. */
@@ -240,12 +240,18 @@ static bool past_new(const struct store_list_step *seen[static PAST_NEAREST], co
 	return false;
 }
 
+/* Where the first reason goes why something was not found. */
+static struct base_error *past_why(const struct past *s)
+{
+	return s->w->bases.unread.code ? NULL : &s->w->bases.unread;
+}
+
 static const struct save_past_step *past_read(struct past *s, const struct store_list_step *step, uint64_t *ranks)
 {
 	const struct save_past_step *k = past_known(s->p, &step->commit.manifest);
 	struct proto_manifest m;
 
-	if (k || store_manifest_get(s->w->store, s->w->options.run, &step->commit.manifest, &m, NULL) < 0)
+	if (k || store_manifest_get(s->w->store, s->w->options.run, &step->commit.manifest, &m, past_why(s)) < 0)
 		return k;
 	*ranks += m.nranks;
 	k = past_put(s->p, step, &m, NULL);
@@ -264,7 +270,7 @@ static size_t past_before(const struct past *s)
 /* All steps are looked at: pointers to them are void after it. */
 static const struct store_list_step *past_walk(struct past *s, const struct past_want *want)
 {
-	int r = store_list_know_all(s->list, NULL);
+	int r = store_list_know_all(s->list, past_why(s));
 	size_t n = r == 0 ? store_list_count(s->list) : 0, before = past_before(s);
 	struct past_seen seen = {0};
 	uint64_t ranks = 0;
@@ -377,17 +383,22 @@ static int past_last(struct past *s, bool replace, struct base_error *err)
 /* The run's list, read to its end; of the steps that are asked for below, it knows what is visible. */
 static int past_list(struct past *s, bool replace)
 {
+	struct base_error *why = past_why(s);
 	struct save_past *p = s->p;
-	int r = p->list ? store_list_refresh(p->list, NULL)
-		: store_list_open_newest(s->w->store, s->w->options.run, &p->list, NULL);
+	int r = p->list ? store_list_refresh(p->list, why)
+		: store_list_open_newest(s->w->store, s->w->options.run, &p->list, why);
 
 	s->list = p->list;
 	if (r >= 0)
-		r = store_list_know_below(s->list, s->step, NULL);
+		r = store_list_know_below(s->list, s->step, why);
 	if (r >= 0 && replace)
-		r = store_list_know_step(s->list, s->step, NULL);
+		r = store_list_know_step(s->list, s->step, why);
 	if (r >= 0)
-		r = past_loaded_know(s);
+		r = past_loaded_know(s, why);
+	if (r < 0) {
+		store_list_close(base_steal(p->list));
+		base_error_set(past_why(s), r, "the list of run %s: %s", s->w->options.run, base_error_name(r));
+	}
 	return r;
 }
 
@@ -399,10 +410,8 @@ int save_past_bases(struct save_past *p, struct save_writer *w, bool replace, st
 
 	tried->step = s.step;
 	memcpy(tried->attempt, w->result.attempt, sizeof tried->attempt);
-	if (r < 0) {
-		store_list_close(base_steal(p->list));
-		return 0; /* without bases */
-	}
+	if (r < 0)
+		return 0; /* without bases, and bases.unread says why */
 	r = past_near(&s, err);
 	if (r == 0 && save_bases_count(&w->bases) == 0)
 		r = past_last(&s, replace, err);

@@ -62,6 +62,7 @@ struct save_writer {
 	struct save_dedup dedup;
 	struct save_last leaves;        /* a job's: for the next save, once it is announced */
 	struct save_result result;
+	struct base_error no_base;       /* why the first of result.bytes_no_base were written */
 	uint64_t done_bytes, progress_ns;
 };
 void save_writer_progress(struct save_writer *w, uint64_t bytes, bool now);

@@ -358,6 +358,7 @@ int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, stru
 	store_notes_release(&w->notes);
 	if (store_notes_read(w->store, &w->notes) < 0)
 		return base_no_memory(err);
+	w->done_bytes = 0;
 	w->dedup.notes = w->bases.notes = &w->notes;
 	w->bases.rank = w->rank;
 	w->bases.world = w->world;
@@ -428,6 +429,7 @@ void save_writer_end(struct save_writer *w)
 	save_appender_free(base_steal(w->appender));
 	save_bases_release(&w->bases);
 	save_dedup_release(&w->dedup);
+	w->named = NULL;
 	w->attempt = NULL;
 }
 
@@ -466,14 +468,16 @@ static int writer_finish_alone(struct save_writer *w, struct base_error *err)
 	const struct proto_timing timings[] = {{"read", result->read_ns, result->bytes},
 		{"digest", result->digest_ns, result->bytes}, {"encode", result->encode_ns, result->raw_bytes_new},
 		{"write", result->write_ns, result->piece_bytes_new},
-		{.phase = PROTO_TIMING_AGAIN, .bytes = result->bytes_again}};
+		{.phase = PROTO_TIMING_AGAIN, .bytes = result->bytes_again},
+		{.phase = PROTO_TIMING_NO_BASE, .bytes = result->bytes_no_base}};
 	const struct save_measured m = {.timings = timings,
-		.ntimings = BASE_COUNT(timings) - (result->bytes_again == 0)};
+		.ntimings = BASE_COUNT(timings) - (result->bytes_again == 0) - (result->bytes_no_base == 0)};
 	int r = save_writer_finish(w, &m, &result->entry, err);
 
 	if (r == 0) {
 		result->index_behind = writer_index_behind(w);
 		save_writer_again_tell(w);
+		save_writer_no_base_tell(w);
 	}
 	return r;
 }

@@ -43,8 +43,10 @@ struct save_result {
 	uint64_t raw_bytes_new;                         /* their raw bytes */
 	/* raw bytes of pieces known from a base, and of those that stand twice in this save; of new ones, encoded */
 	uint64_t bytes_reused, bytes_duplicate, bytes_encoded;
-	/* raw bytes of new pieces and blobs that the store has, in attempts that the save does not keep (keep.h) */
-	uint64_t bytes_again;
+	/* raw bytes of new pieces and blobs that earlier steps had, for all that is known. Lost: those of them that a
+	 * base has or may have, but it could not be read, or is not to be had from there; of the others the save does
+	 * not keep the attempts (keep.h) */
+	uint64_t bytes_again, bytes_no_base;
 	uint64_t meta_bytes;                            /* layouts, view headers, parts, manifests */
 	uint32_t bases;
 	uint64_t digest_ns, encode_ns, read_ns, write_ns; /* summed over threads */

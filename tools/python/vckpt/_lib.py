@@ -207,11 +207,11 @@ class Phase(Structure):
 
 
 class Timings(Structure):
-    _fields_ = [("phase", Phase * PHASES)] + [(name, c_uint64) for name in (
+    _fields_ = [("size", c_size_t), ("phase", Phase * PHASES), *((name, c_uint64) for name in (
         "submitted_ns", "staged_ns", "committed_ns", "bytes_held", "bytes_staged", "bytes_unchanged",
-        "bytes_deduplicated", "bytes_encoded", "bytes_written", "pieces", "pieces_new", "plan_ns")] + [
-        (name, c_uint32) for name in ("plan_cached", "plan_hits", "plan_misses", "ring_waits")] + [
-        ("bytes_again", c_uint64)]
+        "bytes_deduplicated", "bytes_encoded", "bytes_written", "pieces", "pieces_new", "plan_ns")),
+        *((name, c_uint32) for name in ("plan_cached", "plan_hits", "plan_misses", "ring_waits")),
+        ("bytes_again", c_uint64), ("bytes_no_base", c_uint64)]
 
 
 class TensorInfo(Structure):

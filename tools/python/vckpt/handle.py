@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable
-from ctypes import byref
+from ctypes import byref, sizeof
 from typing import TYPE_CHECKING, Any
 
 from . import _lib
@@ -123,9 +123,9 @@ class Handle:
     def timings(self) -> dict[str, Any]:
         """What this rank did: phases (start and end in ns since the epoch, ns that threads were busy, bytes), bytes by
         fate, plan."""
-        found = _lib.Timings()
+        found = _lib.Timings(size=sizeof(_lib.Timings))
         self._check(_lib.lib().vckpt_save_timings(self._at(), byref(found)))
-        result = {name: getattr(found, name) for name, *_ in _lib.Timings._fields_[1:]}
+        result = {name: getattr(found, name) for name, *_ in _lib.Timings._fields_[2:]}
         result["call_ns"] = self._called_ns
         result["phases"] = {phase.name.decode(): {field: getattr(phase, field) for field, *_ in _lib.Phase._fields_[1:]}
                             for phase in found.phase if phase.name}
