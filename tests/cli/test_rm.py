@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt rm: one step, several, a range, a run; what is asked, and what is left when something fails."""
+import json
 import os
 import re
 import shutil
@@ -84,6 +85,21 @@ def test_what_is_removed(vckpt, store, left, words, rest):
     assert [s["step"] for s in done["removed"]] == sorted(set(STEPS) - set(rest)) and not done["failed"]
     assert done["removed"] == would["removed"] and left() == rest and left("b") == [1, 2]
     assert vckpt("verify", store).returncode == 0
+
+
+def test_the_step_that_was_saved_last_stays(vckpt, store, left):
+    """A job went back, and saves below the numbers that it left behind."""
+    vckpt("import", store, "a/7", store.parent / "new.npy")
+    for words, goes, warns in ((["a", "--keep-last", "1"], [0, 5, 10, 12], True),
+                               (["a/..10", "--keep-last", "2", "--keep-every", "5"], [], True),
+                               (["a/..8", "--keep-every", "5"], [7], False), (["a/7"], [7], False)):
+        done = vckpt("rm", store, *words, "--yes", "--dry-run", "--json")
+        assert [s["step"] for s in json.loads(done.stdout)["removed"]] == goes
+        assert ("run a: step 7 was saved last, but steps up to 20 are there: --keep-last counts by number, and keeps "
+                "step 7 as well (vckpt rm STORE a/8.. removes" in done.stderr) == warns, done.stderr
+    assert not vckpt("rm", store, "b", "--keep-last", "1", "-y").stderr
+    vckpt("rm", store, "a/8..")
+    assert left() == [0, 5, 7]
 
 
 def test_what_is_said(vckpt, store):

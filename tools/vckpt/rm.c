@@ -156,9 +156,21 @@ static int add_victim(struct rm *rm, struct wanted *w, const struct store_list_s
 	return 0;
 }
 
-static bool kept(const struct rm *rm, const struct store_list *l, size_t i)
+/* Number of the step that was saved last. It is not the one with the highest number where a job went back. */
+static size_t saved_last(const struct store_list *l)
 {
-	return (rm->keep_last && store_list_count(l) - i <= rm->keep_last) ||
+	size_t last = 0;
+
+	for (size_t i = 1; i < store_list_count(l); i++)
+		if (store_list_at(l, i)->entry > store_list_at(l, last)->entry)
+			last = i;
+	return last;
+}
+
+/* last: what a job goes on from, so --keep-last never lets it go. */
+static bool kept(const struct rm *rm, const struct store_list *l, size_t i, size_t last)
+{
+	return (rm->keep_last && (store_list_count(l) - i <= rm->keep_last || i == last)) ||
 		(rm->keep_every && store_list_at(l, i)->step % rm->keep_every == 0);
 }
 
@@ -177,10 +189,25 @@ static int none_there(struct rm *rm, const struct wanted *w, const struct store_
 	return tool_no_step(rm->t, rm->store, l, which);
 }
 
+static void say_order(const struct rm *rm, const struct wanted *w, const struct store_list *l, size_t last)
+{
+	size_t n = store_list_count(l);
+	uint64_t step = n ? store_list_at(l, last)->step : 0;
+
+	if (rm->keep_last && !rm->t->quiet && n && last != n - 1)
+		base_warning("run %s: step %" PRIu64 " was saved last, but steps up to %" PRIu64 " are there: "
+			"--keep-last counts by number, and keeps step %" PRIu64 " as well (vckpt rm STORE "
+			"%s/%" PRIu64 ".. removes what a job left behind that went back)", w->target.run, step,
+			store_list_at(l, n - 1)->step, step, w->target.run, step + 1);
+}
+
 static int find_several(struct rm *rm, struct wanted *w, const struct store_list *l)
 {
+	size_t last = saved_last(l);
 	bool any = false;
 	int code = 0;
+
+	say_order(rm, w, l, last);
 
 	for (size_t i = 0; i < store_list_count(l) && code == 0; i++) {
 		const struct store_list_step *step = store_list_at(l, i);
@@ -188,7 +215,7 @@ static int find_several(struct rm *rm, struct wanted *w, const struct store_list
 		if (w->kind == WANTED_RANGE && (step->step < w->first || step->step > w->last))
 			continue;
 		any = true;
-		if (!kept(rm, l, i))
+		if (!kept(rm, l, i, last))
 			code = add_victim(rm, w, step);
 	}
 	return any ? code : none_there(rm, w, l);
