@@ -24,18 +24,21 @@ static void missing_why(const struct store_attempt *a, uint32_t rank, enum store
 	case STORE_RANK_FINE:
 	case STORE_RANK_AWAITED: why[0] = 0; return;
 	case STORE_RANK_LATE:
-		snprintf(why, 200, "it lives, but has not announced its part %g s after rank %u on %.64s did",
-			(double)l->deadline_ms / 1000, l->rank, store_hostname());
+		snprintf(why, 200, "it has not announced its part %g s after rank %u on %.64s did, which "
+			"is the deadline; its heartbeat moved %g s ago", (double)l->deadline_ms / 1000, l->rank,
+			store_hostname(), (double)store_watch_still_ms(l->watch, rank) / 1000);
 		return;
 	case STORE_RANK_NEVER:
-		snprintf(why, 200, "it did not come within %g s (seen by rank %u on %.64s)", (double)l->start_ms / 1000,
-			l->rank, store_hostname());
+		snprintf(why, 200, "it did not come within %g s (seen by rank %u on %.64s): see whether it was "
+			"started, and start the job again", (double)l->start_ms / 1000, l->rank, store_hostname());
 		return;
 	case STORE_RANK_DIED:
-		snprintf(why, 200, "its process is gone (seen by rank %u on %.64s)", l->rank, store_hostname());
+		snprintf(why, 200, "its process is gone (seen by rank %u on %.64s): start the job again", l->rank,
+			store_hostname());
 		return;
 	case STORE_RANK_STOPPED:
-		snprintf(why, 200, "its heartbeat stood still for %g s (seen by rank %u on %.64s)",
+		snprintf(why, 200, "its heartbeat stood still for %g s (seen by rank %u on %.64s): unless it goes on, "
+			"start the job again",
 			(double)store_watch_limit_ms(l->watch, rank) / 1000, l->rank, store_hostname());
 		return;
 	}

@@ -119,5 +119,6 @@ int store_watch_look(struct store_watch *w);
  * gives the time-outs anew. host: PROTO_HOST_MAX bytes, empty where it is not known. */
 enum store_rank_state store_watch_judge(struct store_watch *w, uint32_t rank, uint64_t since, char *host);
 uint64_t store_watch_limit_ms(struct store_watch *w, uint32_t rank); /* how long its heartbeat may stand still */
+uint64_t store_watch_still_ms(struct store_watch *w, uint32_t rank); /* how long it has, as far as was seen */
 
 #endif

@@ -251,6 +251,16 @@ enum store_rank_state store_watch_judge(struct store_watch *w, uint32_t rank, ui
 	return state;
 }
 
+uint64_t store_watch_still_ms(struct store_watch *w, uint32_t rank)
+{
+	uint64_t changed, now = base_monotonic_ms();
+
+	pthread_mutex_lock(&w->lock);
+	changed = w->ranks[rank].changed_ms;
+	pthread_mutex_unlock(&w->lock);
+	return now - base_min(changed, now);
+}
+
 uint64_t store_watch_limit_ms(struct store_watch *w, uint32_t rank)
 {
 	uint64_t ms;

@@ -339,19 +339,24 @@ static int band_confirm(struct save_band *b, const struct save_writer *w, const 
 		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)));
 }
 
-/* Only where the store changes against its rules, since the piece was sought before it was left out. */
-static int band_is_absent(struct save_band *b, const struct save_piece *p)
+/* The piece was sought before it was left out, so the storage failed since, or the store changes against its rules. */
+static int band_is_absent(struct save_band *b, const struct save_writer *w, const struct save_piece *p)
 {
-	return base_error_set(&b->err, -ESTALE,
-		"piece %llu was not copied, because the last step has the same; now it is not found there any more, "
-		"though that step was named as a base: this save is given up, the next one copies it",
-		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)));
+	static const struct base_digest none;
+	struct base_error why = {0};
+
+	save_bases_lost(&w->bases, b->rows, b->nrows, &p->box, p->len, &none, &why);
+	return base_error_set(&b->err, -BASE_EABORTED,
+		"piece %llu was not copied, because the last step has the same, and now it is not found there (%s): "
+		"this save is given up, and the next one copies the piece; vckpt verify checks the store",
+		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)),
+		why.text[0] ? why.text : "its record is there no more");
 }
 
 int save_band_confirm(struct save_band *b, const struct save_writer *w, const struct save_piece *p)
 {
 	if (p->absent)
-		return band_is_absent(b, p);
+		return band_is_absent(b, w, p);
 	band_cut(b);
 	return band_confirm(b, w, p, b->raw + p->offset);
 }
@@ -617,7 +622,7 @@ int save_band_process(struct save_band *b, struct save_writer *w)
 		p->absent = b->absent && b->absent[i];
 		r = band_recognised(b, w, p);
 		if (r == 0 && p->absent)
-			return band_is_absent(b, p);
+			return band_is_absent(b, w, p);
 		if (r == 0) {
 			g.pieces[g.n++] = p;
 			g.len += p->len;
