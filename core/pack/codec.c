@@ -104,47 +104,71 @@ static bool looks_worth_it(const uint8_t *in, size_t len, uint8_t *out, struct c
 		&s->u.lz4, (const char *)in, (char *)out, (int)len, (int)len - 1, CODEC_LOOK_ACCELERATION) > 0;
 }
 
-/* The better transform for the sampled blocks; `out` is overwritten. */
-static enum store_transform choose(
-	unsigned word_bytes, const uint8_t *bytes, size_t len, uint8_t *out, struct codec_scratch *s, bool *ret_gain)
+/* The sampled blocks that were encoded with the transform of the word: where such a block is in the object, there it is
+ * in `out`, so that nothing before it reaches it. They need not be encoded again. */
+struct sampled { uint64_t blocks[CODEC_SAMPLE_BLOCKS]; size_t stored[CODEC_SAMPLE_BLOCKS]; unsigned n; };
+
+/* The better transform for the sampled blocks. */
+static enum store_transform choose(unsigned word_bytes, const uint8_t *bytes, size_t len, uint8_t *out,
+	struct codec_scratch *s, struct sampled *ret_sampled, bool *ret_gain)
 {
 	uint64_t blocks = base_block_count(len), samples = base_min(blocks, CODEC_SAMPLE_BLOCKS);
 	uint64_t raw = 0, plain = 0, planes = 0; /* bytes of the sampled blocks: as they are, and stored */
 	enum store_transform best = transform_of_word(word_bytes);
 
+	ret_sampled->n = 0;
 	for (uint64_t k = 0; k < samples; k++) {
 		uint64_t i = (2 * ((k + (samples - 1) / 2) % samples) + 1) * blocks / (2 * samples);
 		const uint8_t *in = bytes + i * BASE_BLOCK_BYTES;
+		uint8_t *to = out + i * BASE_BLOCK_BYTES;
 		size_t n = block_len(len, i), by_plain = n, by_planes = n;
-		if (plain < raw || planes < raw || k == 0 || looks_worth_it(in, n, out, s)) {
-			by_plain = encode_block(&transforms[STORE_TRANSFORM_NONE], in, n, out, s);
-			by_planes = encode_block(&transforms[best], in, n, out, s);
+		if (plain < raw || planes < raw || k == 0 || looks_worth_it(in, n, to, s)) {
+			by_plain = encode_block(&transforms[STORE_TRANSFORM_NONE], in, n, to, s);
+			by_planes = encode_block(&transforms[best], in, n, to, s);
+			ret_sampled->blocks[ret_sampled->n] = i;
+			ret_sampled->stored[ret_sampled->n++] = by_planes;
 		}
 		raw += n;
 		plain += by_plain ? by_plain : n;
 		planes += by_planes ? by_planes : n;
 	}
 	*ret_gain = gains(base_min(plain, planes), samples, raw);
-	return plain <= planes ? STORE_TRANSFORM_NONE : best;
+	if (plain > planes)
+		return best;
+	if (best != STORE_TRANSFORM_NONE)
+		ret_sampled->n = 0; /* what is in `out` is not wanted */
+	return STORE_TRANSFORM_NONE;
+}
+
+/* Block i of the object, to out + at. Its stored length, or 0 when it would not get smaller. */
+static size_t encode_at(enum store_transform id, const struct sampled *sampled, const uint8_t *bytes, size_t len,
+	uint64_t i, uint8_t *out, uint64_t at, struct codec_scratch *s)
+{
+	for (unsigned k = 0; k < sampled->n; k++)
+		if (sampled->blocks[k] == i) {
+			memmove(out + at, out + i * BASE_BLOCK_BYTES, sampled->stored[k]);
+			return sampled->stored[k];
+		}
+	return encode_block(&transforms[id], bytes + i * BASE_BLOCK_BYTES, block_len(len, i), out + at, s);
 }
 
 uint16_t store_codec_encode(unsigned word_bytes, const uint8_t *bytes, size_t len, uint8_t *out, uint32_t *ret_lens,
 	uint64_t *ret_stored_len, void *scratch)
 {
 	struct codec_scratch *s = scratch_of(scratch);
+	struct sampled sampled;
 	bool gain = false;
 	*ret_stored_len = len;
 	if (len == 0 || len > STORE_ENCODED_MAX_BYTES)
 		return STORE_CODEC_RAW;
-	enum store_transform id = choose(word_bytes, bytes, len, out, s, &gain);
+	enum store_transform id = choose(word_bytes, bytes, len, out, s, &sampled, &gain);
 	if (!gain)
 		return STORE_CODEC_RAW;
 	uint64_t blocks = base_block_count(len), stored = 0;
 	for (uint64_t i = 0; i < blocks; i++) {
-		const uint8_t *in = bytes + i * BASE_BLOCK_BYTES;
-		size_t raw = block_len(len, i), n = encode_block(&transforms[id], in, raw, out + stored, s);
+		size_t raw = block_len(len, i), n = encode_at(id, &sampled, bytes, len, i, out, stored, s);
 		if (n == 0) {
-			memcpy(out + stored, in, raw);
+			memcpy(out + stored, bytes + i * BASE_BLOCK_BYTES, raw);
 			ret_lens[i] = (uint32_t)raw | STORE_BLOCK_RAW;
 			stored += raw;
 		} else {

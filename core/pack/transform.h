@@ -17,9 +17,9 @@ void transform_bitplane32_decode(const uint8_t *in, size_t len, uint8_t *out, ui
 void transform_bitplane64_encode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
 void transform_bitplane64_decode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
 
-/* Which implementation runs: -1 the best of this CPU (the default), 0 portable, 1 AVX2, 2 AVX2 with GFNI; the best
- * below where this CPU lacks it. For tests: all give the same bytes. Returns what is used from now on. Not to be called
- * while others transform. */
+/* Which implementation runs: -1 the best of this CPU (the default), 0 portable, 1 AVX2, 2 AVX-512 with VBMI and GFNI;
+ * the best below where this CPU lacks it. For tests: all give the same bytes. Returns what is used from now on. Not to
+ * be called while others transform. */
 int transform_select(int which);
 
 #endif

@@ -9,10 +9,10 @@
  * ordered by falling noise: byte 0 bit 0 (the end of the mantissa) first, the sign last. Bit j of byte i of a plane
  * belongs to word 8 i + j.
  *
- * The vector versions give the same bytes as the portable one: AVX2, and for decoding AVX2 with GFNI (Intel from Ice
- * Lake, AMD from Zen 4 on), which has an instruction that transposes bits. They do not count on the compiler to
- * vectorize, which gcc -O2 does for few loops. SSE2 would help CPUs older than 2013 only: they run the portable
- * code. */
+ * The vector versions give the same bytes as the portable one: AVX2, and AVX-512 with VBMI and GFNI (Intel from Ice
+ * Lake, AMD from Zen 4 on), which has instructions that transpose bits and that permute the bytes of a register. They
+ * do not count on the compiler to vectorize, which gcc -O2 does for few loops. SSE2 would help CPUs older than 2013
+ * only: they run the portable code. */
 #include "core/pack/transform.h"
 
 #include <stdatomic.h>
@@ -24,7 +24,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define AVX2 __attribute__((target("avx2")))
-#define GFNI __attribute__((target("avx2,gfni")))
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vbmi,gfni")))
 #define UNROLL _Pragma("GCC unroll 8") /* registers in arrays stay registers, with -O2 too */
 #endif
 
@@ -193,28 +193,6 @@ AVX2 static void gather_avx2(const uint8_t *in, size_t n, uint8_t *out)
 	gather_portable(in, i, n, out);
 }
 
-/* The instruction multiplies each byte with a matrix A of 8 x 8 bits. Of a byte whose only bit is i, bit j of the
- * product is bit i of byte 7 - j of A: so planes that are taken backwards come out transposed. */
-GFNI static void gather_gfni(const uint8_t *in, size_t n, uint8_t *out)
-{
-	const __m256i unit = _mm256_set1_epi64x((int64_t)UINT64_C(0x8040201008040201));
-	size_t i = 0;
-
-	for (; i + 256 <= n; i += 256) {
-		__m256i r[8], low[4], high[4];
-
-		UNROLL
-		for (size_t k = 0; k < 8; k++)
-			r[k] = load(in + (7 - k) * (n / 8) + i / 8);
-		interleave8(r, low, high);
-		UNROLL
-		for (int q = 0; q < 4; q++)
-			halves_store(out + i, q, _mm256_gf2p8affine_epi64_epi8(unit, low[q], 0),
-				_mm256_gf2p8affine_epi64_epi8(unit, high[q], 0));
-	}
-	gather_portable(in, i, n, out);
-}
-
 AVX2 static void split2_avx2(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
 {
 	const __m256i mask = _mm256_set1_epi16(0xff);
@@ -326,13 +304,12 @@ static void encode_avx2(const uint8_t *in, size_t words, unsigned width, uint8_t
 		spread_avx2(bytes + b * words, words, out + b * words);
 }
 
-INLINE void decode_vectors(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch,
-	void (*gather)(const uint8_t *in, size_t n, uint8_t *out))
+static void decode_avx2(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch)
 {
 	uint8_t *bytes = width > 1 ? scratch : out;
 
 	for (unsigned b = 0; b < width; b++)
-		gather(in + b * words, words, bytes + b * words);
+		gather_avx2(in + b * words, words, bytes + b * words);
 	switch (width) {
 	case 2: join2_avx2(scratch, words, out); break;
 	case 4: join4_avx2(scratch, words, out); break;
@@ -340,14 +317,144 @@ INLINE void decode_vectors(const uint8_t *in, size_t words, unsigned width, uint
 	}
 }
 
-static void decode_avx2(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch)
+/* ---- the same with registers of 64 bytes ---- */
+
+AVX512 INLINE __m512i load64(const uint8_t *at) { return _mm512_loadu_si512(at); }
+AVX512 INLINE void store64(uint8_t *at, __m512i v) { _mm512_storeu_si512(at, v); }
+
+/* Byte 8 i + j <-> byte 8 j + i. */
+AVX512 INLINE __m512i transpose_bytes(__m512i v)
 {
-	decode_vectors(in, words, width, out, scratch, gather_avx2);
+	const __m512i from = _mm512_set_epi64(0x3f372f271f170f07, 0x3e362e261e160e06, 0x3d352d251d150d05,
+		0x3c342c241c140c04, 0x3b332b231b130b03, 0x3a322a221a120a02, 0x3931292119110901, 0x3830282018100800);
+
+	return _mm512_permutexvar_epi8(from, v);
 }
 
-static void decode_gfni(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch)
+/* Bit j of byte i <-> bit i of byte j, of each 8 bytes. The instruction multiplies each byte with a matrix A of 8 x 8
+ * bits. Of a byte whose only bit is i, bit j of the product is bit i of byte 7 - j of A: so the bytes of A are turned
+ * round before. */
+AVX512 INLINE __m512i transpose_bits(__m512i v)
 {
-	decode_vectors(in, words, width, out, scratch, gather_gfni);
+	const __m512i unit = _mm512_set1_epi64((int64_t)UINT64_C(0x8040201008040201));
+	const __m512i round = _mm512_set4_epi64(0x08090a0b0c0d0e0f, 0x0001020304050607, 0x08090a0b0c0d0e0f,
+		0x0001020304050607);
+
+	return _mm512_gf2p8affine_epi64_epi8(unit, _mm512_shuffle_epi8(v, round), 0);
+}
+
+/* Each 8 bytes j of register i <-> 8 bytes i of register j. */
+AVX512 INLINE void transpose8_avx512(__m512i *r)
+{
+	__m512i a[8], b[8];
+
+	UNROLL
+	for (int i = 0; i < 4; i++) {
+		a[2 * i] = _mm512_unpacklo_epi64(r[2 * i], r[2 * i + 1]);
+		a[2 * i + 1] = _mm512_unpackhi_epi64(r[2 * i], r[2 * i + 1]);
+	}
+	UNROLL
+	for (int i = 0; i < 2; i++) { /* quarters of registers: 0 and 2, or 1 and 3, of two */
+		b[i] = _mm512_shuffle_i32x4(a[i], a[2 + i], 0x88);
+		b[2 + i] = _mm512_shuffle_i32x4(a[i], a[2 + i], 0xdd);
+		b[4 + i] = _mm512_shuffle_i32x4(a[4 + i], a[6 + i], 0x88);
+		b[6 + i] = _mm512_shuffle_i32x4(a[4 + i], a[6 + i], 0xdd);
+	}
+	UNROLL
+	for (int i = 0; i < 4; i++) {
+		r[i] = _mm512_shuffle_i32x4(b[i], b[4 + i], 0x88);
+		r[4 + i] = _mm512_shuffle_i32x4(b[i], b[4 + i], 0xdd);
+	}
+}
+
+AVX512 static void spread_avx512(const uint8_t *in, size_t n, uint8_t *out)
+{
+	size_t i = 0;
+
+	for (; i + 512 <= n; i += 512) {
+		__m512i r[8];
+
+		UNROLL
+		for (size_t k = 0; k < 8; k++)
+			r[k] = transpose_bytes(transpose_bits(load64(in + i + 64 * k)));
+		transpose8_avx512(r);
+		UNROLL
+		for (size_t k = 0; k < 8; k++)
+			store64(out + k * (n / 8) + i / 8, r[k]);
+	}
+	spread_portable(in, i, n, out);
+}
+
+AVX512 static void gather_avx512(const uint8_t *in, size_t n, uint8_t *out)
+{
+	size_t i = 0;
+
+	for (; i + 512 <= n; i += 512) {
+		__m512i r[8];
+
+		UNROLL
+		for (size_t k = 0; k < 8; k++)
+			r[k] = load64(in + k * (n / 8) + i / 8);
+		transpose8_avx512(r);
+		UNROLL
+		for (size_t k = 0; k < 8; k++)
+			store64(out + i + 64 * k, transpose_bits(transpose_bytes(r[k])));
+	}
+	gather_portable(in, i, n, out);
+}
+
+AVX512 static void split2_avx512(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
+{
+	const __m512i even = _mm512_set_epi64(0x7e7c7a7876747270, 0x6e6c6a6866646260, 0x5e5c5a5856545250,
+		0x4e4c4a4846444240, 0x3e3c3a3836343230, 0x2e2c2a2826242220, 0x1e1c1a1816141210, 0x0e0c0a0806040200);
+	const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi8(1));
+	size_t i = 0;
+
+	for (; i + 64 <= words; i += 64) {
+		__m512i a = load64(in + 2 * i), b = load64(in + 2 * i + 64);
+
+		store64(out + i, _mm512_permutex2var_epi8(a, even, b));
+		store64(out + words + i, _mm512_permutex2var_epi8(a, odd, b));
+	}
+	split_body(in, i, words, 2, out);
+}
+
+AVX512 static void join2_avx512(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
+{
+	size_t i = 0;
+
+	for (; i + 32 <= words; i += 32) {
+		__m512i low = _mm512_cvtepu8_epi16(load(in + i)), high = _mm512_cvtepu8_epi16(load(in + words + i));
+
+		store64(out + 2 * i, _mm512_or_si512(low, _mm512_slli_epi16(high, 8)));
+	}
+	join_body(in, i, words, 2, out);
+}
+
+static void encode_avx512(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch)
+{
+	const uint8_t *bytes = width > 1 ? scratch : in;
+
+	switch (width) {
+	case 2: split2_avx512(in, words, scratch); break;
+	case 4: split4_avx2(in, words, scratch); break;
+	case 8: split8_avx2(in, words, scratch); break;
+	}
+	for (unsigned b = 0; b < width; b++)
+		spread_avx512(bytes + b * words, words, out + b * words);
+}
+
+static void decode_avx512(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch)
+{
+	uint8_t *bytes = width > 1 ? scratch : out;
+
+	for (unsigned b = 0; b < width; b++)
+		gather_avx512(in + b * words, words, bytes + b * words);
+	switch (width) {
+	case 2: join2_avx512(scratch, words, out); break;
+	case 4: join4_avx2(scratch, words, out); break;
+	case 8: join8_avx2(scratch, words, out); break;
+	}
 }
 #endif
 
@@ -360,7 +467,8 @@ int transform_select(int which)
 	int use = 0;
 #if defined(__x86_64__)
 	if (__builtin_cpu_supports("avx2"))
-		use = __builtin_cpu_supports("gfni") ? 2 : 1;
+		use = __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bw") &&
+			__builtin_cpu_supports("gfni") ? 2 : 1;
 #endif
 	if (which >= 0 && which < use)
 		use = which;
@@ -368,44 +476,36 @@ int transform_select(int which)
 	return use;
 }
 
-static void encode(const uint8_t *in, size_t len, unsigned width, uint8_t *out, uint8_t *scratch)
-{
-	int use = atomic_load_explicit(&selected, memory_order_relaxed);
-	if (use < 0)
-		use = transform_select(-1);
-	size_t words = len / width & ~(size_t)7, done = words * width;
-	plane_func f = encode_portable;
+static const plane_func encoders[] = {encode_portable,
 #if defined(__x86_64__)
-	if (use > 0)
-		f = encode_avx2;
+	encode_avx2, encode_avx512,
 #endif
-	f(in, words, width, out, scratch);
-	memcpy(out + done, in + done, len - done);
-}
+}, decoders[] = {decode_portable,
+#if defined(__x86_64__)
+	decode_avx2, decode_avx512,
+#endif
+};
 
-static void decode(const uint8_t *in, size_t len, unsigned width, uint8_t *out, uint8_t *scratch)
+/* Of the words that a plane has whole bytes of; what is behind them stays as it is. */
+static void planes(const plane_func *by, const uint8_t *in, size_t len, unsigned width, uint8_t *out, uint8_t *scratch)
 {
 	int use = atomic_load_explicit(&selected, memory_order_relaxed);
+	size_t words = len / width & ~(size_t)7, done = words * width;
+
 	if (use < 0)
 		use = transform_select(-1);
-	size_t words = len / width & ~(size_t)7, done = words * width;
-	plane_func f = decode_portable;
-#if defined(__x86_64__)
-	if (use > 0)
-		f = use == 1 ? decode_avx2 : decode_gfni;
-#endif
-	f(in, words, width, out, scratch);
+	by[use](in, words, width, out, scratch);
 	memcpy(out + done, in + done, len - done);
 }
 
 #define BITPLANE(bits)                                                                                                 \
 	void transform_bitplane##bits##_encode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch)          \
 	{                                                                                                              \
-		encode(in, len, bits / 8, out, scratch);                                                               \
+		planes(encoders, in, len, bits / 8, out, scratch);                                                     \
 	}                                                                                                              \
 	void transform_bitplane##bits##_decode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch)          \
 	{                                                                                                              \
-		decode(in, len, bits / 8, out, scratch);                                                               \
+		planes(decoders, in, len, bits / 8, out, scratch);                                                     \
 	}
 BITPLANE(8)
 BITPLANE(16)
