@@ -60,6 +60,12 @@ int store_pack_writer_open(struct store_storage *s, const uint8_t store_id[16], 
 int store_pack_append(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
 	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
 	const uint32_t *lens, struct store_object_ref *ret_ref);
+/* The same, of memory that was lent (storage.h): it may be in use until the writer is sealed or abandoned. lent NULL: as
+ * above. store_pack_keep: what is used of lent memory only because no more came after it is copied. */
+int store_pack_append_lent(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
+	const uint32_t *lens, struct store_lent *lent, struct store_object_ref *ret_ref);
+void store_pack_keep(struct store_pack_writer *w);
 /* Convenience for small things: digests, checks and appends raw bytes (codec raw). */
 int store_pack_append_raw(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len,
 	struct store_object_ref *ret_ref);

@@ -44,12 +44,20 @@ static int fail(struct store_pack_writer *w, int r)
 	return r;
 }
 
-static int put(struct store_pack_writer *w, const void *bytes, uint64_t len)
+/* lent: NULL, or of what memory the bytes are. */
+static int put_lent(struct store_pack_writer *w, const void *bytes, uint64_t len, struct store_lent *lent)
 {
-	int r = w->storage->ops->writer_append(w->out, bytes, len);
+	const struct store_storage_ops *ops = w->storage->ops;
+	int r = lent && ops->writer_append_lent ? ops->writer_append_lent(w->out, bytes, len, lent)
+						: ops->writer_append(w->out, bytes, len);
 	if (r == 0)
 		w->at += len;
 	return fail(w, r);
+}
+
+static int put(struct store_pack_writer *w, const void *bytes, uint64_t len)
+{
+	return put_lent(w, bytes, len, NULL);
 }
 
 static int pad(struct store_pack_writer *w, uint64_t align)
@@ -132,9 +140,9 @@ static int append_refuse(const struct store_pack_writer *w, enum store_object_ki
 	return lens && sum == stored_len && stored_len < raw_len ? 0 : -EINVAL;
 }
 
-int store_pack_append(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+int store_pack_append_lent(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
 	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
-	const uint32_t *lens, struct store_object_ref *ret_ref)
+	const uint32_t *lens, struct store_lent *lent, struct store_object_ref *ret_ref)
 {
 	int r = append_refuse(w, kind, codec, stored_len, raw_len, lens);
 	if (r == 0)
@@ -147,7 +155,7 @@ int store_pack_append(struct store_pack_writer *w, const struct base_digest *dig
 		.stored_len = stored_len,
 		.codec = codec,
 		.kind = (uint8_t)kind };
-	r = put(w, stored, stored_len);
+	r = put_lent(w, stored, stored_len, lent);
 	if (r < 0)
 		return r;
 	uint64_t blocks = base_block_count(raw_len);
@@ -156,6 +164,19 @@ int store_pack_append(struct store_pack_writer *w, const struct base_digest *dig
 	for (uint64_t i = 0; codec != STORE_CODEC_RAW && i < blocks; i++)
 		base_buf_put32(&w->extent_checks, lens[i]);
 	return object_end(w, ret_ref);
+}
+
+int store_pack_append(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
+	const uint32_t *lens, struct store_object_ref *ret_ref)
+{
+	return store_pack_append_lent(w, digest, kind, codec, stored, stored_len, raw_len, checks, lens, NULL, ret_ref);
+}
+
+void store_pack_keep(struct store_pack_writer *w)
+{
+	if (w->storage->ops->writer_keep)
+		w->storage->ops->writer_keep(w->out);
 }
 
 int store_pack_append_raw(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len,

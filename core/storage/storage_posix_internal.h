@@ -153,9 +153,33 @@ bool posix_pace_note(struct posix_pace *p, bool more, uint64_t now_ns);
 /* There is no memory for more than that. */
 void posix_pace_bound(struct posix_pace *p, unsigned width);
 
+/* ---- storage_posix_buffer.c ---- */
+enum {
+	POSIX_BUFFER_BYTES = 4 << 20,
+	POSIX_BUFFER_ALIGN = 4096, /* what O_DIRECT asks for; and the kernel copies faster from a page on */
+	POSIX_BUFFER_PART = 32 << 10, /* less is copied */
+	POSIX_BUFFER_PARTS = POSIX_BUFFER_BYTES / POSIX_BUFFER_PART,
+};
+struct posix_part { const uint8_t *bytes; size_t at, len; struct store_lent *lent; };
+struct posix_buffer {
+	uint8_t *bytes;         /* POSIX_BUFFER_BYTES, of which those of the parts are not used */
+	unsigned nparts;
+	struct posix_part parts[POSIX_BUFFER_PARTS]; /* by place; do not overlap */
+};
+struct posix_buffer *posix_buffer_new(void);   /* NULL: no memory */
+void posix_buffer_free(struct posix_buffer *b); /* NULL-safe */
+/* Behind all other parts, at most up to the end. false: it has too many parts. */
+bool posix_buffer_lend(struct posix_buffer *b, size_t at, const uint8_t *bytes, size_t len, struct store_lent *lent);
+void posix_buffer_return(struct posix_buffer *b); /* what was lent; its places hold nothing then */
+void posix_buffer_keep(struct posix_buffer *b);   /* copies what was lent, and returns it */
+/* Its first len bytes to that place of the file: all or an error. */
+int posix_buffer_write(const struct posix_buffer *b, int fd, uint64_t at, size_t len);
+
 /* ---- storage_posix_pack.c ---- */
 int posix_writer_open(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);
 int posix_writer_append(struct store_storage_writer *w, const void *bytes, size_t len);
+int posix_writer_append_lent(struct store_storage_writer *w, const void *bytes, size_t len, struct store_lent *lent);
+void posix_writer_keep(struct store_storage_writer *w);
 int posix_writer_reopen(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);
 int posix_writer_seal(struct store_storage_writer *w);
 int posix_writer_seal_over(struct store_storage_writer *w, int (*check)(void *arg, const char *name), void *arg);

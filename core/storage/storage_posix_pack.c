@@ -2,7 +2,8 @@
  *
  * storage_posix_pack: a pack while it is being made (the rules of storage_posix_write hold for it too).
  *
- *   append   copies into a buffer of 4 MiB; a full one is the threads', append waits while there is no other
+ *   append   copies into a buffer of 4 MiB, or only notes where lent bytes are; a full one is the threads', append
+ *            waits while there is no other
  *   threads  write the full buffers, taken in order, so that whoever makes the bytes never waits for a disk that keeps
  *            up
  *   seal     waits for the threads, writes what is left, fsyncs, publishes
@@ -35,8 +36,6 @@
 #include "core/storage/storage_posix_internal.h"
 
 enum {
-	WRITER_BUFFER_BYTES = 4 << 20,
-	WRITER_BUFFER_ALIGN = 4096, /* what O_DIRECT asks for; and the kernel copies faster from a page on */
 	WRITER_SPARE = 2,       /* buffers besides those that are written: one is filled, one waits */
 	WRITER_BUFFERS = POSIX_PACE_MAX + WRITER_SPARE,
 };
@@ -50,15 +49,16 @@ struct store_storage_writer {
 	struct posix_storage *storage;
 	int dir;
 	struct posix_temp temp;
-	uint8_t *bytes;           /* the buffer being filled */
+	struct posix_buffer *buffer; /* being filled */
 	size_t used;
+	size_t lent_align;        /* lent bytes begin at multiples of that in memory, else they are copied; 0: not known */
 	int told;                 /* the caller's copy of the error */
 	pthread_t threads[POSIX_PACE_MAX];
 	unsigned nthreads;        /* the caller's, too */
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	struct { uint8_t *bytes; bool written; } slots[WRITER_BUFFERS]; /* by number: full buffers */
-	uint8_t *spare[WRITER_BUFFERS];
+	struct { struct posix_buffer *buffer; bool written; } slots[WRITER_BUFFERS]; /* by number: full ones */
+	struct posix_buffer *spare[WRITER_BUFFERS];
 	unsigned nspare, nbuffers;
 	uint64_t filled, taken, done; /* numbers of the first buffer not yet full, not yet taken, not yet written */
 	struct posix_pace pace;   /* how many writes at once */
@@ -101,18 +101,25 @@ static bool set_direct(int fd, bool on)
 	return flags >= 0 && fcntl(fd, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
 }
 
-static bool start_direct(int fd)
+/* At what multiples memory begins that goes past the page cache; 0: nothing can go there. */
+static size_t direct_align(int fd)
 {
 #ifdef STATX_DIOALIGN
 	struct statx st;
-	return statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &st) == 0 && st.stx_mask & STATX_DIOALIGN &&
-	       st.stx_dio_mem_align > 0 && WRITER_BUFFER_ALIGN % st.stx_dio_mem_align == 0 &&
-	       st.stx_dio_offset_align > 0 && WRITER_BUFFER_BYTES % st.stx_dio_offset_align == 0 &&
-	       set_direct(fd, true);
+
+	if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &st) == 0 && st.stx_mask & STATX_DIOALIGN &&
+	    st.stx_dio_mem_align > 0 && POSIX_BUFFER_ALIGN % st.stx_dio_mem_align == 0 &&
+	    st.stx_dio_offset_align > 0 && POSIX_BUFFER_ALIGN % st.stx_dio_offset_align == 0)
+		return st.stx_dio_mem_align;
 #else
 	(void)fd;
-	return false;
 #endif
+	return 0;
+}
+
+static bool writer_past_cache(const struct store_storage_writer *w)
+{
+	return !(w->storage->flags & STORE_STORAGE_KEEP_CACHED) && direct_align(w->temp.fd) > 0;
 }
 
 /* Allocates blocks for the buffers from `at` on. Not where room is short: others may need it. */
@@ -127,9 +134,9 @@ static bool writer_allocate(struct store_storage_writer *w, uint64_t at, uint64_
 /* How far blocks are to be allocated before buffer `number` is written; 0: they are. The lock is held. */
 static uint64_t writer_ahead(struct store_storage_writer *w, uint64_t number)
 {
-	uint64_t at = number * WRITER_BUFFER_BYTES;
+	uint64_t at = number * POSIX_BUFFER_BYTES;
 
-	if (!w->direct || w->pace.width == 1 || w->ahead >= at + WRITER_BUFFER_BYTES)
+	if (!w->direct || w->pace.width == 1 || w->ahead >= at + POSIX_BUFFER_BYTES)
 		return 0;
 	w->ahead = at + base_min(base_max(at, WRITER_AHEAD_MIN_BYTES), WRITER_AHEAD_MAX_BYTES);
 	return w->ahead;
@@ -138,25 +145,26 @@ static uint64_t writer_ahead(struct store_storage_writer *w, uint64_t number)
 /* Writes buffer `number`, a full one; the lock is held before and after. */
 static int write_full(struct store_storage_writer *w, uint64_t number)
 {
-	const uint8_t *bytes = w->slots[number % WRITER_BUFFERS].bytes;
-	uint64_t at = number * WRITER_BUFFER_BYTES, ahead = writer_ahead(w, number);
+	struct posix_buffer *b = w->slots[number % WRITER_BUFFERS].buffer;
+	uint64_t at = number * POSIX_BUFFER_BYTES, ahead = writer_ahead(w, number);
 	bool direct = w->direct, allocated = true;
 	int r;
 
 	pthread_mutex_unlock(&w->lock);
 	if (ahead)
 		allocated = writer_allocate(w, at, ahead - at);
-	r = posix_write_at(w->temp.fd, at, bytes, WRITER_BUFFER_BYTES);
+	r = posix_buffer_write(b, w->temp.fd, at, POSIX_BUFFER_BYTES);
 	if (r == -EINVAL && direct) { /* a short write left an odd rest, or this file system promised too much */
 		direct = !set_direct(w->temp.fd, false);
-		r = posix_write_at(w->temp.fd, at, bytes, WRITER_BUFFER_BYTES);
+		r = posix_buffer_write(b, w->temp.fd, at, POSIX_BUFFER_BYTES);
 	}
+	posix_buffer_return(b);
 	pthread_mutex_lock(&w->lock);
 	if (!allocated)
 		w->ahead = UINT64_MAX;
 	if (w->direct && !direct) {
 		w->direct = false;
-		w->synced = w->settled = w->done * WRITER_BUFFER_BYTES;
+		w->synced = w->settled = w->done * POSIX_BUFFER_BYTES;
 	}
 	return r;
 }
@@ -168,14 +176,14 @@ static void writer_written(struct store_storage_writer *w, uint64_t number, int 
 		w->error = r;
 	w->slots[number % WRITER_BUFFERS].written = true;
 	for (; w->done < w->taken && w->slots[w->done % WRITER_BUFFERS].written; w->done++) {
-		uint8_t *bytes = w->slots[w->done % WRITER_BUFFERS].bytes;
+		struct posix_buffer *b = w->slots[w->done % WRITER_BUFFERS].buffer;
 
-		w->slots[w->done % WRITER_BUFFERS].bytes = NULL;
+		w->slots[w->done % WRITER_BUFFERS].buffer = NULL;
 		if (w->nbuffers <= w->pace.width + WRITER_SPARE) {
-			w->spare[w->nspare++] = bytes;
+			w->spare[w->nspare++] = b;
 			continue;
 		}
-		free(bytes);
+		posix_buffer_free(b);
 		w->nbuffers--;
 	}
 	if (w->error == 0 && posix_pace_note(&w->pace, w->taken < w->filled, base_monotonic_ns()))
@@ -186,7 +194,7 @@ static void writer_written(struct store_storage_writer *w, uint64_t number, int 
 /* Hands pages to write-back, if that is due. The lock is held, but for the calls. */
 static void writer_write_back(struct store_storage_writer *w)
 {
-	uint64_t before = w->synced, end = w->done * WRITER_BUFFER_BYTES;
+	uint64_t before = w->synced, end = w->done * POSIX_BUFFER_BYTES;
 	int r;
 
 	if (w->direct || w->error < 0 || w->syncing || end - before < WRITER_SYNC_BYTES)
@@ -205,7 +213,7 @@ static void writer_write_back(struct store_storage_writer *w)
 /* May a thread take the next full buffer? While pages are waited for, only as many as are handed over next. */
 static bool writer_takes(const struct store_storage_writer *w)
 {
-	uint64_t behind = w->taken * WRITER_BUFFER_BYTES - w->synced;
+	uint64_t behind = w->taken * POSIX_BUFFER_BYTES - w->synced;
 
 	return w->taken < w->filled &&
 	       (w->error < 0 || (w->taken - w->done < w->pace.width && !(w->syncing && behind >= WRITER_SYNC_BYTES)));
@@ -241,7 +249,7 @@ static int writer_start_thread(struct store_storage_writer *w, unsigned width)
 	if (w->nthreads >= width)
 		return 0;
 	if (w->nthreads == 0)
-		w->direct = !(w->storage->flags & STORE_STORAGE_KEEP_CACHED) && start_direct(w->temp.fd);
+		w->direct = writer_past_cache(w) && set_direct(w->temp.fd, true);
 	r = base_thread_start(&w->threads[w->nthreads], writer_main, w);
 	w->nthreads += r == 0;
 	return w->nthreads ? 0 : r;
@@ -249,17 +257,17 @@ static int writer_start_thread(struct store_storage_writer *w, unsigned width)
 
 /* The next buffer to fill; waits until there is one. Where there is no memory for another, those that there are must
  * do. NULL: they are too few. */
-static uint8_t *writer_buffer(struct store_storage_writer *w)
+static struct posix_buffer *writer_buffer(struct store_storage_writer *w)
 {
-	uint8_t *bytes = NULL;
+	struct posix_buffer *b = NULL;
 
 	pthread_mutex_lock(&w->lock);
-	while (!bytes) {
+	while (!b) {
 		if (w->nspare) {
-			bytes = w->spare[--w->nspare];
+			b = w->spare[--w->nspare];
 		} else if (w->nbuffers >= w->pace.width + WRITER_SPARE) {
 			pthread_cond_wait(&w->changed, &w->lock);
-		} else if ((bytes = aligned_alloc(WRITER_BUFFER_ALIGN, WRITER_BUFFER_BYTES))) {
+		} else if ((b = posix_buffer_new())) {
 			w->nbuffers++;
 		} else if (w->nbuffers > WRITER_SPARE) {
 			posix_pace_bound(&w->pace, w->nbuffers - WRITER_SPARE);
@@ -268,7 +276,7 @@ static uint8_t *writer_buffer(struct store_storage_writer *w)
 		}
 	}
 	pthread_mutex_unlock(&w->lock);
-	return bytes;
+	return b;
 }
 
 /* Hands the buffer over, which is full, and waits until there is another one. */
@@ -279,15 +287,15 @@ static int writer_hand_over(struct store_storage_writer *w)
 	int r;
 
 	pthread_mutex_lock(&w->lock);
-	w->slots[w->filled % WRITER_BUFFERS].bytes = w->bytes;
+	w->slots[w->filled % WRITER_BUFFERS].buffer = w->buffer;
 	w->filled++;
 	width = w->pace.width;
 	pthread_cond_broadcast(&w->changed);
 	pthread_mutex_unlock(&w->lock);
-	w->bytes = NULL;
+	w->buffer = NULL;
 	w->used = 0;
 	r = writer_start_thread(w, width);
-	if (r == 0 && !(w->bytes = writer_buffer(w)))
+	if (r == 0 && !(w->buffer = writer_buffer(w)))
 		r = -ENOMEM;
 	atomic_fetch_add(&w->storage->base.write_wait_ns, base_monotonic_ns() - begin);
 	pthread_mutex_lock(&w->lock);
@@ -319,10 +327,10 @@ static void writer_free(struct store_storage_writer *w)
 	if (w->dir >= 0)
 		close(w->dir);
 	for (size_t i = 0; i < WRITER_BUFFERS; i++)
-		free(w->slots[i].bytes); /* where no thread could be started */
+		posix_buffer_free(w->slots[i].buffer); /* where no thread could be started */
 	while (w->nspare)
-		free(w->spare[--w->nspare]);
-	free(w->bytes);
+		posix_buffer_free(w->spare[--w->nspare]);
+	posix_buffer_free(w->buffer);
 	pthread_cond_destroy(&w->changed);
 	pthread_mutex_destroy(&w->lock);
 	free(w);
@@ -343,9 +351,9 @@ static int writer_new(struct store_storage *s, const char *name, bool over, stru
 	posix_pace_init(&w->pace, atomic_load(&p->writes_at_once) / 2);
 	pthread_mutex_init(&w->lock, NULL);
 	pthread_cond_init(&w->changed, NULL);
-	w->bytes = writer_buffer(w);
+	w->buffer = writer_buffer(w);
 	const char *last;
-	w->dir = w->bytes ? posix_open_parent(p, name, POSIX_DURABLE, &last) : -ENOMEM;
+	w->dir = w->buffer ? posix_open_parent(p, name, POSIX_DURABLE, &last) : -ENOMEM;
 	int r = w->dir;
 	struct stat st;
 	if (r >= 0 && !over)
@@ -377,15 +385,54 @@ int posix_writer_append(struct store_storage_writer *w, const void *bytes, size_
 	const uint8_t *from = bytes;
 
 	while (len > 0 && w->told == 0) {
-		size_t step = base_min(len, WRITER_BUFFER_BYTES - w->used);
-		memcpy(w->bytes + w->used, from, step);
+		size_t step = base_min(len, POSIX_BUFFER_BYTES - w->used);
+		memcpy(w->buffer->bytes + w->used, from, step);
 		w->used += step;
 		from += step;
 		len -= step;
-		if (w->used == WRITER_BUFFER_BYTES)
+		if (w->used == POSIX_BUFFER_BYTES)
 			w->told = writer_hand_over(w);
 	}
 	return w->told;
+}
+
+/* How many of the bytes may be written from where they are, as far as the buffer goes. A whole number of pages, from a
+ * page on: then the buffer's own memory around them is as O_DIRECT wants it, too. */
+static size_t writer_lends(struct store_storage_writer *w, const uint8_t *bytes, size_t len)
+{
+	if (w->lent_align == 0)
+		w->lent_align = writer_past_cache(w) ? direct_align(w->temp.fd) : 1;
+	if (w->used % POSIX_BUFFER_ALIGN != 0 || (uintptr_t)bytes % w->lent_align != 0)
+		return 0;
+	len = base_min(len, POSIX_BUFFER_BYTES - w->used) / POSIX_BUFFER_ALIGN * POSIX_BUFFER_ALIGN;
+	return len < POSIX_BUFFER_PART ? 0 : len;
+}
+
+int posix_writer_append_lent(struct store_storage_writer *w, const void *bytes, size_t len, struct store_lent *lent)
+{
+	const uint8_t *from = bytes;
+
+	while (len > 0 && w->told == 0) {
+		size_t step = writer_lends(w, from, len);
+
+		if (step == 0 || !posix_buffer_lend(w->buffer, w->used, from, step, lent)) {
+			step = base_min(len, POSIX_BUFFER_BYTES - w->used);
+			posix_writer_append(w, from, step);
+		} else {
+			w->used += step;
+			if (w->used == POSIX_BUFFER_BYTES)
+				w->told = writer_hand_over(w);
+		}
+		from += step;
+		len -= step;
+	}
+	return w->told;
+}
+
+void posix_writer_keep(struct store_storage_writer *w)
+{
+	if (w->buffer)
+		posix_buffer_keep(w->buffer);
 }
 
 /* Whether `last` is this very file: the answer to a publish got lost, or was given twice. */
@@ -411,13 +458,13 @@ static int writer_publish(struct store_storage_writer *w)
 /* Everything that was handed over is durable. */
 static int writer_finish(struct store_storage_writer *w)
 {
-	uint64_t begin = base_monotonic_ns(), end = w->filled * WRITER_BUFFER_BYTES;
+	uint64_t begin = base_monotonic_ns(), end = w->filled * POSIX_BUFFER_BYTES;
 	int r = writer_settle(w, false);
 
 	if (r == 0 && w->direct && !set_direct(w->temp.fd, false))
 		r = -errno;
 	if (r == 0)
-		r = posix_write_at(w->temp.fd, end, w->bytes, w->used);
+		r = posix_buffer_write(w->buffer, w->temp.fd, end, w->used);
 	if (r == 0 && w->ahead && ftruncate(w->temp.fd, (off_t)(end + w->used)) < 0)
 		r = -errno;
 	if (r == 0)

@@ -2,6 +2,13 @@
 """Which call interpose.c spoils, set while the process runs: the memory that its word `memory=FILE` maps."""
 import mmap
 import struct
+import subprocess
+
+
+def past_the_cache(path):
+    """Are packs there written past the page cache?"""
+    return subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True,
+                          check=True).stdout.strip() in ("ext2/ext3", "xfs")
 
 
 class Faults:

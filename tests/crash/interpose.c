@@ -480,6 +480,50 @@ int unlinkat(int dir, const char *name, int flags)
 
 /* ---- data ---- */
 
+/* The first len bytes of them. */
+static int iov_first(const struct iovec *iov, int n, size_t len, struct iovec *ret_iov)
+{
+	int i = 0;
+
+	for (; i < n && len > 0; len -= ret_iov[i++].iov_len)
+		ret_iov[i] = (struct iovec){iov[i].iov_base, iov[i].iov_len < len ? iov[i].iov_len : len};
+	return i;
+}
+
+/* Counts as pwrite: what writes packs is that. */
+static ssize_t writev_any(ssize_t (*real)(int, const struct iovec *, int, off_t), int fd, const struct iovec *iov, int n,
+	off_t offset)
+{
+	struct iovec first[IOV_MAX];
+	size_t len = 0;
+	struct call c;
+	ssize_t done;
+
+	for (int i = 0; i < n; i++)
+		len += iov[i].iov_len;
+	call_begin(&c, "pwrite", want.on && path_of(fd, c.memory));
+	if (call_spoiled(&c))
+		return -1;
+	if (c.hit && want.act == ACT_SHORT)
+		n = iov_first(iov, n, (len + 1) / 2, first);
+	done = real(fd, c.hit && want.act == ACT_SHORT ? first : iov, n, offset);
+	if (done > 1 && c.hit && want.act == ACT_SHORT)
+		done--; /* an odd rest, also where only whole blocks can be written */
+	call_end(&c, done > 0 && c.mine ? &(struct interpose_event){.kind = INTERPOSE_WRITE, .path = c.path,
+		.ino = inode_of(fd), .offset = (uint64_t)offset, .iov = iov, .niov = n, .len = (size_t)done} : NULL);
+	return done;
+}
+
+ssize_t pwritev(int fd, const struct iovec *iov, int n, off_t offset)
+{
+	return writev_any(REAL(pwritev), fd, iov, n, offset);
+}
+
+ssize_t pwritev64(int fd, const struct iovec *iov, int n, off64_t offset)
+{
+	return writev_any(REAL(pwritev64), fd, iov, n, offset);
+}
+
 static ssize_t write_any(ssize_t (*real)(int, const void *, size_t, off_t), int fd, const void *bytes, size_t len,
 	off_t offset)
 {

@@ -10,6 +10,8 @@ import subprocess
 import numpy
 import pytest
 
+from faults import past_the_cache
+
 STARTED = 4     # write-backs of 16 MiB, before the first is waited for
 WRITES = 6      # of 4 MiB, then the rest
 
@@ -29,11 +31,6 @@ def through_the_cache(tmp_path):
         pytest.skip("needs root and a tmpfs mount")
     yield path
     subprocess.run(["umount", "-l", path], check=True)
-
-
-def past_the_cache(path):
-    return subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True,
-                          check=True).stdout.strip() in ("ext2/ext3", "xfs")
 
 
 def cached_pages(path):

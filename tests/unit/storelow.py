@@ -68,7 +68,27 @@ class Ops(C.Structure):
         ("denied", _f(P, C.c_char_p, C.POINTER(Owner))),
         ("put_passing", _f(P, C.c_char_p, C.c_char_p, C.c_size_t)),
         ("file_gone", C.CFUNCTYPE(C.c_bool, P)),
+        ("writer_append_lent", _f(P, P, C.c_size_t, P)),
+        ("writer_keep", C.CFUNCTYPE(None, P)),
     ]
+
+
+BACK = C.CFUNCTYPE(None, P)
+
+
+class Lent(C.Structure):
+    """Memory that is lent to writers, from a page on; `back`: how often the last user said so."""
+    _fields_ = [("users", C.c_uint), ("function", BACK)]
+
+    def __init__(self, data):
+        super().__init__(1, BACK(self._back))
+        self.room = C.create_string_buffer(len(data) + 4096)
+        self.at = C.addressof(self.room) + -C.addressof(self.room) % 4096
+        C.memmove(self.at, data, len(data))
+        self.back = 0
+
+    def _back(self, _):
+        self.back += 1
 
 
 class StorageHead(C.Structure):

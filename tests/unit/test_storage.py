@@ -170,6 +170,53 @@ def test_writer(storage):
 
 
 @pytest.mark.parametrize("seal", [True, False], ids=["seal", "abandon"])
+def test_lent_bytes_are_the_same_as_copied_ones(storage, seal):
+    """At places where they need not be copied, and at all others; over several buffers, and two memories by turns."""
+    data, w = [random.randbytes(1 << 20) * 6 for _ in range(2)], low.P()
+    lent = [low.Lent(d) for d in data]
+    parts = [(random.choice((0, 0, 4096, 512, 1, random.randrange(5 << 20))),
+              random.choice((1 << 20, 3 << 20, 6 << 20, 32 << 10, 128 << 10, 138_240, 1, random.randrange(1 << 20))),
+              random.choice((0, 1, None))) for _ in range(40)]
+    parts = [(at, min(n, (6 << 20) - at), which) for at, n, which in parts]
+    wanted = bytearray()
+    assert storage.ops.writer_open(storage.s, b"packs/00/p.pack", C.byref(w)) == 0
+    for at, n, which in parts:
+        if which is None:
+            pad = bytes(-len(wanted) % 4096) + data[0][at:at + n]
+            assert storage.ops.writer_append(w, pad, len(pad)) == 0
+            wanted += pad
+        else:
+            assert storage.ops.writer_append_lent(w, lent[which].at + at, n, C.byref(lent[which])) == 0
+            wanted += data[which][at:at + n]
+    if seal:
+        assert storage.ops.writer_seal(w) == 0
+        assert storage.read("packs/00/p.pack") == wanted
+    else:
+        storage.ops.writer_abandon(w)
+    assert [(one.users, one.back) for one in lent] == [(1, 0), (1, 0)]
+
+
+def test_what_was_lent_comes_back(storage):
+    """When it is written; when it is to be kept; and the last user says so."""
+    data, w = random.randbytes(1 << 20) * 5, low.P()
+    lent = low.Lent(data)
+    assert storage.ops.writer_open(storage.s, b"packs/00/p.pack", C.byref(w)) == 0
+    assert storage.ops.writer_append_lent(w, lent.at, 1 << 20, C.byref(lent)) == 0 and lent.users == 2
+    storage.ops.writer_keep(w)
+    assert (lent.users, lent.back) == (1, 0)
+    C.memmove(lent.at, bytes(1 << 20), 1 << 20)
+    assert storage.ops.writer_append_lent(w, lent.at + (1 << 20), 3 << 20, C.byref(lent)) == 0
+    end = time.monotonic() + 20
+    while lent.users > 1 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert (lent.users, lent.back) == (1, 0) # a whole buffer is written though nothing more comes
+    assert storage.ops.writer_append_lent(w, lent.at + (4 << 20), 1 << 20, C.byref(lent)) == 0
+    lent.users -= 1
+    assert storage.ops.writer_seal(w) == 0 and (lent.users, lent.back) == (0, 1)
+    assert storage.read("packs/00/p.pack") == data
+
+
+@pytest.mark.parametrize("seal", [True, False], ids=["seal", "abandon"])
 @pytest.mark.parametrize("size", [0, 4095, (4 << 20) - 1, 4 << 20, (4 << 20) + 1, 12 << 20, (40 << 20) + 4097])
 def test_writer_of_several_buffers(storage, size, seal):
     """Buffers of 4 MiB go out by a thread: none, the last one full, and more than there are."""

@@ -18,8 +18,8 @@
  *   persist  bands processed (workers) and appended in order            the persister's thread, with the workers
  *
  * Owners of a slot: the worker that copies (BATCH_COPYING), then the batch (BATCH_STAGED), of which bands are given out
- * to workers one after another, each of which owns its own part; when the last band was appended the slot goes back to
- * the ring. Nothing else points into a slot. */
+ * to workers one after another, each of which owns its own part; when the last band was appended, the packs that write
+ * pieces from where they are (`lent`). Then the slot goes back to the ring. Nothing else points into a slot. */
 #ifndef CORE_SAVE_SAVER_SAVER_INTERNAL_H
 #define CORE_SAVE_SAVER_SAVER_INTERNAL_H
 
@@ -50,6 +50,8 @@ struct saver_tensor {                   /* memory of the flight's arena */
 enum saver_batch_state { BATCH_TO_COMPARE, BATCH_COMPARING, BATCH_COMPARED, BATCH_READY, BATCH_COPYING, BATCH_STAGED };
 struct saver_batch {
 	struct saver_batch *next;
+	struct save_saver *s;
+	struct store_lent lent;         /* the slot's users: the batch, and packs */
 	enum saver_batch_state state;
 	struct save_cursor from;        /* its first band; what samples: their first entry */
 	uint64_t nbands, given, left;   /* given to workers; not appended yet */
@@ -185,6 +187,7 @@ void saver_yield_to_others(void); /* the calling thread, from now on */
 /* Persister: the flight's bands, in order, to its packs. */
 int saver_bands_append(struct save_flight *f, struct base_error *err);
 void saver_bands_drop(struct save_flight *f); /* gives all slots back, once no worker is at them */
+void saver_batch_back(struct store_lent *l);  /* the last pack has written what it had of a batch */
 
 /* room.c */
 unsigned saver_node_threads(unsigned given, unsigned ranks);

@@ -254,6 +254,7 @@ static void worker_wait_for_room(struct save_saver *s, struct save_flight *f)
 		b->waits_ns = base_realtime_ns();
 		f->info.ring_waits++;
 		pthread_cond_broadcast(&s->work); /* workers that digest were held back by it */
+		pthread_cond_signal(&s->ready);   /* a pack may keep memory that it does not write yet */
 	}
 }
 
@@ -345,6 +346,7 @@ static void bands_taken(void *arg, struct save_band *b)
 	b->in = same ? NULL : batch->slot + batch->offset;
 	b->staged = batch->cut ? found->xxh + piece : NULL;
 	b->absent = batch->same ? found->same + piece : NULL;
+	b->lent = same ? NULL : &batch->lent;
 	b->worth = found->worth + piece;
 	batch->next_piece += b->npieces;
 	batch->offset += same ? 0 : saver_band_room(b->len);
@@ -360,11 +362,29 @@ static void bands_processed(void *arg, const struct save_band *b, uint64_t begin
 		saver_phase_note(f, SAVE_ENCODE, begin + b->digest_ns, b->encode_ns, b->len);
 }
 
-static void batch_free(struct save_saver *s, struct saver_batch *b)
+static void batch_free(struct saver_batch *b)
 {
 	if (b->slot)
-		device_ring_give(s->ring, b->slot);
+		device_ring_give(b->s->ring, b->slot);
 	free(b);
+}
+
+/* The saver needs it no more; a pack may. */
+static void batch_drop(struct saver_batch *b)
+{
+	if (store_lent_drop(&b->lent))
+		batch_free(b);
+}
+
+void saver_batch_back(struct store_lent *l)
+{
+	struct saver_batch *b = (struct saver_batch *)(void *)((char *)l - offsetof(struct saver_batch, lent));
+	struct save_saver *s = b->s;
+
+	batch_free(b);
+	pthread_mutex_lock(&s->lock); /* else a worker that has just found no room would not hear of it */
+	pthread_cond_broadcast(&s->work);
+	pthread_mutex_unlock(&s->lock);
 }
 
 /* Its part of the slot is not needed any more. Workers wait for a free band, if there was no other, and for room in the
@@ -385,10 +405,17 @@ static void bands_appended(void *arg, const struct save_band *b, const struct sa
 			f->last = NULL;
 		if (s->batch == first)
 			s->batch = NULL;
-		batch_free(s, first);
+		batch_drop(first);
 	}
 	if (given || cost->starved)
 		pthread_cond_broadcast(&s->work);
+}
+
+static bool bands_short_of_memory(void *arg)
+{
+	const struct save_flight *f = worker_to_stage(arg);
+
+	return f && f->formed && f->formed->waited;
 }
 
 static bool bands_failed(void *arg) { return ((struct save_saver *)arg)->persisting->failed; }
@@ -464,7 +491,8 @@ int saver_bands_append(struct save_flight *f, struct base_error *err)
 {
 	struct save_saver *s = f->s;
 	const struct save_engine_source source = {.ready = bands_ready, .taken = bands_taken,
-		.processed = bands_processed, .appended = bands_appended, .failed = bands_failed, .arg = s};
+		.processed = bands_processed, .appended = bands_appended, .failed = bands_failed,
+		.short_of_memory = bands_short_of_memory, .arg = s};
 	int r;
 
 	pthread_mutex_lock(&s->lock);
@@ -500,14 +528,14 @@ void saver_bands_drop(struct save_flight *f)
 		struct saver_batch *b = f->first;
 
 		f->first = b->next;
-		batch_free(s, b);
+		batch_drop(b);
 	}
 	f->last = NULL;
 	while (f->formed) {
 		struct saver_batch *b = f->formed;
 
 		f->formed = b->next;
-		batch_free(s, b);
+		batch_drop(b);
 	}
 	pthread_cond_broadcast(&s->work);
 	pthread_mutex_unlock(&s->lock);

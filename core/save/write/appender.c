@@ -251,9 +251,9 @@ static int appender_write(struct save_appender *a, struct save_band *b, struct s
 		if (r > 0)
 			r = save_held_append(a);
 	} else {
-		r = store_pack_append(a->pack, &p->digest, STORE_OBJECT_PIECE, p->codec,
+		r = store_pack_append_lent(a->pack, &p->digest, STORE_OBJECT_PIECE, p->codec,
 			(raw ? b->raw : b->out) + p->offset, p->stored_len, p->len, b->checks + p->first_block,
-			raw ? NULL : b->lens + p->first_block, &k->ref);
+			raw ? NULL : b->lens + p->first_block, raw && b->raw == b->in ? b->lent : NULL, &k->ref);
 		if (r == 0)
 			save_appender_count(a, a->pack_number, k);
 	}
@@ -478,6 +478,12 @@ int save_appender_band(struct save_appender *a, struct save_band *b, struct base
 		r = appender_flush_rows(a, err);
 	save_band_forget(b);
 	return r;
+}
+
+void save_appender_keep(struct save_appender *a)
+{
+	if (a->pack)
+		store_pack_keep(a->pack);
 }
 
 /* ---- the meta pack ---- */

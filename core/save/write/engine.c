@@ -59,6 +59,7 @@ static struct save_band *engine_take(struct save_engine *e)
 	b->staged = NULL;
 	b->absent = NULL;
 	b->worth = NULL;
+	b->lent = NULL;
 	b->read_ns = 0;
 	if (source->taken)
 		source->taken(source->arg, b);
@@ -147,6 +148,22 @@ static int engine_next(struct save_engine *e, struct save_band *b, struct base_e
 	return r;
 }
 
+/* Nothing can be appended now. Returns once that may have changed, and lets no one wait for memory until then that is
+ * only lent because the next band has not come. The lock is held, and let go meanwhile. */
+static void engine_wait(struct save_engine *e, bool *kept)
+{
+	const struct save_engine_source *source = e->source;
+
+	if (*kept || !source->short_of_memory || !source->short_of_memory(source->arg)) {
+		pthread_cond_wait(e->ready, e->lock);
+		return;
+	}
+	pthread_mutex_unlock(e->lock);
+	save_appender_keep(e->w->appender);
+	pthread_mutex_lock(e->lock);
+	*kept = true;
+}
+
 static bool engine_failed(const struct save_engine *e)
 {
 	return e->no_memory || (e->source->failed && e->source->failed(e->source->arg));
@@ -171,6 +188,7 @@ static void engine_stop(struct save_engine *e)
 int save_engine_append(struct save_engine *e, struct save_writer *w, const struct save_engine_source *source,
 	struct base_error *err)
 {
+	bool kept = true;
 	int r = 0;
 
 	pthread_mutex_lock(e->lock);
@@ -184,10 +202,12 @@ int save_engine_append(struct save_engine *e, struct save_writer *w, const struc
 	while (r == 0 && !engine_failed(e) && !(e->over && e->appended == e->taken)) {
 		struct save_band *b = e->order[e->appended % e->nbands];
 
-		if (b)
-			r = engine_next(e, b, err);
-		else
-			pthread_cond_wait(e->ready, e->lock);
+		if (!b) {
+			engine_wait(e, &kept);
+			continue;
+		}
+		r = engine_next(e, b, err);
+		kept = false;
 	}
 	if (r == 0 && e->no_memory)
 		r = base_no_memory(err);

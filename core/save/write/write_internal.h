@@ -104,6 +104,7 @@ struct save_appender {
 int save_appender_open(struct save_writer *w, struct save_appender **ret_a, struct base_error *err);
 void save_appender_free(struct save_appender *a); /* abandons what is not sealed; NULL-safe */
 int save_appender_band(struct save_appender *a, struct save_band *b, struct base_error *err);
+void save_appender_keep(struct save_appender *a); /* lent memory that waits for more bands (store_pack_keep) */
 int save_appender_blobs(struct save_appender *a, struct base_error *err);
 /* Makes `class` the pack that objects go to; the one before is sealed. NULL: none. */
 int save_appender_class(struct save_appender *a, const char *class, struct base_error *err);
