@@ -32,6 +32,7 @@ enum {
 	WIDTH = BASE_SHA256_WIDTH,
 	BLOCK = 64,
 	HEAD = BLOCK - 1, /* bytes in memory of a message's first block */
+	AHEAD = 8 * BLOCK, /* sixteen streams are more than a processor fetches ahead by itself */
 };
 
 #if defined(__x86_64__)
@@ -212,8 +213,10 @@ AVX512 INLINE void load16(const uint8_t *const at[WIDTH], size_t offset, vector1
 	__m512i a[16], b[16];
 
 	UNROLL
-	for (int m = 0; m < 16; m++)
+	for (int m = 0; m < 16; m++) {
+		_mm_prefetch((const void *)(at[m] + offset + AHEAD), _MM_HINT_T0);
 		a[m] = _mm512_shuffle_epi8(_mm512_loadu_si512(at[m] + offset), swap);
+	}
 	UNROLL
 	for (int round = 0; round < 4; round++) {
 		UNROLL

@@ -119,7 +119,7 @@ static int burst_memory(struct fill_worker *w)
 		return 0;
 	w->checks = malloc(BURST_CHECKS_BYTES);
 	w->burst = w->f->past_cache ? aligned_alloc(BURST_HUGE, BURST_PAST_BYTES + BURST_HUGE)
-		: malloc(BURST_BYTES + BURST_REQUEST_BYTES);
+		: aligned_alloc(STORE_PAST_ALIGN, BURST_BYTES + BURST_REQUEST_BYTES);
 	if (w->burst && w->checks) {
 		if (w->f->past_cache) /* a hint */
 			(void)madvise(w->burst, BURST_PAST_BYTES, MADV_HUGEPAGE);

@@ -60,8 +60,8 @@ int store_pack_writer_open(struct store_storage *s, const uint8_t store_id[16], 
 int store_pack_append(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
 	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
 	const uint32_t *lens, struct store_object_ref *ret_ref);
-/* The same, of memory that was lent (storage.h): it may be in use until the writer is sealed or abandoned. lent NULL: as
- * above. store_pack_keep: what is used of lent memory only because no more came after it is copied. */
+/* The same, of memory that was lent (storage.h); NULL: as above. store_pack_keep: what is used of such memory only
+ * because nothing came after it is copied. */
 int store_pack_append_lent(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
 	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
 	const uint32_t *lens, struct store_lent *lent, struct store_object_ref *ret_ref);

@@ -84,7 +84,7 @@ static int buffer_reserve(uint8_t **buffer, size_t *size, size_t need)
 		return 0;
 	free(*buffer);
 	need = base_align(need, 4096);
-	*buffer = malloc(need);
+	*buffer = aligned_alloc(4096, need); /* the kernel copies faster from a page on */
 	*size = *buffer ? need : 0;
 	return *buffer ? 0 : -ENOMEM;
 }

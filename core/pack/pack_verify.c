@@ -6,14 +6,14 @@
  * change goes unseen.
  *
  * An extent is held by its checks only (at most 12 bytes for each 16 KiB). Stored bytes pass through one buffer, by
- * steps of up to 1 MiB. Objects that are no longer than a step wait there, checked and decoded, until it is full: then
- * they are hashed together (core/base/digest.h). */
+ * steps of up to 512 KiB, which a second cache keeps together with what is decoded of them. Objects that are no longer
+ * than a step wait there, checked and decoded, until it is full: then they are hashed together (core/base/digest.h). */
 #include <string.h>
 
 #include "core/base/cleanup.h"
 #include "core/pack/pack_format.h"
 
-enum { VERIFY_STEP_BLOCKS = 64, VERIFY_STEP_BYTES = VERIFY_STEP_BLOCKS * BASE_BLOCK_BYTES };
+enum { VERIFY_STEP_BLOCKS = 32, VERIFY_STEP_BYTES = VERIFY_STEP_BLOCKS * BASE_BLOCK_BYTES };
 
 struct waiting { const struct store_object_ref *ref; struct base_xxh128 xxh; };
 
@@ -300,7 +300,9 @@ static int verify_all(struct verify *v)
 int store_pack_verify(struct store_pack *p, const struct store_pack_verify_calls *calls)
 {
 	struct verify v = { .p = p, .calls = calls };
-	base_cleanup_free uint8_t *memory = malloc(2 * VERIFY_STEP_BYTES + STORE_CODEC_SCRATCH);
+	/* from a page on: elsewhere the kernel's copy is slower (docs/save.md) */
+	base_cleanup_free uint8_t *memory = aligned_alloc(
+		4096, base_align(2 * VERIFY_STEP_BYTES + STORE_CODEC_SCRATCH, 4096));
 	v.hasher = base_hasher_new();
 	v.xxh = base_xxh128_state_new();
 	int r = memory && v.hasher && v.xxh ? 0 : -ENOMEM;

@@ -33,10 +33,8 @@ struct store_storage;
 struct store_storage_file;   /* a pack or other file, open for reading */
 struct store_storage_writer; /* a pack being made */
 
-/* Memory that its owner lends to writers, which read it until they are done and change nothing. `users` counts what
- * they have of it, and the owner himself as long as he needs it; whoever is the last calls `back`. */
+/* Memory lent to writers: `users` are they and its owner; the last one (store_lent_drop: true) calls `back`. */
 struct store_lent { _Atomic unsigned users; void (*back)(struct store_lent *l); };
-/* true: that was the last user. */
 static inline bool store_lent_drop(struct store_lent *l) { return --l->users == 0; }
 
 struct store_storage_entry {
@@ -134,12 +132,9 @@ struct store_storage_ops {
 	/* Optional (NULL). Has the open file no name any more? True where that cannot be found out. */
 	bool (*file_gone)(struct store_storage_file *f);
 
-	/* Optional (NULL, both). As writer_append, of bytes that stay as they are: instead of being copied, they may be
-	 * counted as used and written from where they are. `back` may come in any thread, and is the last that is done
-	 * with them, also after an error. writer_keep: copies what of lent bytes waits for more bytes to be written
-	 * with, so that what is lent comes back though nothing more is appended. */
-	int (*writer_append_lent)(struct store_storage_writer *w, const void *bytes, size_t len,
-		struct store_lent *lent);
+	/* Optional (NULL, both). As writer_append, of lent bytes, which are used until seal or abandon at the latest;
+	 * `back` is called in any thread. writer_keep: copies those that wait for more bytes to be written. */
+	int (*writer_append_lent)(struct store_storage_writer *w, const void *, size_t, struct store_lent *);
 	void (*writer_keep)(struct store_storage_writer *w);
 };
 

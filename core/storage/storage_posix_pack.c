@@ -51,7 +51,7 @@ struct store_storage_writer {
 	struct posix_temp temp;
 	struct posix_buffer *buffer; /* being filled */
 	size_t used;
-	size_t lent_align;        /* lent bytes begin at multiples of that in memory, else they are copied; 0: not known */
+	size_t lent_align;        /* memory that begins elsewhere is copied, though it is lent; 0: not known */
 	int told;                 /* the caller's copy of the error */
 	pthread_t threads[POSIX_PACE_MAX];
 	unsigned nthreads;        /* the caller's, too */

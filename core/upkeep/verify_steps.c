@@ -363,7 +363,7 @@ static void rehash_job(void *arg, unsigned worker)
 	struct rehash *h = arg;
 
 	(void)worker;
-	h->bytes = malloc(REHASH_BYTES);
+	h->bytes = aligned_alloc(4096, REHASH_BYTES); /* as what packs are read into (docs/save.md) */
 	if (!h->bytes)
 		verify_error(h->v, -ENOMEM);
 	for (size_t i = 0; h->bytes && i < h->n; i++)

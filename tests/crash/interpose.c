@@ -491,8 +491,8 @@ static int iov_first(const struct iovec *iov, int n, size_t len, struct iovec *r
 }
 
 /* Counts as pwrite: what writes packs is that. */
-static ssize_t writev_any(ssize_t (*real)(int, const struct iovec *, int, off_t), int fd, const struct iovec *iov, int n,
-	off_t offset)
+static ssize_t writev_any(ssize_t (*real)(int, const struct iovec *, int, off_t), int fd, const struct iovec *iov,
+	int n, off_t offset)
 {
 	struct iovec first[IOV_MAX];
 	size_t len = 0;

@@ -43,7 +43,7 @@ with storelow.Storage(lib, path) as s:
         answers.append(s.ops.writer_seal(w))
     else:
         s.ops.writer_abandon(w)
-    assert (lent.users, lent.back) == (1, 0), (lent.users, lent.back)
+    assert (lent.users, lent.returned) == (1, 0), (lent.users, lent.returned)
     most.append(faults.most())
     waited = ctypes.cast(s.s, ctypes.POINTER(storelow.StorageHead)).contents.write_wait_ns
 print(json.dumps({"answers": answers, "most": most, "waited": waited}))
@@ -67,7 +67,8 @@ def write(lib, build, tmp_path):
         if "at=" in words:
             Faults(tmp_path / "memory").at(int(words.rpartition("at=")[2]))
         done = subprocess.run([sys.executable, "-c", PROGRAM, folder, library, tmp_path / "memory", str(count),
-                               str(middle), end, "lent" if lent else ""], env=env, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+                               str(middle), end, "lent" if lent else ""], env=env, stdout=subprocess.PIPE, text=True,
+                              timeout=120, check=True)
         return json.loads(done.stdout), folder
     yield one
     for folder in folders:

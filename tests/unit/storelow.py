@@ -77,18 +77,18 @@ BACK = C.CFUNCTYPE(None, P)
 
 
 class Lent(C.Structure):
-    """Memory that is lent to writers, from a page on; `back`: how often the last user said so."""
-    _fields_ = [("users", C.c_uint), ("function", BACK)]
+    """Memory that is lent to writers, from a page on; `returned`: how often its last user said so."""
+    _fields_ = [("users", C.c_uint), ("back", BACK)]
 
     def __init__(self, data):
-        super().__init__(1, BACK(self._back))
+        super().__init__(1, BACK(self._returned))
         self.room = C.create_string_buffer(len(data) + 4096)
         self.at = C.addressof(self.room) + -C.addressof(self.room) % 4096
         C.memmove(self.at, data, len(data))
-        self.back = 0
+        self.returned = 0
 
-    def _back(self, _):
-        self.back += 1
+    def _returned(self, _):
+        self.returned += 1
 
 
 class StorageHead(C.Structure):

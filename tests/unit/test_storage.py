@@ -193,7 +193,7 @@ def test_lent_bytes_are_the_same_as_copied_ones(storage, seal):
         assert storage.read("packs/00/p.pack") == wanted
     else:
         storage.ops.writer_abandon(w)
-    assert [(one.users, one.back) for one in lent] == [(1, 0), (1, 0)]
+    assert [(one.users, one.returned) for one in lent] == [(1, 0), (1, 0)]
 
 
 def test_what_was_lent_comes_back(storage):
@@ -203,16 +203,16 @@ def test_what_was_lent_comes_back(storage):
     assert storage.ops.writer_open(storage.s, b"packs/00/p.pack", C.byref(w)) == 0
     assert storage.ops.writer_append_lent(w, lent.at, 1 << 20, C.byref(lent)) == 0 and lent.users == 2
     storage.ops.writer_keep(w)
-    assert (lent.users, lent.back) == (1, 0)
+    assert (lent.users, lent.returned) == (1, 0)
     C.memmove(lent.at, bytes(1 << 20), 1 << 20)
     assert storage.ops.writer_append_lent(w, lent.at + (1 << 20), 3 << 20, C.byref(lent)) == 0
     end = time.monotonic() + 20
     while lent.users > 1 and time.monotonic() < end:
         time.sleep(0.01)
-    assert (lent.users, lent.back) == (1, 0) # a whole buffer is written though nothing more comes
+    assert (lent.users, lent.returned) == (1, 0) # a whole buffer is written though nothing more comes
     assert storage.ops.writer_append_lent(w, lent.at + (4 << 20), 1 << 20, C.byref(lent)) == 0
     lent.users -= 1
-    assert storage.ops.writer_seal(w) == 0 and (lent.users, lent.back) == (0, 1)
+    assert storage.ops.writer_seal(w) == 0 and (lent.users, lent.returned) == (0, 1)
     assert storage.read("packs/00/p.pack") == data
 
 

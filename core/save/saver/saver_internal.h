@@ -49,8 +49,7 @@ struct saver_tensor {                   /* memory of the flight's arena */
 /* Before READY: some of it may be as the last step has it, so what is to be copied is not known (same.c). */
 enum saver_batch_state { BATCH_TO_COMPARE, BATCH_COMPARING, BATCH_COMPARED, BATCH_READY, BATCH_COPYING, BATCH_STAGED };
 struct saver_batch {
-	struct saver_batch *next;
-	struct save_saver *s;
+	struct saver_batch *next; struct save_saver *s;
 	struct store_lent lent;         /* the slot's users: the batch, and packs */
 	enum saver_batch_state state;
 	struct save_cursor from;        /* its first band; what samples: their first entry */
@@ -113,8 +112,7 @@ struct save_flight {
 
 struct saver_worker {                   /* one thread's own */
 	struct save_saver *s;
-	pthread_t thread; bool started, copies, digests;
-	bool surplus;                   /* ends; protected by the saver's lock */
+	pthread_t thread; bool started, copies, digests, surplus; /* surplus: ends; protected by the saver's lock */
 	struct saver_lane lanes[SAVER_LANES]; unsigned nlanes;
 	struct save_band walker;        /* to walk bands without processing them */
 	struct base_xxh128_state *hash; uint8_t *room; /* what is copied, on its way through the nearest cache */
@@ -164,9 +162,8 @@ bool saver_flight_drop(struct save_flight *f); /* a holder less; true: the last,
 void saver_flight_release(struct save_flight *f); /* the lock is not held */
 int saver_check(const struct save_saver *s, struct base_error *err); /* -BASE_EFORKED after a fork */
 
-/* prepare.c; no lock. */
+/* prepare.c; no lock. The second once, when all bands have been handed out. */
 int saver_prepare(struct save_flight *f, struct base_error *err);
-/* Once, when all bands have been handed out. */
 int saver_prepare_samples(struct save_flight *f, struct base_error *err);
 
 /* stage.c */
@@ -187,7 +184,7 @@ void saver_yield_to_others(void); /* the calling thread, from now on */
 /* Persister: the flight's bands, in order, to its packs. */
 int saver_bands_append(struct save_flight *f, struct base_error *err);
 void saver_bands_drop(struct save_flight *f); /* gives all slots back, once no worker is at them */
-void saver_batch_back(struct store_lent *l);  /* the last pack has written what it had of a batch */
+void saver_batch_back(struct store_lent *l);
 
 /* room.c */
 unsigned saver_node_threads(unsigned given, unsigned ranks);

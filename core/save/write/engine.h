@@ -24,7 +24,7 @@ struct save_engine_source {
 	/* Wakes the workers that wait for a free band. */
 	void (*appended)(void *arg, const struct save_band *b, const struct save_engine_appended *cost);
 	bool (*failed)(void *arg);      /* for another reason: appending ends. NULL: never */
-	bool (*short_of_memory)(void *arg); /* is what bands are lent of waited for? Then `ready` is signalled. NULL: no */
+	bool (*short_of_memory)(void *arg); /* is lent memory waited for? `ready` was signalled then. NULL: no */
 	void *arg;
 };
 struct save_engine {
