@@ -66,7 +66,8 @@ def keeper_of(path):
     return keeper
 
 
-def wait_until(condition, seconds=10.0, step=0.01):
+def wait_until(condition, seconds=120.0, step=0.01):
+    """What the condition gives once it holds, or in the end. The time only ends what would wait for ever."""
     end = time.monotonic() + seconds
     while True:
         result = condition()

@@ -23,7 +23,7 @@ READ = "vckpt_assemblies_read_bytes_total"
 
 
 class SlowStore:
-    """What tests/bench/slow_reads.c maps: how fast packs are read, and how much of them was."""
+    """What tests/bench/slow_reads.c maps: how fast packs are read, how much of them was, and where it stands still."""
 
     def __init__(self, path):
         path.write_bytes(bytes(4096))
@@ -33,8 +33,17 @@ class SlowStore:
     def rate(self, bytes_per_s):
         self.memory[:8] = struct.pack("<Q", bytes_per_s)
 
-    def start(self):
-        self.memory[16:24] = bytes(8)
+    def start(self, still=0):
+        """Counts from 0, and stands still once that many bytes were read."""
+        self.memory[16:32] = struct.pack("<QQ", 0, still)
+
+    def stands_still(self):
+        (still,) = struct.unpack("<Q", self.memory[24:32])
+        return wait_until(lambda: self.bytes_read() >= still)
+
+    def go_on(self, bytes_per_s=0):
+        self.rate(bytes_per_s)
+        self.memory[24:32] = bytes(8)
 
     def bytes_read(self):
         return struct.unpack("<Q", self.memory[16:24])[0]
@@ -77,12 +86,12 @@ def slow(mount, build, tmp_path, monkeypatch):
     return make, store
 
 
-def being_assembled(m, file, store, rate):
-    """Its second open begins that; the store is slow from then on. A descriptor of before the end."""
+def being_assembled(m, file, store, rate=0, still=0):
+    """Its second open begins that; the store is slow from then on, or stands still. A descriptor of before the end."""
     read(file)
     assert closed(m)
     store.rate(rate)
-    store.start()
+    store.start(still)
     os.close(os.open(file, os.O_RDONLY))
     assert wait_until(lambda: m.stats()["vckpt_assembled_files"] == 1)
     fd = os.open(file, os.O_RDONLY)
@@ -96,14 +105,13 @@ def test_a_reader_gets_what_is_there_already(slow, large, name):
     make, store = slow
     m = make(large[0])
     file, want = m / "a" / "latest" / name, large[2] if name == "blob.bin" else large[1]
-    fd = being_assembled(m, file, store, 50 * MiB)
     half = len(want) // 2
-    assert wait_until(lambda: store.bytes_read() > half + 16 * MiB, step=0.001)     # so it has more than half
-    store.rate(MiB)                                                                 # and no more for a while
+    fd = being_assembled(m, file, store, still=half + 16 * MiB)                     # so it has more than half
+    assert store.stands_still()
     first = b"".join(os.pread(fd, MiB, at) for at in range(0, half, MiB))
     assert m.stats()["vckpt_assemblies_total"] == 0 and m.stats()[READ] >= half
     assert first == want[:len(first)]
-    store.rate(0)
+    store.go_on()
     assert wait_until(lambda: m.stats()["vckpt_assemblies_total"] == 1)
     assert store.bytes_read() < 1.2 * len(want)
     # whoever has it open, or opens it as long as somebody has, goes on being served from there
@@ -139,7 +147,7 @@ def test_many_readers_of_a_file_that_is_put_together(slow, large):
     make, store = slow
     m = make(large[0])
     file, want = m / "a" / "latest" / "model.safetensors", large[1]
-    fd, wrong = being_assembled(m, file, store, 150 * MiB), []
+    fd, wrong = being_assembled(m, file, store, still=60 * MiB), []
 
     def reader(seed):
         rng, room = np.random.default_rng(seed), len(want) if seed % 2 else 30 * MiB    # some only where it is already
@@ -150,12 +158,13 @@ def test_many_readers_of_a_file_that_is_put_together(slow, large):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(6)]
-    assert wait_until(lambda: store.bytes_read() > 40 * MiB, step=0.001)
-    store.rate(10 * MiB)
-    for t in threads:
+    assert store.stands_still()
+    for t in threads[::2]:
         t.start()
     assert wait_until(lambda: m.stats()[READ] > 20 * MiB)
-    store.rate(0)
+    for t in threads[1::2]:
+        t.start()
+    store.go_on()
     for t in threads:
         t.join()
     os.close(fd)
@@ -184,18 +193,16 @@ def test_a_damaged_file_is_put_together_as_far_as_it_is_sound(slow, large, tmp_p
         done += len(os.pread(fd, MiB, done))
     os.close(fd)
     assert closed(m)
-    control.rate(100 * MiB)
-    control.start()
+    control.start(still=40 * MiB)
     os.close(os.open(file, os.O_RDONLY))
     assert wait_until(lambda: m.stats()["vckpt_assembled_files"] == 1)
     fd = os.open(file, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    assert wait_until(lambda: control.bytes_read() > 40 * MiB, step=0.001)
-    control.rate(MiB)
+    assert control.stands_still()
     for at in range(0, 16 * MiB, MiB):
         assert os.pread(fd, MiB, at) == want[at:at + MiB]
     assert m.stats()[READ] > 0 and m.stats()["vckpt_assemblies_failed_total"] == 0
-    control.rate(0)
+    control.go_on()
     for at in range(16 * MiB, bad - 2 * MiB, MiB):
         assert os.pread(fd, MiB, at) == want[at:at + MiB]
     with pytest.raises(OSError) as e:
@@ -294,8 +301,8 @@ def test_a_loader_that_goes_early(slow, large):
     file = m / "a" / "latest" / "model.safetensors"
     with opened_by_a_loader(file) as (tensor, names):
         assert len(tensor("e17")) == MiB + 17
-        store.rate(20 * MiB)
-        assert len(tensor("b")) and wait_until(lambda: m.stats()[EARLY] == 1)
+        store.rate(5 * MiB)                                             # so it is not done before it is given up
+        assert len(tensor("e3")) and wait_until(lambda: m.stats()[EARLY] == 1)
     assert wait_until(lambda: m.stats()[GIVEN_UP] == 1)
     stats = m.stats()
     assert stats["vckpt_assembled_bytes"] == stats["vckpt_assemblies_failed_total"] == 0
@@ -312,14 +319,13 @@ def test_a_loader_reads_what_was_put_together_ahead_of_it(slow, large):
     file = m / "a" / "latest" / "model.safetensors"
     with opened_by_a_loader(file) as (tensor, _):
         tensor("e17")
-        store.rate(100 * MiB)
-        store.start()
-        tensor("b")
-        assert wait_until(lambda: store.bytes_read() > 64 * MiB, step=0.001)            # so it has more than "a"
-        store.rate(MiB)                                                                 # and no more for a while
+        store.rate(20 * MiB)                                                            # "e3" comes before that
+        store.start(still=64 * MiB)
+        tensor("e3")
+        assert store.stands_still()                                                     # it has more than "a"
         assert large[1].count(tensor("a")) == 1
         assert m.stats()["vckpt_assemblies_total"] == 0 and m.stats()[READ] > 30 * MiB
-        store.rate(0)
+        store.go_on()
 
 
 def test_memory_for_the_next_file_is_at_hand(slow, large, tmp_path):

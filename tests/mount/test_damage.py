@@ -85,7 +85,7 @@ def look(program, folder, truth, what):
         assert set(errors.values()) <= {errno.EIO}, (what, errors)
         assert m.pids, f"{what}: the daemon died"
         if errors:
-            assert wait_until(lambda: (folder / "log").stat().st_size > 0, 2), f"{what}: nothing in the log"
+            assert wait_until(lambda: (folder / "log").stat().st_size > 0), f"{what}: nothing in the log"
         return "errors" if errors else "whole" if set(found) == set(truth) else "less"
     finally:
         m.end()

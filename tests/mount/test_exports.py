@@ -89,7 +89,7 @@ def test_handles_of_what_went(mount, store, vckpt, tmp_path):
     gone, stays = (handle_of(m / "a" / f"step-0000000{step}" / "model.safetensors") for step in [1, 2])
     was = (m / "a" / "step-00000001" / "model.safetensors").read_bytes()
     vckpt("rm", store, "a/1")
-    assert wait_until(lambda: not (m / "a" / "step-00000001").exists(), 3)
+    assert wait_until(lambda: not (m / "a" / "step-00000001").exists())
     forget_names()
     for words in [[], ["gc", store, "--grace", "0"]]:
         if words:
@@ -147,7 +147,7 @@ def test_nfs(mount, sample_store, source, tmp_path):
             url = f"nfs://127.0.0.1/ckpt/a/step-00000001/{name}?version=4&nfsport={port}"
             return subprocess.run(["nfs-cat", url], capture_output=True, timeout=60)
 
-        assert wait_until(lambda: ask("config.json").returncode == 0, 30, 0.3), (tmp_path / "log").read_text()[-3000:]
+        assert wait_until(lambda: ask("config.json").returncode == 0, step=0.3), (tmp_path / "log").read_text()[-3000:]
         assert ask("config.json").stdout == source.blobs["config.json"]
         for _ in range(2):
             assert hashlib.sha256(ask("model.safetensors").stdout).digest() == \
@@ -174,10 +174,10 @@ def test_autofs(installed, sample_store, source, tmp_path):
             file = point / "ckpt" / "a" / "latest" / "config.json"
             return subprocess.run(["cat", file], capture_output=True, check=True, timeout=30).stdout
 
-        assert wait_until(lambda: mount_of(point) is not None, 20), (tmp_path / "out").read_text()
+        assert wait_until(lambda: mount_of(point) is not None), (tmp_path / "out").read_text()
         assert read() == source.blobs["config.json"]                            # who looks mounts it
         assert mount_of(point / "ckpt")[0] == "fuse.vckpt"
-        assert wait_until(lambda: mount_of(point / "ckpt") is None, 30, 0.5)     # and it goes when nobody does
+        assert wait_until(lambda: mount_of(point / "ckpt") is None, step=0.5)     # and it goes when nobody does
         assert read() == source.blobs["config.json"]
     finally:
         end(daemon)

@@ -76,9 +76,9 @@ def test_an_idle_mount_never_wakes_up(used, scale):
 def test_a_sleeping_mount_sees_what_comes(used, store, vckpt, tmp_path):
     settled(used)
     vckpt("import", store, "a/2", small_source(tmp_path / "w/model.safetensors", 2))
-    assert wait_until(lambda: os.readlink(used / "a" / "latest") == "step-00000002", 2)
+    assert wait_until(lambda: os.readlink(used / "a" / "latest") == "step-00000002")
     vckpt("import", store, "c/1", small_source(tmp_path / "w/model.safetensors", 3))
-    assert wait_until(lambda: "c" in os.listdir(used.point), 2)
+    assert wait_until(lambda: "c" in os.listdir(used.point))
 
 
 def test_who_asks_a_mount_that_was_told_nothing_has_it_look(used, store, vckpt, tmp_path):
@@ -86,10 +86,11 @@ def test_who_asks_a_mount_that_was_told_nothing_has_it_look(used, store, vckpt, 
     settled(used)
     looks = used.stats()["vckpt_refreshes_total"]
     time.sleep(5.2)
+    began = time.monotonic()
     os.listdir(used.point)
-    assert wait_until(lambda: used.stats()["vckpt_refreshes_total"] >= looks + 2, 2)     # of both runs
+    assert wait_until(lambda: used.stats()["vckpt_refreshes_total"] >= looks + 2)       # of both runs
     looks = used.stats()["vckpt_refreshes_total"]
     for _ in range(20):
         os.listdir(used.point)
     time.sleep(0.3)
-    assert used.stats()["vckpt_refreshes_total"] == looks
+    assert used.stats()["vckpt_refreshes_total"] <= looks + 2 * int((time.monotonic() - began) / 5)

@@ -101,7 +101,7 @@ def test_what_is_no_mesh(mount, saved, tmp_path, name, words):
     for _ in range(3):
         with pytest.raises(FileNotFoundError):
             os.stat(m / STEP / "mesh" / name)
-    lines = wait_until(lambda: log.read_text().splitlines(), 60)
+    lines = wait_until(lambda: log.read_text().splitlines())
     assert all(f"{STEP}/mesh/{name}: " in line and words in line for line in lines), lines
     assert 1 <= m.stats()["vckpt_mesh_refusals_total"] <= 3     # a kernel short of memory may ask again
 
@@ -145,7 +145,7 @@ def test_made_up_names_stay_bounded(mount, saved, scale):
             os.stat(mesh / f"x={i % 60_000 + 1}{',y=1' * (i // 60_000)}")
             assert not os.path.exists(mesh / f"not-a-mesh-{i}")
         # the thread that follows the store tells the kernel; so until it has
-        assert wait_until(lambda: m.stats()["vckpt_meshes"] <= KEPT + 100, 60), m.stats()["vckpt_meshes"]
+        assert wait_until(lambda: m.stats()["vckpt_meshes"] <= KEPT + 100), m.stats()["vckpt_meshes"]
         stats = m.stats()
         assert stats["vckpt_meshes_looked_up_total"] >= n + 2
         assert stats["vckpt_meshes_dropped_total"] > 0  # not all of them: a kernel forgets by itself, too
@@ -197,7 +197,7 @@ def test_a_step_that_goes(vckpt, mount, saved, tmp_path):
     held = os.open(folder, os.O_DIRECTORY)
     try:
         vckpt("rm", store, "run/0")
-        assert wait_until(lambda: not os.path.exists(m / STEP), 60)
+        assert wait_until(lambda: not os.path.exists(m / STEP))
         assert file.read() == want      # its packs are there still
         try:    # the step may be open in the daemon still
             again = os.open("model.safetensors", os.O_RDONLY, dir_fd=held)
@@ -233,7 +233,7 @@ def test_unmounted_while_names_are_looked_up(mount, saved):
     for t in threads:
         t.start()
     try:
-        assert wait_until(lambda: m.stats()["vckpt_meshes_looked_up_total"] > 100, 60)
+        assert wait_until(lambda: m.stats()["vckpt_meshes_looked_up_total"] > 100)
         subprocess.run(["umount", "-l", m.point], check=True, timeout=60)
         for t in threads:
             t.join(60)
@@ -241,4 +241,4 @@ def test_unmounted_while_names_are_looked_up(mount, saved):
     finally:
         stop.set()
     assert codes <= {errno.ENOENT, errno.ECONNABORTED, errno.ENODEV, errno.ENOTCONN, errno.ENOTDIR}, codes
-    assert wait_until(lambda: not m.pids, 60), "the daemon outlives its mount"
+    assert wait_until(lambda: not m.pids), "the daemon outlives its mount"

@@ -338,7 +338,7 @@ def test_what_a_dead_daemon_left_is_taken_over(one, mount):
 def test_a_signal_ends_it(one, mount, number):
     m = mount(one)
     os.kill(m.keeper, number)
-    assert wait_until(lambda: not m.pids, 5)
+    assert wait_until(lambda: not m.pids)
     assert not mount_of(m.point) and os.listdir(m.point) == []
 
 
@@ -347,7 +347,7 @@ def test_sigterm_with_an_open_file(one, mount):
     with open(m / "a" / "latest" / "model.safetensors", "rb", buffering=0) as f:
         f.read(1)
         os.kill(m.keeper, signal.SIGTERM)
-        assert wait_until(lambda: not m.pids, 5)
+        assert wait_until(lambda: not m.pids)
         assert not mount_of(m.point)
         os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         try:
@@ -478,7 +478,7 @@ def test_a_private_run_is_private_in_a_mount_for_all(place, program, vckpt, tmp_
             s = os.stat(m / name)
             assert (s.st_uid, s.st_gid, s.st_mode & 0o7777) == (user, user, mode)
         os.chmod(store / "packs", 0o700)
-        assert wait_until(lambda: os.stat(m / "a").st_mode & 0o7777 == 0o700, 10)
+        assert wait_until(lambda: os.stat(m / "a").st_mode & 0o7777 == 0o700)
         assert reads("a", 0) and not reads("a", third)
     finally:
         m.end()
@@ -555,7 +555,7 @@ def test_a_normal_user(place, tmp_path):
             os.kill(pid, signal.SIGTERM)
         else:
             assert look("fusermount3", "-u", place / "mnt").returncode == 0
-        assert wait_until(lambda: not daemons(place / "mnt") and not mount_of(place / "mnt"), 5)
+        assert wait_until(lambda: not daemons(place / "mnt") and not mount_of(place / "mnt"))
     refused = call(place / "mount.vckpt", place / "store", place / "mnt", "-o", "allow_other", user="nobody",
                    group=user.pw_gid, extra_groups=[])
     if refused.returncode == 0:  # user_allow_other is set on this machine

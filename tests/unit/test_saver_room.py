@@ -205,11 +205,12 @@ def many_cpus(build, tmp_path):
 #include <stdio.h>
 #include <string.h>
 int sched_getaffinity(pid_t p, size_t n, cpu_set_t *s) { (void)p; memset(s, 0, n); memset(s, 0xff, 1); return 0; }
-FILE *fopen(const char *path, const char *mode)
+FILE *fopen64(const char *path, const char *mode)
 {
-    FILE *(*real)(const char *, const char *) = dlsym(RTLD_NEXT, "fopen");
+    FILE *(*real)(const char *, const char *) = dlsym(RTLD_NEXT, "fopen64");
     return strncmp(path, "/sys/fs/cgroup", 14) == 0 ? NULL : real(path, mode);
 }
+FILE *fopen(const char *path, const char *mode) { return fopen64(path, mode); }
 """)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "cpus.so", source], check=True)
     return str(tmp_path / "cpus.so")
