@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt layout against the brute-force oracle, its pictures, and the examples of the manual."""
-import contextlib
 import json
 import math
 import os
@@ -14,7 +13,7 @@ import numpy
 import pytest
 
 import shard_oracle as oracle
-from terminal import open_terminal
+from terminal import open_terminal, written
 
 MANUAL = pathlib.Path(__file__).resolve().parents[2] / "docs/man/vckpt.1"
 
@@ -228,11 +227,7 @@ def test_box_characters_where_a_terminal_takes_them(vckpt, locale, corner):
                     "--draw"], stdout=slave, check=True,
                    env={**os.environ, "LC_ALL": locale})
     os.close(slave)
-    text = b""
-    with contextlib.suppress(OSError):      # EIO: the end of a terminal; a read gives what was written by then
-        while more := os.read(master, 1 << 16):
-            text += more
-    assert corner in text.decode()
+    assert corner in written(master)
     os.close(master)
 
 

@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from terminal import open_terminal
+from terminal import open_terminal, written
 
 STEPS = [0, 5, 10, 12, 20]
 
@@ -46,14 +46,9 @@ def on_terminal(vckpt, answer, *words):
     done = subprocess.run([vckpt.path, *map(str, words)], stdin=theirs, stdout=subprocess.PIPE, stderr=theirs,
                           timeout=60)
     os.close(theirs)
-    said = b""
-    try:
-        while data := os.read(ours, 4096):
-            said += data
-    except OSError:     # the end, on Linux
-        pass
+    said = written(ours)
     os.close(ours)
-    return done.returncode, done.stdout.decode(), said.decode().replace("\r\n", "\n")
+    return done.returncode, done.stdout.decode(), said.replace("\r\n", "\n")
 
 
 @pytest.mark.parametrize("words, rest", [
@@ -194,7 +189,7 @@ def test_a_step_replaced_during_the_question_stays(vckpt, store, left, options, 
     vckpt("import", store, "a/20", store.parent / "new.npy", "--replace", "-q")
     os.write(ours, b"y\n")
     out = rm.communicate(timeout=60)[0].decode()
-    said = os.read(ours, 4096).decode()
+    said = written(ours)
     os.close(ours)
     assert rm.returncode == (1 if sentence else 0) and sentence in said and left() == [20], said
     assert out.count(" removed, ") == 4

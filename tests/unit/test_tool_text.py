@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from terminal import open_terminal
+from terminal import open_terminal, written
 
 PLAIN = 3
 
@@ -135,16 +135,12 @@ def drawn(build, columns, *more, term="xterm", piped=False):
         done = subprocess.run([sys.executable, "-c", BAR, str(build / "tests" / "libtool_text.so"),
                                *(more or ["loud"])], env=env,
                               stderr=subprocess.PIPE if piped else theirs)
-        os.set_blocking(ours, False)
-        try:
-            told = os.read(ours, 100000).decode()
-        except BlockingIOError:
-            told = ""
-        assert done.returncode == 0 and not done.stderr, (done, told)
-        return told.split("\r")[1:]
     finally:
-        os.close(ours)
         os.close(theirs)
+    told = written(ours)
+    os.close(ours)
+    assert done.returncode == 0 and not done.stderr, (done, told)
+    return told.split("\r")[1:]
 
 
 def test_progress(build):
