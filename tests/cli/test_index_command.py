@@ -40,7 +40,7 @@ def test_what_a_dead_writer_left_is_removed(vckpt, store, left, command):
 def test_what_a_writer_at_work_has_stays(vckpt, store, left, command):
     fd = os.open(left.parent, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
-    vckpt(command, store, timeout=30)           # it would wait a minute for the lock
+    vckpt(command, store, timeout=50)           # it would wait a minute for the lock
     assert left.exists()
     os.close(fd)
     vckpt(command, store)

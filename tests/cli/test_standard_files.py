@@ -29,7 +29,7 @@ def test_no_file_of_the_store_gets_a_closed_number(vckpt, filled):
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_output_that_goes_nowhere_is_a_failure(vckpt, filled, closed):
     done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", vckpt.path, "ls", filled], capture_output=True,
-                          text=True, timeout=10)
+                          text=True, timeout=120)
     assert done.returncode == (">&-" in closed.split())
     assert (closed == ">&-") == ("standard output" in done.stderr)
 
@@ -37,7 +37,7 @@ def test_output_that_goes_nowhere_is_a_failure(vckpt, filled, closed):
 @pytest.mark.parametrize("arguments", [["-V"], ["version"], ["-h"], ["help"], ["help", "ls"], ["ls", "-h"]])
 def test_what_is_asked_for_has_to_be_printed(vckpt, arguments):
     with open("/dev/full", "w") as full:
-        done = subprocess.run([vckpt.path, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=10)
+        done = subprocess.run([vckpt.path, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (1, "vckpt: standard output: No space left on device\n")
 
 
@@ -48,7 +48,7 @@ def test_a_line_of_an_error_is_written_at_once(vckpt, tmp_path, arguments):
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with its:
-            subprocess.run([vckpt.path, *arguments], stderr=its, cwd=tmp_path, timeout=10)
+            subprocess.run([vckpt.path, *arguments], stderr=its, cwd=tmp_path, timeout=120)
         said = []
         while message := ours.recv(10000):
             said.append(message)

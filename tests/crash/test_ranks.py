@@ -104,7 +104,7 @@ def test_another_commits_when_rank_0_is_dead(api):
     assert steps(api) == [0] and len({v for _, (_, v) in [(t, (k, str(v))) for t, (k, v) in results.values()]}) == 1
     late = max(when for when, _ in results.values()) - killed
     print(f"committed {late:.2f} s after the kill")
-    assert late < 8     # by its heartbeat it would be 20 s
+    assert late < 15    # by its heartbeat it would be 20 s
     goes_on(api)
 
 
@@ -115,7 +115,7 @@ def test_another_commits_when_rank_0_sleeps(api):
         stopped = ranks.signal(0, signal.SIGSTOP)
         ranks.said((3,), "begun")
         ranks.said((3,), "announced")
-        while not steps(api) and time.monotonic() - stopped < 10:
+        while not steps(api) and time.monotonic() - stopped < 18:
             time.sleep(0.02)
         took = time.monotonic() - stopped
         ranks.signal(0, signal.SIGCONT)
@@ -123,7 +123,7 @@ def test_another_commits_when_rank_0_sleeps(api):
         ranks.tell(range(WORLD), "go on")
         results = ranks.results()
     print(f"committed after {took:.2f} s")
-    assert 1 < took < 10 and steps(api) == [0, 1]
+    assert 1 < took < 18 and steps(api) == [0, 1]
     assert all(kind == "ok" and isinstance(value[0], int) for _, (kind, value) in results.values()), results
 
 
@@ -139,7 +139,7 @@ def test_a_killed_rank_is_named_at_once(api, rank):
     for when, (kind, value) in results.values():
         assert (kind == "ok" and value[0][0] == EABORTED and
                 f"rank {rank} on {host(api)}: its process is gone" in value[0][1]), value
-        assert when - killed < 5    # by its heartbeat it would be 20 s
+        assert when - killed < 15   # by its heartbeat it would be 20 s
     assert steps(api) == [] and state(api, f"{launch_name('job')}-0") == ABORTED
     goes_on(api)
 
@@ -152,7 +152,7 @@ def test_a_rank_that_slept_too_long(api, vckpt):
         ranks.said((2,), "begun")
         ranks.signal(2, signal.SIGSTOP)
         ranks.said((0, 1, 3), "announced")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while state(api, f"{launch_name('job')}-0") != ABORTED and time.monotonic() < deadline:
             time.sleep(0.05)
         assert state(api, f"{launch_name('job')}-0") == ABORTED
@@ -201,7 +201,7 @@ def test_a_slow_listing_does_not_hide_a_stopped_rank(api):
         stopped = ranks.signal(1, signal.SIGSTOP)
         when, (kind, value) = ranks.results((0,))[0]
     assert kind == "ok" and value[0] == EABORTED and "rank 1 on" in value[1] and "stood still" in value[1], value
-    assert 0.3 < when - stopped < 10
+    assert 0.3 < when - stopped < 18
     goes_on(api)
 
 
@@ -270,7 +270,7 @@ def test_the_committer_dies_at_every_call(api, scale):
             all_open(ranks)
             results = ranks.results(range(1, WORLD))
             ranks.said((0,), "ready")
-            ranks.processes[0].join(5)
+            ranks.processes[0].join(60)
             done = ranks.processes[0].exitcode == 0
         died += not done
         entries = {value for _, (kind, value) in results.values()}
@@ -336,7 +336,7 @@ def test_killed_at_random(api, scale, rng):
             assert kind == "failed" and value[0] == EABORTED and f"rank {rank} on {host(api)}" in value[1], (
                 (rank, value))
             # by its process: by its heartbeat it would be 20 s, by its absence 60
-            assert when - killed < 10, when - killed
+            assert when - killed < 15, when - killed
         now = steps(api)
         assert now[:len(before)] == before and now == list(range(len(now)))
         before = now

@@ -37,7 +37,7 @@ def test_help_and_version(program):
     assert call(program, "-V").stdout.startswith("mount.vckpt ")
     for option in ("-V", "-h"):
         with open("/dev/full", "w") as full:
-            done = subprocess.run([program, option], stdout=full, stderr=subprocess.PIPE, text=True, timeout=10)
+            done = subprocess.run([program, option], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
         assert done.returncode == 2 and "standard output" in done.stderr
 
 

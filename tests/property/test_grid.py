@@ -673,9 +673,9 @@ def test_a_million_pieces_cost_no_more_than_one(lib):
     """Coarse: an implementation that walks would take seconds for each call."""
     g = make_grid(lib, (2 ** 19, 2 ** 19), 2)
     whole, f = make_box([0, 0], [2 ** 19] * 2), Fragment()
-    begin = time.monotonic()
+    begin = time.process_time()
     for i in range(2000):
         number = i * 262 % count(lib, g, whole)
         assert find(lib, g, at(lib, g, whole, number)[0]) == number
         lib.tensor_fragment_at(ctypes.byref(g), i * 2 ** 27, 2 ** 39, ctypes.byref(f))
-    assert count(lib, g, whole) > 2 ** 18 and time.monotonic() - begin < 5
+    assert count(lib, g, whole) > 2 ** 18 and time.process_time() - begin < 5

@@ -545,10 +545,10 @@ def new(lib, shape, ranks):
     """As OwnedMesh, of a numpy list of ranks; and the seconds that it took."""
     names = (ctypes.c_char_p * len(shape))(*[n.encode() for n in NAMES[:len(shape)]])
     pointer, err = ctypes.POINTER(Mesh)(), Error()
-    start = time.monotonic()
+    start = time.process_time()
     r = lib.tensor_mesh_new(U32(len(shape)), names, (U32 * len(shape))(*shape), P(ranks.ctypes.data), U32(ranks.size),
                             ctypes.byref(pointer), ctypes.byref(err))
-    seconds = time.monotonic() - start
+    seconds = time.process_time() - start
     tensorlib.check(r, err)
     return OwnedMesh.adopt(lib, pointer), seconds
 
@@ -562,11 +562,11 @@ def test_a_million_ranks(mesh):
     assert seconds < 2
     order = numpy.ctypeslib.as_array(m.c.order, (ranks.size,))
     assert numpy.array_equal(ranks[order], numpy.sort(ranks))
-    out, start = Out(20_000, 4), time.monotonic()
+    out, start = Out(20_000, 4), time.process_time()
     asked = rng.choice(ranks, 20_000, replace=False)
     assert not any([mesh.tensor_mesh_coordinate(address(m), rank, out.at + 16 * i)
                     for i, rank in enumerate(asked.tolist())])
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
     assert numpy.array_equal(a[tuple(out.array.T)], asked)
     group = Out(ranks.size)
     assert mesh.tensor_mesh_group(address(m), int(ranks[77]), 0b1111, group.at) == 0

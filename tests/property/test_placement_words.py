@@ -230,7 +230,7 @@ def test_a_mebibyte_of_units(words):
     units = tuple(i % 10 for i in range(520_000))
     text = oracle.word(("RS", 1, units))
     assert len(text) > 1 << 20 - 1
-    started = time.perf_counter()
+    started = time.process_time()
     assert words.parse(text) == [("RS", 1, units)]
     assert words.print(text) == text
     for bad in (text[:-1], text[:-1] + "x)", text + "x", text[:-1] + ",99999999999999999999)",
@@ -240,4 +240,4 @@ def test_a_mebibyte_of_units(words):
             words.parse(bad)
         assert e.value.code == -errno.EINVAL and len(e.value.text) < 300
     assert words.parse("S(" + "0" * (1 << 20) + "3" + " " * (1 << 20) + ")") == [("S", 3)]
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10

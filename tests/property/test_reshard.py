@@ -120,11 +120,11 @@ def test_a_window_costs_what_is_found(lib):
     """Of 2^41 pieces a few: an implementation that walks does not end."""
     shape = (2 ** 30, 2 ** 30)
     g = make_grid(lib, shape, 2, (128 << 10, 1 << 20, 512))
-    begin = time.monotonic()
+    begin = time.process_time()
     for i in range(300):
         found = windowed(lib, g, ((5, 7), (2 ** 30 - 6, 2 ** 30 - 9)), ((2 ** 29 + i, 2 ** 29), (20, 1000)))
         assert len(found) == 20 and found[0][0] > 2 ** 39
-    assert time.monotonic() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 # ---- the relation ----

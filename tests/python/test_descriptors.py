@@ -27,7 +27,7 @@ def packs(store):
     return [path for path in open_files() if path.startswith(f"{store}/packs/")]
 
 
-def none_open(store, seconds=10):
+def none_open(store, seconds=120):
     end = time.monotonic() + seconds
     while packs(store) and time.monotonic() < end:
         time.sleep(0.02)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import vckpt
-from vckpt import _lib
+from vckpt import _lib, handle, loads
 
 PIN = {"pin": "no"}
 WAITS = ("vckpt_load_wait", "vckpt_load_progress", "vckpt_save_wait_staged", "vckpt_save_wait_committed",
@@ -57,8 +57,10 @@ def listed(count):
 
 
 def counted(function, *arguments, **options):
-    """How many functions it calls in this thread, Python's and C's."""
-    gc.collect()                        # what earlier tests left is not counted
+    """How many functions it calls in this thread, Python's and C's. What earlier tests left is not counted, and nothing
+    is collected meanwhile."""
+    gc.collect()
+    gc.disable()
     seen = 0
 
     def profile(frame, event, _):
@@ -69,7 +71,15 @@ def counted(function, *arguments, **options):
         function(*arguments, **options)
     finally:
         sys.setprofile(None)
+        gc.enable()
     return seen
+
+
+@pytest.fixture(autouse=True)
+def one_wait(monkeypatch):
+    """A wait is one call, however long it takes."""
+    for module in (handle, loads):
+        monkeypatch.setattr(module, "SLICE_MS", 600_000)
 
 
 def save_and_load(run, state):

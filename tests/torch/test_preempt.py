@@ -144,7 +144,7 @@ def test_its_threads_end(tmp_path, more):
     found = ranks(2, tmp_path, """
 from proclib import tasks
 def more():
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 60
     while tasks() - before and time.monotonic() < limit:
         time.sleep(0.01)
     return len(tasks() - before)
@@ -252,7 +252,7 @@ def test_children_can_be_ended(handlers, before, status, ended):
     child.start()
     assert begun.wait(60)
     child.terminate()
-    child.join(20)
+    child.join(60)
     found = child.exitcode
     child.kill()
     child.join()

@@ -38,7 +38,7 @@ def heartbeats(api):
     return out
 
 
-def until(true, seconds=20):
+def until(true, seconds=120):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it does not come"

@@ -573,8 +573,8 @@ def test_a_reader_waits_for_nobody(lib, tmp_path):
     fcntl.flock(fd, fcntl.LOCK_EX)
     start = time.monotonic()
     assert check(lib, path) == 0
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 20
     with pytest.raises(OSError) as e:
         Index(lib, path, flags=BRIEFLY)
-    assert e.value.errno == errno.EBUSY and 0.9 < time.monotonic() - start < 20
+    assert e.value.errno == errno.EBUSY and 0.9 < time.monotonic() - start < 60
     os.close(fd)

@@ -138,7 +138,7 @@ def test_a_used_id_is_refused_at_all_ranks(api, behind):
     for _ in range(2):
         started = time.monotonic()
         answers = together(*[lambda r=r: Launch(api, "r", "job", r, 2) for r in range(2)])
-        assert time.monotonic() - started < 10      # not the 60 s that a rank waits for another one
+        assert time.monotonic() - started < 30      # not the 60 s that a rank waits for another one
         assert all(isinstance(e, Failed) and e.code == -errno.EEXIST and "used before" in e.text
                    for e in answers), answers
         with api.list("r", whole=True) as l:
@@ -206,7 +206,7 @@ def test_a_rank_0_of_another_host(api, moves, nonce, follows):
         else:
             text = failure(-errno.EEXIST, Launch, api, "r", "job", 1, 2, heartbeat_ms=1500)
             assert "used before" in text and ("elsewhere" in text) == (not moves)
-        assert time.monotonic() - started < 20      # not the 60 s that a rank waits for another one
+        assert time.monotonic() - started < 30      # not the 60 s that a rank waits for another one
     finally:
         over.set()
         if moves:
@@ -218,7 +218,8 @@ def test_a_rank_0_of_another_host(api, moves, nonce, follows):
 def test_two_processes_that_are_one_rank(api):
     """Two jobs that live at once under one id: the second one's ranks find the rank 0 of the first, and themselves."""
     ls = job(api, 2, heartbeat_ms=400)
-    time.sleep(0.3)     # past number 0, whose name would be taken
+    while list((api.path / "hosts").glob("*.0")):       # whose name would be taken
+        time.sleep(0.01)
     for rank in (0, 1):
         assert "used before" in failure(-errno.EEXIST, Launch, api, "r", "job", rank, 2)
     assert [x[0] for x in together(*[lambda l=l: l.save(1) for l in ls])] == [1, 1]
@@ -298,7 +299,7 @@ def test_a_heartbeat_that_cannot_be_started(api, lands):
 def test_only_the_first_beat_is_durable(api):
     m = Meddler(api)
     l = Launch(api, "r", "job", 0, 1, heartbeat_ms=400)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while m.count.get("put_fleeting", 0) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
     puts = m.count.get("put", 0)
@@ -676,7 +677,7 @@ def test_a_rank_that_never_comes(api):
     started = time.monotonic()
     for e in together(*[a.wait for a in attempts]):
         assert e.code == EABORTED and "rank 2: it did not come within 0.6 s" in e.text
-    assert 0.4 < time.monotonic() - started < 10
+    assert 0.4 < time.monotonic() - started < 30
     close(ls, *attempts)
 
 

@@ -93,12 +93,12 @@ def test_files_at_all_distances(vckpt, store, lib, most):
     if "asan" not in os.environ.get("VCKPT_PRELOAD", ""):      # which maps terabytes
         resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, hard))  # children have it, too
     try:
-        assert vckpt("ls", store, "r", timeout=20).stdout.count("step-") == 3
-        out = vckpt("verify", store, check=False, timeout=20)
+        assert vckpt("ls", store, "r").stdout.count("step-") == 3
+        out = vckpt("verify", store, check=False)
         assert f"this entry and the {half - 2} after it are missing" in out.stdout + out.stderr
-        out = vckpt("mend", store, check=False, timeout=20)
+        out = vckpt("mend", store, check=False)
         assert "move it away and mend again" in out.stdout + out.stderr
-        assert "damaged" in vckpt("gc", store, check=False, timeout=20).stderr
+        assert "damaged" in vckpt("gc", store, check=False).stderr
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 

@@ -417,12 +417,12 @@ def test_a_million_ranks(lib):
     words = ["R", "R,R", "R"]
     kept = [plan_tensor(lib, (1 << 20, 1 << 14), meshes[i % 3], words[i % 3]) for i in range(300)]
     total = 300 * (1 << 34) * ITEM
-    start = time.monotonic()
+    start = time.process_time()
     for rank in (0, 7, n - 1):
         plan = make(lib, [t for t, _ in kept], rank)
         assert plan.held_bytes == total and abs(plan.bytes - total // n) <= MIB
         lib.save_plan_release(ref(plan))
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_errors_name_the_tensor(lib):

@@ -350,10 +350,10 @@ def test_a_million_ranks_and_many_tensors(lib):
     array = (tl.PlanTensor * 2000)(*[tl.PlanTensor(k.c, tl.GridParams(128 << 10, 1 << 20, 512), False) for k in kept])
     names = (Name * 2000)(*[Name(b"model", b"t%06d" % i) for i in range(2000)])
     out, err = Replicas(), tl.Error()
-    start = time.monotonic()
+    start = time.process_time()
     tl.check(lib.save_replicas_make(ref(tl.PlanTensors.of(array, 2000)), names, c.c_uint32(77), ATTEMPT, SAMPLE,
                                     ref(out), ref(err)), err)
-    took = time.monotonic() - start
+    took = time.process_time() - start
     assert (out.ngroups, out.ntensors, out.nentries, out.bytes) == (2, 2000, 2000, 2000 * SAMPLE_BYTES)
     lib.save_replicas_release(ref(out))
     print(f"\nsamples of 2,000 tensors over a million ranks: {took * 1e3:.1f} ms")
@@ -555,8 +555,8 @@ def test_8192_ranks(lib):
             a = Announcement(rank=r, world=n, replicas=c.cast(array, c.c_void_p), nreplicas=3)
             every.append((a, array))
         pointers = (c.POINTER(Announcement) * n)(*[c.pointer(a) for a, _ in every])
-        err, start = tl.Error(), time.monotonic()
+        err, start = tl.Error(), time.process_time()
         assert lib.store_manifest_check_replicas(None, pointers, c.c_uint32(n), ref(err)) == 0
-        took[n] = time.monotonic() - start
+        took[n] = time.process_time() - start
     print(f"\n3 groups a rank: 1,024 ranks {took[1024] * 1e3:.2f} ms, 8,192 ranks {took[8192] * 1e3:.2f} ms")
     assert took[8192] < 5

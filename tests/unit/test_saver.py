@@ -499,7 +499,7 @@ def test_a_child_after_a_fork_is_refused(api, store):
     queue = context.Queue()
     child = context.Process(target=child_of, args=(api, saver, save, queue))
     child.start()
-    assert queue.get(timeout=20) == [-errno.ECHILD] * 5
+    assert queue.get(timeout=120) == [-errno.ECHILD] * 5
     child.join(20)
     assert child.exitcode == 0
     save.submit()

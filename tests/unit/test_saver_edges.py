@@ -585,7 +585,7 @@ def test_a_child_is_told_nothing_of_progress(api, store):
     queue = context.Queue()
     child = context.Process(target=child_of, args=(save, queue))
     child.start()
-    assert queue.get(timeout=20) == [-errno.ECHILD] * 2
+    assert queue.get(timeout=120) == [-errno.ECHILD] * 2
     child.join(20)
     assert save.committed() == 0
     save.free()

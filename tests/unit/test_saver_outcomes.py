@@ -86,10 +86,10 @@ def test_a_rank_that_never_comes_is_waited_for_once(api, store):         # noqa:
             save.committed()
         took.append(time.monotonic() - begin)
         save.free()
-    assert took[0] >= 2.4 and took[4] - took[0] < 2.4, took
+    assert took[0] >= 2.4 and took[4] - took[0] < 7.5, took     # 10 s if each were to wait
     other = api.saver(store, "run", rank=1, world=2, launch="never", start_ms=2500, heartbeat_ms=4000)
     late = saver.save({"m/w": numpy.arange(9.0)}, step=9)
-    time.sleep(1)
+    time.sleep(0.3)
     second = other.save({"m/w": numpy.arange(9.0)}, step=9)
     assert late.committed() == second.committed() == 9
     for save in (late, second):

@@ -225,7 +225,7 @@ def test_writer_of_several_buffers(storage, size, seal):
     storage.file("packs/00/p.pack", [data[at:at + (3 << 20)] for at in range(0, size, 3 << 20)], seal=seal)
     assert not seal or storage.read("packs/00/p.pack") == data
     assert [e[:2] for e in storage.list()] == [("packs/00/p.pack", size)][:seal]
-    end = time.monotonic() + 10
+    end = time.monotonic() + 120
     while tasks() - before and time.monotonic() < end:
         time.sleep(0.01)
     assert not tasks() - before
@@ -284,7 +284,7 @@ def test_of_eight_puts_at_once_one_wins(lib, storage):
                                                  out)) for i in range(8)]
         for w in work:
             w.start()
-        answers = [out.get(timeout=30) for _ in work]
+        answers = [out.get(timeout=120) for _ in work]
         for w in work:
             w.join()
         there = storage.read(name)

@@ -171,13 +171,13 @@ def test_a_deleted_pack_is_closed_while_others_are_read(packs):
         gone.extend(there[3:5])
         for i in there[3:5]:
             packs.file(i).unlink()
-        end = time.monotonic() + 10
+        end = time.monotonic() + 120
         while packs.open() & set(gone) and time.monotonic() < end:
             packs.use(0)
             time.sleep(0.01)
         assert packs.open() == set(there) - set(gone)
     gone = []
-    in_time(scenario, 2)
+    in_time(scenario)
 
 
 def in_one_bucket(lib, n):
@@ -204,7 +204,7 @@ def test_every_deleted_pack_is_closed(packs, used):
     packs.file(gone).rename(packs.path / "old")
     packs.make(gone)
     (packs.path / "old").unlink()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 120
     while packs.deleted() and time.monotonic() < end:
         packs.use(numbers[1], *([gone] if used else []))
         time.sleep(0.01)
@@ -213,7 +213,7 @@ def test_every_deleted_pack_is_closed(packs, used):
 
 def test_all_are_closed_when_none_is_used(packs):
     packs.use(*range(PACKS))
-    end = time.monotonic() + 10
+    end = time.monotonic() + 120
     while packs.open() and time.monotonic() < end:
         time.sleep(0.02)
     assert not packs.open()

@@ -696,9 +696,9 @@ def test_hundred_thousand_tensors(lib, store, scale):
     saver.commit([(0, "model")])
     tree = Tree(lib, store, b"many", 0)
     lib.view_tree_unref(tree.t)
-    start = time.perf_counter()
+    start = time.process_time()
     tree.build()
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     memory = lib.view_tree_memory(tree.t)
     print(f"{count} tensors: tree built in {seconds * 1000:.0f} ms, {memory / 1e6:.1f} MB")
     assert seconds < 3 and memory < 400 * count
