@@ -21,7 +21,7 @@ from storelib import Api, packs_of, scratch
 NONE = 2**64 - 1
 WORLD = 4
 START_MS, HEARTBEAT_MS = 5000, 120000
-LIMIT_S = 60    # for a job: less than a heartbeat that is waited for, and enough where other tests have the processors
+LIMIT_S = 100   # for a job: less than a heartbeat that is waited for, and enough where other tests have the processors
 DRIVERS = [pytest.param("rank_protocol", marks=pytest.mark.full), "rank_saver"]
 DAMAGE = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p)
 UNDECIDED = -errno.EINPROGRESS    # what VCKPT_EUNDECIDED says: the step may still become visible
@@ -120,7 +120,7 @@ class Job:
         self.files[rank].seek(0)
         return self.files[rank].read()
 
-    def wait(self, ranks=None, timeout=60):
+    def wait(self, ranks=None, timeout=LIMIT_S):
         """{rank: Outcome}; fails when one hangs."""
         out, end = {}, time.monotonic() + timeout
         for rank in self.processes if ranks is None else ranks:
@@ -158,7 +158,7 @@ class Job:
         shutil.rmtree(self.here, ignore_errors=True)
 
 
-def run_job(*args, timeout=60, **options):
+def run_job(*args, timeout=LIMIT_S, **options):
     job = Job(*args, **options)
     try:
         return job.wait(timeout=timeout), job.took

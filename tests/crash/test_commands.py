@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 
 UNDECIDED = 5   # its exit status: the step may be there, or gone, for all that
-LIMIT_S = 60    # a list that cannot be read is asked for again for 3 s, several times over
+LIMIT_S = 240   # a list that cannot be read is asked for again for 3 s, several times over
 
 
 class Commands:

@@ -40,7 +40,7 @@ import vckpt
 from forge import forge
 from forge_bytes import CANARY
 
-LIMIT_S, MOST_BYTES, MEMORY, COMMAND_MB = 10, 64 << 20, 6 << 30, 1024
+LIMIT_S, MOST_BYTES, MEMORY, COMMAND_MB = 30, 64 << 20, 6 << 30, 1024
 TORCH_S = 60                # until a process has imported torch
 WATCH_S = LIMIT_S + 20      # mend and gc watch heartbeats that they do not know; an export makes its files durable
 SANITIZER = re.compile(r"AddressSanitizer|UndefinedBehaviorSanitizer|runtime error:|LeakSanitizer|hard rss limit")
