@@ -40,6 +40,16 @@ def array():
     return numpy.random.default_rng(1).integers(0, 256, 32 * MiB, dtype="u1")
 
 
+def all_kept(make, tmp_path):
+    """Does the page cache hold all that make(store) wrote into one of three stores? The kernel takes pages back where
+    memory is short."""
+    for number in range(3):
+        make(tmp_path / f"kept{number}")
+        if packs(tmp_path / f"kept{number}")[0] > 0.99:
+            return True
+    return False
+
+
 def goes_past(store):
     """Was it written past the cache, which depends on the filesystem?"""
     return packs(store)[0] < 0.3
@@ -47,21 +57,24 @@ def goes_past(store):
 
 def test_import(vckpt, tmp_path, array):
     save_file({"w": array}, tmp_path / "model.safetensors")
-    for name, words in [("kept", ["--keep-cached"]), ("past", [])]:
-        vckpt("init", tmp_path / name)
-        vckpt("import", tmp_path / name, "a/1", tmp_path / "model.safetensors", *words)
-    assert packs(tmp_path / "kept")[0] > 0.99
+
+    def make(store, *words):
+        vckpt("init", store)
+        vckpt("import", store, "a/1", tmp_path / "model.safetensors", *words)
+    assert all_kept(lambda store: make(store, "--keep-cached"), tmp_path)
+    make(tmp_path / "past")
     if not goes_past(tmp_path / "past"):
         pytest.skip("this filesystem cannot write past the page cache")
 
 
 def test_save(tmp_path, array):
     try:
-        for name in ["kept", "past"]:
-            package.save(tmp_path / name / "run", {"w": array}, rank=0, world=1, keep_cached=name == "kept")
-        assert packs(tmp_path / "kept")[0] > 0.99
+        def make(store, **options):
+            package.save(store / "run", {"w": array}, rank=0, world=1, **options)
+        assert all_kept(lambda store: make(store, keep_cached=True), tmp_path)
+        make(tmp_path / "past", keep_cached=False)
         read = numpy.zeros_like(array)
-        package.load(tmp_path / "kept/run", {"w": read}, rank=0, world=1)
+        package.load(tmp_path / "kept0/run", {"w": read}, rank=0, world=1)
         assert numpy.array_equal(read, array)
     finally:
         package.close()
