@@ -49,7 +49,7 @@ def test_the_ranks_are_told(api, vckpt):  # noqa: F811
     t = threading.Thread(target=wait)
     t.start()
     out, warned = abort(vckpt, api, "r", "--reason", "the node is to be repaired")
-    t.join(20)
+    t.join(120)
     assert (not t.is_alive() and told[0].code == EABORTED and
             "the node is to be repaired, says vckpt abort on" in told[0].text)
     assert (out["attempt"], out["step"], out["state"], out["undecided"]) == (attempts[0].name, 0, "alive", [])

@@ -22,7 +22,7 @@ def test_no_file_of_the_store_gets_a_closed_number(vckpt, filled):
     process.stdout.read(1)  # it is at work, and waits for somebody to read the rest
     names = [os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in (0, 2)]
     process.stdout.read()
-    assert names == ["/dev/null"] * 2 and process.wait(10) == 0
+    assert names == ["/dev/null"] * 2 and process.wait(120) == 0
     process.stdout.close()
 
 

@@ -130,7 +130,7 @@ class Mount:
         assert wait_until(lambda: not self.pids)
 
     def umount(self):
-        subprocess.run(["umount", str(self.point)], check=True, timeout=30)
+        subprocess.run(["umount", str(self.point)], check=True, timeout=120)
         assert wait_until(lambda: not self.pids), "the daemon outlives its mount"
 
     def end(self):
@@ -138,7 +138,7 @@ class Mount:
         for _ in range(8):
             if not mount_of(self.point) or mount_of(self.point)[0] != "fuse.vckpt":
                 break
-            subprocess.run(["umount", "-l", str(self.point)], capture_output=True, timeout=30)
+            subprocess.run(["umount", "-l", str(self.point)], capture_output=True, timeout=120)
         if not wait_until(lambda: not self.pids, 2):  # something may still map a file of it
             self.kill()
 

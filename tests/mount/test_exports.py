@@ -51,7 +51,7 @@ def end(process):
     """Ends a daemon that others may be waiting for, whatever it does."""
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(20)
+        process.wait(120)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -172,7 +172,7 @@ def test_autofs(installed, sample_store, source, tmp_path):
     try:
         def read():         # in a process of its own, which can be ended whatever it waits for
             file = point / "ckpt" / "a" / "latest" / "config.json"
-            return subprocess.run(["cat", file], capture_output=True, check=True, timeout=30).stdout
+            return subprocess.run(["cat", file], capture_output=True, check=True, timeout=120).stdout
 
         assert wait_until(lambda: mount_of(point) is not None), (tmp_path / "out").read_text()
         assert read() == source.blobs["config.json"]                            # who looks mounts it

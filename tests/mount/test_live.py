@@ -147,7 +147,7 @@ def test_a_reader_stays_open_while_steps_arrive(live, store, vckpt, tmp_path):
     finally:
         stop.set()
         for t in threads:
-            t.join(30)
+            t.join(120)
     assert not bad
     assert wait_until(lambda: len(steps(live)) == 7)
 

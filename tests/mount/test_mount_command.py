@@ -22,7 +22,7 @@ def point(tmp_path):
     point = tmp_path / "mnt"
     point.mkdir()
     yield point
-    while mount_of(point) and subprocess.run(["umount", "-l", point], capture_output=True, timeout=30).returncode == 0:
+    while mount_of(point) and subprocess.run(["umount", "-l", point], capture_output=True, timeout=120).returncode == 0:
         pass
 
 
@@ -62,7 +62,7 @@ def test_in_the_foreground(vckpt, one, point):
             assert wait_until(lambda: (point / "a/latest").exists())
             assert child.poll() is None
             vckpt("umount", point)
-            assert child.wait(30) == 0
+            assert child.wait(120) == 0
         finally:
             child.kill()  # or the test would wait for it, whatever failed
 

@@ -91,7 +91,7 @@ def test_f_before_is_foreground_and_after_is_fake(program, one, tmp_path):
             assert wait_until(lambda: mount_of(point) and (point / "a").exists())
             assert child.poll() is None
             child.send_signal(signal.SIGTERM)
-            assert child.wait(10) == 0
+            assert child.wait(120) == 0
         finally:
             child.kill()
         assert not mount_of(point)
@@ -110,7 +110,7 @@ def test_an_end_before_the_first_answer_is_one_like_any_other(program, one, tmp_
                 child.send_signal(signal.SIGTERM)
             else:
                 assert wait_until(lambda: umount(os.fsencode(point), 0) == 0, step=0)
-            said = child.communicate(timeout=30)[1]
+            said = child.communicate(timeout=120)[1]
             assert child.returncode == 0 and "mount.vckpt:" not in said, said
         finally:
             child.kill()
@@ -130,7 +130,7 @@ def test_systemd_is_told_when_it_works(program, one, tmp_path):
             assert (point / "a" / "latest").exists()
         finally:
             child.terminate()
-            assert child.wait(10) == 0
+            assert child.wait(120) == 0
 
 
 @root
@@ -400,7 +400,7 @@ def test_nothing_that_the_caller_has_open_is_kept(program, one, tmp_path):
         assert str(tmp_path / "lock") not in kept
     finally:
         os.close(read)
-        subprocess.run(["umount", str(point)], timeout=30)
+        subprocess.run(["umount", str(point)], timeout=120)
         assert wait_until(lambda: not daemons(point))
 
 
@@ -416,7 +416,7 @@ def test_without_standard_files(program, one, tmp_path):
         for pid in daemons(point):
             assert {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)} == {"/dev/null"}
     finally:
-        subprocess.run(["umount", str(point)], timeout=30)
+        subprocess.run(["umount", str(point)], timeout=120)
         assert wait_until(lambda: not daemons(point))
 
 

@@ -447,7 +447,7 @@ class Broker:
         with self.ours:
             socket.send_fds(self.ours, [data or struct.pack("Ii", op, number)], fds)
             answer = self.ours.recv(100)
-        assert self.process.wait(10) == 0
+        assert self.process.wait(120) == 0
         return struct.unpack("i4xQ", answer) if answer else REFUSED
 
 
@@ -502,7 +502,7 @@ def test_the_keeper_waits_for_nobody(build, mount, large):
             os.close(fd)
         for b in brokers:
             b.ours.close()
-    assert [b.process.wait(10) for b in brokers] == [0] * 6
+    assert [b.process.wait(120) for b in brokers] == [0] * 6
 
 
 def test_the_keeper_takes_no_memory_of_hugetlbfs(broker):

@@ -183,7 +183,7 @@ def test_started_by_who_ignores_its_children(encoded, program, tmp_path):
     subprocess.run([program, encoded, point], timeout=60, check=True,
                    preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
     try:
-        subprocess.run(["umount", point], check=True, timeout=30)
+        subprocess.run(["umount", point], check=True, timeout=120)
         assert wait_until(lambda: not daemons(point))
     finally:
         for pid in daemons(point):
@@ -202,7 +202,7 @@ def test_nohup(encoded, program, mount, tmp_path):
         os.kill(keeper_of(point), signal.SIGHUP)
         assert not wait_until(lambda: not mount_of(point), 0.2)
     finally:
-        subprocess.run(["umount", point], check=True, timeout=30)
+        subprocess.run(["umount", point], check=True, timeout=120)
         assert wait_until(lambda: not daemons(point))
 
 

@@ -287,7 +287,7 @@ def test_time_outs(run, threads):
             with pytest.raises(ValueError, match="2 ranks save together, so a save needs step="):
                 saver.async_save({"m": {"w": np.ones(3)}})
             handle = saver.async_save({"m": {"w": np.ones(3)}}, step=0)
-            handle.staged(timeout=30)
+            handle.staged(timeout=120)
             with pytest.raises(TimeoutError):
                 handle.committed(timeout=0.3)
             with pytest.raises(vckpt.Timeout):

@@ -56,7 +56,7 @@ def end(process):
     if not rest:
         process.kill()
         raise AssertionError("it has not ended after 120 s")
-    process.wait(30)
+    process.wait(120)
     return rest[0]
 
 

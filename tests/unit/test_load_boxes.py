@@ -710,7 +710,7 @@ def test_mount(build, sample, tmp_path):
                 assert os.pread(f.fileno(), n, at) == data[at:at + n]
     finally:
         for _ in range(50):
-            if subprocess.run(["umount", point], capture_output=True, timeout=30).returncode == 0:
+            if subprocess.run(["umount", point], capture_output=True, timeout=120).returncode == 0:
                 break
             time.sleep(0.1)
 

@@ -500,7 +500,7 @@ def test_a_child_after_a_fork_is_refused(api, store):
     child = context.Process(target=child_of, args=(api, saver, save, queue))
     child.start()
     assert queue.get(timeout=120) == [-errno.ECHILD] * 5
-    child.join(20)
+    child.join(120)
     assert child.exitcode == 0
     save.submit()
     assert save.committed() == 0

@@ -586,7 +586,7 @@ def test_a_child_is_told_nothing_of_progress(api, store):
     child = context.Process(target=child_of, args=(save, queue))
     child.start()
     assert queue.get(timeout=120) == [-errno.ECHILD] * 2
-    child.join(20)
+    child.join(120)
     assert save.committed() == 0
     save.free()
     saver.free()

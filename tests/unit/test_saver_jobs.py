@@ -232,7 +232,7 @@ def test_a_save_that_waits_is_shown(api, store, vckpt):
 
     def work(rank, saver):
         if rank == 2:
-            come.wait(30)
+            come.wait(120)
         save = saver.save({"model/w": WHOLE})
         if rank == 0:
             for _ in range(200):
