@@ -106,7 +106,7 @@ def test_a_reader_gets_what_is_there_already(slow, large, name):
     m = make(large[0])
     file, want = m / "a" / "latest" / name, large[2] if name == "blob.bin" else large[1]
     half = len(want) // 2
-    fd = being_assembled(m, file, store, still=half + 16 * MiB)                     # so it has more than half
+    fd = being_assembled(m, file, store, still=len(want) - 4 * MiB)                 # so it has far more than half
     assert store.stands_still()
     first = b"".join(os.pread(fd, MiB, at) for at in range(0, half, MiB))
     assert m.stats()["vckpt_assemblies_total"] == 0 and m.stats()[READ] >= half
@@ -193,17 +193,17 @@ def test_a_damaged_file_is_put_together_as_far_as_it_is_sound(slow, large, tmp_p
         done += len(os.pread(fd, MiB, done))
     os.close(fd)
     assert closed(m)
-    control.start(still=40 * MiB)
+    control.start(still=48 * MiB)
     os.close(os.open(file, os.O_RDONLY))
     assert wait_until(lambda: m.stats()["vckpt_assembled_files"] == 1)
     fd = os.open(file, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     assert control.stands_still()
-    for at in range(0, 16 * MiB, MiB):
+    for at in range(0, 8 * MiB, MiB):       # far from where that is, and so is what the kernel reads ahead
         assert os.pread(fd, MiB, at) == want[at:at + MiB]
     assert m.stats()[READ] > 0 and m.stats()["vckpt_assemblies_failed_total"] == 0
     control.go_on()
-    for at in range(16 * MiB, bad - 2 * MiB, MiB):
+    for at in range(8 * MiB, bad - 2 * MiB, MiB):
         assert os.pread(fd, MiB, at) == want[at:at + MiB]
     with pytest.raises(OSError) as e:
         os.pread(fd, 4096, bad)
