@@ -106,7 +106,7 @@ def test_a_reader_gets_what_is_there_already(slow, large, name):
     m = make(large[0])
     file, want = m / "a" / "latest" / name, large[2] if name == "blob.bin" else large[1]
     half = len(want) // 2
-    fd = being_assembled(m, file, store, still=len(want) - 4 * MiB)                 # so it has far more than half
+    fd = being_assembled(m, file, store, still=min(half + 24 * MiB, len(want) - 4 * MiB))   # so it has half
     assert store.stands_still()
     first = b"".join(os.pread(fd, MiB, at) for at in range(0, half, MiB))
     assert m.stats()["vckpt_assemblies_total"] == 0 and m.stats()[READ] >= half
