@@ -65,7 +65,8 @@ static int memory_file_read(struct store_storage_file *f, uint64_t offset, void 
 static void memory_file_close(struct store_storage_file *f) { (void)f; }
 static void memory_close(struct store_storage *s) { (void)s; }
 
-static const struct store_storage_ops memory_pack_ops = {.list = memory_list, .read_whole = memory_read,
+static const struct store_storage_ops memory_pack_ops = {.list = memory_list, .list_dirs = memory_list,
+	.read_whole = memory_read,
 	.replace = memory_replace, .remove = memory_remove, .size = memory_size, .file_open = memory_file_open,
 	.file_read = memory_file_read, .file_close = memory_file_close, .writer_open = memory_writer_open,
 	.writer_append = memory_writer_append, .writer_seal = memory_writer_seal,
