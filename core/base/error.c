@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define BASE_UPDATE "; update vckpt"     /* what to do about all that a newer one wrote */
+
 /* Cuts off a UTF-8 sequence that the end of the array interrupted. */
 static void error_trim(char *text, size_t len)
 {
@@ -51,6 +53,18 @@ int base_error_set(struct base_error *err, int code, const char *format, ...)
 	error_setv(err, code, format, args);
 	va_end(args);
 	return code;
+}
+
+int base_error_newer(struct base_error *err, const char *format, ...)
+{
+	char text[sizeof err->text];
+	va_list args;
+
+	va_start(args, format);
+	if (vsnprintf(text, sizeof text, format, args) < 0)
+		text[0] = 0;
+	va_end(args);
+	return base_error_set(err, -BASE_EVERSION, "%s" BASE_UPDATE, text);
 }
 
 int base_no_memory(struct base_error *err)
@@ -99,7 +113,7 @@ const char *base_error_name(int code)
 	switch (-code) {
 	case BASE_EDAMAGED: return "stored bytes are damaged";
 	case BASE_EFORMAT: return "format rules are broken";
-	case BASE_EVERSION: return "written by a newer vckpt: its version, or a feature, is not known here";
+	case BASE_EVERSION: return "written by a newer vckpt: its version, or a feature, is not known here" BASE_UPDATE;
 	case BASE_ENOSTORE: return "not a vckpt store";
 	case BASE_EABORTED: return "the attempt was aborted";
 	case BASE_EUNDECIDED: return "undecided: the step may still become visible";

@@ -31,6 +31,9 @@ struct base_error {
 /* Fills `err` (NULL: nothing) and returns `code`, which must be negative. Later calls overwrite earlier ones. */
 int base_error_set(struct base_error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+/* -BASE_EVERSION: what a newer vckpt wrote, and "; update vckpt" after it. */
+int base_error_newer(struct base_error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
 /* -ENOMEM: "out of memory", or "WHAT: out of memory". */
 int base_no_memory(struct base_error *err);
 int base_no_memory_for(struct base_error *err, const char *what, ...) __attribute__((format(printf, 2, 3)));

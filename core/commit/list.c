@@ -839,7 +839,7 @@ int store_list_newer(const struct store_list *l, uint64_t *ret_entry, struct bas
 		return 0;
 	if (ret_entry)
 		*ret_entry = l->newer;
-	return base_error_set(err, -BASE_EVERSION,
+	return base_error_newer(err,
 		"run %s: a newer vckpt wrote entry %llu of its list, which is of a kind (%u) that this one does not "
 		"know: it skips the entry, and writes nothing to the run",
 		l->run, (unsigned long long)l->newer, l->newer_kind);

@@ -184,7 +184,7 @@ static int head_check(struct store_pack *p, struct base_error *err)
 	if (base_get64(head + PACK_HEAD_CHECK_AT) != base_xxh64_of(0, head, PACK_HEAD_CHECK_AT))
 		return base_error_set(err, -BASE_EDAMAGED, "pack %s: its head (offset 0) is damaged", p->name);
 	if (base_get16(head + 8) != PACK_VERSION || base_get32(head + 12) != 0)
-		return base_error_set(err, -BASE_EVERSION,
+		return base_error_newer(err,
 			"pack %s was written by a newer vckpt: it is of version %u and needs the features %#x; this "
 			"vckpt knows version %u and no feature",
 			p->name, base_get16(head + 8), base_get32(head + 12), PACK_VERSION);
@@ -464,7 +464,7 @@ static int read_encoded(struct reading *rd, uint64_t first, uint64_t n, uint8_t 
 
 static int pack_newer_object(const struct store_pack *p, const struct store_object_ref *ref, struct base_error *err)
 {
-	return base_error_set(err, -BASE_EVERSION,
+	return base_error_newer(err,
 		"pack %s: the object at offset %llu was written by a newer vckpt: this one does not know its codec "
 		"(%#x) or kind (%u)",
 		p->name, (unsigned long long)ref->offset, ref->codec, ref->kind);
@@ -643,7 +643,7 @@ int store_pack_footer_read(struct store_pack *p, struct store_pack_footer *ret_f
 		return base_no_memory_for(err, "pack %s", p->name);
 	r = pack_footer_decode(footer, &tail, objects);
 	if (r == -BASE_EVERSION)
-		return base_error_set(err, r,
+		return base_error_newer(err,
 			"pack %s was written by a newer vckpt: its footer lists an object of a codec or kind that this "
 			"vckpt does not know", p->name);
 	if (r < 0)

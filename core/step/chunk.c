@@ -208,11 +208,11 @@ int chunk_refused(struct base_error *err, int r, const uint8_t head[static CHUNK
 	if (r != -BASE_EVERSION)
 		return base_error_set(err, r, "rows of a part cannot be read: %s", base_error_name(r));
 	if (base_get16(head + 8) > CHUNK_VERSION || base_get32(head + 12))
-		return base_error_set(err, r,
+		return base_error_newer(err,
 			"rows of a part were written by a newer vckpt: their chunk is of version %u and needs the "
 			"features %#x; this vckpt knows version %u and no feature", base_get16(head + 8),
 			base_get32(head + 12), CHUNK_VERSION);
-	return base_error_set(err, r,
+	return base_error_newer(err,
 		"rows of a part were written by a newer vckpt: a piece has a codec that this vckpt does not know");
 }
 

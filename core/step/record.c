@@ -171,11 +171,11 @@ int store_newer(struct base_error *err, const char *what, const void *body, size
 	char why[PROTO_NEWER_BYTES];
 
 	if (!body)
-		return base_error_set(err, -BASE_EVERSION,
+		return base_error_newer(err,
 			"%s was written by a newer vckpt: its envelope has another version than %u", what,
 			STORE_RECORD_VERSION);
 	proto_newer(body, len, why);
-	return base_error_set(err, -BASE_EVERSION, "%s was written by a newer vckpt: %s", what, why);
+	return base_error_newer(err, "%s was written by a newer vckpt: %s", what, why);
 }
 
 int store_record_put_fleeting(struct store_storage *s, const char *name, enum store_record_kind kind,

@@ -202,9 +202,7 @@ static void on_damage(void *arg, const struct store_damage *d)
 	struct mend_fault *f;
 
 	if (d->newer) {
-		base_error_set(&k->newer, -BASE_EVERSION,
-			"%.200s: %.400s: a newer vckpt wrote it and has to mend it; this one changes nothing", d->file,
-			d->what);
+		base_error_set(&k->newer, -BASE_EVERSION, "nothing is mended: %.200s: %.400s", d->file, d->what);
 		return;
 	}
 	f = fault_of(k, d);

@@ -131,11 +131,12 @@ static void check_pack(struct verify *v, const struct store_file *file)
 		.seed = v->store->info.seed};
 	j.pack.file = strdup(file->name);
 	r = store_pack_verify(p, &calls);
-	if (r == -BASE_EVERSION)
-		file_newer(v, file->name, true, NULL,
+	if (r == -BASE_EVERSION) {
+		base_error_newer(&err,
 			"it was written by a newer vckpt: its footer lists an object of a codec or kind that this "
 			"vckpt does not know");
-	else if (r < 0)
+		file_newer(v, file->name, true, NULL, err.text);
+	} else if (r < 0)
 		on_damage(&j, 0, 0, NULL, base_error_name(r));
 	keep_pack(v, j.pack);
 	store_pack_close(p);

@@ -195,7 +195,7 @@ static int check_views(const struct load_step *step, struct base_error *err)
 
 	for (uint32_t i = 0; i < m->nheaders; i++)
 		if (!view_header_known(m->headers[i].view))
-			return base_error_set(err, -BASE_EVERSION,
+			return base_error_newer(err,
 				"it has a header of %s for the view '%s', which this vckpt does not know",
 				m->headers[i].component, m->headers[i].view);
 	return 0;

@@ -36,6 +36,11 @@ def files(store):
     return {p.relative_to(store): p.read_bytes() for p in store.rglob("*") if p.is_file() and "index" not in p.parts}
 
 
+def refused(done):
+    """With a sentence that says why, and what to do."""
+    return done.returncode == 1 and "newer vckpt" in done.stderr and "; update vckpt" in done.stderr
+
+
 # ---- what makes a step newer ----
 
 def with_word(message):
@@ -118,8 +123,7 @@ def newer_step(request, vckpt, lib, steps, tmp_path):
 def test_a_newer_step_is_refused_by_name_and_alone(vckpt, newer_step, tmp_path):
     store, name, what = newer_step
     done = vckpt("cat", store, "run/1/model/v", check=False)
-    assert (done.returncode == 1 and "newer vckpt" in done.stderr and name in done.stderr and
-            "damaged" not in done.stderr), done.stderr
+    assert refused(done) and name in done.stderr and "damaged" not in done.stderr, done.stderr
     assert {s["step"] for s in vckpt.json("ls", store, "run")["steps"]} == {0, 1}
     for good in ["run/0", "other/0"]:
         vckpt("info", store, good)
@@ -133,10 +137,12 @@ def test_verify_tells_a_newer_step_apart(vckpt, newer_step):
         assert done.returncode == NEWER and "damage" not in done.stdout and "sound" not in done.stdout, (
             (target, done.stdout))
         lines = [line for line in done.stdout.splitlines() if line.startswith("newer: ")]
-        assert lines and any("newer vckpt" in line and name in line and "run/step-00000001" in line
-                             for line in lines), done.stdout
+        assert lines and any("newer vckpt" in line and "; update vckpt" in line and name in line
+                             and "run/step-00000001" in line for line in lines), done.stdout
         told = vckpt.json("verify", store, *target, check=False)
         assert told["faults"] == 0 and told["damage"] == [] and {d.get("step") for d in told["newer"]} == {1}
+    done = vckpt("mend", store, check=False)
+    assert refused(done) and "nothing is mended: " in done.stderr, done.stderr
     assert not list((store / "damaged").glob("*")) if (store / "damaged").exists() else True
     for target in ["run/0", "other"]:
         assert vckpt("verify", store, target).returncode == 0
@@ -197,8 +203,7 @@ def test_an_entry_with_a_word_refuses_its_run(vckpt, lib, steps, tmp_path, chang
     for command in (["ls", steps, "run"], ["info", steps, "run/0"], ["rm", steps, "run/0"],
                     ["import", steps, "run", tmp_path / "1.safetensors"]):
         done = vckpt(*command, check=False)
-        assert (done.returncode == 1 and "newer vckpt" in done.stderr and name in done.stderr and
-                "damaged" not in done.stderr), done.stderr
+        assert refused(done) and name in done.stderr and "damaged" not in done.stderr, done.stderr
     done = vckpt("ls", steps, check=False)
     assert done.returncode == 1 and "other" in done.stdout and name in done.stderr
     done = vckpt("gc", steps, "--grace", "0", check=False)
@@ -236,8 +241,7 @@ def test_an_entry_of_an_unknown_kind_is_passed_over(vckpt, lib, steps, tmp_path)
     for command in (["rm", steps, "run/0"], ["import", steps, "run", tmp_path / "1.safetensors", "--no-index"],
                     ["gc", steps, "--grace", "0"]):
         done = vckpt(*command, check=False)
-        assert (done.returncode == 1 and "newer vckpt" in done.stderr and "kind (77)" in done.stderr and
-                "damaged" not in done.stderr), done.stderr
+        assert refused(done) and "kind (77)" in done.stderr and "damaged" not in done.stderr, done.stderr
     assert "nothing was deleted" in done.stderr
     assert {p: b for p, b in files(steps).items() if p.parts[0] not in ("hosts", "incoming")} == before
     for target in [[], ["run"]]:
@@ -266,7 +270,7 @@ def test_a_newer_store_is_refused(vckpt, lib, steps, change, name):
     forge.put_record(steps / "vckpt.store", 1, m.encode())
     for command in ("ls", "verify", "gc"):
         done = vckpt(command, steps, check=False)
-        assert done.returncode == 1 and "newer vckpt" in done.stderr and name in done.stderr, done.stderr
+        assert refused(done) and name in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("at,form,value,name", [(8, "<H", 3, "version 3"), (12, "<I", 8, "0x8")],
@@ -281,7 +285,7 @@ def test_a_newer_pack_hides_what_lies_in_it(vckpt, lib, steps, at, form, value, 
     pack.chmod(0o644)
     pack.write_bytes(data)
     done = vckpt("cat", steps, "run/1/model/v", check=False)
-    assert done.returncode == 1 and "newer vckpt" in done.stderr and name in done.stderr
+    assert refused(done) and name in done.stderr
     vckpt("info", steps, "run/1")
     for target in [[], ["run/1"]]:
         done = vckpt("verify", steps, *target, check=False)
