@@ -69,10 +69,11 @@ static bool missing_warner(const struct store_attempt *a)
 	return true;
 }
 
-/* Nothing ends a wait for a rank that lives and never saves, and nobody would see why: once for each attempt. */
+/* Nothing ends a wait for a rank that lives and never saves, and no one would see why: once for each attempt. Whether a
+ * rank of another host lives is not known, only when its heartbeat moved. */
 static void missing_warn(struct store_attempt *a)
 {
-	char names[MISSING_NAMED * (PROTO_HOST_MAX + 24)] = "", host[PROTO_HOST_MAX];
+	char names[MISSING_NAMED * (PROTO_HOST_MAX + 80)] = "", host[PROTO_HOST_MAX];
 	uint32_t n = 0;
 	size_t len = 0;
 
@@ -83,17 +84,18 @@ static void missing_warn(struct store_attempt *a)
 			|| store_watch_judge(a->launch->watch, rank, a->announced_ms, host) != STORE_RANK_FINE
 			|| n++ >= MISSING_NAMED)
 			continue;
-		len += (size_t)snprintf(names + len, sizeof names - len, "%srank %u%s%s", len ? ", " : "", rank,
-			host[0] ? " on " : "", host);
+		len += (size_t)snprintf(names + len, sizeof names - len,
+			"%srank %u%s%s, whose heartbeat moved %llu s ago", len ? "; " : "", rank,
+			host[0] ? " on " : "", host,
+			(unsigned long long)store_watch_still_ms(a->launch->watch, rank) / 1000);
 	}
 	if (n > MISSING_NAMED)
-		snprintf(names + len, sizeof names - len, " and %u more", n - MISSING_NAMED);
+		snprintf(names + len, sizeof names - len, "; and %u more", n - MISSING_NAMED);
 	a->warned = n > 0;
 	if (n)
-		base_warning("%s: step %llu: waiting for %g s for the part of %s: %s, and %s not announced it. "
-			     "Every rank of a job has to save; with a deadline the wait would end",
-			a->run, (unsigned long long)a->step, (double)a->launch->start_ms / 1000, names,
-			n > 1 ? "they live" : "it lives", n > 1 ? "have" : "has");
+		base_warning("%s: step %llu: waiting for %g s for the part of %s. Every rank of a job has to save; "
+			     "with a deadline the wait would end",
+			a->run, (unsigned long long)a->step, (double)a->launch->start_ms / 1000, names);
 }
 
 int attempt_missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
