@@ -703,7 +703,7 @@ uint32_t view_tree_files(const struct view_tree *t, uint32_t component, const ui
 	return n;
 }
 
-/* A name of a directory, or of a tensor without its .npy. */
+/* A name of a directory, or of a tensor without its .npy; or an element of a blob's path before the escape. */
 static int64_t lookup_lenient(const struct view_tree *t, uint32_t directory, const char *name)
 {
 	char file[VIEW_FILE_NAME_BYTES + 4];
@@ -711,6 +711,10 @@ static int64_t lookup_lenient(const struct view_tree *t, uint32_t directory, con
 	if (node != -ENOENT || strlen(name) >= VIEW_FILE_NAME_BYTES)
 		return node;
 	snprintf(file, sizeof file, "%s.npy", name);
+	node = view_tree_lookup(t, directory, file);
+	if (node != -ENOENT)
+		return node;
+	view_name_escape_element(name, strlen(name), file);
 	return view_tree_lookup(t, directory, file);
 }
 

@@ -137,6 +137,20 @@ FOLDERS = [adapter, pipeline, sentence_transformer, variants, variants_of_old, s
            from_zero, trainer]
 
 
+def test_cat_takes_a_file_by_its_true_name(vckpt, store, source):
+    """As `ls` lists it, or as the mount shows it."""
+    put(source / "model.safetensors", tensors(1, ["50%"]))
+    put(source / "50%" / "a%2Fb", b"percent")
+    put(source / "50%.txt", b"true")
+    vckpt("import", store, "run", source)
+    assert "50%.txt" in vckpt("ls", store, "run/0").stdout
+    for name in ("50%.txt", "50%25.txt"):
+        assert vckpt("cat", store, f"run/0/{name}", text=False).stdout == b"true"
+    for name in ("50%/a%2Fb", "50%25/a%252Fb"):
+        assert vckpt("cat", store, f"run/0/{name}").stdout == "percent"
+    assert vckpt("cat", store, "run/0/51%.txt", check=False).returncode == 1
+
+
 @pytest.mark.parametrize("make, form", [*((make, "safetensors") for make in FOLDERS), (pipeline, "npy,safetensors")])
 def test_names_come_back(vckpt, store, source, tmp_path, make, form):
     """Byte for byte; and the export, with its manifest.json and without it, is the same step again."""

@@ -127,8 +127,9 @@ static int cat_run(struct tool *t, int argc, char **argv)
 
 const struct tool_command tool_cat = {"cat", "print one file of a step",
 	"usage: vckpt cat STORE RUN/STEP/PATH [--raw] [--layouts FILE] [-q] [-v]\n\n"
-	"Prints a file of a step as the mount shows it: model/NAME.npy (.npy may be left off),\n"
-	"model.safetensors, config.json, ..., or what a rank of a mesh holds: mesh/tp=4/rank-0/model.safetensors.\n\n"
+	"Prints a file of a step as the mount shows it: model/NAME.npy (.npy may be left off, and a name may be\n"
+	"given as vckpt ls lists it), model.safetensors, config.json, ..., or what a rank of a mesh holds:\n"
+	"mesh/tp=4/rank-0/model.safetensors.\n\n"
 	"  --raw           of a tensor the bare bytes, row-major, without the .npy header\n"
 	"  --layouts FILE  what cuts tensors under a mesh: a layout file, or llama, mixtral, deepseek\n",
 	cat_run};
