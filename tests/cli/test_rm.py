@@ -91,7 +91,7 @@ def test_the_step_that_was_saved_last_stays(vckpt, store, left):
         done = vckpt("rm", store, *words, "--yes", "--dry-run", "--json")
         assert [s["step"] for s in json.loads(done.stdout)["removed"]] == goes
         assert ("run a: step 7 was saved last, but steps up to 20 are there: --keep-last counts by number, and keeps "
-                "step 7 as well (vckpt rm STORE a/8.. removes" in done.stderr) == warns, done.stderr
+                f"step 7 as well (vckpt rm {store} a/8.. removes" in done.stderr) == warns, done.stderr
     assert not vckpt("rm", store, "b", "--keep-last", "1", "-y").stderr
     vckpt("rm", store, "a/8..")
     assert left() == [0, 5, 7]

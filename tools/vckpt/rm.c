@@ -193,12 +193,14 @@ static void say_order(const struct rm *rm, const struct wanted *w, const struct 
 {
 	size_t n = store_list_count(l);
 	uint64_t step = n ? store_list_at(l, last)->step : 0;
+	char word[TOOL_WORD_BYTES];
 
 	if (rm->keep_last && !rm->t->quiet && n && last != n - 1)
 		base_warning("run %s: step %" PRIu64 " was saved last, but steps up to %" PRIu64 " are there: "
-			"--keep-last counts by number, and keeps step %" PRIu64 " as well (vckpt rm STORE "
+			"--keep-last counts by number, and keeps step %" PRIu64 " as well (vckpt rm %s "
 			"%s/%" PRIu64 ".. removes what a job left behind that went back)", w->target.run, step,
-			store_list_at(l, n - 1)->step, step, w->target.run, step + 1);
+			store_list_at(l, n - 1)->step, step, tool_shell_word(rm->t->arguments[0], word),
+			w->target.run, step + 1);
 }
 
 static int find_several(struct rm *rm, struct wanted *w, const struct store_list *l)
