@@ -21,6 +21,7 @@
 extern "C" {
 #endif
 
+struct vckpt_blob_info;
 struct vckpt_error;
 struct vckpt_step;
 struct vckpt_tensor;
