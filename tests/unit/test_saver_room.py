@@ -11,7 +11,7 @@ import sys
 import numpy
 import pytest
 
-from saverlib import api, store  # noqa: F401
+from saverlib import api, ranks, store  # noqa: F401
 
 MIB, GIB = 1 << 20, 1 << 30
 VARIABLES = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -54,6 +54,21 @@ def test_a_ring_in_use_grows_when_it_is_empty(api, store):
         assert api.read(store, "run", step)["model/w"].tobytes() == want.tobytes()
     assert saved(saver, 150 * MIB)[0].ring_waits == 0
     saver.free()
+
+
+def test_samples_have_room_behind_bands_that_wait_to_be_written(api, store):
+    """The ring has room for one band, which the pack writes from there only once more has come; what is sampled of
+    replicas comes behind it."""
+    data = numpy.random.default_rng(2).integers(0, 256, (4096, 1024), "u1")
+
+    def work(rank, saver):
+        save = saver.save({"model/w": data})
+        try:
+            return save.committed()
+        finally:
+            save.free()
+    assert ranks(api, store, "run", 2, work, ring=2 * MIB) == [0, 0]
+    assert api.read(store, "run")["model/w"].tobytes() == data.tobytes()
 
 
 def test_a_ring_of_a_given_size_stays(api, store):

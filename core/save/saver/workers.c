@@ -418,6 +418,8 @@ static bool bands_short_of_memory(void *arg)
 	return f && f->formed && f->formed->waited;
 }
 
+/* Behind the bands come samples, and copies of what has no bytes. */
+static bool bands_staged(void *arg) { return ((struct save_saver *)arg)->persisting->staged; }
 static bool bands_failed(void *arg) { return ((struct save_saver *)arg)->persisting->failed; }
 
 /* Best effort: a thread that may not change its priority keeps it. */
@@ -492,7 +494,7 @@ int saver_bands_append(struct save_flight *f, struct base_error *err)
 	struct save_saver *s = f->s;
 	const struct save_engine_source source = {.ready = bands_ready, .taken = bands_taken,
 		.processed = bands_processed, .appended = bands_appended, .failed = bands_failed,
-		.short_of_memory = bands_short_of_memory, .arg = s};
+		.short_of_memory = bands_short_of_memory, .staged = bands_staged, .arg = s};
 	int r;
 
 	pthread_mutex_lock(&s->lock);
@@ -502,8 +504,6 @@ int saver_bands_append(struct save_flight *f, struct base_error *err)
 	r = save_writer_append(f->w, &s->engine, &source, err);
 	pthread_mutex_lock(&s->lock);
 	s->persisting = NULL;
-	while (r == 0 && !f->failed && !f->staged) /* samples, and copies of what has no bytes */
-		pthread_cond_wait(&s->ready, &s->lock);
 	if (f->failed && (r == 0 || r == -ECANCELED)) {
 		r = f->r;
 		if (err)

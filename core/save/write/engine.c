@@ -164,6 +164,11 @@ static void engine_wait(struct save_engine *e, bool *kept)
 	*kept = true;
 }
 
+static bool engine_done(const struct save_engine *e)
+{
+	return e->over && e->appended == e->taken && (!e->source->staged || e->source->staged(e->source->arg));
+}
+
 static bool engine_failed(const struct save_engine *e)
 {
 	return e->no_memory || (e->source->failed && e->source->failed(e->source->arg));
@@ -199,7 +204,7 @@ int save_engine_append(struct save_engine *e, struct save_writer *w, const struc
 	e->taken = e->appended = 0;
 	e->no_memory = false;
 	pthread_cond_broadcast(e->work);
-	while (r == 0 && !engine_failed(e) && !(e->over && e->appended == e->taken)) {
+	while (r == 0 && !engine_failed(e) && !engine_done(e)) {
 		struct save_band *b = e->order[e->appended % e->nbands];
 
 		if (!b) {

@@ -25,6 +25,7 @@ struct save_engine_source {
 	void (*appended)(void *arg, const struct save_band *b, const struct save_engine_appended *cost);
 	bool (*failed)(void *arg);      /* for another reason: appending ends. NULL: never */
 	bool (*short_of_memory)(void *arg); /* is lent memory waited for? `ready` was signalled then. NULL: no */
+	bool (*staged)(void *arg);      /* appending ends only then; `ready` is signalled. NULL: with the last band */
 	void *arg;
 };
 struct save_engine {
