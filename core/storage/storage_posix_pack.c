@@ -154,7 +154,8 @@ static int write_full(struct store_storage_writer *w, uint64_t number)
 	if (ahead)
 		allocated = writer_allocate(w, at, ahead - at);
 	r = posix_buffer_write(b, w->temp.fd, at, POSIX_BUFFER_BYTES);
-	if (r == -EINVAL && direct) { /* a short write left an odd rest, or this file system promised too much */
+	/* a short write left an odd rest, this file system promised too much, or lent memory is a driver's own */
+	if ((r == -EINVAL || r == -EFAULT) && direct) {
 		direct = !set_direct(w->temp.fd, false);
 		r = posix_buffer_write(b, w->temp.fd, at, POSIX_BUFFER_BYTES);
 	}
