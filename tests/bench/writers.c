@@ -3,13 +3,15 @@
  * writers: a save of very many ranks, played by one process over core/commit: what the protocol, the announcements, the
  * manifest and the checks cost, with next to no data.
  *
- *     writers STORE WORLD [rank 0 waits from: first|last] [latency of a request, µs] [layouts]
+ *     writers STORE WORLD [rank 0 waits from: first|last] [latency of a request, µs] [layouts] [still]
  *
  * What is real: every call of the storage that a rank makes, its launch with a heartbeat thread, begin, two packs with
  * the real part, announcement; rank 0's wait and commit. What is played: the ranks prepare one after another in one
  * thread, share one open store (so one host, one process, one set of cached packs), and the ranks but 0 look at the
  * list once, after the commit, instead of polling. Storage is the real one behind counters, which may add a wait to
- * each request from the last announcement on, as a network would. Prints one JSON object. */
+ * each request from the last announcement on, as a network would. With `still` every rank's heartbeat remains the one
+ * that it begins with until all is counted: how many others fall into a phase depends on time. Prints one JSON object.
+ */
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -49,6 +51,17 @@ static struct store_storage_ops counting;
 static atomic_ullong counts[KINDS], beats, shown, bytes_read;
 static atomic_ullong phase_begin[PHASES], phase_end[PHASES];
 static atomic_uint latency_us;
+static pthread_rwlock_t still = PTHREAD_RWLOCK_INITIALIZER; /* held for writing: heartbeats' threads wait */
+static _Thread_local bool plays; /* a rank or more: no heartbeat's thread */
+
+/* Where the thread of a heartbeat lists others, or beats: all else that it does comes after that. */
+static void heartbeat_waits(void)
+{
+	if (plays)
+		return;
+	pthread_rwlock_rdlock(&still);
+	pthread_rwlock_unlock(&still);
+}
 
 static uint64_t called(enum kind kind, const char *name)
 {
@@ -82,6 +95,13 @@ static int c_put(struct store_storage *s, const char *name, const void *bytes, s
 	else if (strncmp(name, "runs/", 5) == 0)
 		touched(PUT_ENTRY, begin);
 	return r;
+}
+
+static int c_put_fleeting(struct store_storage *s, const char *name, const void *bytes, size_t len)
+{
+	heartbeat_waits();
+	called(PUT, name);
+	return inner->put_fleeting(s, name, bytes, len);
 }
 
 static int c_put_passing(struct store_storage *s, const char *name, const void *bytes, size_t len)
@@ -125,6 +145,8 @@ static int c_list(struct store_storage *s, const char *dir, store_storage_list_f
 {
 	struct shown_each each = {f, arg};
 
+	if (strcmp(dir, "hosts") == 0)
+		heartbeat_waits();
 	called(LIST, NULL);
 	return inner->list(s, dir, c_shown, &each);
 }
@@ -199,6 +221,7 @@ static void count_install(struct store *s)
 	inner = s->storage->ops;
 	counting = *inner;
 	counting.put = c_put;
+	counting.put_fleeting = c_put_fleeting;
 	counting.put_passing = c_put_passing;
 	counting.read_whole = c_read_whole;
 	counting.size = c_size;
@@ -458,6 +481,7 @@ static void *rank_0_waits(void *arg)
 {
 	struct job *j = arg;
 
+	plays = true;
 	j->r = store_attempt_wait(j->attempts[0], -1, &j->entry, &j->err);
 	j->ended_ns = base_monotonic_ns();
 	return NULL;
@@ -595,20 +619,23 @@ static void afterwards(struct job *j, const char *path)
 
 int main(int argc, char **argv)
 {
-	bool first = argc > 3 && strcmp(argv[3], "first") == 0;
+	bool first = argc > 3 && strcmp(argv[3], "first") == 0, holds = argc > 6 && strcmp(argv[6], "still") == 0;
 	struct job j = {.world = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 0};
 	pthread_attr_t small;
 	uint64_t begin;
 
 	j.nlayouts = argc > 5 ? (uint32_t)strtoul(argv[5], NULL, 10) : 1;
 	if (j.world < 2 || j.nlayouts < 1 || j.nlayouts > LAYOUTS_MAX || j.nlayouts >= j.world) {
-		fprintf(stderr, "usage: writers STORE WORLD [first|last] [latency, us] [layouts]\n");
+		fprintf(stderr, "usage: writers STORE WORLD [first|last] [latency, us] [layouts] [still]\n");
 		return 2;
 	}
 	pthread_attr_init(&small); /* a thread for each heartbeat */
 	pthread_attr_setstacksize(&small, 128 << 10);
 	if (j.world > 1000) /* a sanitizer's own part of a stack may be larger */
 		pthread_setattr_default_np(&small);
+	plays = true;
+	if (holds)
+		pthread_rwlock_wrlock(&still);
 	must(store_open(argv[1], 0, &j.store, &j.err), &j, "open");
 	count_install(j.store);
 	layouts_make(&j);
@@ -624,6 +651,8 @@ int main(int argc, char **argv)
 	commit(&j, first);
 	printf("\"save_s\": %.4f, ", seconds(begin));
 	afterwards(&j, argv[1]);
+	if (holds)
+		pthread_rwlock_unlock(&still);
 	for (uint32_t i = 0; i < j.world; i++)
 		store_launch_close(j.launches[i]);
 	printf("\"peak_kib\": %zu}\n", peak_kib());

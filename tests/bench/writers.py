@@ -37,7 +37,7 @@ def save(build, where, world, mode, latency=0, layouts=1):
 
 def requests(counts):
     """Of the storage; appends to a pack go through a buffer and are not counted, nor are heartbeats."""
-    return sum(n for kind, n in counts.items() if kind not in ("writer_append", "heartbeats", "listed"))
+    return sum(n for kind, n in counts.items() if kind not in ("writer_append", "heartbeats", "listed", "bytes_read"))
 
 
 def figures(build, where, world):

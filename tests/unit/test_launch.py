@@ -843,11 +843,11 @@ def test_a_begin_that_fails_with_its_abort(api):
 @pytest.mark.parametrize("world", [8, 64])
 def test_requests_do_not_grow_with_the_square(api, world):
     ls = job(api, world)
-    m = Meddler(api)
+    m, started = Meddler(api), time.monotonic()
     attempts = begin_all(ls)
     for a in attempts:
         a.announce()
-    prepared = sum(m.count.values())
+    prepared, before = sum(m.count.values()), time.monotonic() - started
     m.count.clear()
     started = time.monotonic()
     assert len(set(together(*[a.wait for a in attempts]))) == 1
@@ -856,7 +856,7 @@ def test_requests_do_not_grow_with_the_square(api, world):
     waited = {k: v / world for k, v in m.count.items() if v}
     print(f"\n{world} ranks: {prepared / world:.1f} calls a rank before the wait, {sum(waited.values()):.1f} in it "
           f"({took:.2f} s): {waited}")
-    assert prepared / world < 45
+    assert prepared / world < 45 + before   # a beat every 5 s, of less than five calls
     assert sum(waited.values()) < 30 + 12 * took  # a poll is 100 ms in the end
     close(ls, *attempts)
 
