@@ -172,6 +172,9 @@ int verify_says_blobs(struct verify_says *s)
 		return 0;
 	if (store_blob_names_tell(&s->blobs, &is) < 0)
 		return -ENOMEM;
+	if (!is.names_blobs)
+		says_wrong(s, "it says which ranks have which blobs, and its parts have so many that it does not name "
+			"them");
 	name = store_blob_names_differ(s->m, &is);
 	if (name)
 		says_wrong(s, "it says that other ranks have blob %.400s than its parts say", name);

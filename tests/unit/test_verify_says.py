@@ -233,3 +233,16 @@ def test_records_that_disagree(vckpt, lib, step, tmp_path, lie, file, sentence):
         assert {d.get("step") for d in damage} == {0}, damage
     out = vckpt.json("mend", step, check=False)     # nothing but a lie is wrong: it is named, and left
     assert out["left"] and not out["done"] and {line["step"] for line in out["lines"] if line["what"] == "lost"} == {0}
+
+
+def test_blobs_that_are_too_many_to_name(vckpt, lib, store, tmp_path):
+    """Their manifest does not name them; one that says that there are none lies."""
+    model(tmp_path / "model.safetensors")
+    for i in range(1025):
+        (tmp_path / f"{i}.txt").touch()
+    vckpt("import", store, "run", tmp_path, "-q")
+    forge = Forge(lib, store, "run")
+    assert not forge.manifest.all(17) and told(vckpt, store) == []
+    forge.manifest.encode = lambda: Message.encode(forge.manifest) + b"\x8a\x01\0"      # field 17, and empty
+    forge.done(tmp_path / "scratch")
+    assert "it does not name" in told(vckpt, store)[0][2]
