@@ -98,12 +98,29 @@ static int parts_read(struct mend *m, const struct store_incoming *in, struct pr
 	return r;
 }
 
+/* Of a manifest as announcements make it: what a commit made of it, or an older version, which did not say which ranks
+ * have which blobs. Where a part cannot be read, the count of tensors that was announced may be the right one. */
+static int manifest_completed(struct mend *m, const char *file, const struct base_digest *want,
+	struct proto_manifest *man)
+{
+	static const char *const how = "made anew from the announcements and parts of its ranks";
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT, older = BASE_BUF_INIT;
+	struct base_digest d;
+	int r = 0;
+
+	if (store_manifest_complete(m->store, man, &body, &d, NULL) == 0)
+		r = manifest_put(m, file, want, body.data, body.len, how);
+	if (r == 0 && proto_manifest_encode(man, &older) == 0)
+		r = manifest_put(m, file, want, older.data, older.len, how);
+	return r;
+}
+
 static int manifest_of_parts(struct mend *m, const struct store_incoming *in, const char *file,
 	const struct base_digest *want)
 {
 	struct proto_announcement *all = calloc(in->nannounced + 1, sizeof *all);
 	const struct proto_announcement **order = calloc(in->nannounced + 1, sizeof *order);
-	base_cleanup_buf struct base_buf made = BASE_BUF_INIT, body = BASE_BUF_INIT;
+	base_cleanup_buf struct base_buf made = BASE_BUF_INIT;
 	struct proto_manifest man = {0};
 	struct base_digest d;
 	int r = all && order ? 0 : -ENOMEM;
@@ -112,10 +129,8 @@ static int manifest_of_parts(struct mend *m, const struct store_incoming *in, co
 		order[i] = &all[i];
 	if (r == 0 && parts_read(m, in, all) == 0
 	    && store_manifest_make(order, in->nannounced, &made, &d, NULL) == 0
-	    && proto_manifest_decode(made.data, made.len, &man) == 0
-	    && store_manifest_complete(m->store, &man, &body, &d, NULL) == 0)
-		r = manifest_put(m, file, want, body.data, body.len,
-			"made anew from the announcements and parts of its ranks");
+	    && proto_manifest_decode(made.data, made.len, &man) == 0)
+		r = manifest_completed(m, file, want, &man);
 	for (uint32_t i = 0; all && i < in->nannounced; i++)
 		proto_announcement_release(&all[i]);
 	proto_manifest_release(&man);

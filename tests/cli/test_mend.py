@@ -12,6 +12,8 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
+import storelow
+from forgelib import ENTRY, MANIFEST, Forge
 from protolib import parse
 from ranklib import api  # noqa: F401
 from storelib import REMOVE, Api, Attempt, Digest, put_heartbeat, save
@@ -407,6 +409,27 @@ def test_a_manifest_from_announcements(vckpt, api):  # noqa: F811
     launches = opened(api, "r", "one", 2)
     close(launches, left_behind(launches)[1])
     (path,) = (api.path / "runs/r/manifests").iterdir()
+    good = path.read_bytes()
+    path.unlink()
+    out = mend(vckpt, api.path)
+    assert "announcements" in lines(out, "mend")[0]["text"] and path.read_bytes() == good
+
+
+def test_an_older_manifest_from_announcements(vckpt, api):  # noqa: F811
+    """One of a version that did not say which ranks have which blobs."""
+    launches = opened(api, "r", "one", 2)
+    close(launches, left_behind(launches)[1])
+    forge = Forge(api.lib, api.path, "r")
+    assert forge.manifest.all(17)
+    forge.manifest.set(17)
+    body = forge.manifest.encode()
+    digest = bytes(storelow.digest(api.lib, body).bytes)
+    forge.manifest_path.unlink()
+    forge.commit.set(5, digest)
+    forge.entry.set(7, forge.commit.encode())
+    forge.put_record(forge.entry_path, ENTRY, forge.entry.encode())
+    path = forge.manifest_path.with_name(digest.hex())
+    forge.put_record(path, MANIFEST, body)
     good = path.read_bytes()
     path.unlink()
     out = mend(vckpt, api.path)
