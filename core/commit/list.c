@@ -75,6 +75,7 @@
 #define RETRY_MAX_MS 100u
 #define TELL_MS 1000u     /* a storage that fails for so long is told of */
 #define SHORT_END 255u    /* a list without this entry is taken for a short one */
+#define NEWER_MAX 4u        /* looks behind the end of a short one reach so far */
 #define FAR_PROBES 20u    /* looks for entries behind a gap, at distances 2, 4, ... 2^20 */
 #define LARGE_BYTES (UINT64_C(1) << 20) /* of a snapshot: it names 4,600 steps */
 #define AGAIN_MAX 16u     /* times that acceptances make a list begin anew at once; of an honest one: once or twice */
@@ -635,23 +636,37 @@ static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip
 	return r < 0 ? r : 0;
 }
 
-/* The end of the whole list. Of a short one its directory answers what looks are for, but for the last: an entry may be
- * newer than the listing. The names of a long one cost more than looks. A list of which much was collected is short,
- * whatever its numbers are. */
+/* Entries behind the end that a listing says: it may be older than some. */
+static int newer_than_listed(struct store_list *l, uint64_t end)
+{
+	int r = 0;
+
+	for (uint64_t distance = 1; r == 0 && distance <= NEWER_MAX; distance *= 2)
+		r = entry_exists(l, end + distance - 1);
+	return r;
+}
+
+/* The end of the whole list. Of a short one its directory answers what looks are for, but for some right behind the
+ * end. The names of a long one cost more than looks; and a directory may be one that cannot be listed. */
 static int64_t list_end(struct store_list *l, struct base_error *err)
 {
 	int r = entry_exists(l, SHORT_END);
 	int64_t end = 0;
 
 	if (r == 0) {
-		r = list_numbers_read(l, err);
-		if (r < 0)
-			return r;
-		end = end_beyond_gaps(l, 0);
-		r = entry_exists(l, (uint64_t)end);
-		if (r == 0)
-			return end;
+		struct base_error why = {0};
+
+		r = list_numbers_read(l, &why);
+		if (r < 0 && r != -EACCES)
+			return base_error_set(err, r, "%s", why.text);
+		if (r == 0) {
+			end = end_beyond_gaps(l, 0);
+			r = newer_than_listed(l, (uint64_t)end);
+			if (r == 0)
+				return end;
+		}
 		list_numbers_release(l);
+		r = 0;
 	}
 	end = r < 0 ? r : end_beyond_gaps(l, 0);
 	return end < 0 ? list_unreadable(l, (int)end, err) : end;

@@ -279,6 +279,43 @@ def test_a_short_list_whose_directory_is_read(api, lost, answer):
         m.end()
 
 
+def test_a_directory_that_may_be_searched_and_not_listed(api):
+    fill(api, 40)
+    m = Meddler(api)
+    m.answer["list_dirs"] = lambda args: -errno.EACCES
+    try:
+        with api.list("r", whole=True) as l:
+            assert l.next == 40 and l.damaged == 0
+    finally:
+        m.end()
+
+
+@pytest.mark.parametrize("behind", [1, 3])
+def test_a_lost_entry_that_the_listing_is_too_old_for(api, behind):
+    """The one lost and those behind it came after the listing: its number is not free."""
+    fill(api, 40)
+    lost, newer = 40 - behind - 1, [api.entry_path("r", n) for n in range(40 - behind, 40)]
+    aside = [path.with_name(f".{path.name}") for path in newer]
+    m = Meddler(api)
+
+    def listed(_):
+        for path, to in zip(newer, aside, strict=True):
+            path.rename(to)
+
+    def looked_at(_):
+        for path, to in zip(newer, aside, strict=True):
+            if to.exists():
+                to.rename(path)
+
+    api.entry_path("r", lost).unlink()
+    m.answer |= {"list_dirs": listed, "size": looked_at}
+    try:
+        with api.list("r", whole=True) as l:
+            assert l.next == 40 and l.damaged == 1
+    finally:
+        m.end()
+
+
 def test_damage_and_errors_among_many(api):
     """What is wrong with one of many that are read at once is told of that one, in order."""
     fill(api, 300)
