@@ -7,7 +7,7 @@ import pytest
 
 from ranklib import Launch, Ranks, api  # noqa: F401
 from storelib import EABORTED, Attempt, Failed, save
-from test_incoming import close, elsewhere, opened, write
+from test_incoming import SELDOM_MS, close, elsewhere, opened, write
 from test_schema import check, manual
 
 ABORTED = 2
@@ -118,7 +118,7 @@ def test_what_has_committed_stays(api, vckpt):  # noqa: F811
 
 
 def test_another_hosts_writer(api, vckpt):  # noqa: F811
-    launches = opened(api, "r", "one", 2)
+    launches = opened(api, "r", "one", 2, heartbeat_ms=SELDOM_MS)
     attempts = [launch.begin() for launch in launches]
     with elsewhere(api, launches[0]):
         out, warned = abort(vckpt, api, "r")

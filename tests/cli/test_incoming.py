@@ -10,9 +10,9 @@ from storelib import Attempt, put_heartbeat
 from test_schema import check, manual
 
 
-def opened(api, run, id_, world):  # noqa: F811
+def opened(api, run, id_, world, heartbeat_ms=0):  # noqa: F811
     out = [None] * world
-    threads = [threading.Thread(target=lambda r=r: out.__setitem__(r, Launch(api, run, id_, r, world)))
+    threads = [threading.Thread(target=lambda r=r: out.__setitem__(r, Launch(api, run, id_, r, world, heartbeat_ms)))
                for r in range(world)]
     for t in threads:
         t.start()
@@ -56,9 +56,12 @@ def left_behind(launches):
     return folder, attempts
 
 
+SELDOM_MS = 3600_000
+
+
 @contextlib.contextmanager
 def elsewhere(api, launch):  # noqa: F811
-    """Rank 0 of the launch beats on another host."""
+    """Rank 0 of the launch beats on another host. Its own heartbeats are to be far apart: SELDOM_MS."""
     for p in (api.path / "hosts").iterdir():
         p.unlink()
     put_heartbeat(api, launch.name, "r", 0)
@@ -160,7 +163,7 @@ def test_a_folder_that_the_list_has_decided(api, vckpt):  # noqa: F811
 
 
 def test_another_hosts_writer_is_unknown(api, vckpt):  # noqa: F811
-    launches = opened(api, "r", "one", 2)
+    launches = opened(api, "r", "one", 2, heartbeat_ms=SELDOM_MS)
     attempts = [launch.begin() for launch in launches]
     with elsewhere(api, launches[0]):
         assert incoming(vckpt, api)[0]["state"] == "unknown"
