@@ -5,8 +5,7 @@
  * share the store map; its owner sets the rate (tests/bench/load_ranks.py).
  *
  * A read is made, and then waits until the store would have served it: what it costs is added to the time at which the
- * store has served all reads before it, or to now if it had nothing to do. So no rate is saved up. A store that stands
- * still serves no more reads once so many bytes were read. */
+ * store has served all reads before it, or to now if it had nothing to do. So no rate is saved up. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -26,7 +25,6 @@ struct control {
 	_Atomic uint64_t bytes_per_s; /* 0: as fast as the store is */
 	_Atomic uint64_t busy_ns;     /* CLOCK_MONOTONIC: then all reads so far are served */
 	_Atomic uint64_t read_bytes;  /* of packs, since it was last set to 0 */
-	_Atomic uint64_t still_bytes; /* it stands still from so many on; 0: it does not */
 };
 
 static struct control *control;
@@ -72,13 +70,6 @@ static uint64_t served_ns(uint64_t bytes, uint64_t rate)
 	return served;
 }
 
-static bool stands_still(void)
-{
-	uint64_t from = atomic_load(&control->still_bytes);
-
-	return from && atomic_load(&control->read_bytes) >= from;
-}
-
 static ssize_t pay(int fd, ssize_t got)
 {
 	int saved = errno;
@@ -94,8 +85,6 @@ static ssize_t pay(int fd, ssize_t got)
 			while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
 				continue;
 		}
-		while (stands_still())
-			usleep(1000);
 	}
 	errno = saved;
 	return got;

@@ -23,7 +23,7 @@ READ = "vckpt_assemblies_read_bytes_total"
 
 
 class SlowStore:
-    """What tests/bench/slow_reads.c maps: how fast packs are read, how much of them was, and where it stands still."""
+    """What tests/bench/slow_reads.c maps: how fast packs are read, and how much of them was."""
 
     def __init__(self, path):
         path.write_bytes(bytes(4096))
@@ -33,17 +33,8 @@ class SlowStore:
     def rate(self, bytes_per_s):
         self.memory[:8] = struct.pack("<Q", bytes_per_s)
 
-    def start(self, still=0):
-        """Counts from 0, and stands still once that many bytes were read."""
-        self.memory[16:32] = struct.pack("<QQ", 0, still)
-
-    def stands_still(self):
-        (still,) = struct.unpack("<Q", self.memory[24:32])
-        return wait_until(lambda: self.bytes_read() >= still)
-
-    def go_on(self, bytes_per_s=0):
-        self.rate(bytes_per_s)
-        self.memory[24:32] = bytes(8)
+    def start(self):
+        self.memory[16:24] = bytes(8)
 
     def bytes_read(self):
         return struct.unpack("<Q", self.memory[16:24])[0]
@@ -86,12 +77,12 @@ def slow(mount, build, tmp_path, monkeypatch):
     return make, store
 
 
-def being_assembled(m, file, store, rate=0, still=0):
-    """Its second open begins that; the store is slow from then on, or stands still. A descriptor of before the end."""
+def being_assembled(m, file, store, rate):
+    """Its second open begins that; the store is slow from then on. A descriptor of before the end."""
     read(file)
     assert closed(m)
     store.rate(rate)
-    store.start(still)
+    store.start()
     os.close(os.open(file, os.O_RDONLY))
     assert wait_until(lambda: m.stats()["vckpt_assembled_files"] == 1)
     fd = os.open(file, os.O_RDONLY)
@@ -105,13 +96,14 @@ def test_a_reader_gets_what_is_there_already(slow, large, name):
     make, store = slow
     m = make(large[0])
     file, want = m / "a" / "latest" / name, large[2] if name == "blob.bin" else large[1]
+    fd = being_assembled(m, file, store, 50 * MiB)
     half = len(want) // 2
-    fd = being_assembled(m, file, store, still=min(half + 24 * MiB, len(want) - 4 * MiB))   # so it has half
-    assert store.stands_still()
+    assert wait_until(lambda: store.bytes_read() > half + 16 * MiB, step=0.001)     # so it has more than half
+    store.rate(MiB)                                                                 # and no more for a while
     first = b"".join(os.pread(fd, MiB, at) for at in range(0, half, MiB))
     assert m.stats()["vckpt_assemblies_total"] == 0 and m.stats()[READ] >= half
     assert first == want[:len(first)]
-    store.go_on()
+    store.rate(0)
     assert wait_until(lambda: m.stats()["vckpt_assemblies_total"] == 1)
     assert store.bytes_read() < 1.2 * len(want)
     # whoever has it open, or opens it as long as somebody has, goes on being served from there
@@ -134,7 +126,7 @@ def test_what_is_not_there_is_decoded(slow, large):
     fd = being_assembled(m, file, store, 5 * MiB)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     rng = np.random.default_rng(2)
-    for _ in range(8):                                      # in a fraction of the time that the file takes
+    for _ in range(20):
         at = int(rng.integers(len(want) * 3 // 4, len(want) - 4096))
         assert os.pread(fd, 4096, at) == want[at:at + 4096]
     assert m.stats()["vckpt_assemblies_total"] == 0 and m.stats()[READ] == 0
@@ -147,7 +139,7 @@ def test_many_readers_of_a_file_that_is_put_together(slow, large):
     make, store = slow
     m = make(large[0])
     file, want = m / "a" / "latest" / "model.safetensors", large[1]
-    fd, wrong = being_assembled(m, file, store, still=60 * MiB), []
+    fd, wrong = being_assembled(m, file, store, 150 * MiB), []
 
     def reader(seed):
         rng, room = np.random.default_rng(seed), len(want) if seed % 2 else 30 * MiB    # some only where it is already
@@ -158,13 +150,12 @@ def test_many_readers_of_a_file_that_is_put_together(slow, large):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(6)]
-    assert store.stands_still()
-    for t in threads[::2]:
+    assert wait_until(lambda: store.bytes_read() > 40 * MiB, step=0.001)
+    store.rate(10 * MiB)
+    for t in threads:
         t.start()
     assert wait_until(lambda: m.stats()[READ] > 20 * MiB)
-    for t in threads[1::2]:
-        t.start()
-    store.go_on()
+    store.rate(0)
     for t in threads:
         t.join()
     os.close(fd)
@@ -193,17 +184,19 @@ def test_a_damaged_file_is_put_together_as_far_as_it_is_sound(slow, large, tmp_p
         done += len(os.pread(fd, MiB, done))
     os.close(fd)
     assert closed(m)
-    control.start(still=48 * MiB)
+    control.rate(100 * MiB)
+    control.start()
     os.close(os.open(file, os.O_RDONLY))
     assert wait_until(lambda: m.stats()["vckpt_assembled_files"] == 1)
     fd = os.open(file, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    assert control.stands_still()
-    for at in range(0, 8 * MiB, MiB):       # far from where that is, and so is what the kernel reads ahead
+    assert wait_until(lambda: control.bytes_read() > 40 * MiB, step=0.001)
+    control.rate(MiB)
+    for at in range(0, 16 * MiB, MiB):
         assert os.pread(fd, MiB, at) == want[at:at + MiB]
     assert m.stats()[READ] > 0 and m.stats()["vckpt_assemblies_failed_total"] == 0
-    control.go_on()
-    for at in range(8 * MiB, bad - 2 * MiB, MiB):
+    control.rate(0)
+    for at in range(16 * MiB, bad - 2 * MiB, MiB):
         assert os.pread(fd, MiB, at) == want[at:at + MiB]
     with pytest.raises(OSError) as e:
         os.pread(fd, 4096, bad)
@@ -222,8 +215,7 @@ EARLY, GIVEN_UP = "vckpt_assemblies_early_total", "vckpt_assemblies_given_up_tot
 @contextlib.contextmanager
 def opened_by_a_loader(file):
     """As torch does for safetensors: the header by one mapping, the tensors by another. Gives one tensor by its name,
-    copied, as to a device, or its first bytes, with nothing that the kernel reads ahead: that may wait for what is put
-    together, and the file is open until then."""
+    copied, as to a device."""
     first = os.open(file, os.O_RDONLY)
     with mmap.mmap(first, 0, prot=mmap.PROT_READ) as head:
         n = int.from_bytes(head[:8], "little")
@@ -231,13 +223,8 @@ def opened_by_a_loader(file):
         second = os.open(file, os.O_RDONLY)
         data = mmap.mmap(second, 0, prot=mmap.PROT_READ)
     os.close(first)
-
-    def tensor(name, most=None):
-        begin, end = (8 + n + at for at in places[name])
-        data.madvise(mmap.MADV_RANDOM if most else mmap.MADV_NORMAL)
-        return data[begin:begin + most if most else end]
     try:
-        yield tensor, list(places)
+        yield lambda name: data[8 + n + places[name][0]:8 + n + places[name][1]], list(places)
     finally:
         data.close()
         os.close(second)
@@ -305,12 +292,10 @@ def test_a_loader_that_goes_early(slow, large):
     make, store = slow
     m = make(large[0])
     file = m / "a" / "latest" / "model.safetensors"
-    with opened_by_a_loader(file) as (tensor, _):
-        assert len(tensor("e17", 9)) == 9
-        store.start(still=8 * MiB)                                      # so it is not done before it is given up
-        assert len(tensor("e3", 9)) == 9                                # which is answered before that begins
-        assert wait_until(lambda: m.stats()[EARLY] == 1) and store.stands_still()
-    store.go_on(10 * MiB)
+    with opened_by_a_loader(file) as (tensor, names):
+        assert len(tensor("e17")) == MiB + 17
+        store.rate(20 * MiB)
+        assert len(tensor("b")) and wait_until(lambda: m.stats()[EARLY] == 1)
     assert wait_until(lambda: m.stats()[GIVEN_UP] == 1)
     stats = m.stats()
     assert stats["vckpt_assembled_bytes"] == stats["vckpt_assemblies_failed_total"] == 0
@@ -326,13 +311,15 @@ def test_a_loader_reads_what_was_put_together_ahead_of_it(slow, large):
     m = make(large[0])
     file = m / "a" / "latest" / "model.safetensors"
     with opened_by_a_loader(file) as (tensor, _):
-        assert len(tensor("e17", 9)) == 9
-        store.start(still=64 * MiB)
-        assert len(tensor("e3", 9)) == 9                                                # answered before that begins
-        assert store.stands_still()                                                     # it has more than "a"
+        tensor("e17")
+        store.rate(100 * MiB)
+        store.start()
+        tensor("b")
+        assert wait_until(lambda: store.bytes_read() > 64 * MiB, step=0.001)            # so it has more than "a"
+        store.rate(MiB)                                                                 # and no more for a while
         assert large[1].count(tensor("a")) == 1
         assert m.stats()["vckpt_assemblies_total"] == 0 and m.stats()[READ] > 30 * MiB
-        store.go_on()
+        store.rate(0)
 
 
 def test_memory_for_the_next_file_is_at_hand(slow, large, tmp_path):
