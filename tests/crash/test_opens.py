@@ -65,9 +65,9 @@ def test_reads_of_the_newest(build, aged, tmp_path):
 
 
 def test_listing_of_runs(build, vckpt, aged, tmp_path):
-    """Of a short list: a look whether it is one, its names, a look behind the last one, and what is read."""
+    """Of a short list: a look whether it is one, its names, three looks behind the last one, and what is read."""
     store, entries = aged
     counts = asked(build, store, tmp_path / "calls", vckpt.path, "ls", store)
     read = (entries - 1) % 64 + 1                       # from the newest snapshot on
-    chain, looks = (0, 0) if entries < 255 else (5, 49) # doubling, bisection, and 21 behind the end
-    assert counts.total() <= read + chain + looks + 5
+    chain, looks = (0, 3) if entries < 255 else (5, 49) # doubling, bisection, and 21 behind the end
+    assert counts.total() <= read + chain + looks + 4
