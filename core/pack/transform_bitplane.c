@@ -79,27 +79,20 @@ INLINE void gather_portable(const uint8_t *in, size_t from, size_t n, uint8_t *o
 	}
 }
 
-typedef void (*plane_func)(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch);
+/* n: bytes of a plane, or words of which one is split or joined. */
+typedef void (*loop_func)(const uint8_t *restrict in, size_t n, uint8_t *restrict out);
+struct level { loop_func spread, gather, split[3], join[3]; }; /* of words of 2, 4 and 8 bytes */
 
-static void encode_portable(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch)
-{
-	const uint8_t *bytes = in;
-	if (width > 1) {
-		split_body(in, 0, words, width, scratch);
-		bytes = scratch;
-	}
-	for (unsigned b = 0; b < width; b++)
-		spread_portable(bytes + b * words, 0, words, out + b * words);
-}
-
-static void decode_portable(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch)
-{
-	uint8_t *bytes = width > 1 ? scratch : out;
-	for (unsigned b = 0; b < width; b++)
-		gather_portable(in + b * words, 0, words, bytes + b * words);
-	if (width > 1)
-		join_body(scratch, 0, words, width, out);
-}
+#define PORTABLE(name, ...)                                                                                            \
+	static void name(const uint8_t *restrict in, size_t n, uint8_t *restrict out) { __VA_ARGS__; }
+PORTABLE(spread, spread_portable(in, 0, n, out))
+PORTABLE(gather, gather_portable(in, 0, n, out))
+PORTABLE(split2, split_body(in, 0, n, 2, out))
+PORTABLE(split4, split_body(in, 0, n, 4, out))
+PORTABLE(split8, split_body(in, 0, n, 8, out))
+PORTABLE(join2, join_body(in, 0, n, 2, out))
+PORTABLE(join4, join_body(in, 0, n, 4, out))
+PORTABLE(join8, join_body(in, 0, n, 8, out))
 
 #if defined(__x86_64__)
 AVX2 static void spread_avx2(const uint8_t *in, size_t n, uint8_t *out)
@@ -291,32 +284,6 @@ AVX2 static void join8_avx2(const uint8_t *restrict in, size_t words, uint8_t *r
 	join_body(in, 0, words, 8, out);
 }
 
-static void encode_avx2(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch)
-{
-	const uint8_t *bytes = width > 1 ? scratch : in;
-
-	switch (width) {
-	case 2: split2_avx2(in, words, scratch); break;
-	case 4: split4_avx2(in, words, scratch); break;
-	case 8: split8_avx2(in, words, scratch); break;
-	}
-	for (unsigned b = 0; b < width; b++)
-		spread_avx2(bytes + b * words, words, out + b * words);
-}
-
-static void decode_avx2(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch)
-{
-	uint8_t *bytes = width > 1 ? scratch : out;
-
-	for (unsigned b = 0; b < width; b++)
-		gather_avx2(in + b * words, words, bytes + b * words);
-	switch (width) {
-	case 2: join2_avx2(scratch, words, out); break;
-	case 4: join4_avx2(scratch, words, out); break;
-	case 8: join8_avx2(scratch, words, out); break;
-	}
-}
-
 /* ---- the same with registers of 64 bytes ---- */
 
 AVX512 INLINE __m512i load64(const uint8_t *at) { return _mm512_loadu_si512(at); }
@@ -430,32 +397,6 @@ AVX512 static void join2_avx512(const uint8_t *restrict in, size_t words, uint8_
 	}
 	join_body(in, i, words, 2, out);
 }
-
-static void encode_avx512(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch)
-{
-	const uint8_t *bytes = width > 1 ? scratch : in;
-
-	switch (width) {
-	case 2: split2_avx512(in, words, scratch); break;
-	case 4: split4_avx2(in, words, scratch); break;
-	case 8: split8_avx2(in, words, scratch); break;
-	}
-	for (unsigned b = 0; b < width; b++)
-		spread_avx512(bytes + b * words, words, out + b * words);
-}
-
-static void decode_avx512(const uint8_t *in, size_t words, unsigned width, uint8_t *out, uint8_t *scratch)
-{
-	uint8_t *bytes = width > 1 ? scratch : out;
-
-	for (unsigned b = 0; b < width; b++)
-		gather_avx512(in + b * words, words, bytes + b * words);
-	switch (width) {
-	case 2: join2_avx512(scratch, words, out); break;
-	case 4: join4_avx2(scratch, words, out); break;
-	case 8: join8_avx2(scratch, words, out); break;
-	}
-}
 #endif
 
 /* ---- choice of the implementation ---- */
@@ -476,36 +417,59 @@ int transform_select(int which)
 	return use;
 }
 
-static const plane_func encoders[] = {encode_portable,
+static const struct level levels[] = {
+	{spread, gather, {split2, split4, split8}, {join2, join4, join8}},
 #if defined(__x86_64__)
-	encode_avx2, encode_avx512,
-#endif
-}, decoders[] = {decode_portable,
-#if defined(__x86_64__)
-	decode_avx2, decode_avx512,
+	{spread_avx2, gather_avx2, {split2_avx2, split4_avx2, split8_avx2}, {join2_avx2, join4_avx2, join8_avx2}},
+	{spread_avx512, gather_avx512, {split2_avx512, split4_avx2, split8_avx2},
+		{join2_avx512, join4_avx2, join8_avx2}},
 #endif
 };
 
-/* Of the words that a plane has whole bytes of; what is behind them stays as it is. */
-static void planes(const plane_func *by, const uint8_t *in, size_t len, unsigned width, uint8_t *out, uint8_t *scratch)
+static const struct level *level(void)
 {
 	int use = atomic_load_explicit(&selected, memory_order_relaxed);
-	size_t words = len / width & ~(size_t)7, done = words * width;
 
-	if (use < 0)
-		use = transform_select(-1);
-	by[use](in, words, width, out, scratch);
+	return &levels[use < 0 ? transform_select(-1) : use];
+}
+
+/* Whole bytes of planes are of so many words; what is behind these stays as it is. */
+static size_t whole_words(size_t len, unsigned width) { return len / width & ~(size_t)7; }
+
+static void encode(const uint8_t *in, size_t len, unsigned width, uint8_t *out, uint8_t *scratch)
+{
+	const struct level *l = level();
+	size_t words = whole_words(len, width), done = words * width;
+	const uint8_t *bytes = width > 1 ? scratch : in;
+
+	if (width > 1)
+		l->split[width / 4](in, words, scratch);
+	for (unsigned b = 0; b < width; b++)
+		l->spread(bytes + b * words, words, out + b * words);
+	memcpy(out + done, in + done, len - done);
+}
+
+static void decode(const uint8_t *in, size_t len, unsigned width, uint8_t *out, uint8_t *scratch)
+{
+	const struct level *l = level();
+	size_t words = whole_words(len, width), done = words * width;
+	uint8_t *bytes = width > 1 ? scratch : out;
+
+	for (unsigned b = 0; b < width; b++)
+		l->gather(in + b * words, words, bytes + b * words);
+	if (width > 1)
+		l->join[width / 4](scratch, words, out);
 	memcpy(out + done, in + done, len - done);
 }
 
 #define BITPLANE(bits)                                                                                                 \
 	void transform_bitplane##bits##_encode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch)          \
 	{                                                                                                              \
-		planes(encoders, in, len, bits / 8, out, scratch);                                                     \
+		encode(in, len, bits / 8, out, scratch);                                                               \
 	}                                                                                                              \
 	void transform_bitplane##bits##_decode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch)          \
 	{                                                                                                              \
-		planes(decoders, in, len, bits / 8, out, scratch);                                                     \
+		decode(in, len, bits / 8, out, scratch);                                                               \
 	}
 BITPLANE(8)
 BITPLANE(16)
