@@ -55,14 +55,19 @@ int base_error_set(struct base_error *err, int code, const char *format, ...)
 	return code;
 }
 
+static void error_format(char *text, size_t room, const char *format, va_list args)
+{
+	if (vsnprintf(text, room, format, args) < 0)
+		text[0] = 0;
+}
+
 int base_error_newer(struct base_error *err, const char *format, ...)
 {
 	char text[sizeof err->text];
 	va_list args;
 
 	va_start(args, format);
-	if (vsnprintf(text, sizeof text, format, args) < 0)
-		text[0] = 0;
+	error_format(text, sizeof text, format, args);
 	va_end(args);
 	return base_error_set(err, -BASE_EVERSION, "%s" BASE_UPDATE, text);
 }
@@ -78,8 +83,7 @@ int base_no_memory_for(struct base_error *err, const char *what, ...)
 	va_list args;
 
 	va_start(args, what);
-	if (vsnprintf(text, sizeof text, what, args) < 0)
-		text[0] = 0;
+	error_format(text, sizeof text, what, args);
 	va_end(args);
 	return base_error_set(err, -ENOMEM, "%s: out of memory", text);
 }
@@ -97,8 +101,7 @@ int base_error_prefix(struct base_error *err, int code, const char *format, ...)
 		code = err->code;
 	rest = err->code ? err->text : base_error_name(code);
 	va_start(args, format);
-	if (vsnprintf(text, sizeof text, format, args) < 0)
-		text[0] = 0;
+	error_format(text, sizeof text, format, args);
 	va_end(args);
 	len = strlen(text);
 	room = sizeof text - len;

@@ -264,8 +264,8 @@ static int blob_find_named(struct load_step *step, const char *name, int64_t ran
 	at = part_find(step, (uint32_t)line, name, rank >= 0);
 	if (at < 0)
 		return load_step_failed(step, base_error_set(err, -BASE_EFORMAT,
-			"the manifest says that rank %u has blob %.400s, and its part has none of that name",
-			(uint32_t)line, name), NULL, err);
+			"the manifest lists blob %.400s for rank %u, whose part has no blob of that name",
+			name, (uint32_t)line), NULL, err);
 	*ret_b = (struct step_blob){(uint32_t)line, (uint32_t)at};
 	return 1;
 }

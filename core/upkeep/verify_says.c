@@ -173,11 +173,11 @@ int verify_says_blobs(struct verify_says *s)
 	if (store_blob_names_tell(&s->blobs, &is) < 0)
 		return -ENOMEM;
 	if (!is.names_blobs)
-		says_wrong(s, "it says which ranks have which blobs, and its parts have so many that it does not name "
-			"them");
+		says_wrong(s, "it claims to list the blobs of all ranks, but its parts have more than a manifest can "
+			"list");
 	name = store_blob_names_differ(s->m, &is);
 	if (name)
-		says_wrong(s, "it says that other ranks have blob %.400s than its parts say", name);
+		says_wrong(s, "the ranks that it lists for blob %.400s are not those whose parts have it", name);
 	return 0;
 }
 

@@ -77,3 +77,12 @@ def test_a_path_without_end_is_refused(vckpt, forged, tmp_path, words):
 
 def limit():
     resource.setrlimit(resource.RLIMIT_AS, (SMALL, SMALL))
+
+
+def test_a_blob_that_the_manifest_lists_and_the_part_lacks(lib, store, tmp_path):
+    save(store, {"note": b"here"})
+    forge = Forge(lib, store, "run")
+    rename_blob(forge, b"nota")
+    forge.done(tmp_path / "scratch")
+    with pytest.raises(package.Error, match="the manifest lists blob note for rank 0, whose part has no blob of that"):
+        package.open(f"{store}/run/1").blob("note")

@@ -206,7 +206,7 @@ MANIFEST, ENTRY = "runs/run/manifests/", "runs/run/0000"
     (lambda f: (setattr(f, "keep_sums", True), table(f.manifest, 13, b"meta", 24, -1)), MANIFEST,
      "are live, and its parts reach"),
     (lambda f: f.manifest.set(17, blob_names((b"x.json", False, 0, 1))), MANIFEST,
-     "it says that other ranks have blob x.json than its parts say"),
+     "the ranks that it lists for blob x.json are not those whose parts have it"),
     (lambda f: f.part.set(11, struct.pack("<I", 3) + bytes(32)), MANIFEST,
      "the part of rank 0 has a sample of tensor 3, and its layout has 3"),
     (header(b'"F32","shape":[7]', b'"I32","shape":[7]'), MANIFEST,
@@ -245,4 +245,4 @@ def test_blobs_that_are_too_many_to_name(vckpt, lib, store, tmp_path):
     assert not forge.manifest.all(17) and told(vckpt, store) == []
     forge.manifest.encode = lambda: Message.encode(forge.manifest) + b"\x8a\x01\0"      # field 17, and empty
     forge.done(tmp_path / "scratch")
-    assert "it does not name" in told(vckpt, store)[0][2]
+    assert "more than a manifest can list" in told(vckpt, store)[0][2]

@@ -244,8 +244,8 @@ static void worker_wait_for_room(struct save_saver *s, struct save_flight *f)
 	struct base_error err = {0};
 
 	if (f->ring_fits && b->bytes > device_ring_bytes(s->ring)) {
-		base_error_set(&err, -ENOBUFS, "the staging ring of %llu bytes is too small for a band of %llu: give "
-			"the saver a ring_bytes of at least that, or leave it out",
+		base_error_set(&err, -ENOBUFS, "the staging ring of %llu bytes is too small for a band of %llu: "
+			"set ring_bytes to at least that, or leave ring_bytes out",
 			(unsigned long long)device_ring_bytes(s->ring), (unsigned long long)b->bytes);
 		saver_flight_fail(f, -ENOBUFS, &err);
 		worker_tell_staged(f);

@@ -347,10 +347,10 @@ static int band_is_absent(struct save_band *b, const struct save_writer *w, cons
 
 	save_bases_lost(&w->bases, b->rows, b->nrows, &p->box, p->len, &none, &why);
 	return base_error_set(&b->err, -BASE_EABORTED,
-		"piece %llu was not copied, because the last step has the same, and now it is not found there (%s): "
-		"this save is given up, and the next one copies the piece; vckpt verify checks the store",
+		"piece %llu was not copied because the last step has an equal one, which cannot be used any more (%s): "
+		"this save is aborted, and the next one copies the piece; check the store with vckpt verify",
 		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)),
-		why.text[0] ? why.text : "its record is there no more");
+		why.text[0] ? why.text : "its record is missing");
 }
 
 int save_band_confirm(struct save_band *b, const struct save_writer *w, const struct save_piece *p)
