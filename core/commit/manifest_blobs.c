@@ -92,7 +92,7 @@ static void names_fold(struct store_blob_names *b, const struct store_blob_row *
 	b->ranges[b->nranges++] = (struct proto_rank_range){row->rank, 1};
 }
 
-int store_blob_names_tell(struct store_blob_names *b, struct proto_manifest *m)
+int store_blob_names_set(struct store_blob_names *b, struct proto_manifest *m)
 {
 	m->names_blobs = false;
 	m->blobs = NULL;

@@ -14,7 +14,7 @@ struct store_blob_names {
 	pthread_mutex_t lock;           /* protects all below while parts are added */
 	struct base_buf text;           /* names, each with its NUL */
 	struct store_blob_row *rows; size_t nrows, room;
-	bool many;                      /* too many to say */
+	bool many;                      /* too many to name */
 	struct proto_blob_name *names; uint32_t nnames;
 	struct proto_rank_range *ranges; size_t nranges;
 	size_t text_bytes;
@@ -22,8 +22,8 @@ struct store_blob_names {
 void store_blob_names_init(struct store_blob_names *b);
 void store_blob_names_release(struct store_blob_names *b);
 int store_blob_names_add(struct store_blob_names *b, const struct proto_part *part); /* any thread; -ENOMEM */
-/* All parts were added. Sets what the manifest says of its blobs; where that would be long, it does not. -ENOMEM */
-int store_blob_names_tell(struct store_blob_names *b, struct proto_manifest *m);
+/* After all parts: sets the blobs of the manifest, or leaves them out where they would be long. -ENOMEM */
+int store_blob_names_set(struct store_blob_names *b, struct proto_manifest *m);
 /* The first name of which the two manifests say different ranks; NULL: none. */
 const char *store_blob_names_differ(const struct proto_manifest *a, const struct proto_manifest *b);
 

@@ -441,7 +441,7 @@ int store_manifest_complete(struct store *s, struct proto_manifest *m, struct ba
 	r = parts_check(s, m, &m->tensors, s->info.list_2 ? &blobs : NULL, err);
 	if (r < 0)
 		return r;
-	if (s->info.list_2 && store_blob_names_tell(&blobs, m) < 0)
+	if (s->info.list_2 && store_blob_names_set(&blobs, m) < 0)
 		return base_no_memory(err);
 	r = proto_manifest_encode(m, ret_body);
 	m->names_blobs = false; /* they go with `blobs` */

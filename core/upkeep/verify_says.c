@@ -170,7 +170,7 @@ int verify_says_blobs(struct verify_says *s)
 
 	if (!s->m->names_blobs)
 		return 0;
-	if (store_blob_names_tell(&s->blobs, &is) < 0)
+	if (store_blob_names_set(&s->blobs, &is) < 0)
 		return -ENOMEM;
 	if (!is.names_blobs)
 		says_wrong(s, "it claims to list the blobs of all ranks, but its parts have more than a manifest can "
