@@ -473,7 +473,7 @@ def told_blobs(lib, parts, world):
         blobs = [Blob(name=name, per_rank=own) for own, name in sorted(blobs)]
         part = Part(rank=rank, world=world, blobs=table(Blob, blobs) if blobs else None, nblobs=len(blobs))
         assert lib.store_blob_names_add(names, c.byref(part)) == 0
-    assert lib.store_blob_names_tell(names, c.byref(m)) == 0
+    assert lib.store_blob_names_set(names, c.byref(m)) == 0
     said = [(b.name, b.per_rank, [(r.first, r.n) for r in b.ranges[:b.nranges]]) for b in m.blobs[:m.nblobs]]
     lib.store_blob_names_release(names)
     assert m.names_blobs or not said
