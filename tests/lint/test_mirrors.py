@@ -167,3 +167,15 @@ def test_a_moved_field_is_found():
     assert "grace_s is at 16" in wrong(24, [[0, "dry_run"], [16, "grace_s"], [8, "heartbeat_s"]], kind, False)
     assert "it has 32 bytes" in wrong(32, [[0, "dry_run"]], kind,
                                       False) and wrong(16, [[0, "dry_run"]], kind, True) is None
+
+
+def test_functions_that_tests_call():
+    """A function that gets another name fails here, in seconds, and not in a test that is run later."""
+    sources = "\n".join(path.read_text() for folder in ("core", "fs", "index", "proto", "tests", "tools")
+                        for pattern in ("*.c", "*.h") for path in (ROOT / folder).rglob(pattern))
+    known = set(re.findall(r"\b\w+(?=\()", sources))
+    called = {(match, str(path.relative_to(ROOT))) for path in (ROOT / "tests").rglob("*.py")
+              for match in re.findall(r"\b(?:lib|LIB|internal)\.((?:" + "|".join(filter(None, PREFIXES)) + r")\w+)",
+                                      path.read_text())}
+    assert len(called) > 300
+    assert sorted((name, path) for name, path in called if name not in known) == []
