@@ -9,7 +9,7 @@ import struct
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "unit"))
+sys.path[:0] = [str(HERE.parent / "unit"), str(HERE.parent / "unit/step")]
 
 from protolib import (ATTEMPT, NONE, P_, SNAPSHOT, Base, Begin, Buf, Heartbeat, Layout, Live, Params,  # noqa: E402
                       Proto, Range, Damage, chunk_bytes, commit, digest, entry, field, parse, samples, table, unparse)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves of a real device's memory: the same as tests/unit/test_saver_device.py asks of the stand-in, as far as a real
-driver can be asked. Skipped, with the reason, where there is no device; with VCKPT_LIBCUDA naming the stand-in they run
-on that."""
+"""Saves of a real device's memory: the same as tests/unit/save/test_saver_device.py asks of the stand-in, as far as a
+real driver can be asked. Skipped, with the reason, where there is no device; with VCKPT_LIBCUDA naming the stand-in
+they run on that."""
 import ctypes
 import threading
 

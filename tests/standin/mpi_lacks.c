@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mpi_lacks: MPI libraries that cannot be used (tests/unit/test_comm_mpi.py): an Open MPI from before MPI 3.0, and a
- * library of no known family. */
+ * mpi_lacks: MPI libraries that cannot be used (tests/unit/comm/test_comm_mpi.py): an Open MPI from before MPI 3.0, and
+ * a library of no known family. */
 #include <stdio.h>
 
 int MPI_Initialized(int *flag);

@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-CORPUS = pathlib.Path(__file__).resolve().parents[1] / "fuzz" / "corpus"
+CORPUS = pathlib.Path(__file__).resolve().parents[2] / "fuzz" / "corpus"
 READ = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t,
                         ctypes.c_void_p)
 

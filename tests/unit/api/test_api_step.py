@@ -378,7 +378,7 @@ def test_only_the_interface_is_shown(v, build):
     out = subprocess.run(["nm", "-D", "--defined-only", str(build / "core" / "api" / "libvckpt.so")],
                          capture_output=True, text=True, check=True).stdout
     names = {line.split()[-1].split("@")[0] for line in out.splitlines()} - {"VCKPT_0"}
-    folder = pathlib.Path(__file__).resolve().parents[2] / "core" / "api"
+    folder = pathlib.Path(__file__).resolve().parents[3] / "core" / "api"
     header = "".join(path.read_text() for path in sorted(folder.glob("vckpt*.h")))
     declared = set(re.findall(r"\b(vckpt_\w+)\(", header))
     assert names and names <= declared

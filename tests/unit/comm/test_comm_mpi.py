@@ -13,7 +13,7 @@ import commrank
 from saverlib import api, store  # noqa: F401 (fixtures)
 from test_api_load import save
 
-RANK = pathlib.Path(__file__).with_name("commrank.py")
+RANK = pathlib.Path(__file__).resolve().parents[1] / "commrank.py"
 LAUNCHERS = {"openmpi": ["mpirun.openmpi", "--oversubscribe", "--allow-run-as-root", "--quiet"],
              "mpich": ["mpiexec.mpich"]}
 FUNNELED, SERIALIZED, MULTIPLE = 1, 2, 3

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 FUZZ = ROOT / "tests/fuzz"
 TARGETS = {path.stem.removeprefix("fuzz_") for path in FUZZ.glob("fuzz_*.c")}
 

@@ -7,6 +7,7 @@ Arrays of device memory are numpy's: the stand-in's memory is the host's. A real
 import ctypes
 import errno
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -684,7 +685,7 @@ def test_the_tests_for_real_devices_run_on_the_stand_in(build):
     env = {**os.environ, "VCKPT_LIBCUDA": str(build / "tests/standin/libcuda.so.1"), "VCKPT_BUILD": str(build)}
     if "VCKPT_PRELOAD" in os.environ:
         env["LD_PRELOAD"] = os.environ["VCKPT_PRELOAD"]
-    tests = os.path.dirname(os.path.dirname(__file__))
+    tests = str(pathlib.Path(__file__).resolve().parents[2])
     done = subprocess.run([sys.executable, "-m", "pytest", "-c", f"{tests}/pytest.ini", f"--rootdir={tests}", "-q",
                            "-rs", "-p", "no:cacheprovider",
                            f"{tests}/gpu/test_gpu_save.py", f"{tests}/gpu/test_gpu_load.py"], env=env,

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 # pytest: the first run prints the file `said`, and the tests in the file `failed` have failed; the second one passes
 PYTHON = r"""#!/bin/sh
 echo "$@" >> arguments

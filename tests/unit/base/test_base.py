@@ -193,7 +193,7 @@ def test_hasher_reset_forgets(lib, hasher):
 def test_the_page_tells_the_truth(lib):
     """Each row of the table in docs/format/objects.md: fixed values that stand in every store."""
     lib.base_block_check.restype = ctypes.c_uint64
-    page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "format" / "objects.md"
+    page = pathlib.Path(__file__).resolve().parents[3] / "docs" / "format" / "objects.md"
     rows = {row[1].strip(): re.findall("`([0-9a-f]+)`", row[2] + row[3])
             for row in (line.split("|") for line in page.read_text().splitlines()) if len(row) == 5 and "`" in row[2]}
     objects = {"0 bytes": b"", "`abc`": b"abc", "16384 bytes of 0": bytes(16384), "16385 bytes of 0": bytes(16385),
