@@ -18,7 +18,7 @@
 
 #include "core/api/vckpt.h"
 #include "core/base/error.h"
-#include "core/load/step.h"
+#include "core/load/open/step.h"
 #include "core/step/store.h"
 #include "core/tensor/mesh.h"
 

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 
 #include "core/api/api_comm_internal.h"
-#include "core/load/exchange.h"
+#include "core/load/exchange/exchange.h"
 #include "core/tensor/boxes.h"
 #include "core/tensor/shard.h"
 
@@ -46,6 +46,7 @@ struct vckpt_load {
 	enum load_state state;
 	bool stopped;
 	unsigned waiters;
+	struct load_exchange *shared;    /* NULL: without other ranks */
 	struct load_fill *fill;          /* since it reads; its own functions may be called without the lock */
 	int r;                           /* since it is over: what load_wait says */
 	struct base_error error;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * load: the loading part of vckpt.h over core/load/fill.h: a handle, and one thread that runs the fill.
+ * load: the loading part of vckpt.h over core/load/fill/fill.h: a handle, and one thread that runs the fill.
  *
  * A load is open, reads, and is over, in this order (enum load_state). Open: one thread of the caller's declares what
  * it wants; nothing is read. start hands all of it to a fill and starts the thread. The thread writes result, lost
@@ -60,6 +60,7 @@ static void load_destroy(struct vckpt_load *load)
 	for (size_t i = 0; i < load->nlost; i++)
 		free((uint64_t *)(uintptr_t)load->lost[i].box); /* ours, shown as const; the name is in it too */
 	free(load->lost);
+	load_exchange_free(load->shared);
 	load_fill_free(load->fill);
 	load_names_cut(&load->lacking, 0);
 	load_names_cut(&load->missing, 0);
@@ -311,7 +312,7 @@ static int load_lose(struct vckpt_load *load)
 static void *load_main(void *arg)
 {
 	struct vckpt_load *load = arg;
-	int r = load_fill_run(load->fill, &load->error);
+	int r = load->shared ? load_exchange_run(load->shared, &load->error) : load_fill_run(load->fill, &load->error);
 
 	if (load_lose(load) < 0 && r == 0)
 		r = base_no_memory(&load->error);
@@ -339,9 +340,8 @@ static bool load_direct(struct vckpt_load *load)
 
 static int load_take_comm(struct vckpt_load *load, struct base_error *err)
 {
-	int r = load_fill_exchange(load->fill, load->comm->comm, (enum load_exchange_mode)load->exchange);
-
-	if (r < 0)
+	load->shared = load_exchange_new(load->fill, load->comm->comm, (enum load_exchange_mode)load->exchange);
+	if (!load->shared)
 		return base_no_memory(err);
 	if (atomic_exchange(&load->comm->taken, true))
 		return base_error_set(err, -EBUSY, "the communicator serves another load, which is not over yet");
@@ -374,8 +374,10 @@ static int load_fill_make(struct vckpt_load *load, struct base_error *err)
 		if (r < 0 && load->comm)
 			atomic_store(&load->comm->taken, false);
 	}
-	if (r < 0)
+	if (r < 0) {
+		load_exchange_free(base_steal(load->shared));
 		load_fill_free(base_steal(load->fill));
+	}
 	return r;
 }
 
@@ -489,8 +491,8 @@ int vckpt_load_exchanged(struct vckpt_load *load, struct vckpt_load_exchange *re
 	if (ret_exchange->size != sizeof *ret_exchange)
 		return -EINVAL;
 	pthread_mutex_lock(&load->lock);
-	if (load->state == LOAD_OVER)
-		load_fill_exchanged(load->fill, &x);
+	if (load->state == LOAD_OVER && load->shared)
+		load_exchange_result(load->shared, &x);
 	pthread_mutex_unlock(&load->lock);
 	*ret_exchange = (struct vckpt_load_exchange){.size = sizeof *ret_exchange, .chosen = x.chosen, .ranks = x.ranks,
 		.bytes_sent = x.sent, .bytes_got = x.got, .bytes_shared = x.shared, .bytes_wanted = x.wanted,

@@ -4,8 +4,8 @@
  *
  * An open step owns its store (opened read-only) and the step, both read-only after the open but for caches that have
  * locks of their own: so any thread may read, several at once. What a step tells (names, shapes, attributes) points
- * into it. A read is a fill of one box (core/load/fill.h), with several threads where the box is large: nothing is kept
- * from one read to the next.
+ * into it. A read is a fill of one box (core/load/fill/fill.h), with several threads where the box is large: nothing is
+ * kept from one read to the next.
  *
  * The process that opened a step is remembered: in a child after a fork locks may be held by threads that are not
  * there, so reads refuse and close leaves everything alone. */
@@ -15,7 +15,7 @@
 
 #include "core/api/api_internal.h"
 #include "core/base/plural.h"
-#include "core/load/fill.h"
+#include "core/load/fill/fill.h"
 #include "core/tensor/boxes.h"
 
 BASE_CLEANUP_DEFINE(struct store *, store_close)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * verify_shards: do the rows of a part lie in what its layout gives the rank? Readers ask only the parts whose shards
- * meet what they want (core/load/holders.c), so a row outside of its shard is seen by some of them, and by others not.
+ * meet what they want (core/load/open/holders.c), so a row outside of its shard is seen by some of them, and by others
+ * not.
  *
  * Meshes and placements are made once for each layout, when the first row asks for them, and each tensor's are checked
  * against its shape once. One thread. */

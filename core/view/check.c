@@ -5,7 +5,7 @@
  * only its length is compared. */
 #include "core/view/check.h"
 
-#include "core/load/prove.h"
+#include "core/load/read/prove.h"
 #include "core/storage/spread.h"
 #include "core/view/view_internal.h"
 

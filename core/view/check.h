@@ -7,9 +7,9 @@
 #include "core/commit/list.h"
 
 /* Builds the tree of the step's files and opens each .safetensors and each blob. read: each .npy, too, reads every file
- * to its end as the mount does, and compares what comes with the digests of pieces and blobs (load/prove.h); files of
- * meshes are not among them. Of each step the first file that fails, by the order of the tree, is told. Uses several
- * threads. It is a verify_files_func. */
+ * to its end as the mount does, and compares what comes with the digests of pieces and blobs (core/load/read/prove.h);
+ * files of meshes are not among them. Of each step the first file that fails, by the order of the tree, is reported.
+ * Uses several threads. It is a verify_files_func. */
 int view_step_check(struct store *s, const char *run, const struct store_list_step *entry, bool read,
 	void (*wrong)(void *arg, int r, const char *text), void (*read_bytes)(void *arg, uint64_t bytes), void *arg);
 

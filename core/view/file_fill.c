@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A whole file into memory, from its beginning to its end by stretches, so that it can be read as far as it is there.
- * Tensors of a stretch go there as a load puts them (core/load/fill.h): sorted by pack and offset, read by all cores,
- * each checked before it counts and placed where it belongs, without the cache of decoded pieces. A stretch is a share
- * of the file, so that many cores have enough to do in one. */
+ * Tensors of a stretch go there as a load puts them (core/load/fill/fill.h): sorted by pack and offset, read by all
+ * cores, each checked before it counts and placed where it belongs, without the cache of decoded pieces. A stretch is a
+ * share of the file, so that many cores have enough to do in one. */
 #include <stdatomic.h>
 #include <string.h>
 
 #include "core/base/pool.h"
-#include "core/load/fill.h"
+#include "core/load/fill/fill.h"
 #include "core/storage/spread.h"
 #include "core/view/view_internal.h"
 

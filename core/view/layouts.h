@@ -5,7 +5,7 @@
 #ifndef CORE_VIEW_LAYOUTS_H
 #define CORE_VIEW_LAYOUTS_H
 
-#include "core/load/step.h"
+#include "core/load/open/step.h"
 #include "core/tensor/mesh.h"
 
 #define VIEW_LAYOUTS_BYTES (1u << 20)   /* of a file */

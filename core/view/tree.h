@@ -13,7 +13,7 @@
 #ifndef CORE_VIEW_TREE_H
 #define CORE_VIEW_TREE_H
 
-#include "core/load/cache.h"
+#include "core/load/read/cache.h"
 
 /* Which forms of the tensors a tree shows. Blobs and manifest.json are in every tree, under the same names. */
 enum view_show { VIEW_SHOW_NPY = 1 << 0, VIEW_SHOW_SAFETENSORS = 1 << 1, VIEW_SHOW_ALL = 3 };
@@ -64,8 +64,8 @@ struct view_file;
 int view_file_open(struct view_tree *t, uint32_t node, struct view_file **ret_f, struct base_error *err); /* -EISDIR */
 void view_file_close(struct view_file *f);
 uint64_t view_file_size(const struct view_file *f);
-/* Bytes [offset, offset + len), clipped at the end of the file: slices as in load/cache.h (scratch: room for len
- * bytes). */
+/* Bytes [offset, offset + len), clipped at the end of the file: slices as in core/load/read/cache.h (scratch: room for
+ * len bytes). */
 int view_file_slices(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
 	struct load_slices *ret_e, struct base_error *err);
 /* Of a .safetensors: the number of the tensor whose byte is at `offset`, counted by their places in the file; -1: it is

@@ -19,7 +19,7 @@
 #include "core/base/cleanup.h"
 #include "core/base/clock.h"
 #include "core/commit/list.h"
-#include "core/load/fill.h"
+#include "core/load/fill/fill.h"
 #include "core/step/manifest.h"
 #include "core/step/open.h"
 #include "core/tensor/shard.h"

@@ -26,7 +26,7 @@
 #include "core/commit/incoming.h"
 #include "core/commit/launch_internal.h"
 #include "core/commit/manifest_check.h"
-#include "core/load/step.h"
+#include "core/load/open/step.h"
 #include "core/save/write/known_internal.h"
 #include "core/step/layout.h"
 #include "core/step/part.h"

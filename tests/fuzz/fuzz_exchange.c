@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/load/exchange_internal.h"
-#include "core/load/exchange_words.h"
+#include "core/load/exchange/exchange_internal.h"
+#include "core/load/exchange/exchange_words.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -8,7 +8,7 @@ import numpy as np
 import reader
 
 HEAD_BYTES = 4096       # of a pack: read when it is opened
-PAGE_BYTES = 4096       # BURST_PAGE of core/load/burst.c: less between two things that are wanted may be read with them
+PAGE_BYTES = 4096       # BURST_PAGE of core/load/fill/burst.c: less between two wanted things may be read with them
 
 
 class Store(reader.Store):

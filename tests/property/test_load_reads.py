@@ -15,7 +15,7 @@ from saverlib import Failed, api, ranks, store  # noqa: F401 (fixtures)
 from test_verify import objects_of, replace_byte
 
 LAYOUTS = [("whole", 1), ("fsdp", 2), ("fsdp", 8), ("tp", 2), ("tp", 3), ("tp", 8)]
-TASK_BYTES = 4 << 20    # FILL_TASK_BYTES of core/load/fill_internal.h
+TASK_BYTES = 4 << 20    # FILL_TASK_BYTES of core/load/fill/fill_work.h
 IO = pathlib.Path("/proc/self/io")
 
 

@@ -4,7 +4,7 @@
 #ifndef TOOLS_VCKPT_LS_H
 #define TOOLS_VCKPT_LS_H
 
-#include "core/load/step.h"
+#include "core/load/open/step.h"
 #include "tools/vckpt/table.h"
 #include "tools/vckpt/tool.h"
 

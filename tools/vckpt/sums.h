@@ -7,7 +7,7 @@
 
 #include <jansson.h>
 
-#include "core/load/step.h"
+#include "core/load/open/step.h"
 #include "core/tensor/dtype.h"
 
 /* shared: pieces whose digest stands at the same number in the other step */

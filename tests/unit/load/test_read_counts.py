@@ -116,16 +116,17 @@ def fill(api, struct, more, comm=None):  # noqa: F811
     """Loads all of the first tensor. `more`: so many bytes it believes that it wants besides."""
     out, box, strides = np.zeros((300, 400), "u1"), (u64 * 32)(), (u64 * 16)(400, 1)
     box[16], box[17] = 300, 400
-    f = ptr(api.load_fill_new(ptr(struct.step), u32(1), u32(0)))
+    f, x = ptr(api.load_fill_new(ptr(struct.step), u32(1), u32(0))), ptr()
     try:
         call(api.load_fill_add, f, u32(0), box, ptr(out.ctypes.data), strides)
         mirror = LOAD_FILL.from_address(f.value)
         assert mirror.wanted == out.nbytes and mirror.nboxes == 1
         mirror.wanted += more
         if comm:
-            assert api.load_fill_exchange(f, comm.p, c.c_int(ALWAYS)) == 0
-        call(api.load_fill_run, f)
+            x = ptr(api.load_exchange_new(f, comm.p, c.c_int(ALWAYS)))
+        call(*((api.load_exchange_run, x) if comm else (api.load_fill_run, f)))
     finally:
+        api.load_exchange_free(x)
         api.load_fill_free(f)
     assert out.tobytes() == BOXES.bytes
     return True
@@ -133,7 +134,7 @@ def fill(api, struct, more, comm=None):  # noqa: F811
 
 def test_a_load_counts_what_it_placed(api, inside):  # noqa: F811
     """It does not say that it is good before all that was wanted has come."""
-    api.load_fill_new.restype = ptr
+    api.load_fill_new.restype = api.load_exchange_new.restype = ptr
     _, struct = inside(BOXES)
     assert fill(api, struct, 0)
     for more in (4, -4):
@@ -143,7 +144,7 @@ def test_a_load_counts_what_it_placed(api, inside):  # noqa: F811
 
 
 def test_what_one_rank_lacks_is_an_error_of_all(api, inside):  # noqa: F811
-    api.load_fill_new.restype = ptr
+    api.load_fill_new.restype = api.load_exchange_new.restype = ptr
     _, struct = inside(BOXES)
     for lacks in (None, 0, 2):
         name = fresh_name()

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fill: boxes of many tensors of a step into the caller's memory, in one go: what a rank's load does.
+ *
+ *   new -> add, add, ... -> run -> free
+ *
+ * run opens the tensors as far as the boxes want them (wanted.c), finds by search which pieces meet which box, sorts
+ * them by pack and offset, and lets threads read, check, decode and place them (fill_plan.c, fill_read.c,
+ * fill_burst.c). Of a piece only the blocks that are wanted are read, each once, however many boxes want it, and what
+ * lies between them where that costs less than another request (burst.c).
+ *
+ * new, add, run and free come from one thread; progress and stop from any. */
+#ifndef CORE_LOAD_FILL_FILL_H
+#define CORE_LOAD_FILL_FILL_H
+
+#include "core/load/open/step.h"
+
+enum load_fill_flag {
+	LOAD_FILL_REHASH = 1 << 0,       /* reads whole pieces, and compares their SHA-256 with the digest as well */
+	LOAD_FILL_SKIP_DAMAGED = 1 << 1, /* what cannot be read is listed, and the rest arrives */
+};
+struct load_fill;
+/* `step`: a reference is kept. threads 0: one for each usable processor. NULL: out of memory. */
+struct load_fill *load_fill_new(struct load_step *step, unsigned threads, unsigned flags);
+void load_fill_free(struct load_fill *f); /* NULL-safe */
+
+/* Before run: large reads go past the page cache where the medium can and does not have their bytes there. */
+void load_fill_past_cache(struct load_fill *f);
+
+/* The items of `box` of a tensor are to go to `data`, the first one there, with `stride` bytes between neighbours in
+ * each dimension; both are copied. A box without items is nothing. The memory is the caller's, writable until run has
+ * returned, and no two boxes share a byte of it. -EINVAL: the box is not inside the tensor; -ENOENT: no such tensor. */
+int load_fill_add(struct load_fill *f, uint32_t tensor, const struct tensor_box *box, void *data,
+	const uint64_t *stride, struct base_error *err);
+
+/* The same with other memory: of another dtype, to which the items are converted (core/tensor/convert.h; 0: the
+ * step's), or of a CUDA device. -EINVAL: there is no such conversion; the sentence names both dtypes. */
+struct load_fill_memory { void *data; const uint64_t *stride; enum tensor_dtype dtype; bool device; };
+int load_fill_add_to(struct load_fill *f, uint32_t tensor, const struct tensor_box *box,
+	const struct load_fill_memory *memory, struct base_error *err);
+/* Memory for `size` items in each dimension is to be zero, as a part of that tensor (for messages). run zeroes it
+ * first: it may overlap boxes. -ENOMEM. */
+int load_fill_zero(struct load_fill *f, uint32_t tensor, const struct tensor_shape *size,
+	const struct load_fill_memory *memory);
+/* After all boxes were added, if any is device memory: in a thread of the program, before run. What these streams
+ * (CUstream; none: the default streams) do now is finished before the memory is written. -ENOENT: no CUDA driver;
+ * -EBUSY: a stream is being captured into a graph. */
+int load_fill_devices(struct load_fill *f, void *const *streams, size_t n, struct base_error *err);
+
+/* Fills all of them, once. Blocks. After an error the boxes hold anything; err names step, tensor, piece, pack and
+ * offset of the first piece, by pack and offset, that fails. -ECANCELED: load_fill_stop was called. */
+int load_fill_run(struct load_fill *f, struct base_error *err);
+void load_fill_stop(struct load_fill *f); /* run ends soon */
+
+/* With LOAD_FILL_SKIP_DAMAGED, after run: what did not arrive. `box` holds anything there. */
+struct load_fill_lost { size_t added; struct tensor_box box; int code; const char *why; }; /* added: 0 for the first */
+size_t load_fill_lost_count(const struct load_fill *f);
+const struct load_fill_lost *load_fill_lost(const struct load_fill *f, size_t i);
+
+/* Bytes. wanted: of the boxes; placed: of them, what has arrived, counted while run is under way. needed: stored bytes
+ * of the wanted blocks of raw pieces, of the whole piece for encoded ones; read: what was read from packs, checks
+ * included. */
+struct load_fill_progress { uint64_t wanted, placed, read, pieces; };
+void load_fill_progress(const struct load_fill *f, struct load_fill_progress *ret_progress);
+struct load_fill_times { uint64_t open_ns, plan_ns, read_ns; unsigned threads; };
+void load_fill_times(const struct load_fill *f, struct load_fill_times *ret_times); /* after run */
+
+#endif

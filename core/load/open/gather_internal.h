@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gather: boxes of rows of several parts, each once: what a tensor is put together from, whole (boxes.c) or as far as
+ * it is wanted (wanted.c). One thread. */
+#ifndef CORE_LOAD_OPEN_GATHER_INTERNAL_H
+#define CORE_LOAD_OPEN_GATHER_INTERNAL_H
+
+#include "core/load/open/rows_internal.h"
+
+#define BOX_TEXT 800u   /* 16 dimensions of two numbers of 20 digits */
+
+/* A box: its number in a row, and that of its first piece there. */
+struct load_gather_from { uint32_t row, box; uint64_t first; };
+
+struct load_gather {
+	struct load_object *o;
+	struct base_error *err;
+	const struct load_row *rows;     /* ascending lines */
+	struct base_buf from;            /* struct load_gather_from; sorted and folded: as list */
+	struct tensor_boxes list;        /* with ndim, empty */
+};
+void load_gather_release(struct load_gather *g);
+
+static inline struct load_gather_from *load_gather_from(const struct load_gather *g)
+{
+	return (struct load_gather_from *)g->from.data;
+}
+static inline const struct tensor_box *load_gather_box(const struct load_gather *g, const struct load_gather_from *f)
+{
+	return &g->rows[f->row].row.boxes[f->box];
+}
+
+/* Sorts `from` by place; of equal boxes the lowest rank's stays. They are the list then. -ENOMEM. */
+int load_gather_fold(struct load_gather *g);
+/* What tensor_boxes_cover found of boxes of the list, in words. Returns r, or -BASE_EFORMAT. */
+int load_gather_fault(const struct load_gather *g, int r, const struct tensor_cover *where);
+
+#endif

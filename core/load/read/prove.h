@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * prove: is what readers get of a tensor or a blob what the step says that it is? It reads all bytes as readers read
+ * them, cuts them again as a writer would, and compares SHA-256 digests. So it sees what checks of stored bytes cannot:
+ * right bytes in a wrong place. Any thread. */
+#ifndef CORE_LOAD_READ_PROVE_H
+#define CORE_LOAD_READ_PROVE_H
+
+#include "core/load/open/step.h"
+
+/* Bytes [offset, offset + len) of the row-major tensor or the blob. */
+typedef int (*load_prove_read)(void *arg, uint64_t offset, size_t len, void *out, struct base_error *err);
+/* 0; what `read` returned; -ENOMEM; -BASE_EDAMAGED: a piece is not what its digest says. */
+int load_object_prove(const struct load_object *o, load_prove_read read, void *arg, struct base_error *err);
+
+#endif
