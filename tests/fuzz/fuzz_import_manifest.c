@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "proto/name.h"
-#include "tools/vckpt/import_manifest.h"
+#include "tools/vckpt/import/import_manifest.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -13,9 +13,9 @@
 #include "core/commit/incoming.h"
 #include "core/commit/list.h"
 #include "core/step/store.h"
-#include "tools/vckpt/format.h"
-#include "tools/vckpt/progress.h"
-#include "tools/vckpt/terminal.h"
+#include "tools/vckpt/print/format.h"
+#include "tools/vckpt/print/progress.h"
+#include "tools/vckpt/print/terminal.h"
 
 /* NEWER: no damage, but a newer vckpt wrote something that this one cannot look at. UNDECIDED: the storage failed, and
  * what the command was to do may have happened. */

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * vckpt layout: who holds what of one tensor, by shape, mesh and placements. Opens no store. (With --check it is
+ * another command: layout_check.c.)
+ *
+ * Two passes over the ranks that are asked for: the first finds what is wrong for any of them (a flat range past the
+ * end of one) and, where all boxes will be written, counts these; the second writes each rank as it goes, so that
+ * memory does not grow with the mesh. The table of all ranks shows a few boxes of each, and says how many more there
+ * are where that takes no walk. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "tools/vckpt/layout/layout.h"
+
+#define BOXES_MAX (UINT64_C(1) << 23) /* that are written: some seconds; beyond, --rank picks */
+#define SHOWN_BOXES 8 /* of a rank, in the table of all ranks */
+
+uint32_t layout_count(const struct layout *l)
+{
+	return tool_ranks_count(&l->ranks, l->on.mesh.mesh);
+}
+
+uint32_t layout_rank_at(const struct layout *l, uint32_t i)
+{
+	return tool_ranks_at(&l->ranks, l->on.mesh.mesh, i);
+}
+
+int layout_shard(const struct layout *l, uint32_t rank, struct tensor_shard *ret_shard, struct base_error *err)
+{
+	return tensor_shard_of(&l->on.sharding, rank, l->flat_text ? &l->flat : NULL, ret_shard, err);
+}
+
+/* No dimension is parted by more than one placement: tensor_shard_box_count does not walk. */
+static bool countable(const struct tool_sharding *on)
+{
+	uint32_t parted = 0;
+
+	for (uint32_t m = 0; m < on->mesh.mesh->ndim; m++) {
+		const struct tensor_placement *p = &on->placements->at[m];
+		uint32_t bit = p->dim < TENSOR_MAX_DIMS ? UINT32_C(1) << p->dim : 0;
+
+		if ((p->kind != TENSOR_STRIDED_SHARD && p->kind != TENSOR_INTERLEAVED_SHARD) ||
+			on->mesh.mesh->size[m] == 1)
+			continue;
+		if (parted & bit)
+			return false;
+		parted |= bit;
+	}
+	return true;
+}
+
+/* Boxes of a shard; of more than `most`, any larger number. */
+static uint64_t count_boxes(const struct layout *l, const struct tensor_shard *shard, uint64_t most)
+{
+	struct tensor_shard_iter it;
+	uint64_t n = 0;
+
+	if (shard->absent || l->countable)
+		return shard->absent ? 0 : tensor_shard_box_count(shard);
+	for (tensor_shard_first(&it, shard, NULL); !it.done && n <= most; tensor_shard_next(&it))
+		n++;
+	return n;
+}
+
+/* 0 or an exit code, said. */
+static int check_ranks(struct layout *l)
+{
+	struct base_error err = {0};
+	struct tensor_shard shard;
+	bool all = l->t->json || (l->ranks.one && !l->draw); /* are written */
+
+	l->countable = countable(&l->on);
+	for (uint32_t i = 0; (all || l->flat_text) && i < layout_count(l); i++) {
+		uint32_t rank = layout_rank_at(l, i);
+
+		if (layout_shard(l, rank, &shard, &err) < 0)
+			return tool_usage(l->t, "--flat %.200s: %s", l->flat_text ? l->flat_text : "",
+				err.text[0] ? err.text : base_error_name(err.code));
+		if (!all)
+			continue;
+		if (base_add_overflows(l->boxes, count_boxes(l, &shard, BOXES_MAX - l->boxes), &l->boxes) ||
+			l->boxes > BOXES_MAX) {
+			base_error_set(&err, -BASE_ELIMIT, "--place %.200s: more than %" PRIu64 " boxes%s", l->on.place,
+				BOXES_MAX, l->ranks.one ? "" : "; --rank N tells of one rank");
+			return tool_fail(l->t, &err);
+		}
+	}
+	return 0;
+}
+
+/* ---- JSON ---- */
+
+static void print_rank_json(const struct layout *l, uint32_t rank, const struct tensor_shard *shard)
+{
+	uint32_t at[TENSOR_MAX_DIMS], ndim = l->shape.ndim;
+	struct tensor_shard_iter it;
+	const char *comma = "";
+
+	printf("{\"rank\": %" PRIu32 ", \"coordinate\": ", rank);
+	if (shard->absent || tensor_mesh_coordinate(l->on.mesh.mesh, rank, at) < 0) {
+		fputs("null, \"local_shape\": null, \"boxes\": []}", stdout);
+		return;
+	}
+	tool_json_numbers32(at, l->on.mesh.mesh->ndim);
+	fputs(", \"local_shape\": ", stdout);
+	tool_json_numbers(shard->local_shape.dim, shard->local_shape.ndim);
+	fputs(", \"boxes\": [", stdout);
+	for (tensor_shard_first(&it, shard, NULL); !it.done && !ferror(stdout); tensor_shard_next(&it)) {
+		printf("%s{\"offset\": ", comma);
+		tool_json_numbers(it.at.box.offset, ndim);
+		fputs(", \"size\": ", stdout);
+		tool_json_numbers(it.at.box.size, ndim);
+		printf(", \"local_offset\": %" PRIu64 ", \"local_stride\": ", it.at.local_offset);
+		tool_json_numbers(it.at.local_stride, ndim);
+		putchar('}');
+		comma = ", ";
+	}
+	fputs("]}", stdout);
+}
+
+static int print_json(const struct layout *l)
+{
+	struct base_error err = {0};
+	struct tensor_shard shard;
+
+	fputs("{\"mesh\": ", stdout);
+	tool_mesh_print_json(l->on.mesh.mesh);
+	fputs(",\n \"shape\": ", stdout);
+	tool_json_numbers(l->shape.dim, l->shape.ndim);
+	printf(", \"dtype\": \"%s\",\n \"ranks\": [", tensor_dtype_name(l->dtype));
+	for (uint32_t i = 0; i < layout_count(l) && !ferror(stdout); i++) {
+		uint32_t rank = layout_rank_at(l, i);
+
+		if (layout_shard(l, rank, &shard, &err) < 0)
+			return tool_fail(l->t, &err);
+		fputs(i ? ",\n  " : "\n  ", stdout);
+		print_rank_json(l, rank, &shard);
+	}
+	fputs("]}\n", stdout);
+	return tool_output_end(l->t);
+}
+
+/* ---- tables ---- */
+
+static void print_head(const struct layout *l)
+{
+	struct base_buf words base_cleanup_buf = BASE_BUF_INIT;
+	base_cleanup_free char *text = NULL;
+
+	tensor_mesh_print(l->on.mesh.mesh, &words);
+	base_buf_append_text(&words, " as ");
+	tensor_placements_print(l->on.placements->at, l->on.placements->n, &words);
+	text = base_buf_steal_text(&words);
+	tool_tensor_print(&l->shape, l->dtype);
+	printf(" on %s", text ? text : "?");
+	if (l->flat_text)
+		printf(", items %s of each", l->flat_text);
+	fputs("\n\n", stdout);
+}
+
+static void print_boxes(const struct layout *l, const struct tensor_shard *shard)
+{
+	struct tensor_shard_iter it;
+	uint64_t shown = 0;
+	char text[TOOL_BOX_TEXT];
+
+	for (tensor_shard_first(&it, shard, NULL); !it.done && shown < SHOWN_BOXES; tensor_shard_next(&it), shown++) {
+		tensor_box_text(l->shape.ndim, &it.at.box, text, sizeof text);
+		printf("  %s", text);
+	}
+	if (!it.done && l->countable)
+		printf("  and %" PRIu64 " more", tensor_shard_box_count(shard) - shown);
+	else if (!it.done || shown == 0)
+		fputs(shown ? "  and more" : "  -", stdout);
+	putchar('\n');
+}
+
+static int print_table(const struct layout *l)
+{
+	const struct tensor_mesh *m = l->on.mesh.mesh;
+	char names[TOOL_NAMES_TEXT], at[TOOL_SHAPE_TEXT], shape[TOOL_SHAPE_TEXT], bytes[32];
+	struct base_error err = {0};
+	struct tensor_shard shard;
+
+	tool_names_text(m, UINT32_MAX, names);
+	tool_shape_text(&l->shape, shape);
+	/* of the widest local shape, or a little less: a longer one only pushes its line */
+	int width = tool_coordinate_width(m), room = (int)strlen(shape) > 11 ? (int)strlen(shape) : 11;
+
+	print_head(l);
+	printf("%8s  %-*s  %-*s  %9s  boxes\n", "rank", width, names, room, "local shape", "bytes");
+	for (uint32_t i = 0; i < layout_count(l) && !ferror(stdout); i++) {
+		uint32_t rank = layout_rank_at(l, i);
+
+		if (layout_shard(l, rank, &shard, &err) < 0)
+			return tool_fail(l->t, &err);
+		tool_coordinate_text(m, rank, at);
+		tool_shape_text(&shard.local_shape, shape);
+		tool_format_bytes(tensor_shard_items(&shard) * tensor_dtype_bytes(l->dtype), bytes);
+		printf("%8" PRIu32 "  %-*s  %-*s  %9s", rank, width, at, room, shape, bytes);
+		print_boxes(l, &shard);
+	}
+	return tool_output_end(l->t);
+}
+
+/* Everything of one rank: a line for each box, with where it lies in the local buffer. */
+static int print_rank(const struct layout *l)
+{
+	char names[TOOL_NAMES_TEXT], text[TOOL_BOX_TEXT], bytes[32];
+	struct base_error err = {0};
+	struct tensor_shard_iter it;
+	struct tensor_shard shard;
+
+	if (layout_shard(l, l->ranks.rank, &shard, &err) < 0)
+		return tool_fail(l->t, &err);
+	print_head(l);
+	if (shard.absent) {
+		printf("rank %" PRIu32 " is not in the mesh: it holds nothing\n", l->ranks.rank);
+		return tool_output_end(l->t);
+	}
+	tool_names_text(l->on.mesh.mesh, UINT32_MAX, names);
+	tool_coordinate_text(l->on.mesh.mesh, l->ranks.rank, text);
+	printf("rank %" PRIu32 " at %s = %s", l->ranks.rank, names, text);
+	tool_shape_text(&shard.local_shape, text);
+	tool_format_bytes(tensor_shard_items(&shard) * tensor_dtype_bytes(l->dtype), bytes);
+	printf(": local shape %s, %s in %" PRIu64 " %s\n", text, bytes, l->boxes, l->boxes == 1 ? "box" : "boxes");
+	for (tensor_shard_first(&it, &shard, NULL); !it.done && !ferror(stdout); tensor_shard_next(&it)) {
+		struct tensor_shape stride = {.ndim = l->shape.ndim};
+
+		tensor_box_text(l->shape.ndim, &it.at.box, text, sizeof text);
+		printf("  %s at item %" PRIu64, text, it.at.local_offset);
+		memcpy(stride.dim, it.at.local_stride, stride.ndim * sizeof stride.dim[0]);
+		tool_shape_text(&stride, text);
+		printf(" of the buffer, strides %s\n", text);
+	}
+	return tool_output_end(l->t);
+}
+
+/* ---- the command ---- */
+
+static int option(struct tool *t, void *arg, int val, const char *value)
+{
+	struct layout *l = arg;
+
+	l->one = l->one || (val != 'c' && val != 1);
+	switch (val) {
+	case 1: return 0;
+	case 'c': l->check = value; return 0;
+	case 's': l->shape_text = value; return 0;
+	case 'd': l->dtype_text = value; return 0;
+	case 'm': l->on.mesh.text = value; return 0;
+	case 'o': l->on.mesh.order = value; return 0;
+	case 'p': l->on.place = value; return 0;
+	case 'f': l->flat_text = value; return 0;
+	case 'r': l->ranks.text = value; return 0;
+	case 'w': l->draw = true; return 0;
+	default: return tool_usage(t, "unexpected argument \"%s\"", value ? value : "");
+	}
+}
+
+static int read_arguments(struct layout *l)
+{
+	int code = tool_tensor_read(l->t, l->shape_text, l->dtype_text, &l->shape, &l->dtype);
+
+	if (!code)
+		code = tool_sharding_read(l->t, &l->shape, tensor_dtype_bytes(l->dtype), &l->on);
+	if (!code && l->flat_text)
+		code = tool_flat_read(l->t, l->flat_text, &l->flat);
+	if (!code)
+		code = tool_ranks_read(l->t, &l->ranks);
+	if (!code && l->draw && l->t->json)
+		code = tool_usage(l->t, "--draw and --json exclude each other");
+	if (!code && l->draw && l->shape.ndim != 2)
+		code = tool_usage(l->t, "--draw: only tensors of 2 dimensions are drawn, --shape %s has %" PRIu32,
+			l->shape_text, l->shape.ndim);
+	if (!code)
+		code = tool_ranks_check(l->t, &l->ranks, &l->on.mesh);
+	return code ? code : check_ranks(l);
+}
+
+static int layout_run(struct tool *t, int argc, char **argv)
+{
+	static const struct option options[] = {{"shape", required_argument, NULL, 's'},
+		{"dtype", required_argument, NULL, 'd'}, {"mesh", required_argument, NULL, 'm'},
+		{"rank-order", required_argument, NULL, 'o'}, {"place", required_argument, NULL, 'p'},
+		{"flat", required_argument, NULL, 'f'}, {"rank", required_argument, NULL, 'r'},
+		{"draw", no_argument, NULL, 'w'}, {"check", required_argument, NULL, 'c'}, {0}};
+	struct layout l = {.t = t, .on = {.place_option = "--place",
+		.mesh = {.option = "--mesh", .order_option = "--rank-order"}}};
+	int code = tool_parse(t, argc, argv, NULL, options, option, &l);
+
+	if (code)
+		return code - TOOL_LEAVE;
+	if (l.check && l.one)
+		return tool_usage(t, "--check FILE excludes the options that tell of one tensor");
+	if (l.check)
+		return layout_check(t, l.check);
+	if (t->narguments)
+		return tool_usage(t, "unexpected argument \"%s\": STORE and RUN/STEP belong to --check",
+			t->arguments[0]);
+	if ((code = read_arguments(&l)) == 0) {
+		tool_output_begin();
+		if (t->json)
+			code = print_json(&l);
+		else if (l.draw)
+			code = layout_draw(&l);
+		else
+			code = l.ranks.one ? print_rank(&l) : print_table(&l);
+	}
+	tool_sharding_release(&l.on);
+	return code;
+}
+
+const struct tool_command tool_layout = {"layout", "say which boxes of a tensor each rank holds",
+	"usage: vckpt layout [STORE] [RUN/STEP] --check FILE [-q] [-v]\n"
+	"       vckpt layout --shape N,N,... --dtype TYPE --mesh MESH --place WORDS [--rank-order R,R,...]\n"
+	"                    [--flat A:B[/L]] [--rank N] [--draw] [--json] [-q] [-v]\n\n"
+	"Tells which boxes of a tensor each rank of a mesh holds, and where they lie in its buffer. Needs no store.\n"
+	"With --check: reads a layout file and tells what it gives to each tensor of a step.\n\n"
+	"  --check FILE        a layout file, or llama, mixtral, deepseek\n"
+	"  --shape 4096,1024   sizes of the tensor; \"scalar\" for one of no dimensions\n"
+	"  --dtype bf16        its type; bfloat16 and torch.bfloat16 mean the same\n"
+	"  --mesh dp=2,tp=4    names and sizes of the mesh, outermost first; JSON text; or @FILE with JSON\n"
+	"  --rank-order 0,4,.. the rank at each place of the mesh, last dimension fastest; by default 0,1,2,...\n"
+	"  --place 'R,S(0)'    one word for each dimension of the mesh: R, S(d), SS(d,split), IS(d,k),\n"
+	"                      RS(d0,d1,..;u0,u1,..)\n"
+	"  --flat A:B[/L]      of each rank only these items of its flattened local tensor, padded to L items\n"
+	"  --rank N            tell of this rank only, box by box\n"
+	"  --draw              a picture of a 2-d tensor instead of the table\n",
+	layout_run};

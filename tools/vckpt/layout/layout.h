@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * layout: what `vckpt layout` was asked, shared with its picture. One thread. */
+#ifndef TOOLS_VCKPT_LAYOUT_LAYOUT_H
+#define TOOLS_VCKPT_LAYOUT_LAYOUT_H
+
+#include "tools/vckpt/layout/layout_args.h"
+
+struct layout {
+	struct tool *t;
+	const char *shape_text, *dtype_text, *flat_text;
+	const char *check;      /* a layout file */
+	bool one;               /* an option of one tensor was given */
+	struct tensor_shape shape;
+	enum tensor_dtype dtype;
+	struct tool_sharding on;
+	struct tool_ranks ranks;
+	struct tensor_flat flat;
+	bool draw;
+	bool countable;         /* boxes are counted by arithmetic, not one by one */
+	uint64_t boxes;         /* of all ranks told of; only with --json or --rank */
+};
+uint32_t layout_count(const struct layout *l);                  /* ranks to tell of */
+uint32_t layout_rank_at(const struct layout *l, uint32_t i);    /* the i-th of them */
+int layout_shard(const struct layout *l, uint32_t rank, struct tensor_shard *ret_shard, struct base_error *err);
+/* The picture of a 2-d tensor on standard output; an exit code, said. */
+int layout_draw(const struct layout *l);
+/* What a layout file gives to the tensors of the step that t's arguments name, or that it is right; an exit code,
+ * said. */
+int layout_check(struct tool *t, const char *file);
+
+#endif

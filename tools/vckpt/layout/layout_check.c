@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * vckpt layout --check: reads a layout file, and says what each tensor of a step gets from it, and which lines no
+ * tensor has. The mesh is not known here, so nothing is said of what does not divide. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "core/view/layouts.h"
+#include "tools/vckpt/print/format.h"
+#include "tools/vckpt/layout/layout.h"
+#include "tools/vckpt/print/table.h"
+
+static void add_shape(struct tool_table *table, const struct tensor_shape *shape)
+{
+	char text[TOOL_SHAPE_TEXT];
+
+	tool_shape_text(shape, text);
+	tool_table_text(table, text);
+}
+
+static void add_placements(struct tool_table *table, const struct view_layouts_line *line)
+{
+	struct base_buf words = BASE_BUF_INIT;
+	const char *saved = line && line->saved ? "saved" : "R";
+
+	for (uint32_t i = 0; line && i < line->ncuts; i++) {
+		base_buf_printf(&words, "%s%s=", i ? " " : "", line->cuts[i].dim);
+		tensor_placements_print(&line->cuts[i].placement, 1, &words);
+	}
+	base_cleanup_free char *text = base_buf_steal_text(&words);
+	tool_table_text(table, text && *text ? text : saved);
+}
+
+static int add_tensor(struct tool_table *table, const struct view_layouts *l, const struct load_tensor_info *info,
+	uint32_t *counts)
+{
+	int64_t i = view_layouts_find(l, info);
+	char place[300] = "-";
+
+	if (i == -ENOMEM)
+		return -ENOMEM;
+	const struct view_layouts_line *line = i < 0 ? NULL : view_layouts_line(l, (uint32_t)i);
+	if (line) {
+		snprintf(place, sizeof place, "%.200s:%u", line->file, line->number);
+		counts[i]++;
+	}
+	base_cleanup_buf struct base_buf name = BASE_BUF_INIT;
+	base_buf_printf(&name, "%s/", info->component);
+	base_buf_append(&name, info->name, info->name_len);
+	tool_table_add(table, TOOL_PLAIN, name.error ? "" : (const char *)name.data, name.error ? 0 : name.len);
+	add_shape(table, &info->shape);
+	tool_table_text(table, tensor_dtype_name(info->dtype));
+	add_placements(table, line);
+	tool_table_text(table, place);
+	return name.error;
+}
+
+static int print_step(struct tool *t, const struct view_layouts *l, const struct load_step *step)
+{
+	static const struct tool_column columns[] = {{"tensor", .shorten = true}, {"shape"}, {"dtype"}, {"placements"},
+		{"line"}};
+	struct tool_table *table = tool_table_new(columns, BASE_COUNT(columns));
+	base_cleanup_free uint32_t *counts = calloc(view_layouts_count(l) + 1, sizeof *counts);
+	struct base_error err = {.code = -ENOMEM};
+	int r = table && counts ? 0 : -ENOMEM;
+
+	for (uint32_t i = 0; r == 0 && i < load_step_tensor_count(step); i++) {
+		struct load_tensor_info info;
+
+		load_step_tensor_info(step, i, &info);
+		r = add_tensor(table, l, &info, counts);
+	}
+	tool_output_begin();
+	if (r == 0)
+		r = tool_table_print(table, stdout, false, tool_terminal_width(STDOUT_FILENO));
+	tool_table_free(table);
+	for (uint32_t i = 0; r == 0 && i < view_layouts_count(l); i++) {
+		const struct view_layouts_line *line = view_layouts_line(l, i);
+
+		if (counts[i] || view_layouts_preset(line->file))
+			continue;
+		printf("%s:%u: no tensor has '", line->file, line->number);
+		tool_print_text(stdout, line->pattern, strlen(line->pattern));
+		puts("'");
+	}
+	return r < 0 ? tool_fail(t, &err) : tool_output_end(t);
+}
+
+static int check_step(struct tool *t, const struct view_layouts *l, const struct tool_target *target)
+{
+	const struct store_list_step *entry;
+	struct store_list *list = NULL;
+	struct load_step *step = NULL;
+	struct base_error err = {0};
+	struct store *s = NULL;
+	int code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s);
+
+	if (code)
+		return code;
+	code = tool_target_find(t, s, target, &list, &entry);
+	if (code == 0 && load_step_open(s, target->run, entry, &step, &err) < 0)
+		code = tool_fail(t, &err);
+	if (code == 0)
+		code = print_step(t, l, step);
+	load_step_unref(step);
+	store_list_close(list);
+	store_close(s);
+	return code;
+}
+
+/* RUN/STEP alone is of the store that VCKPT_STORE names. */
+static int read_target(struct tool *t, struct tool_target *ret_target)
+{
+	const char *store = getenv("VCKPT_STORE");
+
+	if (t->narguments == 1 && store && *store) {
+		t->arguments[t->narguments++] = t->arguments[0]; /* there is room for the store of the environment */
+		t->arguments[0] = store;
+		t->from_environment = true;
+	}
+	if (t->narguments != 2)
+		return tool_usage(t, "--check FILE: give STORE and RUN/STEP, or neither");
+	int code = tool_target_parse(t, t->arguments[1], ret_target);
+	if (code == 0 && (ret_target->rest || (!ret_target->has_step && !ret_target->latest)))
+		code = tool_usage(t, "%s is no step: give RUN/STEP", t->arguments[1]);
+	return code;
+}
+
+int layout_check(struct tool *t, const char *file)
+{
+	struct view_layouts *l = NULL;
+	struct base_error err = {0};
+	struct tool_target target;
+	int code = t->narguments ? read_target(t, &target) : 0;
+
+	if (code)
+		return code;
+	if (t->json)
+		return tool_usage(t, "--check prints a table and has no --json");
+	if (view_layouts_open(file, &l, &err) < 0)
+		return tool_fail(t, &err);
+	if (t->narguments) {
+		code = check_step(t, l, &target);
+	} else {
+		tool_output_begin();
+		printf("%s: %u %s\n", file, view_layouts_count(l), view_layouts_count(l) == 1 ? "line" : "lines");
+		code = tool_output_end(t);
+	}
+	view_layouts_free(l);
+	return code;
+}

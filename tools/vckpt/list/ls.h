@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ls: what the listings of `vckpt ls` share: options, order, and cells of their tables. One thread. */
+#ifndef TOOLS_VCKPT_LIST_LS_H
+#define TOOLS_VCKPT_LIST_LS_H
+
+#include "core/load/open/step.h"
+#include "tools/vckpt/print/table.h"
+#include "tools/vckpt/tool.h"
+
+struct ls {
+	struct tool *t;
+	const char *sort; /* NULL: as it comes */
+	bool reverse, bytes, time, bare, more, incoming;
+	int64_t now_ns;
+};
+
+/* What a row is sorted by; `index`: where it stood. A step has no name, it is called by its number. */
+struct ls_item {
+	const char *name;
+	size_t name_len;
+	uint64_t step;
+	int64_t time_ns;
+	uint64_t bytes;
+	const struct proto_attribute *attributes;
+	size_t nattributes;
+	size_t index;
+};
+enum { LS_NAME = 1 << 0, LS_STEP = 1 << 1, LS_TIME = 1 << 2, LS_SIZE = 1 << 3, LS_ATTRIBUTE = 1 << 4 };
+/* Sorts as asked for; `keys`: what these items (called `what`) have. 0 or TOOL_USAGE, said. */
+int ls_sort(const struct ls *ls, const char *what, unsigned keys, struct ls_item *items, size_t n);
+
+void ls_add_bytes(const struct ls *ls, struct tool_table *table, uint64_t bytes);
+void ls_format_bytes(const struct ls *ls, uint64_t bytes, char text[static 32]); /* as --bytes asks for */
+/* Prints the table and frees it; NULL and a lack of memory are said. An exit code. */
+int ls_print(const struct ls *ls, struct tool_table *table);
+bool ls_says(const struct ls *ls); /* are totals and notes wanted? */
+
+json_t *ls_step_json(const char *run, const struct store_list_step *s);
+/* The components and blobs of a step; the tensors of a component. An exit code. */
+int ls_step(const struct ls *ls, struct load_step *step, const struct store_list_step *entry);
+int ls_tensors(const struct ls *ls, struct load_step *step, const char *component);
+
+#endif

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <inttypes.h>
+#include <string.h>
+
+#include "core/save/write/catalog.h"
+#include "core/upkeep/gc.h"
+#include "tools/vckpt/print/progress.h"
+#include "tools/vckpt/tool.h"
+
+struct gc {
+	struct tool *t;
+	struct store_gc_options options;
+	struct tool_progress progress;
+	json_t *actions;
+};
+
+/* "36", "90s", "45m", "24h", "7d" */
+static int parse_duration(const char *text, uint64_t *ret_s)
+{
+	char *end;
+
+	errno = 0;
+	unsigned long long n = strtoull(text, &end, 10);
+	uint64_t unit = !*end || !strcmp(end, "s") ? 1
+		: !strcmp(end, "m") ? 60 : !strcmp(end, "h") ? 3600 : !strcmp(end, "d") ? 86400 : 0;
+	if (end == text || *text == '-' || errno || !unit || base_mul_overflows(n, unit, ret_s))
+		return -EINVAL;
+	return 0;
+}
+
+static int option(struct tool *t, void *arg, int val, const char *value)
+{
+	struct gc *g = arg;
+
+	if (val == 'n')
+		g->options.dry_run = true;
+	if (val == 'g' && parse_duration(value, &g->options.grace_s) < 0)
+		return tool_usage(t, "--grace %s: give a number with s, m, h or d, such as 24h", value);
+	if (val == 'b' && parse_duration(value, &g->options.heartbeat_s) < 0)
+		return tool_usage(t, "--heartbeat %s: give a number with s, m, h or d, such as 20s", value);
+	return 0;
+}
+
+static void report(void *arg, const char *what, const char *name, uint64_t bytes, const char *detail)
+{
+	struct gc *g = arg;
+	char size[32];
+
+	if (g->t->json) {
+		json_array_append_new(g->actions,
+			json_pack("{s:s, s:s, s:I, s:s*}", "action", what, "name", name, "bytes", (json_int_t)bytes,
+				"detail", detail));
+		return;
+	}
+	if (g->t->quiet || (!g->t->verbose && !g->options.dry_run && !strcmp(what, "keep")))
+		return;
+	tool_progress_clear(&g->progress);
+	tool_format_bytes(bytes, size);
+	printf("%-7s %9s  ", what, size);
+	tool_print_text(stdout, name, strlen(name));
+	if (detail)
+		fputs(": ", stdout);
+	if (detail)
+		tool_print_text(stdout, detail, strlen(detail));
+	putchar('\n');
+	fflush(stdout); /* so that the lines about what was done are there if the command is interrupted */
+}
+
+static void progress(void *arg, uint64_t done, uint64_t total)
+{
+	struct gc *g = arg;
+
+	tool_progress_update(&g->progress, done, total);
+}
+
+static json_t *result_json(const struct gc *g, const struct store_gc_result *result)
+{
+	return json_pack("{s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:O}", "dry_run", g->options.dry_run, "aborted",
+		(json_int_t)result->aborted, "marked", (json_int_t)result->marked, "deleted",
+		(json_int_t)result->deleted, "deleted_bytes", (json_int_t)result->deleted_bytes, "waiting",
+		(json_int_t)result->waiting, "waiting_bytes", (json_int_t)result->waiting_bytes, "actions", g->actions);
+}
+
+static void print_grace(uint64_t grace_s)
+{
+	if (grace_s % 3600 == 0)
+		printf("%" PRIu64 " h", grace_s / 3600);
+	else if (grace_s % 60 == 0)
+		printf("%" PRIu64 " min", grace_s / 60);
+	else
+		printf("%" PRIu64 " s", grace_s);
+}
+
+static void print_result(const struct store_gc_options *o, const struct store_gc_result *result)
+{
+	char deleted[32], waiting[32];
+
+	tool_format_bytes(result->deleted_bytes, deleted);
+	tool_format_bytes(result->waiting_bytes, waiting);
+	bool one = result->marked + result->waiting == 1;
+
+	printf("%s%" PRIu64 " %s deleted, %s", o->dry_run ? "would be: " : "", result->deleted,
+		base_plural(result->deleted, "file", "files"), deleted);
+	if (result->marked)
+		printf("; %" PRIu64 " %s marked", result->marked, base_plural(result->marked, "file", "files"));
+	if (result->waiting)
+		printf("; %" PRIu64 " %s, %s, marked before", result->waiting,
+			base_plural(result->waiting, "file", "files"), waiting);
+	if ((result->marked || result->waiting) && o->grace_s) {
+		printf(": a later vckpt gc deletes %s, after ", one ? "it" : "them");
+		print_grace(o->grace_s);
+		fputs("; --grace 0: now", stdout);
+	} else if (result->waiting) {
+		fputs(one ? ": it waits (-v says for what)" : ": they wait (-v says for what)", stdout);
+	}
+	putchar('\n');
+}
+
+static int gc_run(struct tool *t, int argc, char **argv)
+{
+	static const struct option options[] = {{"dry-run", no_argument, NULL, 'n'},
+		{"grace", required_argument, NULL, 'g'}, {"heartbeat", required_argument, NULL, 'b'}, {0}};
+	struct gc g = {.t = t,
+		.options = {.grace_s = 86400, .heartbeat_s = 20, .report = report, .progress = progress}};
+	struct store_gc_result result = {0};
+	struct base_error err = {0};
+	struct store *s = NULL;
+	int r, code = tool_parse(t, argc, argv, "n", options, option, &g);
+
+	if (code)
+		return code - TOOL_LEAVE;
+	if ((code = tool_open_store(t, g.options.dry_run ? STORE_OPEN_READ_ONLY : 0, &s)))
+		return code;
+	g.options.arg = &g;
+	g.actions = json_array();
+	tool_interrupt_ends(t, g.options.dry_run ? "nothing was changed"
+		: "what was marked or deleted so far stays so; the next vckpt gc does the rest");
+	tool_progress_start(&g.progress, t->quiet, "gc");
+	g.progress.counts = true;
+	r = store_gc(s, &g.options, &result, &err);
+	if (r == 0 && !g.options.dry_run)
+		save_index_tidy(s);
+	tool_progress_end(&g.progress);
+	if (r < 0)
+		code = tool_fail(t, &err);
+	else if (t->json)
+		code = tool_print_json(result_json(&g, &result));
+	else if (!t->quiet)
+		print_result(&g.options, &result);
+	json_decref(g.actions);
+	store_close(s);
+	return code;
+}
+
+const struct tool_command tool_gc = {"gc", "delete what nothing reaches",
+	"usage: vckpt gc STORE [OPTION...]\n\n"
+	"Ends attempts whose writer is dead, marks packs and other files that no step, no save under way and\n"
+	"no base of one reaches, and deletes what an earlier collection marked at least a grace period ago.\n"
+	"Whole files only.\n\n"
+	"  -n, --dry-run       change nothing; list what would be done\n"
+	"  --grace TIME        time between mark and deletion: 24h by default; with 0 both at once, refused while a\n"
+	"                      writer is alive\n"
+	"  --heartbeat TIME    how long a writer on another host may be silent: 20s\n"
+	"  --json -q -v        print JSON; print nothing but errors; list what is kept for now, too\n",
+	gc_run};
