@@ -399,13 +399,13 @@ static void collapse(struct assembly *a)
 
 static int fill(struct fs_backings *all, struct fs_backing *b, int fd, struct view_file *file, struct base_error *err)
 {
-	struct assembly a = { .all = all, .b = b };
+	struct assembly a = {.all = all, .b = b};
 	int r = fs_memfd_map(fd, b->size, &a.map);
 
 	if (r < 0)
 		return no_memory(b, r, err);
-	r = view_file_fill(file, all->m->cache, &(struct view_filling){ .to = a.map.bytes, .ready = &b->ready,
-		.begin = fill_stretch, .arg = &a }, err);
+	r = view_file_fill(file, all->m->cache, &(struct view_filling){.to = a.map.bytes, .ready = &b->ready,
+		.begin = fill_stretch, .arg = &a}, err);
 	if (r == 0)
 		collapse(&a);
 	fs_memfd_unmap(&a.map);

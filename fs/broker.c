@@ -61,7 +61,7 @@ static bool is_sealed_memory(int fd)
 
 static int do_open(int fuse_fd, int memfd)
 {
-	struct backing_map map = { .fd = memfd };
+	struct backing_map map = {.fd = memfd};
 
 	int id = ioctl(fuse_fd, BACKING_OPEN, &map);
 	return id < 0 ? -errno : id > 0 ? id : -EINVAL;
@@ -108,8 +108,8 @@ bool fs_broker_serve(int channel)
 {
 	struct request request;
 	union control control;
-	struct msghdr message = { .msg_iov = &(struct iovec){ &request, sizeof request }, .msg_iovlen = 1,
-		.msg_control = &control, .msg_controllen = sizeof control };
+	struct msghdr message = {.msg_iov = &(struct iovec){ &request, sizeof request }, .msg_iovlen = 1,
+		.msg_control = &control, .msg_controllen = sizeof control};
 	int fds[2] = { -1, -1 };
 
 	ssize_t n = recvmsg(channel, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
@@ -159,13 +159,13 @@ void fs_broker_free(struct fs_broker *b)
 static int tell(struct fs_broker *b, const struct request *request, const int *fds, size_t nfds)
 {
 	union control control = {0};
-	struct msghdr message = { .msg_iov = &(struct iovec){ (void *)request, sizeof *request }, .msg_iovlen = 1 };
+	struct msghdr message = {.msg_iov = &(struct iovec){ (void *)request, sizeof *request }, .msg_iovlen = 1};
 
 	if (nfds) {
 		message.msg_control = &control;
 		message.msg_controllen = CMSG_SPACE(nfds * sizeof *fds);
-		control.head = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
-			.cmsg_len = CMSG_LEN(nfds * sizeof *fds) };
+		control.head = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
+			.cmsg_len = CMSG_LEN(nfds * sizeof *fds)};
 		memcpy(CMSG_DATA(&control.head), fds, nfds * sizeof *fds);
 	}
 	if (b->failed)
@@ -178,7 +178,7 @@ static int tell(struct fs_broker *b, const struct request *request, const int *f
 
 static int wait_answer(const struct fs_broker *b, struct answer *ret_answer)
 {
-	struct pollfd p = { .fd = b->channel, .events = POLLIN };
+	struct pollfd p = {.fd = b->channel, .events = POLLIN};
 	int n = poll(&p, 1, ANSWER_MS);
 
 	if (n <= 0)
@@ -202,14 +202,14 @@ static int ask(struct fs_broker *b, const struct request *request, const int *fd
 int fs_broker_open(struct fs_broker *b, int fuse_fd, int memfd)
 {
 	struct answer answer;
-	int r = ask(b, &(struct request){ .op = OP_OPEN }, (int[]){ fuse_fd, memfd }, 2, &answer);
+	int r = ask(b, &(struct request){.op = OP_OPEN}, (int[]){ fuse_fd, memfd }, 2, &answer);
 
 	return r < 0 ? r : answer.result;
 }
 
 int fs_broker_close(struct fs_broker *b, int fuse_fd, int id)
 {
-	return tell(b, &(struct request){ .op = OP_CLOSE, .id = id }, &fuse_fd, 1);
+	return tell(b, &(struct request){.op = OP_CLOSE, .id = id}, &fuse_fd, 1);
 }
 
 bool fs_broker_works(const struct fs_broker *b) { return !b->failed; }
@@ -218,5 +218,5 @@ uint64_t fs_broker_memory(struct fs_broker *b)
 {
 	struct answer answer;
 
-	return ask(b, &(struct request){ .op = OP_MEMORY }, NULL, 0, &answer) < 0 ? 0 : answer.memory;
+	return ask(b, &(struct request){.op = OP_MEMORY}, NULL, 0, &answer) < 0 ? 0 : answer.memory;
 }

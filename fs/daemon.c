@@ -53,7 +53,7 @@ enum event { EVENT_REPORT, EVENT_SERVER_ENDED, EVENT_SIGNAL, EVENT_LATE };
 
 static void tell_command(struct keeper *k, int status, const char *text)
 {
-	struct fs_report report = { .status = status };
+	struct fs_report report = {.status = status};
 
 	if (k->report_fd < 0)
 		return;
@@ -76,7 +76,7 @@ static int refuse(struct keeper *k, int status, const char *text)
 static void tell_systemd(void)
 {
 	const char *path = getenv("NOTIFY_SOCKET");
-	struct sockaddr_un to = { .sun_family = AF_UNIX };
+	struct sockaddr_un to = {.sun_family = AF_UNIX};
 
 	if (!path || (path[0] != '/' && path[0] != '@') || strlen(path) >= sizeof to.sun_path)
 		return;
@@ -161,8 +161,8 @@ static enum event wait_event(struct keeper *k, int timeout_ms, struct fs_report 
 	uint64_t end = base_monotonic_ms() + (uint64_t)(timeout_ms < 0 ? 0 : timeout_ms);
 
 	for (;;) {
-		struct pollfd p[3] = { { .fd = k->channel, .events = POLLIN }, { .fd = k->signals, .events = POLLIN },
-			{ .fd = k->broker, .events = POLLIN } };
+		struct pollfd p[3] = { {.fd = k->channel, .events = POLLIN}, {.fd = k->signals, .events = POLLIN},
+			{.fd = k->broker, .events = POLLIN} };
 		struct signalfd_siginfo s;
 		uint64_t now = base_monotonic_ms();
 		int n = poll(p, 3, timeout_ms < 0 ? -1 : (int)(end - base_min(now, end)));
@@ -218,14 +218,14 @@ static int hand_over(struct keeper *k, int fuse_fd, struct base_error *err)
 {
 	union { struct cmsghdr head; char room[CMSG_SPACE(2 * sizeof(int))]; } control = {0};
 	base_cleanup_close int readahead = fs_session_open_readahead(k->device);
-	struct fs_handed handed = { .readahead_error = readahead < 0 ? -readahead : 0 };
+	struct fs_handed handed = {.readahead_error = readahead < 0 ? -readahead : 0};
 	int fds[2] = { fuse_fd, readahead };
 	size_t size = readahead < 0 ? sizeof fds[0] : sizeof fds;
-	struct msghdr message = { .msg_iov = &(struct iovec){ &handed, sizeof handed }, .msg_iovlen = 1,
-		.msg_control = &control, .msg_controllen = CMSG_SPACE(size) };
+	struct msghdr message = {.msg_iov = &(struct iovec){ &handed, sizeof handed }, .msg_iovlen = 1,
+		.msg_control = &control, .msg_controllen = CMSG_SPACE(size)};
 
-	control.head = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
-		.cmsg_len = CMSG_LEN(size) };
+	control.head = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
+		.cmsg_len = CMSG_LEN(size)};
 	memcpy(CMSG_DATA(&control.head), fds, size);
 	if (sendmsg(k->channel, &message, MSG_NOSIGNAL) < 0)
 		return base_error_set(err, -errno, "the mount cannot be handed to the process that serves it: %s",
@@ -386,8 +386,8 @@ int fs_daemon_run(const struct fs_options *o)
 		return FS_EXIT_USAGE;
 	}
 	if (o->foreground)
-		return keeper_run(&(struct keeper){ .options = o, .channel = -1, .signals = -1, .broker = -1,
-			.report_fd = -1 });
+		return keeper_run(&(struct keeper){.options = o, .channel = -1, .signals = -1, .broker = -1,
+			.report_fd = -1});
 	fflush(NULL);
 	pid_t child = pipe2(fds, O_CLOEXEC) ? -1 : fork();
 	if (child < 0) {
@@ -402,6 +402,6 @@ int fs_daemon_run(const struct fs_options *o)
 	if (chdir("/"))
 		base_warning("chdir /: %s", strerror(errno));
 	fs_log_detach(o);
-	exit(keeper_run(&(struct keeper){ .options = o, .channel = -1, .signals = -1, .broker = -1,
-		.report_fd = fds[1] }));
+	exit(keeper_run(&(struct keeper){.options = o, .channel = -1, .signals = -1, .broker = -1,
+		.report_fd = fds[1]}));
 }

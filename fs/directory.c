@@ -106,7 +106,7 @@ static void entry_dot(struct fs_mount *m, struct fs_handle *h, bool up, struct e
 		n.kind = n.kind == FS_STEP ? FS_RUN : n.kind == FS_MESHES ? FS_STEP : FS_ROOT;
 	}
 	if (!decoded || fs_node_entry(m, &n, h->step, &d->e))
-		d->e = (struct fuse_entry_param){ .attr = { .st_ino = FUSE_ROOT_ID, .st_mode = S_IFDIR } };
+		d->e = (struct fuse_entry_param){.attr = {.st_ino = FUSE_ROOT_ID, .st_mode = S_IFDIR}};
 	d->e.ino = 0;
 }
 

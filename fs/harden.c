@@ -46,7 +46,7 @@ static void no_core_dumps(struct fs_mount *m)
 /* Root keeps the capabilities of `mask`; all others lose them all. */
 static int keep_capabilities(uint32_t mask)
 {
-	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
 	struct __user_cap_data_struct data[2] = {0};
 
 	if (geteuid() == 0)
@@ -69,7 +69,7 @@ struct landlock_rules { uint64_t fs, net, scoped; };
 /* What kernels handle that are newer than the header: their bits, from which version on. */
 static struct landlock_rules landlock_handled(long abi)
 {
-	struct landlock_rules all = { .fs = (LANDLOCK_ACCESS_FS_MAKE_SYM << 1) - 1 };
+	struct landlock_rules all = {.fs = (LANDLOCK_ACCESS_FS_MAKE_SYM << 1) - 1};
 
 	if (abi >= 2)
 		all.fs |= UINT64_C(1) << 13;  /* refer */
@@ -159,7 +159,7 @@ static int seccomp(void)
 		REFUSE(EPERM),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
-	struct sock_fprog program = { .len = BASE_COUNT(filter), .filter = filter };
+	struct sock_fprog program = {.len = BASE_COUNT(filter), .filter = filter};
 
 	return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) ? -errno : 0;
 }

@@ -13,7 +13,7 @@
 void fs_loader_opened(struct fs_loader *l, uint64_t served)
 {
 	if (served <= FAR_BYTES)
-		*l = (struct fs_loader){ .again = true, .found = l->found };
+		*l = (struct fs_loader){.again = true, .found = l->found};
 }
 
 /* One of the tensors from `first` to `last` is touched. */

@@ -51,8 +51,8 @@ int fs_mesh_decode(struct fs_mount *m, fuse_ino_t id, struct fs_node *ret_n)
 
 	if (!mesh)
 		return -ESTALE;
-	*ret_n = (struct fs_node){ .kind = FS_MESH, .run = mesh->commit->run, .commit = mesh->commit, .mesh = mesh,
-		.rank = rank ? rank - 1 : VIEW_MESH_ALL, .alias = id & ALIAS_BIT, .item = id & ITEMS_MAX };
+	*ret_n = (struct fs_node){.kind = FS_MESH, .run = mesh->commit->run, .commit = mesh->commit, .mesh = mesh,
+		.rank = rank ? rank - 1 : VIEW_MESH_ALL, .alias = id & ALIAS_BIT, .item = id & ITEMS_MAX};
 	return 0;
 }
 
@@ -109,8 +109,8 @@ int fs_mesh_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 	} else {
 		ino = rank_ino(n);
 	}
-	*ret_e = (struct fuse_entry_param){ .ino = fs_node_id(n), .generation = m->generation,
-		.attr_timeout = FS_FOREVER, .entry_timeout = FS_FOREVER };
+	*ret_e = (struct fuse_entry_param){.ino = fs_node_id(n), .generation = m->generation,
+		.attr_timeout = FS_FOREVER, .entry_timeout = FS_FOREVER};
 	return fs_stat_fill(m, n->commit->run, &ret_e->attr, ino, type, size, n->commit->time_ns);
 }
 
@@ -147,8 +147,8 @@ static int lookup_mesh_name(struct fs_mount *m, struct fs_step *step, const char
 		log_refusal(m, n->commit, name, err.text[0] ? err.text : base_error_name(r));
 		return r;
 	}
-	*n = (struct fs_node){ .kind = FS_MESH, .run = n->run, .commit = n->commit, .mesh = mesh,
-		.rank = VIEW_MESH_ALL };
+	*n = (struct fs_node){.kind = FS_MESH, .run = n->run, .commit = n->commit, .mesh = mesh,
+		.rank = VIEW_MESH_ALL};
 	return 0;
 }
 
@@ -268,7 +268,7 @@ int fs_mesh_child(struct fs_handle *h, uint64_t i, char *text, size_t room, stru
 	struct fs_node n = h->node;
 	int r = 1;
 
-	*ret_st = (struct stat){ .st_mode = S_IFDIR };
+	*ret_st = (struct stat){.st_mode = S_IFDIR};
 	if (n.kind == FS_MESHES) {
 		r = child_mesh(h, i, text, room);
 		ret_st->st_ino = r ? fs_tree_ino(fs_tree_ino(n.commit->ino, VIEW_MESH_DIRECTORY), text) : 0;

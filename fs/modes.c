@@ -30,8 +30,8 @@ static int owner_read(const struct fs_mount *m, const char *name, struct store_s
 	if (store_error_passes(r) || r == -EINTR)
 		return r;
 	if (r < 0)
-		*ret_owner = (struct store_storage_owner){ .uid = geteuid(), .gid = getegid(),
-			.mode = r == -EOPNOTSUPP ? 0755 : 0700 };
+		*ret_owner = (struct store_storage_owner){.uid = geteuid(), .gid = getegid(),
+			.mode = r == -EOPNOTSUPP ? 0755 : 0700};
 	return r == -ENOENT;
 }
 
@@ -64,7 +64,7 @@ int fs_modes_mount(struct fs_mount *m, struct base_error *err)
 	if (r < 0)
 		return base_error_set(err, r, "%s: its owner and mode cannot be read: %s", m->store->path,
 			base_error_name(r));
-	m->owner = (struct fs_owner){ .uid = store.uid, .gid = store.gid, .mode = store.mode };
+	m->owner = (struct fs_owner){.uid = store.uid, .gid = store.gid, .mode = store.mode};
 	options_apply(m->options, &m->owner);
 	return 0;
 }
@@ -78,8 +78,8 @@ static int run_read(const struct fs_mount *m, const struct fs_run *run, struct f
 	int r = owner_read(m, name, &own);
 	if (r < 0)
 		return r;
-	*ret_owner = (struct fs_owner){ .uid = own.uid, .gid = own.gid, .mode = own.mode,
-		.read_ns = base_monotonic_ns() };
+	*ret_owner = (struct fs_owner){.uid = own.uid, .gid = own.gid, .mode = own.mode,
+		.read_ns = base_monotonic_ns()};
 	for (size_t i = 0; i < BASE_COUNT(above); i++) {
 		r = owner_read(m, above[i], &dir);
 		if (r < 0)

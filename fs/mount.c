@@ -23,10 +23,10 @@ int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct b
 	uint32_t generation = 0;
 	int r = base_random(&generation, sizeof generation);
 
-	*m = (struct fs_mount){ .options = options, .generation = generation >> 1 | 1,
+	*m = (struct fs_mount){.options = options, .generation = generation >> 1 | 1,
 		.refresh_s = options->refresh_ms / 1000.0,
 		.start_ns = base_realtime_ns(),
-		.statm_fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC) };
+		.statm_fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC)};
 	pthread_mutex_init(&m->lock, NULL);
 	fs_interrupts_init(&m->interrupts);
 	fs_scratch_init(&m->scratch);

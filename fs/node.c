@@ -71,7 +71,7 @@ int fs_stat_fill(struct fs_mount *m, struct fs_run *run, struct stat *st, uint64
 	struct fs_owner owner = m->owner;
 	int r = run ? fs_modes_run(m, run, &owner) : 0;
 	mode_t may = S_ISLNK(type) ? 0777 : owner.mode & (S_ISDIR(type) ? 0755 : 0644);
-	struct timespec t = { .tv_sec = time_ns / 1000000000, .tv_nsec = time_ns % 1000000000 };
+	struct timespec t = {.tv_sec = time_ns / 1000000000, .tv_nsec = time_ns % 1000000000};
 
 	if (t.tv_nsec < 0) {
 		t.tv_sec--;
@@ -79,9 +79,9 @@ int fs_stat_fill(struct fs_mount *m, struct fs_run *run, struct stat *st, uint64
 	}
 	/* A directory has 1 link, too, which says that no one counts the directories in it: with 2, fts(3) and what
 	 * else saves itself a stat would believe that there are none. */
-	*st = (struct stat){ .st_ino = ino, .st_mode = type | may, .st_nlink = 1,
+	*st = (struct stat){.st_ino = ino, .st_mode = type | may, .st_nlink = 1,
 		.st_uid = owner.uid, .st_gid = owner.gid, .st_size = (off_t)size, .st_blksize = 1 << 20,
-		.st_blocks = (blkcnt_t)base_div_up(size, 512), .st_atim = t, .st_mtim = t, .st_ctim = t };
+		.st_blocks = (blkcnt_t)base_div_up(size, 512), .st_atim = t, .st_mtim = t, .st_ctim = t};
 	return r;
 }
 
@@ -95,16 +95,16 @@ uint64_t fs_node_ino(struct fs_commit *commit, struct view_tree *tree, uint32_t 
 int fs_tree_entry(struct fs_mount *m, struct fs_commit *commit, uint32_t file, const struct view_node *v, uint64_t ino,
 	uint64_t size, struct fuse_entry_param *ret_e)
 {
-	*ret_e = (struct fuse_entry_param){ .ino = (fuse_ino_t)commit->number << 32 | file, .generation = m->generation,
-		.attr_timeout = FS_FOREVER, .entry_timeout = FS_FOREVER };
+	*ret_e = (struct fuse_entry_param){.ino = (fuse_ino_t)commit->number << 32 | file, .generation = m->generation,
+		.attr_timeout = FS_FOREVER, .entry_timeout = FS_FOREVER};
 	return fs_stat_fill(m, commit->run, &ret_e->attr, ino, v->kind == VIEW_DIRECTORY ? S_IFDIR : S_IFREG, size,
 		commit->time_ns);
 }
 
 int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *step, struct fuse_entry_param *ret_e)
 {
-	struct fuse_entry_param e = { .ino = fs_node_id(n), .generation = m->generation, .attr_timeout = m->refresh_s,
-		.entry_timeout = m->refresh_s };
+	struct fuse_entry_param e = {.ino = fs_node_id(n), .generation = m->generation, .attr_timeout = m->refresh_s,
+		.entry_timeout = m->refresh_s};
 	uint64_t latest = 0;
 	int64_t time_ns = m->start_ns;
 	char name[FS_STEP_NAME];

@@ -52,7 +52,7 @@ static int lookup_step(struct fs_mount *m, const struct fs_node *parent, const c
 		r = fs_node_entry(m, &n, step, e);
 	} else if (found == -ENOENT) {
 		/* it will never be there: the kernel may remember that */
-		*e = (struct fuse_entry_param){ .entry_timeout = FS_FOREVER };
+		*e = (struct fuse_entry_param){.entry_timeout = FS_FOREVER};
 		r = 0;
 	} else {
 		r = (int)found;
@@ -77,7 +77,7 @@ static int lookup_mesh(struct fs_mount *m, const struct fs_node *parent, const c
 	if (r == 0)
 		r = fs_node_entry(m, ret_n, step, e);
 	if (r == -ENOENT) {
-		*e = (struct fuse_entry_param){ .entry_timeout = FS_FOREVER };
+		*e = (struct fuse_entry_param){.entry_timeout = FS_FOREVER};
 		fs_node_release(ret_n);
 		r = 0;
 	} else if (r == 0 && ret_n->mesh) {
@@ -240,7 +240,7 @@ struct open_out { uint64_t fh; uint32_t flags; int32_t backing_id; };
  * drops the pages that it has of the file, which nobody reads any more. */
 static int reply_open(fuse_req_t req, const struct fuse_file_info *fi, int backing_id)
 {
-	struct open_out out = { .fh = fi->fh, .flags = OPEN_PASSTHROUGH | FOPEN_NOFLUSH, .backing_id = backing_id };
+	struct open_out out = {.fh = fi->fh, .flags = OPEN_PASSTHROUGH | FOPEN_NOFLUSH, .backing_id = backing_id};
 
 	return backing_id ? fuse_reply_buf(req, (const char *)&out, sizeof out) : fuse_reply_open(req, fi);
 }
@@ -435,14 +435,14 @@ static void op_statfs(fuse_req_t req, fuse_ino_t id)
 	struct store_storage *storage = q.m->store->storage;
 	int r = storage->ops->stat ? storage->ops->stat(storage, &s) : -EOPNOTSUPP;
 	if (r == -EOPNOTSUPP)
-		s = (struct store_storage_stat){ .block_bytes = 4096 };
+		s = (struct store_storage_stat){.block_bytes = 4096};
 	else if (r) {
 		fs_request_error(&q, r);
 		return;
 	}
-	struct statvfs v = { .f_bsize = 1 << 20, .f_frsize = s.block_bytes, .f_blocks = s.blocks,
+	struct statvfs v = {.f_bsize = 1 << 20, .f_frsize = s.block_bytes, .f_blocks = s.blocks,
 		.f_bfree = s.blocks_free, .f_bavail = s.blocks_available,
-		.f_files = s.files, .f_ffree = s.files_free, .f_favail = s.files_free, .f_namemax = 255 };
+		.f_files = s.files, .f_ffree = s.files_free, .f_favail = s.files_free, .f_namemax = 255};
 	if (fs_request_claim(&q))
 		fuse_reply_statfs(req, &v);
 	fs_request_end(&q, 0);

@@ -309,10 +309,10 @@ int fs_options_parse(struct fs_options *o, int argc, char **argv, struct base_er
 
 	if (!memory)  /* not known */
 		memory = FS_CACHE_SHARE * FS_PIECES_BYTES;
-	*o = (struct fs_options){ .cache_bytes = memory / FS_CACHE_SHARE, .steps_bytes = FS_STEPS_BYTES,
+	*o = (struct fs_options){.cache_bytes = memory / FS_CACHE_SHARE, .steps_bytes = FS_STEPS_BYTES,
 		.memory_bytes = memory,
 		.readahead_bytes = FS_READAHEAD_BYTES,
-		.refresh_ms = FS_REFRESH_MS, .max_threads = FS_MAX_THREADS, .show = VIEW_SHOW_ALL };
+		.refresh_ms = FS_REFRESH_MS, .max_threads = FS_MAX_THREADS, .show = VIEW_SHOW_ALL};
 	for (int i = 1; i < argc && !r; i++) {
 		const char *arg = argv[i];
 		if (scan.only_positional || arg[0] != '-' || !arg[1])

@@ -119,8 +119,8 @@ static void *pressure_main(void *arg)
 {
 	struct fs_mount *m = arg;
 	struct fs_pressure *p = &m->pressure;
-	struct pollfd fds[3] = { { .fd = p->wake_fd, .events = POLLIN }, { .fd = p->fds[0], .events = POLLPRI },
-		{ .fd = p->fds[1], .events = POLLPRI } };
+	struct pollfd fds[3] = { {.fd = p->wake_fd, .events = POLLIN}, {.fd = p->fds[0], .events = POLLPRI},
+		{.fd = p->fds[1], .events = POLLPRI} };
 
 	prctl(PR_SET_NAME, "vckpt-pressure");
 	for (;;) {

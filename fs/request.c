@@ -162,8 +162,8 @@ void fs_interrupts_stop(struct fs_mount *m)
 
 void fs_request_begin_short(struct fs_request *q, fuse_req_t req, enum fs_op op)
 {
-	*q = (struct fs_request){ .m = fuse_req_userdata(req), .req = req, .op = op,
-		.start_ns = (int64_t)base_monotonic_ns(), .state = TAKEN };
+	*q = (struct fs_request){.m = fuse_req_userdata(req), .req = req, .op = op,
+		.start_ns = (int64_t)base_monotonic_ns(), .state = TAKEN};
 }
 
 void fs_request_begin(struct fs_request *q, fuse_req_t req, enum fs_op op)

@@ -324,8 +324,8 @@ static int commit_make(struct fs_runs *runs, struct fs_run *run, const struct st
 		return -ENOMEM;
 	base_put64(identity, s->entry);
 	memcpy(identity + 8, s->commit.manifest.bytes, 8);
-	*commit = (struct fs_commit){ .run = run, .entry = s->entry, .step = s->step, .time_ns = s->commit.time_ns,
-		.ino = base_xxh64_of(run->ino, identity, sizeof identity) | 2 };
+	*commit = (struct fs_commit){.run = run, .entry = s->entry, .step = s->step, .time_ns = s->commit.time_ns,
+		.ino = base_xxh64_of(run->ino, identity, sizeof identity) | 2};
 	int r = commit_append(runs, commit);
 	if (r) {
 		free(commit);

@@ -39,7 +39,7 @@ struct serving {
 
 static void tell_keeper(const struct serving *s, int status, const char *text)
 {
-	struct fs_report report = { .status = status };
+	struct fs_report report = {.status = status};
 
 	snprintf(report.text, sizeof report.text, "%s", text ? text : "");
 	if (send(s->channel, &report, sizeof report, MSG_NOSIGNAL) < 0)
@@ -50,7 +50,7 @@ static void tell_keeper(const struct serving *s, int status, const char *text)
 static bool ends_meanwhile(struct serving *s)
 {
 	for (int i = 0; i < 500 && !s->ending; i++)
-		nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
+		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
 	return s->ending;
 }
 
@@ -107,7 +107,7 @@ static void nothing(int number) { (void)number; }
 /* Whoever starts a mount in the foreground may end it by ^C, which both processes get: the keeper sees to it. */
 static void block_signals(sigset_t *set)
 {
-	struct sigaction handler = { .sa_handler = nothing };
+	struct sigaction handler = {.sa_handler = nothing};
 	sigset_t all;
 
 	sigaction(SIGUSR2, &handler, NULL);
@@ -191,8 +191,8 @@ static int take_handed(struct serving *s)
 {
 	union { struct cmsghdr head; char room[CMSG_SPACE(2 * sizeof(int))]; } control;
 	struct iovec iov = { &s->handed, sizeof s->handed };
-	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
-		.msg_controllen = sizeof control };
+	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+		.msg_controllen = sizeof control};
 	int fds[2] = { -1, -1 };
 
 	ssize_t n = recvmsg(s->channel, &message, MSG_CMSG_CLOEXEC);

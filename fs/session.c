@@ -141,7 +141,7 @@ int fs_session_mount(const struct fs_options *o, int *ret_fd, struct base_error 
 
 int fs_session_open(struct fs_mount *m, int fd, struct base_error *err)
 {
-	static const struct fuse_custom_io io = { .read = fs_read, .writev = fs_writev };
+	static const struct fuse_custom_io io = {.read = fs_read, .writev = fs_writev};
 	char path[32];
 
 	int r = session_new(m->options, m, &m->session, err);

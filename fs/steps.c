@@ -136,8 +136,8 @@ static int step_open(struct fs_runs *runs, struct fs_commit *commit, struct fs_s
 		view_tree_unref(tree);
 		return r ? r : base_no_memory(err);
 	}
-	*step = (struct fs_step){ .commit = commit, .tree = tree,
-		.memory = sizeof *step + memory + view_tree_memory(tree) };
+	*step = (struct fs_step){.commit = commit, .tree = tree,
+		.memory = sizeof *step + memory + view_tree_memory(tree)};
 	*ret_step = step;
 	return 0;
 }

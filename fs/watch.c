@@ -69,7 +69,7 @@ static void commit_gone(void *arg, struct fs_commit *commit)
 
 static void mesh_dropped(void *arg, const struct fs_mesh *mesh)
 {
-	struct fs_node directory = { .kind = FS_MESHES, .commit = mesh->commit };
+	struct fs_node directory = {.kind = FS_MESHES, .commit = mesh->commit};
 
 	forget_name(arg, fs_node_id(&directory), mesh->name);
 }
@@ -164,7 +164,7 @@ static void drain(int fd)
 	char events[8192];
 
 	while (fd >= 0) {
-		struct pollfd p = { .fd = fd, .events = POLLIN };
+		struct pollfd p = {.fd = fd, .events = POLLIN};
 		if (poll(&p, 1, 0) <= 0 || !(p.revents & POLLIN) || read(fd, events, sizeof events) <= 0)
 			return;
 	}
@@ -190,14 +190,14 @@ static void *watch_main(void *arg)
 	rewatch(w);
 	while (!w->stop) {
 		struct pollfd p[2] = {
-			{ .fd = w->wake_fd, .events = POLLIN }, { .fd = w->watch_fd, .events = POLLIN },
+			{.fd = w->wake_fd, .events = POLLIN}, {.fd = w->watch_fd, .events = POLLIN},
 		};
 		int n = poll(p, 2, pause_ms(w));
 		if (w->stop)
 			break;
 		if (p[1].revents) {
 			/* what comes in one go is read in one go */
-			nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
+			nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
 			if (!(p[1].revents & POLLIN))
 				w->watched_runs = UINT32_MAX;  /* the watch died */
 		}
@@ -216,8 +216,8 @@ int fs_watch_start(struct fs_mount *m, struct fs_watch **ret_w)
 
 	if (!w)
 		return -ENOMEM;
-	*w = (struct fs_watch){ .m = m, .watch_fd = -1, .watched_runs = UINT32_MAX,
-		.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) };
+	*w = (struct fs_watch){.m = m, .watch_fd = -1, .watched_runs = UINT32_MAX,
+		.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	int r = w->wake_fd < 0 ? errno : pthread_create(&w->thread, NULL, watch_main, w);

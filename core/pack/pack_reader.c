@@ -487,7 +487,7 @@ static int object_ref_checked(const struct store_pack *p, const struct store_obj
 int store_object_read_blocks(struct store_pack *p, const struct store_object_ref *ref, uint64_t first, uint64_t n,
 	void *out, struct base_error *err)
 {
-	struct reading rd = { .p = p, .ref = ref, .err = err, .b = buffers_get() };
+	struct reading rd = {.p = p, .ref = ref, .err = err, .b = buffers_get()};
 	if (!rd.b)
 		return base_no_memory_for(err, "pack %s", p->name);
 	int r = object_ref_checked(p, ref, err);
@@ -534,7 +534,7 @@ void store_object_checks_of(const struct store_object_ref *ref, uint64_t first, 
 int store_object_stored_of(const struct store_object_ref *ref, uint64_t first, uint64_t n, const void *checks,
 	uint64_t *ret_from, uint64_t *ret_len)
 {
-	struct reading rd = { .p = &(struct store_pack){0}, .ref = ref };
+	struct reading rd = {.p = &(struct store_pack){0}, .ref = ref};
 	const uint8_t *lens = (const uint8_t *)checks + 8 * base_block_count(ref->raw_len);
 	int64_t from, len;
 
@@ -555,7 +555,7 @@ int store_object_stored_of(const struct store_object_ref *ref, uint64_t first, u
 int store_object_take(struct store_pack *p, const struct store_object_ref *ref, uint64_t first, uint64_t n,
 	const void *stored, const void *checks, void *out, struct base_error *err)
 {
-	struct reading rd = { .p = p, .ref = ref, .err = err, .b = buffers_get(), .joined = stored };
+	struct reading rd = {.p = p, .ref = ref, .err = err, .b = buffers_get(), .joined = stored};
 	uint64_t len;
 	if (!rd.b)
 		return base_no_memory_for(err, "pack %s", p->name);

@@ -155,10 +155,10 @@ static void verify_waiting(struct verify *v)
 static void verify_wait(struct verify *v, const struct store_object_ref *ref, const uint8_t *raw)
 {
 	struct waiting *w = &v->waiting[v->nwaiting];
-	*w = (struct waiting){ .ref = ref };
+	*w = (struct waiting){.ref = ref};
 	if (ref->kind == STORE_OBJECT_PIECE)
 		base_xxh128_of(v->calls->seed, raw, ref->raw_len, &w->xxh);
-	v->objects[v->nwaiting++] = (struct base_object){ .bytes = raw, .len = ref->raw_len };
+	v->objects[v->nwaiting++] = (struct base_object){.bytes = raw, .len = ref->raw_len};
 	v->used += base_align(ref->raw_len, 64);
 }
 
@@ -299,7 +299,7 @@ static int verify_all(struct verify *v)
 
 int store_pack_verify(struct store_pack *p, const struct store_pack_verify_calls *calls)
 {
-	struct verify v = { .p = p, .calls = calls };
+	struct verify v = {.p = p, .calls = calls};
 	/* from a page on: elsewhere the kernel's copy is slower (docs/save.md) */
 	base_cleanup_free uint8_t *memory = aligned_alloc(
 		4096, base_align(2 * VERIFY_STEP_BYTES + STORE_CODEC_SCRATCH, 4096));

@@ -149,12 +149,12 @@ int store_pack_append_lent(struct store_pack_writer *w, const struct base_digest
 		r = object_begin(w, codec, stored_len);
 	if (r < 0)
 		return r;
-	*ret_ref = (struct store_object_ref){ .digest = *digest,
+	*ret_ref = (struct store_object_ref){.digest = *digest,
 		.offset = w->at,
 		.raw_len = raw_len,
 		.stored_len = stored_len,
 		.codec = codec,
-		.kind = (uint8_t)kind };
+		.kind = (uint8_t)kind};
 	r = put_lent(w, stored, stored_len, lent);
 	if (r < 0)
 		return r;
@@ -272,12 +272,12 @@ int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *
 		return fail(w, r);
 	if (st->done != st->len || !base_digest_equal(&digest, &st->digest))
 		return fail(w, -BASE_EDAMAGED);
-	*ret_ref = (struct store_object_ref){ .digest = digest,
+	*ret_ref = (struct store_object_ref){.digest = digest,
 		.offset = st->offset,
 		.raw_len = st->len,
 		.stored_len = st->len,
 		.codec = STORE_CODEC_RAW,
-		.kind = (uint8_t)st->kind };
+		.kind = (uint8_t)st->kind};
 	return object_end(w, ret_ref);
 }
 
@@ -328,8 +328,8 @@ static int write_footer(struct store_pack_writer *w)
 		r = pad(w, PACK_FOOTER_ALIGN);
 	if (r < 0)
 		return r;
-	struct pack_tail t = { .footer_offset = w->at, .footer_len = w->footer.len, .count = w->count,
-		.file_size = w->at + w->footer.len + STORE_PACK_TAIL_BYTES };
+	struct pack_tail t = {.footer_offset = w->at, .footer_len = w->footer.len, .count = w->count,
+		.file_size = w->at + w->footer.len + STORE_PACK_TAIL_BYTES};
 	base_sha256(w->footer.data, w->footer.len, &t.footer_digest);
 	uint8_t tail[STORE_PACK_TAIL_BYTES];
 	pack_tail_encode(&t, tail);

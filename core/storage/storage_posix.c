@@ -239,11 +239,11 @@ int posix_owner(struct store_storage *s, const char *name, struct store_storage_
 		return fd;
 	if (TEMP_FAILURE_RETRY(statx(fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &st)) < 0)
 		return -errno;
-	*ret_owner = (struct store_storage_owner){ .uid = st.stx_uid, .gid = st.stx_gid, .mode = st.stx_mode & 07777,
+	*ret_owner = (struct store_storage_owner){.uid = st.stx_uid, .gid = st.stx_gid, .mode = st.stx_mode & 07777,
 		.kind = st.stx_mode & S_IFMT,
 		.fixed = st.stx_attributes & (STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND),
 		.ctime_ns = st.stx_ctime.tv_sec * INT64_C(1000000000) + st.stx_ctime.tv_nsec,
-		.device = makedev(st.stx_dev_major, st.stx_dev_minor), .number = st.stx_ino };
+		.device = makedev(st.stx_dev_major, st.stx_dev_minor), .number = st.stx_ino};
 	return 0;
 }
 

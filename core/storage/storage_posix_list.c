@@ -37,13 +37,13 @@ static int list_open(struct listing *l, int dir, const char *last)
 /* type: what the directory says of it. A listing of files asks for sizes anyway. */
 static int list_entry(struct listing *l, int dir, const char *last, unsigned type, size_t prefix, unsigned depth)
 {
-	struct stat st = { .st_mode = DTTOIF(type) };
+	struct stat st = {.st_mode = DTTOIF(type)};
 	if ((!l->dirs || type == DT_UNKNOWN) && TEMP_FAILURE_RETRY(fstatat(dir, last, &st, AT_SYMLINK_NOFOLLOW)) < 0)
 		return errno == ENOENT ? 0 : -errno;
 	size_t len = strlen(last);
 	memcpy(l->name + prefix, last, len + 1);
 	bool valid = store_name_valid(l->name);
-	struct store_storage_entry entry = { .name = l->name, .size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0 };
+	struct store_storage_entry entry = {.name = l->name, .size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0};
 	if (l->dirs) {
 		entry.foreign = !valid || !S_ISDIR(st.st_mode);
 		entry.temporary = !entry.foreign && posix_directory_unplaced(l->name);
@@ -124,7 +124,7 @@ static int list_any(struct store_storage *s, const char *dir, store_storage_list
 	int fd = posix_open_beneath(posix_of(s), dir, O_RDONLY | O_DIRECTORY);
 	if (fd < 0)
 		return fd == -ENOENT ? 0 : posix_denied_in(posix_of(s), dir, strlen(dir), fd);
-	struct listing l = { .storage = posix_of(s), .f = f, .arg = arg, .dirs = dirs };
+	struct listing l = {.storage = posix_of(s), .f = f, .arg = arg, .dirs = dirs};
 	size_t prefix = strlen(dir); /* below STORE_NAME_MAX: it was opened */
 	memcpy(l.name, dir, prefix + 1);
 	return list_directory(&l, fd, prefix, 0);

@@ -23,10 +23,10 @@ static void check(int r, const struct vckpt_error *err)
 static void declare_tensors(struct vckpt_load *load, const struct vckpt_mesh *mesh)
 {
 	struct vckpt_tensor tensors[] = {
-		{ .component = "model", .name = "weight", .dtype = VCKPT_F32, .ndim = 2,
-		  .shape = (uint64_t[]){ 3, 4 }, .mesh = mesh, .placements = "S(1)", .data = weight },
-		{ .component = "model", .name = "bias", .dtype = VCKPT_F32, .ndim = 1,
-		  .shape = (uint64_t[]){ 3 }, .data = bias },
+		{.component = "model", .name = "weight", .dtype = VCKPT_F32, .ndim = 2,
+		  .shape = (uint64_t[]){ 3, 4 }, .mesh = mesh, .placements = "S(1)", .data = weight},
+		{.component = "model", .name = "bias", .dtype = VCKPT_F32, .ndim = 1,
+		  .shape = (uint64_t[]){ 3 }, .data = bias},
 	};
 	struct vckpt_error err;
 
@@ -36,7 +36,7 @@ static void declare_tensors(struct vckpt_load *load, const struct vckpt_mesh *me
 
 static void load_step(struct vckpt_step *step, uint32_t rank)
 {
-	struct vckpt_load_options options = { .size = sizeof options, .rank = rank };
+	struct vckpt_load_options options = {.size = sizeof options, .rank = rank};
 	struct vckpt_error err;
 	struct vckpt_load *load;
 	struct vckpt_mesh *mesh;

@@ -31,12 +31,12 @@ static void prepare_store(const char *path)
 /* Declares both tensors, and hands the save to the saver's threads. */
 static struct vckpt_save *submit_step(struct vckpt_saver *saver)
 {
-	struct vckpt_save_options options = { .size = sizeof options, .step = VCKPT_NONE };
+	struct vckpt_save_options options = {.size = sizeof options, .step = VCKPT_NONE};
 	struct vckpt_tensor tensors[] = {
-		{ .component = "model", .name = "weight", .dtype = VCKPT_F32, .ndim = 2,
-		  .shape = (uint64_t[]){ 3, 4 }, .data = weight },
-		{ .component = "model", .name = "bias", .dtype = VCKPT_F32, .ndim = 1,
-		  .shape = (uint64_t[]){ 3 }, .data = bias },
+		{.component = "model", .name = "weight", .dtype = VCKPT_F32, .ndim = 2,
+		  .shape = (uint64_t[]){ 3, 4 }, .data = weight},
+		{.component = "model", .name = "bias", .dtype = VCKPT_F32, .ndim = 1,
+		  .shape = (uint64_t[]){ 3 }, .data = bias},
 	};
 	struct vckpt_save *save;
 	struct vckpt_error err;
@@ -50,7 +50,7 @@ static struct vckpt_save *submit_step(struct vckpt_saver *saver)
 /* A job keeps its saver for the whole run and trains on as soon as a save is staged; this one waits for the commit. */
 static uint64_t save_step(const char *store)
 {
-	struct vckpt_saver_options options = { .size = sizeof options, .store = store, .run = "example", .world = 1 };
+	struct vckpt_saver_options options = {.size = sizeof options, .store = store, .run = "example", .world = 1};
 	struct vckpt_committed committed;
 	struct vckpt_saver *saver;
 	struct vckpt_save *save;

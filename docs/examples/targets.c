@@ -23,21 +23,21 @@ static void check(int r, const struct vckpt_error *err)
 
 static void declare(struct vckpt_load *load)
 {
-	const struct vckpt_rename compiled = { .component = "model", .from = "_orig_mod.", .to = "" };
+	const struct vckpt_rename compiled = {.component = "model", .from = "_orig_mod.", .to = ""};
 	const struct vckpt_tensor to[] = {
-		{ .component = "model", .name = "left", .dtype = VCKPT_F64, .ndim = 2,
-		  .shape = (uint64_t[]){ 3, 1 }, .data = left },
-		{ .component = "model", .name = "right", .dtype = VCKPT_F64, .ndim = 2,
-		  .shape = (uint64_t[]){ 3, 3 }, .data = right },
-		{ .component = "model", .name = "_orig_mod.bias", .dtype = VCKPT_F32, .ndim = 1,
-		  .shape = (uint64_t[]){ 4 }, .data = bias },
+		{.component = "model", .name = "left", .dtype = VCKPT_F64, .ndim = 2,
+		  .shape = (uint64_t[]){ 3, 1 }, .data = left},
+		{.component = "model", .name = "right", .dtype = VCKPT_F64, .ndim = 2,
+		  .shape = (uint64_t[]){ 3, 3 }, .data = right},
+		{.component = "model", .name = "_orig_mod.bias", .dtype = VCKPT_F32, .ndim = 1,
+		  .shape = (uint64_t[]){ 4 }, .data = bias},
 	};
 	const struct vckpt_target targets[] = {
-		{ .size = sizeof *targets, .to = &to[0], .name = "weight", .flags = VCKPT_TARGET_CONVERT,
-		  .from = (uint64_t[]){ 0, 3, 0, 1 }, .from_ndim = 2 }, /* rows 0 .. 2, column 0 */
-		{ .size = sizeof *targets, .to = &to[1], .name = "weight", .flags = VCKPT_TARGET_CONVERT,
-		  .from = (uint64_t[]){ 0, 3, 1, 3 }, .from_ndim = 2 },
-		{ .size = sizeof *targets, .to = &to[2], .flags = VCKPT_TARGET_RESIZE | VCKPT_TARGET_ZERO },
+		{.size = sizeof *targets, .to = &to[0], .name = "weight", .flags = VCKPT_TARGET_CONVERT,
+		  .from = (uint64_t[]){ 0, 3, 0, 1 }, .from_ndim = 2}, /* rows 0 .. 2, column 0 */
+		{.size = sizeof *targets, .to = &to[1], .name = "weight", .flags = VCKPT_TARGET_CONVERT,
+		  .from = (uint64_t[]){ 0, 3, 1, 3 }, .from_ndim = 2},
+		{.size = sizeof *targets, .to = &to[2], .flags = VCKPT_TARGET_RESIZE | VCKPT_TARGET_ZERO},
 	};
 	struct vckpt_error err;
 

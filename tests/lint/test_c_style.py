@@ -25,6 +25,7 @@ RULES = {
     "the star of a pointer stands at its name": r"\b(?:char|void|int|bool|struct \w+)\* *\w",
     "nothing stands between a statement and its semicolon": r"[^\s;(] +;",
     "a comma is followed by a blank": r",[^\s\"'x]",
+    "no blank stands in the braces around named fields": r"\{ +\.[a-z]",
     "a return code is called r, and no pointer or struct is": r"\brc\b|\bstruct \w+ \**r\b|\b(?:char|void|bool) \**r\b",
 }
 

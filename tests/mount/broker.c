@@ -10,7 +10,7 @@
 
 int main(int argc, char **argv)
 {
-	struct pollfd p = { .fd = argc > 1 ? atoi(argv[1]) : 0, .events = POLLIN };
+	struct pollfd p = {.fd = argc > 1 ? atoi(argv[1]) : 0, .events = POLLIN};
 
 	do
 		poll(&p, 1, -1);

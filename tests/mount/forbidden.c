@@ -74,9 +74,9 @@ static void try_files(void)
 
 static int raise_capability(void)
 {
-	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
 	const unsigned admin = 1u << CAP_SYS_ADMIN;
-	struct __user_cap_data_struct data[2] = { { .effective = admin, .permitted = admin } };
+	struct __user_cap_data_struct data[2] = { {.effective = admin, .permitted = admin} };
 
 	return (int)syscall(SYS_capset, &header, data);
 }

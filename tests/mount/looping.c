@@ -14,7 +14,7 @@ int LZ4_decompress_safe(const char *from, char *to, int size, int room)
 	const char *least = getenv("VCKPT_LOOPING");
 
 	while (least && room >= atoi(least))
-		nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 	if (!decode)
 		*(void **)&decode = dlsym(RTLD_NEXT, "LZ4_decompress_safe");
 	return decode(from, to, size, room);

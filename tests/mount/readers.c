@@ -148,7 +148,7 @@ static void drop_pages(uint64_t seconds)
 
 	while (!stop && now_ns() < end) {
 		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-		nanosleep(&(struct timespec){ .tv_nsec = DROP_NS }, NULL);
+		nanosleep(&(struct timespec){.tv_nsec = DROP_NS}, NULL);
 	}
 	close(fd);
 	stop = true;
@@ -180,13 +180,13 @@ int main(int argc, char **argv)
 	map_same(argv[2]);
 	running = n;
 	for (unsigned i = 0; i < n; i++) {
-		readers[i] = (struct reader){ .number = i, .seed = i + 1 };
+		readers[i] = (struct reader){.number = i, .seed = i + 1};
 		if (pthread_create(&readers[i].thread, NULL, i < faulters ? fault : sequence, &readers[i]) != 0)
 			return 2;
 	}
 	drop_pages((uint64_t)atoi(argv[5]));
 	for (unsigned i = 0; running && i < LATE_S * 10; i++)
-		nanosleep(&(struct timespec){ .tv_nsec = 100000000 }, NULL);
+		nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
 	if (running) {
 		fprintf(stderr, "%u threads never ended\n", running);
 		fflush(NULL);
