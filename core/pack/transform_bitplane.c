@@ -5,9 +5,9 @@
  * takes almost for nothing, while mixed with the noise they hide from it.
  *
  * Of `len` bytes the first 8 * floor(len / word / 8) words are transposed; the bytes after them stay as they are.
- * Two steps, in the first level cache: words <-> byte planes, then each byte plane <-> eight bit planes. Planes are
- * ordered by falling noise: byte 0 bit 0 (the end of the mantissa) first, the sign last. Bit j of byte i of a plane
- * belongs to word 8 i + j.
+ * Two steps, in the first level cache: words <-> byte planes, then each byte plane <-> eight bit planes; AVX-512
+ * decodes words of two bytes in one. Planes are ordered by falling noise: byte 0 bit 0 (the end of the mantissa) first,
+ * the sign last. Bit j of byte i of a plane belongs to word 8 i + j.
  *
  * The vector versions give the same bytes as the portable one: AVX2, and AVX-512 with VBMI and GFNI (Intel from Ice
  * Lake, AMD from Zen 4 on), which has instructions that transpose bits and that permute the bytes of a register. They
@@ -69,19 +69,28 @@ INLINE void spread_portable(const uint8_t *in, size_t from, size_t n, uint8_t *o
 	}
 }
 
+/* Eight bytes of a byte plane. `in`: their bits in bit plane 0; the planes are `plane` bytes apart. */
+INLINE uint64_t gather8(const uint8_t *in, size_t plane)
+{
+	uint64_t x = 0;
+
+	for (unsigned k = 0; k < 8; k++)
+		x |= (uint64_t)in[k * plane] << 8 * k;
+	return transpose8(x);
+}
+
 INLINE void gather_portable(const uint8_t *in, size_t from, size_t n, uint8_t *out)
 {
-	for (size_t i = from; i < n; i += 8) {
-		uint64_t x = 0;
-		for (unsigned k = 0; k < 8; k++)
-			x |= (uint64_t)in[k * (n / 8) + i / 8] << 8 * k;
-		base_put64(out + i, transpose8(x));
-	}
+	for (size_t i = from; i < n; i += 8)
+		base_put64(out + i, gather8(in + i / 8, n / 8));
 }
 
 /* n: bytes of a plane, or words of which one is split or joined. */
 typedef void (*loop_func)(const uint8_t *restrict in, size_t n, uint8_t *restrict out);
-struct level { loop_func spread, gather, split[3], join[3]; }; /* of words of 2, 4 and 8 bytes */
+struct level {
+	loop_func spread, gather, split[3], join[3]; /* of words of 2, 4 and 8 bytes */
+	loop_func gather_join2; /* both at once; NULL: one after the other */
+};
 
 #define PORTABLE(name, ...)                                                                                            \
 	static void name(const uint8_t *restrict in, size_t n, uint8_t *restrict out) { __VA_ARGS__; }
@@ -298,16 +307,17 @@ AVX512 INLINE __m512i transpose_bytes(__m512i v)
 	return _mm512_permutexvar_epi8(from, v);
 }
 
-/* Bit j of byte i <-> bit i of byte j, of each 8 bytes. The instruction multiplies each byte with a matrix A of 8 x 8
- * bits. Of a byte whose only bit is i, bit j of the product is bit i of byte 7 - j of A: so the bytes of A are turned
- * round before. */
+/* Bit j of byte i <-> bit i of byte 7 - j, of each 8 bytes. The instruction multiplies each byte with a matrix of 8 x 8
+ * bits, here the bytes that have only bit i with what is to be transposed. It counts rows from the last byte on. */
 AVX512 INLINE __m512i transpose_bits(__m512i v)
 {
-	const __m512i unit = _mm512_set1_epi64((int64_t)UINT64_C(0x8040201008040201));
-	const __m512i round = _mm512_set4_epi64(0x08090a0b0c0d0e0f, 0x0001020304050607, 0x08090a0b0c0d0e0f,
-		0x0001020304050607);
+	return _mm512_gf2p8affine_epi64_epi8(_mm512_set1_epi64((int64_t)UINT64_C(0x8040201008040201)), v, 0);
+}
 
-	return _mm512_gf2p8affine_epi64_epi8(unit, _mm512_shuffle_epi8(v, round), 0);
+/* Bit j of each byte <-> bit 7 - j. */
+AVX512 INLINE __m512i reverse_bits(__m512i v)
+{
+	return _mm512_gf2p8affine_epi64_epi8(v, _mm512_set1_epi64((int64_t)UINT64_C(0x8040201008040201)), 0);
 }
 
 /* Each 8 bytes j of register i <-> 8 bytes i of register j. */
@@ -343,7 +353,7 @@ AVX512 static void spread_avx512(const uint8_t *in, size_t n, uint8_t *out)
 
 		UNROLL
 		for (size_t k = 0; k < 8; k++)
-			r[k] = transpose_bytes(transpose_bits(load64(in + i + 64 * k)));
+			r[k] = transpose_bytes(reverse_bits(transpose_bits(load64(in + i + 64 * k))));
 		transpose8_avx512(r);
 		UNROLL
 		for (size_t k = 0; k < 8; k++)
@@ -352,22 +362,80 @@ AVX512 static void spread_avx512(const uint8_t *in, size_t n, uint8_t *out)
 	spread_portable(in, i, n, out);
 }
 
+/* 64 bytes of each of eight bit planes: the 512 bytes that they are the bits of. `order` is a permutation of these 64.
+ * Three rounds then shuffle registers into each other, in each quarter by itself. What is byte
+ * 16 q + 4 (k mod 4) + 2 h + k / 4 of the permuted planes becomes half h of quarter q of register k. One port of a core
+ * permutes bytes of such registers and is what this waits for, so the first round shifts and selects instead, which
+ * leaves that port free. */
+AVX512 INLINE void gather8_avx512(const uint8_t *in, size_t plane, __m512i order, __m512i *r)
+{
+	const __m512i even = _mm512_set1_epi16(0xff);
+	__m512i a[8], b[8];
+
+	UNROLL
+	for (size_t k = 0; k < 8; k++) /* the last plane first, as transpose_bits wants it */
+		r[k] = _mm512_permutexvar_epi8(order, load64(in + (7 - k) * plane));
+	UNROLL
+	for (int k = 0; k < 8; k += 2) { /* 0xe4: the first where `even` has a bit, else the second */
+		a[k] = _mm512_ternarylogic_epi32(r[k], _mm512_slli_epi16(r[k + 1], 8), even, 0xe4);
+		a[k + 1] = _mm512_ternarylogic_epi32(_mm512_srli_epi16(r[k], 8), r[k + 1], even, 0xe4);
+	}
+	UNROLL
+	for (int k = 0; k < 4; k++) {
+		b[2 * k] = _mm512_unpacklo_epi16(a[k + (k & 2)], a[k + (k & 2) + 2]);
+		b[2 * k + 1] = _mm512_unpackhi_epi16(a[k + (k & 2)], a[k + (k & 2) + 2]);
+	}
+	UNROLL
+	for (int k = 0; k < 4; k++) {
+		r[2 * k] = transpose_bits(_mm512_unpacklo_epi32(b[k], b[4 + k]));
+		r[2 * k + 1] = transpose_bits(_mm512_unpackhi_epi32(b[k], b[4 + k]));
+	}
+}
+
 AVX512 static void gather_avx512(const uint8_t *in, size_t n, uint8_t *out)
 {
+	const __m512i order = _mm512_set_epi64(0x3f1f3e1e37173616, 0x2f0f2e0e27072606,
+		0x3d1d3c1c35153414, 0x2d0d2c0c25052404, 0x3b1b3a1a33133212, 0x2b0b2a0a23032202,
+		0x3919381831113010, 0x2909280821012000);
 	size_t i = 0;
 
 	for (; i + 512 <= n; i += 512) {
 		__m512i r[8];
 
+		gather8_avx512(in + i / 8, n / 8, order, r);
 		UNROLL
 		for (size_t k = 0; k < 8; k++)
-			r[k] = load64(in + k * (n / 8) + i / 8);
-		transpose8_avx512(r);
-		UNROLL
-		for (size_t k = 0; k < 8; k++)
-			store64(out + i + 64 * k, transpose_bits(transpose_bytes(r[k])));
+			store64(out + i + 64 * k, r[k]);
 	}
 	gather_portable(in, i, n, out);
+}
+
+AVX512 static void gather_join2_avx512(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
+{
+	const __m512i order = _mm512_set_epi64(0x3f1f3b1b37173313, 0x2f0f2b0b27072303,
+		0x3e1e3a1a36163212, 0x2e0e2a0a26062202, 0x3d1d391935153111, 0x2d0d290925052101,
+		0x3c1c381834143010, 0x2c0c280824042000);
+	size_t i = 0;
+
+	for (; i + 512 <= words; i += 512) {
+		__m512i low[8], high[8];
+
+		gather8_avx512(in + i / 8, words / 8, order, low);
+		gather8_avx512(in + words + i / 8, words / 8, order, high);
+		UNROLL
+		for (size_t k = 0; k < 8; k++) {
+			store64(out + 2 * i + 128 * k, _mm512_unpacklo_epi8(low[k], high[k]));
+			store64(out + 2 * i + 128 * k + 64, _mm512_unpackhi_epi8(low[k], high[k]));
+		}
+	}
+	for (; i < words; i += 8) {
+		uint64_t low = gather8(in + i / 8, words / 8), high = gather8(in + words + i / 8, words / 8);
+
+		for (size_t j = 0; j < 8; j++) {
+			out[2 * (i + j)] = (uint8_t)(low >> 8 * j);
+			out[2 * (i + j) + 1] = (uint8_t)(high >> 8 * j);
+		}
+	}
 }
 
 AVX512 static void split2_avx512(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
@@ -384,18 +452,6 @@ AVX512 static void split2_avx512(const uint8_t *restrict in, size_t words, uint8
 		store64(out + words + i, _mm512_permutex2var_epi8(a, odd, b));
 	}
 	split_body(in, i, words, 2, out);
-}
-
-AVX512 static void join2_avx512(const uint8_t *restrict in, size_t words, uint8_t *restrict out)
-{
-	size_t i = 0;
-
-	for (; i + 32 <= words; i += 32) {
-		__m512i low = _mm512_cvtepu8_epi16(load(in + i)), high = _mm512_cvtepu8_epi16(load(in + words + i));
-
-		store64(out + 2 * i, _mm512_or_si512(low, _mm512_slli_epi16(high, 8)));
-	}
-	join_body(in, i, words, 2, out);
 }
 #endif
 
@@ -418,11 +474,11 @@ int transform_select(int which)
 }
 
 static const struct level levels[] = {
-	{spread, gather, {split2, split4, split8}, {join2, join4, join8}},
+	{spread, gather, {split2, split4, split8}, {join2, join4, join8}, NULL},
 #if defined(__x86_64__)
-	{spread_avx2, gather_avx2, {split2_avx2, split4_avx2, split8_avx2}, {join2_avx2, join4_avx2, join8_avx2}},
+	{spread_avx2, gather_avx2, {split2_avx2, split4_avx2, split8_avx2}, {join2_avx2, join4_avx2, join8_avx2}, NULL},
 	{spread_avx512, gather_avx512, {split2_avx512, split4_avx2, split8_avx2},
-		{join2_avx512, join4_avx2, join8_avx2}},
+		{join2_avx2, join4_avx2, join8_avx2}, gather_join2_avx512},
 #endif
 };
 
@@ -455,10 +511,14 @@ static void decode(const uint8_t *in, size_t len, unsigned width, uint8_t *out, 
 	size_t words = whole_words(len, width), done = words * width;
 	uint8_t *bytes = width > 1 ? scratch : out;
 
-	for (unsigned b = 0; b < width; b++)
-		l->gather(in + b * words, words, bytes + b * words);
-	if (width > 1)
-		l->join[width / 4](scratch, words, out);
+	if (width == 2 && l->gather_join2) {
+		l->gather_join2(in, words, out);
+	} else {
+		for (unsigned b = 0; b < width; b++)
+			l->gather(in + b * words, words, bytes + b * words);
+		if (width > 1)
+			l->join[width / 4](scratch, words, out);
+	}
 	memcpy(out + done, in + done, len - done);
 }
 
