@@ -373,17 +373,22 @@ static int take_memory(struct assembly *a, uint64_t end)
 	return 0;
 }
 
-/* The next stretch: readers may wait for it, and get the one before. */
+/* Readers that wait for what is there now get it, and may wait for what comes up to `end`. */
+static void fill_reaches(struct assembly *a, uint64_t end)
+{
+	pthread_mutex_lock(&a->all->lock);
+	a->b->filling = end;
+	pthread_cond_broadcast(&a->all->changed);
+	unlock(a->all);
+}
+
 static int fill_stretch(void *arg, uint64_t end, struct base_error *err)
 {
 	struct assembly *a = arg;
 
 	if (is_given_up(a))
 		return base_error_set(err, -ECANCELED, "no one reads it any more");
-	pthread_mutex_lock(&a->all->lock);
-	a->b->filling = end;
-	pthread_cond_broadcast(&a->all->changed);
-	unlock(a->all);
+	fill_reaches(a, end);
 	int r = take_memory(a, end);
 	return r < 0 ? no_memory(a->b, r, err) : 0;
 }
@@ -404,10 +409,12 @@ static int fill(struct fs_backings *all, struct fs_backing *b, int fd, struct vi
 
 	if (r < 0)
 		return no_memory(b, r, err);
-	r = view_file_fill(file, all->m->cache, &(struct view_filling){.to = a.map.bytes, .ready = &b->ready,
-		.begin = fill_stretch, .arg = &a}, err);
-	if (r == 0)
+	r = view_file_fill(file, all->m->cache, &(struct view_filling){ .to = a.map.bytes, .ready = &b->ready,
+		.begin = fill_stretch, .arg = &a }, err);
+	if (r == 0) {
+		fill_reaches(&a, b->size);
 		collapse(&a);
+	}
 	fs_memfd_unmap(&a.map);
 	return r;
 }

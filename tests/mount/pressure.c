@@ -3,7 +3,9 @@
  * pressure: a library for LD_PRELOAD that takes the kernel's place where it tells that memory is short (POLLPRI). It is
  * short as long as there is a file VCKPT_PRESSURE, and at no other time, whatever other programs of the machine do: on
  * the machine, or if the file is not empty in the control group (the first descriptor of such a poll, and the last). If
- * there is a file of that name with .meminfo behind it, it is read instead of /proc/meminfo. */
+ * there is a file of that name with .meminfo behind it, it is read instead of /proc/meminfo. With .huge behind it: the
+ * kernel has no huge pages at hand; it takes long to make the first ones, and the others are made once the file is
+ * gone. */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -12,10 +14,41 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { FDS_MAX = 8 };
+enum { FDS_MAX = 8, COLLAPSE = 25, COLLAPSE_NS = 500000000 };
+
+static void spend_ns(long ns)
+{
+	struct timespec t;
+
+	do
+		clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	while (t.tv_sec == 0 && t.tv_nsec < ns);
+}
+
+int madvise(void *at, size_t len, int advice)
+{
+	static int (*real)(void *, size_t, int);
+	static _Atomic int calls;
+	const char *pressure = getenv("VCKPT_PRESSURE");
+	char huge[4096];
+
+	if (!real)
+		*(void **)&real = dlsym(RTLD_NEXT, "madvise");
+	snprintf(huge, sizeof huge, "%s.huge", pressure ? pressure : "");
+	if (advice == COLLAPSE && pressure && access(huge, F_OK) == 0) {
+		if (calls++ == 0)
+			spend_ns(COLLAPSE_NS);
+		else
+			while (access(huge, F_OK) == 0)
+				usleep(10000);
+	}
+	return real(at, len, advice);
+}
 
 int open64(const char *path, int flags, ...)
 {

@@ -9,6 +9,7 @@ import os
 import struct
 import subprocess
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -327,6 +328,35 @@ def test_a_loader_reads_what_was_put_together_ahead_of_it(slow, large):
         assert large[1].count(tensor("a")) == 1
         assert m.stats()["vckpt_assemblies_total"] == 0 and m.stats()[READ] > 30 * MiB
         store.rate(0)
+
+
+def test_the_end_of_a_file_waits_for_no_huge_pages(slow, large, tmp_path):
+    """Where the kernel is slow to make them, they are made when the file is complete, and its readers have it before.
+    Of three tries one has to be quick: a read that waits for more than it needs gives up after a second."""
+    make, store = slow
+    waits = []
+    for _ in range(3):
+        (tmp_path / "short.huge").touch()
+        m = make(large[0])
+        file = m / "a" / "latest" / "model.safetensors"
+        with opened_by_a_loader(file) as (tensor, names):
+            tensor("e0")
+            store.rate(200 * MiB)
+            store.start()
+            tensor("b", 9)
+            assert wait_until(lambda: store.bytes_read() > len(large[1]) - 8 * MiB, step=0.001)
+            begin = time.monotonic()
+            assert large[1].endswith(b"".join(tensor(f"e{i}") for i in range(8, 18)))
+            waits.append(time.monotonic() - begin)
+            assert m.stats()["vckpt_assemblies_total"] == 0
+            store.rate(0)
+            tensor("a")                                                 # more than half: so it is not given up
+        (tmp_path / "short.huge").unlink()
+        assert wait_until(lambda m=m: m.stats()["vckpt_assemblies_total"] == 1)
+        m.umount()
+        if waits[-1] < 0.9:
+            return
+    pytest.fail(f"the last reads took {waits}")
 
 
 def test_memory_for_the_next_file_is_at_hand(slow, large, tmp_path):
