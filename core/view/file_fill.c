@@ -2,8 +2,9 @@
  *
  * A whole file into memory, from its beginning to its end by stretches, so that it can be read as far as it is there.
  * Tensors of a stretch go there as a load puts them (core/load/fill/fill.h): sorted by pack and offset, read by all
- * cores, each checked before it counts and placed where it belongs, without the cache of decoded pieces. A stretch is a
- * share of the file, so that many cores have enough to do in one. */
+ * cores, each checked before it counts and placed where it belongs, without the cache of decoded pieces. Past the page
+ * cache, too: this memory is where the bytes are kept. A stretch is a share of the file, so that many cores have enough
+ * to do in one. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -52,8 +53,8 @@ static int run_stretch(struct filling *g, uint64_t end, struct base_error *err)
 static int add_box(struct filling *g, const struct view_place *p, const struct tensor_box *box, const uint64_t *stride,
 	uint64_t at, struct base_error *err)
 {
-	if (!g->fill)
-		g->fill = load_fill_new(view_tree_step(g->f->tree), 0, 0);
+	if (!g->fill && (g->fill = load_fill_new(view_tree_step(g->f->tree), 0, 0)))
+		load_fill_past_cache(g->fill);
 	return g->fill ? load_fill_add(g->fill, p->item, box, g->to + at, stride, err) : base_no_memory(err);
 }
 

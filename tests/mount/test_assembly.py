@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from proclib import open_files
+from test_load_direct import cached, forget, reads_past_cache
 
 from .conftest import Tensor, wait_until, weights, write_safetensors
 from .test_passthrough import closed, passes, read
@@ -357,6 +358,23 @@ def test_the_end_of_a_file_waits_for_no_huge_pages(slow, large, tmp_path):
         if waits[-1] < 0.9:
             return
     pytest.fail(f"the last reads took {waits}")
+
+
+def test_what_is_put_together_takes_no_room_in_the_page_cache(mount, large, tmp_path):
+    """It is in memory itself."""
+    packs = [p for p in large[0].glob("packs/*/*.pack") if p.stat().st_size > 32 * MiB]
+    for p in packs:
+        forget(p)
+    if not all(reads_past_cache(p) and cached(p) <= p.stat().st_size // 4 for p in packs):
+        pytest.skip("here nothing is read past the page cache: no cachestat, no O_DIRECT, or the cache keeps the file")
+    m = mount(large[0], "tier=passthrough")
+    if not passes(m):
+        pytest.skip("no passthrough here")
+    for p in packs:
+        forget(p)
+    assert read(m / "a" / "latest" / "model.safetensors") == large[1]
+    assert m.stats()["vckpt_passthrough_opens_total"] == 1
+    assert sum(map(cached, packs)) < len(large[1]) // 2
 
 
 def test_memory_for_the_next_file_is_at_hand(slow, large, tmp_path):
