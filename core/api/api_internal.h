@@ -49,6 +49,23 @@ int api_run_open(struct store *s, const char *run, struct store_list **ret_l, st
 int api_strides_check(uint32_t ndim, const uint64_t *size, unsigned item_bytes, const int64_t *strides,
 	struct base_error *err);
 
+/* A struct that a caller fills begins with its size: `found`, where the library has `own` bytes of `name`. 0 or
+ * -EINVAL. */
+static inline int api_size_check(size_t found, size_t own, const char *name, struct base_error *err)
+{
+	return found == own ? 0 : base_error_set(err, -EINVAL, "struct %s has %zu bytes in this library, and %zu in "
+		"the caller's `size`: set it to sizeof (struct %s), and build the program with this library's vckpt.h",
+		name, own, found, name);
+}
+
+/* flags: of `what`, which are `known`; words: what they are called. 0 or -EINVAL. */
+static inline int api_flags_check(uint32_t flags, uint32_t known, const char *what, const char *words,
+	struct base_error *err)
+{
+	return !(flags & ~known) ? 0 : base_error_set(err, -EINVAL, "flags of %s are %#x: %#x is not in %s", what,
+		(unsigned)flags, (unsigned)(flags & ~known), words);
+}
+
 /* NULL stays NULL. */
 static inline struct base_error *api_error(struct vckpt_error *err)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * comm: communicators (vckpt_comm.h) over core/comm. A communicator serves one load at a time: the load takes it when
+ * comm: communicators over core/comm. A communicator serves one load at a time: the load takes it when
  * it starts, and gives it back when it is over. */
 #include <stdlib.h>
 

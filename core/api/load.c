@@ -100,30 +100,27 @@ static struct vckpt_load *load_new(struct vckpt_step *step)
 	return NULL;
 }
 
-/* NULL: defaults. What a caller's older struct lacks is zeros. */
-static int load_options_take(const struct vckpt_load_options *from, struct vckpt_load_options *o,
-	struct base_error *err)
+static int load_options_check(const struct vckpt_load_options *o, struct base_error *err)
 {
 	const uint32_t paths = VCKPT_LOAD_DIRECT | VCKPT_LOAD_CACHED;
 	const uint32_t known = VCKPT_LOAD_REHASH | VCKPT_LOAD_SKIP_DAMAGED | VCKPT_LOAD_NOT_STRICT | paths;
 
-	*o = (struct vckpt_load_options){.size = sizeof *o};
-	if (from && from->size != sizeof *o && from->size != offsetof(struct vckpt_load_options, comm))
-		return base_error_set(err, -EINVAL, "the options' size is not that of struct vckpt_load_options");
-	if (from)
-		memcpy(o, from, from->size);
+	int r = api_size_check(o->size, sizeof *o, "vckpt_load_options", err);
+
+	if (r < 0)
+		return r;
 	if (o->exchange > VCKPT_EXCHANGE_ALWAYS)
-		return base_error_set(err, -EINVAL, "the exchange of a load is none that is known");
+		return base_error_set(err, -EINVAL, "exchange of the load is %u: it is one of VCKPT_EXCHANGE_AUTO to "
+			"VCKPT_EXCHANGE_ALWAYS, %d to %d", o->exchange, VCKPT_EXCHANGE_AUTO, VCKPT_EXCHANGE_ALWAYS);
 	if (o->comm && o->comm->pid != getpid())
 		return base_error_set(err, -BASE_EFORKED,
 			"the communicator was made before this process was forked: make one of its own");
-	if (o->flags & ~known)
-		return base_error_set(err, -EINVAL, "the flags of a load have a value that is not known");
 	if ((o->flags & paths) == paths)
 		return base_error_set(err, -EINVAL, "VCKPT_LOAD_DIRECT and VCKPT_LOAD_CACHED exclude each other");
 	if (o->threads > LOAD_THREADS_MAX)
-		return base_error_set(err, -EINVAL, "%u threads are too many", o->threads);
-	return 0;
+		return base_error_set(err, -EINVAL, "a load of %u threads: at most %u are possible", o->threads,
+			LOAD_THREADS_MAX);
+	return api_flags_check(o->flags, known, "the load", "VCKPT_LOAD_...", err);
 }
 
 static unsigned load_threads(const struct vckpt_load_options *o, unsigned node_ranks)
@@ -134,7 +131,7 @@ static unsigned load_threads(const struct vckpt_load_options *o, unsigned node_r
 int vckpt_load_begin(struct vckpt_step *step, const struct vckpt_load_options *o, struct vckpt_load **ret_load,
 	struct vckpt_error *err)
 {
-	struct vckpt_load_options options;
+	static const struct vckpt_load_options defaults = {.size = sizeof defaults};
 	static const char *const name = "rank";
 	const uint32_t size = 1;
 	struct base_error *e = api_error(err);
@@ -142,22 +139,24 @@ int vckpt_load_begin(struct vckpt_step *step, const struct vckpt_load_options *o
 	unsigned node_ranks;
 	int r = api_step_alive(step, e);
 
+	if (!o)
+		o = &defaults;
 	if (r == 0 && !ret_load)
 		r = base_error_set(e, -EINVAL, "no place for the load is given");
 	if (r == 0)
-		r = load_options_take(o, &options, e);
+		r = load_options_check(o, e);
 	if (r < 0)
 		return r;
 	load = load_new(step);
 	if (!load)
 		return base_no_memory(e);
-	load->rank = options.rank;
-	node_ranks = base_max(base_machine_node_ranks(base_max(options.world, 1)), 1);
-	load->threads = load_threads(&options, node_ranks);
+	load->rank = o->rank;
+	node_ranks = base_max(base_machine_node_ranks(base_max(o->world, 1)), 1);
+	load->threads = load_threads(o, node_ranks);
 	load->alone_on_node = node_ranks == 1;
-	load->flags = options.flags;
-	load->comm = options.comm;
-	load->exchange = options.exchange;
+	load->flags = o->flags;
+	load->comm = o->comm;
+	load->exchange = o->exchange;
 	r = tensor_mesh_new(1, &name, &size, &load->rank, 1, &load->alone, e);
 	if (r < 0)
 		load_destroy(load);
@@ -468,6 +467,8 @@ int vckpt_load_progress(struct vckpt_load *load, struct vckpt_load_progress *ret
 
 	if (r < 0)
 		return r;
+	if (ret_progress->size != sizeof *ret_progress)
+		return -EINVAL;
 	pthread_mutex_lock(&load->lock);
 	over = load->state == LOAD_OVER;
 	if (load->fill)
@@ -475,8 +476,9 @@ int vckpt_load_progress(struct vckpt_load *load, struct vckpt_load_progress *ret
 	if (over)
 		load_fill_times(load->fill, &times);
 	pthread_mutex_unlock(&load->lock);
-	*ret_progress = (struct vckpt_load_progress){.bytes_wanted = p.wanted, .bytes_placed = p.placed,
-		.bytes_read = p.read, .pieces = p.pieces, .open_ns = times.open_ns, .plan_ns = times.plan_ns,
+	*ret_progress = (struct vckpt_load_progress){.size = sizeof *ret_progress, .bytes_wanted = p.wanted,
+		.bytes_placed = p.placed, .bytes_read = p.read, .pieces = p.pieces,
+		.open_ns = times.open_ns, .plan_ns = times.plan_ns,
 		.read_ns = times.read_ns, .threads = times.threads, .over = over};
 	return 0;
 }
@@ -521,7 +523,7 @@ size_t vckpt_load_unexpected(const struct vckpt_load *load, const char *const **
 
 size_t vckpt_load_lost_count(const struct vckpt_load *load)
 {
-	struct vckpt_load_progress p;
+	struct vckpt_load_progress p = {.size = sizeof p};
 
 	/* the lock is no part of what the caller holds const */
 	return vckpt_load_progress((struct vckpt_load *)(uintptr_t)load, &p) == 0 && p.over ? load->nlost : 0;

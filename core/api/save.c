@@ -24,6 +24,8 @@ _Static_assert((int)VCKPT_EDAMAGED == (int)BASE_EDAMAGED && (int)VCKPT_EFORMAT =
 	&& (int)VCKPT_ENOSTORE == (int)BASE_ENOSTORE && (int)VCKPT_EABORTED == (int)BASE_EABORTED
 	&& (int)VCKPT_EUNDECIDED == (int)BASE_EUNDECIDED && (int)VCKPT_ETIMEDOUT == ETIMEDOUT, "errno(3)");
 
+#define SAVER_THREADS_MAX 1024u
+
 /* A saver stays until its last handle goes, the caller's or a save's: callers free them in any order. */
 struct vckpt_saver { struct store *store; struct save_saver *saver; atomic_uint handles; };
 /* A save likewise stays until the last call that waits for it has returned. */
@@ -31,22 +33,27 @@ struct vckpt_save { struct save_flight *flight; struct vckpt_saver *saver; atomi
 
 /* ---- savers ---- */
 
-/* A program that was built with an older header knows fewer options: the others are zero. */
-static int saver_options_take(const struct vckpt_saver_options *from, struct vckpt_saver_options *o,
-	struct base_error *err)
+static int saver_options_check(const struct vckpt_saver_options *o, struct base_error *err)
 {
-	if (!from || (from->size != sizeof *o && from->size != offsetof(struct vckpt_saver_options, deadline_ms)))
-		return base_error_set(err, -EINVAL, "the options' size is not that of struct vckpt_saver_options");
-	*o = (struct vckpt_saver_options){0};
-	memcpy(o, from, from->size);
-	if (o->pin < VCKPT_PIN_AUTO || o->pin > VCKPT_PIN_ALLOCATE || o->check_replicas < VCKPT_REPLICAS_SAMPLE
-		|| o->check_replicas > VCKPT_REPLICAS_OFF
-		|| (o->flags & ~(uint32_t)(VCKPT_SAVER_LOW_PRIORITY | VCKPT_SAVER_NO_BASES
-			| VCKPT_SAVER_KEEP_CACHED)))
-		return base_error_set(err, -EINVAL, "pin, check_replicas or flags have a value that is not known");
-	if (o->threads > 1024)
-		return base_error_set(err, -EINVAL, "%u threads are too many", o->threads);
-	return 0;
+	const uint32_t known = VCKPT_SAVER_LOW_PRIORITY | VCKPT_SAVER_NO_BASES | VCKPT_SAVER_KEEP_CACHED;
+	int r;
+
+	if (!o)
+		return base_error_set(err, -EINVAL, "no options of the saver are given");
+	r = api_size_check(o->size, sizeof *o, "vckpt_saver_options", err);
+	if (r < 0)
+		return r;
+	if (o->pin < VCKPT_PIN_AUTO || o->pin > VCKPT_PIN_ALLOCATE)
+		return base_error_set(err, -EINVAL, "pin of the saver is %d: it is one of VCKPT_PIN_AUTO to "
+			"VCKPT_PIN_ALLOCATE, %d to %d", o->pin, VCKPT_PIN_AUTO, VCKPT_PIN_ALLOCATE);
+	if (o->check_replicas < VCKPT_REPLICAS_SAMPLE || o->check_replicas > VCKPT_REPLICAS_OFF)
+		return base_error_set(err, -EINVAL, "check_replicas of the saver is %d: it is one of "
+			"VCKPT_REPLICAS_SAMPLE to VCKPT_REPLICAS_OFF, %d to %d", o->check_replicas,
+			VCKPT_REPLICAS_SAMPLE, VCKPT_REPLICAS_OFF);
+	if (o->threads > SAVER_THREADS_MAX)
+		return base_error_set(err, -EINVAL, "a saver of %u threads: at most %u are possible", o->threads,
+			SAVER_THREADS_MAX);
+	return api_flags_check(o->flags, known, "the saver", "VCKPT_SAVER_...", err);
 }
 
 static int saver_open(const struct vckpt_saver_options *o, struct vckpt_saver *v, struct base_error *err)
@@ -66,8 +73,7 @@ static int saver_open(const struct vckpt_saver_options *o, struct vckpt_saver *v
 int vckpt_saver_open(const struct vckpt_saver_options *o, struct vckpt_saver **ret_saver, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
-	struct vckpt_saver_options options;
-	int r = saver_options_take(o, &options, e);
+	int r = saver_options_check(o, e);
 	struct vckpt_saver *v;
 
 	if (r < 0)
@@ -75,7 +81,7 @@ int vckpt_saver_open(const struct vckpt_saver_options *o, struct vckpt_saver **r
 	v = calloc(1, sizeof *v);
 	if (!v)
 		return api_result(-ENOMEM, e);
-	r = saver_open(&options, v, e);
+	r = saver_open(o, v, e);
 	if (r < 0) {
 		store_close(v->store);
 		free(v);
@@ -112,18 +118,24 @@ void vckpt_saver_free(struct vckpt_saver *saver)
 
 /* ---- saves ---- */
 
-static bool save_options_are_known(const struct vckpt_save_options *o)
+static int save_options_check(const struct vckpt_save_options *o, struct base_error *err)
 {
-	if ((o->flags & ~(uint32_t)VCKPT_SAVE_REPLACE) || (o->nattributes && !o->attributes)
-		|| (o->nbases && !o->bases))
-		return false;
+	int r;
+
+	if (!o)
+		return base_error_set(err, -EINVAL, "no options of the save are given");
+	r = api_size_check(o->size, sizeof *o, "vckpt_save_options", err);
+	if (r < 0)
+		return r;
 	for (size_t i = 0; i < o->nattributes; i++)
-		if (!o->attributes[i].key || !o->attributes[i].value)
-			return false;
+		if (!o->attributes || !o->attributes[i].key || !o->attributes[i].value)
+			return base_error_set(err, -EINVAL, "attribute %zu of the %zu of the save: its key or value is "
+				"a null pointer", i, o->nattributes);
 	for (size_t i = 0; i < o->nbases; i++)
-		if (!o->bases[i])
-			return false;
-	return true;
+		if (!o->bases || !o->bases[i])
+			return base_error_set(err, -EINVAL, "base %zu of the %zu of the save is a null pointer", i,
+				o->nbases);
+	return api_flags_check(o->flags, VCKPT_SAVE_REPLACE, "the save", "VCKPT_SAVE_REPLACE", err);
 }
 
 int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options *o, struct vckpt_save **ret_save,
@@ -136,11 +148,9 @@ int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options 
 
 	if (!saver)
 		return base_error_set(e, -EINVAL, "no saver is given");
-	if (!o || o->size != sizeof *o)
-		return base_error_set(e, -EINVAL, "the options' size is not that of struct vckpt_save_options");
-	if (!save_options_are_known(o))
-		return base_error_set(e, -EINVAL,
-			"the flags of a save have a value that is not known, or an attribute or a base is missing");
+	r = save_options_check(o, e);
+	if (r < 0)
+		return r;
 	v = calloc(1, sizeof *v);
 	if (!v)
 		return api_result(-ENOMEM, e);
@@ -277,12 +287,14 @@ void vckpt_save_give_up(struct vckpt_save *save, const char *reason)
 int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_progress)
 {
 	struct save_flight_info i;
-	int r = save && ret_progress ? save_flight_info(save->flight, &i) : -EINVAL;
+	bool fits = ret_progress && ret_progress->size == sizeof *ret_progress;
+	int r = save && fits ? save_flight_info(save->flight, &i) : -EINVAL;
 
 	if (r < 0)
 		return r;
-	*ret_progress = (struct vckpt_progress){.state = (uint32_t)i.state, .error = i.error,
-		.bytes_total = i.bytes_total, .bytes_staged = i.bytes_staged, .bytes_done = i.bytes_done};
+	*ret_progress = (struct vckpt_progress){.size = sizeof *ret_progress, .state = (uint32_t)i.state,
+		.error = i.error, .bytes_total = i.bytes_total, .bytes_staged = i.bytes_staged,
+		.bytes_done = i.bytes_done};
 	return 0;
 }
 

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ["core", "proto", "index", "fs", "tools"]
+PUBLIC_HEADER = ROOT / "core/api/vckpt.h"
 
 
 def files(pattern):
@@ -17,13 +18,16 @@ def files(pattern):
 
 
 def test_files_stay_under_1000_lines():
-    long = {str(p.relative_to(ROOT)): n for p in files("*.[ch]") if (n := len(p.read_text().splitlines())) > 500}
+    inside = [p for p in files("*.[ch]") if p != PUBLIC_HEADER]
+    long = {str(p.relative_to(ROOT)): n for p in inside if (n := len(p.read_text().splitlines())) > 500}
     print("files over 500 lines:", long)
     assert not {p: n for p, n in long.items() if n > 1000}
 
 
 def test_headers_stay_under_200_lines():
-    assert not {str(p.relative_to(ROOT)): n for p in files("*.h") if (n := len(p.read_text().splitlines())) > 200}
+    """But the public one, which is as long as its reader needs: a limit squeezes out explanations."""
+    inside = [p for p in files("*.h") if p != PUBLIC_HEADER]
+    assert not {str(p.relative_to(ROOT)): n for p in inside if (n := len(p.read_text().splitlines())) > 200}
 
 
 def tags(kinds, paths):

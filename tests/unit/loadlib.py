@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads through vckpt_load.h by ctypes: numpy arrays as what a rank holds."""
+"""Loads through vckpt.h by ctypes: numpy arrays as what a rank holds."""
 import ctypes as c
 import random
 import types
@@ -18,7 +18,7 @@ class LoadOptions(c.Structure):
 
 
 class LoadProgress(c.Structure):
-    _fields_ = [(name, c.c_uint64) for name in (
+    _fields_ = [("size", c.c_size_t)] + [(name, c.c_uint64) for name in (
         "bytes_wanted", "bytes_placed", "bytes_read", "pieces", "open_ns", "plan_ns", "read_ns")] + [
             ("threads", c.c_uint32), ("over", c.c_uint32)]
 
@@ -153,7 +153,7 @@ class Load:
         self.lib.vckpt_load_stop(self.p)
 
     def progress(self):
-        p = LoadProgress()
+        p = LoadProgress(c.sizeof(LoadProgress))
         assert self.lib.vckpt_load_progress(self.p, c.byref(p)) == 0
         return p
 

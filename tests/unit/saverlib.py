@@ -24,8 +24,8 @@ class SaverOptions(c.Structure):
     _fields_ = [("size", c.c_size_t), ("store", c.c_char_p), ("run", c.c_char_p), ("launch_id", c.c_char_p),
                 ("rank", c.c_uint32),
                 ("world", c.c_uint32), ("mesh", c.c_void_p), ("heartbeat_ms", c.c_uint64), ("start_ms", c.c_uint64),
-                ("ring_bytes", c.c_uint64), ("pin", c.c_int), ("check_replicas", c.c_int), ("threads", c.c_uint32),
-                ("flags", c.c_uint32), ("ignored", c.c_char_p), ("deadline_ms", c.c_uint64)]
+                ("deadline_ms", c.c_uint64), ("ring_bytes", c.c_uint64), ("pin", c.c_int), ("check_replicas", c.c_int),
+                ("threads", c.c_uint32), ("flags", c.c_uint32)]
 
 
 class Tensor(c.Structure):
@@ -68,8 +68,8 @@ class Timings(c.Structure):
 
 
 class Progress(c.Structure):
-    _fields_ = [("state", c.c_uint32), ("error", c.c_int32), ("bytes_total", c.c_uint64), ("bytes_staged", c.c_uint64),
-                ("bytes_done", c.c_uint64)]
+    _fields_ = [("size", c.c_size_t), ("state", c.c_uint32), ("error", c.c_int32), ("bytes_total", c.c_uint64),
+                ("bytes_staged", c.c_uint64), ("bytes_done", c.c_uint64)]
 
 
 class TensorInfo(c.Structure):
@@ -138,7 +138,7 @@ class Saver:
         self.api, self.lib, self.p = api, api.lib, c.c_void_p()
         options = SaverOptions(c.sizeof(SaverOptions), str(store).encode(), run.encode(),
                                launch.encode() if launch else None, rank, world, mesh,
-                               heartbeat_ms, start_ms, ring, pin, check, threads, flags, None, deadline_ms)
+                               heartbeat_ms, start_ms, deadline_ms, ring, pin, check, threads, flags)
         self.world, self.next_step = world, 0 if world == 1 else self.after_the_newest(store, run)
         api.call("vckpt_saver_open", c.byref(options), c.byref(self.p))
 
@@ -233,7 +233,7 @@ class Save:
         return t
 
     def progress(self):
-        p = Progress()
+        p = Progress(c.sizeof(Progress))
         assert self.lib.vckpt_save_progress(self.p, c.byref(p)) == 0
         return p
 

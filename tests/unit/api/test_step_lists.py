@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step has, by component, and which step of a run is the newest: vckpt_load.h through ctypes."""
+"""What a step has, by component, and which step of a run is the newest: vckpt.h through ctypes."""
 import ctypes as c
 import errno
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads through vckpt_load.h: whatever a rank holds of the tensors of a step arrives, and no byte beside it is touched;
+"""Loads through vckpt.h: whatever a rank holds of the tensors of a step arrives, and no byte beside it is touched;
 what only one side has, what is damaged and what is wrong is named."""
 import ctypes as c
 import errno
@@ -120,7 +120,7 @@ def test_a_load_and_what_it_tells(three):
     with three.load() as load:
         for name, array in out.items():
             load.tensor(name, array)
-        assert bytes(load.progress()) == bytes(LoadProgress())
+        assert bytes(load.progress()) == bytes(LoadProgress(c.sizeof(LoadProgress)))
         load.expect("model")
         load.expect("optimizer")
         load.start()
@@ -423,7 +423,7 @@ def test_a_child_after_a_fork_is_refused(three):
                     work()
                 except Failed as e:
                     codes.append(e.code if "fork" in e.text else 0)
-            codes.append(load.lib.vckpt_load_progress(load.p, c.byref(LoadProgress())))
+            codes.append(load.lib.vckpt_load_progress(load.p, c.byref(LoadProgress(c.sizeof(LoadProgress)))))
             load.stop()
             load.lib.vckpt_load_free(load.p)
             os._exit(0 if codes == [EFORKED] * 6 else 1)
@@ -469,10 +469,13 @@ def test_what_is_wrong_is_refused_by_name(three, api):  # noqa: F811
     api.lib.vckpt_mesh_free(mesh)
 
 
+SIZE = c.sizeof(LoadOptions)
+
+
 def test_wrong_handles_and_options(three, api):  # noqa: F811
     p, lib = c.c_void_p(), api.lib
-    for pattern, options in (("size", LoadOptions(8, 0, 0, 0, 0)), ("flags", LoadOptions(24, 0, 0, 32, 0)),
-                             ("300 threads", LoadOptions(24, 0, 300, 0, 0))):
+    for pattern, options in (("size", LoadOptions(8, 0, 0, 0, 0)), ("flags", LoadOptions(SIZE, 0, 0, 32, 0)),
+                             ("300 threads", LoadOptions(SIZE, 0, 300, 0, 0))):
         refused(EINVAL, pattern, api.call, "vckpt_load_begin", three.p, c.byref(options), c.byref(p))
     refused(EINVAL, "no step", api.call, "vckpt_load_begin", None, None, c.byref(p))
     refused(EINVAL, "no place", api.call, "vckpt_load_begin", three.p, None, None)
@@ -483,6 +486,7 @@ def test_wrong_handles_and_options(three, api):  # noqa: F811
     assert lib.vckpt_load_progress(None, c.byref(LoadProgress())) == EINVAL
     lib.vckpt_load_stop(None)
     with three.load() as load:
+        assert lib.vckpt_load_progress(load.p, c.byref(LoadProgress())) == EINVAL          # no size
         assert lib.vckpt_load_progress(load.p, None) == lib.vckpt_load_lost(load.p, c.c_size_t(0), None) == EINVAL
         refused(EINVAL, "no tensors", api.call, "vckpt_load_tensors", load.p, None, c.c_size_t(1))
         refused(EINVAL, "no component", api.call, "vckpt_load_expect", load.p, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads into slices, other names, dtypes and sizes (vckpt_target.h), against numpy's slices and casts."""
+"""Loads into slices, other names, dtypes and sizes against numpy's slices and casts."""
 import ctypes as c
 import errno
 import pathlib

@@ -166,8 +166,8 @@ class ErrorText(Structure):
 class SaverOptions(Structure):
     _fields_ = [("size", c_size_t), ("store", c_char_p), ("run", c_char_p), ("launch_id", c_char_p), ("rank", c_uint32),
                 ("world", c_uint32), ("mesh", c_void_p), ("heartbeat_ms", c_uint64), ("start_ms", c_uint64),
-                ("ring_bytes", c_uint64), ("pin", c_int), ("check_replicas", c_int), ("threads", c_uint32),
-                ("flags", c_uint32), ("ignored", c_char_p), ("deadline_ms", c_uint64)]
+                ("deadline_ms", c_uint64), ("ring_bytes", c_uint64), ("pin", c_int), ("check_replicas", c_int),
+                ("threads", c_uint32), ("flags", c_uint32)]
 
 
 class Tensor(Structure):
@@ -197,8 +197,8 @@ class Committed(Structure):
 
 
 class Progress(Structure):
-    _fields_ = [("state", c_uint32), ("error", c_int32), ("bytes_total", c_uint64), ("bytes_staged", c_uint64),
-                ("bytes_done", c_uint64)]
+    _fields_ = [("size", c_size_t), ("state", c_uint32), ("error", c_int32), ("bytes_total", c_uint64),
+                ("bytes_staged", c_uint64), ("bytes_done", c_uint64)]
 
 
 class Phase(Structure):
@@ -252,8 +252,9 @@ class CommFunctions(Structure):
 
 
 class LoadProgress(Structure):
-    _fields_ = [(name, c_uint64) for name in ("bytes_wanted", "bytes_placed", "bytes_read", "pieces", "open_ns",
-                                              "plan_ns", "read_ns")] + [("threads", c_uint32), ("over", c_uint32)]
+    _fields_ = [("size", c_size_t), *((name, c_uint64) for name in (
+        "bytes_wanted", "bytes_placed", "bytes_read", "pieces", "open_ns", "plan_ns", "read_ns")),
+        ("threads", c_uint32), ("over", c_uint32)]
 
 
 class LoadLost(Structure):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What carries an exchange between hosts: all ranks of torch's default process group, over a gloo group of vckpt's own
-(a **link**). A `Transport` is one communicator over a link, made by vckpt_comm_functions (core/api/vckpt_comm.h).
+(a **link**). A `Transport` is one communicator over a link, made by vckpt_comm_functions (core/api/vckpt.h).
 
 Why a link of its own, also where the default group is one of gloo: a load runs in threads of its own, and its messages
 must not meet the program's; and gloo closes all connections of a group when one wait times out, so a load that fails

@@ -140,7 +140,7 @@ class Handle:
         return self._pointer
 
     def _progress(self) -> _lib.Progress:
-        found = _lib.Progress()
+        found = _lib.Progress(sizeof(_lib.Progress))
         self._check(_lib.lib().vckpt_save_progress(self._at(), byref(found)))
         return found
 

@@ -202,7 +202,7 @@ class _Load:
         return True
 
     def progress(self) -> _lib.LoadProgress:
-        found = _lib.LoadProgress()
+        found = _lib.LoadProgress(ctypes.sizeof(_lib.LoadProgress))
         _lib.lib().vckpt_load_progress(self.pointer, byref(found))
         if self.watch:
             self.watch.look(found)
