@@ -12,8 +12,10 @@
 struct vckpt_comm {
 	struct comm *comm;
 	pid_t pid;                       /* that made it */
-	atomic_bool taken;               /* a load uses it, or another communicator */
+	atomic_bool taken;               /* a load uses it, a call, or another communicator */
 	struct vckpt_comm *base;         /* that this one has taken; or NULL */
 };
+/* Takes it for one call or load, which sets `taken` to false at its end. -EINVAL: NULL; -BASE_EFORKED; -EBUSY. */
+int api_comm_take(struct vckpt_comm *comm, struct base_error *err);
 
 #endif

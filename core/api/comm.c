@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * comm: communicators over core/comm. A communicator serves one load at a time: the load takes it when
- * it starts, and gives it back when it is over. */
+ * comm: communicators over core/comm. A communicator serves one load or call at a time: the load takes it
+ * when it starts, and gives it back when it is over. */
 #include <stdlib.h>
 
 #include "core/api/api_comm_internal.h"
@@ -80,6 +80,18 @@ int vckpt_comm_mpi(const void *mpi_comm, uint32_t flags, uint32_t timeout_ms, st
 	return comm_wrap(r, inner, ret_comm, e);
 }
 
+int api_comm_take(struct vckpt_comm *comm, struct base_error *err)
+{
+	if (!comm)
+		return base_error_set(err, -EINVAL, "no communicator is given");
+	if (comm->pid != getpid())
+		return base_error_set(err, -BASE_EFORKED,
+			"the communicator was made before this process was forked: make one of its own");
+	if (atomic_exchange(&comm->taken, true))
+		return base_error_set(err, -EBUSY, "the communicator is in use by another load, call or communicator");
+	return 0;
+}
+
 int vckpt_comm_nccl(struct vckpt_comm *base, uint32_t timeout_ms, struct vckpt_comm **ret_comm,
 	struct vckpt_error *err)
 {
@@ -87,11 +99,11 @@ int vckpt_comm_nccl(struct vckpt_comm *base, uint32_t timeout_ms, struct vckpt_c
 	struct comm *inner = NULL;
 	int r;
 
-	if (!base || !ret_comm || base->pid != getpid())
-		return base_error_set(e, -EINVAL, "no communicator of this process, or no place for the new one is "
-			"given");
-	if (atomic_exchange(&base->taken, true))
-		return base_error_set(e, -EBUSY, "the communicator serves a load, or another communicator");
+	if (!ret_comm)
+		return base_error_set(e, -EINVAL, "no place for the communicator is given");
+	r = api_comm_take(base, e);
+	if (r < 0)
+		return r;
 	r = comm_nccl_new(base->comm, timeout_ms, &inner, e);
 	r = comm_wrap(r, inner, ret_comm, e);
 	if (r == 0)

@@ -342,9 +342,7 @@ static int load_take_comm(struct vckpt_load *load, struct base_error *err)
 	load->shared = load_exchange_new(load->fill, load->comm->comm, (enum load_exchange_mode)load->exchange);
 	if (!load->shared)
 		return base_no_memory(err);
-	if (atomic_exchange(&load->comm->taken, true))
-		return base_error_set(err, -EBUSY, "the communicator serves another load, which is not over yet");
-	return 0;
+	return api_comm_take(load->comm, err);
 }
 
 /* Hands all that was declared to a fill of its own. */

@@ -246,6 +246,19 @@ void vckpt_comm_abort(struct vckpt_comm *comm, const char *why);
 /* Loads that use it must be freed before. */
 void vckpt_comm_free(struct vckpt_comm *comm);
 
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+
+/* One start of a job is a launch. All its ranks give their savers the same launch id, and no start gives one that an
+ * earlier start of the run has used: such an id is refused at all ranks. So what is left of an earlier start is never
+ * taken for work of this one (docs/training.md, "Launch ids"). */
+#define VCKPT_LAUNCH_ID_BYTES 33u        /* with the NUL */
+
+/* Makes such an id: rank 0 of the communicator draws it, and all ranks get it. All of them call this, in the same order
+ * as their other calls with the communicator; blocks until they have. ret_id: VCKPT_LAUNCH_ID_BYTES of memory. If a
+ * rank dies, does not come, or gives up by vckpt_comm_abort, this fails at all others. -EBUSY: the communicator is in
+ * use. A program without a communicator sends 16 random bytes to its ranks itself, as text. */
+int vckpt_launch_id(struct vckpt_comm *comm, char *ret_id, struct vckpt_error *err);
+
 /* ---- savers ------------------------------------------------------------------------------------------------------ */
 
 /* A saver belongs to one rank and lives for a whole training run. Every rank of the job (threads, processes or hosts)

@@ -118,7 +118,7 @@ static int gather_heads(const struct comm *c, const char *what, const uint8_t *h
 
 		if (memcmp(head, mine, 16) != 0)
 			return base_error_set(err, -BASE_EFORMAT, "rank %u is out of step with rank %u, which is at "
-				"\"%s\", its call %llu: all ranks have to make the same loads in the same order", i,
+				"\"%s\", its call %llu: all ranks have to make the same calls in the same order", i,
 				c->rank, what, (unsigned long long)c->gathers);
 		lens[i] = base_get64(head + 16);
 		if (base_add_overflows(*ret_sum, lens[i], ret_sum))

@@ -236,7 +236,7 @@ class Loads(Ranks):
         self.bases[rank], comm = self.comms[rank], c.c_void_p()
         self.api.call("vckpt_comm_nccl", self.bases[rank], self.timeout_ms, c.byref(comm))
         self.comms[rank] = comm
-        with pytest.raises(Exception, match="serves a load, or another communicator"):
+        with pytest.raises(Exception, match="in use by another load, call or communicator"):
             self.api.call("vckpt_comm_nccl", self.bases[rank], self.timeout_ms, c.byref(c.c_void_p()))
 
     def __exit__(self, *args):

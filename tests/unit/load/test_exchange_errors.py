@@ -243,7 +243,7 @@ def test_one_communicator_serves_one_load(api, store, arrays):  # noqa: F811
 
 def test_wrong_options(api, store, arrays):  # noqa: F811
     with Opened(api, store) as step:
-        with pytest.raises(Failed, match="the exchange of a load is none"):
+        with pytest.raises(Failed, match="exchange of the load is 3"):
             step.load(0, 1, 0, 1, None, 3)
         load = step.load(0, 1, 0, 1, None, ALWAYS)  # without a communicator it has no effect
         load.tensor("model/bias", np.zeros(301, "f4"))

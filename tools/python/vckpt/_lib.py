@@ -335,6 +335,7 @@ FUNCTIONS = {
     "vckpt_comm_nccl_split": (c_int, [P, c_uint32, POINTER(P), E]),
     "vckpt_comm_abort": (None, [P, c_char_p]),
     "vckpt_comm_free": (None, [P]),
+    "vckpt_launch_id": (c_int, [P, c_char_p, E]),
 }
 
 _loaded: ctypes.CDLL | None = None
