@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step: the half of vckpt.h that does not save: version, meshes, stores, and reading steps back.
+ * step: version, stores, and reading steps back.
  *
  * An open step owns its store (opened read-only) and the step, both read-only after the open but for caches that have
  * locks of their own: so any thread may read, several at once. What a step tells (names, shapes, attributes) points
@@ -14,7 +14,6 @@
 #include <string.h>
 
 #include "core/api/api_internal.h"
-#include "core/base/plural.h"
 #include "core/load/fill/fill.h"
 #include "core/tensor/boxes.h"
 
@@ -26,37 +25,6 @@ enum { READ_ALONE_BYTES = 8 << 20 };     /* more than that is read by several th
 const char *vckpt_version(void)
 {
 	return VCKPT_VERSION;
-}
-
-/* ---- meshes ---- */
-
-int vckpt_mesh_new(const char *text, const uint32_t *ranks, uint32_t nranks, struct vckpt_mesh **ret_mesh,
-	struct vckpt_error *err)
-{
-	struct base_error *e = api_error(err);
-	base_cleanup_free struct vckpt_mesh *m = NULL;
-	int r;
-
-	if (!text || !ret_mesh)
-		return base_error_set(e, -EINVAL, "no %s is given", text ? "place for the mesh" : "text of a mesh");
-	if (!ranks && nranks)
-		return base_error_set(e, -EINVAL, "%" PRIu32 " %s announced, but none is given", nranks,
-			base_plural(nranks, "rank is", "ranks are"));
-	m = calloc(1, sizeof *m);
-	if (!m)
-		return base_no_memory(e);
-	r = tensor_mesh_parse(text, ranks, nranks, &m->mesh, e);
-	if (r == 0)
-		*ret_mesh = base_steal(m);
-	return api_result(r, e);
-}
-
-void vckpt_mesh_free(struct vckpt_mesh *mesh)
-{
-	if (!mesh)
-		return;
-	tensor_mesh_free(mesh->mesh);
-	free(mesh);
 }
 
 /* ---- stores ---- */

@@ -130,6 +130,39 @@ int vckpt_mesh_new(const char *text, const uint32_t *ranks, uint32_t nranks, str
 	struct vckpt_error *err);
 void vckpt_mesh_free(struct vckpt_mesh *mesh);
 
+/* Dimensions are asked for by name: "dp", or several of them, "dp,tp", in any order. Functions without `err` take no
+ * wrong argument but NULL. */
+uint32_t vckpt_mesh_ndim(const struct vckpt_mesh *mesh);
+
+/* The name of dimension 0 (the outermost) to ndim - 1; points into the mesh. NULL: there is no such dimension. */
+const char *vckpt_mesh_dim(const struct vckpt_mesh *mesh, uint32_t dim);
+
+/* How many ranks there are along these dimensions, which is the size of a group; dims NULL: in the whole mesh. */
+int vckpt_mesh_size(const struct vckpt_mesh *mesh, const char *dims, uint32_t *ret_size, struct vckpt_error *err);
+
+/* Where a rank is: ndim numbers, all 0 for the first rank. -ENOENT: the rank is not in the mesh. */
+int vckpt_mesh_coordinate(const struct vckpt_mesh *mesh, uint32_t rank, uint32_t *ret_coordinate,
+	struct vckpt_error *err);
+
+/* Which rank is there. -EINVAL: the coordinate is outside the mesh. */
+int vckpt_mesh_rank(const struct vckpt_mesh *mesh, const uint32_t *coordinate, uint32_t *ret_rank,
+	struct vckpt_error *err);
+
+/* The group of a rank: the ranks that differ from it in no dimension but these, itself among them, in the order of the
+ * mesh. ret_ranks: vckpt_mesh_size(mesh, dims) of them. -ENOENT: the rank is not in the mesh. */
+int vckpt_mesh_group(const struct vckpt_mesh *mesh, const char *dims, uint32_t rank, uint32_t *ret_ranks,
+	struct vckpt_error *err);
+
+/* The same ranks as a mesh of these dimensions, which are in the order of `mesh`; vckpt_mesh_free. */
+int vckpt_mesh_sub(const struct vckpt_mesh *mesh, const char *dims, uint32_t rank, struct vckpt_mesh **ret_mesh,
+	struct vckpt_error *err);
+
+/* The rank that is `distance` further along one dimension, all else equal; below 0: back. wrap: the dimension is a
+ * ring. 1: *ret_rank is set; 0: the mesh ends before (a first pipeline stage has none at -1). -ENOENT: the rank is not
+ * in the mesh. */
+int vckpt_mesh_neighbour(const struct vckpt_mesh *mesh, const char *dim, uint32_t rank, int64_t distance, int wrap,
+	uint32_t *ret_rank, struct vckpt_error *err);
+
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
 enum {

@@ -4,8 +4,8 @@
  * at coordinate c is ranks[row-major position of c], as numpy's `ranks.reshape(sizes)[c]`. It is no process group:
  * nothing here communicates. A mesh is read-only once made and safe from any thread; a set of its dimensions is a mask,
  * bit d for dimension d (0 outermost). Every function is total: what is not in the mesh is an error, never an
- * assertion. tensor_mesh_sub, tensor_mesh_flatten, tensor_mesh_sub_neighbour and tensor_mesh_map are for the load,
- * which asks for one mesh in the words of another; outside mesh.c no product code calls them yet. */
+ * assertion. tensor_mesh_flatten, tensor_mesh_sub_neighbour and tensor_mesh_map are for the load, which asks for one
+ * mesh in the words of another; outside mesh.c no product code calls them yet. */
 #ifndef CORE_TENSOR_MESH_H
 #define CORE_TENSOR_MESH_H
 

@@ -7,7 +7,7 @@
  * The mesh itself is sound (mesh.c): products and sums of its sizes fit 32 bits. What a caller passes (ranks,
  * coordinates, masks, steps) is compared with these before it is used.
  *
- * The sub-mesh, its neighbour, the flattened mesh and the map into another mesh are for the load; nothing else in the
+ * The neighbour of a sub-mesh, the flattened mesh and the map into another mesh are for the load; nothing else in the
  * product calls them yet. */
 #include "core/tensor/mesh.h"
 

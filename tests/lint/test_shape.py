@@ -62,9 +62,7 @@ def test_what_a_header_declares_is_defined():
 
 
 # What no other file of the product calls, and why it is there all the same. The header says so too.
-FOR_THE_LOAD = {
-    "tensor_mesh_flatten",
-    "tensor_mesh_map", "tensor_mesh_sub", "tensor_mesh_sub_neighbour"}
+FOR_THE_LOAD = {"tensor_mesh_flatten", "tensor_mesh_map", "tensor_mesh_sub_neighbour"}
 FOR_TESTS = {
     "store_record_decode": "a fuzz target and the tests of damage give it the bytes of a file",
     "transform_select": "the tests compare the implementations for each processor",

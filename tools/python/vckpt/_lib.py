@@ -267,6 +267,14 @@ FUNCTIONS = {
     "vckpt_version": (c_char_p, []),
     "vckpt_mesh_new": (c_int, [c_char_p, P, c_uint32, POINTER(P), E]),
     "vckpt_mesh_free": (None, [P]),
+    "vckpt_mesh_ndim": (c_uint32, [P]),
+    "vckpt_mesh_dim": (c_char_p, [P, c_uint32]),
+    "vckpt_mesh_size": (c_int, [P, c_char_p, POINTER(c_uint32), E]),
+    "vckpt_mesh_coordinate": (c_int, [P, c_uint32, POINTER(c_uint32), E]),
+    "vckpt_mesh_rank": (c_int, [P, POINTER(c_uint32), POINTER(c_uint32), E]),
+    "vckpt_mesh_group": (c_int, [P, c_char_p, c_uint32, POINTER(c_uint32), E]),
+    "vckpt_mesh_sub": (c_int, [P, c_char_p, c_uint32, POINTER(P), E]),
+    "vckpt_mesh_neighbour": (c_int, [P, c_char_p, c_uint32, c_int64, c_int, POINTER(c_uint32), E]),
     "vckpt_store_init": (c_int, [c_char_p, E]),
     "vckpt_store_check": (c_int, [c_char_p, E]),
     "vckpt_run_steps": (c_int, [c_char_p, c_char_p, POINTER(POINTER(c_uint64)), POINTER(c_size_t), E]),
@@ -446,6 +454,13 @@ def text(value: Any, what: str) -> bytes:
         raise InvalidArgument(errno.EINVAL, f"{what} {value!r} has no UTF-8 form") from None
 
 
+def u32(number: Any, what: str) -> int:
+    """A number as the library takes it."""
+    if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number.__index__() < 2**32:
+        raise InvalidArgument(errno.EINVAL, f"{what} {number!r}: expected a whole number from 0 to 2**32 - 1")
+    return int(number.__index__())
+
+
 def u64s(numbers: Sequence[int]) -> ctypes.Array[c_uint64]:
     return (c_uint64 * max(len(numbers), 1))(*numbers)
 
@@ -493,6 +508,36 @@ class Mesh:
         pointer = c_void_p()
         call("vckpt_mesh_new", text(words, "mesh"), array, len(self.ranks), byref(pointer))
         self.pointer = pointer.value
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        found = (c_uint32 * len(self.sizes))()
+        call("vckpt_mesh_coordinate", self.pointer, u32(rank, "rank"), found)
+        return tuple(found)
+
+    def rank(self, coordinate: Sequence[int]) -> int:
+        if len(coordinate) != len(self.sizes):
+            raise InvalidArgument(errno.EINVAL, f"coordinate {tuple(coordinate)!r}: expected {len(self.sizes)} "
+                                                "numbers, one for each dimension of the mesh")
+        at = (c_uint32 * len(self.sizes))(*(u32(number, "coordinate") for number in coordinate))
+        found = c_uint32()
+        call("vckpt_mesh_rank", self.pointer, at, byref(found))
+        return found.value
+
+    def size(self, dims: str | None = None) -> int:
+        found = c_uint32()
+        call("vckpt_mesh_size", self.pointer, None if dims is None else text(dims, "dimension"), byref(found))
+        return found.value
+
+    def group(self, dims: str, rank: int) -> tuple[int, ...]:
+        found = (c_uint32 * self.size(dims))()
+        call("vckpt_mesh_group", self.pointer, text(dims, "dimension"), u32(rank, "rank"), found)
+        return tuple(found)
+
+    def neighbour(self, dim: str, rank: int, distance: int, wrap: bool) -> int | None:
+        found = c_uint32()
+        there = call("vckpt_mesh_neighbour", self.pointer, text(dim, "dimension"), u32(rank, "rank"), distance,
+                     int(wrap), byref(found))
+        return found.value if there else None
 
     def __repr__(self) -> str:
         return f"vckpt.Mesh({self.words!r}, ranks={list(self.ranks)})"

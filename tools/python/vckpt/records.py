@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stands in a restored state for things that are not built anew: `Record` for an object whose class was not given,
 `Mesh` for a device mesh. Both are plain, immutable values: they compare by content, can be copied, pickled,
-hashed and saved again, which gives the same bytes. Neither imports anything; only Mesh.to_torch, called by name, makes
-process groups."""
+hashed and saved again, which gives the same bytes. Neither imports anything. Only what is asked of a Mesh (coordinate,
+rank, group and the like) uses the library, and only Mesh.to_torch, called by name, makes process groups."""
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from . import _lib
 
 Nested: TypeAlias = "int | tuple[Nested, ...]"     # ranks
+Dims: TypeAlias = int | str | Sequence[int | str]     # one dimension of a mesh by number or name, or several
 
 
 class Record(Mapping[str, Any]):
@@ -84,6 +89,8 @@ _set_type_name, _set_fields, _set_tag = (vars(Record)[name].__set__ for name in 
 
 class Mesh:
     """A device mesh as it was: device type, ranks (nested, outermost dimension first) and names of the dimensions.
+    What is asked of it takes dimensions by name ("tp"), by number, or several of them ("dp,tp" or ["dp", "tp"]); ranks
+    are those of the job. It communicates with no one.
 
     Equal to a torch DeviceMesh of the same content when it stands on the left (`mesh == device_mesh`); torch's own
     comparison, with the DeviceMesh on the left, knows its own class only."""
@@ -114,6 +121,13 @@ class Mesh:
     def from_torch(cls, mesh: Any) -> Mesh:
         return cls(mesh.device_type, mesh.mesh.tolist(), mesh.mesh_dim_names)
 
+    @classmethod
+    def from_words(cls, words: str, ranks: Sequence[int] | None = None, device_type: str = "cpu") -> Mesh:
+        """Mesh.from_words("dp=2,tp=4"): outermost first, over `ranks` in row-major order (None: 0, 1, ...)."""
+        from . import meshes
+        mesh = meshes.native(words, None if ranks is None else tuple(ranks))
+        return cls(device_type, _nested(mesh.ranks, mesh.sizes), mesh.names)
+
     def to_torch(self) -> Any:
         """A torch DeviceMesh. All ranks of the process group must call it: it makes the groups of the dimensions."""
         from torch.distributed.device_mesh import DeviceMesh
@@ -131,8 +145,60 @@ class Mesh:
             flat = [item for part in flat for item in part]
         return tuple(flat)
 
-    def size(self, dim: int | None = None) -> int:
-        return len(self.ranks) if dim is None else self.shape[dim]
+    def size(self, dim: Dims | None = None) -> int:
+        """Of a dimension, of the group along several, or of the whole mesh (None)."""
+        size = 1
+        for d in range(self.ndim) if dim is None else self._dims(dim):
+            size *= self.shape[d]
+        return size
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """Where a rank is. NotFound: it is not in the mesh."""
+        return self._native().coordinate(rank)
+
+    def rank(self, coordinate: Sequence[int]) -> int:
+        """Which rank is there."""
+        return self._native().rank(coordinate)
+
+    def group(self, dims: Dims, rank: int) -> tuple[int, ...]:
+        """The ranks that differ from `rank` in no dimension but these, itself among them, in the order of the mesh."""
+        return self._native().group(self._words(dims), rank)
+
+    def sub(self, dims: Dims, rank: int) -> Mesh:
+        """That group as a mesh of these dimensions, which are in the order of this one. As torch's mesh["tp"] is at
+        `rank`."""
+        numbers = sorted(self._dims(dims))
+        names = None if self.mesh_dim_names is None else [self.mesh_dim_names[d] for d in numbers]
+        return Mesh(self.device_type, _nested(self.group(dims, rank), [self.shape[d] for d in numbers]), names)
+
+    def neighbour(self, dim: int | str, rank: int, distance: int = 1, *, wrap: bool = False) -> int | None:
+        """The rank that is `distance` further along one dimension, all else equal; below 0: back. wrap: the dimension
+        is a ring. None: the mesh ends before."""
+        return self._native().neighbour(self._words(dim), rank, distance, wrap)
+
+    def _dims(self, dims: Dims) -> list[int]:
+        """Numbers of the dimensions that a caller names."""
+        names = self.mesh_dim_names or ()
+        if isinstance(dims, str):
+            dims = [dims] if dims in names else [name.strip() for name in dims.split(",")]
+        numbers = [names.index(dim) if isinstance(dim, str) and dim in names else dim
+                   for dim in ([dims] if isinstance(dims, int) else dims)]
+        whole = [dim if isinstance(dim, str) or not 0 <= dim + self.ndim < 2 * self.ndim else dim % self.ndim
+                 for dim in numbers]
+        for dim in whole:
+            if isinstance(dim, str) or not 0 <= dim < self.ndim or whole.count(dim) > 1:
+                from . import _lib
+                raise _lib.InvalidArgument(errno.EINVAL, f"{self!r}: dimension {dim!r} is " + (
+                    "given twice" if whole.count(dim) > 1 else "not one of its own"))
+        return [dim for dim in whole if not isinstance(dim, str)]
+
+    def _words(self, dims: Dims) -> str:
+        return ",".join(f"d{d}" for d in self._dims(dims))
+
+    def _native(self) -> _lib.Mesh:
+        """The library's, whose dimensions are d0, d1, ...: torch's names may be any text."""
+        from . import meshes
+        return meshes.native(",".join(f"d{d}={size}" for d, size in enumerate(self.shape)), self.ranks)
 
     def _content(self) -> tuple[str, Nested, tuple[str, ...] | None]:
         return self.device_type, self.mesh, self.mesh_dim_names
@@ -151,6 +217,14 @@ class Mesh:
     def __repr__(self) -> str:
         names = "" if self.mesh_dim_names is None else f", {self.mesh_dim_names!r}"
         return f"Mesh({self.device_type!r}, {self.mesh!r}{names})"
+
+
+def _nested(ranks: Sequence[int], shape: Sequence[int]) -> list[Any]:
+    """Ranks in row-major order as nested lists."""
+    nested: list[Any] = list(ranks)
+    for size in reversed(shape[1:]):
+        nested = [nested[i:i + size] for i in range(0, len(nested), size)]
+    return nested
 
 
 def _rectangular(mesh: object) -> tuple[Nested, tuple[int, ...]]:
