@@ -409,8 +409,8 @@ static int fill(struct fs_backings *all, struct fs_backing *b, int fd, struct vi
 
 	if (r < 0)
 		return no_memory(b, r, err);
-	r = view_file_fill(file, all->m->cache, &(struct view_filling){ .to = a.map.bytes, .ready = &b->ready,
-		.begin = fill_stretch, .arg = &a }, err);
+	r = view_file_fill(file, all->m->cache, &(struct view_filling){.to = a.map.bytes, .ready = &b->ready,
+		.begin = fill_stretch, .arg = &a}, err);
 	if (r == 0) {
 		fill_reaches(&a, b->size);
 		collapse(&a);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loads what save.c saved, as one rank of two: each holds half of the weight's columns, and the whole bias.
+ * Loads what save.c saved, elsewhere and cut in another way: as one rank of three, which holds two of the six rows of
+ * the weight, and the whole bias.
  *
  *     cc load.c $(pkg-config --cflags --libs vckpt) -o load
  *     ./load /data/store 0
@@ -9,7 +10,9 @@
 #include <stdlib.h>
 #include <vckpt.h>
 
-static float weight[3][2], bias[3];
+enum { RANKS = 3, ROWS = 6, COLUMNS = 4 };
+
+static float weight[ROWS / RANKS][COLUMNS], bias[ROWS];
 
 static void check(int r, const struct vckpt_error *err)
 {
@@ -19,14 +22,14 @@ static void check(int r, const struct vckpt_error *err)
 	}
 }
 
-/* The descriptions are those of a save: this rank's part of each tensor, and where it lies. */
-static void declare_tensors(struct vckpt_load *load, const struct vckpt_mesh *mesh)
+/* The descriptions are those of a save: this rank's part of each tensor, and where it is in memory. */
+static void declare(struct vckpt_load *load, const struct vckpt_mesh *mesh)
 {
 	struct vckpt_tensor tensors[] = {
 		{.component = "model", .name = "weight", .dtype = VCKPT_F32, .ndim = 2,
-		  .shape = (uint64_t[]){ 3, 4 }, .mesh = mesh, .placements = "S(1)", .data = weight},
+		  .shape = (uint64_t[]){ ROWS, COLUMNS }, .mesh = mesh, .placements = "S(0)", .data = weight},
 		{.component = "model", .name = "bias", .dtype = VCKPT_F32, .ndim = 1,
-		  .shape = (uint64_t[]){ 3 }, .data = bias},
+		  .shape = (uint64_t[]){ ROWS }, .data = bias},
 	};
 	struct vckpt_error err;
 
@@ -41,9 +44,9 @@ static void load_step(struct vckpt_step *step, uint32_t rank)
 	struct vckpt_load *load;
 	struct vckpt_mesh *mesh;
 
-	check(vckpt_mesh_new("tp=2", NULL, 0, &mesh, &err), &err);
+	check(vckpt_mesh_new("tp=3", NULL, 0, &mesh, &err), &err);
 	check(vckpt_load_begin(step, &options, &load, &err), &err);
-	declare_tensors(load, mesh);
+	declare(load, mesh);
 	vckpt_mesh_free(mesh);
 	check(vckpt_load_start(load, &err), &err); /* reads in threads of its own */
 	check(vckpt_load_wait(load, -1, &err), &err); /* from here on the tensors may be used */
@@ -54,6 +57,7 @@ int main(int argc, char **argv)
 {
 	struct vckpt_step *step;
 	struct vckpt_error err;
+	char epoch[2] = "";
 
 	if (argc != 3) {
 		fprintf(stderr, "usage: load STORE RANK\n");
@@ -63,9 +67,10 @@ int main(int argc, char **argv)
 	 * vckpt_step_commit, which they open by vckpt_step_open_commit. */
 	check(vckpt_step_open(argv[1], "example", VCKPT_NONE, &step, &err), &err);
 	load_step(step, (uint32_t)strtoul(argv[2], NULL, 10));
-	printf("loaded example/%llu\n", (unsigned long long)vckpt_step_number(step));
+	check(vckpt_step_blob_get(step, "state/epoch", -1, epoch, &err), &err);
+	printf("loaded example/%llu, epoch %s\n", (unsigned long long)vckpt_step_number(step), epoch);
 	vckpt_step_close(step); /* not before the load is freed */
-	for (int i = 0; i < 3; i++)
-		printf("%g %g\n", weight[i][0], weight[i][1]);
+	for (int i = 0; i < ROWS / RANKS; i++)
+		printf("%g %g %g %g\n", weight[i][0], weight[i][1], weight[i][2], weight[i][3]);
 	return 0;
 }

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Saves two tensors of one rank as a step, and reads one of them back.
+ * Saves a step from two processes: each holds two of the four columns of a weight, and both hold the same bias.
  *
  *     cc save.c $(pkg-config --cflags --libs vckpt) -o save
- *     ./save /data/store
+ *     ./save /data/store 100 0 job-17 & ./save /data/store 100 1 job-17
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <vckpt.h>
 
-static float weight[3][4], bias[3];
+enum { RANKS = 2, ROWS = 6, COLUMNS = 4 };
+
+static float weight[ROWS][COLUMNS / RANKS], bias[ROWS];
 
 static void check(int r, const struct vckpt_error *err)
 {
@@ -19,85 +21,81 @@ static void check(int r, const struct vckpt_error *err)
 	}
 }
 
-/* Makes the store when it is not there yet. */
-static void prepare_store(const char *path)
+/* The processes meet under a name that they alone have, and agree on an id of this start. A job of several hosts meets
+ * by vckpt_comm_mpi. */
+static void meet(const char *job, uint32_t rank, char *launch_id)
 {
+	struct vckpt_comm *comm;
 	struct vckpt_error err;
 
-	if (vckpt_store_check(path, &err) < 0)
-		check(vckpt_store_init(path, &err), &err);
+	check(vckpt_comm_shared(job, rank, RANKS, 60000, &comm, &err), &err);
+	check(vckpt_launch_id(comm, launch_id, &err), &err);
+	vckpt_comm_free(comm);
 }
 
-/* Declares both tensors, and hands the save to the saver's threads. */
-static struct vckpt_save *submit_step(struct vckpt_saver *saver)
+/* A job opens its saver once, before its first step. */
+static struct vckpt_saver *open_saver(const char *store, uint32_t rank, const char *launch_id)
 {
-	struct vckpt_save_options options = {.size = sizeof options, .step = VCKPT_NONE};
+	struct vckpt_saver_options options = {.size = sizeof options, .store = store, .run = "example",
+		.launch_id = launch_id, .rank = rank, .world = RANKS};
+	struct vckpt_saver *saver;
+	struct vckpt_error err;
+
+	check(vckpt_saver_open(&options, &saver, &err), &err);
+	return saver;
+}
+
+/* Declares what this rank holds, and hands the save to the saver's threads. */
+static struct vckpt_save *submit(struct vckpt_saver *saver, uint64_t step, const struct vckpt_mesh *mesh)
+{
+	struct vckpt_save_options options = {.size = sizeof options, .step = step};
 	struct vckpt_tensor tensors[] = {
 		{.component = "model", .name = "weight", .dtype = VCKPT_F32, .ndim = 2,
-		  .shape = (uint64_t[]){ 3, 4 }, .data = weight},
+		  .shape = (uint64_t[]){ ROWS, COLUMNS }, .mesh = mesh, .placements = "S(1)", .data = weight},
 		{.component = "model", .name = "bias", .dtype = VCKPT_F32, .ndim = 1,
-		  .shape = (uint64_t[]){ 3 }, .data = bias},
+		  .shape = (uint64_t[]){ ROWS }, .data = bias}, /* no mesh: all ranks hold it */
 	};
 	struct vckpt_save *save;
 	struct vckpt_error err;
 
 	check(vckpt_save_begin(saver, &options, &save, &err), &err);
 	check(vckpt_save_tensors(save, tensors, 2, &err), &err);
+	check(vckpt_save_blob(save, "state/epoch", 0, "7", 1, &err), &err);
 	check(vckpt_save_submit(save, &err), &err);
 	return save;
 }
 
-/* A job keeps its saver for the whole run and trains on as soon as a save is staged; this one waits for the commit. */
-static uint64_t save_step(const char *store)
-{
-	struct vckpt_saver_options options = {.size = sizeof options, .store = store, .run = "example", .world = 1};
-	struct vckpt_committed committed;
-	struct vckpt_saver *saver;
-	struct vckpt_save *save;
-	struct vckpt_error err;
-
-	check(vckpt_saver_open(&options, &saver, &err), &err);
-	save = submit_step(saver);
-	check(vckpt_save_wait_staged(save, -1, &err), &err); /* from here on the tensors may change */
-	check(vckpt_save_wait_committed(save, -1, &committed, &err), &err);
-	vckpt_save_free(save);
-	check(vckpt_saver_close(saver, &err), &err);
-	vckpt_saver_free(saver);
-	return committed.step;
-}
-
-static void print_weight(const char *store, uint64_t number)
-{
-	struct vckpt_step *step;
-	struct vckpt_error err;
-	float read[3][4];
-	int64_t tensor;
-
-	check(vckpt_step_open(store, "example", number, &step, &err), &err);
-	tensor = vckpt_step_find(step, "model", "weight");
-	if (tensor < 0) {
-		fprintf(stderr, "save: the step has no tensor model weight\n");
-		exit(1);
-	}
-	check(vckpt_step_read(step, (uint32_t)tensor, NULL, read, NULL, &err), &err);
-	vckpt_step_close(step);
-	for (int i = 0; i < 3; i++)
-		printf("%g %g %g %g\n", read[i][0], read[i][1], read[i][2], read[i][3]);
-}
-
 int main(int argc, char **argv)
 {
-	uint64_t number;
+	char launch_id[VCKPT_LAUNCH_ID_BYTES];
+	struct vckpt_saver *saver;
+	struct vckpt_mesh *mesh;
+	struct vckpt_save *save;
+	struct vckpt_error err;
+	uint32_t rank;
 
-	if (argc != 2) {
-		fprintf(stderr, "usage: save STORE\n");
+	if (argc != 5) {
+		fprintf(stderr, "usage: save STORE STEP RANK JOB\n");
 		return 2;
 	}
-	for (int i = 0; i < 12; i++)
-		weight[i / 4][i % 4] = (float)i;
-	prepare_store(argv[1]);
-	number = save_step(argv[1]);
-	printf("saved example/%llu\n", (unsigned long long)number);
-	print_weight(argv[1], number);
+	rank = (uint32_t)strtoul(argv[3], NULL, 10);
+	if (rank == 0 && vckpt_store_check(argv[1], &err) < 0)
+		check(vckpt_store_init(argv[1], &err), &err); /* before the other rank has met this one */
+	meet(argv[4], rank, launch_id);
+	for (int i = 0; i < ROWS; i++) {
+		weight[i][0] = (float)(10 * i) + 2 * (float)rank; /* item (i, j) of the whole weight is 10 i + j */
+		weight[i][1] = weight[i][0] + 1;
+		bias[i] = (float)i;
+	}
+	saver = open_saver(argv[1], rank, launch_id);
+	check(vckpt_mesh_new("tp=2", NULL, 0, &mesh, &err), &err);
+	save = submit(saver, strtoull(argv[2], NULL, 10), mesh);
+	check(vckpt_save_wait_staged(save, -1, &err), &err); /* a trainer goes on here: the tensors may change */
+	check(vckpt_save_wait_committed(save, -1, NULL, &err), &err);
+	vckpt_save_free(save);
+	check(vckpt_saver_close(saver, &err), &err); /* at the end of the job */
+	vckpt_saver_free(saver);
+	vckpt_mesh_free(mesh);
+	printf("rank %u saved example/%s\n", (unsigned)rank, argv[2]);
 	return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loads what save.c saved into a model that has changed: its weight is two tensors of double now, and its bias has
- * room for one more. A compiled module also calls the bias _orig_mod.bias.
+ * Loads what save.c saved into a model that has changed: its weight is two tensors of double now, the first column and
+ * the other three, and its bias has room for one more. A compiled module also calls the bias _orig_mod.bias.
  *
  *     cc targets.c $(pkg-config --cflags --libs vckpt) -o targets
  *     ./targets /data/store
@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <vckpt.h>
 
-static double left[3][1], right[3][3];
-static float bias[4];
+static double left[6][1], right[6][3];
+static float bias[7];
 
 static void check(int r, const struct vckpt_error *err)
 {
@@ -26,17 +26,17 @@ static void declare(struct vckpt_load *load)
 	const struct vckpt_rename compiled = {.component = "model", .from = "_orig_mod.", .to = ""};
 	const struct vckpt_tensor to[] = {
 		{.component = "model", .name = "left", .dtype = VCKPT_F64, .ndim = 2,
-		  .shape = (uint64_t[]){ 3, 1 }, .data = left},
+		  .shape = (uint64_t[]){ 6, 1 }, .data = left},
 		{.component = "model", .name = "right", .dtype = VCKPT_F64, .ndim = 2,
-		  .shape = (uint64_t[]){ 3, 3 }, .data = right},
+		  .shape = (uint64_t[]){ 6, 3 }, .data = right},
 		{.component = "model", .name = "_orig_mod.bias", .dtype = VCKPT_F32, .ndim = 1,
-		  .shape = (uint64_t[]){ 4 }, .data = bias},
+		  .shape = (uint64_t[]){ 7 }, .data = bias},
 	};
 	const struct vckpt_target targets[] = {
 		{.size = sizeof *targets, .to = &to[0], .name = "weight", .flags = VCKPT_TARGET_CONVERT,
-		  .from = (uint64_t[]){ 0, 3, 0, 1 }, .from_ndim = 2}, /* rows 0 .. 2, column 0 */
+		  .from = (uint64_t[]){ 0, 6, 0, 1 }, .from_ndim = 2}, /* rows 0 .. 5, column 0 */
 		{.size = sizeof *targets, .to = &to[1], .name = "weight", .flags = VCKPT_TARGET_CONVERT,
-		  .from = (uint64_t[]){ 0, 3, 1, 3 }, .from_ndim = 2},
+		  .from = (uint64_t[]){ 0, 6, 1, 3 }, .from_ndim = 2},
 		{.size = sizeof *targets, .to = &to[2], .flags = VCKPT_TARGET_RESIZE | VCKPT_TARGET_ZERO},
 	};
 	struct vckpt_error err;
@@ -61,8 +61,8 @@ int main(int argc, char **argv)
 	check(vckpt_load_run(load, &err), &err);
 	vckpt_load_free(load);
 	vckpt_step_close(step);
-	for (int i = 0; i < 3; i++)
+	for (int i = 0; i < 6; i++)
 		printf("%g | %g %g %g\n", left[i][0], right[i][0], right[i][1], right[i][2]);
-	printf("%g %g %g %g\n", bias[0], bias[1], bias[2], bias[3]);
+	printf("%g ... %g %g\n", bias[0], bias[5], bias[6]);
 	return 0;
 }

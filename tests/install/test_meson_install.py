@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from commlib import fresh_name
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PREFIX = "usr/local"
 
@@ -54,9 +56,9 @@ def test_everything_is_where_the_system_looks(installed):
     commands = {f"{PREFIX}/bin/vckpt", f"{PREFIX}/sbin/mount.vckpt", "sbin/mount.vckpt",
                 f"{PREFIX}/lib/systemd/system/vckpt-mount@.service"}
     shared = {f"{PREFIX}/share/{name}" for name in (
-        "man/man1/vckpt.1", "man/man5/vckpt.5", "man/man8/mount.vckpt.8", "doc/vckpt/LICENSE", "doc/vckpt/python.md",
-        "doc/vckpt/format/store.md", "doc/vckpt/examples/train.py", "doc/vckpt/examples/save.c",
-        "doc/vckpt/examples/load.c")}
+        "man/man1/vckpt.1", "man/man3/vckpt.3", "man/man5/vckpt.5", "man/man8/mount.vckpt.8", "doc/vckpt/LICENSE",
+        "doc/vckpt/python.md", "doc/vckpt/format/store.md", "doc/vckpt/examples/train.py",
+        "doc/vckpt/examples/save.c", "doc/vckpt/examples/load.c", "doc/vckpt/examples/read.c")}
     assert library | commands | shared | {f"{PREFIX}/include/{name}" for name in HEADERS} <= there
     if (ROOT / "tools/completions/vckpt.bash").exists():
         assert f"{PREFIX}/share/bash-completion/completions/vckpt" in there
@@ -115,41 +117,60 @@ def compile_as_its_comment_says(name, environment, folder):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_c_example_as_its_comment_compiles_it(environment, tmp_path):
-    compile_as_its_comment_says("save", environment, tmp_path)
-    for number in (0, 1):
-        done = subprocess.run([tmp_path / "save", tmp_path / "store"], env=environment, capture_output=True, text=True,
-                              timeout=120)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == f"saved example/{number}\n0 1 2 3\n4 5 6 7\n8 9 10 11\n"
+@pytest.fixture(scope="module")
+def programs(environment, tmp_path_factory):
+    """The programs of docs/c.md, compiled as their comments say, in a folder with what they saved."""
+    folder = tmp_path_factory.mktemp("programs")
+    for name in ("save", "load", "read", "targets"):
+        compile_as_its_comment_says(name, environment, folder)
+    return folder
 
 
-def test_the_c_example_of_a_load(environment, tmp_path):
-    """Each of two ranks loads its columns of what one rank saved."""
-    compile_as_its_comment_says("save", environment, tmp_path)
-    compile_as_its_comment_says("load", environment, tmp_path)
-    subprocess.run([tmp_path / "save", tmp_path / "store"], env=environment, capture_output=True, timeout=120,
-                   check=True)
-    for rank, columns in (("0", "0 1\n4 5\n8 9\n"), ("1", "2 3\n6 7\n10 11\n")):
-        done = subprocess.run([tmp_path / "load", tmp_path / "store", rank], env=environment, capture_output=True,
-                              text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == f"loaded example/0\n{columns}"
-    done = subprocess.run([tmp_path / "load", tmp_path / "none", "0"], env=environment, capture_output=True, text=True,
-                          timeout=120)
-    assert done.returncode == 1 and str(tmp_path / "none") in done.stderr
+def run_programs(environment, *commands):
+    """All at once: [(exit status, standard output, standard error), ...]"""
+    running = [subprocess.Popen([str(word) for word in command], env=environment, text=True, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE) for command in commands]
+    out = [process.communicate(timeout=120) for process in running]
+    return [(process.returncode, *said) for process, said in zip(running, out)]
 
 
-def test_the_c_example_of_targets(environment, tmp_path):
-    """The weight in two halves, as doubles; the bias under another name, with one more place."""
-    compile_as_its_comment_says("save", environment, tmp_path)
-    compile_as_its_comment_says("targets", environment, tmp_path)
-    subprocess.run([tmp_path / "save", tmp_path / "store"], env=environment, capture_output=True, timeout=120,
-                   check=True)
-    done = subprocess.run([tmp_path / "targets", tmp_path / "store"], env=environment, capture_output=True, text=True,
-                          timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("0 | 1 2 3\n4 | 5 6 7\n8 | 9 10 11\n") and done.stdout.endswith(" 0\n")
+@pytest.fixture(scope="module")
+def saved(programs, environment):
+    """A step that two processes saved."""
+    store, job = programs / "store", fresh_name()
+    ends = run_programs(environment, *([programs / "save", store, 100, rank, job] for rank in (0, 1)))
+    assert ends == [(0, f"rank {rank} saved example/100\n", "") for rank in (0, 1)]
+    return store
+
+
+def test_the_program_that_saves_refuses_a_step_that_is_there(programs, saved, environment):
+    """At both ranks, and a later step is saved."""
+    job = fresh_name()
+    ends = run_programs(environment, *([programs / "save", saved, 100, rank, job] for rank in (0, 1)))
+    assert [end[0] for end in ends] == [1, 1] and all("step 100" in end[2] for end in ends), ends
+
+
+def test_the_program_that_loads_elsewhere(programs, saved, environment):
+    """Each of three ranks loads its rows of what two ranks saved by columns."""
+    rows = ["".join(f"{10 * i} {10 * i + 1} {10 * i + 2} {10 * i + 3}\n" for i in (2 * rank, 2 * rank + 1))
+            for rank in range(3)]
+    ends = run_programs(environment, *([programs / "load", saved, rank] for rank in range(3)))
+    assert ends == [(0, f"loaded example/100, epoch 7\n{row}", "") for row in rows]
+    [(code, _, said)] = run_programs(environment, [programs / "load", programs / "none", 0])
+    assert code == 1 and str(programs / "none") in said
+
+
+def test_the_program_that_reads_one_tensor(programs, saved, environment):
+    ends = run_programs(environment, [programs / "read", saved, 3], [programs / "read", saved, 6])
+    assert ends[0] == (0, "model/bias: 24 bytes\nmodel/weight: 96 bytes\n30 31 32 33\n", "")
+    assert ends[1][0] == 1 and "the box has 1 items from 6 on in dimension 0, which has 6" in ends[1][2]
+
+
+def test_the_c_example_of_targets(programs, saved, environment):
+    """The weight in two parts, as doubles; the bias under another name, with one more place."""
+    [end] = run_programs(environment, [programs / "targets", saved])
+    assert end == (0, "".join(f"{10 * i} | {10 * i + 1} {10 * i + 2} {10 * i + 3}\n" for i in range(6)) +
+                   "0 ... 5 0\n", "")
 
 
 @pytest.mark.parametrize("command", ["gcc -std=c99 -pedantic", "g++ -x c++ -Wno-missing-field-initializers"])
@@ -164,14 +185,10 @@ def test_the_headers_are_c_and_c_plus_plus(installed, tmp_path, command):
         assert done.returncode == 0, done.stderr
 
 
-def test_the_c_example_names_what_fails(environment, tmp_path):
-    subprocess.run(f"cc {ROOT}/docs/examples/save.c $(pkg-config --cflags --libs vckpt) -o save", shell=True,
-                   cwd=tmp_path, env=environment,
-                   check=True)
+def test_the_c_example_names_what_fails(programs, environment, tmp_path):
     (tmp_path / "file").write_text("")
-    done = subprocess.run([tmp_path / "save", tmp_path / "file"], env=environment, capture_output=True, text=True,
-                          timeout=120)
-    assert done.returncode == 1 and str(tmp_path / "file") in done.stderr
+    [(code, _, said)] = run_programs(environment, [programs / "save", tmp_path / "file", 1, 0, fresh_name()])
+    assert code == 1 and str(tmp_path / "file") in said
 
 
 def test_the_package_finds_the_library_of_the_system(environment, tmp_path):

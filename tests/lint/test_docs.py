@@ -80,6 +80,41 @@ def test_manual_pages_are_sound(manual):
     assert text.index(".Sh NAME") < text.index(".Sh SYNOPSIS" if ".Sh SYNOPSIS" in text else ".Sh DESCRIPTION")
 
 
+def prototypes(text):
+    """[(section, [prototype, ...]), ...] of C: comments, types and preprocessor lines away, blanks alike."""
+    found = []
+    for part in re.split(r"^/\* ---- (?=[a-z])", text, flags=re.M)[1:]:
+        code = re.sub(r"/\*.*?\*/|^#[^\n]*$", "", "/* " + part, flags=re.S | re.M)
+        code = re.sub(r"^(?:enum|struct)[ \w]* \{.*?^\};", "", code, flags=re.S | re.M)
+        found.append((part.partition(" --")[0], [" ".join(one.split()) for one in code.split(";") if "(" in one]))
+    return found
+
+
+def test_the_manual_of_the_library_is_its_header():
+    """Its parts are the header's sections, with the same prototypes in the same order; errors have the same names."""
+    header, manual = (ROOT / "core/api/vckpt.h").read_text(), (ROOT / "docs/man/vckpt.3").read_text()
+    description = manual.partition(".Sh DESCRIPTION\n")[2].partition("\n.Sh ")[0]
+    parts = [(part.partition("\n")[0].lower(), [" ".join(one.split()) for block in re.findall(
+        r"^\.Bd -literal\n(.*?)^\.Ed", part, re.S | re.M) for one in block.split(";") if one.strip()])
+        for part in description.split(".Ss ")[1:]]
+    assert len(parts) > 10 and sum(len(names) for _, names in parts) > 70
+    assert parts == prototypes(header)
+    assert re.findall(r"^\.It Dv -(VCKPT_E\w+)", manual, re.M) == re.findall(r"^\t(VCKPT_E\w+) = ", header, re.M)
+
+
+def test_the_header_lists_its_sections():
+    header = (ROOT / "core/api/vckpt.h").read_text()
+    listed = re.findall(r"^ \*   ([a-z][a-z ]*?)  +", header.partition("#ifndef")[0], re.M)
+    assert listed == [section for section, _ in prototypes(header)]
+
+
+def test_the_page_of_c_shows_the_programs():
+    """Which tests/install compiles and runs."""
+    page = (ROOT / "docs/c.md").read_text()
+    shown = re.findall(r"^```c\n(.*?)^```$", page, re.S | re.M)
+    assert shown == [(ROOT / f"docs/examples/{name}.c").read_text() for name in ("save", "load", "read")]
+
+
 # A constant, and what the page of its format says of it.
 SIZES = [
     ("core/base/digest.h", "BASE_BLOCK_BYTES", 16384, "objects.md", "16 KiB|16,384|16384"),
