@@ -44,10 +44,20 @@ struct store_list;
 /* Opened for its newest steps (store_list_open_newest). */
 int api_run_open(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err);
 
+/* What every description has: shape, dimensions, dtype, flags. -EINVAL, without the tensor's name. */
+int api_tensor_check(const struct vckpt_tensor *t, struct base_error *err);
+/* what: "dtype", "dtype to convert to" */
+int api_dtype_check(uint32_t dtype, const char *what, struct base_error *err);
+
 /* Strides of memory that is to be written, in bytes, one for each of ndim sizes, none of them 0: no two items may share
  * a byte. -EINVAL names the dimension. */
 int api_strides_check(uint32_t ndim, const uint64_t *size, unsigned item_bytes, const int64_t *strides,
 	struct base_error *err);
+
+static inline int api_given(const void *what, const char *name, struct base_error *err)
+{
+	return what ? 0 : base_error_set(err, -EINVAL, "no %s is given", name);
+}
 
 /* A struct that a caller fills begins with its size: `found`, where the library has `own` bytes of `name`. 0 or
  * -EINVAL. */

@@ -1,15 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * boxes: which boxes of a tensor a rank holds, and where in its memory, by the very description that a save takes: what
- * is read back is placed where a save would look for it. */
+ * boxes: what every description of a tensor has; and which boxes of it a rank holds, and where in its memory, by the
+ * very description that a save takes: what is read back is placed where a save would look for it. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/api/api_internal.h"
 #include "core/base/cleanup.h"
+#include "core/base/plural.h"
 #include "core/tensor/dtype.h"
 #include "core/tensor/shard.h"
+
+int api_dtype_check(uint32_t dtype, const char *what, struct base_error *err)
+{
+	return tensor_dtype_valid(dtype) ? 0 : base_error_set(err, -EINVAL, "%s %" PRIu32 " is not known: it is one "
+		"of enum vckpt_dtype, %d to %d", what, dtype, VCKPT_BOOL, VCKPT_F4_E2M1FN_X2);
+}
+
+int api_tensor_check(const struct vckpt_tensor *t, struct base_error *err)
+{
+	const uint32_t known = VCKPT_TENSOR_DEVICE | VCKPT_TENSOR_BUFFER | VCKPT_TENSOR_BOXES | VCKPT_TENSOR_ALONE;
+	int r;
+
+	if (t->ndim > VCKPT_DIMS_MAX || t->local_ndim > VCKPT_DIMS_MAX)
+		return base_error_set(err, -EINVAL, "it has %" PRIu32 " dimensions (%" PRIu32 " in the local shape): "
+			"at most %u are possible", t->ndim, t->local_ndim, VCKPT_DIMS_MAX);
+	if (t->ndim && !t->shape)
+		return base_error_set(err, -EINVAL, "its shape is a null pointer, for %" PRIu32 " %s", t->ndim,
+			base_plural(t->ndim, "dimension", "dimensions"));
+	r = api_dtype_check(t->dtype, "its dtype", err);
+	return r < 0 ? r : api_flags_check(t->flags, known, "the tensor", "VCKPT_TENSOR_...", err);
+}
 
 static int boxes_shard(const struct vckpt_tensor *t, const struct tensor_placements *words, uint32_t rank,
 	struct tensor_shard *ret_shard, struct base_error *err)
@@ -60,18 +82,24 @@ int vckpt_tensor_boxes(const struct vckpt_tensor *t, uint32_t rank, uint64_t **r
 	base_cleanup_free struct tensor_placements *words = NULL;
 	struct base_error *e = api_error(err);
 	struct tensor_shard shard;
-	int r = 0;
+	int r = api_given(t, "tensor", e);
 
-	if (!t || !t->mesh || t->ndim > TENSOR_MAX_DIMS || (t->ndim && !t->shape)
-		|| (t->flags & (VCKPT_TENSOR_BOXES | VCKPT_TENSOR_ALONE)))
-		return base_error_set(e, -EINVAL, "no tensor, or one without mesh or shape");
-	if (!tensor_dtype_valid(t->dtype))
-		return base_error_set(e, -EINVAL, "dtype %" PRIu32 " is unknown", t->dtype);
-	if (t->placements)
+	if (r == 0 && (!ret_boxes || !ret_n))
+		r = base_error_set(e, -EINVAL, "no place for the boxes is given");
+	if (r < 0)
+		return r;
+	r = api_tensor_check(t, e);
+	if (r == 0 && (t->flags & (VCKPT_TENSOR_BOXES | VCKPT_TENSOR_ALONE)))
+		r = base_error_set(e, -EINVAL, "boxes are computed of a mesh and placements, which VCKPT_TENSOR_BOXES "
+			"and VCKPT_TENSOR_ALONE exclude");
+	if (r == 0)
+		r = api_given(t->mesh, "mesh", e);
+	if (r == 0 && t->placements)
 		r = tensor_placements_parse(t->placements, &words, e);
 	if (r == 0)
 		r = boxes_shard(t, words, rank, &shard, e);
 	if (r == 0)
 		r = boxes_list(&shard, ret_boxes, ret_n, e);
-	return api_result(r, e);
+	return r == 0 ? 0 : base_error_prefix(e, r, "tensor %.100s/%.200s", t->component ? t->component : "",
+		t->name ? t->name : "");
 }

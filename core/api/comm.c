@@ -18,6 +18,8 @@ _Static_assert(sizeof(struct vckpt_comm_functions) == sizeof(struct comm_functio
 	offsetof(struct vckpt_comm_pass, bytes) == offsetof(struct comm_functions_pass, bytes) &&
 	offsetof(struct vckpt_comm_pass, owner) == offsetof(struct comm_functions_pass, owner), "handed through");
 
+#define COMM_PLACE "place for the communicator"
+
 /* r: what made `inner`. */
 static int comm_wrap(int r, struct comm *inner, struct vckpt_comm **ret_comm, struct base_error *err)
 {
@@ -44,8 +46,11 @@ int vckpt_comm_shared(const char *name, uint32_t rank, uint32_t size, uint32_t t
 	struct comm *inner = NULL;
 	int r;
 
-	if (!name || !ret_comm)
-		return base_error_set(e, -EINVAL, "no name or no place for the communicator is given");
+	r = api_given(name, "name for the ranks to meet under", e);
+	if (r == 0)
+		r = api_given(ret_comm, COMM_PLACE, e);
+	if (r < 0)
+		return r;
 	r = comm_shared_new(name, rank, size, timeout_ms, &inner, e);
 	return comm_wrap(r, inner, ret_comm, e);
 }
@@ -58,10 +63,13 @@ int vckpt_comm_functions(const struct vckpt_comm_functions *functions, uint32_t 
 	struct comm *inner = NULL;
 	int r;
 
-	if (!functions || !ret_comm)
-		return base_error_set(e, -EINVAL, "no functions or no place for the communicator is given");
-	if (functions->size != sizeof own)
-		return base_error_set(e, -EINVAL, "the size is not that of struct vckpt_comm_functions");
+	r = api_given(functions, "functions of a communicator", e);
+	if (r == 0)
+		r = api_given(ret_comm, COMM_PLACE, e);
+	if (r == 0)
+		r = api_size_check(functions->size, sizeof own, "vckpt_comm_functions", e);
+	if (r < 0)
+		return r;
 	memcpy(&own, functions, sizeof own);
 	r = comm_functions_new(&own, rank, size, timeout_ms, &inner, e);
 	return comm_wrap(r, inner, ret_comm, e);
@@ -74,16 +82,21 @@ int vckpt_comm_mpi(const void *mpi_comm, uint32_t flags, uint32_t timeout_ms, st
 	struct comm *inner = NULL;
 	int r;
 
-	if (!ret_comm || flags & ~(uint32_t)VCKPT_MPI_INIT)
-		return base_error_set(e, -EINVAL, "no place for the communicator, or an unknown flag is given");
+	r = api_given(ret_comm, COMM_PLACE, e);
+	if (r == 0)
+		r = api_flags_check(flags, VCKPT_MPI_INIT, "vckpt_comm_mpi", "VCKPT_MPI_INIT", e);
+	if (r < 0)
+		return r;
 	r = comm_mpi_new(mpi_comm, flags & VCKPT_MPI_INIT, timeout_ms, &inner, e);
 	return comm_wrap(r, inner, ret_comm, e);
 }
 
 int api_comm_take(struct vckpt_comm *comm, struct base_error *err)
 {
-	if (!comm)
-		return base_error_set(err, -EINVAL, "no communicator is given");
+	int r = api_given(comm, "communicator", err);
+
+	if (r < 0)
+		return r;
 	if (comm->pid != getpid())
 		return base_error_set(err, -BASE_EFORKED,
 			"the communicator was made before this process was forked: make one of its own");
@@ -99,9 +112,9 @@ int vckpt_comm_nccl(struct vckpt_comm *base, uint32_t timeout_ms, struct vckpt_c
 	struct comm *inner = NULL;
 	int r;
 
-	if (!ret_comm)
-		return base_error_set(e, -EINVAL, "no place for the communicator is given");
-	r = api_comm_take(base, e);
+	r = api_given(ret_comm, COMM_PLACE, e);
+	if (r == 0)
+		r = api_comm_take(base, e);
 	if (r < 0)
 		return r;
 	r = comm_nccl_new(base->comm, timeout_ms, &inner, e);
@@ -120,8 +133,11 @@ int vckpt_comm_nccl_split(void *nccl_comm, uint32_t timeout_ms, struct vckpt_com
 	struct comm *inner = NULL;
 	int r;
 
-	if (!nccl_comm || !ret_comm)
-		return base_error_set(e, -EINVAL, "no ncclComm_t or no place for the communicator is given");
+	r = api_given(nccl_comm, "ncclComm_t", e);
+	if (r == 0)
+		r = api_given(ret_comm, COMM_PLACE, e);
+	if (r < 0)
+		return r;
 	r = comm_nccl_split(nccl_comm, timeout_ms, &inner, e);
 	return comm_wrap(r, inner, ret_comm, e);
 }

@@ -53,11 +53,13 @@ static int rule_check(const struct vckpt_rename *rule, size_t number, struct bas
 
 	if (!rule->from || !rule->to)
 		wrong = "it needs both the caller's and the step's word";
-	else if (rule->flags & ~(uint32_t)VCKPT_RENAME_ANYWHERE)
-		wrong = "its flags have a value that is not known";
 	else if ((rule->flags & VCKPT_RENAME_ANYWHERE) && !rule->from[0])
 		wrong = "an empty word stands anywhere";
-	return wrong ? base_error_set(err, -EINVAL, "rule %zu of a renaming: %s", number, wrong) : 0;
+	if (wrong)
+		base_error_set(err, -EINVAL, "%s", wrong);
+	if (wrong || api_flags_check(rule->flags, VCKPT_RENAME_ANYWHERE, "the rule", "VCKPT_RENAME_ANYWHERE", err) < 0)
+		return base_error_prefix(err, -EINVAL, "rule %zu of a renaming", number);
+	return 0;
 }
 
 int load_rename_add(struct vckpt_load *load, const struct vckpt_rename *rules, size_t n, struct base_error *err)

@@ -119,7 +119,20 @@ static bool target_window(struct target_check *t)
 	return tensor_box_inside(to, &t->slice.window);
 }
 
-static int target_unfit(const struct target_check *t, struct base_error *err)
+/* What the caller can do about it. */
+static const char *target_hint(const struct target_check *t, bool pairs, bool fits)
+{
+	enum tensor_dtype from = t->stored.dtype, to = (enum tensor_dtype)t->to.t->dtype;
+
+	if (!pairs || (!fits && t->said->flags & VCKPT_TARGET_RESIZE))
+		return "";
+	if (!fits)
+		return ": a target with VCKPT_TARGET_RESIZE loads what fits";
+	return tensor_convert_possible(from, to) ? ": a target with VCKPT_TARGET_CONVERT converts it"
+		: ": the one cannot be converted to the other";
+}
+
+static int target_unfit(const struct target_check *t, const char *hint, struct base_error *err)
 {
 	char has[SHAPE_TEXT], wants[SHAPE_TEXT], some[SHAPE_TEXT], at[SHAPE_TEXT];
 	const char *from = tensor_dtype_name(t->stored.dtype);
@@ -128,22 +141,25 @@ static int target_unfit(const struct target_check *t, struct base_error *err)
 	shape_text(t->stored.shape.ndim, t->stored.shape.dim, has);
 	shape_text(t->to.shape.ndim, t->to.shape.dim, wants);
 	if (!t->said->from && !t->said->at)
-		return base_error_set(err, -EINVAL, "the step has it as %s (%s), and it is to be loaded as %s (%s)",
-			from, has, to, wants);
+		return base_error_set(err, -EINVAL, "the step has it as %s (%s), and it is to be loaded as %s (%s)%s",
+			from, has, to, wants, hint);
 	return base_error_set(err, -EINVAL, "a slice (%s) of what the step has as %s (%s) is to be loaded into %s (%s) "
-		"at (%s)", shape_text(t->stored.shape.ndim, t->size, some), from, has, to, wants,
-		shape_text(t->to.shape.ndim, t->at, at));
+		"at (%s)%s", shape_text(t->stored.shape.ndim, t->size, some), from, has, to, wants,
+		shape_text(t->to.shape.ndim, t->at, at), hint);
 }
 
 static int target_matches(struct target_check *t, struct base_error *err)
 {
 	enum tensor_dtype to = (enum tensor_dtype)t->to.t->dtype;
 	int r = target_slice(t, err);
+	bool pairs, fits;
 
 	if (r < 0)
 		return r;
-	if (!target_pair(t) || !target_window(t) || (to != t->stored.dtype && !(t->said->flags & VCKPT_TARGET_CONVERT)))
-		return target_unfit(t, err);
+	pairs = target_pair(t);
+	fits = pairs && target_window(t);
+	if (!fits || (to != t->stored.dtype && !(t->said->flags & VCKPT_TARGET_CONVERT)))
+		return target_unfit(t, target_hint(t, pairs, fits), err);
 	if (!tensor_convert_possible(t->stored.dtype, to))
 		return convert_refuse(t->stored.dtype, to, err);
 	return 0;
@@ -155,13 +171,11 @@ static int target_known(const struct vckpt_target *t, struct base_error *err)
 {
 	const uint32_t known = VCKPT_TARGET_CONVERT | VCKPT_TARGET_RESIZE | VCKPT_TARGET_ZERO;
 
-	if (t->size != sizeof *t)
-		return base_error_set(err, -EINVAL, "the target's size is not that of struct vckpt_target");
-	if (!t->to)
-		return base_error_set(err, -EINVAL, "a target needs a destination");
-	if (t->flags & ~known)
-		return base_error_set(err, -EINVAL, "flags of a target that are not known");
-	return 0;
+	int r = api_size_check(t->size, sizeof *t, "vckpt_target", err);
+
+	if (r == 0)
+		r = api_given(t->to, "destination of a target", err);
+	return r < 0 ? r : api_flags_check(t->flags, known, "the target", "VCKPT_TARGET_...", err);
 }
 
 /* The step has no such tensor. It is listed under the caller's name, unless the target names a stored one. */
@@ -222,10 +236,16 @@ int load_declare(struct vckpt_load *load, const struct vckpt_target *said, struc
 int vckpt_convert(uint32_t from, uint32_t to, const void *in, void *out, size_t n, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
+	int r = api_dtype_check(from, "dtype to convert from,", e);
 
-	if (!tensor_dtype_valid(from) || !tensor_dtype_valid(to))
-		return base_error_set(e, -EINVAL, "dtype %" PRIu32 " is not known",
-			tensor_dtype_valid(from) ? to : from);
+	if (r == 0)
+		r = api_dtype_check(to, "dtype to convert to,", e);
+	if (r == 0 && n)
+		r = api_given(in, "memory to convert from", e);
+	if (r == 0 && n)
+		r = api_given(out, "memory to convert into", e);
+	if (r < 0)
+		return r;
 	if (!tensor_convert_possible((enum tensor_dtype)from, (enum tensor_dtype)to))
 		return convert_refuse((enum tensor_dtype)from, (enum tensor_dtype)to, e);
 	if (n > 0)

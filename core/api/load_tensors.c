@@ -12,14 +12,10 @@
 
 static int holding_known(const struct vckpt_tensor *t, struct base_error *err)
 {
-	const uint32_t known = VCKPT_TENSOR_DEVICE | VCKPT_TENSOR_BUFFER | VCKPT_TENSOR_BOXES | VCKPT_TENSOR_ALONE;
+	int r = api_tensor_check(t, err);
 
-	if (t->ndim > TENSOR_MAX_DIMS || t->local_ndim > TENSOR_MAX_DIMS || (t->ndim && !t->shape))
-		return base_error_set(err, -EINVAL, "it has no shape, or more than %u dimensions", TENSOR_MAX_DIMS);
-	if (t->flags & ~known)
-		return base_error_set(err, -EINVAL, "flags that are not known");
-	if (!tensor_dtype_valid(t->dtype))
-		return base_error_set(err, -EINVAL, "dtype %" PRIu32 " is not known", t->dtype);
+	if (r < 0)
+		return r;
 	if ((t->flags & VCKPT_TENSOR_ALONE) && (t->mesh || t->placements || t->same_dims || t->flat
 		|| (t->flags & VCKPT_TENSOR_BOXES)))
 		return base_error_set(err, -EINVAL,

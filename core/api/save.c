@@ -73,8 +73,11 @@ static int saver_open(const struct vckpt_saver_options *o, struct vckpt_saver *v
 int vckpt_saver_open(const struct vckpt_saver_options *o, struct vckpt_saver **ret_saver, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
-	int r = saver_options_check(o, e);
 	struct vckpt_saver *v;
+	int r = saver_options_check(o, e);
+
+	if (r == 0 && !ret_saver)
+		r = base_error_set(e, -EINVAL, "no place for the saver is given");
 
 	if (r < 0)
 		return r;
@@ -96,7 +99,9 @@ int vckpt_saver_close(struct vckpt_saver *saver, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
 
-	return api_result(saver ? save_saver_close(saver->saver, e) : -EINVAL, e);
+	int r = api_given(saver, "saver", e);
+
+	return api_result(r < 0 ? r : save_saver_close(saver->saver, e), e);
 }
 
 static void saver_unref(struct vckpt_saver *v)
@@ -146,9 +151,11 @@ int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options 
 	struct vckpt_save *v;
 	int r;
 
-	if (!saver)
-		return base_error_set(e, -EINVAL, "no saver is given");
-	r = save_options_check(o, e);
+	r = api_given(saver, "saver", e);
+	if (r == 0 && !ret_save)
+		r = base_error_set(e, -EINVAL, "no place for the save is given");
+	if (r == 0)
+		r = save_options_check(o, e);
 	if (r < 0)
 		return r;
 	v = calloc(1, sizeof *v);
@@ -178,14 +185,11 @@ static int save_tensor(struct save_flight *f, const struct vckpt_tensor *t, stru
 		.strides = t->strides, .local_shape = t->local_shape, .local_ndim = t->local_ndim,
 		.device = t->flags & VCKPT_TENSOR_DEVICE,
 		.buffer = t->flags & VCKPT_TENSOR_BUFFER, .alone = t->flags & VCKPT_TENSOR_ALONE};
-	const uint32_t known = VCKPT_TENSOR_DEVICE | VCKPT_TENSOR_BUFFER | VCKPT_TENSOR_BOXES | VCKPT_TENSOR_ALONE;
+	int r = api_tensor_check(t, err);
 
-	if (t->ndim > TENSOR_MAX_DIMS || t->local_ndim > TENSOR_MAX_DIMS || (t->ndim && !t->shape))
-		return base_error_set(err, -EINVAL, "tensor %s/%.200s: no shape, or of more than %u dimensions",
-			t->component ? t->component : "", t->name ? t->name : "", TENSOR_MAX_DIMS);
-	if (t->flags & ~known)
-		return base_error_set(err, -EINVAL, "tensor %s/%.200s: flags that are not known",
-			t->component ? t->component : "", t->name ? t->name : "");
+	if (r < 0)
+		return base_error_prefix(err, r, "tensor %.100s/%.200s", t->component ? t->component : "",
+			t->name ? t->name : "");
 	to.shape.ndim = t->ndim;
 	if (t->ndim)
 		memcpy(to.shape.dim, t->shape, t->ndim * sizeof *t->shape);
@@ -196,10 +200,12 @@ int vckpt_save_tensors(struct vckpt_save *save, const struct vckpt_tensor *tenso
 {
 	struct base_error *e = api_error(err);
 	size_t before;
-	int r = 0;
+	int r = api_given(save, "save", e);
 
-	if (!save || (n && !tensors))
-		return base_error_set(e, -EINVAL, "no save, or no tensors");
+	if (r == 0 && n)
+		r = api_given(tensors, "array of tensors", e);
+	if (r < 0)
+		return r;
 	before = save_flight_count(save->flight);
 	for (size_t i = 0; r == 0 && i < n; i++)
 		r = save_tensor(save->flight, &tensors[i], e);
@@ -213,7 +219,9 @@ int vckpt_save_blob(struct vckpt_save *save, const char *name, int per_rank, con
 {
 	struct base_error *e = api_error(err);
 
-	return api_result(save ? save_flight_blob(save->flight, name, per_rank != 0, bytes, len, e) : -EINVAL, e);
+	int r = api_given(save, "save", e);
+
+	return api_result(r < 0 ? r : save_flight_blob(save->flight, name, per_rank != 0, bytes, len, e), e);
 }
 
 int vckpt_save_common(struct vckpt_save *save, const char *group, const char *name, const void *bytes, size_t len,
@@ -221,14 +229,18 @@ int vckpt_save_common(struct vckpt_save *save, const char *group, const char *na
 {
 	struct base_error *e = api_error(err);
 
-	return api_result(save ? save_flight_common(save->flight, group, name, bytes, len, e) : -EINVAL, e);
+	int r = api_given(save, "save", e);
+
+	return api_result(r < 0 ? r : save_flight_common(save->flight, group, name, bytes, len, e), e);
 }
 
 int vckpt_save_submit(struct vckpt_save *save, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
 
-	return api_result(save ? save_flight_submit(save->flight, e) : -EINVAL, e);
+	int r = api_given(save, "save", e);
+
+	return api_result(r < 0 ? r : save_flight_submit(save->flight, e), e);
 }
 
 static void save_leave(struct vckpt_save *v)
@@ -244,10 +256,10 @@ static void save_leave(struct vckpt_save *v)
 int vckpt_save_wait_staged(struct vckpt_save *save, int64_t timeout_ms, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
-	int r;
+	int r = api_given(save, "save", e);
 
-	if (!save)
-		return api_result(-EINVAL, e);
+	if (r < 0)
+		return r;
 	atomic_fetch_add(&save->users, 1);
 	r = save_flight_wait_staged(save->flight, timeout_ms, e);
 	save_leave(save);
@@ -259,10 +271,10 @@ int vckpt_save_wait_committed(struct vckpt_save *save, int64_t timeout_ms, struc
 {
 	struct base_error *e = api_error(err);
 	struct vckpt_committed done = {0};
-	int r;
+	int r = api_given(save, "save", e);
 
-	if (!save)
-		return api_result(-EINVAL, e);
+	if (r < 0)
+		return r;
 	atomic_fetch_add(&save->users, 1);
 	r = save_flight_wait_committed(save->flight, timeout_ms, &done.step, &done.entry, e);
 	save_leave(save);

@@ -34,6 +34,29 @@ void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t sta
 	p->bytes += bytes;
 }
 
+struct saver_name saver_name(const struct save_flight *f)
+{
+	struct saver_name name;
+
+	if (f->options.step == PROTO_NONE)
+		snprintf(name.text, sizeof name.text, "the next step of %.*s", PROTO_RUN_MAX, f->s->run);
+	else
+		snprintf(name.text, sizeof name.text, "%.*s/%llu", PROTO_RUN_MAX, f->s->run,
+			(unsigned long long)f->options.step);
+	return name;
+}
+
+/* Of what is declared. The caller's thread alone sets f->submitted. */
+static int flight_is_open(const struct save_flight *f, struct base_error *err)
+{
+	int r = saver_check(f->s, err);
+
+	if (r == 0 && f->submitted)
+		r = base_error_set(err, -EINVAL, "the save of %s was submitted: nothing more can be declared",
+			saver_name(f).text);
+	return r;
+}
+
 int saver_check(const struct save_saver *s, struct base_error *err)
 {
 	if (!save_saver_is_child(s))
@@ -118,7 +141,7 @@ void saver_flight_fail(struct save_flight *f, int r, const struct base_error *er
 		if (err && err->code)
 			f->err = *err;
 		else
-			base_error_set(&f->err, r, "the save failed: %s", base_error_name(r));
+			base_error_set(&f->err, r, "the save of %s failed: %s", saver_name(f).text, base_error_name(r));
 		f->err.code = f->r;
 	}
 	pthread_cond_broadcast(&f->s->work);
@@ -342,8 +365,6 @@ static int tensor_check_names(const struct save_tensor *t, struct base_error *er
 		return base_error_set(err, -EINVAL,
 			"component %s: \"%.200s\" is no name for a tensor: it is UTF-8, of 1 to %d bytes",
 			t->component, t->name ? t->name : "", PROTO_NAME_MAX);
-	if (!tensor_dtype_valid(t->dtype))
-		return base_error_set(err, -EINVAL, "dtype %u is not known", (unsigned)t->dtype);
 	return 0;
 }
 
@@ -512,10 +533,11 @@ int save_flight_tensor(struct save_flight *f, const struct save_tensor *t, struc
 	const struct saver_tensor *first;
 	struct saver_tensor *to;
 	uint32_t hash;
-	int r = saver_check(f->s, err);
+	int r = flight_is_open(f, err);
 
-	if (r == 0 && (f->submitted || f->ntensors == FLIGHT_TENSORS_MAX))
-		r = base_error_set(err, -EINVAL, f->submitted ? "the save was submitted" : "too many tensors");
+	if (r == 0 && f->ntensors == FLIGHT_TENSORS_MAX)
+		r = base_error_set(err, -EINVAL, "the save of %s has %u tensors, and no more are possible",
+			saver_name(f).text, FLIGHT_TENSORS_MAX);
 	if (r == 0)
 		r = tensor_check_names(t, err);
 	if (r == 0 && (base_array_room(f->tensors, f->tensors_room, f->ntensors + 1) < 0
@@ -571,13 +593,15 @@ int save_flight_blob(struct save_flight *f, const char *name, bool per_rank, con
 	struct base_error *err)
 {
 	struct saver_blob *b;
-	int r = saver_check(f->s, err);
+	int r = flight_is_open(f, err);
 
 	if (r < 0)
 		return r;
-	if (f->submitted || !name || (len && !bytes))
-		return base_error_set(err, -EINVAL,
-			f->submitted ? "the save was submitted" : "a blob needs a name and its bytes");
+	if (!name)
+		return base_error_set(err, -EINVAL, "a blob of the save of %s has no name", saver_name(f).text);
+	if (len && !bytes)
+		return base_error_set(err, -EINVAL, "blob %.400s: a null pointer is given for its %zu bytes", name,
+			len);
 	if (save_writer_has_blob(f->w, name, per_rank))
 		return base_error_set(err, -EEXIST, "blob %.400s is given twice", name);
 	b = flight_room(f, sizeof *b);
@@ -591,13 +615,13 @@ int save_flight_blob(struct save_flight *f, const char *name, bool per_rank, con
 int save_flight_common(struct save_flight *f, const char *group, const char *name, const void *bytes, size_t len,
 	struct base_error *err)
 {
-	int r = saver_check(f->s, err);
+	int r = flight_is_open(f, err);
 
 	if (r < 0)
 		return r;
-	if (f->submitted || (len && !bytes))
-		return base_error_set(err, -EINVAL,
-			f->submitted ? "the save was submitted" : "a value needs its bytes");
+	if (len && !bytes)
+		return base_error_set(err, -EINVAL, "value \"%.200s\" of the group \"%.200s\": a null pointer is given "
+			"for its %zu bytes", name ? name : "", group ? group : "", len);
 	return store_commons_add(&f->commons, group, name, bytes, len, err);
 }
 
@@ -611,7 +635,7 @@ int save_flight_submit(struct save_flight *f, struct base_error *err)
 	if (r < 0)
 		return r;
 	if (f->submitted)
-		return base_error_set(err, -EINVAL, "the save was submitted before");
+		return base_error_set(err, -EINVAL, "the save of %s was submitted before", saver_name(f).text);
 	r = store_commons_finish(&f->commons, err);
 	if (r < 0)
 		return r;
@@ -699,7 +723,9 @@ static int flight_tell(struct save_flight *f, struct base_error *err)
 static int flight_wait_begin(struct save_flight *f, struct base_error *err)
 {
 	pthread_mutex_lock(&f->s->lock);
-	return f->submitted ? 0 : base_error_set(err, -EINVAL, "the save was not submitted");
+	return f->submitted ? 0 : base_error_set(err, -EINVAL,
+		"the save of %s was not submitted: there is nothing to wait for before vckpt_save_submit",
+		saver_name(f).text);
 }
 
 int save_flight_wait_staged(struct save_flight *f, int64_t timeout_ms, struct base_error *err)
@@ -712,7 +738,7 @@ int save_flight_wait_staged(struct save_flight *f, int64_t timeout_ms, struct ba
 	r = flight_wait_begin(f, err);
 	while (r == 0 && !f->staged && !(f->failed && f->copying == 0 && f->s->preparing != f))
 		if (!flight_wait(f, timeout_ms, &end))
-			r = base_error_set(err, -ETIMEDOUT, "the save is not staged yet");
+			r = base_error_set(err, -ETIMEDOUT, "the save of %s is not staged yet", saver_name(f).text);
 	if (r == 0 && !f->staged)
 		r = flight_tell(f, err);
 	pthread_mutex_unlock(&f->s->lock);
@@ -730,7 +756,7 @@ int save_flight_wait_committed(struct save_flight *f, int64_t timeout_ms, uint64
 	r = flight_wait_begin(f, err);
 	while (r == 0 && !f->over)
 		if (!flight_wait(f, timeout_ms, &end))
-			r = base_error_set(err, -ETIMEDOUT, "the save is not decided yet");
+			r = base_error_set(err, -ETIMEDOUT, "the save of %s is not decided yet", saver_name(f).text);
 	if (r == 0 && f->state == SAVE_FAILED)
 		r = flight_tell(f, err);
 	if (r == 0) {

@@ -326,7 +326,7 @@ static int persist_abort(struct save_flight *f, int r, struct base_error *err)
 	if ((r == -ENOSPC || r == -EDQUOT) && !undecided)
 		base_error_set(err, r, "%s is full: nothing of this save is kept", f->s->store->path);
 	else if (!err->code)
-		base_error_set(err, r, "the save failed: %s", base_error_name(r));
+		base_error_set(err, r, "the save of %s failed: %s", saver_name(f).text, base_error_name(r));
 	if (!f->attempt)
 		return r;
 	told = store_attempt_abort(f->attempt, undecided ? NULL : err->text, &f->entry, &outcome);

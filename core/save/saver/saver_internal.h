@@ -160,6 +160,7 @@ void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t sta
 void saver_flight_fail(struct save_flight *f, int r, const struct base_error *err);
 bool saver_flight_drop(struct save_flight *f); /* a holder less; true: the last, who releases it without the lock */
 void saver_flight_release(struct save_flight *f); /* the lock is not held */
+struct saver_name { char text[PROTO_RUN_MAX + 40]; } saver_name(const struct save_flight *f); /* "RUN/STEP" */
 int saver_check(const struct save_saver *s, struct base_error *err); /* -BASE_EFORKED after a fork */
 
 /* prepare.c; no lock. The second once, when all bands have been handed out. */
@@ -194,7 +195,6 @@ uint64_t saver_room_size(uint64_t needed, uint64_t have, uint64_t memory, unsign
 /* Decides the ring's size where it is empty, and registers it for device memory. One thread at a time; no lock. */
 int saver_room_fit(struct save_flight *f, bool empty, struct base_error *err);
 void saver_room_tell(struct save_flight *f); /* that it waited, by the persister */
-
 void *saver_persister_main(void *arg);       /* persist.c */
 
 #endif

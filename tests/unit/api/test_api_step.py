@@ -421,10 +421,10 @@ def test_boxes_of_a_rank(v):
                                                                   ([2, 0], [1, 1], 4, [3, 1])]
     assert held(v, mesh, 0, (), "R,R") == [([], [], 0, [])]
     for sentence, rest in [("dimension", ((4,), "S(1),R")), (r"S\(x\)", ((4,), "S(x),R")),
-                           ("dtype 99 is unknown", ((4,), "R,R", None, 99)),
-                           ("without mesh or shape", ((4,), "R,R", None, 12, 4))]:
+                           ("dtype 99 is not known: it is one of enum vckpt_dtype, 1 to 21", ((4,), "R,R", None, 99)),
+                           ("which VCKPT_TENSOR_BOXES and", ((4,), "R,R", None, 12, 4))]:
         with pytest.raises(Failed, match=sentence):
             held(v, mesh, 0, *rest)
-    with pytest.raises(Failed, match="without mesh or shape"):
+    with pytest.raises(Failed, match="no mesh is given"):
         held(v, None, 0, (4,), "R,R")
     v.vckpt_mesh_free(mesh)

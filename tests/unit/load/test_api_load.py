@@ -443,8 +443,8 @@ def test_what_is_wrong_is_refused_by_name(three, api):  # noqa: F811
         wrong(r"the step has it as f32 \(600\), and it is to be loaded as f64 \(600\)", "model/b", np.empty(600, "f8"))
         wrong(r"the step has it as f32 \(2000,600\), and it is to be loaded as f32 \(\)", "model/w", np.empty((), "f4"))
         wrong("its data is a null pointer", "model/b", b, data=False)
-        wrong("dtype 99 is not known", "model/b", b, dtype=99)
-        wrong("flags that are not known", "model/b", b, flags=1 << 9)
+        wrong("its dtype 99 is not known", "model/b", b, dtype=99)
+        wrong("flags of the tensor are 0x200", "model/b", b, flags=1 << 9)
         wrong("placements are given, but no mesh", "model/b", b, placements="R")
         wrong(r"the local tensor is \(600\), but rank 0 holds \(300\) of it", "model/b", b, mesh=mesh,
               placements="S(0)", local_shape=(600,))

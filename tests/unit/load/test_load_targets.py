@@ -214,7 +214,7 @@ def test_renamings_that_fail(api, store, seed):  # noqa: F811
     with Opened(api, store) as step, step.load() as load:
         refused("rule 1 of a renaming: it needs both", load.rename, (None, "x", "a"), (None, None, "b"))
         refused("rule 0 of a renaming: an empty word", load.rename, (None, "", "b", 1))
-        refused("rule 0 of a renaming: its flags", load.rename, (None, "x", "b", 2))
+        refused("rule 0 of a renaming: flags of the rule are 0x2", load.rename, (None, "x", "b", 2))
         refused("no rules", api.call, "vckpt_load_rename", load.p, None, c.c_size_t(1))
         refused("tensor model/x: .*lacks|lacks 1 tensor that is to be loaded: model/x$",
                 lambda: (load.tensor("model/x", x), load.start()))      # no rule of the call that failed counts
@@ -301,8 +301,8 @@ def test_wrong_targets_are_named(api, store, seed):  # noqa: F811
                 (r"slice \(2,5\) of .* into f32 \(6,5\) at \(0,0\)", target(whole, take=[(2, 2), (0, 5)])),
                 (r"f32 \(6,5\), and it is to be loaded as f32 \(1,6,5\)",
                  target(described("model/w", w.reshape(1, 6, 5)), flags=RESIZE)),
-                (r"flags of a target", target(whole, flags=8)),
-                (r"size is not that", Target(8)), (r"needs a destination", Target(c.sizeof(Target)))]:
+                (r"flags of the target are 0x8", target(whole, flags=8)),
+                (r"struct vckpt_target has", Target(8)), (r"no destination", Target(c.sizeof(Target)))]:
             refused(pattern, load.targets, one)
         refused("no targets", api.call, "vckpt_load_targets", load.p, None, c.c_size_t(1))
         load.targets(target(described("x/y", w), "model/nothing"))
