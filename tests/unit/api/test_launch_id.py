@@ -16,7 +16,7 @@ from saverlib import Failed, api, ranks, store  # noqa: F401 (fixtures)
 
 EBUSY, EFORKED, EABORTED, EPROTO = -16, -10, -125, -71
 BYTES = 33
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def agree(api, comm):  # noqa: F811

@@ -17,7 +17,7 @@ from commlib import Functions
 from saverlib import (ALONE, Attribute, BOXES, Failed, NONE, SaveOptions, SaverOptions, Tensor, api,  # noqa: F401
                       numbers)
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 W = np.arange(12, dtype="f4").reshape(3, 4)
 SAVER, SAVE, LOAD, TARGET = map(c.sizeof, (SaverOptions, SaveOptions, loadlib.LoadOptions, loadlib.Target))
 BUILD = "and build the program with this library's vckpt.h"
