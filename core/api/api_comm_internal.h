@@ -17,5 +17,7 @@ struct vckpt_comm {
 };
 /* Takes it for one call or load, which sets `taken` to false at its end. -EINVAL: NULL; -BASE_EFORKED; -EBUSY. */
 int api_comm_take(struct vckpt_comm *comm, struct base_error *err);
+/* -BASE_EFORKED in a child of the process that made it. */
+int api_comm_alive(const struct vckpt_comm *comm, struct base_error *err);
 
 #endif

@@ -46,7 +46,7 @@ int api_run_open(struct store *s, const char *run, struct store_list **ret_l, st
 
 /* What every description has: shape, dimensions, dtype, flags. -EINVAL, without the tensor's name. */
 int api_tensor_check(const struct vckpt_tensor *t, struct base_error *err);
-/* what: "dtype", "dtype to convert to" */
+/* what: "its dtype", "the dtype to convert to:" */
 int api_dtype_check(uint32_t dtype, const char *what, struct base_error *err);
 
 /* Strides of memory that is to be written, in bytes, one for each of ndim sizes, none of them 0: no two items may share
@@ -66,6 +66,12 @@ static inline int api_size_check(size_t found, size_t own, const char *name, str
 	return found == own ? 0 : base_error_set(err, -EINVAL, "struct %s has %zu bytes in this library, and %zu in "
 		"the caller's `size`: set it to sizeof (struct %s), and build the program with this library's vckpt.h",
 		name, own, found, name);
+}
+
+static inline int api_reserved_check(uint32_t found, const char *name, struct base_error *err)
+{
+	return !found ? 0 : base_error_set(err, -EINVAL, "`reserved` of struct %s is %#x: it must be 0 (zero the "
+		"struct before its members are set)", name, (unsigned)found);
 }
 
 /* flags: of `what`, which are `known`; words: what they are called. 0 or -EINVAL. */

@@ -75,8 +75,8 @@ struct load_slice {
 	uint32_t dim[TENSOR_MAX_DIMS];   /* by stored dimension: the destination's, or TENSOR_MAX_DIMS: one index */
 	uint64_t from[TENSOR_MAX_DIMS];  /* the stored item of the window's first */
 };
-/* Checks the target, and appends to the tape which stored boxes go where. */
-int load_declare(struct vckpt_load *load, const struct vckpt_target *target, struct base_error *err);
+/* Checks the target, number `number` of its call, and appends to the tape which stored boxes go where. */
+int load_declare(struct vckpt_load *load, const struct vckpt_target *target, size_t number, struct base_error *err);
 
 /* ---- load_tape.c ---- */
 /* What is declared stands on a tape of numbers until the load starts, so that a call that fails takes back what it

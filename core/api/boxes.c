@@ -29,7 +29,9 @@ int api_tensor_check(const struct vckpt_tensor *t, struct base_error *err)
 	if (t->ndim && !t->shape)
 		return base_error_set(err, -EINVAL, "its shape is a null pointer, for %" PRIu32 " %s", t->ndim,
 			base_plural(t->ndim, "dimension", "dimensions"));
-	r = api_dtype_check(t->dtype, "its dtype", err);
+	r = api_reserved_check(t->reserved, "vckpt_tensor", err);
+	if (r == 0)
+		r = api_dtype_check(t->dtype, "its dtype", err);
 	return r < 0 ? r : api_flags_check(t->flags, known, "the tensor", "VCKPT_TENSOR_...", err);
 }
 

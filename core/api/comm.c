@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * comm: communicators over core/comm. A communicator serves one load or call at a time: the load takes it
- * when it starts, and gives it back when it is over. */
+ * comm: communicators over core/comm. One load or call at a time uses a communicator: a load takes it when it starts,
+ * and gives it back when it is over. */
 #include <stdlib.h>
 
 #include "core/api/api_comm_internal.h"
@@ -63,7 +63,7 @@ int vckpt_comm_functions(const struct vckpt_comm_functions *functions, uint32_t 
 	struct comm *inner = NULL;
 	int r;
 
-	r = api_given(functions, "functions of a communicator", e);
+	r = api_given(functions, "struct vckpt_comm_functions", e);
 	if (r == 0)
 		r = api_given(ret_comm, COMM_PLACE, e);
 	if (r == 0)
@@ -91,15 +91,20 @@ int vckpt_comm_mpi(const void *mpi_comm, uint32_t flags, uint32_t timeout_ms, st
 	return comm_wrap(r, inner, ret_comm, e);
 }
 
+int api_comm_alive(const struct vckpt_comm *comm, struct base_error *err)
+{
+	return comm->pid == getpid() ? 0 : base_error_set(err, -BASE_EFORKED,
+		"the communicator was made before this process was forked: make one of its own");
+}
+
 int api_comm_take(struct vckpt_comm *comm, struct base_error *err)
 {
 	int r = api_given(comm, "communicator", err);
 
+	if (r == 0)
+		r = api_comm_alive(comm, err);
 	if (r < 0)
 		return r;
-	if (comm->pid != getpid())
-		return base_error_set(err, -BASE_EFORKED,
-			"the communicator was made before this process was forked: make one of its own");
 	if (atomic_exchange(&comm->taken, true))
 		return base_error_set(err, -EBUSY, "the communicator is in use by another load, call or communicator");
 	return 0;

@@ -32,8 +32,9 @@ static int id_check(const struct comm *c, const struct comm_gathered *all, struc
 			sound = (all->bytes[i][k] >= '0' && all->bytes[i][k] <= '9')
 				|| (all->bytes[i][k] >= 'a' && all->bytes[i][k] <= 'f');
 		if (!sound)
-			return base_error_set(err, -BASE_EFORMAT, "rank %u sent something else than its part of a "
-				"launch id", i);
+			return base_error_set(err, -BASE_EFORMAT, "what came from rank %u has %llu bytes and is not "
+				"its part of a launch id: the communicator has to deliver what each rank gives, in "
+				"the order of ranks", i, (unsigned long long)all->len[i]);
 	}
 	return 0;
 }

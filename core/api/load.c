@@ -107,14 +107,15 @@ static int load_options_check(const struct vckpt_load_options *o, struct base_er
 
 	int r = api_size_check(o->size, sizeof *o, "vckpt_load_options", err);
 
+	if (r == 0)
+		r = api_reserved_check(o->reserved, "vckpt_load_options", err);
 	if (r < 0)
 		return r;
 	if (o->exchange > VCKPT_EXCHANGE_ALWAYS)
 		return base_error_set(err, -EINVAL, "exchange of the load is %u: it is one of VCKPT_EXCHANGE_AUTO to "
 			"VCKPT_EXCHANGE_ALWAYS, %d to %d", o->exchange, VCKPT_EXCHANGE_AUTO, VCKPT_EXCHANGE_ALWAYS);
-	if (o->comm && o->comm->pid != getpid())
-		return base_error_set(err, -BASE_EFORKED,
-			"the communicator was made before this process was forked: make one of its own");
+	if (o->comm && api_comm_alive(o->comm, err) < 0)
+		return -BASE_EFORKED;
 	if ((o->flags & paths) == paths)
 		return base_error_set(err, -EINVAL, "VCKPT_LOAD_DIRECT and VCKPT_LOAD_CACHED exclude each other");
 	if (o->threads > LOAD_THREADS_MAX)
@@ -193,7 +194,7 @@ static int load_declare_all(struct vckpt_load *load, const struct vckpt_target *
 	for (size_t i = 0; r == 0 && i < n; i++) {
 		const struct vckpt_target same = {.size = sizeof same, .to = tensors ? &tensors[i] : NULL};
 
-		r = load_declare(load, targets ? &targets[i] : &same, err);
+		r = load_declare(load, targets ? &targets[i] : &same, i, err);
 	}
 	if (r < 0) {
 		load->ntape = tape;
@@ -315,6 +316,10 @@ static void *load_main(void *arg)
 
 	if (load_lose(load) < 0 && r == 0)
 		r = base_no_memory(&load->error);
+	/* A wait answers -ETIMEDOUT while the load goes on; a caller that got it from a load that is over would wait
+	 * again for ever. */
+	if (r == -ETIMEDOUT)
+		load->error.code = r = load->comm ? -BASE_EABORTED : -EIO;
 	if (load->comm)
 		atomic_store(&load->comm->taken, false);
 	pthread_mutex_lock(&load->lock);

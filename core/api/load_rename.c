@@ -54,7 +54,7 @@ static int rule_check(const struct vckpt_rename *rule, size_t number, struct bas
 	if (!rule->from || !rule->to)
 		wrong = "it needs both the caller's and the step's word";
 	else if ((rule->flags & VCKPT_RENAME_ANYWHERE) && !rule->from[0])
-		wrong = "an empty word stands anywhere";
+		wrong = "`from` is empty, so VCKPT_RENAME_ANYWHERE would find it everywhere: give a word";
 	if (wrong)
 		base_error_set(err, -EINVAL, "%s", wrong);
 	if (wrong || api_flags_check(rule->flags, VCKPT_RENAME_ANYWHERE, "the rule", "VCKPT_RENAME_ANYWHERE", err) < 0)

@@ -212,13 +212,15 @@ static int target_declare(struct vckpt_load *load, struct target_check *t, const
 	return r < 0 ? base_no_memory(err) : 0;
 }
 
-int load_declare(struct vckpt_load *load, const struct vckpt_target *said, struct base_error *err)
+int load_declare(struct vckpt_load *load, const struct vckpt_target *said, size_t number, struct base_error *err)
 {
 	const struct load_step_info *step = load_step_info(load->step->step);
 	struct target_check t = {.said = said};
 	const char *component = NULL, *name = NULL;
 	int r = target_known(said, err);
 
+	if (r < 0)
+		return base_error_prefix(err, r, "%.100s/%" PRIu64 ": target %zu", step->run, step->step, number);
 	if (r == 0) {
 		component = said->component ? said->component : said->to->component;
 		name = said->name ? said->name : said->to->name;
@@ -236,10 +238,10 @@ int load_declare(struct vckpt_load *load, const struct vckpt_target *said, struc
 int vckpt_convert(uint32_t from, uint32_t to, const void *in, void *out, size_t n, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
-	int r = api_dtype_check(from, "dtype to convert from,", e);
+	int r = api_dtype_check(from, "the dtype to convert from:", e);
 
 	if (r == 0)
-		r = api_dtype_check(to, "dtype to convert to,", e);
+		r = api_dtype_check(to, "the dtype to convert to:", e);
 	if (r == 0 && n)
 		r = api_given(in, "memory to convert from", e);
 	if (r == 0 && n)

@@ -130,6 +130,8 @@ static int save_options_check(const struct vckpt_save_options *o, struct base_er
 	if (!o)
 		return base_error_set(err, -EINVAL, "no options of the save are given");
 	r = api_size_check(o->size, sizeof *o, "vckpt_save_options", err);
+	if (r == 0)
+		r = api_reserved_check(o->reserved, "vckpt_save_options", err);
 	if (r < 0)
 		return r;
 	for (size_t i = 0; i < o->nattributes; i++)

@@ -3,7 +3,7 @@
  * step: version, stores, and reading steps back.
  *
  * An open step owns its store (opened read-only) and the step, both read-only after the open but for caches that have
- * locks of their own: so any thread may read, several at once. What a step tells (names, shapes, attributes) points
+ * locks of their own: so any thread may read, several at once. What a step returns (names, shapes, attributes) points
  * into it. A read is a fill of one box (core/load/fill/fill.h), with several threads where the box is large: nothing is
  * kept from one read to the next.
  *
@@ -63,6 +63,7 @@ int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, si
 	base_cleanup(store_list_close_p) struct store_list *l = NULL;
 	base_cleanup(store_close_p) struct store *s = NULL;
 	struct base_error *e = api_error(err);
+	uint64_t *steps;
 	int r;
 
 	if (!ret_steps || !ret_n)
@@ -74,12 +75,13 @@ int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, si
 		r = store_list_know_all(l, e);
 	if (r < 0)
 		return api_result(r, e);
-	*ret_n = store_list_count(l);
-	*ret_steps = malloc((*ret_n + 1) * sizeof **ret_steps);
-	if (!*ret_steps)
+	steps = malloc((store_list_count(l) + 1) * sizeof *steps);
+	if (!steps)
 		return base_no_memory(e);
-	for (size_t i = 0; i < *ret_n; i++)
-		(*ret_steps)[i] = store_list_at(l, i)->step;
+	for (size_t i = 0; i < store_list_count(l); i++)
+		steps[i] = store_list_at(l, i)->step;
+	*ret_steps = steps;
+	*ret_n = store_list_count(l);
 	return 0;
 }
 
@@ -266,8 +268,10 @@ int64_t vckpt_step_blob_count(struct vckpt_step *step, struct vckpt_error *err)
 int vckpt_step_blob(struct vckpt_step *step, uint32_t blob, struct vckpt_blob_info *ret_info)
 {
 	struct load_blob_info b;
-	int r = load_step_blobs(step->step, NULL);
+	int r = ret_info ? api_step_alive(step, NULL) : -EINVAL;
 
+	if (r == 0)
+		r = load_step_blobs(step->step, NULL);
 	if (r < 0)
 		return r;
 	if (blob >= load_step_blob_count(step->step))

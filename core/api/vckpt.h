@@ -36,14 +36,15 @@
  * is freed). Every free takes NULL, and so does vckpt_step_close.
  *
  * Structs. One that carries options or measures begins with `size`: set it to its sizeof and zero the rest, then fill
- * in what you need. So a program and a library of different versions notice it: the call returns -EINVAL with both
- * sizes. Structs without a size (they come in arrays, or are small) keep their members within a version 0.x; what
- * `reserved` members are for, they must be 0 until then. Between 0.x versions structs may change: build again.
+ * in what you need. So a program and a library of different versions notice it: the call returns -EINVAL, and names
+ * both sizes where it has an `err`. Structs without a size (they come in arrays, or are small) keep their members
+ * within a version 0.x. Members called `reserved` must be 0. Between 0.x versions structs may change: build again.
  *
  * Threads. Any thread may call any function, several at once, with three exceptions: one save (one load) is declared
  * and submitted (started) by one thread at a time; nothing is called with a handle while it is freed or afterwards; a
- * communicator has rules of its own. After a fork, calls of the child that use a handle of its parent return
- * -VCKPT_EFORKED; close and free then do nothing. */
+ * communicator has rules of its own. After a fork, calls of the child that read, save, load or communicate by a handle
+ * of its parent return -VCKPT_EFORKED, and close and free do nothing; an open step and a mesh still say what they
+ * know without a read. */
 #ifndef VCKPT_H
 #define VCKPT_H
 
@@ -62,9 +63,9 @@ enum {
 	VCKPT_EFORMAT = 71,              /* EPROTO: a record breaks its format; a step's boxes do not cover a tensor */
 	VCKPT_EVERSION = 93,             /* EPROTONOSUPPORT: a newer format version or unknown required feature */
 	VCKPT_ENOSTORE = 124,            /* EMEDIUMTYPE: the directory is not a store */
-	VCKPT_EABORTED = 125,            /* ECANCELED: this rank or another gave the save up; the text says why */
+	VCKPT_EABORTED = 125,            /* ECANCELED: this rank or another gave up; the text says why */
 	VCKPT_EUNDECIDED = 115,          /* EINPROGRESS: the store failed this rank; others may still commit */
-	VCKPT_ETIMEDOUT = 110,           /* not decided within the time-out: call again */
+	VCKPT_ETIMEDOUT = 110,           /* a wait: not over yet, call again. A communicator: a rank did nothing */
 	VCKPT_EFORKED = 10,              /* ECHILD: this process is a child of the one that opened it */
 };
 
@@ -204,9 +205,9 @@ int vckpt_tensor_boxes(const struct vckpt_tensor *tensor, uint32_t rank, uint64_
 /* Ranks that make the same calls in the same order. With a communicator they can agree on a launch id
  * (vckpt_launch_id), and share what a load reads: each stored byte that several of them want is read by one and passed
  * on (docs/load.md, "Exchange"). It is made once, by all its ranks. After a call that failed because a rank died, did
- * not come or was stopped, it serves no more: free it and make another.
+ * not come or was stopped, it cannot be used any more: free it and make another.
  *
- * Threads: a communicator serves one call or load at a time, else -EBUSY. vckpt_comm_abort may be called by any thread
+ * Threads: one call or load at a time uses a communicator, else -EBUSY. vckpt_comm_abort may be called by any thread
  * at any time before vckpt_comm_free.
  *
  * timeout_ms, here and below: how long a call waits for a rank that does nothing; 0: 5 minutes. */
@@ -232,7 +233,7 @@ int vckpt_comm_mpi(const void *mpi_comm, uint32_t flags, uint32_t timeout_ms, st
 /* Ranks with a CUDA device each, over NCCL 2.14 or later, loaded at run time: the process's libnccl.so.2, or the one
  * whose path VCKPT_LIBNCCL is. All ranks of `base` call this, each with the CUDA context of its own device current.
  * `base` goes on carrying what is small. It is taken, and must be freed after this one. An error, at whatever rank, is
- * an error of all ranks, and `base` is free again then, so that it may serve loads itself. -ENOENT: no NCCL, or no CUDA
+ * an error of all ranks, and `base` is free again then, so that loads may use it. -ENOENT: no NCCL, or no CUDA
  * driver. -EBUSY: `base` is in use. */
 int vckpt_comm_nccl(struct vckpt_comm *base, uint32_t timeout_ms, struct vckpt_comm **ret_comm,
 	struct vckpt_error *err);
@@ -251,10 +252,10 @@ struct vckpt_comm_pass {
 	uint32_t nranks, owner;
 };
 
-/* A communicator over functions of the caller. Each returns 0 or a negative errno, after which the communicator serves
- * no more. gather, start and finish are called from one thread at a time: the thread that calls vckpt_launch_id, or one
- * of a load's. All ranks call gather and start in the same order, with the same lens, number, len, ranks and owner.
- * None of them may call this library. */
+/* A communicator over functions of the caller. Each returns 0 or a negative errno, after which the communicator cannot
+ * be used any more. gather, start and finish are called from one thread at a time: the thread that calls
+ * vckpt_launch_id or vckpt_comm_nccl, or one of a load's. All ranks call gather and start in the same order, with the
+ * same lens, number, len, ranks and owner. None of them may call this library. */
 struct vckpt_comm_functions {
 	size_t size;                     /* sizeof (struct vckpt_comm_functions) */
 	void *arg;                       /* their first argument */
@@ -548,7 +549,8 @@ struct vckpt_blob_info {                 /* points into the step */
 
 /* A blob by its name. rank: whose own it is, -1: one of the whole step. Reads something of the rank that has it, and
  * not of all ranks, where the step's manifest says which rank that is. find: 1: *ret_info is set, and a long blob was
- * looked at (vckpt_step_blob_look); 0: there is none. get: reads its bytes; -ENOENT. */
+ * looked at (vckpt_step_blob_look); 0: there is none. get: reads all of it into `bytes`, which has room for
+ * vckpt_blob_info.bytes; -ENOENT. */
 int vckpt_step_blob_find(struct vckpt_step *step, const char *name, int64_t rank, struct vckpt_blob_info *ret_info,
 	struct vckpt_error *err);
 int vckpt_step_blob_get(struct vckpt_step *step, const char *name, int64_t rank, void *bytes, struct vckpt_error *err);
@@ -561,6 +563,7 @@ int vckpt_step_blob_rank(struct vckpt_step *step, const char *name, uint32_t fro
  * something of every rank. */
 int64_t vckpt_step_blob_count(struct vckpt_step *step, struct vckpt_error *err);
 int vckpt_step_blob(struct vckpt_step *step, uint32_t blob, struct vckpt_blob_info *ret_info); /* -ENOENT */
+/* `bytes` has room for all of it. */
 int vckpt_step_blob_read(struct vckpt_step *step, uint32_t blob, void *bytes, struct vckpt_error *err);
 
 /* The number of the first blob from number `from` on whose name begins with "COMPONENT/" (NULL: of any name). -ENOENT:
@@ -637,8 +640,8 @@ int vckpt_load_stream(struct vckpt_load *load, void *stream, struct vckpt_error 
 int vckpt_load_start(struct vckpt_load *load, struct vckpt_error *err);
 
 /* Waits for the end. timeout_ms < 0: for ever. 0: everything has arrived, but what vckpt_load_lost lists.
- * -VCKPT_ETIMEDOUT: not yet. Another error: the load is over, and nothing in the destinations is to be used; of several
- * damaged pieces the first by pack and offset is named. */
+ * -VCKPT_ETIMEDOUT: not yet (a load never fails with it). Another error: the load is over, and nothing in the
+ * destinations is to be used; of several damaged pieces the first by pack and offset is named. */
 int vckpt_load_wait(struct vckpt_load *load, int64_t timeout_ms, struct vckpt_error *err);
 
 /* The blocking form: starts, and waits for the end. */
@@ -689,6 +692,7 @@ struct vckpt_load_exchange {
 	uint64_t bytes_shared, bytes_wanted; /* of all ranks: what several want, once; and as often as it is wanted */
 	const char *why;                 /* why it was chosen, in a sentence; points into the load */
 };
+/* -EINVAL: `size` is wrong. */
 int vckpt_load_exchanged(struct vckpt_load *load, struct vckpt_load_exchange *ret_exchange);
 
 /* ---- targets ----------------------------------------------------------------------------------------------------- */

@@ -8,8 +8,8 @@
  * (cachestat, Linux 6.5). In all other cases it is an ordinary read, which is always right.
  *
  * A second descriptor of the same file has O_DIRECT, since the first one is shared with ordinary reads. It is opened by
- * the first thread that needs it. Once a file is read so, what is read of it in the ordinary way (checks) is little, so
- * the kernel is told not to read ahead. */
+ * the first thread that needs it. Once bytes of a file have come so, what is read of it in the ordinary way are checks,
+ * and by a mount single pieces, each whole: so the kernel is advised not to read ahead. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -32,6 +32,7 @@ struct cache_pages { uint64_t cached, dirty, writeback, evicted, recently_evicte
 void posix_direct_init(struct posix_direct *d)
 {
 	atomic_init(&d->fd, DIRECT_UNKNOWN);
+	atomic_init(&d->advised, false);
 }
 
 void posix_direct_release(struct posix_direct *d)
@@ -66,10 +67,7 @@ static int direct_reopen(int fd)
 	snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
 	if (direct_aligns(fd))
 		again = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
-	if (again < 0)
-		return DIRECT_NONE;
-	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
-	return again;
+	return again < 0 ? DIRECT_NONE : again;
 }
 
 static int direct_open(struct posix_direct *d, int fd)
@@ -124,7 +122,10 @@ int posix_read_past(struct posix_direct *d, int fd, uint64_t offset, size_t len,
 	*ret_bytes = (uint8_t *)room + before;
 	direct = direct_open(d, fd);
 	if (direct >= 0 && direct_pays(fd, offset, len)
-		&& direct_read(direct, from, room, base_align(before + len, STORE_PAST_ALIGN), before + len))
+		&& direct_read(direct, from, room, base_align(before + len, STORE_PAST_ALIGN), before + len)) {
+		if (!atomic_exchange(&d->advised, true))
+			(void)posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
 		return STORE_PAST_CACHE;
+	}
 	return posix_read_at(fd, offset, (uint8_t *)room + before, len); /* says what is wrong, if something is */
 }

@@ -96,7 +96,8 @@ int posix_denied_in(struct posix_storage *p, const char *dir, size_t len, int r)
 int posix_denied_where(struct store_storage *s, char dir[static STORE_NAME_MAX], struct store_storage_owner *ret_owner);
 
 /* ---- storage_posix_direct.c ---- */
-struct posix_direct { atomic_int fd; }; /* a second descriptor of a file, with O_DIRECT */
+/* fd: a second descriptor of a file, with O_DIRECT. advised: the kernel does not read ahead on the first one. */
+struct posix_direct { atomic_int fd; atomic_bool advised; };
 void posix_direct_init(struct posix_direct *d);
 void posix_direct_release(struct posix_direct *d);
 /* file_read_past (storage.h) of a file whose ordinary descriptor is `fd`. */

@@ -55,9 +55,10 @@ static void load_step(struct vckpt_step *step, uint32_t rank)
 
 int main(int argc, char **argv)
 {
+	struct vckpt_blob_info blob = {.bytes = 0};
 	struct vckpt_step *step;
 	struct vckpt_error err;
-	char epoch[2] = "";
+	char epoch[20] = "";
 
 	if (argc != 3) {
 		fprintf(stderr, "usage: load STORE RANK\n");
@@ -67,7 +68,9 @@ int main(int argc, char **argv)
 	 * vckpt_step_commit, which they open by vckpt_step_open_commit. */
 	check(vckpt_step_open(argv[1], "example", VCKPT_NONE, &step, &err), &err);
 	load_step(step, (uint32_t)strtoul(argv[2], NULL, 10));
-	check(vckpt_step_blob_get(step, "state/epoch", -1, epoch, &err), &err);
+	check(vckpt_step_blob_find(step, "state/epoch", -1, &blob, &err), &err);
+	if (blob.bytes && blob.bytes < sizeof epoch)
+		check(vckpt_step_blob_get(step, "state/epoch", -1, epoch, &err), &err);
 	printf("loaded example/%llu, epoch %s\n", (unsigned long long)vckpt_step_number(step), epoch);
 	vckpt_step_close(step); /* not before the load is freed */
 	for (int i = 0; i < ROWS / RANKS; i++)

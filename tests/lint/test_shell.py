@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """shellcheck finds nothing in the scripts. Where it is wrong, the line says why."""
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -31,3 +32,14 @@ def test_shellcheck():
     done = subprocess.run(["shellcheck", "--external-sources", "--severity=style", *map(str, scripts())], cwd=ROOT,
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_sources_that_scripts_name_are_there():
+    """Braces and stars too. A path with a variable in it is left out."""
+    words = {word for path in scripts()
+             for word in re.findall(r"(?<![\w/.$}-])(?:core|fs|index|proto|tests|tools)/[\w./{},*-]*\.(?:[ch]|py)\b",
+                                    path.read_text())}
+    assert len(words) > 10
+    expanded = subprocess.run(["bash", "-c", "printf '%s\\n' " + " ".join(sorted(words))], cwd=ROOT, check=True,
+                              capture_output=True, text=True).stdout.split()
+    assert [path for path in expanded if not (ROOT / path).is_file()] == []

@@ -2,7 +2,7 @@
 """Every sentence by which the public functions refuse what a caller gives, provoked once: a table of what is done, and
 the whole sentence. The last test finds the sentences that no row provokes.
 
-In the sentences * stands for what differs from run to run, such as a path."""
+In the sentences * is what differs from run to run, such as a path."""
 import ctypes as c
 import errno
 import fnmatch
@@ -23,6 +23,7 @@ SAVER, SAVE, LOAD, TARGET = map(c.sizeof, (SaverOptions, SaveOptions, loadlib.Lo
 BUILD = "and build the program with this library's vckpt.h"
 DTYPES = "is not known: it is one of enum vckpt_dtype, 1 to 21"
 OPEN = "nothing more can be declared"
+ZERO = "it must be 0 (zero the struct before its members are set)"
 NO = c.c_size_t(0)
 
 
@@ -235,7 +236,7 @@ ROWS = [
     (does("comm_shared", None, 0, 1, 0, ret), "no name for the ranks to meet under is given"),
     (does("comm_shared", "x", 0, 1, 0, None), "no place for the communicator is given"),
     (does("comm_shared", "x", 1, 1, 0, ret), "there is no rank 1 among 1"),
-    (does("comm_functions", None, 0, 1, 0, ret), "no functions of a communicator is given"),
+    (does("comm_functions", None, 0, 1, 0, ret), "no struct vckpt_comm_functions is given"),
     (does("comm_functions", Functions(8), 0, 1, 0, ret), "struct vckpt_comm_functions has 56 bytes in this "
                                                          "library, and "
      f"8 in the caller's `size`: set it to sizeof (struct vckpt_comm_functions), {BUILD}"),
@@ -264,6 +265,8 @@ ROWS = [
     (does("save_begin", None, None, ret), "no saver is given"),
     (does("save_begin", of("saver"), SaveOptions(SAVE), None), "no place for the save is given"),
     (does("save_begin", of("saver"), None, ret), "no options of the save are given"),
+    (begin(reserved=3), f"`reserved` of struct vckpt_save_options is 0x3: {ZERO}"),
+    (tensor(reserved=1), f"*`reserved` of struct vckpt_tensor is 0x1: {ZERO}"),
     (begin(size=8), f"struct vckpt_save_options has {SAVE} bytes in this library, and 8 in the caller's `size`: set it "
                     f"to sizeof (struct vckpt_save_options), {BUILD}"),
     (begin(flags=2), "flags of the save are 0x2: 0x2 is not in VCKPT_SAVE_REPLACE"),
@@ -319,6 +322,7 @@ ROWS = [
                                  "VCKPT_TENSOR_BOXES "
                                  "and VCKPT_TENSOR_ALONE exclude"),
     # ---- loads
+    (load(reserved=2), f"`reserved` of struct vckpt_load_options is 0x2: {ZERO}"),
     (does("load_begin", of("step"), None, None), "no place for the load is given"),
     (load(8), f"struct vckpt_load_options has {LOAD} bytes in this library, and 8 in the caller's `size`: set it to "
               f"sizeof (struct vckpt_load_options), {BUILD}"),
@@ -352,11 +356,11 @@ ROWS = [
     (does("load_wait", of("load"), 0), "the load does not read yet: vckpt_load_start comes first"),
     (reading, "the load has begun to read: nothing can be declared or started any more"),
     # ---- targets, renaming, conversion
-    (target(8), f"run/0: tensor /: struct vckpt_target has {TARGET} bytes in this library, and 8 in the "
+    (target(8), f"run/0: target 0: struct vckpt_target has {TARGET} bytes in this library, and 8 in the "
                 f"caller's `size`: "
                 f"set it to sizeof (struct vckpt_target), {BUILD}"),
-    (target(to=False), "run/0: tensor /: no destination of a target is given"),
-    (target(flags=8), "run/0: tensor /: flags of the target are 0x8: 0x8 is not in VCKPT_TARGET_..."),
+    (target(to=False), "run/0: target 0: no destination of a target is given"),
+    (target(flags=8), "run/0: target 0: flags of the target are 0x8: 0x8 is not in VCKPT_TARGET_..."),
     (target(take=[(0, 1)]), "run/0: tensor model/w: the slice has 1 dimensions, and the stored tensor 2"),
     (target(take=[(2, 2), (0, 4)]), "run/0: tensor model/w: the slice has 2 items from 2 on in dimension 0 of "
                                     "the stored "
@@ -368,15 +372,16 @@ ROWS = [
                         "into f32 "
                         "(3,4) at (1,0): a target with VCKPT_TARGET_RESIZE loads what fits"),
     (rename(b"model", None, b""), "rule 0 of a renaming: it needs both the caller's and the step's word"),
-    (rename(b"model", b"", b"a", 1), "rule 0 of a renaming: an empty word stands anywhere"),
+    (rename(b"model", b"", b"a", 1), "rule 0 of a renaming: `from` is empty, so VCKPT_RENAME_ANYWHERE "
+     "would find it everywhere: give a word"),
     (rename(b"model", b"a", b"b", 2),
      "rule 0 of a renaming: flags of the rule are 0x2: 0x2 is not in VCKPT_RENAME_ANYWHERE"),
     (renamed_by(lambda *_: -errno.EPERM),
      "run/0: tensor model/w: the function that renames answers -1 (Operation not permitted)"),
     (renamed_by(lambda _, component, name, to, room: c.memset(to, 65, room) and 1),
      "run/0: tensor model/w: the function that renames wrote no end of the name"),
-    (does("convert", 0, 12, None, None, NO), f"dtype to convert from, 0 {DTYPES}"),
-    (does("convert", 12, 99, None, None, NO), f"dtype to convert to, 99 {DTYPES}"),
+    (does("convert", 0, 12, None, None, NO), f"the dtype to convert from: 0 {DTYPES}"),
+    (does("convert", 12, 99, None, None, NO), f"the dtype to convert to: 99 {DTYPES}"),
     (does("convert", 14, 12, None, None, NO), "c64 cannot be converted to f32"),
     (does("convert", 12, 13, None, None, c.c_size_t(1)), "no memory to convert from is given"),
     (does("convert", 12, 13, "....", None, c.c_size_t(1)), "no memory to convert into is given"),
@@ -403,7 +408,8 @@ def test_each_row_is_refused_with_its_sentence(api, tmp_path):  # noqa: F811
 # have them.
 ELSEWHERE = {
     "no thread can be started for the load: %s", "no random number can be had for a launch id: %s",
-    "rank %u sent something else than its part of a launch id", "no place for a launch id is given",
+    "what came from rank %u has %llu bytes and is not its part of a launch id: the communicator has to deliver what "
+    "each rank gives, in the order of ranks", "no place for a launch id is given",
     "the step was opened before this process was forked: open it again",
     "the load was begun before this process was forked: begin one of its own",
     "the communicator was made before this process was forked: make one of its own",

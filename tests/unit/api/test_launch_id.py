@@ -103,7 +103,7 @@ def test_what_a_transport_delivers_is_checked(api, wrong):  # noqa: F811
     with both:
         out = together(2, lambda rank: agree(api, both.comms[rank]))
         assert calls == [[24, 24], [32, 0]]
-        assert out[1].code == EPROTO and out[1].text == "rank 0 sent something else than its part of a launch id"
+        assert out[1].code == EPROTO and "is not its part of a launch id" in out[1].text
         both.board.why = None
         with pytest.raises(Failed, match="did not get the same launch id"):
             agree(api, both.comms[1])

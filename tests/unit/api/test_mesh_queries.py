@@ -119,6 +119,8 @@ def test_names_that_only_torch_allows():
     (lambda mesh: mesh.group("tp,tp", 0), "dimension 1 is given twice"),
     (lambda mesh: mesh.group([], 0), "no such dimension"),
     (lambda mesh: mesh.neighbour(["dp", "tp"], 0), 'along one dimension, not along "d0,d1"'),
+    (lambda mesh: mesh.neighbour("tp", 0, 2**64 + 1), "distance 18446744073709551617: expected a whole number"),
+    (lambda mesh: mesh.neighbour("tp", 0, 1.5), "distance 1.5: expected a whole number"),
     (lambda mesh: mesh.rank([0]), "expected 2 numbers, one for each dimension"),
     (lambda mesh: mesh.rank([0, 4]), 'coordinate 4 in dimension "d1", whose size is 4'),
     (lambda mesh: mesh.rank([0, -1]), "coordinate -1: expected a whole number"),

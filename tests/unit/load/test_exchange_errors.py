@@ -200,6 +200,19 @@ def test_a_rank_that_waits_and_gives_up(api, store, arrays):  # noqa: F811
             load.wait(30000)
 
 
+def test_a_load_that_is_over_is_no_wait_that_is_not(api, store, arrays):  # noqa: F811
+    """A rank does nothing for the communicator's time-out. A program that waits again as long as the answer is
+    ETIMEDOUT would wait for ever."""
+    with Ranks(api, 2, timeout_ms=300) as ranks, Opened(api, store) as step, \
+            step.load(0, 1, 0, 2, ranks.comms[0], ALWAYS) as load:
+        whole(arrays, {})(0, load)
+        load.start()
+        for _ in range(3):
+            with pytest.raises(Failed, match="did nothing for 300 ms") as e:
+                load.wait(60000)
+            assert e.value.code == EABORTED
+
+
 @KINDS
 def test_one_rank_is_stopped(api, store, arrays, kind):  # noqa: F811
     def declare(rank, load):
@@ -383,5 +396,5 @@ def test_a_rank_that_does_not_come(api, store, arrays):  # noqa: F811
     ranks.python[1].functions.abort = ABORT()
     with ranks:
         told = failed(ranks.run(store, whole(arrays, {})))
-    assert told[0] == (-110, 'the caller\'s function "gather" failed: Connection timed out')
+    assert told[0] == (EABORTED, 'the caller\'s function "gather" failed: Connection timed out')
     assert told[1][0] == EABORTED

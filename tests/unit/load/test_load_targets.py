@@ -213,7 +213,7 @@ def test_renamings_that_fail(api, store, seed):  # noqa: F811
     x = np.empty(3, "f4")
     with Opened(api, store) as step, step.load() as load:
         refused("rule 1 of a renaming: it needs both", load.rename, (None, "x", "a"), (None, None, "b"))
-        refused("rule 0 of a renaming: an empty word", load.rename, (None, "", "b", 1))
+        refused("rule 0 of a renaming: `from` is empty", load.rename, (None, "", "b", 1))
         refused("rule 0 of a renaming: flags of the rule are 0x2", load.rename, (None, "x", "b", 2))
         refused("no rules", api.call, "vckpt_load_rename", load.p, None, c.c_size_t(1))
         refused("tensor model/x: .*lacks|lacks 1 tensor that is to be loaded: model/x$",

@@ -454,11 +454,20 @@ def text(value: Any, what: str) -> bytes:
         raise InvalidArgument(errno.EINVAL, f"{what} {value!r} has no UTF-8 form") from None
 
 
-def u32(number: Any, what: str) -> int:
-    """A number as the library takes it."""
-    if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number.__index__() < 2**32:
-        raise InvalidArgument(errno.EINVAL, f"{what} {number!r}: expected a whole number from 0 to 2**32 - 1")
+def _whole(number: Any, what: str, least: int, most: int, words: str) -> int:
+    if isinstance(number, bool) or not hasattr(number, "__index__") or not least <= number.__index__() <= most:
+        raise InvalidArgument(errno.EINVAL, f"{what} {number!r}: expected a whole number from {words}")
     return int(number.__index__())
+
+
+def u32(number: Any, what: str) -> int:
+    """A number as the library takes it: ctypes would cut off what does not fit."""
+    return _whole(number, what, 0, 2**32 - 1, "0 to 2**32 - 1")
+
+
+def i64(number: Any, what: str) -> int:
+    """The same with a sign."""
+    return _whole(number, what, -2**63, 2**63 - 1, "-2**63 to 2**63 - 1")
 
 
 def u64s(numbers: Sequence[int]) -> ctypes.Array[c_uint64]:
@@ -535,8 +544,8 @@ class Mesh:
 
     def neighbour(self, dim: str, rank: int, distance: int, wrap: bool) -> int | None:
         found = c_uint32()
-        there = call("vckpt_mesh_neighbour", self.pointer, text(dim, "dimension"), u32(rank, "rank"), distance,
-                     int(wrap), byref(found))
+        there = call("vckpt_mesh_neighbour", self.pointer, text(dim, "dimension"), u32(rank, "rank"),
+                     i64(distance, "distance"), int(wrap), byref(found))
         return found.value if there else None
 
     def __repr__(self) -> str:
