@@ -410,8 +410,8 @@ static int meet_late(const struct shared *s, struct base_error *err)
 	for (uint32_t i = 0; i < s->comm.size; i++)
 		if (i != s->comm.rank && !s->peers[i].agreed && ++n <= 20)
 			at += (size_t)snprintf(names + at, sizeof names - at, "%s%u", n > 1 ? ", " : "", i);
-	return base_error_set(err, -ETIMEDOUT, "%u of %u ranks have not come to %s within %u ms: %s%s", n, s->comm.size,
-		s->folder, s->comm.timeout_ms, names, n > 20 ? ", ..." : "");
+	return base_error_set(err, -ETIMEDOUT, "%u of %u ranks have not come to %s within %u ms: rank %s%s", n,
+		s->comm.size, s->folder, s->comm.timeout_ms, names, n > 20 ? ", ..." : "");
 }
 
 /* So that nobody notices the others later than after 9/8 of the time that they took. */

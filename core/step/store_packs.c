@@ -3,9 +3,10 @@
  * store_packs: the cache of open packs.
  *
  * It keeps open every pack that is in use, and unused ones as long as there is room: all caches of the process together
- * keep a quarter of the descriptors that it may have (RLIMIT_NOFILE), for the rest is its program's. Beyond that the
- * pack goes first that was unused the longest. So a step that is read tensor by tensor opens each of its packs once,
- * where the limit has room for those of one tensor; else once a tensor.
+ * keep a quarter of the descriptors that it may have (RLIMIT_NOFILE), for the rest is its program's (half, where packs
+ * are read past the page cache too: that is a second descriptor of each). Beyond that the pack goes first that was
+ * unused the longest. So a step that is read tensor by tensor opens each of its packs once, where the limit has room
+ * for those of one tensor; else once a tensor.
  *
  * An open descriptor keeps the disk space of a file that a collection has deleted. So all unused packs are closed a
  * second after the last use of any of them: a mount, a saver or an open step that is idle has none. While the cache is

@@ -37,6 +37,7 @@ static void declare(struct vckpt_load *load, const struct vckpt_mesh *mesh)
 	check(vckpt_load_expect(load, "model", &err), &err); /* a tensor of the step that is not above is an error */
 }
 
+/* A rank that is not in the mesh would load nothing of the weight. */
 static void load_step(struct vckpt_step *step, uint32_t rank)
 {
 	struct vckpt_load_options options = {.size = sizeof options, .rank = rank};
@@ -60,8 +61,8 @@ int main(int argc, char **argv)
 	struct vckpt_error err;
 	char epoch[20] = "";
 
-	if (argc != 3) {
-		fprintf(stderr, "usage: load STORE RANK\n");
+	if (argc != 3 || strtoul(argv[2], NULL, 10) >= RANKS) {
+		fprintf(stderr, "usage: load STORE RANK (below %d)\n", RANKS);
 		return 2;
 	}
 	/* The newest step, as this rank sees it. In a job one rank opens it, and sends the others its
