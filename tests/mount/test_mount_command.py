@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -65,6 +66,17 @@ def test_in_the_foreground(vckpt, one, point):
             assert child.wait(120) == 0
         finally:
             child.kill()  # or the test would wait for it, whatever failed
+
+
+def test_busy_for_a_moment(vckpt, one, point):
+    """By no process, such as while another one's df is under way: here another mount is inside. It is waited for."""
+    vckpt("mount", one, point)
+    subprocess.run(["mount", "-t", "tmpfs", "none", point / "a"], check=True)
+    end = threading.Timer(0.5, subprocess.run, [["umount", point / "a"]])
+    end.start()
+    vckpt("umount", point)
+    end.join()
+    assert not mount_of(point)
 
 
 def test_errors_of_mount(vckpt, one, point, tmp_path):

@@ -32,7 +32,7 @@ class History:
         self.items = numpy.random.default_rng(rng.getrandbits(64))
         self.tensors = {f"{rng.choice('abc')}/{i}": self.fresh(rng.choice(SHAPES)) for i in range(rng.randint(3, 12))}
         self.ways = {name: rng.choice(["whole", "alone", "R", "S(0)"]) for name in self.tensors}
-        self.saved = {}     # by step
+        self.saved, self.last = {}, None     # by step; the one that was saved last
 
     def fresh(self, shape):
         made = self.items.standard_normal(shape).astype(self.rng.choice(["f4", "f2", "f8"]))
@@ -66,7 +66,7 @@ class History:
         for rank, saver in enumerate(savers):
             held = {n: self.holds(n, rank, world, mesh) for n in names}
             saves.append(saver.save({n: h for n, h in held.items() if h is not None}, step=step, replace=True))
-        self.saved[step] = {n: self.tensors[n].tobytes() for n in names}
+        self.saved[step], self.last = {n: self.tensors[n].tobytes() for n in names}, step
         for save in saves:
             save.staged()
         for n in names:         # it is the caller's again
@@ -105,7 +105,8 @@ class History:
         last = self.rng.randint(1, 4)
         self.vckpt("rm", self.store, "run", "--keep-last", last, "-y")
         for step in sorted(self.saved)[:-last]:
-            del self.saved[step]
+            if step != self.last:           # which a rollback may have left behind others
+                del self.saved[step]
         self.vckpt("gc", self.store, "--grace", "0", check=False)   # refused while a saver lives: then it only marks
 
     def check(self):

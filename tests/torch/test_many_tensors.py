@@ -15,7 +15,8 @@ from vckpt import _lib, handle, loads
 
 PIN = {"pin": "no"}
 WAITS = ("vckpt_load_wait", "vckpt_load_progress", "vckpt_save_wait_staged", "vckpt_save_wait_committed",
-         "vckpt_save_progress")
+         "vckpt_save_progress",
+         "vckpt_save_free")         # when the last thread lets it go
 
 
 @pytest.fixture

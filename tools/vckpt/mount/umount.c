@@ -10,6 +10,8 @@
 #include "tools/vckpt/tool.h"
 
 #define NAMED_MAX 3
+#define BUSY_TRIES 20u
+#define BUSY_MS 100u
 
 struct users {
 	const char *point;
@@ -107,6 +109,25 @@ static void say_users(const char *point, struct base_error *err)
 			"nobody uses it any more", point, by);
 }
 
+/* Where no process has the mount, what uses it is a call that is under way, such as a df of another process: it is
+ * over soon. */
+static int unmount(const char *argument, bool lazy, char **ret_point, struct base_error *err)
+{
+	int r = fs_mountpoint_unmount(argument, lazy, ret_point, err);
+
+	for (unsigned tries = 0; r == -EBUSY && *ret_point && tries < BUSY_TRIES; tries++) {
+		struct users u = {.point = *ret_point};
+
+		find_users(&u);
+		if (u.n)
+			return r;
+		usleep(BUSY_MS * 1000);
+		free(base_steal(*ret_point));
+		r = fs_mountpoint_unmount(argument, lazy, ret_point, err);
+	}
+	return r;
+}
+
 static int option(struct tool *t, void *arg, int val, const char *value)
 {
 	(void)t;
@@ -126,7 +147,7 @@ static int umount_run(struct tool *t, int argc, char **argv)
 
 	if (code)
 		return code - TOOL_LEAVE;
-	r = fs_mountpoint_unmount(t->arguments[0], lazy, &point, &err);
+	r = unmount(t->arguments[0], lazy, &point, &err);
 	if (r == -EBUSY || (r == -EPERM && point && !fs_mountpoint_stuck()))
 		say_users(point, &err);
 	if (r < 0)
