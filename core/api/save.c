@@ -181,21 +181,21 @@ int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options 
 static int save_tensor(struct save_flight *f, const struct vckpt_tensor *t, struct base_error *err)
 {
 	struct save_tensor to = {.component = t->component, .name = t->name, .dtype = (enum tensor_dtype)t->dtype,
-		.mesh = t->mesh ? t->mesh->mesh : NULL, .placements = t->placements,
-		.flat = (const struct tensor_flat *)t->flat, .has_boxes = t->flags & VCKPT_TENSOR_BOXES,
-		.boxes = t->boxes, .nboxes = t->nboxes, .same_dims = t->same_dims, .data = t->data,
-		.strides = t->strides, .local_shape = t->local_shape, .local_ndim = t->local_ndim,
-		.device = t->flags & VCKPT_TENSOR_DEVICE,
-		.buffer = t->flags & VCKPT_TENSOR_BUFFER, .alone = t->flags & VCKPT_TENSOR_ALONE};
+		.flat = (const struct tensor_flat *)t->flat, .buffer = t->flags & VCKPT_TENSOR_BUFFER,
+		.device = t->flags & VCKPT_TENSOR_DEVICE, .strides = t->strides, .data = t->data};
+	const struct save_declared declared = {.mesh = t->mesh ? t->mesh->mesh : NULL, .placements = t->placements,
+		.same_dims = t->same_dims, .has_boxes = t->flags & VCKPT_TENSOR_BOXES, .boxes = t->boxes,
+		.nboxes = t->nboxes, .local_shape = t->local_shape, .local_ndim = t->local_ndim,
+		.alone = t->flags & VCKPT_TENSOR_ALONE};
 	int r = api_tensor_check(t, err);
 
 	if (r < 0)
 		return base_error_prefix(err, r, "tensor %.100s/%.200s", t->component ? t->component : "",
 			t->name ? t->name : "");
-	to.shape.ndim = t->ndim;
+	to.sharding.shape.ndim = t->ndim;
 	if (t->ndim)
-		memcpy(to.shape.dim, t->shape, t->ndim * sizeof *t->shape);
-	return save_flight_tensor(f, &to, err);
+		memcpy(to.sharding.shape.dim, t->shape, t->ndim * sizeof *t->shape);
+	return save_flight_tensor(f, &to, &declared, err);
 }
 
 int vckpt_save_tensors(struct vckpt_save *save, const struct vckpt_tensor *tensors, size_t n, struct vckpt_error *err)

@@ -25,6 +25,14 @@ int tensor_shape_items(const struct tensor_shape *s, unsigned item_bytes, uint64
 	return 0;
 }
 
+bool tensor_shape_empty(const struct tensor_shape *s)
+{
+	for (uint32_t d = 0; d < s->ndim; d++)
+		if (s->dim[d] == 0)
+			return true;
+	return false;
+}
+
 bool tensor_shape_equal(const struct tensor_shape *a, const struct tensor_shape *b)
 {
 	return a->ndim == b->ndim && memcmp(a->dim, b->dim, a->ndim * sizeof a->dim[0]) == 0;

@@ -22,6 +22,7 @@ struct tensor_box {
 /* Items of a shape: 0 or -EOVERFLOW (product, even of a shape with a zero in it, beyond TENSOR_MAX_BYTES / item_bytes;
  * ndim > TENSOR_MAX_DIMS is -EINVAL). */
 int tensor_shape_items(const struct tensor_shape *s, unsigned item_bytes, uint64_t *ret_items);
+bool tensor_shape_empty(const struct tensor_shape *s); /* a dimension is 0 */
 bool tensor_shape_equal(const struct tensor_shape *a, const struct tensor_shape *b);
 void tensor_box_whole(const struct tensor_shape *s, struct tensor_box *ret_box);
 uint64_t tensor_box_items(const struct tensor_shape *s, const struct tensor_box *b); /* of a box inside a valid shape */

@@ -169,11 +169,8 @@ uint64_t tensor_piece_find(const struct tensor_grid *g, const uint64_t *at)
 {
 	struct tensor_box whole, piece;
 
-	for (unsigned d = 0; d < g->shape.ndim; d++)
-		if (g->shape.dim[d] == 0)
-			return 0;
 	tensor_box_whole(&g->shape, &whole);
-	return g->shape.ndim == 0 ? 0 : tensor_piece_locate(g, &whole, at, &piece);
+	return g->shape.ndim == 0 || tensor_shape_empty(&g->shape) ? 0 : tensor_piece_locate(g, &whole, at, &piece);
 }
 
 static void iter_begin_row(struct tensor_piece_iter *it)

@@ -84,17 +84,17 @@ class Ours:
     def tensors(self, pp):
         ranks = stage_ranks(pp)
         mesh = tl.OwnedMesh(self.lib, f"replicate={REPLICATE},shard={SHARD},tp={TP}", list(ranks))
-        params = tl.GridParams(128 << 10, 1 << 20, 512)
         state = stage(pp)
-        return (tl.PlanTensor * len(state))(*[tl.PlanTensor(self.sharding(shape, mesh, words, item), params, False)
+        return (tl.SaveTensor * len(state))(*[tl.SaveTensor(sharding=self.sharding(shape, mesh, words, item))
                                               for _, shape, words, item in state])
 
     def plan(self, array, rank, repeat):
         """Median ms, pieces, bytes."""
         pieces, size, spent = ctypes.c_uint64(), ctypes.c_uint64(), []
         for _ in range(repeat):
-            spent.append(self.loop.bench_plan(array, ctypes.c_uint32(len(array)), ctypes.c_uint32(rank),
-                                              ctypes.byref(pieces), ctypes.byref(size)))
+            spent.append(self.loop.bench_plan(array, ctypes.c_uint32(len(array)),
+                                              ctypes.byref(tl.GridParams(128 << 10, 1 << 20, 512)),
+                                              ctypes.c_uint32(rank), ctypes.byref(pieces), ctypes.byref(size)))
             assert spent[-1] >= 0, spent
         return statistics.median(spent) / 1e6, pieces.value, size.value
 

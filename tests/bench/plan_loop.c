@@ -7,8 +7,8 @@
 #include "core/save/plan/plan.h"
 
 int64_t bench_own_boxes(const struct tensor_sharding *s, uint32_t n, uint32_t rank, uint64_t *ret_boxes);
-int64_t bench_plan(const struct save_plan_tensor *tensors, uint32_t n, uint32_t rank, uint64_t *ret_pieces,
-	uint64_t *ret_bytes);
+int64_t bench_plan(const struct save_tensor *tensors, uint32_t n, const struct tensor_grid_params *params,
+	uint32_t rank, uint64_t *ret_pieces, uint64_t *ret_bytes);
 
 static int64_t now_ns(void)
 {
@@ -40,18 +40,17 @@ int64_t bench_own_boxes(const struct tensor_sharding *s, uint32_t n, uint32_t ra
 }
 
 /* Checks the sharding of each tensor, plans, and walks all pieces of the plan. */
-int64_t bench_plan(const struct save_plan_tensor *tensors, uint32_t n, uint32_t rank, uint64_t *ret_pieces,
-	uint64_t *ret_bytes)
+int64_t bench_plan(const struct save_tensor *tensors, uint32_t n, const struct tensor_grid_params *params,
+	uint32_t rank, uint64_t *ret_pieces, uint64_t *ret_bytes)
 {
 	int64_t start = now_ns();
-	const struct save_plan_tensors all = {tensors, sizeof *tensors, n};
 	struct save_plan plan;
 	int r = 0;
 
 	for (uint32_t t = 0; r == 0 && t < n; t++)
 		r = tensor_sharding_check(&tensors[t].sharding, tensors[t].sharding.mesh->ndim, NULL);
 	if (r == 0)
-		r = save_plan_make(&all, rank, &plan, NULL);
+		r = save_plan_make(tensors, n, *params, rank, &plan, NULL);
 	if (r < 0)
 		return r;
 	*ret_pieces = *ret_bytes = 0;
@@ -60,7 +59,7 @@ int64_t bench_plan(const struct save_plan_tensor *tensors, uint32_t n, uint32_t 
 		struct tensor_piece_iter it;
 		struct tensor_grid g;
 
-		tensor_grid_init(&g, &s->shape, s->item_bytes, tensors[plan.boxes[i].tensor].params);
+		tensor_grid_init(&g, &s->shape, s->item_bytes, *params);
 		for (tensor_piece_first(&it, &g, &plan.boxes[i].at.box); !it.done; tensor_piece_next(&it)) {
 			(*ret_pieces)++;
 			*ret_bytes += tensor_box_items(&g.shape, &it.piece) * g.item_bytes;

@@ -151,24 +151,16 @@ class Span(ctypes.Structure):
     _fields_ = [("from_", ctypes.c_uint64), ("to", ctypes.c_uint64)]
 
 
-class PlanTensor(ctypes.Structure):
-    _fields_ = [("sharding", Sharding), ("params", GridParams), ("buffer", ctypes.c_bool), ("whole", ctypes.c_bool),
-                ("flat", ctypes.POINTER(Flat)),
-                ("boxes", ctypes.POINTER(Boxes)), ("same_dims", ctypes.c_uint32)]
+class SaveTensor(ctypes.Structure):
+    _fields_ = [("component", ctypes.c_char_p), ("name", ctypes.c_char_p), ("name_len", ctypes.c_uint32),
+                ("dtype", ctypes.c_int), ("sharding", Sharding), ("flat", ctypes.POINTER(Flat)),
+                ("boxes", ctypes.POINTER(Boxes)), ("same_dims", ctypes.c_uint32), ("buffer", ctypes.c_bool),
+                ("device", ctypes.c_bool), ("place", ctypes.c_uint), ("local", Shape),
+                ("strides", ctypes.POINTER(ctypes.c_int64)), ("data", ctypes.c_void_p)]
 
 
 class PlanBox(ctypes.Structure):
     _fields_ = [("tensor", ctypes.c_uint32), ("at", ShardBox), ("pieces", ctypes.c_uint64)]
-
-
-class PlanTensors(ctypes.Structure):
-    _fields_ = [("first", ctypes.POINTER(PlanTensor)), ("stride", ctypes.c_size_t), ("n", ctypes.c_uint32)]
-
-    @classmethod
-    def of(cls, array, n):
-        found = cls(ctypes.cast(array, ctypes.POINTER(PlanTensor)), ctypes.sizeof(PlanTensor), n)
-        found.array = array     # lives as long
-        return found
 
 
 class Plan(ctypes.Structure):
@@ -191,6 +183,13 @@ def load(lib):
     lib.free = ctypes.CDLL(None).free
     lib.free.argtypes = [p]
     return lib
+
+
+def make_plan(lib, array, n, params, rank):
+    plan, err = Plan(), Error()
+    check(lib.save_plan_make(array, ctypes.c_uint32(n), GridParams(*params), ctypes.c_uint32(rank), ctypes.byref(plan),
+                             ctypes.byref(err)), err)
+    return plan
 
 
 def check(r, err):

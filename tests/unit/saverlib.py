@@ -191,8 +191,7 @@ class Save:
         self.api.call("vckpt_save_begin", saver.p, c.byref(options), c.byref(self.p))
 
     def tensor(self, name, array, shape=None, placements=None, mesh=None, flat=None, boxes=None, same_dims=None,
-               flags=0, dtype=None,
-               check_local=True):
+               flags=0, dtype=None, check_local=True, strides=True):
         component, name = name.split("/", 1)
         shape = list(array.shape if shape is None else shape)
         plain = flat is None and boxes is None
@@ -203,8 +202,8 @@ class Save:
                    numbers(c.c_uint64, flat), numbers(c.c_uint64, [n for b in boxes or () for pair in b for n in pair])
                    if boxes is not None else None,
                    same_dims.encode() if same_dims else None, array.ctypes.data if array.size else None,
-                   numbers(c.c_int64, array.strides) if array.size and (plain or not array.flags.c_contiguous)
-                   else None,
+                   numbers(c.c_int64, array.strides)
+                   if array.size and strides and (plain or not array.flags.c_contiguous) else None,
                    numbers(c.c_uint64, array.shape) if plain and check_local else None, len(shape), array.ndim,
                    dtype or DTYPES[array.dtype.name], flags, len(boxes or ()), 0)
         self.keep.append((array, t))

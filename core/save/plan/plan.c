@@ -27,8 +27,9 @@ struct plan_group {
 };
 
 struct plan_making {
-	const struct save_plan_tensors *tensors;
+	const struct save_tensor *tensors;
 	uint32_t n, rank;
+	struct tensor_grid_params params;
 	struct tensor_mesh alone;       /* of this rank only: for tensors without a mesh */
 	struct save_pairs pairs;
 	struct plan_group *groups; uint32_t ngroups, groups_room;
@@ -155,7 +156,7 @@ static int group_find(struct plan_making *m, const struct tensor_mesh *mesh, uin
 /* Without a mesh the tensor is replicated over the mesh of this rank alone. */
 static struct tensor_sharding plan_sharding(const struct plan_making *m, uint32_t t)
 {
-	struct tensor_sharding s = save_plan_tensor_at(m->tensors, t)->sharding;
+	struct tensor_sharding s = m->tensors[t].sharding;
 
 	if (!s.mesh) {
 		s.mesh = &m->alone;
@@ -164,7 +165,7 @@ static struct tensor_sharding plan_sharding(const struct plan_making *m, uint32_
 	return s;
 }
 
-int save_held_init(struct save_held *h, const struct save_plan_tensor *tensor, const struct tensor_sharding *s,
+int save_held_init(struct save_held *h, const struct save_tensor *tensor, const struct tensor_sharding *s,
 	uint32_t rank, struct base_error *err)
 {
 	int r;
@@ -213,12 +214,12 @@ uint64_t save_held_items(struct save_held *h)
 
 static int held_init(struct save_held *h, const struct plan_making *m, uint32_t t, const struct tensor_sharding *s)
 {
-	int r = save_held_init(h, save_plan_tensor_at(m->tensors, t), s, m->rank, m->err);
+	int r = save_held_init(h, &m->tensors[t], s, m->rank, m->err);
 
 	return r < 0 ? base_error_prefix(m->err, r, "tensor %u", t) : 0;
 }
 
-uint32_t save_held_alike(const struct save_plan_tensor *tensor, const struct tensor_sharding *s)
+uint32_t save_held_alike(const struct save_tensor *tensor, const struct tensor_sharding *s)
 {
 	uint32_t dims = tensor_sharding_replicated(s);
 
@@ -229,7 +230,7 @@ uint32_t save_held_alike(const struct save_plan_tensor *tensor, const struct ten
 static int plan_survey(struct plan_making *m, uint32_t t)
 {
 	struct tensor_sharding s = plan_sharding(m, t);
-	const struct save_plan_tensor *tensor = save_plan_tensor_at(m->tensors, t);
+	const struct save_tensor *tensor = &m->tensors[t];
 	struct save_held held;
 	uint32_t *group = &m->group_of[t], dims;
 	uint64_t items;
@@ -312,7 +313,7 @@ static int plan_store(struct plan_making *m, uint32_t t, const struct plan_group
 	struct save_held held;
 	struct tensor_grid g;
 	uint64_t at = group ? group->at : 0;
-	int r = tensor_grid_init(&g, &s.shape, s.item_bytes, save_plan_tensor_at(m->tensors, t)->params);
+	int r = tensor_grid_init(&g, &s.shape, s.item_bytes, m->params);
 
 	if (r < 0)
 		return base_error_set(m->err, r, "tensor %u: bad grid parameters or shape", t);
@@ -355,15 +356,15 @@ static int plan_walk(struct plan_making *m)
 	return 0;
 }
 
-int save_plan_make(const struct save_plan_tensors *tensors, uint32_t rank, struct save_plan *ret_plan,
-	struct base_error *err)
+int save_plan_make(const struct save_tensor *tensors, uint32_t n, struct tensor_grid_params params, uint32_t rank,
+	struct save_plan *ret_plan, struct base_error *err)
 {
-	base_cleanup(making_release) struct plan_making m = {.tensors = tensors, .n = tensors->n, .rank = rank,
-		.err = err};
+	base_cleanup(making_release) struct plan_making m = {.tensors = tensors, .n = n, .params = params,
+		.rank = rank, .err = err};
 	int r;
 
-	if (m.n > PLAN_TENSORS_MAX)
-		return base_error_set(err, -BASE_ELIMIT, "%u tensors: at most %u", m.n, PLAN_TENSORS_MAX);
+	if (n > PLAN_TENSORS_MAX)
+		return base_error_set(err, -BASE_ELIMIT, "%u tensors: at most %u", n, PLAN_TENSORS_MAX);
 	r = making_init(&m);
 	if (r == 0)
 		r = plan_walk(&m);

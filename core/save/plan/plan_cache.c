@@ -9,7 +9,7 @@
 
 struct plan_entry {
 	struct save_planned planned;    /* first: what callers hold is a pointer to it */
-	struct save_plan_key key;
+	struct base_digest key;
 	uint32_t users;
 	bool kept;
 	uint64_t used;                  /* the cache's count of uses, when it was last used */
@@ -49,13 +49,12 @@ void save_plan_cache_free(struct save_plan_cache *c)
 }
 
 /* The lock is held. */
-static struct plan_entry *entry_use(struct save_plan_cache *c, const struct save_plan_key *key)
+static struct plan_entry *entry_use(struct save_plan_cache *c, const struct base_digest *key)
 {
 	for (unsigned i = 0; i < SAVE_PLAN_CACHE_KEPT; i++) {
 		struct plan_entry *e = c->kept[i];
 
-		if (!e || !base_digest_equal(&e->key.digest, &key->digest) || e->key.ntensors != key->ntensors ||
-			e->key.rank != key->rank)
+		if (!e || !base_digest_equal(&e->key, key))
 			continue;
 		e->users++;
 		e->used = ++c->uses;
@@ -83,7 +82,7 @@ static void entry_keep(struct save_plan_cache *c, struct plan_entry *e)
 	c->kept[place] = e;
 }
 
-struct save_planned *save_plan_cache_get(struct save_plan_cache *c, const struct save_plan_key *key)
+struct save_planned *save_plan_cache_get(struct save_plan_cache *c, const struct base_digest *key)
 {
 	struct plan_entry *e;
 
@@ -95,7 +94,7 @@ struct save_planned *save_plan_cache_get(struct save_plan_cache *c, const struct
 	return e ? &e->planned : NULL;
 }
 
-struct save_planned *save_plan_cache_put(struct save_plan_cache *c, const struct save_plan_key *key,
+struct save_planned *save_plan_cache_put(struct save_plan_cache *c, const struct base_digest *key,
 	struct save_planned *made)
 {
 	struct plan_entry *e = calloc(1, sizeof *e), *there;

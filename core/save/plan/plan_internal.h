@@ -27,13 +27,13 @@ struct save_held {
 	const struct tensor_boxes *boxes;       /* NULL: the shard's */
 };
 /* s: the tensor's sharding, with a mesh. -EINVAL and what tensor_shard_of and tensor_shard_list_check return. */
-int save_held_init(struct save_held *h, const struct save_plan_tensor *tensor, const struct tensor_sharding *s,
+int save_held_init(struct save_held *h, const struct save_tensor *tensor, const struct tensor_sharding *s,
 	uint32_t rank, struct base_error *err);
 /* The first box, the one after the last one given (NULL); NULL: that was all. */
 const struct tensor_shard_box *save_held_first(struct save_held *h);
 const struct tensor_shard_box *save_held_next(struct save_held *h);
 uint64_t save_held_items(struct save_held *h);
 /* The mesh dimensions along which several ranks hold the same boxes of it, as a mask. */
-uint32_t save_held_alike(const struct save_plan_tensor *tensor, const struct tensor_sharding *s);
+uint32_t save_held_alike(const struct save_tensor *tensor, const struct tensor_sharding *s);
 
 #endif

@@ -17,7 +17,7 @@
 #define KEY_FIXED_ROOM 512u     /* a tensor without its texts, local shape, placements, boxes */
 #define KEY_HASHED_BYTES BASE_BLOCK_BYTES
 
-enum { KEY_BUFFER = 1 << 0, KEY_FLAT = 1 << 1, KEY_BOXES = 1 << 2, KEY_PARAMS = 1 << 3, KEY_STRIDES = 1 << 4 };
+enum { KEY_BUFFER = 1 << 0, KEY_FLAT = 1 << 1, KEY_BOXES = 1 << 2, KEY_STRIDES = 1 << 3 };
 
 static void key_fail(struct save_plan_key_builder *b)
 {
@@ -102,28 +102,12 @@ static uint8_t *put64(uint8_t *at, uint64_t v)
 	return at + 8;
 }
 
-/* false: the items lie row-major without gaps, or there are none. */
-static bool strides_matter(const struct save_plan_key_tensor *more, unsigned item_bytes)
+static uint8_t *put_strides(uint8_t *at, const struct save_tensor *t)
 {
-	uint64_t expected = item_bytes;
-	bool matter = false;
-
-	if (!more->strides || !more->local_shape)
-		return false;
-	for (uint32_t d = more->local_ndim; d-- > 0; expected *= more->local_shape[d]) {
-		if (more->local_shape[d] == 0)
-			return false;
-		matter |= more->local_shape[d] > 1 && (uint64_t)more->strides[d] != expected;
-	}
-	return matter;
-}
-
-static uint8_t *put_strides(uint8_t *at, const struct save_plan_key_tensor *more)
-{
-	at = put32(at, more->local_ndim);
-	for (uint32_t d = 0; d < more->local_ndim; d++) {
-		at = put64(at, more->local_shape[d]);
-		at = put64(at, more->local_shape[d] > 1 ? (uint64_t)more->strides[d] : 0);
+	at = put32(at, t->local.ndim);
+	for (uint32_t d = 0; d < t->local.ndim; d++) {
+		at = put64(at, t->local.dim[d]);
+		at = put64(at, t->local.dim[d] > 1 ? (uint64_t)t->strides[d] : 0);
 	}
 	return at;
 }
@@ -151,39 +135,33 @@ static uint8_t *put_text(uint8_t *at, const char *text, size_t len)
 }
 
 /* All but placements and raw boxes, which have no bound. */
-static void put_fixed(struct save_plan_key_builder *b, const struct save_plan_tensor *t,
-	const struct save_plan_key_tensor *more, uint32_t flags)
+static void put_fixed(struct save_plan_key_builder *b, const struct save_tensor *t, uint32_t flags)
 {
-	size_t component = strlen(more->component), name = strlen(more->name);
-	size_t room = component + name + KEY_FIXED_ROOM + (size_t)more->local_ndim * 16;
+	size_t component = strlen(t->component), name = strlen(t->name);
+	size_t room = component + name + KEY_FIXED_ROOM + (size_t)t->local.ndim * 16;
 	uint8_t *from = base_buf_extend(&b->bytes, room), *at = from;
 	const struct tensor_sharding *s = &t->sharding;
 
 	if (!from)
 		return;
 	at = put32(at, flags);
-	at = put_text(at, more->component, component);
-	at = put_text(at, more->name, name);
-	at = put32(at, more->dtype);
+	at = put_text(at, t->component, component);
+	at = put_text(at, t->name, name);
+	at = put32(at, t->dtype);
 	at = put32(at, s->item_bytes);
 	at = put32(at, t->same_dims);
 	at = put32(at, mesh_number(b, s->mesh));
 	at = put32(at, s->shape.ndim);
 	for (uint32_t d = 0; d < s->shape.ndim; d++)
 		at = put64(at, s->shape.dim[d]);
-	if (flags & KEY_PARAMS) {
-		at = put64(put64(at, t->params.min_bytes), t->params.target_bytes);
-		at = put64(put64(at, t->params.row_bytes), t->params.small_bytes);
-	}
 	if (flags & KEY_FLAT)
 		at = put64(put64(put64(at, t->flat->from), t->flat->to), t->flat->len);
 	if (flags & KEY_STRIDES)
-		at = put_strides(at, more);
+		at = put_strides(at, t);
 	b->bytes.len -= room - (size_t)(at - from);
 }
 
-void save_plan_key_tensor(struct save_plan_key_builder *b, const struct save_plan_tensor *t,
-	const struct save_plan_key_tensor *more)
+void save_plan_key_tensor(struct save_plan_key_builder *b, const struct save_tensor *t)
 {
 	const struct tensor_sharding *s = &t->sharding;
 	uint32_t flags = 0;
@@ -191,16 +169,14 @@ void save_plan_key_tensor(struct save_plan_key_builder *b, const struct save_pla
 	flags |= t->buffer ? KEY_BUFFER : 0;
 	flags |= t->flat ? KEY_FLAT : 0;
 	flags |= t->boxes ? KEY_BOXES : 0;
-	flags |= memcmp(&t->params, &b->params, sizeof b->params) != 0 ? KEY_PARAMS : 0;
-	flags |= strides_matter(more, s->item_bytes) ? KEY_STRIDES : 0;
-	put_fixed(b, t, more, flags);
+	flags |= t->strides ? KEY_STRIDES : 0;
+	put_fixed(b, t, flags);
 	for (uint32_t m = 0; s->mesh && m < s->mesh->ndim; m++)
 		put_placement(b, &s->placement[m]);
 	if (t->boxes) {
 		base_buf_put64(&b->bytes, t->boxes->n);
 		base_buf_append(&b->bytes, t->boxes->pairs, t->boxes->n * t->boxes->ndim * 2 * sizeof(uint64_t));
 	}
-	b->params = t->params;
 	b->ntensors++;
 	if (b->bytes.len >= KEY_HASHED_BYTES && !b->bytes.error)
 		key_hash(b);
@@ -209,13 +185,12 @@ void save_plan_key_tensor(struct save_plan_key_builder *b, const struct save_pla
 void save_plan_key_init(struct save_plan_key_builder *b, uint32_t rank, uint32_t world, const struct tensor_mesh *mesh)
 {
 	memset(b, 0, sizeof *b);
-	b->rank = rank;
 	base_buf_put32(&b->bytes, rank);
 	base_buf_put32(&b->bytes, world);
 	base_buf_put32(&b->bytes, mesh_number(b, mesh));
 }
 
-int save_plan_key_final(struct save_plan_key_builder *b, struct save_plan_key *ret_key)
+int save_plan_key_final(struct save_plan_key_builder *b, struct base_digest *ret_key)
 {
 	int r;
 
@@ -226,11 +201,7 @@ int save_plan_key_final(struct save_plan_key_builder *b, struct save_plan_key *r
 		key_hash(b);
 	r = b->error ? b->error : b->meshes.error ? b->meshes.error : b->bytes.error;
 	if (r == 0)
-		r = base_hasher_final(b->hasher, &ret_key->digest);
-	if (r == 0) {
-		ret_key->ntensors = b->ntensors;
-		ret_key->rank = b->rank;
-	}
+		r = base_hasher_final(b->hasher, ret_key);
 	base_hasher_free(b->hasher);
 	base_buf_release(&b->bytes);
 	base_buf_release(&b->meshes);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plan_key: a digest of everything that a rank's plan and layout depend on: saves of equal keys have equal plans and
- * equal layouts. Pure: no I/O. A key's builder belongs to one thread. */
+ * plan_key: a digest of everything that a rank's plan and layout depend on, except the store's grid, which does not
+ * change: in one store, saves of equal keys have equal plans and equal layouts. Pure: no I/O. A key's builder belongs
+ * to one thread. */
 #ifndef CORE_SAVE_PLAN_PLAN_KEY_H
 #define CORE_SAVE_PLAN_PLAN_KEY_H
 
@@ -10,32 +11,22 @@
 #include "core/base/table.h"
 #include "core/save/plan/plan.h"
 
-struct save_plan_key { struct base_digest digest; uint32_t ntensors, rank; };
-/* init, tensor for each in the order of the plan, final. Failures are sticky and told by final. Meshes are read once
+/* init, tensor for each in the order of the plan, final. A failure is kept, and final returns it. Meshes are read once
  * for each pointer, and may be freed only after final. */
 struct save_plan_key_builder {
 	struct base_hasher *hasher;             /* NULL: nothing was given to it yet */
 	struct base_buf bytes, meshes;          /* what it is given next; struct base_digest of each different mesh */
 	struct save_plan_key_mesh { const struct tensor_mesh *mesh; uint32_t number; } *seen; /* each pointer once */
 	struct base_table by_pointer;
-	uint32_t nseen, nmeshes, ntensors, rank;
+	uint32_t nseen, nmeshes, ntensors;
 	struct save_plan_key_mesh last;
-	struct tensor_grid_params params;       /* of the last tensor */
 	int error;
-};
-/* What a plan depends on beside struct save_plan_tensor. Strides in bytes over the local tensor (NULL: contiguous;
- * those of dimensions of one item do not matter, and row-major ones are like none). */
-struct save_plan_key_tensor {
-	const char *component, *name;
-	uint32_t dtype, local_ndim;
-	const uint64_t *local_shape;            /* may be NULL where strides is */
-	const int64_t *strides;
 };
 /* mesh: the saver's, or NULL. */
 void save_plan_key_init(struct save_plan_key_builder *b, uint32_t rank, uint32_t world, const struct tensor_mesh *mesh);
-void save_plan_key_tensor(struct save_plan_key_builder *b, const struct save_plan_tensor *t,
-	const struct save_plan_key_tensor *more);
+/* Strides of dimensions of one item do not matter. */
+void save_plan_key_tensor(struct save_plan_key_builder *b, const struct save_tensor *t);
 /* 0 or -ENOMEM; releases the builder. */
-int save_plan_key_final(struct save_plan_key_builder *b, struct save_plan_key *ret_key);
+int save_plan_key_final(struct save_plan_key_builder *b, struct base_digest *ret_key);
 
 #endif

@@ -21,7 +21,7 @@
 #include "core/save/plan/plan_internal.h"
 
 struct replica_making {
-	const struct save_plan_tensors *tensors;
+	const struct save_tensor *tensors;
 	uint32_t rank;
 	struct save_replicas all;
 	uint64_t room;                  /* for entries */
@@ -132,7 +132,7 @@ static void block_at(uint32_t ndim, const struct tensor_box *box, unsigned item_
 static int entry_add(struct replica_making *m, uint32_t t, const struct tensor_shard_box *held,
 	const struct tensor_box *block)
 {
-	const struct tensor_sharding *s = &save_plan_tensor_at(m->tensors, t)->sharding;
+	const struct tensor_sharding *s = &m->tensors[t].sharding;
 	struct save_replica_entry *e;
 
 	if (base_array_room(m->all.entries, m->room, m->all.nentries + 1) < 0)
@@ -151,7 +151,7 @@ static int entry_add(struct replica_making *m, uint32_t t, const struct tensor_s
 /* The block that holds item `at` of all that is held. */
 static int tensor_sample(struct replica_making *m, uint32_t t, struct save_held *held, uint64_t at)
 {
-	const struct tensor_sharding *s = &save_plan_tensor_at(m->tensors, t)->sharding;
+	const struct tensor_sharding *s = &m->tensors[t].sharding;
 	struct tensor_box block;
 
 	for (const struct tensor_shard_box *box = save_held_first(held); box; box = save_held_next(held)) {
@@ -168,7 +168,7 @@ static int tensor_sample(struct replica_making *m, uint32_t t, struct save_held 
 
 static int tensor_full(struct replica_making *m, uint32_t t, struct save_held *held)
 {
-	const struct tensor_sharding *s = &save_plan_tensor_at(m->tensors, t)->sharding;
+	const struct tensor_sharding *s = &m->tensors[t].sharding;
 	struct tensor_box block;
 
 	for (const struct tensor_shard_box *box = save_held_first(held); box; box = save_held_next(held)) {
@@ -191,9 +191,9 @@ static uint64_t text_hash(uint64_t seed, const char *text)
 	return base_xxh64_of(seed, text, strlen(text));
 }
 
-static int tensor_make(struct replica_making *m, uint32_t t, const struct save_replica_name *name)
+static int tensor_make(struct replica_making *m, uint32_t t)
 {
-	const struct save_plan_tensor *tensor = save_plan_tensor_at(m->tensors, t);
+	const struct save_tensor *tensor = &m->tensors[t];
 	const struct tensor_sharding *s = &tensor->sharding;
 	struct save_replica_tensor *row = &m->all.tensors[m->all.ntensors];
 	struct save_held held;
@@ -215,25 +215,24 @@ static int tensor_make(struct replica_making *m, uint32_t t, const struct save_r
 	r = group_find(m, s->mesh, dims, &row->group);
 	if (r < 0)
 		return base_error_set(m->err, r, "tensor %u: %s", t, base_error_name(r));
-	whole = tensor->whole && items <= SAVE_REPLICA_WHOLE_BYTES / s->item_bytes;
+	whole = tensor_dtype_is_integer(tensor->dtype) && items <= SAVE_REPLICA_WHOLE_BYTES / s->item_bytes;
 	r = whole || m->all.mode == SAVE_REPLICAS_FULL ? tensor_full(m, t, &held)
-		: tensor_sample(m, t, &held, text_hash(text_hash(m->seed, name->component), name->name) % items);
+		: tensor_sample(m, t, &held, text_hash(text_hash(m->seed, tensor->component), tensor->name) % items);
 	row->n = m->all.nentries - row->first;
 	m->all.ntensors++;
 	return r;
 }
 
-int save_replicas_make(const struct save_plan_tensors *tensors, const struct save_replica_name *names, uint32_t rank,
-	const char *save, enum save_replicas_mode mode, struct save_replicas *ret_replicas,
-	struct base_error *err)
+int save_replicas_make(const struct save_tensor *tensors, uint32_t n, uint32_t rank, const char *save,
+	enum save_replicas_mode mode, struct save_replicas *ret_replicas, struct base_error *err)
 {
 	base_cleanup(making_release) struct replica_making m = {.tensors = tensors, .rank = rank, .err = err};
-	int r = mode == SAVE_REPLICAS_OFF ? 0 : making_init(&m, tensors->n);
+	int r = mode == SAVE_REPLICAS_OFF ? 0 : making_init(&m, n);
 
 	m.all.mode = mode;
 	m.seed = text_hash(0, save);
-	for (uint32_t t = 0; mode != SAVE_REPLICAS_OFF && t < tensors->n && r == 0; t++)
-		r = tensor_make(&m, t, &names[t]);
+	for (uint32_t t = 0; mode != SAVE_REPLICAS_OFF && t < n && r == 0; t++)
+		r = tensor_make(&m, t);
 	if (r < 0)
 		return r;
 	*ret_replicas = m.all;
@@ -320,7 +319,7 @@ static void rows_by_group(const struct replica_row *rows, uint32_t n, uint32_t n
 		order[--first[rows[i].group + 1]] = i;
 }
 
-static int replicas_digest(const struct save_replicas *replicas, const struct save_replica_name *names,
+static int replicas_digest(const struct save_replicas *replicas, const struct save_tensor *tensors,
 	const struct replica_row *rows, uint32_t n, struct proto_replica *ret_replicas)
 {
 	base_cleanup_free uint32_t *first = calloc((size_t)replicas->ngroups + 2, sizeof *first);
@@ -337,10 +336,10 @@ static int replicas_digest(const struct save_replicas *replicas, const struct sa
 		bytes.len = 0;
 		for (uint32_t i = first[g + 1]; i < end; i++) {
 			const struct replica_row *row = &rows[order[i]];
-			const struct save_replica_name *name = &names[row->tensor];
+			const struct save_tensor *t = &tensors[row->tensor];
 
-			base_buf_append(&bytes, name->component, strlen(name->component) + 1);
-			base_buf_append(&bytes, name->name, strlen(name->name) + 1);
+			base_buf_append(&bytes, t->component, strlen(t->component) + 1);
+			base_buf_append(&bytes, t->name, strlen(t->name) + 1);
 			base_buf_append(&bytes, row->hash.bytes, sizeof row->hash);
 		}
 		if (bytes.error)
@@ -352,7 +351,7 @@ static int replicas_digest(const struct save_replicas *replicas, const struct sa
 	return 0;
 }
 
-int save_replicas_finish(const struct save_replicas *replicas, const struct save_replica_name *names,
+int save_replicas_finish(const struct save_replicas *replicas, const struct save_tensor *tensors,
 	const uint32_t *numbers, const struct base_xxh128 *hashes, uint64_t seed, struct save_replicas_rows *ret_rows)
 {
 	base_cleanup_free struct replica_row *rows = calloc((size_t)replicas->ntensors + 1, sizeof *rows);
@@ -370,7 +369,7 @@ int save_replicas_finish(const struct save_replicas *replicas, const struct save
 		memcpy(made.samples[i].hash, rows[i].hash.bytes, 16);
 	}
 	qsort(made.samples, made.nsamples, sizeof *made.samples, sample_order);
-	r = replicas_digest(replicas, names, rows, made.nsamples, made.replicas);
+	r = replicas_digest(replicas, tensors, rows, made.nsamples, made.replicas);
 	if (r < 0)
 		return r;
 	qsort(made.replicas, replicas->ngroups, sizeof *made.replicas, replica_order);

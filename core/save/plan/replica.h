@@ -22,7 +22,6 @@
 
 enum save_replicas_mode { SAVE_REPLICAS_SAMPLE, SAVE_REPLICAS_FULL, SAVE_REPLICAS_OFF };
 
-struct save_replica_name { const char *component, *name; };
 /* `at` as in save_plan_box */
 struct save_replica_entry { uint32_t tensor; struct tensor_shard_box at; uint64_t bytes; };
 struct save_replica_tensor { uint32_t tensor, group; uint64_t first, n; };  /* entries [first, first + n) */
@@ -33,11 +32,10 @@ struct save_replicas {
 	uint8_t (*groups)[16]; uint32_t ngroups;
 	uint64_t bytes;                 /* of all entries */
 };
-/* tensors, rank: as for save_plan_make (which checked them: its errors); names: of each. save: a text that is the same
- * on all ranks, it chooses the blocks. -ENOMEM. OFF gives nothing. */
-int save_replicas_make(const struct save_plan_tensors *tensors, const struct save_replica_name *names, uint32_t rank,
-	const char *save, enum save_replicas_mode mode, struct save_replicas *ret_replicas,
-	struct base_error *err);
+/* tensors, rank: as for save_plan_make (which checked them: its errors). save: a text that is the same on all ranks, it
+ * chooses the blocks. -ENOMEM. OFF gives nothing. */
+int save_replicas_make(const struct save_tensor *tensors, uint32_t n, uint32_t rank, const char *save,
+	enum save_replicas_mode mode, struct save_replicas *ret_replicas, struct base_error *err);
 void save_replicas_release(struct save_replicas *replicas); /* NULL-safe */
 
 struct save_replicas_rows {
@@ -45,7 +43,7 @@ struct save_replicas_rows {
 	struct proto_replica *replicas; uint32_t nreplicas;     /* for the announcement: by group */
 };
 /* hashes: of each entry. seed: the store's. numbers: by tensor, where it stands in the rank's layout. -ENOMEM. */
-int save_replicas_finish(const struct save_replicas *replicas, const struct save_replica_name *names,
+int save_replicas_finish(const struct save_replicas *replicas, const struct save_tensor *tensors,
 	const uint32_t *numbers, const struct base_xxh128 *hashes, uint64_t seed, struct save_replicas_rows *ret_rows);
 void save_replicas_rows_release(struct save_replicas_rows *rows); /* NULL-safe */
 

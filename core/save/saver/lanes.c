@@ -7,23 +7,15 @@
  * waited for, after an error. */
 #include "core/save/saver/saver_internal.h"
 
-static bool tensor_is_empty(const struct saver_tensor *t)
-{
-	for (uint32_t d = 0; d < t->local.ndim; d++)
-		if (t->local.dim[d] == 0)
-			return true;
-	return false;
-}
-
 /* How many tensors have something to be copied, or an error. */
 static int fence_fill(struct save_flight *f, struct device_fence *fence, struct base_error *err)
 {
 	int r = 0, n = 0;
 
 	for (uint32_t i = 0; i < f->ntensors && r == 0; i++) {
-		struct saver_tensor *t = &f->tensors[i];
+		struct save_tensor *t = &f->tensors[i];
 
-		if (!t->device || tensor_is_empty(t))
+		if (!t->device || tensor_shape_empty(&t->local))
 			continue;
 		n = 1;
 		r = device_fence_place(fence, t->data, &t->place, err);

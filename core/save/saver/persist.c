@@ -139,15 +139,6 @@ static void persist_stats(struct save_flight *f)
 
 /* ---- one flight ---- */
 
-/* Samples are hashed by now; the numbers of tensors are those of the layout. */
-static int persist_samples(struct save_flight *f, struct save_replicas_rows *ret_rows, struct base_error *err)
-{
-	if (save_replicas_finish(&f->replicas, f->names, f->planned->numbers, f->sample_hashes, f->s->store->info.seed,
-		    ret_rows) < 0)
-		return base_no_memory(err);
-	return 0;
-}
-
 /* After the last band: blobs, the last packs sealed, part, announcement. */
 static int persist_finish(struct save_flight *f, struct base_error *err)
 {
@@ -164,8 +155,9 @@ static int persist_finish(struct save_flight *f, struct base_error *err)
 	f->info.bytes_done += r == 0 ? save_writer_blob_bytes(f->w) : 0;
 	saver_phase_note(f, SAVE_SEAL, begin, base_realtime_ns() - begin, 0);
 	pthread_mutex_unlock(&f->s->lock);
-	if (r == 0)
-		r = persist_samples(f, &rows, err);
+	if (r == 0 && save_replicas_finish(&f->replicas, f->tensors, f->planned->numbers, f->sample_hashes,
+		f->s->store->info.seed, &rows) < 0) /* samples are hashed by now */
+		r = base_no_memory(err);
 	m.ntimings = persist_timings(f, timings);
 	m.samples = rows.samples;
 	m.nsamples = rows.nsamples;

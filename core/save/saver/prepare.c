@@ -18,7 +18,7 @@
 
 #define PREPARE_RETRY 16u
 
-static int tensor_compare(const struct saver_tensor *a, const struct saver_tensor *b)
+static int tensor_compare(const struct save_tensor *a, const struct save_tensor *b)
 {
 	int order = a->component == b->component ? 0 : strcmp(a->component, b->component);
 
@@ -27,13 +27,13 @@ static int tensor_compare(const struct saver_tensor *a, const struct saver_tenso
 
 static int tensor_order(const void *pa, const void *pb)
 {
-	const struct saver_tensor *a = pa, *b = pb;
+	const struct save_tensor *a = pa, *b = pb;
 	int order = tensor_compare(a, b);
 
 	/* boxes of one tensor: by their first offsets, whatever order they were declared in */
-	for (uint32_t d = 0; order == 0 && d < a->plan.sharding.shape.ndim && a->plan.boxes->n && b->plan.boxes->n; d++)
-		order = (a->plan.boxes->pairs[2 * d] > b->plan.boxes->pairs[2 * d])
-			- (a->plan.boxes->pairs[2 * d] < b->plan.boxes->pairs[2 * d]);
+	for (uint32_t d = 0; order == 0 && d < a->sharding.shape.ndim && a->boxes->n && b->boxes->n; d++)
+		order = (a->boxes->pairs[2 * d] > b->boxes->pairs[2 * d])
+			- (a->boxes->pairs[2 * d] < b->boxes->pairs[2 * d]);
 	return order;
 }
 
@@ -45,32 +45,13 @@ static bool tensors_are_sorted(const struct save_flight *f)
 	return true;
 }
 
-static int prepare_order(struct save_flight *f, struct base_error *err)
-{
-	if (f->ntensors && !tensors_are_sorted(f))
-		qsort(f->tensors, f->ntensors, sizeof *f->tensors, tensor_order);
-	if (f->ntensors)
-		f->plan_tensors = (struct save_plan_tensors){&f->tensors[0].plan, sizeof f->tensors[0], f->ntensors};
-	f->names = malloc((f->ntensors + 1) * sizeof *f->names);
-	if (!f->names)
-		return base_no_memory(err);
-	for (uint32_t i = 0; i < f->ntensors; i++)
-		f->names[i] = (struct save_replica_name){f->tensors[i].component, f->tensors[i].name};
-	return 0;
-}
-
-static int prepare_key(struct save_flight *f, struct save_plan_key *ret_key, struct base_error *err)
+static int prepare_key(const struct save_flight *f, struct base_digest *ret_key, struct base_error *err)
 {
 	struct save_plan_key_builder b;
 
 	save_plan_key_init(&b, f->s->options.rank, f->s->options.world, f->s->mesh);
-	for (uint32_t i = 0; i < f->ntensors; i++) {
-		const struct saver_tensor *t = &f->tensors[i];
-		struct save_plan_key_tensor more = {.component = t->component, .name = t->name, .dtype = t->dtype,
-			.local_ndim = t->local.ndim, .local_shape = t->local.dim, .strides = t->strides};
-
-		save_plan_key_tensor(&b, &t->plan, &more);
-	}
+	for (uint32_t i = 0; i < f->ntensors; i++)
+		save_plan_key_tensor(&b, &f->tensors[i]);
 	return save_plan_key_final(&b, ret_key) < 0 ? base_no_memory(err) : 0;
 }
 
@@ -83,7 +64,7 @@ static uint32_t layout_lowest_rank(const struct save_flight *f)
 	uint32_t n = 0, lowest = UINT32_MAX, at[TENSOR_MAX_DIMS];
 
 	for (uint32_t i = 0; i < f->ntensors; i++) {
-		const struct tensor_mesh *m = f->tensors[i].plan.sharding.mesh;
+		const struct tensor_mesh *m = f->tensors[i].sharding.mesh;
 		uint32_t k = n;
 
 		if (!m)
@@ -113,20 +94,20 @@ static uint32_t layout_lowest_rank(const struct save_flight *f)
  * stored twice. */
 static int layout_check_parts(const struct save_flight *f, uint32_t i, struct base_error *err)
 {
-	const struct tensor_shape *shape = &f->tensors[i].plan.sharding.shape;
+	const struct tensor_shape *shape = &f->tensors[i].sharding.shape;
 	struct tensor_boxes all = {.ndim = shape->ndim};
 	uint32_t end = i;
 	size_t at = 0;
 	int r;
 
 	for (; end < f->ntensors && tensor_compare(&f->tensors[i], &f->tensors[end]) == 0; end++)
-		all.n += f->tensors[end].plan.boxes->n;
+		all.n += f->tensors[end].boxes->n;
 	all.room = all.n;
 	all.pairs = calloc(all.n + 1, 2 * (shape->ndim + 1) * sizeof *all.pairs);
 	if (!all.pairs)
 		return base_no_memory(err);
 	for (uint32_t k = i; k < end; k++) {
-		const struct tensor_boxes *part = f->tensors[k].plan.boxes;
+		const struct tensor_boxes *part = f->tensors[k].boxes;
 
 		memcpy(all.pairs + at, part->pairs, part->n * shape->ndim * 2 * sizeof *part->pairs);
 		at += part->n * shape->ndim * 2;
@@ -139,9 +120,7 @@ static int layout_check_parts(const struct save_flight *f, uint32_t i, struct ba
 
 static struct store_layout_builder *layout_builder(const struct save_flight *f)
 {
-	const struct proto_store *info = &f->s->store->info;
-	struct store_layout_builder *b = store_layout_builder_new(
-		info->grid);
+	struct store_layout_builder *b = store_layout_builder_new(f->s->store->info.grid);
 	size_t name_bytes = 0;
 
 	for (uint32_t i = 0; i < f->ntensors; i++)
@@ -161,12 +140,12 @@ static int layout_build(const struct save_flight *f, struct save_planned *p, str
 	int r = b ? 0 : base_no_memory(err);
 
 	for (uint32_t i = 0; r == 0 && i < f->ntensors; i++) {
-		const struct saver_tensor *from = &f->tensors[i];
-		const struct tensor_sharding *s = &from->plan.sharding;
-		struct store_layout_held held = {.buffer = from->plan.buffer, .mesh = s->mesh,
+		const struct save_tensor *from = &f->tensors[i];
+		const struct tensor_sharding *s = &from->sharding;
+		struct store_layout_held held = {.buffer = from->buffer, .mesh = s->mesh,
 			.placements = s->placement, .nplacements = s->mesh ? s->mesh->ndim : 0};
 
-		if (from->boxes || from->plan.flat) /* rows say who stored what */
+		if (from->boxes || from->flat) /* rows say who stored what */
 			held.mesh = NULL, held.placements = NULL, held.nplacements = 0;
 		if (i && from->boxes && tensor_compare(&f->tensors[i - 1], from) == 0) {
 			p->numbers[i] = number - 1;
@@ -194,10 +173,11 @@ static int planned_make(const struct save_flight *f, struct save_planned *p, str
 	p->stores_layout = lowest == UINT32_MAX || lowest == f->s->options.rank;
 	p->numbers = malloc((f->ntensors + 1) * sizeof *p->numbers);
 	r = p->numbers ? layout_build(f, p, err) : base_no_memory(err);
-	return r < 0 ? r : save_plan_make(&f->plan_tensors, f->s->options.rank, &p->plan, err);
+	return r < 0 ? r : save_plan_make(f->tensors, f->ntensors, f->s->store->info.grid, f->s->options.rank, &p->plan,
+		err);
 }
 
-static int prepare_planned(struct save_flight *f, const struct save_plan_key *key, struct base_error *err)
+static int prepare_planned(struct save_flight *f, const struct base_digest *key, struct base_error *err)
 {
 	struct save_planned made = {0};
 	int r;
@@ -225,8 +205,8 @@ int saver_prepare_samples(struct save_flight *f, struct base_error *err)
 	int r;
 
 	snprintf(seed, sizeof seed, "%s-%llu", store_launch_name(f->s->launch), (unsigned long long)f->options.step);
-	r = save_replicas_make(&f->plan_tensors, f->names, f->s->options.rank, seed,
-		f->s->options.replicas, &f->replicas, err);
+	r = save_replicas_make(f->tensors, f->ntensors, f->s->options.rank, seed, f->s->options.replicas, &f->replicas,
+		err);
 	if (r < 0)
 		return r;
 	f->sample_hashes = calloc(f->replicas.nentries + 1, sizeof *f->sample_hashes);
@@ -259,11 +239,12 @@ static void prepare_worth(struct save_flight *f)
 int saver_prepare(struct save_flight *f, struct base_error *err)
 {
 	uint64_t begin = base_realtime_ns(), end;
-	struct save_plan_key key;
-	int r = prepare_order(f, err);
+	struct base_digest key;
+	int r;
 
-	if (r == 0)
-		r = prepare_key(f, &key, err);
+	if (f->ntensors && !tensors_are_sorted(f))
+		qsort(f->tensors, f->ntensors, sizeof *f->tensors, tensor_order);
+	r = prepare_key(f, &key, err);
 	if (r == 0)
 		r = prepare_planned(f, &key, err);
 	if (r < 0)

@@ -34,7 +34,7 @@
 
 struct saver_patience saver_same_patience;
 
-int saver_same_prepare(struct save_flight *f, const struct save_plan_key *key, struct base_error *err)
+int saver_same_prepare(struct save_flight *f, const struct base_digest *key, struct base_error *err)
 {
 	uint64_t n = f->planned->plan.pieces;
 	struct saver_pieces *p = calloc(1, sizeof *p);
@@ -79,8 +79,7 @@ void saver_same_ask(struct save_flight *f)
 	struct saver_pieces *p = s->pieces;
 	bool rests = s->same_rest && s->same_rest--;
 
-	if (!p || !base_digest_equal(&p->key.digest, &f->pieces->key.digest)
-		|| p->key.ntensors != f->pieces->key.ntensors || p->key.rank != f->pieces->key.rank)
+	if (!p || !base_digest_equal(&p->key, &f->pieces->key))
 		return;
 	f->before = p;
 	p->refs++;

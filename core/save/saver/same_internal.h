@@ -16,7 +16,7 @@ struct saver_worker;
  * Reference-counted. */
 struct saver_pieces {
 	unsigned refs;                  /* protected by the saver's lock */
-	struct save_plan_key key;       /* of the plan */
+	struct base_digest key;         /* of the plan */
 	uint64_t entry;                 /* of its commit */
 	uint64_t steady_bytes;          /* of pieces that do not move; protected by the saver's lock */
 	struct base_xxh128 *xxh;
@@ -39,7 +39,7 @@ struct saver_batch *saver_same_next(const struct save_flight *f);
 uint64_t saver_same_wait(struct save_flight *f);
 void saver_same_keep(struct save_flight *f); /* it is committed */
 /* No lock: */
-int saver_same_prepare(struct save_flight *f, const struct save_plan_key *key, struct base_error *err);
+int saver_same_prepare(struct save_flight *f, const struct base_digest *key, struct base_error *err);
 /* Compares a batch, if it is to be compared, and if the answer is there, settles what is copied. 1: it is ready. */
 int saver_same_batch(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, bool compared,
 	enum saver_same same, struct base_error *err);

@@ -17,19 +17,14 @@ bool save_saver_is_child(const struct save_saver *s) { return s->pid != getpid()
 
 static int saver_set_mesh(struct save_saver *s, const struct tensor_mesh *mesh, struct base_error *err)
 {
-	const char *names[TENSOR_MAX_DIMS], *rank = "rank";
-	int r;
+	const char *rank = "rank";
+	struct tensor_mesh *all = NULL;
+	int r = mesh ? 0 : tensor_mesh_new(1, &rank, &s->options.world, NULL, 0, &all, err);
 
-	if (mesh) {
-		for (uint32_t d = 0; d < mesh->ndim; d++)
-			names[d] = mesh->name[d];
-		r = tensor_mesh_new(mesh->ndim, names, mesh->size, mesh->ranks, mesh->ranks ? mesh->count : 0,
-			&s->mesh, err);
-	} else {
-		r = tensor_mesh_new(1, &rank, &s->options.world, NULL, 0, &s->mesh, err);
-	}
+	s->mesh = r == 0 ? saver_mesh(s, mesh ? mesh : all, err) : NULL;
+	tensor_mesh_free(all);
 	s->options.mesh = NULL;
-	return r;
+	return r < 0 || s->mesh ? r : -ENOMEM;
 }
 
 static void saver_release(struct save_saver *s)
@@ -39,7 +34,6 @@ static void saver_release(struct save_saver *s)
 	save_past_release(&s->past);
 	for (size_t i = 0; i < s->nmeshes; i++)
 		tensor_mesh_free(s->meshes[i]);
-	tensor_mesh_free(s->mesh);
 	device_ring_free(s->ring);
 	saver_pieces_give(s->pieces);
 	save_plan_cache_free(s->plans);

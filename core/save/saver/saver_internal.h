@@ -2,9 +2,10 @@
  *
  * What the files of a saver share (docs/save.md).
  *
- *   saver.c     open, close, threads               flight.c   declaring, submitting, waiting, what is told
- *   prepare.c   order, layout, plan                workers.c  which copies and bands come next
- *   stage.c     one batch: memory -> slot           persist.c  one flight at a time: begin ... commit, stats
+ *   saver.c     open, close, threads                flight.c   begin, submit, wait
+ *   declare.c   tensors, blobs, values              prepare.c  order, layout, plan
+ *   workers.c   what a worker does next             stage.c    one batch: memory -> slot
+ *   bands.c     staged bands, for the engine         persist.c  one flight at a time: begin ... commit, stats
  *   lanes.c     device memory: fence, streams
  *   room.c      the ring's size, workers, by the ranks of this node
  *   same.c      pieces that are as the last step has them, which are not copied
@@ -34,17 +35,6 @@
 
 #define SAVER_BATCH_BYTES (UINT64_C(2) << 20)    /* small bands are copied together up to that */
 #define SAVER_RING_MIN_BYTES (UINT64_C(64) << 20)
-
-struct saver_tensor {                   /* memory of the flight's arena */
-	const char *component, *name; uint32_t name_len;
-	enum tensor_dtype dtype;
-	struct save_plan_tensor plan;
-	struct tensor_shape local;      /* of the buffer; boxes: all items, one after another */
-	const int64_t *strides;         /* NULL: contiguous */
-	const uint8_t *data;
-	bool device, boxes;
-	unsigned place;                 /* device: of the flight's fence */
-};
 
 /* Before READY: some of it may be as the last step has it, so what is to be copied is not known (same.c). */
 enum saver_batch_state { BATCH_TO_COMPARE, BATCH_COMPARING, BATCH_COMPARED, BATCH_READY, BATCH_COPYING, BATCH_STAGED };
@@ -94,15 +84,13 @@ struct save_flight {
 	struct save_flight_options options;
 	char **bases; size_t nbases;
 	struct store_commons commons;   /* finished at submit */
-	struct saver_tensor *tensors; uint32_t ntensors, tensors_room;
+	struct save_tensor *tensors; uint32_t ntensors, tensors_room; /* pointers into the arena */
 	struct base_table by_name;      /* the first of each component and name */
 	struct saver_words { char *words; struct tensor_placements *placements; } *words; size_t nwords;
 	struct { const struct tensor_mesh *from, *to; } last_mesh;
 	struct saver_arena *arena;
 	struct device_fence *fence;     /* NULL: no device memory */
 	bool device;
-	struct save_plan_tensors plan_tensors;  /* those of `tensors`, once they are in order */
-	struct save_replica_name *names;
 	struct save_planned *planned; const struct save_plan *plan; /* of the cache; the plan in it */
 	struct saver_pieces *pieces;
 	struct save_replicas replicas; struct base_xxh128 *sample_hashes;
@@ -128,7 +116,7 @@ struct save_saver {
 	struct save_plan_cache *plans;
 	pthread_mutex_t meshes_lock;    /* protects the next two */
 	struct tensor_mesh **meshes; size_t nmeshes;
-	struct tensor_mesh *mesh;       /* of tensors that name none */
+	const struct tensor_mesh *mesh; /* of tensors that name none: one of them */
 
 	pthread_mutex_t lock;           /* protects all below and what flights say */
 	pthread_cond_t work, ready, told; /* workers; the persister; callers */
@@ -163,6 +151,11 @@ void saver_flight_release(struct save_flight *f); /* the lock is not held */
 struct saver_name { char text[PROTO_RUN_MAX + 40]; } saver_name(const struct save_flight *f); /* "RUN/STEP" */
 int saver_check(const struct save_saver *s, struct base_error *err); /* -BASE_EFORKED after a fork */
 
+/* declare.c; no lock */
+void saver_declared_release(struct save_flight *f);
+/* Equal meshes of all saves are one copy, which lives as long as the saver: callers may free theirs. NULL: err. */
+const struct tensor_mesh *saver_mesh(struct save_saver *s, const struct tensor_mesh *m, struct base_error *err);
+
 /* prepare.c; no lock. The second once, when all bands have been handed out. */
 int saver_prepare(struct save_flight *f, struct base_error *err);
 int saver_prepare_samples(struct save_flight *f, struct base_error *err);
@@ -182,6 +175,10 @@ bool saver_band_same(const struct save_flight *f, uint64_t first, uint32_t npiec
 /* workers.c */
 void *saver_worker_main(void *arg);
 void saver_yield_to_others(void); /* the calling thread, from now on */
+/* The oldest flight that is prepared and not all handed out; NULL: none. The lock is held. */
+struct save_flight *saver_to_stage(const struct save_saver *s);
+
+/* bands.c */
 /* Persister: the flight's bands, in order, to its packs. */
 int saver_bands_append(struct save_flight *f, struct base_error *err);
 void saver_bands_drop(struct save_flight *f); /* gives all slots back, once no worker is at them */

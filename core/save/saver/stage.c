@@ -33,12 +33,12 @@ bool saver_band_same(const struct save_flight *f, uint64_t first, uint32_t npiec
 uint64_t saver_band_room(uint64_t bytes) { return base_align(bytes, STAGE_BAND_ALIGN); }
 
 /* Where the box's first item lies, and how far apart neighbours are in each dimension of the tensor. */
-static void stage_place(const struct saver_tensor *t, const struct tensor_shard_box *at, struct device_gather *g)
+static void stage_place(const struct save_tensor *t, const struct tensor_shard_box *at, struct device_gather *g)
 {
-	const struct tensor_shape *shape = &t->plan.sharding.shape;
+	const struct tensor_shape *shape = &t->sharding.shape;
 	int64_t from;
 
-	*g = (struct device_gather){.item_bytes = t->plan.sharding.item_bytes, .ndim = shape->ndim};
+	*g = (struct device_gather){.item_bytes = t->sharding.item_bytes, .ndim = shape->ndim};
 	tensor_shard_place(at, shape->ndim, &t->local, g->item_bytes, t->strides, &from, g->stride);
 	g->from = t->data + from;
 	memcpy(g->size, at->box.size, shape->ndim * sizeof *g->size);
@@ -56,7 +56,7 @@ static void stage_narrow(const struct tensor_box *of, const struct tensor_box *b
 	g->from = from;
 }
 
-static int stage_copy(struct save_flight *f, struct saver_worker *w, const struct saver_tensor *t,
+static int stage_copy(struct save_flight *f, struct saver_worker *w, const struct save_tensor *t,
 	struct device_gather *g, void *to, struct base_error *err)
 {
 	int r = 0;
@@ -96,7 +96,7 @@ static struct saver_batch *form_samples(struct save_flight *f, struct saver_batc
 /* Do the box's rows lie together in host memory, one after another forwards? */
 static bool box_is_cut(const struct save_flight *f, const struct save_plan_box *box)
 {
-	const struct saver_tensor *t = &f->tensors[box->tensor];
+	const struct save_tensor *t = &f->tensors[box->tensor];
 	struct device_gather g;
 	uint32_t last;
 
@@ -231,7 +231,7 @@ bool saver_worker_room(struct saver_worker *w)
 
 /* Bands of one box that make a longer box together, on their way into the slot: one gather for all of them. */
 struct copy_join {
-	const struct saver_tensor *tensor; /* NULL: none */
+	const struct save_tensor *tensor; /* NULL: none */
 	uint64_t at;                    /* of the plan */
 	struct tensor_box box;
 	struct device_gather whole;     /* the plan's box */
@@ -257,7 +257,7 @@ static bool box_grows(struct tensor_box *box, const struct tensor_box *more, uin
 static int copy_join_end(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, struct copy_join *join,
 	struct base_error *err)
 {
-	const struct saver_tensor *t = base_steal(join->tensor);
+	const struct save_tensor *t = base_steal(join->tensor);
 	struct device_gather g = join->whole;
 
 	if (!t || !join->len)
@@ -319,7 +319,7 @@ static int copy_samples(struct save_flight *f, struct saver_worker *w, struct sa
 	int r = 0;
 
 	for (uint64_t i = 0; r == 0 && i < b->nentries; i++) {
-		const struct saver_tensor *t = &f->tensors[entries[i].tensor];
+		const struct save_tensor *t = &f->tensors[entries[i].tensor];
 		struct device_gather g;
 
 		stage_place(t, &entries[i].at, &g);

@@ -13,10 +13,8 @@
  * priority of the process, those that digest have the lowest, like the persister. One worker at a time forms batches,
  * several ahead (walking bands costs time that others need the lock in).
  *
- * Bands are processed and appended by the engine (core/save/write/engine.h), of which the staged batches are a
- * source: this file says where a band's bytes lie, and gives slots back. Slots are given out in the order of
- * flights and batches, and that is the order in which they are appended: so the oldest slot is always one that can
- * be given back. */
+ * Slots are given out in the order of flights and batches, and that is the order in which they are appended: so the
+ * oldest slot is always one that can be given back. */
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -45,7 +43,7 @@ static struct save_flight *worker_to_prepare(struct save_saver *s)
 	return f && f->submitted ? f : NULL;
 }
 
-static struct save_flight *worker_to_stage(struct save_saver *s)
+struct save_flight *saver_to_stage(const struct save_saver *s)
 {
 	struct save_flight *f = s->first;
 
@@ -86,6 +84,23 @@ static void worker_tell_staged(struct save_flight *f)
 	pthread_cond_broadcast(&f->s->told);
 }
 
+/* The work on a flight's data, which is done without the lock, begins; it has ended, as `r` and `err` say. */
+static void worker_begin(struct save_flight *f)
+{
+	f->copying++;
+	pthread_mutex_unlock(&f->s->lock);
+}
+
+static void worker_end(struct save_flight *f, int r, const struct base_error *err)
+{
+	f->copying--;
+	if (r < 0)
+		saver_flight_fail(f, r, err);
+	worker_tell_staged(f);
+	pthread_cond_broadcast(&f->s->work);
+	pthread_cond_signal(&f->s->ready);
+}
+
 /* Walks the flight's next batches, without the lock; after the last one the flight is handed out. */
 static int worker_walk(struct save_flight *f, struct saver_worker *w, struct saver_batch **ret_first,
 	struct saver_batch **ret_last, bool *ret_end, struct base_error *err)
@@ -110,30 +125,21 @@ static int worker_walk(struct save_flight *f, struct saver_worker *w, struct sav
 static void worker_form(struct save_flight *f, struct saver_worker *w)
 {
 	struct saver_batch *first = NULL, *last = NULL;
-	struct save_saver *s = f->s;
 	struct base_error err = {0};
 	bool end = false;
 	int r;
 
 	f->forming = true;
-	f->copying++;
-	pthread_mutex_unlock(&s->lock);
+	worker_begin(f);
 	r = worker_walk(f, w, &first, &last, &end, &err);
-	pthread_mutex_lock(&s->lock);
+	pthread_mutex_lock(&f->s->lock);
 	f->forming = false;
-	f->copying--;
 	f->formed = first;
 	for (struct saver_batch *b = first; b; b = b->next)
 		b->state = saver_same_in(f, b) ? BATCH_TO_COMPARE : BATCH_READY;
-	if (r < 0)
-		saver_flight_fail(f, r, &err);
-	else
-		f->walked = end;
-	if (f->walked && !f->formed)
-		f->handed_out = true;
-	worker_tell_staged(f);
-	pthread_cond_broadcast(&s->work);
-	pthread_cond_signal(&s->ready);
+	f->walked = r == 0 && end;
+	f->handed_out |= f->walked && !f->formed;
+	worker_end(f, r, &err);
 }
 
 static void worker_copied(struct save_flight *f, struct saver_batch *b)
@@ -151,7 +157,6 @@ static void worker_copied(struct save_flight *f, struct saver_batch *b)
 /* Compares the batch, or settles what is copied of it, or both. */
 static void worker_compare(struct save_flight *f, struct saver_worker *w, struct saver_batch *b)
 {
-	struct save_saver *s = f->s;
 	struct base_error err = {0};
 	uint64_t begin = base_realtime_ns();
 	bool compared = b->state == BATCH_COMPARED;
@@ -159,24 +164,17 @@ static void worker_compare(struct save_flight *f, struct saver_worker *w, struct
 	int r;
 
 	b->state = BATCH_COMPARING;
-	f->copying++;
-	pthread_mutex_unlock(&s->lock);
+	worker_begin(f);
 	r = saver_same_batch(f, w, b, compared, same, &err);
-	pthread_mutex_lock(&s->lock);
-	f->copying--;
+	pthread_mutex_lock(&f->s->lock);
 	saver_phase_note(f, SAVE_COPY, begin, base_realtime_ns() - begin, 0);
 	b->state = r == 1 ? BATCH_READY : BATCH_COMPARED;
-	if (r < 0)
-		saver_flight_fail(f, r, &err);
-	worker_tell_staged(f);
-	pthread_cond_broadcast(&s->work);
-	pthread_cond_signal(&s->ready);
+	worker_end(f, r, &err);
 }
 
 /* slot NULL: nothing of the batch is to be copied. */
 static void worker_copy(struct save_flight *f, struct saver_worker *w, uint8_t *slot)
 {
-	struct save_saver *s = f->s;
 	struct saver_batch *b = f->formed;
 	struct base_error err = {0};
 	uint64_t begin = base_realtime_ns();
@@ -189,24 +187,18 @@ static void worker_copy(struct save_flight *f, struct saver_worker *w, uint8_t *
 	b->state = BATCH_COPYING;
 	if (b->waited)
 		saver_phase_note(f, SAVE_ROOM, b->waits_ns, begin - base_min(begin, b->waits_ns), b->bytes);
-	f->copying++;
 	if (!b->samples) {
 		*(f->last ? &f->last->next : &f->first) = b;
 		f->last = b;
 	}
-	if (slot) {
-		pthread_mutex_unlock(&s->lock);
+	worker_begin(f);
+	if (slot)
 		r = saver_batch_copy(f, w, b, &err);
-		pthread_mutex_lock(&s->lock);
+	pthread_mutex_lock(&f->s->lock);
+	if (slot)
 		saver_phase_note(f, SAVE_COPY, begin, base_realtime_ns() - begin, b->data_bytes);
-	}
-	f->copying--;
 	worker_copied(f, b);
-	if (r < 0)
-		saver_flight_fail(f, r, &err);
-	worker_tell_staged(f);
-	pthread_cond_broadcast(&s->work);
-	pthread_cond_signal(&s->ready);
+	worker_end(f, r, &err);
 }
 
 /* The ring is looked at before the flight's first copy, and again whenever it is empty, until its size is decided. */
@@ -222,19 +214,13 @@ static void worker_ring(struct save_saver *s, struct save_flight *f)
 	int r;
 
 	s->sizing = true;
-	f->copying++;
-	pthread_mutex_unlock(&s->lock);
+	worker_begin(f);
 	r = saver_room_fit(f, empty, &err);
 	pthread_mutex_lock(&s->lock);
 	s->sizing = false;
-	f->copying--;
 	f->ring_seen = true;
 	f->ring_fits |= empty;
-	if (r < 0)
-		saver_flight_fail(f, r, &err);
-	worker_tell_staged(f);
-	pthread_cond_broadcast(&s->work);
-	pthread_cond_signal(&s->ready);
+	worker_end(f, r, &err);
 }
 
 /* No room now: the flight being persisted has to give some back; or never. */
@@ -278,7 +264,7 @@ static enum worker_did worker_stage(struct save_saver *s, struct saver_worker *w
 		worker_prepare(s, f);
 		return WORKER_DID;
 	}
-	f = worker_to_stage(s);
+	f = saver_to_stage(s);
 	if (!f)
 		return WORKER_NOTHING;
 	if (worker_ring_is_due(s, f)) {
@@ -314,113 +300,10 @@ static enum worker_did worker_stage(struct save_saver *s, struct saver_worker *w
 /* Is something being copied, or waiting to be, that has room? */
 static bool worker_copies(struct save_saver *s)
 {
-	struct save_flight *f = worker_to_stage(s);
+	struct save_flight *f = saver_to_stage(s);
 
 	return f && !(f->formed && f->formed->waited);
 }
-
-/* ---- the engine's source: what is staged of the flight being persisted ---- */
-
-static bool bands_ready(void *arg)
-{
-	struct save_saver *s = arg;
-	struct save_flight *f = s->persisting;
-
-	if (f->failed)
-		return false;
-	if (!s->batch)
-		s->batch = f->first;
-	else if (s->batch->given == s->batch->nbands && s->batch->next)
-		s->batch = s->batch->next;
-	return s->batch && s->batch->state == BATCH_STAGED && s->batch->given < s->batch->nbands;
-}
-
-static void bands_taken(void *arg, struct save_band *b)
-{
-	const struct save_saver *s = arg;
-	struct saver_pieces *found = s->persisting->pieces;
-	struct saver_batch *batch = s->batch;
-	uint64_t piece = batch->next_piece;
-	bool same = saver_band_same(s->persisting, piece, b->npieces);
-
-	b->in = same ? NULL : batch->slot + batch->offset;
-	b->staged = batch->cut ? found->xxh + piece : NULL;
-	b->absent = batch->same ? found->same + piece : NULL;
-	b->lent = same ? NULL : &batch->lent;
-	b->worth = found->worth + piece;
-	batch->next_piece += b->npieces;
-	batch->offset += same ? 0 : saver_band_room(b->len);
-	batch->given++;
-}
-
-static void bands_processed(void *arg, const struct save_band *b, uint64_t begin)
-{
-	struct save_flight *f = ((struct save_saver *)arg)->persisting;
-
-	saver_phase_note(f, SAVE_DIGEST, begin, b->digest_ns, b->len);
-	if (b->encode_ns)
-		saver_phase_note(f, SAVE_ENCODE, begin + b->digest_ns, b->encode_ns, b->len);
-}
-
-static void batch_free(struct saver_batch *b)
-{
-	if (b->slot)
-		device_ring_give(b->s->ring, b->slot);
-	free(b);
-}
-
-/* The saver needs it no more; a pack may. */
-static void batch_drop(struct saver_batch *b)
-{
-	if (store_lent_drop(&b->lent))
-		batch_free(b);
-}
-
-void saver_batch_back(struct store_lent *l)
-{
-	struct saver_batch *b = (struct saver_batch *)(void *)((char *)l - offsetof(struct saver_batch, lent));
-	struct save_saver *s = b->s;
-
-	batch_free(b);
-	pthread_mutex_lock(&s->lock); /* else a worker that has just found no room would not hear of it */
-	pthread_cond_broadcast(&s->work);
-	pthread_mutex_unlock(&s->lock);
-}
-
-/* Its part of the slot is not needed any more. Workers wait for a free band, if there was no other, and for room in the
- * ring. */
-static void bands_appended(void *arg, const struct save_band *b, const struct save_engine_appended *cost)
-{
-	struct save_saver *s = arg;
-	struct save_flight *f = s->persisting;
-	struct saver_batch *first = f->first;
-	bool given = --first->left == 0;
-
-	f->info.bytes_done += b->len;
-	if (cost->write_ns)
-		saver_phase_note(f, SAVE_WRITE, cost->begin_ns, cost->write_ns, cost->stored_bytes);
-	if (given) {
-		f->first = first->next;
-		if (!f->first)
-			f->last = NULL;
-		if (s->batch == first)
-			s->batch = NULL;
-		batch_drop(first);
-	}
-	if (given || cost->starved)
-		pthread_cond_broadcast(&s->work);
-}
-
-static bool bands_short_of_memory(void *arg)
-{
-	const struct save_flight *f = worker_to_stage(arg);
-
-	return f && f->formed && f->formed->waited;
-}
-
-/* Behind the bands come samples, and copies of what has no bytes. */
-static bool bands_staged(void *arg) { return ((struct save_saver *)arg)->persisting->staged; }
-static bool bands_failed(void *arg) { return ((struct save_saver *)arg)->persisting->failed; }
 
 /* Best effort: a thread that may not change its priority keeps it. */
 void saver_yield_to_others(void)
@@ -485,58 +368,4 @@ void *saver_worker_main(void *arg)
 	base_xxh128_state_free(w->hash);
 	free(w->room);
 	return NULL;
-}
-
-/* ---- the persister's side ---- */
-
-int saver_bands_append(struct save_flight *f, struct base_error *err)
-{
-	struct save_saver *s = f->s;
-	const struct save_engine_source source = {.ready = bands_ready, .taken = bands_taken,
-		.processed = bands_processed, .appended = bands_appended, .failed = bands_failed,
-		.short_of_memory = bands_short_of_memory, .staged = bands_staged, .arg = s};
-	int r;
-
-	pthread_mutex_lock(&s->lock);
-	s->persisting = f;
-	s->batch = NULL;
-	pthread_mutex_unlock(&s->lock);
-	r = save_writer_append(f->w, &s->engine, &source, err);
-	pthread_mutex_lock(&s->lock);
-	s->persisting = NULL;
-	if (f->failed && (r == 0 || r == -ECANCELED)) {
-		r = f->r;
-		if (err)
-			*err = f->err;
-	}
-	if (r < 0)
-		saver_flight_fail(f, r, err);
-	while (r < 0 && f->copying) /* a worker may be asking the bases, which go next */
-		pthread_cond_wait(&s->ready, &s->lock);
-	pthread_mutex_unlock(&s->lock);
-	return r;
-}
-
-void saver_bands_drop(struct save_flight *f)
-{
-	struct save_saver *s = f->s;
-
-	pthread_mutex_lock(&s->lock);
-	while (f->copying || s->preparing == f)
-		pthread_cond_wait(&s->ready, &s->lock);
-	while (f->first) {
-		struct saver_batch *b = f->first;
-
-		f->first = b->next;
-		batch_drop(b);
-	}
-	f->last = NULL;
-	while (f->formed) {
-		struct saver_batch *b = f->formed;
-
-		f->formed = b->next;
-		batch_drop(b);
-	}
-	pthread_cond_broadcast(&s->work);
-	pthread_mutex_unlock(&s->lock);
 }

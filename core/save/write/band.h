@@ -71,7 +71,7 @@ struct save_band {                  /* belongs to one thread at a time: worker, 
 	uint8_t *scratch;
 	struct base_xxh128_state *hash;
 	struct save_repeat repeats[SAVE_REPEATS]; unsigned nrepeats; /* so many were added; the oldest give way */
-	uint64_t read_ns, digest_ns, encode_ns;
+	uint64_t begin_ns, read_ns, digest_ns, encode_ns; /* begin: of the work on it, CLOCK_REALTIME */
 	int r; struct base_error err;
 };
 void save_band_release(struct save_band *b);

@@ -74,20 +74,17 @@ bool save_engine_step(struct save_engine *e)
 {
 	struct save_band *b = engine_take(e);
 	const struct save_engine_source *source = e->source;
-	uint64_t begin;
 
 	if (!b)
 		return false;
 	e->processing++;
 	pthread_mutex_unlock(e->lock);
-	begin = base_realtime_ns();
+	b->begin_ns = base_realtime_ns();
 	b->r = source->read ? source->read(source->arg, b) : 0;
 	if (b->r == 0)
 		b->r = save_band_process(b, e->w);
 	pthread_mutex_lock(e->lock);
 	e->processing--;
-	if (source->processed)
-		source->processed(source->arg, b, begin);
 	e->order[b->sequence % e->nbands] = b;
 	/* the lowest, which is waited for; or the last one at work on a save that is given up */
 	if (b->sequence == e->appended || e->processing == 0)
@@ -164,17 +161,15 @@ static void engine_wait(struct save_engine *e, bool *kept)
 	*kept = true;
 }
 
-static bool engine_done(const struct save_engine *e)
+/* 1: all is appended; negative: appending ends before that. */
+static int engine_ends(const struct save_engine *e)
 {
-	return e->over && e->appended == e->taken && (!e->source->staged || e->source->staged(e->source->arg));
+	int end = e->no_memory ? -ENOMEM : e->source->end ? e->source->end(e->source->arg) : 1;
+
+	return end < 0 ? end : end && e->over && e->appended == e->taken;
 }
 
-static bool engine_failed(const struct save_engine *e)
-{
-	return e->no_memory || (e->source->failed && e->source->failed(e->source->arg));
-}
-
-/* Nobody is at work on a band of this save after that. The lock is held. */
+/* After that no worker is at a band of this save. The lock is held. */
 static void engine_stop(struct save_engine *e)
 {
 	e->over = true;
@@ -194,7 +189,7 @@ int save_engine_append(struct save_engine *e, struct save_writer *w, const struc
 	struct base_error *err)
 {
 	bool kept = true;
-	int r = 0;
+	int r = 0, end = 0;
 
 	pthread_mutex_lock(e->lock);
 	e->w = w;
@@ -204,7 +199,7 @@ int save_engine_append(struct save_engine *e, struct save_writer *w, const struc
 	e->taken = e->appended = 0;
 	e->no_memory = false;
 	pthread_cond_broadcast(e->work);
-	while (r == 0 && !engine_failed(e) && !engine_done(e)) {
+	while (r == 0 && (end = engine_ends(e)) == 0) {
 		struct save_band *b = e->order[e->appended % e->nbands];
 
 		if (!b) {
@@ -214,10 +209,8 @@ int save_engine_append(struct save_engine *e, struct save_writer *w, const struc
 		r = engine_next(e, b, err);
 		kept = false;
 	}
-	if (r == 0 && e->no_memory)
-		r = base_no_memory(err);
-	else if (r == 0 && engine_failed(e))
-		r = base_error_set(err, -ECANCELED, "the save was given up");
+	if (r == 0 && end < 0)
+		r = end == -ENOMEM ? base_no_memory(err) : base_error_set(err, end, "the save was given up");
 	engine_stop(e);
 	pthread_mutex_unlock(e->lock);
 	return r;

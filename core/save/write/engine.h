@@ -20,12 +20,12 @@ struct save_engine_source {
 	/* It was taken, and its pieces are known: says where its bytes are (in, staged). NULL: read does */
 	void (*taken)(void *arg, struct save_band *b);
 	int (*read)(void *arg, struct save_band *b);    /* fills b->err too; any thread, no lock. NULL: nothing to do */
-	void (*processed)(void *arg, const struct save_band *b, uint64_t begin_ns);     /* may be NULL */
 	/* Wakes the workers that wait for a free band. */
 	void (*appended)(void *arg, const struct save_band *b, const struct save_engine_appended *cost);
-	bool (*failed)(void *arg);      /* for another reason: appending ends. NULL: never */
+	/* 1: appending may end with the last band, 0: not yet (`ready` is signalled), negative: the save failed for
+	 * another reason, and appending ends now. NULL: 1 */
+	int (*end)(void *arg);
 	bool (*short_of_memory)(void *arg); /* is lent memory waited for? `ready` was signalled then. NULL: no */
-	bool (*staged)(void *arg);      /* appending ends only then; `ready` is signalled. NULL: with the last band */
 	void *arg;
 };
 struct save_engine {

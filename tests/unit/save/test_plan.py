@@ -75,7 +75,7 @@ class Rank:
         self.lib, self.rank, self.params = lib, rank, params
         self.tensors = [t for t in world if rank in t.ranks or (strangers and t.mesh and rng.random() < 0.5)]
         meshes, self.keep, self.lists = {}, [], []
-        self.array = (tl.PlanTensor * max(len(self.tensors), 1))()
+        self.array = (tl.SaveTensor * max(len(self.tensors), 1))()
         for c, t in zip(self.array, self.tensors):
             if t.mesh:
                 key = (t.mesh, tuple(t.ranks))
@@ -87,7 +87,7 @@ class Rank:
                 c.sharding = sharding.c
             else:
                 c.sharding.shape, c.sharding.item_bytes = tl.Shape.of(t.shape), ITEM
-            c.params, c.buffer = tl.GridParams(*params), t.buffer
+            c.component, c.name, c.buffer = b"model", t.name.encode(), t.buffer
             flat = t.flats and t.flats.get(rank)
             if flat:
                 c.flat = ctypes.pointer(tl.Flat(flat[0], flat[1], flat[2] if len(flat) > 2 else 0))
@@ -98,9 +98,7 @@ class Rank:
                 self.lists.append(boxes)
                 c.boxes = ctypes.pointer(boxes)
             c.same_dims = sum(1 << m for m in t.same)
-        self.plan, err = tl.Plan(), tl.Error()
-        tl.check(lib.save_plan_make(ref(tl.PlanTensors.of(self.array, len(self.tensors))), ctypes.c_uint32(rank),
-                                    ref(self.plan), ref(err)), err)
+        self.plan = tl.make_plan(lib, self.array, len(self.tensors), params, rank)
         self.boxes = collections.defaultdict(list)
         for i in range(self.plan.nboxes):
             self.boxes[self.tensors[self.plan.boxes[i].tensor]].append(self.plan.boxes[i])
@@ -385,17 +383,13 @@ def test_random_worlds(lib, scale):
     run()
 
 
-def make(lib, tensors, rank=0):
-    plan, err = tl.Plan(), tl.Error()
-    array = (tl.PlanTensor * max(len(tensors), 1))(*tensors)
-    tl.check(lib.save_plan_make(ref(tl.PlanTensors.of(array, len(tensors))), ctypes.c_uint32(rank), ref(plan),
-                                ref(err)), err)
-    return plan
+def make(lib, tensors, rank=0, params=DEFAULT):
+    return tl.make_plan(lib, (tl.SaveTensor * max(len(tensors), 1))(*tensors), len(tensors), params, rank)
 
 
-def plan_tensor(lib, shape, mesh, words, flat=None, params=DEFAULT):
+def plan_tensor(lib, shape, mesh, words, flat=None):
     sharding = tl.OwnedSharding(lib, shape, mesh, words, ITEM)
-    t = tl.PlanTensor(sharding.c, tl.GridParams(*params), False)
+    t = tl.SaveTensor(sharding=sharding.c)
     if flat:
         t.flat = ctypes.pointer(tl.Flat(*flat))
     return t, sharding
@@ -428,11 +422,11 @@ def test_a_million_ranks(lib):
 def test_errors_name_the_tensor(lib):
     mesh = tl.OwnedMesh(lib, "dp=2")
     good, _keep1 = plan_tensor(lib, (3, 4), mesh, "R")
-    for bad, code in [(plan_tensor(lib, (3, 4), mesh, "R", flat=(0, 99, 0)), errno.EINVAL),
-                      (plan_tensor(lib, (3, 4), mesh, "S(0)", params=(0, 1, 1)), errno.EINVAL)]:
+    bad, _keep0 = plan_tensor(lib, (3, 4), mesh, "R", flat=(0, 99, 0))
+    for params, number in (DEFAULT, 1), ((0, 1, 1), 0):
         with pytest.raises(tl.Failed) as failed:
-            make(lib, [good, bad[0]])
-        assert failed.value.code == -code and "tensor 1" in failed.value.text
+            make(lib, [good, bad] if number else [good], params=params)
+        assert failed.value.code == -errno.EINVAL and f"tensor {number}" in failed.value.text
     listed, _keep2 = plan_tensor(lib, (3, 4), mesh, "R")
     boxes = tl.Boxes(2, 0, 0, None)
     assert lib.tensor_boxes_add(ref(boxes), ref(tl.Box.of((2, 0), (2, 1)))) == 0
@@ -447,7 +441,7 @@ def test_errors_name_the_tensor(lib):
     cut.boxes = ctypes.pointer(boxes)
     with pytest.raises(tl.Failed, match="tensor 1: .* all placements are R"):
         make(lib, [good, cut])
-    alone = tl.PlanTensor(params=tl.GridParams(*DEFAULT))
+    alone = tl.SaveTensor()
     alone.sharding.shape, alone.sharding.item_bytes = tl.Shape.of((1 << 40, 1 << 40)), 4
     with pytest.raises(tl.Failed) as failed:
         make(lib, [good, alone])

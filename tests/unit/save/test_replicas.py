@@ -25,10 +25,6 @@ ATTEMPT = b"0123456789abcdef-7"
 SAMPLE_BYTES = 16384
 
 
-class Name(c.Structure):
-    _fields_ = [("component", c.c_char_p), ("name", c.c_char_p)]
-
-
 class Entry(c.Structure):
     _fields_ = [("tensor", c.c_uint32), ("at", tl.ShardBox), ("bytes", c.c_uint64)]
 
@@ -70,11 +66,9 @@ class Side:
 
     def __init__(self, lib, rank, mode=SAMPLE, attempt=ATTEMPT):
         self.lib, self.rank, self.out = lib, rank, Replicas()
-        self.names = (Name * max(len(rank.tensors), 1))(*[Name(b"model", t.name.encode()) for t in rank.tensors])
         err = tl.Error()
-        tl.check(lib.save_replicas_make(ref(tl.PlanTensors.of(rank.array, len(rank.tensors))), self.names,
-                                        c.c_uint32(rank.rank), attempt, mode, ref(self.out),
-                                        ref(err)), err)
+        tl.check(lib.save_replicas_make(rank.array, c.c_uint32(len(rank.tensors)), c.c_uint32(rank.rank), attempt, mode,
+                                        ref(self.out), ref(err)), err)
         self.entries = collections.defaultdict(list)
         for i in range(self.out.nentries):
             e = self.out.entries[i]
@@ -98,7 +92,7 @@ class Side:
             self.lib.base_xxh128_of(c.c_uint64(seed), data, c.c_size_t(len(data)), ref(hashes[i]))
         numbers = (c.c_uint32 * max(len(self.rank.tensors), 1))(*(numbers or range(len(self.rank.tensors))))
         rows = Rows()
-        assert self.lib.save_replicas_finish(ref(self.out), self.names, numbers, hashes, c.c_uint64(seed),
+        assert self.lib.save_replicas_finish(ref(self.out), self.rank.array, numbers, hashes, c.c_uint64(seed),
                                              ref(rows)) == 0
         samples = [(s.tensor, bytes(s.group), bytes(s.hash)) for s in rows.samples[:rows.nsamples]]
         replicas = [(bytes(r.group), bytes(r.digest)) for r in rows.replicas[:rows.nreplicas]]
@@ -212,7 +206,7 @@ def test_small_integers_are_compared_whole(lib):
                Tensor("part", (64, 700), "dp=4,tp=2", "R,S(0)")]
     rank = ranks_of(lib, tensors)[3]
     for number in (1, 2, 3):
-        rank.array[number].whole = True
+        rank.array[number].dtype = 2         # u8
     side = Side(lib, rank)
     found = {t.name: (sum(e.bytes for e in entries), max(e.bytes for e in entries))
              for t, entries in side.entries.items()}
@@ -269,7 +263,7 @@ def test_names_and_seeds_count(lib):
     renamed = Side(lib, rank)
     for i, t in enumerate(rank.tensors):
         if t.name == "big":
-            renamed.names[i] = Name(b"model", b"bigger")
+            rank.array[i].name = b"bigger"
             changed = renamed.groups[t]
     assert [g for g, d in renamed.finish(values)[1].items() if d != digests[g]] == [changed]
 
@@ -347,12 +341,11 @@ def test_a_million_ranks_and_many_tensors(lib):
     n = 1_000_000
     meshes = [tl.OwnedMesh(lib, f"dp={n // 10},tp=10"), tl.OwnedMesh(lib, f"dp={n}")]
     kept = [tl.OwnedSharding(lib, (1 << 16, 1 << 12), meshes[i % 2], ["R,S(0)", "R"][i % 2], ITEM) for i in range(2000)]
-    array = (tl.PlanTensor * 2000)(*[tl.PlanTensor(k.c, tl.GridParams(128 << 10, 1 << 20, 512), False) for k in kept])
-    names = (Name * 2000)(*[Name(b"model", b"t%06d" % i) for i in range(2000)])
+    array = (tl.SaveTensor * 2000)(*[tl.SaveTensor(b"model", b"t%06d" % i, sharding=k.c) for i, k in enumerate(kept)])
     out, err = Replicas(), tl.Error()
     start = time.process_time()
-    tl.check(lib.save_replicas_make(ref(tl.PlanTensors.of(array, 2000)), names, c.c_uint32(77), ATTEMPT, SAMPLE,
-                                    ref(out), ref(err)), err)
+    tl.check(lib.save_replicas_make(array, c.c_uint32(2000), c.c_uint32(77), ATTEMPT, SAMPLE, ref(out),
+                                    ref(err)), err)
     took = time.process_time() - start
     assert (out.ngroups, out.ntensors, out.nentries, out.bytes) == (2, 2000, 2000, 2000 * SAMPLE_BYTES)
     lib.save_replicas_release(ref(out))

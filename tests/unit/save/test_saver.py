@@ -2,6 +2,7 @@
 """The saver through vckpt.h, ranks as threads: what comes back, from whatever source; order, back-pressure, states,
 refusals, reopening."""
 import errno
+import itertools
 import multiprocessing
 import resource
 
@@ -120,6 +121,15 @@ def timed(saver, tensors):
     t = save.timings()
     save.free()
     return t
+
+
+def test_row_major_strides_are_like_none(api, store):
+    saver, array = api.saver(store, "run"), numpy.ones((500, 64), "f4")
+    for given, step in itertools.product((False, True), range(2)):
+        assert timed(saver, {"model/a": (array, {"strides": given})}).plan_cached == (given or step)
+    assert timed(saver, {"model/a": (numpy.ones((500, 65), "f4")[:, :64], {})}).plan_cached == 0
+    saver.close()
+    saver.free()
 
 
 def test_unchanged_data_is_not_written_again(api, store, rng):
