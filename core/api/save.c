@@ -307,7 +307,7 @@ int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_prog
 	if (r < 0)
 		return r;
 	*ret_progress = (struct vckpt_progress){.size = sizeof *ret_progress, .state = (uint32_t)i.state,
-		.error = i.error, .bytes_total = i.bytes_total, .bytes_staged = i.bytes_staged,
+		.error = i.error, .bytes_total = i.bytes_total, .bytes_staged = i.stats.bytes_staged,
 		.bytes_done = i.bytes_done};
 	return 0;
 }
@@ -315,18 +315,19 @@ int vckpt_save_progress(struct vckpt_save *save, struct vckpt_progress *ret_prog
 int vckpt_save_timings(struct vckpt_save *save, struct vckpt_timings *ret_timings)
 {
 	struct save_flight_info i;
+	const struct proto_stats *m = &i.stats;
 	bool fits = ret_timings && ret_timings->size == sizeof *ret_timings;
 	int r = save && fits ? save_flight_info(save->flight, &i) : -EINVAL;
 
 	if (r < 0)
 		return r;
 	*ret_timings = (struct vckpt_timings){.size = sizeof *ret_timings,
-		.submitted_ns = i.submitted_ns, .staged_ns = i.staged_ns, .committed_ns = i.committed_ns,
-		.bytes_held = i.bytes_held, .bytes_staged = i.bytes_staged,
-		.bytes_unchanged = i.bytes_unchanged, .bytes_deduplicated = i.bytes_deduplicated,
-		.bytes_encoded = i.bytes_encoded, .bytes_written = i.bytes_written, .pieces = i.pieces,
-		.pieces_new = i.pieces_new, .plan_ns = i.plan_ns, .plan_cached = i.plan_cached,
-		.plan_hits = i.plan_hits, .plan_misses = i.plan_misses, .ring_waits = i.ring_waits,
+		.submitted_ns = m->submitted_ns, .staged_ns = m->staged_ns, .committed_ns = m->committed_ns,
+		.bytes_held = m->bytes_held, .bytes_staged = m->bytes_staged,
+		.bytes_unchanged = m->bytes_unchanged, .bytes_deduplicated = m->bytes_deduplicated,
+		.bytes_encoded = m->bytes_encoded, .bytes_written = m->bytes_written, .pieces = m->pieces,
+		.pieces_new = m->pieces_new, .plan_ns = i.plan_ns, .plan_cached = m->plan_cached,
+		.plan_hits = i.plan_hits, .plan_misses = i.plan_misses, .ring_waits = (uint32_t)m->ring_waits,
 		.bytes_again = i.bytes_again, .bytes_no_base = i.bytes_no_base};
 	for (unsigned p = 0; p < VCKPT_PHASES; p++)
 		ret_timings->phase[p] = (struct vckpt_phase){save_phase_name(p), i.phase[p].start_ns, i.phase[p].end_ns,

@@ -214,7 +214,7 @@ int save_flight_submit(struct save_flight *f, struct base_error *err)
 	} else {
 		f->submitted = true;
 		f->state = SAVE_QUEUED;
-		f->info.submitted_ns = base_realtime_ns();
+		f->info.stats.submitted_ns = base_realtime_ns();
 		pthread_cond_broadcast(&s->work);
 		pthread_cond_signal(&s->ready);
 	}

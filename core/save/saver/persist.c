@@ -104,33 +104,33 @@ static uint32_t persist_timings(struct save_flight *f, struct proto_timing timin
 static void persist_count(struct save_flight *f)
 {
 	const struct save_result *result = save_writer_result(f->w);
-	struct save_flight_info *i = &f->info;
+	struct proto_stats *m = &f->info.stats;
 
 	pthread_mutex_lock(&f->s->lock);
-	i->pieces = result->pieces;
-	i->pieces_new = result->pieces_new;
-	i->bytes_unchanged = result->bytes_reused;
-	i->bytes_deduplicated = result->bytes_duplicate;
-	i->bytes_encoded = result->bytes_encoded;
-	i->bytes_written = result->piece_bytes_new + result->meta_bytes;
-	i->bytes_again = result->bytes_again;
-	i->bytes_no_base = result->bytes_no_base;
+	m->pieces = result->pieces;
+	m->pieces_new = result->pieces_new;
+	m->bytes_unchanged = result->bytes_reused;
+	m->bytes_deduplicated = result->bytes_duplicate;
+	m->bytes_encoded = result->bytes_encoded;
+	m->bytes_written = result->piece_bytes_new + result->meta_bytes;
+	f->info.bytes_again = result->bytes_again;
+	f->info.bytes_no_base = result->bytes_no_base;
 	pthread_mutex_unlock(&f->s->lock);
 }
 
 static void persist_stats(struct save_flight *f)
 {
-	const struct save_flight_info *i = &f->info;
 	struct proto_timing timings[PERSIST_TIMINGS];
-	struct proto_stats m = {.run = f->s->run, .attempt = store_attempt_name(f->attempt), .step = f->step,
-		.rank = f->s->options.rank, .world = f->s->options.world, .host = store_hostname(),
-		.submitted_ns = i->submitted_ns, .staged_ns = i->staged_ns, .committed_ns = i->committed_ns,
-		.bytes_held = i->bytes_held, .bytes_staged = i->bytes_staged, .bytes_unchanged = i->bytes_unchanged,
-		.bytes_deduplicated = i->bytes_deduplicated, .bytes_encoded = i->bytes_encoded,
-		.bytes_written = i->bytes_written, .pieces = i->pieces, .pieces_new = i->pieces_new,
-		.plan_cached = i->plan_cached, .ring_waits = i->ring_waits, .timings = timings};
+	struct proto_stats m = f->info.stats;
 	struct base_error err = {0};
 
+	m.run = f->s->run;
+	m.attempt = store_attempt_name(f->attempt);
+	m.step = f->step;
+	m.rank = f->s->options.rank;
+	m.world = f->s->options.world;
+	m.host = store_hostname();
+	m.timings = timings;
 	m.ntimings = persist_timings(f, timings);
 	if (store_stats_put(f->s->store, &m, f->entry, &err) < 0)
 		base_debug("%s step %llu: its timings are not kept: %s", f->s->run, (unsigned long long)f->step,
@@ -342,7 +342,7 @@ static void persist_flight(struct save_flight *f)
 	if (r < 0)
 		saver_flight_fail(f, r, &err);
 	else
-		f->info.committed_ns = base_realtime_ns();
+		f->info.stats.committed_ns = base_realtime_ns();
 	if (r == 0 && f->pieces)
 		saver_same_keep(f);
 	pthread_mutex_unlock(&s->lock);

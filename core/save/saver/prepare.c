@@ -258,10 +258,10 @@ int saver_prepare(struct save_flight *f, struct base_error *err)
 	saver_same_ask(f);
 	saver_phase_note(f, SAVE_PLAN, begin, end - begin, 0);
 	f->info.plan_ns = end - begin;
-	f->info.bytes_held = f->plan->held_bytes;
-	f->info.bytes_staged = save_writer_blob_bytes(f->w); /* copied when they were declared */
-	f->info.bytes_total = f->plan->bytes + f->info.bytes_staged;
-	f->info.plan_cached = (uint32_t)r;
+	f->info.stats.bytes_held = f->plan->held_bytes;
+	f->info.stats.bytes_staged = save_writer_blob_bytes(f->w); /* copied when they were declared */
+	f->info.bytes_total = f->plan->bytes + f->info.stats.bytes_staged;
+	f->info.stats.plan_cached = (uint32_t)r;
 	pthread_mutex_unlock(&f->s->lock);
 	prepare_worth(f);
 	saver_node_meet(f->s);

@@ -12,6 +12,7 @@
 #include "core/device/ring.h"
 #include "core/save/plan/replica.h"
 #include "core/save/write/writer.h"
+#include "proto/stats.h"
 
 struct save_saver;
 struct save_saver_options {             /* as struct vckpt_saver_options says */
@@ -73,13 +74,11 @@ enum save_phase { SAVE_PLAN, SAVE_ROOM, SAVE_COPY, SAVE_DIGEST, SAVE_ENCODE, SAV
 struct save_phase_time { uint64_t start_ns, end_ns, busy_ns, bytes; }; /* CLOCK_REALTIME; busy: of all threads */
 struct save_flight_info {
 	enum save_flight_state state; int error;
-	uint64_t bytes_total, bytes_staged, bytes_done;
+	uint64_t bytes_total, bytes_done;
+	struct proto_stats stats;       /* so far: times, bytes, pieces, plan_cached, ring_waits; the rest is not set */
 	struct save_phase_time phase[SAVE_PHASES];
-	uint64_t submitted_ns, staged_ns, committed_ns; /* CLOCK_REALTIME; 0: not yet */
-	uint64_t bytes_held, bytes_unchanged, bytes_deduplicated, bytes_encoded, bytes_written;
-	uint64_t pieces, pieces_new, plan_ns;
-	uint32_t plan_cached, plan_hits, plan_misses, ring_waits;
-	uint64_t bytes_again, bytes_no_base;
+	uint64_t plan_ns, bytes_again, bytes_no_base;
+	uint32_t plan_hits, plan_misses;
 };
 int save_flight_info(struct save_flight *f, struct save_flight_info *ret_info); /* -BASE_EFORKED after a fork */
 const char *save_phase_name(enum save_phase phase);

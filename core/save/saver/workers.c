@@ -80,7 +80,7 @@ static void worker_tell_staged(struct save_flight *f)
 		return;
 	f->staged = true;
 	f->state = SAVE_STAGED;
-	f->info.staged_ns = base_realtime_ns();
+	f->info.stats.staged_ns = base_realtime_ns();
 	pthread_cond_broadcast(&f->s->told);
 }
 
@@ -150,7 +150,7 @@ static void worker_copied(struct save_flight *f, struct saver_batch *b)
 		return;
 	}
 	b->state = BATCH_STAGED;
-	f->info.bytes_staged += b->whole_bytes;
+	f->info.stats.bytes_staged += b->whole_bytes;
 	f->pieces->steady_bytes += b->steady_bytes;
 }
 
@@ -238,7 +238,7 @@ static void worker_wait_for_room(struct save_saver *s, struct save_flight *f)
 	} else if (!b->waited) {
 		b->waited = true;
 		b->waits_ns = base_realtime_ns();
-		f->info.ring_waits++;
+		f->info.stats.ring_waits++;
 		pthread_cond_broadcast(&s->work); /* workers that digest were held back by it */
 		pthread_cond_signal(&s->ready);   /* a pack may keep memory that it does not write yet */
 	}
