@@ -22,7 +22,7 @@
 int nccl_memory_new(struct nccl_transport *t, size_t bytes, struct nccl_memory *ret_m, struct base_error *err)
 {
 	void *memory = NULL;
-	int r = device_registration_allocate(t->fence, bytes, &memory, &ret_m->registration, err);
+	int r = device_registration_new(t->fence, &memory, bytes, &ret_m->registration, err);
 
 	if (r < 0)
 		return base_error_prefix(err, r, "pinned memory for NCCL");

@@ -76,44 +76,27 @@ void cuda_event_free(cuda_context c, cuda_event e)
 
 /* ---- host memory ---- */
 
-/* Registers *memory; if that is NULL, allocates memory and sets it. */
-static int registration_new(const struct device_fence *f, void **memory, size_t bytes,
+int device_registration_new(const struct device_fence *f, void **memory, size_t bytes,
 	struct device_registration **ret_r, struct base_error *err)
 {
 	bool allocated = !*memory;
-	base_cleanup_free struct device_registration *registration = calloc(1, sizeof *registration);
+	struct device_registration *registration = calloc(1, sizeof *registration);
 	cuda_context context = f->places[0].context;
 	int r;
 
 	if (!registration)
 		return base_no_memory(err);
-	r = cuda_enter(context, err);
-	if (r < 0)
+	r = cuda_within(context, err, allocated
+		? cuda_translate(cuda_driver.host_alloc(memory, bytes, CUDA_HOST_PORTABLE), "cuMemHostAlloc", err)
+		: cuda_translate(cuda_driver.host_register(*memory, bytes, CUDA_HOST_PORTABLE), "cuMemHostRegister",
+			err));
+	if (r < 0) {
+		free(registration);
 		return r;
-	if (allocated)
-		r = cuda_translate(cuda_driver.host_alloc(memory, bytes, CUDA_HOST_PORTABLE), "cuMemHostAlloc", err);
-	else
-		r = cuda_translate(cuda_driver.host_register(*memory, bytes, CUDA_HOST_PORTABLE), "cuMemHostRegister",
-			err);
-	cuda_leave();
-	if (r < 0)
-		return r;
+	}
 	*registration = (struct device_registration){context, *memory, allocated};
-	*ret_r = base_steal(registration);
+	*ret_r = registration;
 	return 0;
-}
-
-int device_registration_new(const struct device_fence *f, void *memory, size_t bytes,
-	struct device_registration **ret_r, struct base_error *err)
-{
-	return registration_new(f, &memory, bytes, ret_r, err);
-}
-
-int device_registration_allocate(const struct device_fence *f, size_t bytes, void **ret_memory,
-	struct device_registration **ret_r, struct base_error *err)
-{
-	*ret_memory = NULL;
-	return registration_new(f, ret_memory, bytes, ret_r, err);
 }
 
 /* If the context is gone, so is the registration, and there is nothing to report. */
@@ -142,16 +125,12 @@ int device_stream_new(const struct device_fence *f, unsigned place, enum device_
 	if (!s)
 		return base_no_memory(err);
 	s->context = f->places[place].context;
-	r = cuda_enter(s->context, err);
-	if (r < 0)
-		return r;
 	s->pin = pin;
-	r = cuda_translate(cuda_driver.stream_create(&s->stream, CUDA_STREAM_NON_BLOCKING), "cuStreamCreate", err);
-	cuda_leave();
-	if (r < 0)
-		return r;
-	*ret_s = base_steal(s);
-	return 0;
+	r = cuda_within(s->context, err, cuda_translate(
+		cuda_driver.stream_create(&s->stream, CUDA_STREAM_NON_BLOCKING), "cuStreamCreate", err));
+	if (r == 0)
+		*ret_s = base_steal(s);
+	return r;
 }
 
 void device_stream_free(struct device_stream *s)
@@ -212,16 +191,11 @@ int device_event_new(struct device_stream *s, struct device_event **ret_e, struc
 
 	if (!e)
 		return base_no_memory(err);
-	r = cuda_enter(s->context, err);
-	if (r < 0)
-		return r;
 	e->stream = s;
-	r = cuda_event_new(&e->event, err);
-	cuda_leave();
-	if (r < 0)
-		return r;
-	*ret_e = base_steal(e);
-	return 0;
+	r = cuda_within(s->context, err, cuda_event_new(&e->event, err));
+	if (r == 0)
+		*ret_e = base_steal(e);
+	return r;
 }
 
 void device_event_free(struct device_event *e)
@@ -234,40 +208,25 @@ void device_event_free(struct device_event *e)
 
 int device_event_set(struct device_event *e, struct base_error *err)
 {
-	int r = cuda_enter(e->stream->context, err);
-
-	if (r < 0)
-		return r;
-	r = cuda_translate(cuda_driver.event_record(e->event, e->stream->stream), "cuEventRecord", err);
-	cuda_leave();
 	e->turns = cuda_turns_given(e->stream);
-	return r;
+	return cuda_within(e->stream->context, err,
+		cuda_translate(cuda_driver.event_record(e->event, e->stream->stream), "cuEventRecord", err));
 }
 
 int device_event_done(struct device_event *e, struct base_error *err)
 {
-	int r = cuda_enter(e->stream->context, err);
-	cuda_result answer;
+	cuda_result answer = CUDA_SUCCESS;
+	int r = cuda_within(e->stream->context, err, (answer = cuda_driver.event_query(e->event)) == CUDA_NOT_READY
+		? 0 : cuda_translate(answer, "cuEventQuery", err));
 
-	if (r < 0)
-		return r;
-	answer = cuda_driver.event_query(e->event);
-	cuda_leave();
-	if (answer == CUDA_NOT_READY)
-		return 0;
-	r = cuda_translate(answer, "cuEventQuery", err);
-	return r < 0 ? r : 1;
+	return r < 0 ? r : answer == CUDA_SUCCESS;
 }
 
 int device_event_wait(struct device_event *e, struct base_error *err)
 {
-	int r = cuda_enter(e->stream->context, err);
+	int r = cuda_within(e->stream->context, err, cuda_translate(cuda_driver.event_synchronize(e->event),
+		e->stream->back ? CUDA_COPIES_BACK : CUDA_COPIES, err));
 
-	if (r < 0)
-		return r;
-	r = cuda_translate(cuda_driver.event_synchronize(e->event),
-		e->stream->back ? CUDA_COPIES_BACK : CUDA_COPIES, err);
-	cuda_leave();
 	if (r == 0)
 		cuda_turn_all(e->stream, e->turns);
 	else

@@ -38,12 +38,10 @@ int device_fence_place(struct device_fence *f, const void *address, unsigned *re
 int device_fence_set(struct device_fence *f, void *const *streams, size_t n, struct base_error *err);
 void device_fence_free(struct device_fence *f); /* NULL-safe; any thread */
 
-/* Page-locks host memory for all contexts (cuMemHostRegister, portable), in the context of the fence's first place. */
+/* Page-locks host memory for all contexts (cuMemHostRegister, portable), in the context of the fence's first place.
+ * *memory NULL: the driver allocates it (cuMemHostAlloc); then it ends with the registration, and with its context. */
 struct device_registration;
-int device_registration_new(const struct device_fence *f, void *memory, size_t bytes,
-	struct device_registration **ret_r, struct base_error *err);
-/* Memory that the driver allocates instead (cuMemHostAlloc). It ends with the registration, and with its context. */
-int device_registration_allocate(const struct device_fence *f, size_t bytes, void **ret_memory,
+int device_registration_new(const struct device_fence *f, void **memory, size_t bytes,
 	struct device_registration **ret_r, struct base_error *err);
 void device_registration_free(struct device_registration *registration); /* before the memory; NULL-safe; any thread */
 

@@ -73,7 +73,7 @@ static int cuda_copy_any(cuda_stream stream, void *host, const struct device_gat
 {
 	struct cuda_walk w = {.g = g, .stream = stream, .back = back};
 
-	device_fetch_strides(g, w.host_stride);
+	device_gather_strides(g, w.host_stride);
 	device_fetch_dims(g, w.host_stride, &w.along);
 	return cuda_translate(cuda_copy_dim(&w, 0, host, (uintptr_t)g->from),
 		back ? "copy to device memory" : "copy from device memory", err);
@@ -88,32 +88,22 @@ int device_stream_scatter(struct device_stream *s, const void *from, const struc
 	struct base_error *err)
 {
 	struct device_gather g = *to;
-	int r;
 
 	device_gather_fold(&g);
 	if (g.item_bytes == 0)
 		return 0;
-	r = cuda_enter(s->context, err);
-	if (r < 0)
-		return r;
 	s->back = true;
-	r = cuda_copy_any(s->stream, (void *)(uintptr_t)from, &g, true, err); /* only read */
-	cuda_leave();
-	return r;
+	return cuda_within(s->context, err,
+		cuda_copy_any(s->stream, (void *)(uintptr_t)from, &g, true, err)); /* only read */
 }
 
 int device_stream_gather(struct device_stream *s, void *to, const struct device_gather *source, struct base_error *err)
 {
 	struct device_gather g = *source;
-	int r;
 
 	device_gather_fold(&g);
 	if (g.item_bytes == 0)
 		return 0;
-	r = cuda_enter(s->context, err);
-	if (r < 0)
-		return r;
-	r = device_fetch_turns(&g, CUDA_TURN_BYTES) ? cuda_turn(s, to, &g, err) : cuda_copy(s->stream, to, &g, err);
-	cuda_leave();
-	return r;
+	return cuda_within(s->context, err, device_fetch_turns(&g, CUDA_TURN_BYTES) ? cuda_turn(s, to, &g, err)
+		: cuda_copy(s->stream, to, &g, err));
 }

@@ -115,8 +115,15 @@ void cuda_restore(void);
 /* The same for calls that need a current context. */
 int cuda_enter(cuda_context c, struct base_error *err);
 void cuda_leave(void);
+/* `call`, an int expression, between these two. */
+#define cuda_within(context, err, call) ({ \
+	int within_r_ = cuda_enter(context, err); \
+	if (within_r_ == 0) { \
+		within_r_ = (call); \
+		cuda_leave(); \
+	} \
+	within_r_; })
 int cuda_event_new(cuda_event *ret_e, struct base_error *err);
-
 void cuda_event_free(cuda_context c, cuda_event e);
 
 #define CUDA_PLACES_MAX 64u

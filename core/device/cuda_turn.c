@@ -181,6 +181,6 @@ int cuda_turn(struct device_stream *s, void *to, const struct device_gather *g, 
 	uint64_t to_stride[DEVICE_GATHER_DIMS];
 	int r = turn_prepare(s, err);
 
-	device_fetch_strides(g, to_stride);
+	device_gather_strides(g, to_stride);
 	return r == 0 ? turn_box(s, to, to_stride, g, err) : r;
 }

@@ -29,11 +29,6 @@
 /* CU_DEVICE_ATTRIBUTE_MAX_PITCH is 2^31 - 1 on all devices that there are; this is well below it. */
 #define FETCH_PITCH_MAX (UINT64_C(1) << 30)
 
-static uint64_t fetch_abs(int64_t v)
-{
-	return v < 0 ? -(uint64_t)v : (uint64_t)v;
-}
-
 /* ---- straight ---- */
 
 static bool fetch_is_rows(const struct device_gather *g, const uint64_t *to_stride, uint32_t i)
@@ -53,17 +48,7 @@ static bool fetch_is_planes(const struct device_gather *g, const uint64_t *to_st
 
 static uint64_t fetch_times(uint64_t a, uint64_t b)
 {
-	uint64_t product;
-
-	return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
-}
-
-void device_fetch_strides(const struct device_gather *g, uint64_t *ret_to_stride)
-{
-	uint64_t bytes = g->item_bytes;
-
-	for (uint32_t i = g->ndim; i-- > 0; bytes = fetch_times(bytes, g->size[i]))
-		ret_to_stride[i] = bytes;
+	return base_mul_overflows(a, b, &a) ? UINT64_MAX : a;
 }
 
 uint64_t device_fetch_dims(const struct device_gather *g, const uint64_t *to_stride, struct device_copy_dims *ret_d)
@@ -97,7 +82,7 @@ static double fetch_cost(const struct device_gather *g)
 	struct device_copy_dims d;
 	double rows = 1;
 
-	device_fetch_strides(g, to_stride);
+	device_gather_strides(g, to_stride);
 	for (uint32_t i = 0; i < g->ndim; i++)
 		rows *= (double)g->size[i];
 	return rows * (double)base_max(g->item_bytes, FETCH_ROW_BYTES)
@@ -116,7 +101,7 @@ static uint32_t fetch_sort(const struct device_gather *g, uint32_t *ret_dims)
 
 		if (g->size[i] == 1 || g->stride[i] == 0)
 			continue;
-		for (; at > 0 && fetch_abs(g->stride[ret_dims[at - 1]]) < fetch_abs(g->stride[i]); at--)
+		for (; at > 0 && device_gather_abs(g->stride[ret_dims[at - 1]]) < device_gather_abs(g->stride[i]); at--)
 			ret_dims[at] = ret_dims[at - 1];
 		ret_dims[at] = i;
 		n++;
@@ -136,7 +121,7 @@ static void fetch_copy(const struct device_gather *g, const uint32_t *dims, uint
 	*ret_copy = (struct device_gather){.from = from, .item_bytes = width, .ndim = outer};
 	for (uint32_t k = 0; k < outer; k++) {
 		ret_copy->size[k] = g->size[dims[k]];
-		ret_copy->stride[k] = (int64_t)fetch_abs(g->stride[dims[k]]);
+		ret_copy->stride[k] = (int64_t)device_gather_abs(g->stride[dims[k]]);
 	}
 	device_gather_fold(ret_copy);
 }
@@ -154,7 +139,7 @@ static void fetch_turned(const struct device_gather *g, const uint32_t *dims, ui
 	for (uint32_t i = 0; i < g->ndim; i++)
 		if (g->stride[i] < 0)
 			ret_turn->from = (const char *)((uintptr_t)ret_turn->from
-				+ (g->size[i] - 1) * fetch_abs(ret_turn->stride[i]));
+				+ (g->size[i] - 1) * device_gather_abs(ret_turn->stride[i]));
 }
 
 static double fetch_turn_cost(const struct device_gather *g)
@@ -190,7 +175,7 @@ static uint32_t fetch_choose(const struct device_gather *g, const uint32_t *dims
 		}
 		if (k == 0)
 			return best;
-		moved = fetch_times(g->size[dims[k - 1]] - 1, fetch_abs(g->stride[dims[k - 1]]));
+		moved = fetch_times(g->size[dims[k - 1]] - 1, device_gather_abs(g->stride[dims[k - 1]]));
 		rows /= g->size[dims[k - 1]];
 		if (__builtin_add_overflow(width, moved, &width)
 			|| fetch_times(rows, width) / FETCH_SPAN > wanted)

@@ -16,8 +16,6 @@
 struct device_copy_dims { uint32_t rows, planes; };
 /* The pair of dimensions that needs the fewest calls; returns how many calls that are (saturated). g is folded. */
 uint64_t device_fetch_dims(const struct device_gather *g, const uint64_t *to_stride, struct device_copy_dims *ret_d);
-/* Row-major strides of what a gather makes. */
-void device_fetch_strides(const struct device_gather *g, uint64_t *ret_to_stride);
 
 /* A box that is turned. `copy` reads the device, in the order of the source, into `bytes` contiguous bytes; `turn` is
  * the box in them: its `from` counts from their first byte. */

@@ -30,11 +30,6 @@ struct gather_walk {
 	uint64_t to_stride[DEVICE_GATHER_DIMS];
 };
 
-static uint64_t gather_abs(int64_t v)
-{
-	return v < 0 ? -(uint64_t)v : (uint64_t)v;
-}
-
 static bool gather_joins(int64_t outer, uint64_t size, int64_t inner)
 {
 	int64_t span;
@@ -175,10 +170,10 @@ static uint32_t gather_choose_dense(const struct device_gather *g)
 	if (g->item_bytes >= GATHER_ITEM_TILED)
 		return best;
 	for (uint32_t i = 0; i + 1 < g->ndim; i++) {
-		uint64_t stride = gather_abs(g->stride[i]);
+		uint64_t stride = device_gather_abs(g->stride[i]);
 
 		if (g->size[i] > 1 && stride > 0 && stride < GATHER_DENSE_BYTES
-			&& (stride < gather_abs(g->stride[best]) || g->size[best] == 1))
+			&& (stride < device_gather_abs(g->stride[best]) || g->size[best] == 1))
 			best = i;
 	}
 	return best;
@@ -197,15 +192,24 @@ void device_gather_part(void *to, const uint64_t *to_stride, const struct device
 	gather_dim(&w, 0, to, g->from);
 }
 
+void device_gather_strides(const struct device_gather *g, uint64_t *ret_to_stride)
+{
+	uint64_t bytes = g->item_bytes;
+
+	for (uint32_t i = g->ndim; i-- > 0;) {
+		ret_to_stride[i] = bytes;
+		if (base_mul_overflows(bytes, g->size[i], &bytes))
+			bytes = UINT64_MAX;
+	}
+}
+
 void device_gather_host(void *to, const struct device_gather *source)
 {
 	struct device_gather g = *source;
-	uint64_t to_stride[DEVICE_GATHER_DIMS], bytes;
+	uint64_t to_stride[DEVICE_GATHER_DIMS];
 
 	device_gather_fold(&g);
-	bytes = g.item_bytes;
-	for (uint32_t i = g.ndim; i-- > 0; bytes *= g.size[i])
-		to_stride[i] = bytes;
+	device_gather_strides(&g, to_stride);
 	if (g.item_bytes)
 		device_gather_part(to, to_stride, &g);
 }

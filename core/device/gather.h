@@ -21,6 +21,9 @@ struct device_gather {
  * dimension into item_bytes (so ndim 0 means one memcpy of item_bytes). The bytes and their order stay the same. */
 void device_gather_fold(struct device_gather *g);
 void device_gather_host(void *to, const struct device_gather *g);
+/* Row-major strides of what a gather makes, saturated. */
+void device_gather_strides(const struct device_gather *g, uint64_t *ret_to_stride);
+static inline uint64_t device_gather_abs(int64_t v) { return v < 0 ? -(uint64_t)v : (uint64_t)v; }
 /* Writes into a larger row-major array: items lie to_stride apart, those of the last dimension one after another. The
  * dimensions are not folded; no size is 0. */
 void device_gather_part(void *to, const uint64_t *to_stride, const struct device_gather *g);

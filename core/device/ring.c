@@ -20,7 +20,6 @@
 #include "core/device/ring.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +31,7 @@
 
 #include "core/base/cleanup.h"
 #include "core/base/clock.h"
+#include "core/base/le.h"
 #include "core/base/log.h"
 #include "core/base/pool.h"
 #include "core/device/cuda.h"
@@ -102,7 +102,7 @@ static void *ring_fault_main(void *arg)
 	struct ring_fault *f = arg;
 
 	for (uint64_t at = 0, n; at < f->bytes && f->r == 0; at += n) {
-		n = f->bytes - at < RING_FAULT_STEP_BYTES ? f->bytes - at : RING_FAULT_STEP_BYTES;
+		n = base_min(f->bytes - at, RING_FAULT_STEP_BYTES);
 		f->r = madvise(f->memory + at, n, MADV_POPULATE_WRITE) < 0 ? -errno : 0;
 	}
 	if (f->r != -EINVAL)
@@ -119,21 +119,15 @@ static int ring_fault_in(const struct device_ring *ring, uint64_t bytes)
 	struct ring_fault faults[RING_FAULT_THREADS];
 	uint64_t want = bytes / RING_FAULT_BYTES + 1, cpus = base_cpu_count(), step, at = 0;
 	unsigned n = 0, started = 0;
-	sigset_t all, before;
 	int r = 0;
 
-	want = want < cpus ? want : cpus;
-	want = want < RING_FAULT_THREADS ? want : RING_FAULT_THREADS;
+	want = base_min(base_min(want, cpus), RING_FAULT_THREADS);
 	step = (bytes / want + RING_HUGE_BYTES) & ~(RING_HUGE_BYTES - 1);
 	for (; at < bytes; at += step)
 		faults[n++] = (struct ring_fault){.memory = ring->memory + at, .page_bytes = ring->page_bytes,
-			.bytes = bytes - at < step ? bytes - at : step};
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before); /* inherited: the program's signals are for its own threads */
-	while (started + 1 < n &&
-	       pthread_create(&faults[started].thread, NULL, ring_fault_main, &faults[started]) == 0)
+			.bytes = base_min(bytes - at, step)};
+	while (started + 1 < n && base_thread_start(&faults[started].thread, ring_fault_main, &faults[started]) == 0)
 		started++;
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	for (unsigned i = started; i < n; i++)
 		ring_fault_main(&faults[i]);
 	for (unsigned i = 0; i < started; i++)
@@ -183,9 +177,9 @@ static int ring_register(struct device_ring *ring, const struct device_fence *fe
 {
 	uint64_t begin = base_monotonic_ns();
 	struct base_error why = {0};
-	int r;
+	void *memory = ring->memory;
+	int r = device_registration_new(fence, &memory, ring->pages * ring->page_bytes, &ring->registration, &why);
 
-	r = device_registration_new(fence, ring->memory, ring->pages * ring->page_bytes, &ring->registration, &why);
 	if (r < 0)
 		return ring_refused(ring, r, &why);
 	ring->register_ns = base_monotonic_ns() - begin;
@@ -196,8 +190,8 @@ static int ring_register(struct device_ring *ring, const struct device_fence *fe
 static int ring_allocate(struct device_ring *ring, uint64_t bytes, const struct device_fence *fence)
 {
 	struct base_error why = {0};
-	void *memory;
-	int r = device_registration_allocate(fence, bytes, &memory, &ring->registration, &why);
+	void *memory = NULL;
+	int r = device_registration_new(fence, &memory, bytes, &ring->registration, &why);
 
 	if (r < 0)
 		return ring_refused(ring, r, &why);
@@ -301,7 +295,7 @@ int device_ring_new(uint64_t bytes, enum device_pin pin, const struct device_fen
 	ring->memory = MAP_FAILED;
 	ring->pin = pin;
 	ring->page_bytes = page;
-	ring->pages = (uint32_t)((bytes + page - 1) / page);
+	ring->pages = (uint32_t)base_div_up(bytes, page);
 	r = ring_prepare(ring, ring->pages * page, fence, err);
 	if (r < 0)
 		return r;
@@ -369,13 +363,12 @@ static uint32_t ring_take(struct device_ring *ring, uint32_t pages)
 
 void *device_ring_take(struct device_ring *ring, uint64_t bytes)
 {
-	uint64_t pages = bytes / ring->page_bytes + (bytes % ring->page_bytes != 0);
+	uint64_t pages = base_max(base_div_up(bytes, ring->page_bytes), 1);
 	uint32_t at;
 	char *slot;
 
 	if (pages > ring->pages)
 		return NULL;
-	pages = pages ? pages : 1;
 	pthread_mutex_lock(&ring->lock);
 	at = ring_take(ring, (uint32_t)pages);
 	pthread_mutex_unlock(&ring->lock);

@@ -225,7 +225,7 @@ def model_says(lib, array):
     lib.device_gather_fold(c.byref(g))
     lib.device_fetch_turns.restype, lib.device_fetch_dims.restype = c.c_bool, c.c_uint64
     lib.device_fetch_turn(c.byref(g), c.byref(turn))
-    lib.device_fetch_strides(c.byref(g), strides)
+    lib.device_gather_strides(c.byref(g), strides)
     rows = numpy.prod([float(n) for n in g.size[:g.ndim]])
     straight = rows * max(g.item_bytes, 128) + 65536.0 * lib.device_fetch_dims(c.byref(g), strides, dims)
     turned = bool(lib.device_fetch_turns(c.byref(g), c.c_uint64(2 << 20)))
