@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "core/base/array.h"
+#include "core/base/bisect.h"
 #include "core/base/cleanup.h"
 #include "core/base/digest.h"
 #include "core/base/le.h"
@@ -265,17 +266,9 @@ static uint8_t *comm_buffer(struct comm *c)
 
 bool comm_pass_wants(const struct comm *c, const struct comm_pass *p)
 {
-	uint32_t a = 0, b = p->nranks;
+	uint32_t at = base_bisect(i, 0, p->nranks, p->ranks[i] < c->rank);
 
-	while (a < b) {
-		uint32_t m = a + (b - a) / 2;
-
-		if (p->ranks[m] < c->rank)
-			a = m + 1;
-		else
-			b = m;
-	}
-	return a < p->nranks && p->ranks[a] == c->rank;
+	return at < p->nranks && p->ranks[at] == c->rank;
 }
 
 static int pass_check(const struct comm *c, const struct comm_pass *p, struct base_error *err)

@@ -76,8 +76,6 @@ static int mpi_listen(struct comm *c, struct base_error *err)
 		if (!done)
 			return 0;
 		m->rung.why[n == sizeof m->rung ? sizeof m->rung.why - 1 : 0] = 0;
-		for (char *at = m->rung.why; *at; at++)
-			*at = (unsigned char)*at < ' ' || *at == 0x7f ? '?' : *at;
 		atomic_store(&m->heard, true);
 	}
 	return base_error_set(err, -BASE_EABORTED, "rank %u gave up: %s", m->rung.rank, m->rung.why);

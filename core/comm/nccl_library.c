@@ -8,11 +8,11 @@
  * which in some versions wait for the device. These are made by threads that may be left behind. */
 #include <dlfcn.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "core/base/clock.h"
+#include "core/base/pool.h"
 #include "core/comm/nccl_internal.h"
 #include "core/device/cuda.h"
 
@@ -164,19 +164,6 @@ static struct nccl_call *nccl_call_new(enum nccl_kind kind, nccl_comm comm, int 
 	return call;
 }
 
-/* With all signals blocked, which are the program's. */
-static int nccl_call_start(struct nccl_call *call, pthread_t *ret_thread)
-{
-	sigset_t all, before;
-	int r;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	r = pthread_create(ret_thread, NULL, nccl_call_main, call);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	return -r;
-}
-
 /* Frees the call, or leaves it to its thread. */
 static int nccl_call_within(unsigned timeout_ms, struct nccl_call *call, const char *what, nccl_comm *ret_child,
 	struct base_error *err)
@@ -188,7 +175,7 @@ static int nccl_call_within(unsigned timeout_ms, struct nccl_call *call, const c
 
 	if (!call)
 		return base_no_memory(err);
-	r = nccl_call_start(call, &thread);
+	r = base_thread_start(&thread, nccl_call_main, call);
 	if (r < 0) {
 		nccl_call_free(call);
 		return base_error_set(err, r, "%s: no thread can be started", what);

@@ -38,9 +38,6 @@ static int peer_lives(const struct shared *s, uint32_t rank, struct base_error *
 	case SHARED_ABORTED:
 		memcpy(why, head->why, sizeof why);
 		why[sizeof why - 1] = 0;
-		for (char *p = why; *p; p++)
-			if ((unsigned char)*p < ' ' || *p == 0x7f)
-				*p = '?';
 		return base_error_set(err, -BASE_EABORTED, "%s", why);
 	case SHARED_CLOSED:
 		return base_error_set(err, -BASE_EABORTED, "rank %u has left", rank);
