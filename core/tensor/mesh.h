@@ -4,8 +4,7 @@
  * at coordinate c is ranks[row-major position of c], as numpy's `ranks.reshape(sizes)[c]`. It is no process group:
  * nothing here communicates. A mesh is read-only once made and safe from any thread; a set of its dimensions is a mask,
  * bit d for dimension d (0 outermost). Every function is total: what is not in the mesh is an error, never an
- * assertion. tensor_mesh_flatten, tensor_mesh_sub_neighbour and tensor_mesh_map are for the load, which asks for one
- * mesh in the words of another; outside mesh.c no product code calls them yet. */
+ * assertion. */
 #ifndef CORE_TENSOR_MESH_H
 #define CORE_TENSOR_MESH_H
 
@@ -50,23 +49,15 @@ uint32_t tensor_mesh_group_size(const struct tensor_mesh *m, uint32_t dims);
 int tensor_mesh_group(const struct tensor_mesh *m, uint32_t rank, uint32_t dims, uint32_t *ret_ranks);
 /* The position of `rank` in that group, 0 for its first; -ENOENT, -EINVAL. */
 int64_t tensor_mesh_group_position(const struct tensor_mesh *m, uint32_t rank, uint32_t dims);
-/* That group as a mesh of the dimensions `dims` (at least one), in the order of m. What makes a mesh out of another one
- * fails with -EINVAL (dims, a name), -ENOENT (rank) or -ENOMEM, and is freed like any mesh. */
+/* That group as a mesh of the dimensions `dims` (at least one), in the order of m. -EINVAL (dims), -ENOENT (rank),
+ * -ENOMEM. */
 int tensor_mesh_sub(const struct tensor_mesh *m, uint32_t rank, uint32_t dims, struct tensor_mesh **ret_m,
 	struct base_error *err);
-/* Dimensions first .. first+n-1 as one, called `name` (NULL: their names joined by '_'). */
-int tensor_mesh_flatten(const struct tensor_mesh *m, uint32_t first, uint32_t n, const char *name,
-	struct tensor_mesh **ret_m, struct base_error *err);
 /* The rank k further along `dim`, everything else equal; wrap: modulo the size. -ENOENT (rank), -EINVAL (dim), -ERANGE
  * (beyond the end). The neighbour of a sub-mesh along another dimension is the sub-mesh of its members' neighbours:
  * tensor_mesh_sub of the neighbour. */
 int tensor_mesh_neighbour(const struct tensor_mesh *m, uint32_t rank, uint32_t dim, int64_t k, bool wrap,
 	uint32_t *ret_rank);
-int tensor_mesh_sub_neighbour(const struct tensor_mesh *m, uint32_t rank, uint32_t dims, uint32_t dim, int64_t k,
-	bool wrap, struct tensor_mesh **ret_m, struct base_error *err); /* -EINVAL too if `dim` is one of dims */
-/* The coordinate in b of the rank at a coordinate of a. -ERANGE (not in a), -ENOENT (that rank is not in b). */
-int tensor_mesh_map(const struct tensor_mesh *a, const uint32_t *coordinate, const struct tensor_mesh *b,
-	uint32_t *ret_coordinate);
 
 /* Where ranks run. Without a table: rank / devices, rank % devices. With one (n entries each, by rank): what it says.
  * -EINVAL (no devices and no table, or half a table), -ENOENT (beyond the table). */

@@ -5,10 +5,7 @@
  * digit changed, a sub-mesh is a group that was made a mesh.
  *
  * The mesh itself is sound (mesh.c): products and sums of its sizes fit 32 bits. What a caller passes (ranks,
- * coordinates, masks, steps) is compared with these before it is used.
- *
- * The neighbour of a sub-mesh, the flattened mesh and the map into another mesh are for the load; nothing else in the
- * product calls them yet. */
+ * coordinates, masks, steps) is compared with these before it is used. */
 #include "core/tensor/mesh.h"
 
 #include <stdint.h>
@@ -179,56 +176,6 @@ int tensor_mesh_sub(const struct tensor_mesh *m, uint32_t rank, uint32_t dims, s
 	return tensor_mesh_new(ndim, names, sizes, ranks, size, ret_m, err);
 }
 
-/* The names of n dimensions with '_' between them. */
-static int mesh_join_names(const struct tensor_mesh *m, uint32_t first, uint32_t n, char *ret_name,
-	struct base_error *err)
-{
-	size_t at = 0;
-
-	for (uint32_t d = first; d < first + n; d++) {
-		size_t len = strlen(m->name[d]), join = d > first;
-
-		if (at + join + len >= TENSOR_MESH_NAME_MAX)
-			return base_error_set(err, -EINVAL, "mesh: the joined name of \"%s\" to \"%s\" is longer than "
-				"%u bytes", m->name[first], m->name[first + n - 1], TENSOR_MESH_NAME_MAX - 1);
-		if (join)
-			ret_name[at++] = '_';
-		memcpy(ret_name + at, m->name[d], len);
-		at += len;
-	}
-	ret_name[at] = 0;
-	return 0;
-}
-
-int tensor_mesh_flatten(const struct tensor_mesh *m, uint32_t first, uint32_t n, const char *name,
-	struct tensor_mesh **ret_m, struct base_error *err)
-{
-	char joined[TENSOR_MESH_NAME_MAX];
-	const char *names[TENSOR_MAX_DIMS];
-	uint32_t sizes[TENSOR_MAX_DIMS], ndim = 0;
-	int r;
-
-	if (n == 0)
-		return base_error_set(err, -EINVAL, "mesh: no dimension is given");
-	if (first >= m->ndim || n > m->ndim - first)
-		return base_error_set(err, -EINVAL, "mesh: there is no dimension %llu, only %u %s",
-			(unsigned long long)first + n - 1, m->ndim, base_plural(m->ndim, "dimension", "dimensions"));
-	if (!name) {
-		r = mesh_join_names(m, first, n, joined, err);
-		if (r < 0)
-			return r;
-	}
-	for (uint32_t d = 0; d < m->ndim; d++) {
-		if (d > first && d < first + n) {
-			sizes[ndim - 1] *= m->size[d];
-			continue;
-		}
-		names[ndim] = d != first ? m->name[d] : name ? name : joined;
-		sizes[ndim++] = m->size[d];
-	}
-	return tensor_mesh_new(ndim, names, sizes, m->ranks, m->count, ret_m, err);
-}
-
 int tensor_mesh_neighbour(const struct tensor_mesh *m, uint32_t rank, uint32_t dim, int64_t k, bool wrap,
 	uint32_t *ret_rank)
 {
@@ -252,36 +199,6 @@ int tensor_mesh_neighbour(const struct tensor_mesh *m, uint32_t rank, uint32_t d
 	coordinate[dim] = (uint32_t)at;
 	*ret_rank = tensor_mesh_rank_at(m, mesh_ravel(m, coordinate));
 	return 0;
-}
-
-int tensor_mesh_sub_neighbour(const struct tensor_mesh *m, uint32_t rank, uint32_t dims, uint32_t dim, int64_t k,
-	bool wrap, struct tensor_mesh **ret_m, struct base_error *err)
-{
-	uint32_t other;
-	int r;
-
-	if (dim < m->ndim && (dims >> dim & 1))
-		return base_error_set(err, -EINVAL, "mesh: dimension \"%s\" is one of the sub-mesh's own",
-			m->name[dim]);
-	r = tensor_mesh_neighbour(m, rank, dim, k, wrap, &other);
-	if (r == -EINVAL)
-		return base_error_set(err, r, "mesh: there is no dimension %u, only %u %s", dim, m->ndim,
-			base_plural(m->ndim, "dimension", "dimensions"));
-	if (r == -ENOENT)
-		return base_error_set(err, r, "mesh: rank %u is not in the mesh", rank);
-	if (r < 0)
-		return base_error_set(err, r, "mesh: rank %u has no neighbour at %+lld along \"%s\", which ends there",
-			rank, (long long)k, m->name[dim]);
-	return tensor_mesh_sub(m, other, dims, ret_m, err);
-}
-
-int tensor_mesh_map(const struct tensor_mesh *a, const uint32_t *coordinate, const struct tensor_mesh *b,
-	uint32_t *ret_coordinate)
-{
-	uint32_t rank;
-	int r = tensor_mesh_rank(a, coordinate, &rank);
-
-	return r < 0 ? r : tensor_mesh_coordinate(b, rank, ret_coordinate);
 }
 
 /* ---- hosts ------------------------------------------------------------------------------------------------------- */

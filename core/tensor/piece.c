@@ -66,6 +66,11 @@ uint64_t tensor_piece_width(const struct tensor_grid *g, uint64_t r)
 	return w;
 }
 
+uint64_t tensor_piece_row_width(const struct tensor_grid *g, const struct tensor_box *piece)
+{
+	return tensor_piece_width(g, tensor_piece_slice(g, piece) * g->item_bytes);
+}
+
 /* Pieces of a box in all tile rows that agree on the dimensions below `d`, where `r` = item * their sizes. */
 static uint64_t count_from(const struct tensor_grid *g, const struct tensor_box *box, unsigned d, uint64_t r)
 {
@@ -176,12 +181,8 @@ uint64_t tensor_piece_find(const struct tensor_grid *g, const uint64_t *at)
 static void iter_begin_row(struct tensor_piece_iter *it)
 {
 	const struct tensor_grid *g = it->grid;
-	uint64_t r = g->item_bytes, w;
+	uint64_t w = tensor_piece_row_width(g, &it->piece);
 
-	for (unsigned d = 0; d < g->shape.ndim; d++)
-		if (d != g->k)
-			r *= it->piece.size[d];
-	w = tensor_piece_width(g, r);
 	piece_clip(&it->piece, &it->box, g->k, it->box.offset[g->k] / w, w);
 }
 
@@ -214,17 +215,13 @@ void tensor_piece_next(struct tensor_piece_iter *it)
 {
 	const struct tensor_grid *g = it->grid;
 	unsigned k = g->k, d = g->shape.ndim;
-	uint64_t r = g->item_bytes;
 
 	it->done = true;
 	if (d == 0 || tensor_box_empty(d, &it->box))
 		return;
-	for (unsigned i = 0; i < d; i++)
-		if (i != k)
-			r *= it->piece.size[i];
 	it->done = false;
 	it->number++;
-	if (iter_step(it, k, tensor_piece_width(g, r)))
+	if (iter_step(it, k, tensor_piece_row_width(g, &it->piece)))
 		return;
 	while (d-- > 0)
 		if (d != k && iter_step(it, d, g->edge[d])) {

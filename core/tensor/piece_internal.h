@@ -8,6 +8,7 @@
 
 /* Width along k of the pieces of a tile row whose slices across k have `r` bytes (r = item * the row's sizes). */
 uint64_t tensor_piece_width(const struct tensor_grid *g, uint64_t r);
+uint64_t tensor_piece_row_width(const struct tensor_grid *g, const struct tensor_box *piece); /* of that piece's row */
 /* Number and box of the piece of `box` that holds the item `at` of it. Box and tensor have dimensions and items. */
 uint64_t tensor_piece_locate(const struct tensor_grid *g, const struct tensor_box *box, const uint64_t *at,
 	struct tensor_box *ret_piece);

@@ -3,9 +3,7 @@
  * reshard: see the header. A tile row is one tile in every dimension but k; its pieces lie side by side along k. So the
  * pieces that meet a window are those of the tile rows that meet it, and of each row the ones from the first to the
  * last along k. A row begins by arithmetic (which piece holds the window's first item in it, and its number among all
- * of the box); along k the pieces follow each other. Nothing is walked over.
- *
- * tensor_reshard and tensor_reshard_box are for the load; no product code calls them yet. */
+ * of the box); along k the pieces follow each other. Nothing is walked over. */
 #include "core/tensor/reshard.h"
 
 #include <errno.h>
@@ -37,17 +35,14 @@ void tensor_piece_window_first(struct tensor_piece_window *w, const struct tenso
 static bool window_along_k(struct tensor_piece_window *w)
 {
 	const struct tensor_grid *g = w->grid;
-	uint64_t end = w->piece.offset[g->k] + w->piece.size[g->k], r = g->item_bytes, width;
+	uint64_t end = w->piece.offset[g->k] + w->piece.size[g->k];
 
 	if (end >= w->window.offset[g->k] + w->window.size[g->k])
 		return false;
-	for (unsigned d = 0; d < g->shape.ndim; d++)
-		if (d != g->k)
-			r *= w->piece.size[d];
-	width = tensor_piece_width(g, r);
 	w->number++;
 	w->piece.offset[g->k] = end; /* a multiple of the width */
-	w->piece.size[g->k] = base_min(width, w->box.offset[g->k] + w->box.size[g->k] - end);
+	w->piece.size[g->k] = base_min(tensor_piece_row_width(g, &w->piece),
+		w->box.offset[g->k] + w->box.size[g->k] - end);
 	w->part.offset[g->k] = end;
 	w->part.size[g->k] = base_min(w->piece.size[g->k], w->window.offset[g->k] + w->window.size[g->k] - end);
 	return true;

@@ -62,7 +62,6 @@ def test_what_a_header_declares_is_defined():
 
 
 # What no other file of the product calls, and why it is there all the same. The header says so too.
-FOR_THE_LOAD = {"tensor_mesh_flatten", "tensor_mesh_map", "tensor_mesh_sub_neighbour"}
 FOR_TESTS = {
     "store_record_decode": "a fuzz target and the tests of damage give it the bytes of a file",
     "transform_select": "the tests compare the implementations for each processor",
@@ -91,7 +90,7 @@ def test_what_a_file_shows_to_others_is_used_by_them(build):
             used.setdefault(name, set()).add(path)
     alone = {name for name, path in shown.items() if not used.get(name, set()) - {path} and not PUBLIC.match(name)
              and not name.startswith("__")}
-    allowed = FOR_THE_LOAD | FOR_TESTS.keys()
+    allowed = FOR_TESTS.keys()
     assert not alone - allowed, "no other file uses it: delete it, or make it static"
     assert not sorted(allowed - alone), "it has a user now: it needs no leave any more"
 

@@ -178,7 +178,6 @@ def load(lib):
             if hasattr(lib, name):
                 getattr(lib, name).restype = kind
     lib.tensor_mesh_neighbour.argtypes = [p, u32, u32, ctypes.c_int64, ctypes.c_bool, p]
-    lib.tensor_mesh_sub_neighbour.argtypes = [p, u32, u32, u32, ctypes.c_int64, ctypes.c_bool, p, p]
     lib.tensor_mesh_free.argtypes = [p]
     lib.free = ctypes.CDLL(None).free
     lib.free.argtypes = [p]

@@ -28,9 +28,7 @@ def mesh(lib):
     tensorlib.load(lib)
     for name, types in {"coordinate": [P, U32, P], "rank": [P, P, P], "rank_at": [P, U32], "group_size": [P, U32],
                         "group": [P, U32, U32, P], "group_position": [P, U32, U32], "sub": [P, U32, U32, P, P],
-                        "flatten": [P, U32, U32, ctypes.c_char_p, P, P],
                         "neighbour": [P, U32, U32, I64, ctypes.c_bool, P],
-                        "sub_neighbour": [P, U32, U32, U32, I64, ctypes.c_bool, P, P], "map": [P, P, P, P],
                         "print": [P, P], "dim": [P, ctypes.c_char_p], "dims": [P, ctypes.c_char_p, P, P]}.items():
         getattr(lib, f"tensor_mesh_{name}").argtypes = types
     lib.tensor_hosts_find.argtypes = [P, U32, P, P]
@@ -172,86 +170,6 @@ def check_neighbours(lib, m, a, steps):
         assert codes == [-errno.ERANGE if w == NONE else 0 for w in want.ravel().tolist()], (a.shape, d, wrap)
 
 
-def check_next_subs(lib, m, a, rng):
-    """The sub-mesh one further along every dimension that is not its own, for every set of dimensions: from the end
-    where it falls off or comes round, and from anywhere."""
-    at, call, pointer = address(m), lib.tensor_mesh_sub_neighbour, ctypes.POINTER(Mesh)()
-    out = ctypes.byref(pointer)
-    for dims in subsets(a.ndim)[1:-1]:
-        bits, sizes = mask(dims), [a.shape[e] for e in dims]
-        for d, k, wrap, end in itertools.product(set(range(a.ndim)) - set(dims), (1, -1), (True, False), (True, False)):
-            c, n = [rng.randrange(n) for n in a.shape], a.shape[d]
-            if end:
-                c[d] = n - 1 if k > 0 else 0
-            code, to = call(at, int(a[tuple(c)]), bits, d, k, wrap, out, None), c[d] + k
-            if not wrap and not 0 <= to < n:
-                assert code == -errno.ERANGE, (a.shape, dims, d, k)
-                continue
-            c[d] = to % n
-            want, sub = a[
-                tuple([slice(None) if e in dims else i for e, i in enumerate(c)])].ravel().tolist(), pointer.contents
-            assert code == 0 and sub.size[:sub.ndim] == sizes, (a.shape, dims, d, k, wrap)
-            assert (sub.ranks[:sub.count] if sub.ranks else list(range(sub.count))) == want, (a.shape, dims, d, k, wrap)
-            lib.tensor_mesh_free(pointer)
-
-
-def check_sub_neighbours(lib, m, a, names, rng):
-    """A few, further along: the sub-mesh of a group, moved along another dimension, is the group with that index
-    changed."""
-    for dims in rng.sample(subsets(a.ndim)[1:-1], min(3, 2 ** a.ndim - 2)):
-        d = rng.choice([e for e in range(a.ndim) if e not in dims])
-        c, k, wrap = [rng.randrange(n) for n in a.shape], rng.randrange(-3, 4), rng.random() < 0.5
-        call = (lib, lib.tensor_mesh_sub_neighbour, address(m), int(a[tuple(c)]), mask(dims), d, k, wrap)
-        c[d] += k
-        if wrap:
-            c[d] %= a.shape[d]
-        if not 0 <= c[d] < a.shape[d]:
-            with pytest.raises(Failed, match=f'has no neighbour at [+]?{k} along "{names[d]}"') as e:
-                made(*call)
-            assert e.value.code == -errno.ERANGE
-            continue
-        want = a[tuple(slice(None) if e in dims else c[e] for e in range(a.ndim))]
-        other = made(*call)
-        assert other.ranks == want.ravel().tolist() and other.dims == [(names[e], a.shape[e]) for e in dims]
-
-
-def check_flatten(lib, m, a, names):
-    for first in range(a.ndim):
-        for n in range(1, a.ndim - first + 1):
-            name = "all" if (first + n) % 2 else None
-            flat = made(lib, lib.tensor_mesh_flatten, address(m), first, n, name and name.encode())
-            joined = (name or "_".join(names[first:first + n]), math.prod(a.shape[first:first + n]))
-            rest = list(zip(names, a.shape))
-            assert flat.dims == rest[:first] + [joined] + rest[first + n:]
-            assert flat.ranks == a.ravel().tolist()
-
-
-def check_map(lib, m, a, rng):
-    """To another mesh over the same ranks, in another order and shape; and to one that has half of them, and some
-    others."""
-    shape = rng.choice([s for s in ((a.size,), a.shape[::-1], (1, a.size), (a.size, 1)) + HALVES.get(a.size, ())])
-    ranks = rng.sample(a.ravel().tolist(), a.size)
-    b = numpy.array(ranks, numpy.uint32).reshape(shape)
-    other = OwnedMesh(lib, list(zip(NAMES, shape)), ranks)
-    where, out = coordinates_of(a.shape), Out(a.size, b.ndim)
-    assert not any([lib.tensor_mesh_map(address(m), where.ctypes.data + 4 * a.ndim * i, address(other),
-                                        out.at + 4 * b.ndim * i) for i in range(a.size)])
-    assert b[tuple(out.array.T)].tolist() == a.ravel().tolist()
-    some = ranks[:(a.size + 1) // 2] + [max(ranks) + 1 + i for i in range(rng.randrange(3))]
-    rng.shuffle(some)
-    other, place, flat = OwnedMesh(lib, [("dp", len(some))],
-                                   some), {rank: i for i, rank in enumerate(some)}, a.ravel().tolist()
-    out = Out(a.size)
-    codes = [lib.tensor_mesh_map(address(m), where.ctypes.data + 4 * a.ndim * i, address(other), out.at + 4 * i)
-             for i in range(a.size)]
-    assert codes == [0 if rank in place else -errno.ENOENT for rank in flat]
-    assert [i for i, code in zip(out.array.tolist(), codes) if code == 0] == [place[rank] for rank in flat
-                                                                              if rank in place]
-
-
-HALVES = {n: tuple((d, n // d) for d in range(2, n) if n % d == 0) for n in range(65)}
-
-
 def check_text(lib, m, a, names, ranks):
     text = printed(lib, m)
     assert text == ",".join(f"{n}={s}" for n, s in zip(names, a.shape))
@@ -281,13 +199,9 @@ def test_every_small_mesh(mesh, scale, order):
         check_groups(mesh, m, a)
         if order == "permuted":                         # further steps for some meshes, one for each
             check_neighbours(mesh, m, a, range(-3, 4) if rng.random() < .25 else [-1, 1])
-            check_next_subs(mesh, m, a, rng)
         else:
             check_neighbours(mesh, m, a, [rng.randrange(-3, 4)])
         check_subs(mesh, m, a, names, rng, order == "subset")
-        check_sub_neighbours(mesh, m, a, names, rng)
-        check_flatten(mesh, m, a, names)
-        check_map(mesh, m, a, rng)
         check_text(mesh, m, a, names, ranks)
 
 
@@ -323,15 +237,6 @@ def test_worked_examples(mesh, dims, rank, along, want):
     m = OwnedMesh(mesh, dims)
     bits = mask(mesh.tensor_mesh_dim(address(m), n.encode()) for n in along.split(","))
     assert made(mesh, mesh.tensor_mesh_sub, address(m), rank, bits).ranks == want
-
-
-def test_how_a_stage_finds_the_next(mesh):
-    m = OwnedMesh(mesh, "pp=3,dp=2,tp=2")
-    stages = [list(range(4 * s, 4 * s + 4)) for s in range(3)]
-    for rank in range(12):
-        for k in (1, -1, 2, -4):
-            other = made(mesh, mesh.tensor_mesh_sub_neighbour, address(m), rank, 0b110, 0, k, True)
-            assert other.ranks == stages[(rank // 4 + k) % 3] and other.dims == [("dp", 2), ("tp", 2)]
 
 
 def test_hosts(mesh):
@@ -429,20 +334,6 @@ def test_an_error_needs_no_place_to_go(mesh):
     ("sub", (0, 1 << 31), INVALID, "mesh: there is no dimension 31"),
     ("sub", (8, 1), -errno.ENOENT, "mesh: rank 8 is not in the mesh"),
     ("sub", (NONE, 7), -errno.ENOENT, "mesh: rank 4294967295 is not in the mesh"),
-    ("flatten", (0, 0, None), INVALID, "mesh: no dimension is given"),
-    ("flatten", (0, 4, None), INVALID, "mesh: there is no dimension 3, only 3 dimensions"),
-    ("flatten", (3, 1, None), INVALID, "mesh: there is no dimension 3"),
-    ("flatten", (1, NONE, None), INVALID, "mesh: there is no dimension 4294967295"),
-    ("flatten", (NONE, NONE, None), INVALID, "mesh: there is no dimension 8589934589"),
-    ("flatten", (0, 2, b"tp"), INVALID, 'mesh: dimension "tp" stands twice'),
-    ("flatten", (0, 2, b"a b"), INVALID, 'mesh: "a b" is not a name'),
-    ("sub_neighbour", (0, 0b011, 0, 1, True), INVALID, 'mesh: dimension "pp" is one of the sub-mesh\'s own'),
-    ("sub_neighbour", (0, 0b011, 3, 1, True), INVALID, "mesh: there is no dimension 3"),
-    ("sub_neighbour", (0, 0b011, 77, 1, True), INVALID, "mesh: there is no dimension 77"),
-    ("sub_neighbour", (0, 0, 0, 1, True), INVALID, "mesh: no dimension is given"),
-    ("sub_neighbour", (0, 0b1010, 0, 1, True), INVALID, "mesh: there is no dimension 3"),
-    ("sub_neighbour", (9, 0b010, 0, 1, True), -errno.ENOENT, "mesh: rank 9 is not in the mesh"),
-    ("sub_neighbour", (6, 0b110, 0, 1, False), -errno.ERANGE, 'mesh: rank 6 has no neighbour at +1 along "pp"'),
 ])
 def test_bad_questions(mesh, name, args, code, sentence):
     m = OwnedMesh(mesh, "pp=2,dp=2,tp=2")
@@ -459,11 +350,6 @@ def test_bad_numbers(mesh):
         assert mesh.tensor_mesh_group(at, 0, dims, out.at) == mesh.tensor_mesh_group_position(at, 0, dims) == INVALID
     for dim in (3, 16, 32, NONE):
         assert mesh.tensor_mesh_neighbour(at, 0, dim, 1, True, out.at) == INVALID
-    other = OwnedMesh(mesh, "dp=4", [0, 1, 2, 8])
-    zero, last, outside = (numpy.array(c, numpy.uint32) for c in ((0, 0, 0), (1, 1, 1), (0, 2, 0)))
-    assert mesh.tensor_mesh_map(at, zero.ctypes.data, address(other), out.at) == 0
-    assert mesh.tensor_mesh_map(at, last.ctypes.data, address(other), out.at) == -errno.ENOENT
-    assert mesh.tensor_mesh_map(at, outside.ctypes.data, address(other), out.at) == -errno.ERANGE
 
 
 @pytest.mark.parametrize("names,want", [("dp", 2), ("tp,pp", 5), (" tp , dp,pp ", 7)])
@@ -482,16 +368,7 @@ def test_dimensions_that_are_not_there(mesh, names, sentence):
     assert sentence in err.text.decode()
 
 
-def test_joined_names_that_grow_too_long(mesh):
-    m = OwnedMesh(mesh, [("a" * 31, 2), ("b" * 31, 2), ("c" * 31, 2)])
-    assert made(mesh, mesh.tensor_mesh_flatten, address(m), 0, 2, None).dims == [("a" * 31 + "_" + "b" * 31, 4),
-                                                                                 ("c" * 31, 2)]
-    with pytest.raises(Failed, match="mesh: the joined name of .* is longer than 64 bytes"):
-        made(mesh, mesh.tensor_mesh_flatten, address(m), 0, 3, None)
-    m = OwnedMesh(mesh, [("a" * 32, 2), ("b" * 32, 2)])
-    with pytest.raises(Failed, match="mesh: the joined name of .* is longer than 64 bytes"):
-        made(mesh, mesh.tensor_mesh_flatten, address(m), 0, 2, None)
-    assert made(mesh, mesh.tensor_mesh_flatten, address(m), 0, 2, b"ab").dims == [("ab", 4)]
+def test_the_longest_name(mesh):
     assert OwnedMesh(mesh, "x" * 64 + "=2").dims == [("x" * 64, 2)]
 
 
