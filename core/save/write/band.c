@@ -262,31 +262,40 @@ static void band_xxh(const struct save_band *b, uint64_t seed, struct save_piece
 	base_xxh128_final(b->hash, &p->xxh);
 }
 
-void save_band_encode(struct save_band *b, struct save_piece *p)
+uint16_t save_encode(const struct save_encoding *e, unsigned word_bytes, const struct base_digest *digest, uint64_t len,
+	uint64_t *ret_stored_len)
 {
-	const uint8_t *at = b->raw + p->offset;
-	uint32_t *lens = b->lens + p->first_block;
-	uint64_t *checks = b->checks + p->first_block, blocks = base_block_count(p->len), left = p->len;
-	enum save_worth *worth = b->worth ? &b->worth[p - b->pieces] : NULL;
+	uint16_t codec = STORE_CODEC_RAW;
+	const uint8_t *at = e->raw;
+	uint64_t left = len;
 
-	band_cut(b);
-	p->codec = STORE_CODEC_RAW;
-	if (!worth || *worth != SAVE_WORTH_NOTHING)
-		p->codec = store_codec_encode(b->word_bytes, at, p->len, b->out + p->offset, lens, &p->stored_len,
-			b->scratch);
-	if (worth)
-		*worth = p->codec == STORE_CODEC_RAW ? SAVE_WORTH_NOTHING : SAVE_WORTH_IT;
-	if (p->codec == STORE_CODEC_RAW)
-		p->stored_len = p->len;
+	if (word_bytes)
+		codec = store_codec_encode(word_bytes, e->raw, len, e->out, e->lens, ret_stored_len, e->scratch);
+	if (codec == STORE_CODEC_RAW)
+		*ret_stored_len = len;
 	else
-		at = b->out + p->offset;
-	for (uint64_t i = 0; i < blocks; i++) {
-		size_t n = p->codec == STORE_CODEC_RAW ? base_min(left, BASE_BLOCK_BYTES) : lens[i] & ~STORE_BLOCK_RAW;
+		at = e->out;
+	for (uint64_t i = 0; i < base_block_count(len); i++) {
+		size_t n = codec == STORE_CODEC_RAW ? base_min(left, BASE_BLOCK_BYTES) : e->lens[i] & ~STORE_BLOCK_RAW;
 
-		checks[i] = base_block_check(&p->digest, i, at, n);
+		e->checks[i] = base_block_check(digest, i, at, n);
 		at += n;
 		left -= base_min(left, BASE_BLOCK_BYTES);
 	}
+	return codec;
+}
+
+void save_band_encode(struct save_band *b, struct save_piece *p)
+{
+	const struct save_encoding e = {b->raw + p->offset, b->out + p->offset, b->scratch, b->checks + p->first_block,
+		b->lens + p->first_block};
+	enum save_worth *worth = b->worth ? &b->worth[p - b->pieces] : NULL;
+
+	band_cut(b);
+	p->codec = save_encode(&e, worth && *worth == SAVE_WORTH_NOTHING ? 0 : b->word_bytes, &p->digest, p->len,
+		&p->stored_len);
+	if (worth)
+		*worth = p->codec == STORE_CODEC_RAW ? SAVE_WORTH_NOTHING : SAVE_WORTH_IT;
 	p->encoded = true;
 }
 

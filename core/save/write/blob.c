@@ -25,9 +25,7 @@ static bool blobs_in_meta(const struct save_writer *w)
 	return w->store->info.list_2 && w->planned != &w->whole && w->blob_bytes <= BLOB_META_BYTES;
 }
 
-struct blob_memory { uint8_t *raw, *out, *scratch; uint64_t *checks; uint32_t *lens; };
-
-static void blob_memory_release(struct blob_memory *m)
+static void blob_memory_release(struct save_encoding *m)
 {
 	free(m->raw);
 	free(m->out);
@@ -36,7 +34,7 @@ static void blob_memory_release(struct blob_memory *m)
 	free(m->lens);
 }
 
-static int blob_memory_init(struct blob_memory *m, const struct save_writer *w)
+static int blob_memory_init(struct save_encoding *m, const struct save_writer *w)
 {
 	uint64_t most = 0, blocks;
 
@@ -62,7 +60,7 @@ static int blob_read(struct save_appender *a, const struct save_blob *b, uint64_
 }
 
 /* Passes over a long blob, for its digest or into the pack. */
-static int blob_pass(struct save_appender *a, const struct save_blob *b, struct blob_memory *m, struct base_hasher *h,
+static int blob_pass(struct save_appender *a, const struct save_blob *b, struct save_encoding *m, struct base_hasher *h,
 	struct base_error *err)
 {
 	for (uint64_t at = 0; at < b->len;) {
@@ -81,7 +79,7 @@ static int blob_pass(struct save_appender *a, const struct save_blob *b, struct 
 	return 0;
 }
 
-static int blob_digest(struct save_appender *a, struct save_blob *b, struct blob_memory *m, struct base_error *err)
+static int blob_digest(struct save_appender *a, struct save_blob *b, struct save_encoding *m, struct base_error *err)
 {
 	struct base_hasher *h;
 	int r;
@@ -102,24 +100,14 @@ static int blob_digest(struct save_appender *a, struct save_blob *b, struct blob
 	return r;
 }
 
-static int blob_append_short(struct save_appender *a, const struct save_blob *b, struct blob_memory *m,
+static int blob_append_short(struct save_appender *a, const struct save_blob *b, struct save_encoding *m,
 	struct save_known *k, struct base_error *err)
 {
-	uint64_t stored = b->len, left = b->len, blocks = base_block_count(b->len);
-	uint16_t codec = store_codec_encode(1, m->raw, b->len, m->out, m->lens, &stored, m->scratch);
-	bool raw = codec == STORE_CODEC_RAW;
-	bool meta = blobs_in_meta(a->w);
-	const uint8_t *at = raw ? m->raw : m->out;
+	uint64_t stored;
+	uint16_t codec = save_encode(m, 1, &b->digest, b->len, &stored);
+	bool raw = codec == STORE_CODEC_RAW, meta = blobs_in_meta(a->w);
 	int r;
 
-	stored = raw ? b->len : stored;
-	for (uint64_t i = 0; i < blocks; i++) {
-		size_t n = raw ? base_min(left, BASE_BLOCK_BYTES) : m->lens[i] & ~STORE_BLOCK_RAW;
-
-		m->checks[i] = base_block_check(&b->digest, i, at, n);
-		at += n;
-		left -= base_min(left, BASE_BLOCK_BYTES);
-	}
 	r = meta ? 0 : save_appender_room(a, stored, err);
 	if (r < 0)
 		return r;
@@ -128,7 +116,7 @@ static int blob_append_short(struct save_appender *a, const struct save_blob *b,
 	return r < 0 ? save_write_failed(a->w, meta ? "meta" : a->pack_class, r, err) : 0;
 }
 
-static int blob_append_long(struct save_appender *a, const struct save_blob *b, struct blob_memory *m,
+static int blob_append_long(struct save_appender *a, const struct save_blob *b, struct save_encoding *m,
 	struct save_known *k, struct base_error *err)
 {
 	int r = save_appender_room(a, b->len, err);
@@ -164,7 +152,7 @@ static bool blob_find(struct save_appender *a, const struct save_blob *b, struct
 	return true;
 }
 
-static int blob_save(struct save_appender *a, struct save_blob *b, struct blob_memory *m, struct base_error *err)
+static int blob_save(struct save_appender *a, struct save_blob *b, struct save_encoding *m, struct base_error *err)
 {
 	struct save_writer *w = a->w;
 	struct index_place place;
@@ -205,7 +193,7 @@ static int blob_compare(const void *a, const void *b)
 
 int save_appender_blobs(struct save_appender *a, struct base_error *err)
 {
-	__attribute__((cleanup(blob_memory_release))) struct blob_memory m = {0};
+	__attribute__((cleanup(blob_memory_release))) struct save_encoding m = {0};
 	struct save_writer *w = a->w;
 	int r = blob_memory_init(&m, w);
 

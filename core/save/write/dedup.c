@@ -165,8 +165,7 @@ static bool dedup_place_fits(const struct index_place *p, uint64_t raw_len, uint
 
 static bool dedup_noted(const struct save_dedup *d, const struct index_place *p)
 {
-	struct store_object_ref ref = {.offset = p->offset, .checks = p->checks, .raw_len = p->raw_len,
-		.stored_len = p->stored_len, .codec = p->codec};
+	const struct store_object_ref ref = save_place_ref(p);
 
 	return store_notes_name(d->notes, p->pack, &ref);
 }
@@ -208,9 +207,7 @@ int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt
 	k = number < 0 ? NULL : save_dedup_add(d, &place->digest, kind);
 	if (!k)
 		return base_no_memory(err);
-	k->ref = (struct store_object_ref){.digest = place->digest, .offset = place->offset, .checks = place->checks,
-		.raw_len = raw_len,
-		.stored_len = place->stored_len, .codec = place->codec, .kind = kind};
+	k->ref = save_place_ref(place); /* of that length and kind */
 	k->pack = (uint32_t)number;
 	dedup_add_attempt(d, name.attempt);
 	d->packs[number].live_bytes += place->stored_len;

@@ -151,17 +151,16 @@ static int finish_announce(struct save_appender *a, const struct proto_part *par
 	struct base_error *err)
 {
 	struct save_writer *w = a->w;
-	base_cleanup_free struct proto_pack_use *packs = finish_packs(w);
 	base_cleanup_free struct proto_view_header *headers = finish_headers(a);
 	struct proto_announcement ann = {.layout = w->planned->layout->digest, .stores_layout = true,
 		.layout_ref = finish_ref(&a->layout_ref, a->layout_pack),
 		.headers = headers, .nheaders = w->nheaders, .part = finish_ref(part_ref, a->meta_number),
-			.packs = packs, .npacks = part->npacks,
+			.packs = part->packs, .npacks = part->npacks,
 		.tensors = w->planned->layout->m.ntensors, .bytes = w->tensor_bytes + w->blob_bytes,
 		.replicas = m->replicas, .nreplicas = m->nreplicas,
 		.attributes = w->attributes, .nattributes = w->options.nattributes};
 
-	if (!packs || !headers)
+	if (!headers)
 		return base_no_memory(err);
 	for (uint32_t i = 0; i < w->dedup.npacks; i++)
 		ann.new_bytes += w->dedup.packs[i].own ? w->dedup.packs[i].size : 0;
@@ -191,8 +190,11 @@ int save_writer_finish(struct save_writer *w, const struct save_measured *m, uin
 
 	if (r == 0)
 		r = finish_part(a, &part, &part_ref, err);
-	if (r == 0)
+	if (r == 0) {
+		packs[a->meta_number].size = w->dedup.packs[a->meta_number].size;
+		packs[a->meta_number].live_bytes = w->dedup.packs[a->meta_number].live_bytes;
 		r = finish_announce(a, &part, &part_ref, m, ret_entry, err);
+	}
 	if (r == 0)
 		w->result.bases = w->dedup.nattempts;
 	return r;

@@ -146,12 +146,17 @@ bool save_trust_compare(struct store *s, const struct index_place *place, const 
 /* Have the object's bytes in the store its digest? */
 bool save_trust_rehash(struct store *s, const struct index_place *place);
 
-/* Where the object lies that `ref` names, in this pack. Run, entry and manifest are zero. */
+/* Where the object is that `ref` names, in this pack; run, entry and manifest are zero. And the reverse. */
 static inline void save_place_of(const struct store_object_ref *ref, const char *pack, struct index_place *ret_place)
 {
 	*ret_place = (struct index_place){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
 		.raw_len = ref->raw_len, .stored_len = ref->stored_len, .codec = ref->codec, .kind = ref->kind};
 	memccpy(ret_place->pack, pack, 0, sizeof ret_place->pack - 1);
+}
+static inline struct store_object_ref save_place_ref(const struct index_place *p)
+{
+	return (struct store_object_ref){.digest = p->digest, .offset = p->offset, .checks = p->checks,
+		.raw_len = p->raw_len, .stored_len = p->stored_len, .codec = p->codec, .kind = p->kind};
 }
 
 #endif

@@ -48,15 +48,9 @@ bool save_trust_has(const struct base_digest *part)
 
 /* ---- bytes ---- */
 
-static struct store_object_ref trust_ref(const struct index_place *p)
-{
-	return (struct store_object_ref){.digest = p->digest, .offset = p->offset, .checks = p->checks,
-		.raw_len = p->raw_len, .stored_len = p->stored_len, .codec = p->codec, .kind = p->kind};
-}
-
 bool save_trust_compare(struct store *s, const struct index_place *place, const void *bytes, void *room)
 {
-	struct store_object_ref ref = trust_ref(place);
+	struct store_object_ref ref = save_place_ref(place);
 	struct store_pack *pack;
 	bool same;
 
@@ -85,7 +79,7 @@ static int trust_hash(struct store_pack *pack, const struct store_object_ref *re
 
 bool save_trust_rehash(struct store *s, const struct index_place *place)
 {
-	struct store_object_ref ref = trust_ref(place);
+	struct store_object_ref ref = save_place_ref(place);
 	base_cleanup_free uint8_t *room = malloc(TRUST_READ_BLOCKS * BASE_BLOCK_BYTES);
 	struct base_hasher *h = base_hasher_new();
 	struct base_digest found;

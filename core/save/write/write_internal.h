@@ -71,6 +71,12 @@ bool save_writer_lookup(const struct save_writer *w, const struct base_digest *d
 
 /* ---- bands ---- */
 
+/* Memory for an object of some length: its bytes, room for as many and for the codec, and for each block. */
+struct save_encoding { uint8_t *raw, *out, *scratch; uint64_t *checks; uint32_t *lens; };
+/* Encodes what is in `raw` to `out`, if that makes it shorter; word_bytes 0: it is not tried. Makes the checks of what
+ * is to be stored. Returns the codec. */
+uint16_t save_encode(const struct save_encoding *e, unsigned word_bytes, const struct base_digest *digest, uint64_t len,
+	uint64_t *ret_stored_len);
 void save_band_encode(struct save_band *b, struct save_piece *p);
 /* The rows of its tensor in all bases that there are now. */
 void save_band_rows(struct save_band *b, struct save_writer *w);

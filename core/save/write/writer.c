@@ -18,13 +18,6 @@
 
 BASE_CLEANUP_DEFINE(struct save_writer *, save_writer_close)
 
-static int writer_init(struct save_writer *w, struct store *s)
-{
-	w->store = s;
-	w->believes = !base_xxh128_seed_weak(s->info.seed);
-	return base_random(&w->check_seed, sizeof w->check_seed);
-}
-
 static int attribute_compare(const void *a, const void *b)
 {
 	return strcmp(((const struct proto_attribute *)a)->key, ((const struct proto_attribute *)b)->key);
@@ -115,28 +108,25 @@ static void writer_open_index(struct save_writer *w)
 int save_writer_open(struct store *s, const struct save_options *o, struct save_writer **ret_w, struct base_error *err)
 {
 	base_cleanup(save_writer_close_p) struct save_writer *w = NULL;
+	struct save_options own;
 	int r;
 
 	if (!o->run || !proto_run_valid(o->run))
 		return base_error_set(err, -EINVAL,
 			"\"%.140s\" is no name for a run: it is [A-Za-z0-9_][A-Za-z0-9._-]{0,127}",
 			o->run ? o->run : "");
-	w = calloc(1, sizeof *w);
-	if (!w)
-		return base_no_memory(err);
-	r = writer_init(w, s);
+	r = save_writer_new(s, o->run, o->attributes, o->nattributes, 0, 1, &w, err);
 	if (r < 0)
 		return r;
-	w->world = 1;
+	own = w->options;
 	w->options = *o;
-	w->options.attributes = NULL;
-	w->options.run = strdup(o->run);
+	w->options.run = own.run;
+	w->options.attributes = own.attributes;
+	w->options.nattributes = own.nattributes;
 	w->builder = store_layout_builder_new(s->info.grid);
-	if (!w->options.run || !w->builder)
+	if (!w->builder)
 		return base_no_memory(err);
-	r = writer_set_attributes(w, o->attributes, o->nattributes, err);
-	if (r == 0)
-		r = writer_check_step(w, err);
+	r = writer_check_step(w, err);
 	if (r < 0)
 		return r;
 	writer_open_index(w);
@@ -313,9 +303,11 @@ int save_writer_new(struct store *s, const char *run, const struct proto_attribu
 		w->options.run = strdup(run);
 	if (!w || !w->options.run)
 		return base_no_memory(err);
+	w->store = s;
 	w->rank = rank;
 	w->world = world;
-	r = writer_init(w, s);
+	w->believes = !base_xxh128_seed_weak(s->info.seed);
+	r = base_random(&w->check_seed, sizeof w->check_seed);
 	if (r == 0)
 		r = writer_set_attributes(w, attributes, nattributes, err);
 	if (r < 0)
