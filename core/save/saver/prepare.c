@@ -45,16 +45,6 @@ static bool tensors_are_sorted(const struct save_flight *f)
 	return true;
 }
 
-static int prepare_key(const struct save_flight *f, struct base_digest *ret_key, struct base_error *err)
-{
-	struct save_plan_key_builder b;
-
-	save_plan_key_init(&b, f->s->options.rank, f->s->options.world, f->s->mesh);
-	for (uint32_t i = 0; i < f->ntensors; i++)
-		save_plan_key_tensor(&b, &f->tensors[i]);
-	return save_plan_key_final(&b, ret_key) < 0 ? base_no_memory(err) : 0;
-}
-
 /* ---- the layout ---- */
 
 /* The lowest rank of the smallest mesh that is in all other meshes too; UINT32_MAX: there is none. */
@@ -244,9 +234,9 @@ int saver_prepare(struct save_flight *f, struct base_error *err)
 
 	if (f->ntensors && !tensors_are_sorted(f))
 		qsort(f->tensors, f->ntensors, sizeof *f->tensors, tensor_order);
-	r = prepare_key(f, &key, err);
-	if (r == 0)
-		r = prepare_planned(f, &key, err);
+	if (save_plan_key(f->tensors, f->ntensors, &key) < 0)
+		return base_no_memory(err);
+	r = prepare_planned(f, &key, err);
 	if (r < 0)
 		return r;
 	f->plan = &f->planned->plan;

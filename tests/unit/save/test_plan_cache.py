@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """core/save: plan_key, plan_cache: a plan comes back for what it was made of, and for nothing else."""
 import ctypes
+import functools
 
 import pytest
 
@@ -16,21 +17,6 @@ class Key(ctypes.Structure):
     @property
     def hex(self):
         return bytes(self.bytes).hex()
-
-
-class KeyMesh(ctypes.Structure):
-    _fields_ = [("mesh", ctypes.c_void_p), ("number", ctypes.c_uint32)]
-
-
-class Table(ctypes.Structure):
-    _fields_ = [("slots", ctypes.c_void_p), ("nslots", ctypes.c_size_t), ("n", ctypes.c_size_t)]
-
-
-class Builder(ctypes.Structure):
-    _fields_ = [("hasher", ctypes.c_void_p), ("bytes", tl.Buf), ("meshes", tl.Buf), ("seen", ctypes.c_void_p),
-                ("by_pointer", Table),
-                ("nseen", ctypes.c_uint32), ("nmeshes", ctypes.c_uint32), ("ntensors", ctypes.c_uint32),
-                ("last", KeyMesh), ("error", ctypes.c_int)]
 
 
 class Stats(ctypes.Structure):
@@ -75,7 +61,7 @@ def tensor(name, shape, mesh="dp=2,tp=2", words="R,S(0)", **more):
 
 def sample():
     """A save of rank 1 of four, with something of everything."""
-    return {"rank": 1, "world": 4, "mesh": ("dp=4", None), "tensors": [
+    return {"rank": 1, "tensors": [
         tensor("a.weight", (4096, 512), strides=(4096, 4), local=(2048, 512)),
         tensor("b.weight", (1000, 64), words="R,IS(0,2)"),
         tensor("c.weight", (1000, 64), words="SS(0,2),S(0)"),
@@ -86,22 +72,22 @@ def sample():
         tensor("h.alone", (70000,), mesh=None, words="")]}
 
 
+@functools.cache
+def mesh(lib, text, ranks):
+    """One for all: the saver's."""
+    return tl.OwnedMesh(lib, text, ranks)
+
+
 class Save:
-    """A description as structs: what a saver would hold. Meshes are made anew by each; `own`: even by each tensor."""
+    """A description as structs: what a saver would hold."""
 
-    def __init__(self, lib, about, own=False):
-        self.lib, self.about, self.keep, meshes = lib, about, [], {}
-
-        def mesh(text, ranks):
-            key = (text, ranks, len(self.keep) if own else 0)
-            if key not in meshes:
-                meshes[key] = tl.OwnedMesh(lib, text, ranks)
-            return meshes[key]
+    def __init__(self, lib, about):
+        self.lib, self.about, self.keep = lib, about, []
         self.n = len(about["tensors"])
         self.array = (tl.SaveTensor * max(self.n, 1))()
         for c, t in zip(self.array, about["tensors"]):
             if t["mesh"]:
-                sharding = tl.OwnedSharding(lib, t["shape"], mesh(t["mesh"], t["ranks"]), t["words"], t["item"])
+                sharding = tl.OwnedSharding(lib, t["shape"], mesh(lib, t["mesh"], t["ranks"]), t["words"], t["item"])
                 self.keep.append(sharding)
                 c.sharding = sharding.c
             else:
@@ -116,16 +102,10 @@ class Save:
             c.component, c.name, c.dtype = t["component"].encode(), t["name"].encode(), t["dtype"]
             if t["strides"]:
                 c.strides, c.local = (ctypes.c_int64 * len(t["strides"]))(*t["strides"]), tl.Shape.of(t["local"])
-        self.mesh = mesh(*about["mesh"]) if about["mesh"] else None
-        self.meshes = meshes
 
     def key(self):
-        b, key = Builder(), Key()
-        self.lib.save_plan_key_init(ref(b), self.about["rank"], self.about["world"], self.mesh.pointer if self.mesh
-                                    else None)
-        for i in range(self.n):
-            self.lib.save_plan_key_tensor(ref(b), ref(self.array[i]))
-        assert self.lib.save_plan_key_final(ref(b), ref(key)) == 0
+        key = Key()
+        assert self.lib.save_plan_key(self.array, ctypes.c_uint32(self.n), ref(key)) == 0
         return key
 
     def plan(self):
@@ -194,20 +174,12 @@ def fewer(about):
     about["tensors"].pop()
 
 
-def of_save(field, value):
-    def change(about):
-        about[field] = value
-    return change
-
-
 def joined(about):
     """The same letters, the border between component and name elsewhere."""
     about["tensors"][0].update(component="modela", name=".weight")
 
 
 CHANGES = {
-    "rank": of_save("rank", 3), "world": of_save("world", 5), "no mesh of the save": of_save("mesh", None),
-    "mesh of the save": of_save("mesh", ("dp=2,tp=2", None)), "its order": of_save("mesh", ("dp=4", (0, 2, 1, 3))),
     "component": changed("component", "ema"), "name": changed("name", "a.weights"), "border of the name": joined,
     "dtype": changed("dtype", BF16), "item": changed("item", 8), "dim 0": changed("shape", (4098, 512)),
     "dim 1": changed("shape", (4096, 513)),
@@ -272,24 +244,13 @@ def test_every_tensor_of_many_changes_the_key(lib):
 
 
 def test_what_does_not_matter_does_not_change_the_key(lib):
-    base = Save(lib, sample()).key().hex
-    assert Save(lib, sample(), own=True).key().hex == base      # one mesh each, of equal content
+    assert Save(lib, sample()).key().hex == Save(lib, sample()).key().hex
     one, other = sample(), sample()
     one["tensors"][0].update(shape=(1, 512), words="R,S(1)", strides=(7, 8), local=(1, 256))
     other["tensors"][0].update(shape=(1, 512), words="R,S(1)", strides=(9, 8), local=(1, 256))
     assert Save(lib, one).key().hex == Save(lib, other).key().hex
-    empty = {"rank": 0, "world": 1, "mesh": None, "tensors": []}
+    empty = {"rank": 0, "tensors": []}
     assert Save(lib, empty).key().hex == Save(lib, empty).key().hex
-
-
-def test_many_meshes(lib):
-    """More than the table of pointers first has room for, and back."""
-    about = sample()
-    about["tensors"] = [tensor(f"t{i}", (8, 8), mesh=f"d{i % 50}=4", words="R") for i in range(500)]
-    save, again = Save(lib, about, own=True), Save(lib, about)
-    assert save.key().hex == again.key().hex
-    about["tensors"][499]["mesh"] = "d0=4"
-    assert Save(lib, about).key().hex != again.key().hex
 
 
 # ---- memory ----

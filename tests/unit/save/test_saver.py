@@ -132,6 +132,17 @@ def test_row_major_strides_are_like_none(api, store):
     saver.free()
 
 
+def test_equal_meshes_are_one(api, store):
+    """Each save makes its own: what they say counts."""
+    saver, array = api.saver(store, "run"), numpy.ones((64, 64), "f4")
+    names = "a", "a", "b", "a", "b"
+    cached = [timed(saver, {"model/w": (array, {"mesh": api.mesh(f"{name}=1"), "placements": "S(0)"})}).plan_cached
+              for name in names]
+    assert cached == [0, 1, 0, 1, 1]
+    saver.close()
+    saver.free()
+
+
 def test_unchanged_data_is_not_written_again(api, store, rng):
     tensors = {f"model/{i}": rng.integers(0, 2**32, (1024, 1024), "u4") for i in range(4)}
     saver = api.saver(store, "run")
