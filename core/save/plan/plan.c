@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plan: two walks over the tensors. The first finds the group of each and adds up what the groups hold; then every
- * group's span of this rank is known. The second walks the sequences again and stores what begins in the span.
- *
- * Groups are found by hash, so that thousands of tensors are not compared with each other: first by mesh pointer and
- * replicated dimensions, as almost all tensors share a few meshes, then by the ranks themselves. Ranks are written out
- * into scratch memory to be hashed and compared, and not kept: a group over a million ranks costs no more than that
- * once for each different mesh pointer. */
+ * plan: two walks over the tensors. The first finds the group of each (groups.c) and adds up what the groups hold; then
+ * every group's span of this rank is known. The second walks the sequences again and stores what begins in the span. */
+#include "core/save/plan/groups_internal.h"
 #include "core/save/plan/plan_internal.h"
 
 #include <string.h>
@@ -31,12 +27,9 @@ struct plan_making {
 	uint32_t n, rank;
 	struct tensor_grid_params params;
 	struct tensor_mesh alone;       /* of this rank only: for tensors without a mesh */
-	struct save_pairs pairs;
-	struct plan_group *groups; uint32_t ngroups, groups_room;
-	struct base_table by_ranks;     /* groups, by their ranks in order */
+	struct save_groups known;
+	struct plan_group *groups; uint32_t ngroups, groups_room; /* of the same numbers */
 	uint32_t zero;
-	uint32_t *ranks[2];             /* scratch */
-	uint32_t room[2];
 	uint32_t *group_of;             /* by tensor: a group's number, PLAN_ALL or PLAN_NONE */
 	uint64_t *bytes;                /* by tensor: held by this rank */
 	struct save_plan plan;
@@ -48,11 +41,8 @@ static const struct tensor_placement plan_replicate[TENSOR_MAX_DIMS];
 
 static void making_release(struct plan_making *m)
 {
-	save_pairs_release(&m->pairs);
-	base_table_release(&m->by_ranks);
+	save_groups_release(&m->known);
 	free(m->groups);
-	free(m->ranks[0]);
-	free(m->ranks[1]);
 	free(m->group_of);
 	free(m->bytes);
 	save_plan_release(&m->plan);
@@ -70,87 +60,17 @@ static int making_init(struct plan_making *m)
 	return 0;
 }
 
-static uint32_t pair_hash(const struct tensor_mesh *mesh, uint32_t dims)
-{
-	return base_table_hash_in(dims, &mesh, sizeof mesh);
-}
-
-uint32_t save_pairs_find(const struct save_pairs *p, const struct tensor_mesh *mesh, uint32_t dims)
-{
-	uint32_t hash = pair_hash(mesh, dims), i;
-	size_t at = 0;
-
-	while ((i = base_table_next(&p->by_mesh, hash, &at)) != BASE_TABLE_NONE)
-		if (p->all[i].mesh == mesh && p->all[i].dims == dims)
-			return p->all[i].group;
-	return BASE_TABLE_NONE;
-}
-
-int save_pairs_add(struct save_pairs *p, const struct tensor_mesh *mesh, uint32_t dims, uint32_t group)
-{
-	if (base_array_room(p->all, p->room, p->n + 1) < 0 || base_table_reserve(&p->by_mesh, 1) < 0)
-		return -ENOMEM;
-	p->all[p->n] = (struct save_pair){mesh, dims, group};
-	base_table_add(&p->by_mesh, pair_hash(mesh, dims), p->n++);
-	return 0;
-}
-
-void save_pairs_release(struct save_pairs *p)
-{
-	free(p->all);
-	base_table_release(&p->by_mesh);
-}
-
-/* The ranks of this rank's group, in scratch memory number `which`. */
-static int ranks_of(struct plan_making *m, const struct tensor_mesh *mesh, uint32_t dims, unsigned which)
-{
-	uint32_t size = tensor_mesh_group_size(mesh, dims);
-
-	if (base_array_room(m->ranks[which], m->room[which], size) < 0)
-		return -ENOMEM;
-	return tensor_mesh_group(mesh, m->rank, dims, m->ranks[which]);
-}
-
-/* The group with the ranks in scratch memory 0; 0 and its number, made if it is new. */
-static int group_intern(struct plan_making *m, const struct tensor_mesh *mesh, uint32_t dims, uint32_t *ret_group)
-{
-	uint32_t size = tensor_mesh_group_size(mesh, dims), i;
-	uint32_t hash = base_table_hash(m->ranks[0], size * sizeof m->ranks[0][0]);
-	size_t at = 0;
-
-	while ((i = base_table_next(&m->by_ranks, hash, &at)) != BASE_TABLE_NONE) {
-		const struct plan_group *g = &m->groups[i];
-		int r;
-
-		if (g->size != size)
-			continue;
-		r = ranks_of(m, g->mesh, g->dims, 1);
-		if (r < 0)
-			return r;
-		if (memcmp(m->ranks[0], m->ranks[1], size * sizeof m->ranks[0][0]) == 0) {
-			*ret_group = i;
-			return 0;
-		}
-	}
-	if (base_array_room(m->groups, m->groups_room, m->ngroups + 1) < 0 || base_table_reserve(&m->by_ranks, 1) < 0)
-		return -ENOMEM;
-	m->groups[m->ngroups] = (struct plan_group){.mesh = mesh, .dims = dims, .size = size};
-	base_table_add(&m->by_ranks, hash, m->ngroups);
-	*ret_group = m->ngroups++;
-	return 0;
-}
-
 static int group_find(struct plan_making *m, const struct tensor_mesh *mesh, uint32_t dims, uint32_t *ret_group)
 {
-	int r;
+	int r = save_groups_find(&m->known, mesh, dims, ret_group);
 
-	*ret_group = save_pairs_find(&m->pairs, mesh, dims);
-	if (*ret_group != BASE_TABLE_NONE)
-		return 0;
-	r = ranks_of(m, mesh, dims, 0);
-	if (r == 0)
-		r = group_intern(m, mesh, dims, ret_group);
-	return r < 0 ? r : save_pairs_add(&m->pairs, mesh, dims, *ret_group);
+	if (r < 0 || *ret_group < m->ngroups)
+		return r;
+	if (base_array_room(m->groups, m->groups_room, m->ngroups + 1) < 0)
+		return -ENOMEM;
+	m->groups[m->ngroups++] = (struct plan_group){.mesh = mesh, .dims = dims,
+		.size = tensor_mesh_group_size(mesh, dims)};
+	return 0;
 }
 
 /* Without a mesh the tensor is replicated over the mesh of this rank alone. */
@@ -360,7 +280,7 @@ int save_plan_make(const struct save_tensor *tensors, uint32_t n, struct tensor_
 	struct save_plan *ret_plan, struct base_error *err)
 {
 	base_cleanup(making_release) struct plan_making m = {.tensors = tensors, .n = n, .params = params,
-		.rank = rank, .err = err};
+		.rank = rank, .known.rank = rank, .err = err};
 	int r;
 
 	if (n > PLAN_TENSORS_MAX)

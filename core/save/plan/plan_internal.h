@@ -4,20 +4,7 @@
 #ifndef CORE_SAVE_PLAN_PLAN_INTERNAL_H
 #define CORE_SAVE_PLAN_PLAN_INTERNAL_H
 
-#include "core/base/table.h"
 #include "core/save/plan/plan.h"
-
-/* Groups of a mesh's ranks along some of its dimensions, by mesh pointer and dimensions: almost all tensors share a
- * few. Zero-initialise. */
-struct save_pairs {
-	struct save_pair { const struct tensor_mesh *mesh; uint32_t dims, group; } *all;
-	uint32_t n, room;
-	struct base_table by_mesh;
-};
-/* The group that was added for them, or BASE_TABLE_NONE. */
-uint32_t save_pairs_find(const struct save_pairs *p, const struct tensor_mesh *mesh, uint32_t dims);
-int save_pairs_add(struct save_pairs *p, const struct tensor_mesh *mesh, uint32_t dims, uint32_t group); /* -ENOMEM */
-void save_pairs_release(struct save_pairs *p);
 
 /* Boxes of a shard, or of a list. */
 struct save_held {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * plan_key: a digest of everything that a rank's plan and layout depend on and that changes from save to save: in one
- * saver, saves of equal keys have equal plans and equal layouts. A mesh counts by its address: the saver has one copy of
- * equal meshes, as long as it lives (saver_mesh). Strides of dimensions of one item do not matter. Pure: no I/O. */
+ * saver, saves of equal keys have equal plans and equal layouts. A mesh counts by its address: the saver has one copy
+ * of equal meshes, as long as it lives (saver_mesh). Strides of dimensions of one item do not matter. Pure: no I/O. */
 #ifndef CORE_SAVE_PLAN_PLAN_KEY_H
 #define CORE_SAVE_PLAN_PLAN_KEY_H
 

@@ -8,9 +8,8 @@
  * points at; all of them together are FULL. So replicas need no message to choose alike, and over many steps every
  * block has its turn.
  *
- * Groups are found as in plan.c: first by mesh pointer and dimensions, then by what names them, a digest over the ranks
- * in mesh order. A tensor that was declared in several parts has one hash, the sum of theirs: in which order a rank
- * declared them does not matter. */
+ * A tensor that was declared in several parts has one hash, the sum of theirs: in which order a rank declared them does
+ * not matter. */
 #include "core/save/plan/replica.h"
 
 #include <string.h>
@@ -18,6 +17,7 @@
 #include "core/base/array.h"
 #include "core/base/cleanup.h"
 #include "core/base/le.h"
+#include "core/save/plan/groups_internal.h"
 #include "core/save/plan/plan_internal.h"
 
 struct replica_making {
@@ -25,19 +25,14 @@ struct replica_making {
 	uint32_t rank;
 	struct save_replicas all;
 	uint64_t room;                  /* for entries */
-	uint32_t groups_room;
-	struct save_pairs pairs;
-	struct base_table by_name;      /* groups */
-	uint32_t *ranks, ranks_room;    /* scratch */
+	struct save_groups groups;
 	uint64_t seed;                  /* of this step */
 	struct base_error *err;
 };
 
 static void making_release(struct replica_making *m)
 {
-	save_pairs_release(&m->pairs);
-	base_table_release(&m->by_name);
-	free(m->ranks);
+	save_groups_release(&m->groups);
 	save_replicas_release(&m->all);
 }
 
@@ -50,57 +45,6 @@ static int making_init(struct replica_making *m, uint32_t n)
 {
 	m->all.tensors = calloc((size_t)n + 1, sizeof *m->all.tensors);
 	return m->all.tensors ? 0 : making_memory(m);
-}
-
-/* ---- groups ---- */
-
-/* SHA-256 over the mode and the group's ranks, its first half. */
-static int group_name(struct replica_making *m, const struct tensor_mesh *mesh, uint32_t dims, uint8_t ret_name[16])
-{
-	uint32_t size = tensor_mesh_group_size(mesh, dims);
-	struct base_digest digest;
-
-	if (base_array_room(m->ranks, m->ranks_room, (size_t)size + 1) < 0)
-		return -ENOMEM;
-	base_put32(m->ranks, m->all.mode);
-	if (tensor_mesh_group(mesh, m->rank, dims, m->ranks + 1) < 0)
-		return -ENOENT;
-	for (uint32_t i = 1; i <= size; i++)
-		base_put32(&m->ranks[i], m->ranks[i]);
-	base_sha256(m->ranks, ((size_t)size + 1) * sizeof *m->ranks, &digest);
-	memcpy(ret_name, digest.bytes, 16);
-	return 0;
-}
-
-static int group_intern(struct replica_making *m, const uint8_t name[16], uint32_t *ret_group)
-{
-	uint32_t hash = base_table_hash(name, 16);
-	size_t at = 0;
-
-	while ((*ret_group = base_table_next(&m->by_name, hash, &at)) != BASE_TABLE_NONE)
-		if (memcmp(m->all.groups[*ret_group], name, 16) == 0)
-			return 0;
-	if (base_array_room(m->all.groups, m->groups_room, m->all.ngroups + 1) < 0
-		|| base_table_reserve(&m->by_name, 1) < 0)
-		return -ENOMEM;
-	*ret_group = m->all.ngroups++;
-	memcpy(m->all.groups[*ret_group], name, 16);
-	base_table_add(&m->by_name, hash, *ret_group);
-	return 0;
-}
-
-static int group_find(struct replica_making *m, const struct tensor_mesh *mesh, uint32_t dims, uint32_t *ret_group)
-{
-	uint8_t name[16];
-	int r;
-
-	*ret_group = save_pairs_find(&m->pairs, mesh, dims);
-	if (*ret_group != BASE_TABLE_NONE)
-		return 0;
-	r = group_name(m, mesh, dims, name);
-	if (r == 0)
-		r = group_intern(m, name, ret_group);
-	return r < 0 ? r : save_pairs_add(&m->pairs, mesh, dims, *ret_group);
 }
 
 /* ---- blocks ---- */
@@ -212,7 +156,7 @@ static int tensor_make(struct replica_making *m, uint32_t t)
 	if (items == 0)
 		return 0;
 	*row = (struct save_replica_tensor){.tensor = t, .first = m->all.nentries};
-	r = group_find(m, s->mesh, dims, &row->group);
+	r = save_groups_find(&m->groups, s->mesh, dims, &row->group);
 	if (r < 0)
 		return base_error_set(m->err, r, "tensor %u: %s", t, base_error_name(r));
 	whole = tensor_dtype_is_integer(tensor->dtype) && items <= SAVE_REPLICA_WHOLE_BYTES / s->item_bytes;
@@ -226,7 +170,8 @@ static int tensor_make(struct replica_making *m, uint32_t t)
 int save_replicas_make(const struct save_tensor *tensors, uint32_t n, uint32_t rank, const char *save,
 	enum save_replicas_mode mode, struct save_replicas *ret_replicas, struct base_error *err)
 {
-	base_cleanup(making_release) struct replica_making m = {.tensors = tensors, .rank = rank, .err = err};
+	base_cleanup(making_release) struct replica_making m = {.tensors = tensors, .rank = rank,
+		.groups = {.rank = rank, .mode = mode}, .err = err};
 	int r = mode == SAVE_REPLICAS_OFF ? 0 : making_init(&m, n);
 
 	m.all.mode = mode;
@@ -235,6 +180,8 @@ int save_replicas_make(const struct save_tensor *tensors, uint32_t n, uint32_t r
 		r = tensor_make(&m, t);
 	if (r < 0)
 		return r;
+	m.all.ngroups = m.groups.n;
+	m.all.groups = base_steal(m.groups.names);
 	*ret_replicas = m.all;
 	m.all = (struct save_replicas){0};
 	return 0;
