@@ -75,18 +75,10 @@ static int mpi_find_symbols(void *handle, struct mpi_library *l, struct base_err
 	const char *missing = NULL;
 
 #define MPI_FIND(member, symbol, arguments)                                                            \
-	*(void **)&MPI_TABLE.member = dlsym(handle, #symbol);                                          \
-	if (!MPI_TABLE.member)                                                                         \
+	*(void **)&l->call.p.member = dlsym(handle, #symbol); /* and n.member, which is in its place */ \
+	if (!l->call.p.member)                                                                         \
 		missing = #symbol;
-	if (l->pointers) {
-#define MPI_TABLE l->call.p
-		MPI_FUNCTIONS(MPI_FIND, void *)
-#undef MPI_TABLE
-	} else {
-#define MPI_TABLE l->call.n
-		MPI_FUNCTIONS(MPI_FIND, int)
-#undef MPI_TABLE
-	}
+	MPI_FUNCTIONS(MPI_FIND, void *)
 #undef MPI_FIND
 	if (missing)
 		return base_error_set(err, -ENOENT, "the MPI library %s has no %s: one that implements MPI 3.0 or "
@@ -128,9 +120,7 @@ static bool mpi_flag(const struct mpi_library *l, bool finalized)
 {
 	int flag = 0;
 
-	if (l->pointers)
-		return (finalized ? l->call.p.finalized : l->call.p.initialized)(&flag) == MPI_SUCCEEDED && flag;
-	return (finalized ? l->call.n.finalized : l->call.n.initialized)(&flag) == MPI_SUCCEEDED && flag;
+	return (finalized ? l->call.p.finalized : l->call.p.initialized)(&flag) == MPI_SUCCEEDED && flag;
 }
 
 /* Of those in the process the one that is initialised, or else the first. */

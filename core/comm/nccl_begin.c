@@ -39,22 +39,17 @@ void nccl_memory_free(struct nccl_memory *m)
 
 /* ---- the end ---- */
 
-void nccl_give_up(struct nccl_transport *t)
+static void nccl_leave(struct nccl_transport *t, int (*how)(unsigned timeout_ms, nccl_comm c, struct base_error *err))
 {
-	struct base_error why = {0};
 	nccl_comm comm = base_steal(t->comm);
 
-	if (comm && nccl_abort_within(base_min(t->c.timeout_ms, NCCL_END_MS), comm, &why) == -ETIMEDOUT)
+	if (comm && how(base_min(t->c.timeout_ms, NCCL_END_MS), comm, NULL) == -ETIMEDOUT)
 		t->stuck = true;
 }
 
-static void nccl_leave(struct nccl_transport *t)
+void nccl_give_up(struct nccl_transport *t)
 {
-	struct base_error why = {0};
-	nccl_comm comm = base_steal(t->comm);
-
-	if (comm && nccl_destroy_within(base_min(t->c.timeout_ms, NCCL_END_MS), comm, &why) == -ETIMEDOUT)
-		t->stuck = true;
+	nccl_leave(t, nccl_abort_within);
 }
 
 static void nccl_free(struct nccl_transport *t)
@@ -81,10 +76,7 @@ void nccl_end(struct comm *c)
 {
 	struct nccl_transport *t = (struct nccl_transport *)c;
 
-	if (c->broken.code || c->flying)
-		nccl_give_up(t);
-	else
-		nccl_leave(t);
+	nccl_leave(t, c->broken.code || c->flying ? nccl_abort_within : nccl_destroy_within);
 	if (!t->stuck)                           /* the device may still use its memory */
 		nccl_free(t);
 }
