@@ -123,11 +123,8 @@ int saver_bands_append(struct save_flight *f, struct base_error *err)
 	r = save_writer_append(f->w, &s->engine, &source, err);
 	pthread_mutex_lock(&s->lock);
 	s->persisting = NULL;
-	if (f->failed && (r == 0 || r == -ECANCELED)) {
-		r = f->r;
-		if (err)
-			*err = f->err;
-	}
+	if (f->failed && (r == 0 || r == -ECANCELED))
+		r = saver_flight_error(f, err);
 	if (r < 0)
 		saver_flight_fail(f, r, err);
 	while (r < 0 && f->copying) /* a worker may be asking the bases, which go next */

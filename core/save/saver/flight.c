@@ -268,69 +268,61 @@ bool saver_flight_drop(struct save_flight *f)
 	return f->refs == 0;
 }
 
-/* Waits on `told` until the clock says so. false: the time is over. */
-static bool flight_wait(struct save_flight *f, int64_t timeout_ms, const struct timespec *end)
+int saver_flight_error(const struct save_flight *f, struct base_error *err)
 {
-	if (timeout_ms < 0)
-		return pthread_cond_wait(&f->s->told, &f->s->lock) == 0;
-	return pthread_cond_timedwait(&f->s->told, &f->s->lock, end) == 0;
-}
-
-static int flight_tell(struct save_flight *f, struct base_error *err)
-{
-	flight_was_told(f);
-	if (err)
+	if (f->failed && err)
 		*err = f->err;
-	return f->r;
+	return f->failed ? f->r : 0;
 }
 
-/* Takes the lock; the caller lets it go, whatever comes out. */
-static int flight_wait_begin(struct save_flight *f, struct base_error *err)
+/* 1: yes; 0: not yet; -1: never, it has failed. */
+static int flight_is_staged(const struct save_flight *f)
 {
-	pthread_mutex_lock(&f->s->lock);
-	return f->submitted ? 0 : base_error_set(err, -EINVAL,
-		"the save of %s was not submitted: there is nothing to wait for before vckpt_save_submit",
-		saver_name(f).text);
+	return f->staged ? 1 : f->failed && f->copying == 0 && f->s->preparing != f ? -1 : 0;
+}
+
+static int flight_is_decided(const struct save_flight *f) { return !f->over ? 0 : f->failed ? -1 : 1; }
+
+/* Waits for one of these; what: its name. */
+static int flight_wait(struct save_flight *f, int64_t timeout_ms, int (*ask)(const struct save_flight *f),
+	const char *what, struct base_error *err)
+{
+	struct timespec end = base_clock_in_ms(CLOCK_MONOTONIC, timeout_ms);
+	struct save_saver *s = f->s;
+	int r = saver_check(s, err), is = 0;
+
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&s->lock);
+	if (!f->submitted)
+		r = base_error_set(err, -EINVAL, "the save of %s was not submitted: there is nothing to wait for "
+			"before vckpt_save_submit", saver_name(f).text);
+	while (r == 0 && (is = ask(f)) == 0)
+		if ((timeout_ms < 0 ? pthread_cond_wait(&s->told, &s->lock)
+			: pthread_cond_timedwait(&s->told, &s->lock, &end)) != 0)
+			r = base_error_set(err, -ETIMEDOUT, "the save of %s is not %s yet", saver_name(f).text, what);
+	if (is < 0) {
+		flight_was_told(f);
+		r = saver_flight_error(f, err);
+	}
+	pthread_mutex_unlock(&s->lock);
+	return r;
 }
 
 int save_flight_wait_staged(struct save_flight *f, int64_t timeout_ms, struct base_error *err)
 {
-	struct timespec end = base_clock_in_ms(CLOCK_MONOTONIC, timeout_ms);
-	int r = saver_check(f->s, err);
-
-	if (r < 0)
-		return r;
-	r = flight_wait_begin(f, err);
-	while (r == 0 && !f->staged && !(f->failed && f->copying == 0 && f->s->preparing != f))
-		if (!flight_wait(f, timeout_ms, &end))
-			r = base_error_set(err, -ETIMEDOUT, "the save of %s is not staged yet", saver_name(f).text);
-	if (r == 0 && !f->staged)
-		r = flight_tell(f, err);
-	pthread_mutex_unlock(&f->s->lock);
-	return r;
+	return flight_wait(f, timeout_ms, flight_is_staged, "staged", err);
 }
 
 int save_flight_wait_committed(struct save_flight *f, int64_t timeout_ms, uint64_t *ret_step, uint64_t *ret_entry,
 	struct base_error *err)
 {
-	struct timespec end = base_clock_in_ms(CLOCK_MONOTONIC, timeout_ms);
-	int r = saver_check(f->s, err);
+	int r = flight_wait(f, timeout_ms, flight_is_decided, "decided", err);
 
-	if (r < 0)
-		return r;
-	r = flight_wait_begin(f, err);
-	while (r == 0 && !f->over)
-		if (!flight_wait(f, timeout_ms, &end))
-			r = base_error_set(err, -ETIMEDOUT, "the save of %s is not decided yet", saver_name(f).text);
-	if (r == 0 && f->state == SAVE_FAILED)
-		r = flight_tell(f, err);
-	if (r == 0) {
-		if (ret_step)
-			*ret_step = f->step;
-		if (ret_entry)
-			*ret_entry = f->entry;
-	}
-	pthread_mutex_unlock(&f->s->lock);
+	if (r == 0 && ret_step)
+		*ret_step = f->step;
+	if (r == 0 && ret_entry)
+		*ret_entry = f->entry;
 	return r;
 }
 

@@ -240,15 +240,12 @@ static int persist_wait(struct save_flight *f, struct base_error *err)
 /* The flight is prepared, or it failed. */
 static int persist_prepared(struct save_flight *f, struct base_error *err)
 {
-	int r = 0;
+	int r;
 
 	pthread_mutex_lock(&f->s->lock);
 	while (!f->prepared && !f->failed)
 		pthread_cond_wait(&f->s->ready, &f->s->lock);
-	if (f->failed) {
-		r = f->r;
-		*err = f->err;
-	}
+	r = saver_flight_error(f, err);
 	pthread_mutex_unlock(&f->s->lock);
 	return r;
 }
@@ -269,13 +266,10 @@ static int persist_outcome(struct save_flight *f, int r, struct base_error *err)
 /* Why a flight was given up before it was submitted. */
 static int persist_given_up(struct save_flight *f, struct base_error *err)
 {
-	int r = 0;
+	int r;
 
 	pthread_mutex_lock(&f->s->lock);
-	if (f->failed) {
-		r = f->r;
-		*err = f->err;
-	}
+	r = saver_flight_error(f, err);
 	pthread_mutex_unlock(&f->s->lock);
 	return r ? r : base_error_set(err, -ECANCELED, "its caller gave it up before it was submitted");
 }

@@ -146,6 +146,7 @@ uint64_t saver_disk_ns(const struct save_flight *f); /* by the persister */
 void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t start_ns, uint64_t busy_ns,
 	uint64_t bytes);
 void saver_flight_fail(struct save_flight *f, int r, const struct base_error *err);
+int saver_flight_error(const struct save_flight *f, struct base_error *err); /* why it failed; 0: it did not */
 bool saver_flight_drop(struct save_flight *f); /* a holder less; true: the last, who releases it without the lock */
 void saver_flight_release(struct save_flight *f); /* the lock is not held */
 struct saver_name { char text[PROTO_RUN_MAX + 40]; } saver_name(const struct save_flight *f); /* "RUN/STEP" */

@@ -402,12 +402,14 @@ static int past_list(struct past *s, bool replace)
 	return r;
 }
 
-int save_past_bases(struct save_past *p, struct save_writer *w, bool replace, struct base_error *err)
+int save_writer_bases(struct save_writer *w, struct save_past *p, bool replace, struct base_error *err)
 {
 	struct save_past_tried *tried = &p->tried[p->ntried++ % SAVE_PAST_TRIED];
 	struct past s = {.p = p, .w = w, .step = w->result.step};
 	int r = past_list(&s, replace);
 
+	w->bases.last = &p->last;
+	w->bases.layout = w->planned->layout;
 	tried->step = s.step;
 	memcpy(tried->attempt, w->result.attempt, sizeof tried->attempt);
 	if (r < 0)

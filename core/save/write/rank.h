@@ -53,7 +53,8 @@ int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, stru
 /* Opens a commit whose pieces are recognised; one that cannot be read recognises nothing. */
 int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, const struct base_digest *manifest,
 	struct base_error *err);
-/* The steps of the run that this save is most likely to share pieces with (past.c). `past` is borrowed until end. */
+/* The steps of the run that this save is most likely to share pieces with (past.c), which remembers its attempt. `past`
+ * is borrowed until end. */
 int save_writer_bases(struct save_writer *w, struct save_past *past, bool replace, struct base_error *err);
 /* Names the commit of that entry as a base, if it is among those that were opened; this decides which attempts are
  * kept. 1: it is named; 0: it is not there. */

@@ -85,10 +85,6 @@ int save_band_confirm(struct save_band *b, const struct save_writer *w, const st
 /* Cuts what lies in b->in (which may be overwritten), digests, looks up, encodes. Fills b->err too. */
 int save_band_process(struct save_band *b, struct save_writer *w);
 
-/* ---- past.c ---- */
-/* Adds the bases of a save that is about to be written, by the run's list; remembers its attempt. */
-int save_past_bases(struct save_past *p, struct save_writer *w, bool replace, struct base_error *err);
-
 /* ---- appender: one thread ---- */
 
 struct save_row;

@@ -368,13 +368,6 @@ int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, con
 	return r < 0 ? base_no_memory(err) : 0;
 }
 
-int save_writer_bases(struct save_writer *w, struct save_past *past, bool replace, struct base_error *err)
-{
-	w->bases.last = &past->last;
-	w->bases.layout = w->planned->layout;
-	return save_past_bases(past, w, replace, err);
-}
-
 static int writer_decide(struct save_writer *w, struct base_error *err)
 {
 	if (w->bases.decided)
