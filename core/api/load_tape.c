@@ -55,7 +55,7 @@ static int tape_box(struct tape_writer *w, const struct tensor_shard_box *at)
 	if (base_array_room(load->tape, load->tape_room, load->ntape + load_box_words(words)) < 0)
 		return -ENOMEM;
 	to = load->tape + load->ntape;
-	tensor_shard_place(at, ndim, &w->h->local, w->h->item_bytes, w->h->t->strides, &from, stride);
+	tensor_shard_memory(at, ndim, &w->h->local, w->h->item_bytes, w->h->t->strides, &from, stride);
 	for (uint32_t d = 0; d < ndim; d++)
 		from += (int64_t)(part.offset[d] - at->box.offset[d]) * stride[d];
 	*to++ = (uint64_t)(uintptr_t)w->h->t->data + (uint64_t)from;

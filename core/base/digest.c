@@ -4,8 +4,8 @@
  *
  * Leaves are 16 KiB: 5 to 10 us of SHA-256 with the CPU's own instructions, so that what surrounds them must stay well
  * below a microsecond. digest_many.c hashes several at once. For one, and for the root, libcrypto's plain functions
- * work on a context of the caller's and cannot fail. EVP's allocate one at every restart, and whoever has no memory
- * then has no digest: a training must not end for that.
+ * work on a context of the caller's and cannot fail. EVP's allocate one at every restart, and without memory there
+ * would be no digest: a training must not end for that.
  *
  * The root begins with the object's length: a hasher, which learns it last, keeps the leaves (32 bytes for each
  * 16 KiB) until then. There alone memory may be missing, and base_hasher_final says so.

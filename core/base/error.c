@@ -121,7 +121,7 @@ const char *base_error_name(int code)
 	case BASE_EABORTED: return "the attempt was aborted";
 	case BASE_EUNDECIDED: return "undecided: the step may still become visible";
 	case BASE_EFORKED: return "it belongs to the process that this one was forked from";
-	case BASE_EBUSY: return "somebody else is using it";
+	case BASE_EBUSY: return "it is in use";
 	case BASE_ELIMIT: return "a size maximum of the format is exceeded";
 	}
 	text = strerrordesc_np(-code);

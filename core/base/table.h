@@ -2,7 +2,7 @@
  *
  * table: finds the items of an array by their keys. The items stay where they are; the table holds the number of each
  * and 32 bits of the hash of its key, in open addressing, at most three quarters full. Nothing is ever taken out, and
- * nobody walks the slots: no result depends on the order of a hash. Zero-initialise. A table may be read by several
+ * no one walks the slots: no result depends on the order of a hash. Zero-initialise. A table may be read by several
  * threads while none adds.
  *
  *     size_t at = 0;
@@ -11,7 +11,7 @@
  *             if (strcmp(items[i].name, name) == 0)
  *                     return i;
  *
- * Keys may be chosen by somebody who wants them all in one slot (names in a store, a checkpoint's tensors): hashes are
+ * Keys may be chosen so that all are in one slot (names in a store, a checkpoint's tensors): hashes are
  * seeded with a random number of the process, and leave it nowhere. */
 #ifndef CORE_BASE_TABLE_H
 #define CORE_BASE_TABLE_H

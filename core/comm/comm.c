@@ -71,7 +71,7 @@ static int comm_works(struct comm *c, struct base_error *err)
 	return r;
 }
 
-/* The first failure is what counts, and what the others are told. */
+/* The first failure counts, and is what the others get. */
 static void comm_fail(struct comm *c, int r, const char *why)
 {
 	bool first;

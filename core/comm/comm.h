@@ -11,11 +11,11 @@
  * Order: all ranks call gather and start in one order, with the same owner, ranks and len. Each rank finishes the
  * passes that it owns or wants in the order in which it started them, and may have started later ones before; it
  * finishes all of them before the next gather. So NCCL's groups, MPI's requests and a process group's collectives all
- * can carry them, and no two ranks wait for each other. Whether the ranks keep the order, the gathers compare: each
- * tells how many calls its rank has made.
+ * can carry them, and no two ranks wait for each other. Gathers check that the ranks keep the order: each says how many
+ * calls its rank has made.
  *
- * Failure: after the first call that fails the communicator is broken, every later call says why, and where the
- * transport can, it tells the other ranks at once, as comm_abort does. A rank that is dead, or does not come, makes
+ * Failure: after the first call that fails the communicator is broken, every later call says why, and the transport
+ * informs the other ranks at once if it can, as comm_abort does. A rank that is dead, or does not come, makes
  * the calls of the others fail within the time-out; nothing hangs. What a peer sends is not to be trusted: its lengths
  * are checked here, its bytes are the caller's to check.
  *
@@ -33,7 +33,7 @@
 #define COMM_RANKS_MAX 65536u
 #define COMM_PASS_BYTES ((2u << 20) + 4096u) /* of one bucket at most */
 #define COMM_ROOMS 8u                    /* buckets that a rank owns at one time: filled, or on their way */
-#define COMM_TIMEOUT_MS 300000u          /* what 0 stands for */
+#define COMM_TIMEOUT_MS 300000u          /* the meaning of 0 */
 
 /* A bucket on its way. Zero-initialise, set the first four, and keep it where it is until it is finished, or a call has
  * failed: then the transport looks at it no more. */
@@ -43,7 +43,7 @@ struct comm_pass {
 	const uint32_t *ranks;           /* that want it: ascending, one at least, not the owner; the caller's */
 	uint64_t len;                    /* 1 to COMM_PASS_BYTES, the same at all ranks */
 	/* Host memory. At the owner: its room, which is read until finish. At a rank that wants it: where the bytes are
-	 * from finish until done; nobody else may write there. Elsewhere NULL. */
+	 * from finish until done; no one else may write there. Elsewhere NULL. */
 	uint8_t *bytes;
 	uint64_t number;                 /* of passes that were started before, by all owners; start sets it */
 	void *request;                   /* the transport's */
@@ -65,12 +65,12 @@ struct comm_ops {
 	/* Begins; does not wait for the others. At the owner and at ranks that want it p->bytes is set, but where
 	 * c->lends: then a rank that wants it has NULL, and the transport sets it in finish. */
 	int (*start)(struct comm *c, struct comm_pass *p, struct base_error *err);
-	/* Waits. Owner: nobody reads p->bytes any more. A rank that wants it: they have come. Others: not called. */
+	/* Waits. Owner: no one reads p->bytes any more. A rank that wants it: they have come. Others: not called. */
 	int (*finish)(struct comm *c, struct comm_pass *p, struct base_error *err);
 	void (*done)(struct comm *c, struct comm_pass *p); /* the bytes are used. May be NULL; any thread */
 	int (*listen)(struct comm *c, struct base_error *err); /* -BASE_EABORTED: another rank has given up; does not
 	                                                           wait. May be NULL; as gather, start and finish */
-	void (*abort)(struct comm *c, const char *why);    /* tells the others. May be NULL; any thread, once */
+	void (*abort)(struct comm *c, const char *why);    /* informs the others. May be NULL; any thread, once */
 	void (*free)(struct comm *c);                      /* what the transport has, c included; passes may be open */
 };
 
@@ -90,13 +90,14 @@ struct comm {
 	struct base_error broken;        /* .code 0: it works */
 };
 
-/* ---- for those who use one ---- */
+/* ---- for users ---- */
 
 /* What every rank gave. One allocation; comm_gathered_free. */
 struct comm_gathered { uint64_t *len; uint8_t **bytes; };
 void comm_gathered_release(struct comm_gathered *g); /* zero-initialised is well */
-/* `what`: what the strings are, in a word or two, the same at all ranks: ranks whose words differ are out of step and
- * told so. All strings together: at most `max` bytes, else -BASE_ELIMIT at all ranks, and nothing is broken. */
+/* `what`: what the strings are, in a word or two, the same at all ranks: ranks whose words differ are out of step, an
+ * error at all of them. All strings together: at most `max` bytes, else -BASE_ELIMIT at all ranks, and nothing is
+ * broken. */
 int comm_gather(struct comm *c, const char *what, const void *mine, uint64_t len, uint64_t max,
 	struct comm_gathered *ret_all, struct base_error *err);
 
@@ -110,8 +111,8 @@ int comm_pass_finish(struct comm *c, struct comm_pass *p, struct base_error *err
 void comm_pass_done(struct comm *c, struct comm_pass *p); /* by a rank that wanted it, once after each finish */
 bool comm_pass_wants(const struct comm *c, const struct comm_pass *p); /* does this rank? */
 
-/* Breaks the communicator, here and, where the transport can tell them, at all other ranks: their calls fail soon with
- * `why`. Only the first one counts. */
+/* Breaks the communicator, here and, where the transport can inform them, at all other ranks: their calls fail soon
+ * with `why`. Only the first one counts. */
 void comm_abort(struct comm *c, const char *why);
 void comm_free(struct comm *c);          /* NULL-safe */
 

@@ -9,7 +9,7 @@
  * has begun, or a collective, cannot be cancelled. So where one is left over (`open`), freeing the communicator leaves
  * all of it as it is, and the process does not finalise MPI by itself.
  *
- * The bell is a message that tells a rank that another one has given up. Each rank has posted a receive for one. */
+ * The bell is the message that another rank has given up. Each rank has posted a receive for one. */
 #include <limits.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -232,7 +232,7 @@ static int mpi_finish(struct comm *c, struct comm_pass *p, struct base_error *er
 
 /* ---- the bell ---- */
 
-/* Whoever rings has told all others: those who heard it tell nobody. */
+/* A rank that rings informs all others, so a rank that has heard it does not ring. */
 static void mpi_abort(struct comm *c, const char *why)
 {
 	struct mpi_transport *m = (struct mpi_transport *)c;
@@ -282,8 +282,8 @@ static void mpi_end(struct comm *c)
 	if (!mpi_library_works(m->l) || m->open || !mpi_bell_ends(m))
 		return;
 	/* A bell that a rank had not heard when it freed its end stays with MPI, which gives the number of a freed
-	 * communicator to the next one: that would hear it. MPI takes a number that no rank has in use, so whoever rang
-	 * keeps his. */
+	 * communicator to the next one: that would hear it. MPI takes a number that no rank has in use, so a rank
+	 * that rang keeps its own. */
 	if (m->posted && !m->ring)
 		mpi_comm_free(m->l, &m->comm);
 	mpi_library_put();

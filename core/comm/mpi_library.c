@@ -9,7 +9,7 @@
  * each other, but are each a world of one rank.
  *
  * MPI can be initialised once in the life of a process. What was initialised here is finalised when the process exits,
- * but not with a status that tells of a failure, nor if a communicator is left: MPI_Finalize waits for the other ranks,
+ * but not with a status of failure, nor if a communicator is left: MPI_Finalize waits for the other ranks,
  * and they may wait for this one. The launcher sees that such a process has not called it, and ends the job. */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -169,17 +169,17 @@ static void mpi_at_exit(int status, void *arg)
 		mpi_finalize(&mpi_found);
 }
 
-/* A launcher tells its ranks how many they are; another family's library does not understand it. */
+/* A launcher says how many ranks there are, in words that another family's library does not understand. */
 static int mpi_check_world(const struct mpi_library *l, struct base_error *err)
 {
-	const char *told = getenv("OMPI_COMM_WORLD_SIZE");
+	const char *ranks = getenv("OMPI_COMM_WORLD_SIZE");
 	int world = 0;
 
-	told = told ? told : getenv("PMI_SIZE");
-	if (!told || atoi(told) <= 1 || mpi_comm_size(l, l->world, &world) != MPI_SUCCEEDED || world != 1)
+	ranks = ranks ? ranks : getenv("PMI_SIZE");
+	if (!ranks || atoi(ranks) <= 1 || mpi_comm_size(l, l->world, &world) != MPI_SUCCEEDED || world != 1)
 		return 0;
 	return base_error_set(err, -EINVAL, "the launcher started %s processes, but the MPI library %s knows one: it "
-		"is not the launcher's own, set " MPI_LIBRARY_ENV " to the path of that one", told, l->name);
+		"is not the launcher's own, set " MPI_LIBRARY_ENV " to the path of that one", ranks, l->name);
 }
 
 static int mpi_init(const struct mpi_library *l, struct base_error *err)

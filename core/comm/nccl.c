@@ -5,7 +5,7 @@
  * one group.
  *
  * A call of a non-blocking communicator may return before NCCL has given its work to the stream. Then the next call has
- * to wait, and so has the event that tells when the work is done: start waits for that, and at the first passes NCCL
+ * to wait, and so has the event behind the work: start waits for that, and at the first passes NCCL
  * makes connections meanwhile, for which the other ranks have to come to the same pass. They do: nothing that they may
  * wait for before it needs this rank any more.
  *

@@ -8,7 +8,7 @@
  * bus. They travel as NCCL's do: over NVLink, InfiniBand or sockets. What all other ranks want is broadcast; what some
  * want is sent to each.
  *
- * The communicator is non-blocking and our own: made from a unique id, which the ranks tell each other over another
+ * The communicator is non-blocking and our own: made from a unique id, which rank 0 passes on over another
  * communicator, or split from the caller's, which is not used afterwards. It is aborted, and never the caller's, when
  * a call fails. */
 #ifndef CORE_COMM_NCCL_H

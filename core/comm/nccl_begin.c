@@ -2,9 +2,9 @@
  *
  * nccl begin: a communicator's beginning and end.
  *
- * Each rank first makes what it can by itself (the library, a stream, pinned memory), and tells the others over `base`
- * whether that worked, and rank 0 the unique id. So a rank that has no NCCL is an error of all, before any of them
- * waits in NCCL. When NCCL is done they tell each other again. `base` goes on working in any case: without NCCL it may
+ * Each rank first makes what it can by itself (the library, a stream, pinned memory), and reports over `base` whether
+ * that worked, and rank 0 the unique id. So a rank that has no NCCL is an error of all, before any of them waits in
+ * NCCL. When NCCL is done they report again. `base` goes on working in any case: without NCCL it may
  * carry the buckets. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,13 +85,13 @@ void nccl_end(struct comm *c)
 
 static int nccl_alone(struct nccl_transport *t, struct base_error *err)
 {
-	unsigned place;
+	unsigned context;
 	int r = device_fence_new(&t->fence, err);
 
 	if (r == 0)
-		r = device_fence_place(t->fence, NULL, &place, err);
+		r = device_fence_context(t->fence, NULL, &context, err);
 	if (r == 0)
-		r = device_stream_new(t->fence, place, DEVICE_PIN_NO, &t->stream, err);
+		r = device_stream_new(t->fence, context, DEVICE_PIN_NO, &t->stream, err);
 	if (r == 0)
 		r = device_event_new(t->stream, &t->gathered, err);
 	if (r == 0)
@@ -131,9 +131,9 @@ enum { NCCL_WORKS, NCCL_TIMED_OUT, NCCL_FAILED };
 struct nccl_news { uint8_t state; char what[511]; }; /* the unique id, or why there is none */
 
 /* Gathers what became of each rank; any rank's failure is every rank's. `why`: this rank's. A time-out may be another's
- * failure, which tells more. */
-static int nccl_tell(struct comm *base, const struct nccl_news *mine, const char *what, const struct base_error *why,
-	struct nccl_news *ret_first, struct base_error *err)
+ * failure, which says more. */
+static int nccl_exchange(struct comm *base, const struct nccl_news *mine, const char *what,
+	const struct base_error *why, struct nccl_news *ret_first, struct base_error *err)
 {
 	struct comm_gathered all;
 	uint8_t worst = NCCL_WORKS;
@@ -188,7 +188,7 @@ static int nccl_init(struct nccl_transport *t, const struct nccl_news *first, st
 }
 
 /* `t` may be NULL: this rank has failed already, `why` says how. */
-static int nccl_meet(struct nccl_transport *t, struct comm *base, struct base_error *why, struct base_error *err)
+static int nccl_agree(struct nccl_transport *t, struct comm *base, struct base_error *why, struct base_error *err)
 {
 	struct nccl_news mine, first = {0};
 	nccl_id id = {0};
@@ -197,12 +197,12 @@ static int nccl_meet(struct nccl_transport *t, struct comm *base, struct base_er
 	if (t && base->rank == 0)
 		nccl_translate(nccl.get_unique_id(&id), "ncclGetUniqueId", why);
 	mine = nccl_news_of(why, &id);
-	r = nccl_tell(base, &mine, "NCCL's unique id", why, &first, err);
+	r = nccl_exchange(base, &mine, "NCCL's unique id", why, &first, err);
 	if (r < 0)
 		return r;
 	nccl_init(t, &first, why);
 	mine = nccl_news_of(why, NULL);
-	return nccl_tell(base, &mine, "NCCL's communicator", why, &first, err);
+	return nccl_exchange(base, &mine, "NCCL's communicator", why, &first, err);
 }
 
 int comm_nccl_new(struct comm *base, uint32_t timeout_ms, struct comm **ret_c, struct base_error *err)
@@ -213,7 +213,7 @@ int comm_nccl_new(struct comm *base, uint32_t timeout_ms, struct comm **ret_c, s
 
 	if (nccl_load(&why) == 0)
 		nccl_new(base, base->rank, base->size, timeout_ms, &t, &why);
-	r = nccl_meet(t, base, &why, err);
+	r = nccl_agree(t, base, &why, err);
 	if (r < 0 && t) {
 		t->c.broken.code = r;            /* so it is aborted */
 		nccl_end(&t->c);

@@ -14,7 +14,7 @@ struct nccl_memory {                     /* pinned */
 	struct device_registration *registration;
 };
 
-/* A pass on its way, or a place for one. */
+/* A pass on its way, or room for one. */
 struct nccl_flight {
 	struct nccl_flight *next;        /* that is free, too */
 	struct nccl_flight *older;       /* of all */

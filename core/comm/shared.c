@@ -9,8 +9,8 @@
  * A pass: the owner writes into `slot` which room it is, and counts. The ranks that want it read the room itself, and
  * say in `done` when they have used it; then the owner's finish returns, and the room is free.
  *
- * Who waits sleeps on the bell of the rank that it waits for, and looks every 50 ms whether that rank still lives, and
- * whether any has given up. */
+ * A rank that waits sleeps on the bell of the rank that it waits for, and checks every 50 ms that this rank is alive
+ * and that none has given up. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +47,7 @@ static int peer_lives(const struct shared *s, uint32_t rank, struct base_error *
 	return 0;
 }
 
-/* Whoever else has given up is what that rank may be waiting for. */
+/* That rank may be waiting for another one that has given up. */
 static int wait_look(struct shared *s, uint32_t rank, struct base_error *err)
 {
 	int r;
@@ -57,7 +57,7 @@ static int wait_look(struct shared *s, uint32_t rank, struct base_error *err)
 			rank = i;
 	r = peer_lives(s, rank, err);
 	if (r < 0)
-		atomic_store(&s->told, true);
+		atomic_store(&s->relays, true);
 	return r;
 }
 
@@ -217,7 +217,7 @@ static void shared_abort(struct comm *c, const char *why)
 {
 	struct shared_head *own = shared_of(c)->peers[c->rank].head;
 
-	if (atomic_load(&shared_of(c)->told))
+	if (atomic_load(&shared_of(c)->relays))
 		snprintf(own->why, sizeof own->why, "%s", why);
 	else
 		snprintf(own->why, sizeof own->why, "rank %u gave up: %s", c->rank, why);
@@ -246,7 +246,7 @@ static void shared_free(struct comm *c)
 
 /* ---- the beginning ---- */
 
-/* Who has left needs nothing more. */
+/* A rank that has left needs nothing more. */
 static int shared_listen(struct comm *c, struct base_error *err)
 {
 	struct shared *s = shared_of(c);
@@ -303,7 +303,7 @@ int comm_shared_new(const char *name, uint32_t rank, uint32_t size, uint32_t tim
 		return r;
 	}
 	s->comm.lends = true;
-	snprintf(s->folder, sizeof s->folder, SHARED_PLACE "/vckpt-%u-%s", (unsigned)geteuid(), name);
+	snprintf(s->folder, sizeof s->folder, SHARED_ROOT "/vckpt-%u-%s", (unsigned)geteuid(), name);
 	shared_measure(s);
 	s->peers = calloc(size, sizeof *s->peers);
 	r = s->peers ? shared_meet(s, &why) : base_no_memory(&why);

@@ -2,7 +2,7 @@
  *
  * What the files of the shared memory transport share: the segment that each rank has.
  *
- * A segment is a memfd of a sealed size, so that nobody can make it shorter under a reader. Its rank alone writes it;
+ * A segment is a memfd of a sealed size, so that no one can make it shorter under a reader. Its rank alone writes it;
  * the others map it read-only. So a peer can be wrong only in the values that are read, and each of these is checked:
  * a number of a room, lengths, a text. */
 #ifndef CORE_COMM_SHARED_INTERNAL_H
@@ -13,7 +13,7 @@
 
 #include "core/comm/shared.h"
 
-#define SHARED_PLACE "/dev/shm"
+#define SHARED_ROOT "/dev/shm"
 #define SHARED_MAGIC UINT64_C(0x3176656d6d6f6376) /* "vcommev1" */
 #define SHARED_GATHER_BYTES (64u << 10)  /* what a rank gives in one step of a gather */
 
@@ -52,7 +52,7 @@ struct shared {
 	size_t seats_at, gather_at, rooms_at, bytes; /* of every segment */
 	struct shared_peer *peers;       /* by rank */
 	uint64_t steps;                  /* of gathers */
-	_Atomic bool told;               /* a peer said, or showed, why it ends: this is told on as it is */
+	_Atomic bool relays;             /* a peer said, or showed, why it ends: its words are passed on */
 };
 
 static inline struct shared_seat *shared_seats(const struct shared *s, struct shared_head *head)
@@ -60,7 +60,7 @@ static inline struct shared_seat *shared_seats(const struct shared *s, struct sh
 	return (struct shared_seat *)((uint8_t *)head + s->seats_at);
 }
 
-/* Memory of the own segment, before anybody touches it: so that what lacks is an error, and no signal. -ENOMEM,
+/* Allocates memory of the own segment before it is touched: a lack of it is an error then, and no signal. -ENOMEM,
  * -ENOSPC */
 int shared_have(const struct shared *s, size_t from, size_t len);
 /* Makes the own segment, finds those of the others, and waits until all have each other's. */

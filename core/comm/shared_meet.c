@@ -41,7 +41,7 @@
 
 /* ---- processes and bells ---- */
 
-/* 0: there is no such process, or only its parent has not yet been told of its end. */
+/* 0: there is no such process, or it is a zombie. */
 static uint64_t process_start(int32_t pid)
 {
 	char path[64], text[1024], state;
@@ -295,13 +295,13 @@ static void folder_sweep(const char *folder)
 /* In all folders of this user. */
 static void folders_sweep(void)
 {
-	DIR *d = opendir(SHARED_PLACE);
-	char begin[64], path[sizeof SHARED_PLACE + 257];
+	DIR *d = opendir(SHARED_ROOT);
+	char begin[64], path[sizeof SHARED_ROOT + 257];
 	int len = snprintf(begin, sizeof begin, "vckpt-%u-", (unsigned)geteuid());
 
 	for (struct dirent *e; d && (e = readdir(d));)
 		if (strncmp(e->d_name, begin, (size_t)len) == 0) {
-			snprintf(path, sizeof path, SHARED_PLACE "/%s", e->d_name);
+			snprintf(path, sizeof path, SHARED_ROOT "/%s", e->d_name);
 			folder_sweep(path);
 		}
 	if (d)
@@ -373,7 +373,7 @@ static int segment_find(struct shared *s, uint32_t rank, struct base_error *err)
 		return 0;
 	}
 	if (segment_good(head, rank, &t) && size != s->comm.size)
-		base_error_set(err, -EINVAL, "rank %u was told that there are %u ranks, this one that there are %u",
+		base_error_set(err, -EINVAL, "rank %u was started with %u ranks, this one with %u",
 			rank, size, s->comm.size);
 	munmap(head, (size_t)base_min((uint64_t)st.st_size, s->bytes));
 	return err->code;
@@ -414,7 +414,7 @@ static int meet_late(const struct shared *s, struct base_error *err)
 		s->comm.size, s->folder, s->comm.timeout_ms, names, n > 20 ? ", ..." : "");
 }
 
-/* So that nobody notices the others later than after 9/8 of the time that they took. */
+/* So that no rank notices the others later than after 9/8 of the time that they took. */
 static unsigned meet_pause_us(uint64_t waited_ns)
 {
 	return (unsigned)base_min(base_max(waited_ns / 8000, MEET_PAUSE_US_MIN), MEET_PAUSE_US_MAX);

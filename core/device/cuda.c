@@ -2,8 +2,8 @@
  *
  * cuda: order between the caller's streams and ours is made by events and nothing else. A fence's are recorded on the
  * caller's streams (cuda_fence.c); ours wait for them on the device, so no thread blocks. An event of ours is recorded
- * on our stream behind the copies, and whoever needs their bytes sleeps until it is done (blocking sync: no thread
- * spins on a core that trains). Events take no times, which makes them cheaper.
+ * on our stream behind the copies, and a thread that needs their bytes sleeps until it is done (blocking sync: no
+ * thread spins on a core that trains). Events take no times, which makes them cheaper.
  *
  * Calls come from threads that have no context or another one: each call that the driver ties to a context is made
  * with the memory's context pushed, and popped after. Contexts are the program's; a call into one that is gone fails
@@ -22,7 +22,7 @@
 
 /* Undoing it wants a context, too. */
 struct device_registration { cuda_context context; void *memory; bool allocated; };
-struct device_event { struct device_stream *stream; cuda_event event; uint64_t turns; /* given when it was set */ };
+struct device_event { struct device_stream *stream; cuda_event event; uint64_t reorders; /* given when it was set */ };
 
 static __thread int cuda_mode_before;
 
@@ -81,7 +81,7 @@ int device_registration_new(const struct device_fence *f, void **memory, size_t 
 {
 	bool allocated = !*memory;
 	struct device_registration *registration = calloc(1, sizeof *registration);
-	cuda_context context = f->places[0].context;
+	cuda_context context = f->owners[0].context;
 	int r;
 
 	if (!registration)
@@ -116,7 +116,7 @@ void device_registration_free(struct device_registration *registration)
 
 /* ---- streams ---- */
 
-int device_stream_new(const struct device_fence *f, unsigned place, enum device_pin pin, struct device_stream **ret_s,
+int device_stream_new(const struct device_fence *f, unsigned number, enum device_pin pin, struct device_stream **ret_s,
 	struct base_error *err)
 {
 	base_cleanup_free struct device_stream *s = calloc(1, sizeof *s);
@@ -124,7 +124,7 @@ int device_stream_new(const struct device_fence *f, unsigned place, enum device_
 
 	if (!s)
 		return base_no_memory(err);
-	s->context = f->places[place].context;
+	s->context = f->owners[number].context;
 	s->pin = pin;
 	r = cuda_within(s->context, err, cuda_translate(
 		cuda_driver.stream_create(&s->stream, CUDA_STREAM_NON_BLOCKING), "cuStreamCreate", err));
@@ -140,17 +140,17 @@ void device_stream_free(struct device_stream *s)
 	if (cuda_enter(s->context, NULL) == 0) {
 		cuda_driver.stream_synchronize(s->stream); /* destroy alone would let copies land in freed memory */
 		cuda_driver.stream_destroy(s->stream);
-		cuda_turner_free(s->turner, true);
+		cuda_reorder_free(s->reorder, true);
 		cuda_leave();
 	} else {
-		cuda_turner_free(s->turner, false);
+		cuda_reorder_free(s->reorder, false);
 	}
 	free(s);
 }
 
-bool device_stream_fits(const struct device_stream *s, const struct device_fence *f, unsigned place)
+bool device_stream_fits(const struct device_stream *s, const struct device_fence *f, unsigned number)
 {
-	return s->context == f->places[place].context;
+	return s->context == f->owners[number].context;
 }
 
 int device_stream_wait(struct device_stream *s, const struct device_fence *f, struct base_error *err)
@@ -208,7 +208,7 @@ void device_event_free(struct device_event *e)
 
 int device_event_set(struct device_event *e, struct base_error *err)
 {
-	e->turns = cuda_turns_given(e->stream);
+	e->reorders = cuda_reorders_given(e->stream);
 	return cuda_within(e->stream->context, err,
 		cuda_translate(cuda_driver.event_record(e->event, e->stream->stream), "cuEventRecord", err));
 }
@@ -228,8 +228,8 @@ int device_event_wait(struct device_event *e, struct base_error *err)
 		e->stream->back ? CUDA_COPIES_BACK : CUDA_COPIES, err));
 
 	if (r == 0)
-		cuda_turn_all(e->stream, e->turns);
+		cuda_reorder_all(e->stream, e->reorders);
 	else
-		cuda_turn_none(e->stream);
+		cuda_reorder_none(e->stream);
 	return r;
 }

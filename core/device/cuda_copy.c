@@ -2,8 +2,8 @@
  *
  * cuda copy: a gather out of device memory, or the reverse. Straight: after folding, bytes that lie together are a row;
  * rows at one distance, and planes of them, are one call, which the copy engine walks by itself; what remains are
- * loops. Turned (fetch.h says when): cuda_turn.c. A scatter is always straight: turned, it would overwrite what lies
- * between. */
+ * loops. Reordered (fetch.h says when): cuda_reorder.c. A scatter is always straight: reordered, it would overwrite
+ * what is between. */
 #include "core/device/cuda.h"
 #include "core/device/cuda_internal.h"
 #include "core/device/fetch.h"
@@ -104,6 +104,6 @@ int device_stream_gather(struct device_stream *s, void *to, const struct device_
 	device_gather_fold(&g);
 	if (g.item_bytes == 0)
 		return 0;
-	return cuda_within(s->context, err, device_fetch_turns(&g, CUDA_TURN_BYTES) ? cuda_turn(s, to, &g, err)
+	return cuda_within(s->context, err, device_fetch_reorders(&g, CUDA_REORDER_BYTES) ? cuda_reorder(s, to, &g, err)
 		: cuda_copy(s->stream, to, &g, err));
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuda driver: the library is opened when device memory is first met, and stays: unloading a driver that a program's
+ * cuda driver: the library is opened when device memory is first used, and stays: unloading a driver that a program's
  * other parts may use as well is never right. A load that failed is tried again by the next call. */
 #include <dlfcn.h>
 #include <pthread.h>

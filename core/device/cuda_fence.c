@@ -8,7 +8,7 @@
  * fence is. What the driver does not know at all is left to the thread's context; the copy will say what is wrong
  * with it.
  *
- * An event is recorded on each of the caller's streams; where none of them is of a place's context, on the default
+ * An event is recorded on each of the caller's streams; where none of them is of a context, on the default
  * stream there, which is where work goes that names no stream. Each copy waits for all of them.
  *
  * A stream that is being captured runs nothing: an event recorded on it would be the graph's, and a wait for it would
@@ -43,17 +43,17 @@ void device_fence_free(struct device_fence *f)
 		return;
 	for (unsigned i = 0; i < f->npoints; i++)
 		cuda_event_free(f->points[i].context, f->points[i].event);
-	for (unsigned i = 0; i < f->nplaces; i++)
-		if (f->places[i].device >= 0)
-			cuda_driver.primary_release(f->places[i].device);
+	for (unsigned i = 0; i < f->nowners; i++)
+		if (f->owners[i].device >= 0)
+			cuda_driver.primary_release(f->owners[i].device);
 	free(f->points);
 	free(f);
 }
 
-/* ---- places ---- */
+/* ---- contexts ---- */
 
 /* Whose it is; a context of NULL: not known. `device` is set where its primary context was retained. */
-static int fence_ask(const void *address, struct cuda_place *p, struct base_error *err)
+static int fence_ask(const void *address, struct cuda_owner *p, struct base_error *err)
 {
 	int what[] = {CUDA_POINTER_CONTEXT, CUDA_POINTER_MEMORY_TYPE, CUDA_POINTER_DEVICE, CUDA_POINTER_START,
 		CUDA_POINTER_SIZE};
@@ -64,7 +64,7 @@ static int fence_ask(const void *address, struct cuda_place *p, struct base_erro
 	void *found[] = {&p->context, &type, &device, &start, &bytes};
 	cuda_result r;
 
-	*p = (struct cuda_place){.device = -1};
+	*p = (struct cuda_owner){.device = -1};
 	r = cuda_driver.pointer_attributes(BASE_COUNT(found), what, found, (uintptr_t)address);
 	if (r == CUDA_INVALID_CONTEXT || r == CUDA_INVALID_VALUE || (r == CUDA_SUCCESS && type == 0))
 		return 0;
@@ -79,35 +79,35 @@ static int fence_ask(const void *address, struct cuda_place *p, struct base_erro
 	return cuda_translate(r, "cuPointerGetAttributes", err);
 }
 
-/* The place of that context; the first of them holds the primary one. */
-static int fence_add(struct device_fence *f, struct cuda_place *p, unsigned *ret_place, struct base_error *err)
+/* The number of that context; the first that is added holds the primary one. */
+static int fence_add(struct device_fence *f, struct cuda_owner *p, unsigned *ret_number, struct base_error *err)
 {
 	unsigned i = 0;
 
-	while (i < f->nplaces && f->places[i].context != p->context)
+	while (i < f->nowners && f->owners[i].context != p->context)
 		i++;
-	if (i < f->nplaces || i == CUDA_PLACES_MAX) {
+	if (i < f->nowners || i == CUDA_OWNERS_MAX) {
 		if (p->device >= 0)
 			cuda_driver.primary_release(p->device);
-		p->device = i < f->nplaces ? f->places[i].device : -1;
+		p->device = i < f->nowners ? f->owners[i].device : -1;
 	}
-	if (i == CUDA_PLACES_MAX)
+	if (i == CUDA_OWNERS_MAX)
 		return base_error_set(err, -EOPNOTSUPP, "the tensors are in more than %u CUDA contexts",
-			CUDA_PLACES_MAX);
-	f->places[i] = *p;
-	f->nplaces = i == f->nplaces ? i + 1 : f->nplaces;
-	*ret_place = i;
+			CUDA_OWNERS_MAX);
+	f->owners[i] = *p;
+	f->nowners = i == f->nowners ? i + 1 : f->nowners;
+	*ret_number = i;
 	return 0;
 }
 
-int device_fence_place(struct device_fence *f, const void *address, unsigned *ret_place, struct base_error *err)
+int device_fence_context(struct device_fence *f, const void *address, unsigned *ret_number, struct base_error *err)
 {
-	struct cuda_place p = {.device = -1};
+	struct cuda_owner p = {.device = -1};
 	int r = 0;
 
-	for (unsigned i = 0; i < f->nplaces && address; i++)
-		if ((uintptr_t)address - f->places[i].start < f->places[i].bytes) {
-			*ret_place = i;
+	for (unsigned i = 0; i < f->nowners && address; i++)
+		if ((uintptr_t)address - f->owners[i].start < f->owners[i].bytes) {
+			*ret_number = i;
 			return 0;
 		}
 	r = cuda_relax(err);
@@ -122,7 +122,7 @@ int device_fence_place(struct device_fence *f, const void *address, unsigned *re
 	if (!p.context)
 		return base_error_set(err, -EINVAL, "the CUDA driver does not know the memory at %p, and the thread "
 			"that calls has no CUDA context", address);
-	return fence_add(f, &p, ret_place, err);
+	return fence_add(f, &p, ret_number, err);
 }
 
 /* ---- points ---- */
@@ -180,16 +180,16 @@ int device_fence_set(struct device_fence *f, void *const *streams, size_t n, str
 
 	for (size_t i = 0; i < n && r == 0; i++) {
 		if ((uintptr_t)streams[i] <= FENCE_SPECIAL_STREAM) {
-			for (unsigned k = 0; k < f->nplaces && r == 0; k++)
-				r = fence_record(f, f->places[k].context, streams[i], err);
+			for (unsigned k = 0; k < f->nowners && r == 0; k++)
+				r = fence_record(f, f->owners[k].context, streams[i], err);
 			continue;
 		}
 		r = cuda_translate(cuda_driver.stream_context(streams[i], &context), "cuStreamGetCtx", err);
 		if (r == 0)
 			r = fence_record(f, context, streams[i], err);
 	}
-	for (unsigned k = 0; k < f->nplaces && r == 0; k++)
-		if (!fence_has_point(f, f->places[k].context))
-			r = fence_record(f, f->places[k].context, NULL, err);
+	for (unsigned k = 0; k < f->nowners && r == 0; k++)
+		if (!fence_has_point(f, f->owners[k].context))
+			r = fence_record(f, f->owners[k].context, NULL, err);
 	return r;
 }

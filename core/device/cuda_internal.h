@@ -105,7 +105,7 @@ struct cuda_driver { CUDA_FUNCTIONS(CUDA_MEMBER) };
 extern struct cuda_driver cuda_driver;
 /* The errno of a driver's answer; 0 stays 0. The sentence is "WHAT: CUDA_ERROR_...". */
 int cuda_translate(cuda_result r, const char *what, struct base_error *err);
-#define CUDA_COPIES "copies from device memory" /* what a wait for them tells */
+#define CUDA_COPIES "copies from device memory" /* the name of a wait for them */
 #define CUDA_COPIES_BACK "copies to device memory"
 
 /* Calls that may be unsafe while the program captures a stream (cuThreadExchangeStreamCaptureMode) are made between
@@ -126,33 +126,33 @@ void cuda_leave(void);
 int cuda_event_new(cuda_event *ret_e, struct base_error *err);
 void cuda_event_free(cuda_context c, cuda_event e);
 
-#define CUDA_PLACES_MAX 64u
+#define CUDA_OWNERS_MAX 64u
 struct device_fence {
-	struct cuda_place {
+	struct cuda_owner {
 		cuda_context context;
 		uintptr_t start; size_t bytes; /* memory that is known to be of it */
 		int device;              /* whose primary context was retained; -1: none was */
-	} places[CUDA_PLACES_MAX]; unsigned nplaces;
+	} owners[CUDA_OWNERS_MAX]; unsigned nowners;
 	struct cuda_point { cuda_context context; cuda_event event; } *points; unsigned npoints;
 };
 
-struct cuda_turner;
+struct cuda_reorder;
 struct device_stream {
 	cuda_context context;
 	cuda_stream stream;
 	enum device_pin pin;
 	bool back;                       /* it copied to the device */
-	struct cuda_turner *turner;      /* NULL as long as nothing was turned */
+	struct cuda_reorder *reorder;      /* NULL as long as nothing was reordered */
 };
 
 /* The stream's context is current for all of these. g is folded. */
 int cuda_copy(cuda_stream stream, void *to, const struct device_gather *g, struct base_error *err);
-#define CUDA_TURN_BYTES (UINT64_C(2) << 20) /* the largest item; of half the memory */
-int cuda_turn(struct device_stream *s, void *to, const struct device_gather *g, struct base_error *err);
-uint64_t cuda_turns_given(const struct device_stream *s);
-void cuda_turn_all(struct device_stream *s, uint64_t end); /* those before number `end`, whose copies are done */
-void cuda_turn_none(struct device_stream *s); /* what was not turned yet never will be */
+#define CUDA_REORDER_BYTES (UINT64_C(2) << 20) /* the largest item; of half the memory */
+int cuda_reorder(struct device_stream *s, void *to, const struct device_gather *g, struct base_error *err);
+uint64_t cuda_reorders_given(const struct device_stream *s);
+void cuda_reorder_all(struct device_stream *s, uint64_t end); /* those before number `end`, whose copies are done */
+void cuda_reorder_none(struct device_stream *s); /* what was not reordered yet never will be */
 /* Copies are done, or their context is gone, and with it what the driver gave. NULL-safe. */
-void cuda_turner_free(struct cuda_turner *t, bool context);
+void cuda_reorder_free(struct cuda_reorder *t, bool context);
 
 #endif

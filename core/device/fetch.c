@@ -4,7 +4,7 @@
  * copies with a pitch. Where it is not (a transposed matrix, channels_last, any permutation) rows are single items: one
  * call for each line of them, and each item a transfer of its own. So the box is taken in the order of the source,
  * dimension by dimension from the largest distance to the smallest, which for a dense tensor is contiguous, and the
- * host turns it: that costs memory bandwidth of the host, several threads of which go side by side, and hides behind
+ * host reorders it: that costs memory bandwidth of the host, several threads of which go side by side, and hides behind
  * the next copy.
  *
  * Items with gaps between them (every second column) are rows of one item again. Then the gaps are copied, too, as long
@@ -12,10 +12,10 @@
  *
  * Ways are compared by what they cost, in bytes of one long copy: every byte one, a row at least FETCH_ROW_BYTES (what
  * a copy engine moves in the time that a short row takes it: 70 to 140 on an H100), a call FETCH_CALL_BYTES (about a
- * microsecond at 55 GB/s), a byte that is turned FETCH_TURN, more where it is written in rows shorter than a cache line
- * (so it is where 16 threads turn at a time; one thread alone turns 2 GB/s).
+ * microsecond at 55 GB/s), a byte that is reordered FETCH_REORDER, more where it is written in rows shorter than a
+ * cache line (so it is where 16 threads reorder at a time; one thread alone reorders 2 GB/s).
  *
- * Distance 0 (broadcast) is copied once and turned into as many; negative distances are copied forwards. */
+ * Distance 0 (broadcast) is copied once and reordered into as many; negative distances are copied forwards. */
 #include "core/device/fetch.h"
 
 #include "core/base/le.h"
@@ -23,8 +23,8 @@
 #define FETCH_SPAN 4
 #define FETCH_ROW_BYTES 128
 #define FETCH_CALL_BYTES 65536.0
-#define FETCH_TURN 2.0
-#define FETCH_TURN_SHORT 4.0
+#define FETCH_REORDER 2.0
+#define FETCH_REORDER_SHORT 4.0
 #define FETCH_LINE_BYTES 64
 /* CU_DEVICE_ATTRIBUTE_MAX_PITCH is 2^31 - 1 on all devices that there are; this is well below it. */
 #define FETCH_PITCH_MAX (UINT64_C(1) << 30)
@@ -89,7 +89,7 @@ static double fetch_cost(const struct device_gather *g)
 		+ (double)device_fetch_dims(g, to_stride, &d) * FETCH_CALL_BYTES;
 }
 
-/* ---- turned ---- */
+/* ---- reordered ---- */
 
 /* Dimensions that move in the source, the largest distance first. */
 static uint32_t fetch_sort(const struct device_gather *g, uint32_t *ret_dims)
@@ -127,28 +127,28 @@ static void fetch_copy(const struct device_gather *g, const uint32_t *dims, uint
 }
 
 /* The same box in what fetch_copy's copy brings. */
-static void fetch_turned(const struct device_gather *g, const uint32_t *dims, uint32_t outer, uint64_t width,
-	struct device_gather *ret_turn)
+static void fetch_reordered(const struct device_gather *g, const uint32_t *dims, uint32_t outer, uint64_t width,
+	struct device_gather *ret_reorder)
 {
 	uint64_t bytes = width;
 
-	*ret_turn = *g;
+	*ret_reorder = *g;
 	for (uint32_t k = outer; k-- > 0; bytes = fetch_times(bytes, g->size[dims[k]]))
-		ret_turn->stride[dims[k]] = g->stride[dims[k]] < 0 ? -(int64_t)bytes : (int64_t)bytes;
-	ret_turn->from = NULL;
+		ret_reorder->stride[dims[k]] = g->stride[dims[k]] < 0 ? -(int64_t)bytes : (int64_t)bytes;
+	ret_reorder->from = NULL;
 	for (uint32_t i = 0; i < g->ndim; i++)
 		if (g->stride[i] < 0)
-			ret_turn->from = (const char *)((uintptr_t)ret_turn->from
-				+ (g->size[i] - 1) * device_gather_abs(ret_turn->stride[i]));
+			ret_reorder->from = (const char *)((uintptr_t)ret_reorder->from
+				+ (g->size[i] - 1) * device_gather_abs(ret_reorder->stride[i]));
 }
 
-static double fetch_turn_cost(const struct device_gather *g)
+static double fetch_reorder_cost(const struct device_gather *g)
 {
 	double bytes = (double)g->item_bytes, row = bytes * (double)(g->ndim ? g->size[g->ndim - 1] : 1);
 
 	for (uint32_t i = 0; i < g->ndim; i++)
 		bytes *= (double)g->size[i];
-	return bytes * (row < FETCH_LINE_BYTES ? FETCH_TURN_SHORT : FETCH_TURN);
+	return bytes * (row < FETCH_LINE_BYTES ? FETCH_REORDER_SHORT : FETCH_REORDER);
 }
 
 /* How many of the sorted dimensions are best walked, and how wide rows are then. */
@@ -183,37 +183,37 @@ static uint32_t fetch_choose(const struct device_gather *g, const uint32_t *dims
 	}
 }
 
-void device_fetch_turn(const struct device_gather *g, struct device_turn *ret_t)
+void device_fetch_reorder(const struct device_gather *g, struct device_reorder *ret_t)
 {
 	uint32_t dims[DEVICE_GATHER_DIMS], n = fetch_sort(g, dims), outer;
 	uint64_t width = 0;
 
 	outer = fetch_choose(g, dims, n, &width, &ret_t->cost);
 	fetch_copy(g, dims, outer, width, &ret_t->copy);
-	fetch_turned(g, dims, outer, width, &ret_t->turn);
-	ret_t->cost += fetch_turn_cost(g);
+	fetch_reordered(g, dims, outer, width, &ret_t->reorder);
+	ret_t->cost += fetch_reorder_cost(g);
 	ret_t->bytes = width;
 	for (uint32_t k = 0; k < outer; k++)
 		ret_t->bytes = fetch_times(ret_t->bytes, g->size[dims[k]]);
 }
 
-bool device_fetch_turns(const struct device_gather *g, uint64_t room)
+bool device_fetch_reorders(const struct device_gather *g, uint64_t room)
 {
-	struct device_turn t;
+	struct device_reorder t;
 
 	if (g->ndim == 0 || g->item_bytes == 0 || g->item_bytes > room)
 		return false;
-	device_fetch_turn(g, &t);
+	device_fetch_reorder(g, &t);
 	return t.cost < fetch_cost(g);
 }
 
 uint32_t device_fetch_cut(const struct device_gather *g, uint64_t room, uint64_t *ret_n)
 {
 	uint32_t dims[DEVICE_GATHER_DIMS], n = fetch_sort(g, dims), best = 0;
-	struct device_turn whole, part;
+	struct device_reorder whole, part;
 	double least = -1;
 
-	device_fetch_turn(g, &whole);
+	device_fetch_reorder(g, &whole);
 	*ret_n = 1;
 	for (uint32_t k = 0; k < n; k++) {
 		struct device_gather some = *g;
@@ -221,7 +221,7 @@ uint32_t device_fetch_cut(const struct device_gather *g, uint64_t room, uint64_t
 
 		some.size[dims[k]] = (uint64_t)((double)g->size[dims[k]] * ((double)room / (double)whole.bytes));
 		some.size[dims[k]] = base_max(some.size[dims[k]], 1);
-		device_fetch_turn(&some, &part);
+		device_fetch_reorder(&some, &part);
 		parts = (double)g->size[dims[k]] / (double)some.size[dims[k]];
 		if (least < 0 || parts * part.cost < least) {
 			least = parts * part.cost;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * gather: fold first, then walk. The walk writes the destination in order, row after row, which reads well only while
- * the row is also what lies closest together in the source. Where another dimension does (a column-major matrix, a
+ * the row is also what is closest together in the source. Where another dimension does (a column-major matrix, a
  * permuted tensor), items are moved in square tiles over that dimension and the last one: a tile is read along the
- * source's dense direction, turned in a buffer that stays in the first-level cache, and written along the
+ * source's dense direction, reordered in a buffer that stays in the first-level cache, and written along the
  * destination's. Each cache line of either side is then touched once, whatever the strides are (powers of two would
  * throw lines out of a direct copy before they are used up).
  *
@@ -161,7 +161,7 @@ static void gather_dim(const struct gather_walk *w, uint32_t dim, char *to, cons
 	}
 }
 
-/* The dimension whose items lie closest together in the source, if tiling it pays; else the last one. A dimension with
+/* The dimension whose items are closest together in the source, if tiling it pays; else the last one. A dimension with
  * a stride of 0 (the same items again) or of a single item is not taken. */
 static uint32_t gather_choose_dense(const struct device_gather *g)
 {

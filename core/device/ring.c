@@ -9,7 +9,7 @@
  * that is not the start of a taken slot (foreign, inside a slot, given before) is recognised.
  *
  * Invariants (under lock): pages between tail and head, `used` of them, are slots one behind another; the oldest is
- * taken; when nothing is used both stand at 0, so that an empty ring has room for a slot as large as itself.
+ * taken; when nothing is used both are 0, so that an empty ring has room for a slot as large as itself.
  *
  * Memory is pinned by registering it, if possible: then it stays ours, in huge pages, and outlives its context. Some
  * drivers refuse that (or take long, about which the saver warns). The other way is memory that the driver allocates.

@@ -2,7 +2,7 @@
  *
  * boxes_cover: exact cover of a tensor by boxes.
  *
- *   1. every box lies inside the tensor
+ *   1. every box is inside the tensor
  *   2. no two of them overlap
  *   3. then they cover the tensor if and only if their volumes add up to its own
  *
@@ -11,11 +11,11 @@
  * each cluster goes on with the next dimension. Every placement that a mesh can make (splits, nested splits, flat
  * ranges) comes apart in this way, so the cost is n log n a dimension. A cluster that the lines of no dimension split
  * well (a pinwheel, an onion, or boxes that do overlap) is given an index, and each of its boxes asks for one before it
- * that it meets. Where some overlap, all are asked once more in the order of their offsets, so that the first is told.
+ * that it overlaps. Where some overlap, all are asked once more in the order of their offsets: the first is reported.
  *
- * A gap is looked for only after step 2, when volumes tell which regions are not full. Dimension by dimension, the
+ * A gap is looked for only after step 2, when volumes say which regions are not full. Dimension by dimension, the
  * outermost first, its index is found by bisection: the lowest for which what comes before, it included, is not full.
- * That is the first item, in row-major order, that nobody has; it is widened as far as nobody is in the way. */
+ * That is the first item, in row-major order, that no box has; it is widened as far as no box is in the way. */
 #include "core/tensor/boxes_internal.h"
 
 #include <string.h>
@@ -158,7 +158,7 @@ static uint64_t region_volume(const struct cover *c, const uint64_t *region, con
 	return volume;
 }
 
-/* Moves the boxes that meet `region` to the front. Returns how many. */
+/* Moves the boxes that overlap `region` to the front. Returns how many. */
 static size_t region_boxes(const struct cover *c, const uint64_t *region, cover_box *list, size_t n)
 {
 	size_t count = 0;
@@ -166,7 +166,7 @@ static size_t region_boxes(const struct cover *c, const uint64_t *region, cover_
 	for (size_t i = 0; i < n; i++) {
 		cover_box b = list[i];
 
-		if (!boxes_meet(c->ndim, b, region))
+		if (!boxes_overlap(c->ndim, b, region))
 			continue;
 		list[i] = list[count];
 		list[count++] = b;
@@ -174,7 +174,7 @@ static size_t region_boxes(const struct cover *c, const uint64_t *region, cover_
 	return count;
 }
 
-/* Widens `gap` until a box of the list or the end of the tensor stands in the way, the last dimension first. */
+/* Widens `gap` until a box of the list or the end of the tensor is in the way, the last dimension first. */
 static void gap_grow(const struct cover *c, const struct tensor_shape *s, const cover_box *list, size_t n,
 	uint64_t *gap)
 {
@@ -184,7 +184,7 @@ static void gap_grow(const struct cover *c, const struct tensor_shape *s, const 
 		gap[2 * d] = 0;
 		gap[2 * d + 1] = high;
 		for (size_t i = 0; i < n; i++) {
-			if (!boxes_meet(c->ndim, list[i], gap))
+			if (!boxes_overlap(c->ndim, list[i], gap))
 				continue;
 			if (pairs_end(list[i], d) <= first)
 				low = base_max(low, pairs_end(list[i], d));

@@ -4,10 +4,10 @@
  *
  * The boxes are halved by the median of their centres along the dimension in which these lie widest apart, the halves
  * likewise, down to leaves of at most 8. A node knows the bounds of its boxes (first and last coordinate inside, in
- * each dimension) and the lowest of their numbers; a search enters only nodes whose bounds meet the window.
+ * each dimension) and the lowest of their numbers; a search enters only nodes whose bounds overlap the window.
  *
  * Nodes are numbered as in a heap: the root is 1, the halves of m are 2m and 2m + 1. Which boxes a node has follows
- * from its number: of 2^l nodes of a level, node j has the places [n*j >> l, n*(j+1) >> l) of `order`. So there are
+ * from its number: of 2^l nodes of a level, node j has the range [n*j >> l, n*(j+1) >> l) of `order`. So there are
  * neither pointers nor counts, all leaves are on one level, and a node's halves are just what the next level says.
  *
  * A search for one box only (what the cover asks) goes first where bounds and window have most in common: of many boxes
@@ -33,8 +33,8 @@ struct tensor_box_index {
 struct index_item { uint64_t key; uint32_t box; };
 struct index_build { struct tensor_box_index *index; struct index_item *items; };
 
-/* The level of node m, and the places that it has. */
-static uint32_t node_places(const struct tensor_box_index *x, uint32_t m, size_t *ret_from, size_t *ret_end)
+/* The level of node m, and its range of `order`. */
+static uint32_t node_range(const struct tensor_box_index *x, uint32_t m, size_t *ret_from, size_t *ret_end)
 {
 	uint32_t level = 31 - (uint32_t)__builtin_clz(m);
 	uint64_t j = m - (UINT32_C(1) << level);
@@ -58,7 +58,7 @@ static uint64_t key_middle(uint64_t a, uint64_t b, uint64_t c)
 	return base_max(base_min(a, b), base_min(base_max(a, b), c));
 }
 
-/* Moves the k smallest to the front. Parts around a middle value; sorts what a row of bad values leaves. */
+/* Moves the k smallest to the front, by parting around a middle value. After many bad values it sorts. */
 static void items_select(struct index_item *items, int64_t n, int64_t k)
 {
 	int64_t low = 0, high = n - 1;
@@ -135,14 +135,14 @@ static void node_build(struct index_build *w, uint32_t m)
 {
 	struct tensor_box_index *x = w->index;
 	size_t from, end, middle, rest;
-	uint32_t level = node_places(x, m, &from, &end), d = node_bounds(w, m, from, end);
+	uint32_t level = node_range(x, m, &from, &end), d = node_bounds(w, m, from, end);
 
 	if (level == x->level)
 		return;
 	if (d < x->boxes->ndim) {
 		for (size_t i = from; i < end; i++)
 			w->items[i].key = box_centre(boxes_at(x->boxes, w->items[i].box), d);
-		node_places(x, 2 * m, &rest, &middle);
+		node_range(x, 2 * m, &rest, &middle);
 		items_select(w->items + from, (int64_t)(end - from), (int64_t)(middle - from));
 	}
 	node_build(w, 2 * m);
@@ -187,7 +187,7 @@ void tensor_box_index_free(struct tensor_box_index *i) { free(i); }
 
 /* ---- asking ---- */
 
-static bool node_meets(const struct tensor_box_index *x, uint32_t m, const uint64_t *window)
+static bool node_overlaps(const struct tensor_box_index *x, uint32_t m, const uint64_t *window)
 {
 	const uint64_t *bounds = x->bounds + (size_t)2 * x->boxes->ndim * m;
 
@@ -215,16 +215,16 @@ int tensor_box_index_find(const struct tensor_box_index *i, const struct tensor_
 		uint32_t m = stack[--depth];
 		size_t from, end;
 
-		if (!node_meets(i, m, pairs))
+		if (!node_overlaps(i, m, pairs))
 			continue;
-		if (node_places(i, m, &from, &end) < i->level) {
+		if (node_range(i, m, &from, &end) < i->level) {
 			stack[depth++] = 2 * m + 1;
 			stack[depth++] = 2 * m;
 			continue;
 		}
 		for (; from < end; from++) {
 			uint32_t box = i->order[from];
-			int r = boxes_meet(ndim, boxes_at(i->boxes, box), pairs) ? f(arg, box) : 0;
+			int r = boxes_overlap(ndim, boxes_at(i->boxes, box), pairs) ? f(arg, box) : 0;
 
 			if (r != 0)
 				return r;
@@ -255,12 +255,12 @@ static bool leaf_first(const struct tensor_box_index *x, uint32_t m, const uint6
 	double most = 0;
 	size_t from, end;
 
-	for (node_places(x, m, &from, &end); from < end; from++) {
+	for (node_range(x, m, &from, &end); from < end; from++) {
 		const uint64_t *box = boxes_at(x->boxes, x->order[from]);
 		uint64_t bounds[2 * TENSOR_MAX_DIMS];
 		double v;
 
-		if (x->order[from] >= below || !boxes_meet(ndim, box, window))
+		if (x->order[from] >= below || !boxes_overlap(ndim, box, window))
 			continue;
 		for (uint32_t d = 0; d < ndim; d++) {
 			bounds[2 * d] = box[2 * d];
@@ -284,9 +284,9 @@ bool tensor_box_index_first(const struct tensor_box_index *i, const uint64_t *wi
 		uint32_t m = stack[--depth];
 		bool left;
 
-		if (i->lowest[m] >= below || !node_meets(i, m, window))
+		if (i->lowest[m] >= below || !node_overlaps(i, m, window))
 			continue;
-		if (node_places(i, m, &from, &end) == i->level) {
+		if (node_range(i, m, &from, &end) == i->level) {
 			if (leaf_first(i, m, window, below, ret_box))
 				return true;
 			continue;

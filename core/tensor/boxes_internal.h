@@ -22,7 +22,7 @@ static inline uint64_t boxes_last(uint64_t offset, uint64_t size)
 	return size - 1 > UINT64_MAX - offset ? UINT64_MAX : offset + (size - 1);
 }
 /* Both not empty. */
-static inline bool boxes_meet(uint32_t ndim, const uint64_t *a, const uint64_t *b)
+static inline bool boxes_overlap(uint32_t ndim, const uint64_t *a, const uint64_t *b)
 {
 	for (uint32_t i = 0; i < 2 * ndim; i += 2)
 		if (a[i] <= b[i] ? a[i + 1] <= b[i] - a[i] : b[i + 1] <= a[i] - b[i])
@@ -40,8 +40,8 @@ static inline bool boxes_empty(uint32_t ndim, const uint64_t *a)
 /* Appends a packed box; -ENOMEM. */
 int tensor_boxes_push(struct tensor_boxes *b, const uint64_t *pairs);
 
-/* One of the boxes numbered below `below` that meet `window` (packed, not empty): one whose intersection is large, not
- * always the largest. False: there is none. */
+/* One of the boxes numbered below `below` that overlap `window` (packed, not empty): one whose intersection is large,
+ * not always the largest. False: there is none. */
 bool tensor_box_index_first(const struct tensor_box_index *i, const uint64_t *window, size_t below, size_t *ret_box);
 
 BASE_CLEANUP_DEFINE(struct tensor_box_index *, tensor_box_index_free)

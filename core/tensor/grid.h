@@ -50,7 +50,7 @@ int tensor_piece_at(const struct tensor_grid *g, const struct tensor_box *box, u
 uint64_t tensor_piece_find(const struct tensor_grid *g, const uint64_t *at);
 
 /* Copies between a piece's stored order (grid cell after grid cell in row-major order of the grid, each cell
- * row-major) and a row-major strided array: `base` is where the item at the tensor coordinate `origin` lies,
+ * row-major) and a row-major strided array: `base` is where the item at the tensor coordinate `origin` is,
  * `stride` the bytes between neighbours in each dimension (the innermost is item_bytes where rows are contiguous).
  * Only the part of the piece inside `window` (tensor coordinates; NULL: all of it) is copied; window must lie inside
  * what `base` addresses. */
@@ -62,24 +62,24 @@ void tensor_piece_scatter(const struct tensor_grid *g, const struct tensor_box *
 void tensor_piece_scatter_past(const struct tensor_grid *g, const struct tensor_box *piece,
 	const struct tensor_box *window, const void *piece_bytes, void *base, const uint64_t *origin,
 	const uint64_t *stride);
-/* Calls `each` for parts of the piece that together are what lies in `len` bytes from byte `from` of the stored order
+/* Calls `each` for parts of the piece that together are the `len` bytes from byte `from` of the stored order
  * on, whole items of the piece, and in the window. Returns how many items that is. */
 uint64_t tensor_piece_some(const struct tensor_grid *g, const struct tensor_box *piece, const struct tensor_box *window,
 	uint64_t from, uint64_t len, void (*each)(void *arg, const struct tensor_box *part), void *arg);
-/* Scatters what lies in `len` bytes from byte `from` of the stored order on, whole items of the piece (`bytes`: these
+/* Scatters the `len` bytes from byte `from` of the stored order on, whole items of the piece (`bytes`: these
  * bytes alone) and in the window. Returns how many items that is. */
 uint64_t tensor_piece_scatter_some(const struct tensor_grid *g, const struct tensor_box *piece,
 	const struct tensor_box *window, const void *bytes, uint64_t from, uint64_t len, void *base,
 	const uint64_t *origin, const uint64_t *stride);
 /* Gathers a whole piece strip by strip, in stored order: each is gathered into `room` and handed to `strip`. A strip
  * has at most `room_bytes` bytes, which is at least one item; so a piece can be read while it is in the
- * processor's nearest cache. `there`: what lies together is handed over where it is; that is quicker, but another
+ * processor's nearest cache. `there`: what is contiguous is handed over where it is; that is quicker, but another
  * thread may change the bytes while `strip` reads them. */
 void tensor_piece_stream(const struct tensor_grid *g, const struct tensor_box *piece, const void *base,
 	const uint64_t *origin, const uint64_t *stride, void *room, size_t room_bytes, bool there,
 	void (*strip)(void *arg, const void *bytes, size_t len), void *arg);
 
-/* Do the bytes of a piece, in stored order, lie one after another in such an array? */
+/* Are the bytes of a piece, in stored order, contiguous in such an array? */
 bool tensor_piece_lies(const struct tensor_grid *g, const struct tensor_box *piece, const uint64_t *stride);
 /* Calls f for ranges of bytes of the stored order that together are the part of the piece inside `window`, ascending.
  * What f returns, if not 0, ends the walk and is returned. */

@@ -88,7 +88,7 @@ static int mesh_set_dims(struct tensor_mesh *m, uint32_t ndim, const char *const
 		if (r < 0)
 			return r;
 		if (tensor_mesh_dim(m, names[d]) >= 0)
-			return base_error_set(err, -EINVAL, "mesh: dimension \"%s\" stands twice", names[d]);
+			return base_error_set(err, -EINVAL, "mesh: dimension \"%s\" is given twice", names[d]);
 		if (sizes[d] == 0)
 			return base_error_set(err, -EINVAL, "mesh: dimension \"%s\" has size 0", names[d]);
 		count *= sizes[d];
@@ -135,7 +135,7 @@ static void mesh_sort_pass(const uint32_t *ranks, uint32_t n, unsigned shift, co
 	}
 }
 
-/* Positions by ascending rank; ranks are below 2^24, so three bytes tell. */
+/* Positions by ascending rank; ranks are below 2^24, so three bytes are enough. */
 static int mesh_sort(const uint32_t *ranks, uint32_t n, uint32_t *ret_order)
 {
 	base_cleanup_free uint32_t *other = NULL;
@@ -170,7 +170,7 @@ static int mesh_set_ranks(struct tensor_mesh *m, const uint32_t *ranks, struct b
 		return base_no_memory_for(err, "mesh of %u ranks", n);
 	for (uint32_t i = 1; i < n; i++)
 		if (m->ranks[m->order[i - 1]] == m->ranks[m->order[i]])
-			return base_error_set(err, -EINVAL, "mesh: rank %u stands twice", m->ranks[m->order[i]]);
+			return base_error_set(err, -EINVAL, "mesh: rank %u is given twice", m->ranks[m->order[i]]);
 	return 0;
 }
 
@@ -222,7 +222,7 @@ static const char *mesh_trim(const char *text, size_t *len)
 	return text;
 }
 
-/* Digits only. false: something else stands there; a number beyond 32 bits becomes UINT32_MAX, which no mesh has. */
+/* Digits only. false: there is something else; a number beyond 32 bits becomes UINT32_MAX, which no mesh has. */
 static bool mesh_parse_size(const char *text, size_t len, uint32_t *ret_size)
 {
 	uint64_t v = 0;

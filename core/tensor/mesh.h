@@ -36,7 +36,7 @@ void tensor_mesh_free(struct tensor_mesh *m);                          /* NULL-s
 void tensor_mesh_print(const struct tensor_mesh *m, struct base_buf *b); /* as tensor_mesh_parse reads it */
 
 int tensor_mesh_dim(const struct tensor_mesh *m, const char *name);    /* number of a dimension, or -ENOENT */
-/* "dp,tp" as a mask, in any order. -EINVAL names the one that is not there, or stands twice. */
+/* "dp,tp" as a mask, in any order. -EINVAL names the one that is not there, or is given twice. */
 int tensor_mesh_dims(const struct tensor_mesh *m, const char *names, uint32_t *ret_dims, struct base_error *err);
 /* Coordinate of a rank, ndim numbers; -ENOENT: the rank is not in the mesh. O(log count), O(1) where ranks is NULL. */
 int tensor_mesh_coordinate(const struct tensor_mesh *m, uint32_t rank, uint32_t *ret_coordinate);

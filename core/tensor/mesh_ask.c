@@ -191,7 +191,7 @@ int tensor_mesh_neighbour(const struct tensor_mesh *m, uint32_t rank, uint32_t d
 	size = m->size[dim];
 	at = coordinate[dim];
 	if (wrap)
-		at = (at + k % size + size) % size; /* the remainder lies in (-size, size), whatever k is */
+		at = (at + k % size + size) % size; /* the remainder is in (-size, size), whatever k is */
 	else if (k < -at || k >= size - at)
 		return -ERANGE;
 	else

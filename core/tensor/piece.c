@@ -4,7 +4,7 @@
  *
  * A tile row is a choice of one tile in every dimension but k. The pieces of a tile row lie side by side along k,
  * all of one width, and that width depends on the row only through r = item * the product of its sizes. In one
- * dimension the sizes of the tiles that a box meets are at most three numbers: the first tile's, that of full
+ * dimension the sizes of the tiles that a box overlaps are at most three numbers: the first tile's, that of full
  * tiles, the last tile's. So pieces are counted kind by kind, never one by one, and with the one or two cut
  * dimensions of real tensors that is a handful of multiplications. Of the tiles before a coordinate only the first can
  * be a short one, and in a whole tensor not even that, which makes finding a piece's number cheaper still.
@@ -22,7 +22,7 @@
 #include "core/tensor/boxes.h"
 #include "core/tensor/piece_internal.h"
 
-/* The tiles of one dimension that a box meets, in order, neighbours of equal size together. */
+/* The tiles of one dimension that a box overlaps, in order, neighbours of equal size together. */
 struct piece_kinds {
 	unsigned n;
 	struct { uint64_t size, tiles; } kind[3];
@@ -395,7 +395,7 @@ static void copy_nest(const struct piece_copy *c, uint8_t *to, const uint8_t *fr
 	}
 }
 
-/* The array's side of a copy: where `origin` lies, and the strides. */
+/* The array's side of a copy: where `origin` is, and the strides. */
 struct piece_array {
 	uint8_t *base;
 	const uint64_t *origin, *stride;
@@ -457,7 +457,7 @@ struct piece_strips {
 	const struct piece_array *array;
 	void *room;
 	uint64_t room_bytes;
-	bool there;                      /* a strip that lies together is handed over where it is */
+	bool there;                      /* a strip that is contiguous is handed over where it is */
 	void (*strip)(void *arg, const void *bytes, size_t len);
 	void *arg;
 };

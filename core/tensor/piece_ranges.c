@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * piece_ranges: where in a piece's stored order a part of it lies. */
+ * piece_ranges: where in a piece's stored order a part of it is. */
 #include "core/base/le.h"
 #include "core/tensor/boxes.h"
 #include "core/tensor/grid.h"

@@ -59,7 +59,7 @@ static int words_number(struct words *w, uint64_t *ret_n)
 	return 0;
 }
 
-/* A dimension of the tensor; those past the largest shape are told by number when a shape is at hand. */
+/* A dimension of the tensor; those past the largest shape are reported when a shape is at hand. */
 static int words_dim(struct words *w, uint32_t *ret_dim)
 {
 	uint64_t n = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * reshard: see the header. A tile row is one tile in every dimension but k; its pieces lie side by side along k. So the
- * pieces that meet a window are those of the tile rows that meet it, and of each row the ones from the first to the
+ * pieces that overlap a window are those of the tile rows that do, and of each row the ones from the first to the
  * last along k. A row begins by arithmetic (which piece holds the window's first item in it, and its number among all
  * of the box); along k the pieces follow each other. Nothing is walked over. */
 #include "core/tensor/reshard.h"

@@ -3,9 +3,9 @@
  * reshard: from the pieces that a step holds of a tensor to the buffer that a rank wants filled. Pure functions, any
  * thread.
  *
- * A step holds boxes, each cut into pieces by the grid (grid.h). An index (boxes.h) or the sharding (shard.h) tells
- * which boxes meet a wanted one; arithmetic tells which pieces of a box do. Only pieces that are needed are looked at,
- * and none is held in memory. */
+ * A step holds boxes, each cut into pieces by the grid (grid.h). An index (boxes.h) or the sharding (shard.h) finds the
+ * boxes that overlap a wanted one; arithmetic finds the pieces of a box that do. Only pieces that are needed are looked
+ * at, and none is held in memory. */
 #ifndef CORE_TENSOR_RESHARD_H
 #define CORE_TENSOR_RESHARD_H
 
@@ -13,13 +13,13 @@
 #include "core/tensor/grid.h"
 #include "core/tensor/shard.h"
 
-/* The pieces of a box that meet a window, in storage order, without walking the others. */
+/* The pieces of a box that overlap a window, in storage order, without walking the others. */
 struct tensor_piece_window {
 	const struct tensor_grid *grid;
 	struct tensor_box box, window;  /* window: cut to the box */
 	bool done;
 	uint64_t number;                /* of the current piece, among all of the box */
-	struct tensor_box piece, part;  /* the current one, and what of it lies in the window */
+	struct tensor_box piece, part;  /* the current one, and what of it is in the window */
 };
 /* An empty box or window: done at once. A scalar: its one piece. */
 void tensor_piece_window_first(struct tensor_piece_window *w, const struct tensor_grid *g, const struct tensor_box *box,

@@ -67,7 +67,7 @@ struct tensor_shard_box {
 	uint64_t local_offset;          /* of its first item in the buffer */
 	uint64_t local_stride[TENSOR_MAX_DIMS]; /* items between neighbours in each dimension of the tensor */
 };
-/* The boxes in the order of their first items in the buffer; with a window, only what lies in it. A flat range of a
+/* The boxes in the order of their first items in the buffer; with a window, only what is in it. A flat range of a
  * d-dimensional box gives at most 2d-1. A box ends in a dimension only where the rank's indices there are not
  * neighbours. An empty shard has no box; a scalar has one. */
 struct tensor_shard_iter {
@@ -101,18 +101,18 @@ struct tensor_shard_list {
 void tensor_shard_list_first(struct tensor_shard_list *it, const struct tensor_boxes *boxes);
 void tensor_shard_list_next(struct tensor_shard_list *it);
 
-/* Where that box lies in a local tensor that need not be contiguous: its first item `ret_from` bytes after the tensor's
+/* Where that box is in a local tensor that need not be contiguous: its first item `ret_from` bytes after the tensor's
  * first, neighbours `ret_stride` bytes apart in each dimension of the tensor (0 where the box has one item). `local`:
  * its shape, as of a shard, or the items of all boxes of a list; strides: of each of its dimensions, in bytes; NULL:
  * contiguous. */
-void tensor_shard_place(const struct tensor_shard_box *at, uint32_t ndim, const struct tensor_shape *local,
+void tensor_shard_memory(const struct tensor_shard_box *at, uint32_t ndim, const struct tensor_shape *local,
 	unsigned item_bytes, const int64_t *strides, int64_t *ret_from, int64_t ret_stride[static TENSOR_MAX_DIMS]);
 /* What a caller says of a local tensor with items: its shape (NULL: nothing) and strides (NULL: contiguous) of `ndim`
  * dimensions. -EINVAL: the local tensor of the rank has another shape, or another number of dimensions. */
 int tensor_shard_check_local(const struct tensor_shape *local, uint32_t rank, uint32_t ndim, const uint64_t *shape,
 	const int64_t *strides, struct base_error *err);
 
-/* Calls f for every rank whose shard (no flat range) meets the window, in no order, without trying every rank: it
+/* Calls f for every rank whose shard (no flat range) overlaps the window, in no order, without trying every rank: it
  * narrows one cutting mesh dimension after the other. replicas false: calls f only for the first, in mesh order, of
  * ranks that hold the same. What f returns, if not 0, ends the walk and is returned. */
 int tensor_sharding_holders(const struct tensor_sharding *s, const struct tensor_box *window, bool replicas,

@@ -96,7 +96,7 @@ static void iter_stretch(struct tensor_shard_iter *it, uint32_t d)
 	it->at.box.size[d] = it->local.size[d];
 }
 
-static void iter_place(struct tensor_shard_iter *it)
+static void iter_offset(struct tensor_shard_iter *it)
 {
 	uint64_t offset = 0;
 
@@ -112,27 +112,27 @@ static void iter_slab(struct tensor_shard_iter *it)
 	uint32_t ndim = shard->inner.ndim;
 
 	for (;;) {
-		bool meets = true;
+		bool overlaps = true;
 
 		it->done = it->next >= shard->to;
 		if (it->done)
 			return;
 		it->next += flat_slab(&shard->inner, it->next, shard->to, &it->slab);
-		for (uint32_t d = 0; d < ndim && meets; d++) {
+		for (uint32_t d = 0; d < ndim && overlaps; d++) {
 			uint64_t low = base_max(it->slab.offset[d], it->window.offset[d]);
 			uint64_t high = base_min(it->slab.offset[d] + it->slab.size[d],
 				it->window.offset[d] + it->window.size[d]);
 
-			meets = low < high;
+			overlaps = low < high;
 			it->slab.offset[d] = it->local.offset[d] = low;
 			it->slab.size[d] = high - low;
 		}
-		if (meets)
+		if (overlaps)
 			break;
 	}
 	for (uint32_t d = 0; d < ndim; d++)
 		iter_stretch(it, d);
-	iter_place(it);
+	iter_offset(it);
 }
 
 void tensor_shard_first(struct tensor_shard_iter *it, const struct tensor_shard *shard, const struct tensor_box *window)
@@ -158,7 +158,7 @@ void tensor_shard_next(struct tensor_shard_iter *it)
 		it->local.offset[d] += it->local.size[d];
 		if (it->local.offset[d] < it->slab.offset[d] + it->slab.size[d]) {
 			iter_stretch(it, d);
-			iter_place(it);
+			iter_offset(it);
 			return;
 		}
 		it->local.offset[d] = it->slab.offset[d];

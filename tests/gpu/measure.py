@@ -218,18 +218,18 @@ def model_constants(gpu, bandwidth):
 
 
 def model_says(lib, array):
-    """(bytes of one long copy that it costs, is it turned?), as core/device/fetch.c has it."""
-    class Turn(c.Structure):
-        _fields_ = [("copy", Gather), ("turn", Gather), ("bytes", c.c_uint64), ("cost", c.c_double)]
-    g, turn, strides, dims = Gather.of(array), Turn(), (c.c_uint64 * 16)(), (c.c_uint32 * 2)()
+    """(bytes of one long copy that it costs, is it reordered?), as core/device/fetch.c has it."""
+    class Reorder(c.Structure):
+        _fields_ = [("copy", Gather), ("reorder", Gather), ("bytes", c.c_uint64), ("cost", c.c_double)]
+    g, reorder, strides, dims = Gather.of(array), Reorder(), (c.c_uint64 * 16)(), (c.c_uint32 * 2)()
     lib.device_gather_fold(c.byref(g))
-    lib.device_fetch_turns.restype, lib.device_fetch_dims.restype = c.c_bool, c.c_uint64
-    lib.device_fetch_turn(c.byref(g), c.byref(turn))
+    lib.device_fetch_reorders.restype, lib.device_fetch_dims.restype = c.c_bool, c.c_uint64
+    lib.device_fetch_reorder(c.byref(g), c.byref(reorder))
     lib.device_gather_strides(c.byref(g), strides)
     rows = numpy.prod([float(n) for n in g.size[:g.ndim]])
     straight = rows * max(g.item_bytes, 128) + 65536.0 * lib.device_fetch_dims(c.byref(g), strides, dims)
-    turned = bool(lib.device_fetch_turns(c.byref(g), c.c_uint64(2 << 20)))
-    return (turn.cost, True) if turned else (straight, False)
+    reordered = bool(lib.device_fetch_reorders(c.byref(g), c.c_uint64(2 << 20)))
+    return (reorder.cost, True) if reordered else (straight, False)
 
 
 VIEWS = {
@@ -257,7 +257,7 @@ def strided():
                             .reshape(shape)) for _ in range(copies)]
         arrays = {f"model/{i}": view(one) for i, one in enumerate(wholes)}
         nbytes = sum(one.nbytes for one in arrays.values())
-        cost, turned = model_says(lib, next(iter(arrays.values())))
+        cost, reordered = model_says(lib, next(iter(arrays.values())))
         for threads in (16, 1):
             saver = api.saver(store, f"run{len(name)}{name[0]}{threads}", ring=2 * GIB, pin=YES, threads=threads)
             stall = statistics.median([save(saver, stream, arrays)[0] for _ in range(4)][1:])
@@ -266,7 +266,7 @@ def strided():
             rate = nbytes / 1e9 / stall
             plain.setdefault(threads, rate)
             row(f"{name}, {threads} threads", rate, "GB/s", "contiguous", plain[threads])
-        row(f"  the model says ({'turned' if turned else 'straight'})", nbytes / copies / cost, "of contiguous")
+        row(f"  the model says ({'reordered' if reordered else 'straight'})", nbytes / copies / cost, "of contiguous")
         for _ in wholes:
             gpu.call("cuMemFree_v2", gpu.memory.pop())
     model_constants(gpu, plain[16])

@@ -78,7 +78,7 @@ def test_late_work_several_saves_and_a_small_ring(gpu, api, store, rng, pin):
 
 @PINS
 def test_permuted_tensors_come_back(gpu, api, store, rng, pin):
-    """By what the host turns, in one part and in several."""
+    """By what the host reorders, in one part and in several."""
     base, large = rng.integers(0, 2**16, (64, 48, 10, 33), "u2"), rng.integers(0, 2**32, (1900, 1300), "u4")
     there, large_there = gpu.array(base), gpu.array(large)
     orders = [(3, 2, 1, 0), (0, 3, 1, 2), (2, 0, 3, 1), (1, 0, 2, 3)]

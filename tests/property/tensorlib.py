@@ -155,7 +155,7 @@ class SaveTensor(ctypes.Structure):
     _fields_ = [("component", ctypes.c_char_p), ("name", ctypes.c_char_p), ("name_len", ctypes.c_uint32),
                 ("dtype", ctypes.c_int), ("sharding", Sharding), ("flat", ctypes.POINTER(Flat)),
                 ("boxes", ctypes.POINTER(Boxes)), ("same_dims", ctypes.c_uint32), ("buffer", ctypes.c_bool),
-                ("device", ctypes.c_bool), ("place", ctypes.c_uint), ("local", Shape),
+                ("device", ctypes.c_bool), ("context", ctypes.c_uint), ("local", Shape),
                 ("strides", ctypes.POINTER(ctypes.c_int64)), ("data", ctypes.c_void_p)]
 
 

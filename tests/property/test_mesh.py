@@ -267,7 +267,7 @@ INVALID, LIMIT = -errno.EINVAL, -errno.E2BIG
 @pytest.mark.parametrize("dims,ranks,code,sentence", [
     ([], None, INVALID, "mesh: no dimension is given"),
     ([("a", 1)] * 17, None, LIMIT, "mesh: more than 16 dimensions"),
-    ([("dp", 2), ("tp", 2), ("dp", 2)], None, INVALID, 'mesh: dimension "dp" stands twice'),
+    ([("dp", 2), ("tp", 2), ("dp", 2)], None, INVALID, 'mesh: dimension "dp" is given twice'),
     ([("dp", 2), ("tp", 0)], None, INVALID, 'mesh: dimension "tp" has size 0'),
     ([("dp", 4096), ("tp", 4097)], None, LIMIT, "mesh: the sizes multiply to more than 16777216 ranks"),
     ([(f"d{d}", NONE) for d in range(16)], None, LIMIT, "mesh: the sizes multiply to more than 16777216 ranks"),
@@ -275,9 +275,9 @@ INVALID, LIMIT = -errno.EINVAL, -errno.E2BIG
     ([("dp", 2), ("tp", 4)], [0, 1, 2, 3, 4, 5], INVALID, "mesh: the sizes multiply to 8, but 6 ranks are given"),
     ([("dp", 2)], [], INVALID, "mesh: the sizes multiply to 2, but 0 ranks are given"),
     ([("dp", 2)], [0, 1, 2], INVALID, "mesh: the sizes multiply to 2, but 3 ranks are given"),
-    ([("dp", 2), ("tp", 2)], [5, 0, 9, 5], INVALID, "mesh: rank 5 stands twice"),
-    ([("dp", 2)], [0, 0], INVALID, "mesh: rank 0 stands twice"),
-    ([("dp", 4)], [1, 2, 2, 3], INVALID, "mesh: rank 2 stands twice"),
+    ([("dp", 2), ("tp", 2)], [5, 0, 9, 5], INVALID, "mesh: rank 5 is given twice"),
+    ([("dp", 2)], [0, 0], INVALID, "mesh: rank 0 is given twice"),
+    ([("dp", 4)], [1, 2, 2, 3], INVALID, "mesh: rank 2 is given twice"),
     ([("dp", 2)], [0, 1 << 24], LIMIT, "mesh: rank 16777216 is beyond 16777215"),
     ([("dp", 2)], [NONE, 0], LIMIT, "mesh: rank 4294967295 is beyond 16777215"),
     ([("", 2)], None, INVALID, 'mesh: "" is not a name of a dimension'),
@@ -303,7 +303,7 @@ INVALID, LIMIT = -errno.EINVAL, -errno.E2BIG
     ("dp=2 2", None, INVALID, 'mesh: "dp=2 2" is not NAME=SIZE'),
     ("dp=2;tp=2", None, INVALID, 'mesh: "dp=2;tp=2" is not NAME=SIZE'),
     ("dp=0", None, INVALID, 'mesh: dimension "dp" has size 0'),
-    ("dp=2,dp=3", None, INVALID, 'mesh: dimension "dp" stands twice'),
+    ("dp=2,dp=3", None, INVALID, 'mesh: dimension "dp" is given twice'),
     ("d!=2", None, INVALID, 'mesh: "d!" is not a name of a dimension'),
     ("x" * 65 + "=2", None, INVALID, "is longer than 64 bytes"),
     ("dp=16777217", None, LIMIT, 'mesh: "dp=16777217" is more than 16777216 ranks'),
@@ -311,7 +311,7 @@ INVALID, LIMIT = -errno.EINVAL, -errno.E2BIG
     ("dp=18446744073709551618", None, LIMIT, 'mesh: "dp=18446744073709551618" is more than 16777216 ranks'),
     ("dp=16777216,tp=16777216", None, LIMIT, "mesh: the sizes multiply to more than 16777216 ranks"),
     (",".join(f"d{d}=1" for d in range(17)), None, LIMIT, "mesh: more than 16 dimensions"),
-    ("dp=2", [3, 3], INVALID, "mesh: rank 3 stands twice"),
+    ("dp=2", [3, 3], INVALID, "mesh: rank 3 is given twice"),
     ("dp=2,tp=4", [0, 1], INVALID, "mesh: the sizes multiply to 8, but 2 ranks are given"),
 ])
 def test_bad_meshes(mesh, dims, ranks, code, sentence):
@@ -452,7 +452,7 @@ def test_a_million_ranks(mesh):
     assert numpy.array_equal(group.array[:10_000], a[3, :, 5, :].ravel())
     twice = ranks.copy()
     twice[123_456] = twice[987_654]
-    with pytest.raises(Failed, match=f"mesh: rank {twice[987_654]} stands twice"):
+    with pytest.raises(Failed, match=f"mesh: rank {twice[987_654]} is given twice"):
         new(mesh, shape, twice)
 
 

@@ -65,12 +65,12 @@ static int devices_find(struct load_fill *f, struct place_device *d, struct base
 
 	for (size_t i = 0; r == 0 && i < f->nboxes; i++)
 		if (f->boxes[i].device) {
-			r = device_fence_place(d->fence, f->boxes[i].data, &f->boxes[i].place, err);
+			r = device_fence_context(d->fence, f->boxes[i].data, &f->boxes[i].place, err);
 			nplaces = base_max(nplaces, f->boxes[i].place + 1);
 		}
 	for (size_t i = 0; r == 0 && i < f->nzeros; i++)
 		if (f->zeros[i].device) {
-			r = device_fence_place(d->fence, f->zeros[i].data, &f->zeros[i].place, err);
+			r = device_fence_context(d->fence, f->zeros[i].data, &f->zeros[i].place, err);
 			nplaces = base_max(nplaces, f->zeros[i].place + 1);
 		}
 	d->nplaces = nplaces;

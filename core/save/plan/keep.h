@@ -16,7 +16,7 @@
 
 struct save_keep {              /* an earlier attempt */
 	uint64_t bytes;         /* stored bytes of pieces that the bases refer to: what merging it writes, at most */
-	bool named;             /* the save refers to it in any case, for its layout: merging it frees no place */
+	bool named;             /* the save refers to it in any case, for its layout: merging it makes no room */
 	bool kept;              /* the result: its pieces may be referred to */
 };
 /* Of n attempts that are given in the same order to all ranks, at most `room` are kept or named afterwards (if at most

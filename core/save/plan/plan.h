@@ -32,12 +32,12 @@ struct save_tensor {
 	                                           as a mask. Along others nothing is shared */
 	bool buffer;
 	/* This rank's memory; the plan does not look at it. */
-	bool device; unsigned place;            /* in device memory, of this place of the save's fence */
+	bool device; unsigned context;          /* in device memory; by number in the save's fence */
 	struct tensor_shape local;              /* with boxes: all items, one after another */
 	const int64_t *strides;                 /* of `local`, in bytes; NULL: contiguous */
 	const uint8_t *data;
 };
-/* A box that is stored, and where its first item lies in the tensor's local buffer. Of a tensor without items the first
+/* A box that is stored, and where its first item is in the tensor's local buffer. Of a tensor without items the first
  * rank of its mesh stores the whole, empty box: its part has to have a row. */
 struct save_plan_box { uint32_t tensor; struct tensor_shard_box at; uint64_t pieces; };
 struct save_plan {

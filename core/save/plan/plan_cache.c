@@ -66,20 +66,20 @@ static struct plan_entry *entry_use(struct save_plan_cache *c, const struct base
 /* Takes the place of what was not used for the longest time. The lock is held. */
 static void entry_keep(struct save_plan_cache *c, struct plan_entry *e)
 {
-	unsigned place = 0;
+	unsigned at = 0;
 
-	for (unsigned i = 1; i < SAVE_PLAN_CACHE_KEPT && c->kept[place]; i++)
-		if (!c->kept[i] || c->kept[i]->used < c->kept[place]->used)
-			place = i;
-	if (c->kept[place]) {
-		c->kept[place]->kept = false;
-		if (c->kept[place]->users == 0)
-			entry_free(c->kept[place]);
+	for (unsigned i = 1; i < SAVE_PLAN_CACHE_KEPT && c->kept[at]; i++)
+		if (!c->kept[i] || c->kept[i]->used < c->kept[at]->used)
+			at = i;
+	if (c->kept[at]) {
+		c->kept[at]->kept = false;
+		if (c->kept[at]->users == 0)
+			entry_free(c->kept[at]);
 	}
 	e->kept = true;
 	e->users = 1;
 	e->used = ++c->uses;
-	c->kept[place] = e;
+	c->kept[at] = e;
 }
 
 struct save_planned *save_plan_cache_get(struct save_plan_cache *c, const struct base_digest *key)

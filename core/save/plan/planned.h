@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * planned: what a rank's save is prepared to: its layout, and the plan of what this rank stores of it. Whoever made one
+ * planned: what a rank's save is prepared to: its layout, and the plan of what this rank stores of it. Its maker
  * releases it, or gives it to a cache (plan_cache.h). Any thread reads it; the layout object is the one thing that is
  * made later, by the thread that writes. */
 #ifndef CORE_SAVE_PLAN_PLANNED_H

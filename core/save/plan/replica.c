@@ -4,9 +4,9 @@
  *
  * Blocks: the boxes that a rank holds of a tensor are the same on all its replicas, whatever the local strides. Each
  * box is cut into blocks that are neighbours in its row-major order: whole rows of its inner dimensions, as many as a
- * block has room for. A sample is the block in which the item lies that a hash of launch, step, component and name
- * points at; all of them together are FULL. So replicas need no message to choose alike, and over many steps every
- * block has its turn.
+ * block has room for. A sample is the block that has the item that a hash of launch, step, component and name points
+ * at; all of them together are FULL. So replicas need no message to choose alike, and over many steps every block is
+ * sampled.
  *
  * A tensor that was declared in several parts has one hash, the sum of theirs: in which order a rank declared them does
  * not matter. */
@@ -49,7 +49,7 @@ static int making_init(struct replica_making *m, uint32_t n)
 
 /* ---- blocks ---- */
 
-/* The block of `box` in which its row-major item `at` lies. */
+/* The block of `box` that has its row-major item `at`. */
 static void block_at(uint32_t ndim, const struct tensor_box *box, unsigned item_bytes, uint64_t limit_bytes,
 	uint64_t at, struct tensor_box *ret_block)
 {
@@ -147,7 +147,7 @@ static int tensor_make(struct replica_making *m, uint32_t t)
 	int r;
 
 	dims = s->mesh && !tensor->buffer ? save_held_alike(tensor, s) : 0;
-	if (dims == 0 || tensor_mesh_group_size(s->mesh, dims) < 2) /* nobody to be compared with */
+	if (dims == 0 || tensor_mesh_group_size(s->mesh, dims) < 2) /* no rank to be compared with */
 		return 0;
 	r = save_held_init(&held, tensor, s, m->rank, m->err);
 	if (r < 0)

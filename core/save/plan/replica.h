@@ -42,7 +42,7 @@ struct save_replicas_rows {
 	struct proto_sample *samples; uint32_t nsamples;        /* for the part: by number in the layout */
 	struct proto_replica *replicas; uint32_t nreplicas;     /* for the announcement: by group */
 };
-/* hashes: of each entry. seed: the store's. numbers: by tensor, where it stands in the rank's layout. -ENOMEM. */
+/* hashes: of each entry. seed: the store's. numbers: of each tensor in the rank's layout. -ENOMEM. */
 int save_replicas_finish(const struct save_replicas *replicas, const struct save_tensor *tensors,
 	const uint32_t *numbers, const struct base_xxh128 *hashes, uint64_t seed, struct save_replicas_rows *ret_rows);
 void save_replicas_rows_release(struct save_replicas_rows *rows); /* NULL-safe */

@@ -78,7 +78,7 @@ void saver_flight_fail(struct save_flight *f, int r, const struct base_error *er
 	}
 	pthread_cond_broadcast(&f->s->work);
 	pthread_cond_broadcast(&f->s->ready);
-	pthread_cond_broadcast(&f->s->told);
+	pthread_cond_broadcast(&f->s->callers);
 }
 
 /* ---- begin ---- */
@@ -223,11 +223,11 @@ int save_flight_submit(struct save_flight *f, struct base_error *err)
 }
 
 /* A caller has now seen the flight's error, so close does not return it again. The lock is held. */
-static void flight_was_told(struct save_flight *f)
+static void flight_was_seen(struct save_flight *f)
 {
-	struct save_flight **at = &f->s->untold;
+	struct save_flight **at = &f->s->unseen;
 
-	f->told = true;
+	f->seen = true;
 	while (*at && *at != f)
 		at = &(*at)->next;
 	if (*at)
@@ -236,12 +236,12 @@ static void flight_was_told(struct save_flight *f)
 
 /* Keeps a failed flight whose error no caller has seen, so that close can report it. Once its handle is freed, only the
  * earliest such error is kept. */
-static void flight_keep_untold(struct save_flight *f)
+static void flight_keep_unseen(struct save_flight *f)
 {
 	struct save_saver *s = f->s;
-	struct save_flight **at = &s->untold;
+	struct save_flight **at = &s->unseen;
 
-	if (!f->failed || f->told || f->given_up)
+	if (!f->failed || f->seen || f->given_up)
 		return;
 	if (f->refs) {
 		while (*at)
@@ -255,16 +255,16 @@ static void flight_keep_untold(struct save_flight *f)
 		s->first_err = f->err;
 		s->first_failed = f->number;
 	}
-	flight_was_told(f);
+	flight_was_seen(f);
 }
 
-/* Drops the reference and updates `untold` under one hold of the lock. Between two holds the other holder would think
+/* Drops the reference and updates `unseen` under one hold of the lock. Between two holds the other holder would think
  * that this one is still there, leave the flight in the list for it, and never look again. */
 bool saver_flight_drop(struct save_flight *f)
 {
 	f->refs--;
 	if (f->over)
-		flight_keep_untold(f);
+		flight_keep_unseen(f);
 	return f->refs == 0;
 }
 
@@ -298,11 +298,11 @@ static int flight_wait(struct save_flight *f, int64_t timeout_ms, int (*ask)(con
 		r = base_error_set(err, -EINVAL, "the save of %s was not submitted: there is nothing to wait for "
 			"before vckpt_save_submit", saver_name(f).text);
 	while (r == 0 && (is = ask(f)) == 0)
-		if ((timeout_ms < 0 ? pthread_cond_wait(&s->told, &s->lock)
-			: pthread_cond_timedwait(&s->told, &s->lock, &end)) != 0)
+		if ((timeout_ms < 0 ? pthread_cond_wait(&s->callers, &s->lock)
+			: pthread_cond_timedwait(&s->callers, &s->lock, &end)) != 0)
 			r = base_error_set(err, -ETIMEDOUT, "the save of %s is not %s yet", saver_name(f).text, what);
 	if (is < 0) {
-		flight_was_told(f);
+		flight_was_seen(f);
 		r = saver_flight_error(f, err);
 	}
 	pthread_mutex_unlock(&s->lock);

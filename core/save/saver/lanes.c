@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lanes: device memory of one save may be of several devices, or contexts. At submit the flight's fence is told of
- * every tensor (saver_fence_make), in the caller's thread. A worker has a lane, a stream and its event, for each
- * context that it has met; what it copies for a batch goes along the lanes of the tensors' places, and it waits for
- * all that it used before the batch has arrived. Lanes are kept from save to save, and dropped, with their copies
- * waited for, after an error. */
+ * lanes: device memory of one save may be of several devices, or contexts. At submit, in the caller's thread, the
+ * flight's fence learns the context of every tensor (saver_fence_make). A worker has a lane, a stream and its event,
+ * for each context that it has used. It copies a batch along the lanes of the tensors' contexts, and waits for all of
+ * these before the batch has arrived. Lanes are kept from save to save, and dropped after an error, once their copies
+ * have ended. */
 #include "core/save/saver/saver_internal.h"
 
 /* How many tensors have something to be copied, or an error. */
@@ -18,7 +18,7 @@ static int fence_fill(struct save_flight *f, struct device_fence *fence, struct 
 		if (!t->device || tensor_shape_empty(&t->local))
 			continue;
 		n = 1;
-		r = device_fence_place(fence, t->data, &t->place, err);
+		r = device_fence_context(fence, t->data, &t->context, err);
 		if (r < 0)
 			r = base_error_prefix(err, r, "tensor %s/%.*s", t->component,
 				store_layout_shown(t->name, t->name_len), t->name);
@@ -61,7 +61,7 @@ void saver_lanes_drop(struct saver_worker *w)
 		lane_drop(&w->lanes[--w->nlanes]);
 }
 
-static int lane_open(struct save_flight *f, struct saver_worker *w, unsigned place, struct base_error *err)
+static int lane_open(struct save_flight *f, struct saver_worker *w, unsigned context, struct base_error *err)
 {
 	struct saver_lane *l;
 	int r;
@@ -74,7 +74,7 @@ static int lane_open(struct save_flight *f, struct saver_worker *w, unsigned pla
 	}
 	l = &w->lanes[w->nlanes];
 	*l = (struct saver_lane){0};
-	r = device_stream_new(f->fence, place, f->s->options.pin, &l->stream, err);
+	r = device_stream_new(f->fence, context, f->s->options.pin, &l->stream, err);
 	if (r == 0)
 		r = device_event_new(l->stream, &l->event, err);
 	if (r < 0)
@@ -84,16 +84,16 @@ static int lane_open(struct save_flight *f, struct saver_worker *w, unsigned pla
 	return r;
 }
 
-int saver_lane_gather(struct save_flight *f, struct saver_worker *w, unsigned place, void *to,
+int saver_lane_gather(struct save_flight *f, struct saver_worker *w, unsigned context, void *to,
 	const struct device_gather *g, struct base_error *err)
 {
 	unsigned i = 0;
 	int r = 0;
 
-	while (i < w->nlanes && !device_stream_fits(w->lanes[i].stream, f->fence, place))
+	while (i < w->nlanes && !device_stream_fits(w->lanes[i].stream, f->fence, context))
 		i++;
 	if (i == w->nlanes) {
-		r = lane_open(f, w, place, err);
+		r = lane_open(f, w, context, err);
 		i = w->nlanes - 1;
 	}
 	if (r == 0 && w->lanes[i].waited != f->number + 1)

@@ -6,7 +6,7 @@
  *
  * With several ranks every flight begins one attempt, even if it failed before or was never submitted: the other ranks
  * may wait for this rank there, and have to learn why it does not come. A job of one rank begins no attempt for a
- * flight that was never submitted. A flight that fails aborts its attempt, with its reason, before any caller is told.
+ * flight that was never submitted. A flight that fails aborts its attempt, with its reason, before any caller hears.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -70,7 +70,7 @@ static int persist_bases(struct save_flight *f, struct base_error *err)
 
 #define PERSIST_TIMINGS (SAVE_PHASES + 3)
 
-/* For so long the save has waited for the disk: in `write`, in `seal`, and at the end of the pack of metadata. */
+/* How long the save has waited for the disk: in `write`, in `seal`, and at the end of the pack of metadata. */
 uint64_t saver_disk_ns(const struct save_flight *f)
 {
 	return atomic_load(&f->s->store->storage->write_wait_ns) - f->disk_before_ns;
@@ -148,9 +148,9 @@ static int persist_finish(struct save_flight *f, struct base_error *err)
 	uint64_t begin = base_realtime_ns();
 	int r = save_writer_seal(f->w, err);
 
-	saver_room_tell(f);
-	f->s->again_told = f->s->again_told || save_writer_again_tell(f->w);
-	f->s->no_base_told = f->s->no_base_told || save_writer_no_base_tell(f->w);
+	saver_room_warn(f);
+	f->s->again_warned = f->s->again_warned || save_writer_again_warn(f->w);
+	f->s->no_base_warned = f->s->no_base_warned || save_writer_no_base_warn(f->w);
 	pthread_mutex_lock(&f->s->lock);
 	f->info.bytes_done += r == 0 ? save_writer_blob_bytes(f->w) : 0;
 	saver_phase_note(f, SAVE_SEAL, begin, base_realtime_ns() - begin, 0);
@@ -250,17 +250,17 @@ static int persist_prepared(struct save_flight *f, struct base_error *err)
 	return r;
 }
 
-/* The announcement failed, but it may have landed all the same. Then others may commit, and the list decides what is
- * told (invariant 5), with its reason. If the save was given up, the first error's code stays. */
+/* The announcement failed, but it may have landed all the same. Then others may commit, and the result is what the list
+ * says (invariant 5), with its reason. If the save was given up, the first error's code stays. */
 static int persist_outcome(struct save_flight *f, int r, struct base_error *err)
 {
 	struct base_error why;
-	int told = persist_wait(f, &why);
+	int decided = persist_wait(f, &why);
 
-	if (told < 0 && !store_attempt_undecided(f->attempt) && r != -BASE_EUNDECIDED)
+	if (decided < 0 && !store_attempt_undecided(f->attempt) && r != -BASE_EUNDECIDED)
 		return base_error_set(err, r, "%s", why.text);
 	*err = why;
-	return told;
+	return decided;
 }
 
 /* Why a flight was given up before it was submitted. */
@@ -274,7 +274,7 @@ static int persist_given_up(struct save_flight *f, struct base_error *err)
 	return r ? r : base_error_set(err, -ECANCELED, "its caller gave it up before it was submitted");
 }
 
-/* A job of one rank has no other ranks to tell, so a refused save never begins and takes no number. */
+/* A job of one rank has no others that wait, so a refused save never begins and takes no number. */
 static int persist_refused(struct save_flight *f, struct base_error *err)
 {
 	return f->given_up ? persist_given_up(f, err) : persist_named_bases(f, false, err);
@@ -300,14 +300,14 @@ static int persist_attempt(struct save_flight *f, struct base_error *err)
 	return f->attempt && store_attempt_announced(f->attempt) ? persist_outcome(f, r, err) : r;
 }
 
-/* Others learn why; what this rank wrote goes. What was announced is told as the list says, which may be a commit (0),
- * and as undecided while it says nothing, whatever failed. */
+/* The others learn why, and what this rank wrote is deleted. Of an announced save the result is what the list says,
+ * which may be a commit (0), and undecided while it says nothing, whatever failed. */
 static int persist_abort(struct save_flight *f, int r, struct base_error *err)
 {
 	bool undecided = f->attempt && store_attempt_announced(f->attempt)
 		&& store_attempt_undecided(f->attempt);
 	struct base_error outcome = {0};
-	int told;
+	int decided;
 
 	if ((r == -ENOSPC || r == -EDQUOT) && !undecided)
 		base_error_set(err, r, "%s is full: nothing of this save is kept", f->s->store->path);
@@ -315,11 +315,11 @@ static int persist_abort(struct save_flight *f, int r, struct base_error *err)
 		base_error_set(err, r, "the save of %s failed: %s", saver_name(f).text, base_error_name(r));
 	if (!f->attempt)
 		return r;
-	told = store_attempt_abort(f->attempt, undecided ? NULL : err->text, &f->entry, &outcome);
-	if (told < 0 && !undecided)
+	decided = store_attempt_abort(f->attempt, undecided ? NULL : err->text, &f->entry, &outcome);
+	if (decided < 0 && !undecided)
 		return r;
 	*err = outcome;
-	return told;
+	return decided;
 }
 
 static void persist_flight(struct save_flight *f)
@@ -348,7 +348,7 @@ static void persist_flight(struct save_flight *f)
 	saver_bands_drop(f);
 }
 
-/* This is told last, when nothing works for the flight any more. */
+/* Callers are woken last, when nothing works for the flight any more. */
 static void persist_over(struct save_flight *f)
 {
 	struct save_saver *s = f->s;
@@ -361,7 +361,7 @@ static void persist_over(struct save_flight *f)
 	if (!s->first)
 		s->last = NULL;
 	last = saver_flight_drop(f);
-	pthread_cond_broadcast(&s->told);
+	pthread_cond_broadcast(&s->callers);
 	pthread_cond_broadcast(&s->work);
 	pthread_mutex_unlock(&s->lock);
 	if (last)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * prepare: turns the declarations into work. It sorts the tensors in the order of the layout, on which all ranks agree,
+ * prepare: makes work of the declarations. It sorts the tensors in the order of the layout, on which all ranks agree,
  * and makes the layout and this rank's plan. Layout and plan are kept for the next save of equal declarations, under a
  * digest of everything that they depend on. The caller waits for all this, so only the layout's tables are made, which
  * are enough for copying; the persister makes the layout object meanwhile, and the blocks that show that replicas hold
@@ -8,7 +8,7 @@
  *
  * The layout object is stored by the lowest rank of those that are in all meshes of the layout. All ranks with this
  * layout are among these, since each lists the tensors of its own meshes. If that rank has other tensors as well, its
- * layout is another one, and nobody would store this one. So every other rank refers to the copy in a base, or stores
+ * layout is another one, and no rank would store this one. So every other rank refers to the copy in a base, or stores
  * the layout too (persist.c). */
 #include <stdio.h>
 #include <string.h>
@@ -135,7 +135,7 @@ static int layout_build(const struct save_flight *f, struct save_planned *p, str
 		struct store_layout_held held = {.buffer = from->buffer, .mesh = s->mesh,
 			.placements = s->placement, .nplacements = s->mesh ? s->mesh->ndim : 0};
 
-		if (from->boxes || from->flat) /* rows say who stored what */
+		if (from->boxes || from->flat) /* rows say which rank stored what */
 			held.mesh = NULL, held.placements = NULL, held.nplacements = 0;
 		if (i && from->boxes && tensor_compare(&f->tensors[i - 1], from) == 0) {
 			p->numbers[i] = number - 1;
@@ -254,6 +254,6 @@ int saver_prepare(struct save_flight *f, struct base_error *err)
 	f->info.stats.plan_cached = (uint32_t)r;
 	pthread_mutex_unlock(&f->s->lock);
 	prepare_worth(f);
-	saver_node_meet(f->s);
+	saver_node_count(f->s);
 	return 0;
 }

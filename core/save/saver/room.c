@@ -6,7 +6,7 @@
  * save has something to copy, whenever no slot is in use: a ring that is too small is then replaced by a larger one,
  * which costs what a first one costs. It never shrinks. Without a size in the options it takes at most half of the
  * memory that is free, divided by the ranks of this node, and where that is not to be had it stays as it is: the save
- * waits for slots, as it would with a ring of a given size. A save that waited long is told of, once a saver.
+ * waits for slots, as it would with a ring of a given size. A saver warns once of a save that waited long.
  *
  * Ranks of one node: what the launcher says in the environment; else the launch's heartbeats that show this machine's
  * boot id, as far as they are there when the first save begins. Workers are the processors divided by them; those
@@ -19,7 +19,7 @@
 #include "core/save/saver/saver_internal.h"
 
 #define ROOM_SLACK_BYTES (SAVER_RING_MIN_BYTES / 2)
-#define ROOM_TELL_NS UINT64_C(100000000)
+#define ROOM_WARN_NS UINT64_C(100000000)
 
 /* ---- the ranks of this node ---- */
 
@@ -29,7 +29,7 @@ unsigned saver_node_threads(unsigned given, unsigned ranks)
 }
 
 /* Called once, by the thread that prepares the first flight; asks the store. */
-void saver_node_meet(struct save_saver *s)
+void saver_node_count(struct save_saver *s)
 {
 	unsigned ranks, threads;
 
@@ -102,14 +102,14 @@ static int room_make(struct save_flight *f, uint64_t bytes, struct base_error *e
 static unsigned long long room_mib(uint64_t bytes) { return (unsigned long long)((bytes + (1 << 20) - 1) >> 20); }
 
 /* Says once what makes saves of device memory slow, and what to do. */
-static void room_tell_pin(struct save_saver *s)
+static void room_warn_pin(struct save_saver *s)
 {
 	uint64_t ns = device_ring_register_ns(s->ring), bytes = device_ring_bytes(s->ring);
 	bool pinned = device_ring_memory(s->ring) == DEVICE_MEMORY_PINNED;
 
-	if (s->pin_told || (pinned ? ns < ROOM_TELL_NS || ns < bytes : !device_ring_why(s->ring)[0]))
+	if (s->pin_warned || (pinned ? ns < ROOM_WARN_NS || ns < bytes : !device_ring_why(s->ring)[0]))
 		return;
-	s->pin_told = true;
+	s->pin_warned = true;
 	if (pinned)
 		base_warning("run %s: registering the staging ring of %llu MiB with the CUDA driver took %.1f s; "
 			"pin=\"allocate\" lets the driver allocate it, which may be quicker (said once)", s->run,
@@ -132,20 +132,20 @@ int saver_room_fit(struct save_flight *f, bool empty, struct base_error *err)
 	else if (s->options.pin == DEVICE_PIN_YES && device_ring_memory(s->ring) != DEVICE_MEMORY_PINNED)
 		r = base_error_set(err, -ENOMEM, "the staging ring: %s", device_ring_why(s->ring));
 	if (r == 0)
-		room_tell_pin(s);
+		room_warn_pin(s);
 	return r;
 }
 
 /* By the persister; the flight is staged. */
-void saver_room_tell(struct save_flight *f)
+void saver_room_warn(struct save_flight *f)
 {
 	struct save_saver *s = f->s;
 	uint64_t waited = f->info.phase[SAVE_ROOM].busy_ns, needed = room_needed(f), have;
 	char why[200];
 
-	if (waited < ROOM_TELL_NS || s->room_told)
+	if (waited < ROOM_WARN_NS || s->room_warned)
 		return;
-	s->room_told = true;
+	s->room_warned = true;
 	pthread_mutex_lock(&s->lock);
 	have = device_ring_bytes(s->ring);
 	pthread_mutex_unlock(&s->lock);

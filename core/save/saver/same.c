@@ -166,7 +166,7 @@ static void same_compare_band(struct save_flight *f, struct saver_worker *w, str
 	uint64_t stride[TENSOR_MAX_DIMS];
 	struct device_gather g;
 
-	saver_band_place(f, w, &g, stride);
+	saver_band_gather(f, w, &g, stride);
 	for (uint32_t i = 0; i < w->walker.npieces; i++, piece++) {
 		const struct save_piece *p = &w->walker.pieces[i];
 		struct base_xxh128 xxh;

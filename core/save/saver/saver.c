@@ -39,7 +39,7 @@ static void saver_release(struct save_saver *s)
 	save_plan_cache_free(s->plans);
 	pthread_cond_destroy(&s->work);
 	pthread_cond_destroy(&s->ready);
-	pthread_cond_destroy(&s->told);
+	pthread_cond_destroy(&s->callers);
 	pthread_mutex_destroy(&s->lock);
 	pthread_mutex_destroy(&s->meshes_lock);
 	free(s->meshes);
@@ -58,7 +58,7 @@ static void saver_init_locks(struct save_saver *s)
 	pthread_mutex_init(&s->meshes_lock, NULL);
 	pthread_cond_init(&s->work, &attr);
 	pthread_cond_init(&s->ready, NULL);
-	pthread_cond_init(&s->told, &attr);
+	pthread_cond_init(&s->callers, &attr);
 	pthread_condattr_destroy(&attr);
 }
 
@@ -105,7 +105,7 @@ static void saver_stop(struct save_saver *s)
 	}
 }
 
-static int saver_meet(struct save_saver *s, const char *id, struct base_error *err)
+static int saver_launch(struct save_saver *s, const char *id, struct base_error *err)
 {
 	struct store_launch_options o = {.run = s->run, .id = id, .rank = s->options.rank, .world = s->options.world,
 		.heartbeat_ms = s->options.heartbeat_ms, .start_ms = s->options.start_ms,
@@ -134,7 +134,7 @@ int save_saver_open(const struct save_saver_options *o, struct save_saver **ret_
 	if (r == 0)
 		r = saver_set_mesh(s, o->mesh, err);
 	if (r == 0)
-		r = saver_meet(s, o->launch_id, err);
+		r = saver_launch(s, o->launch_id, err);
 	if (r == 0)
 		r = saver_start(s, err);
 	s->options.run = s->options.launch_id = NULL;
@@ -158,7 +158,7 @@ int save_saver_close(struct save_saver *s, struct base_error *err)
 	first = !s->closing;
 	s->closing = true;
 	while (!first && !s->closed) /* another thread is at it */
-		pthread_cond_wait(&s->told, &s->lock);
+		pthread_cond_wait(&s->callers, &s->lock);
 	pthread_mutex_unlock(&s->lock);
 	if (!first)
 		return 0;
@@ -167,14 +167,14 @@ int save_saver_close(struct save_saver *s, struct base_error *err)
 	device_ring_free(base_steal(s->ring)); /* nothing is in it; a handle may live on for long */
 	pthread_mutex_lock(&s->lock);
 	s->closed = true;
-	pthread_cond_broadcast(&s->told);
+	pthread_cond_broadcast(&s->callers);
 	r = s->first_r;
 	if (r < 0 && err)
 		*err = s->first_err;
-	if (s->untold && (r == 0 || s->untold->number < s->first_failed)) {
-		r = s->untold->r;
+	if (s->unseen && (r == 0 || s->unseen->number < s->first_failed)) {
+		r = s->unseen->r;
 		if (err)
-			*err = s->untold->err;
+			*err = s->unseen->err;
 	}
 	pthread_mutex_unlock(&s->lock);
 	return r;

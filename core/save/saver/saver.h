@@ -63,7 +63,7 @@ int save_flight_submit(struct save_flight *f, struct base_error *err);
 int save_flight_wait_staged(struct save_flight *f, int64_t timeout_ms, struct base_error *err);
 int save_flight_wait_committed(struct save_flight *f, int64_t timeout_ms, uint64_t *ret_step, uint64_t *ret_entry,
 	struct base_error *err);
-/* For a flight that was not submitted, before it is freed: says what the other ranks are told. */
+/* For a flight that was not submitted, before it is freed: the reason that the other ranks get. */
 void save_flight_give_up(struct save_flight *f, const char *reason);
 void save_flight_free(struct save_flight *f); /* NULL-safe */
 

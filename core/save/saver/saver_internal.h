@@ -10,7 +10,7 @@
  *   room.c      the ring's size, workers, by the ranks of this node
  *   same.c      pieces that are as the last step has them, which are not copied
  *
- * Flights stand in a queue in the order in which they were begun. Three stages move along it, each at a flight of its
+ * Flights are in a queue in the order in which they were begun. Three stages move along it, each at a flight of its
  * own:
  *
  *   prepare  layout and plan                                            a worker
@@ -62,11 +62,11 @@ struct saver_arena;                     /* what the save copied: memory of its o
 
 struct save_flight {
 	struct save_saver *s;
-	struct save_flight *next;       /* in the queue; after it, in the saver's list `untold` */
+	struct save_flight *next;       /* in the queue; after it, in the saver's list `unseen` */
 	/* protected by the saver's lock */
 	unsigned refs;
 	enum save_flight_state state;
-	bool submitted, given_up, prepared, handed_out, forming, staged, failed, over, told;
+	bool submitted, given_up, prepared, handed_out, forming, staged, failed, over, seen;
 	bool ring_seen, ring_fits;      /* the ring was looked at; its size was decided for this one (room.c) */
 	enum saver_same same; uint64_t same_until_ns; /* asked for until then, on CLOCK_MONOTONIC; 0: no one waits */
 	struct saver_pieces *before;    /* of the save to compare with; NULL: there is none */
@@ -79,7 +79,7 @@ struct save_flight {
 	struct save_cursor former; uint64_t former_piece; /* the next batch begins here */
 	uint64_t next_entry;                    /* of the samples */
 
-	/* of the declaring thread, then of whoever prepares, then read-only */
+	/* of the declaring thread, then of the one that prepares, then read-only */
 	uint64_t number;                /* count of the attempt */
 	struct save_flight_options options;
 	char **bases; size_t nbases;
@@ -119,14 +119,14 @@ struct save_saver {
 	const struct tensor_mesh *mesh; /* of tensors that name none: one of them */
 
 	pthread_mutex_t lock;           /* protects all below and what flights say */
-	pthread_cond_t work, ready, told; /* workers; the persister; callers */
+	pthread_cond_t work, ready, callers; /* workers; the persister; callers */
 	struct save_flight *first, *last; uint64_t count;
 	struct save_flight *preparing;  /* at most one */
 	bool closing, closed, stop;
 	struct device_ring *ring; bool sizing; /* a thread is changing it: no slot is taken meanwhile */
 	unsigned node_ranks; bool node_known; /* 0: not known; set by the thread that prepares */
-	bool room_told, again_told, no_base_told; struct save_past past; /* the persister's */
-	bool pin_told;                  /* of whoever has `sizing` */
+	bool room_warned, again_warned, no_base_warned; struct save_past past; /* the persister's */
+	bool pin_warned;                  /* of the thread that has `sizing` */
 	/* same.c: of the last commit; how many saves are copied whole; what the last answer took */
 	struct saver_pieces *pieces; unsigned same_rest; uint64_t answer_ns;
 	/* the flight whose bands are wanted, and its bands */
@@ -134,7 +134,7 @@ struct save_saver {
 	struct save_engine engine;
 	/* failed flights whose error no caller has seen, ascending, while their handles live; and the first of those
 	 * whose handle is gone */
-	struct save_flight *untold;
+	struct save_flight *unseen;
 	int first_r; struct base_error first_err; uint64_t first_failed;
 
 	struct saver_worker *workers; unsigned nworkers, threads; /* threads: of each kind, as started */
@@ -147,7 +147,7 @@ void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t sta
 	uint64_t bytes);
 void saver_flight_fail(struct save_flight *f, int r, const struct base_error *err);
 int saver_flight_error(const struct save_flight *f, struct base_error *err); /* why it failed; 0: it did not */
-bool saver_flight_drop(struct save_flight *f); /* a holder less; true: the last, who releases it without the lock */
+bool saver_flight_drop(struct save_flight *f); /* a holder less; true: the last, to release it without the lock */
 void saver_flight_release(struct save_flight *f); /* the lock is not held */
 struct saver_name { char text[PROTO_RUN_MAX + 40]; } saver_name(const struct save_flight *f); /* "RUN/STEP" */
 int saver_check(const struct save_saver *s, struct base_error *err); /* -BASE_EFORKED after a fork */
@@ -163,7 +163,7 @@ int saver_prepare_samples(struct save_flight *f, struct base_error *err);
 
 /* stage.c */
 /* Where the walker's band is in the caller's memory, and how far apart neighbours are. */
-void saver_band_place(const struct save_flight *f, const struct saver_worker *w, struct device_gather *ret_g,
+void saver_band_gather(const struct save_flight *f, const struct saver_worker *w, struct device_gather *ret_g,
 	uint64_t stride[static TENSOR_MAX_DIMS]);
 int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver_batch **ret_b, struct base_error *err);
 /* Gives the worker the memory that it cuts and hashes with, which it keeps; false: there is none at the moment. */
@@ -187,12 +187,12 @@ void saver_batch_back(struct store_lent *l);
 
 /* room.c */
 unsigned saver_node_threads(unsigned given, unsigned ranks);
-void saver_node_meet(struct save_saver *s);
+void saver_node_count(struct save_saver *s);
 /* Bytes of a ring for a save that needs so many, where there is one of `have` (0: none), and `memory` is free. */
 uint64_t saver_room_size(uint64_t needed, uint64_t have, uint64_t memory, unsigned ranks);
 /* Decides the ring's size where it is empty, and registers it for device memory. One thread at a time; no lock. */
 int saver_room_fit(struct save_flight *f, bool empty, struct base_error *err);
-void saver_room_tell(struct save_flight *f); /* that it waited, by the persister */
+void saver_room_warn(struct save_flight *f); /* that it waited, by the persister */
 void *saver_persister_main(void *arg);       /* persist.c */
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stage: one batch of bands, or of samples, out of the caller's memory into a slot of the ring. Each band lies in it
+ * stage: one batch of bands, or of samples, out of the caller's memory into a slot of the ring. Each band begins there
  * at a multiple of 64 bytes; large ones are a batch of their own. Samples are hashed here and their slot goes back at
  * once.
  *
@@ -9,11 +9,11 @@
  * Host memory is copied by the thread, and cut and hashed on the way: 2 KiB of a piece at a time, which stay in the
  * nearest cache until they are in the slot. So the caller's memory is read once, and recognised pieces are never read
  * again. The hash is of the copied bytes, whatever another thread does to the source meanwhile, because a later save
- * would trust a hash that stands beside the digest of other bytes.
+ * would trust a hash that is recorded beside the digest of other bytes.
  *
  * The driver copies device memory, in as few calls as possible (bands that follow one another in one call), on this
  * thread's stream, after the flight's fence. The thread waits for its own copies, so staged bytes have arrived. Such
- * bands, and those whose items are far apart in the source, lie in the slot as boxes, row-major, and are cut and hashed
+ * bands, and those whose items are far apart in the source, are boxes in the slot, row-major, and are cut and hashed
  * when they are processed. */
 #include "core/base/past.h"
 #include "core/save/saver/saver_internal.h"
@@ -32,14 +32,14 @@ bool saver_band_same(const struct save_flight *f, uint64_t first, uint32_t npiec
 
 uint64_t saver_band_room(uint64_t bytes) { return base_align(bytes, STAGE_BAND_ALIGN); }
 
-/* Where the box's first item lies, and how far apart neighbours are in each dimension of the tensor. */
-static void stage_place(const struct save_tensor *t, const struct tensor_shard_box *at, struct device_gather *g)
+/* Where the box's first item is, and how far apart neighbours are in each dimension of the tensor. */
+static void stage_gather(const struct save_tensor *t, const struct tensor_shard_box *at, struct device_gather *g)
 {
 	const struct tensor_shape *shape = &t->sharding.shape;
 	int64_t from;
 
 	*g = (struct device_gather){.item_bytes = t->sharding.item_bytes, .ndim = shape->ndim};
-	tensor_shard_place(at, shape->ndim, &t->local, g->item_bytes, t->strides, &from, g->stride);
+	tensor_shard_memory(at, shape->ndim, &t->local, g->item_bytes, t->strides, &from, g->stride);
 	g->from = t->data + from;
 	memcpy(g->size, at->box.size, shape->ndim * sizeof *g->size);
 }
@@ -63,7 +63,7 @@ static int stage_copy(struct save_flight *f, struct saver_worker *w, const struc
 
 	device_gather_fold(g);
 	if (t->device)
-		r = saver_lane_gather(f, w, t->place, to, g, err);
+		r = saver_lane_gather(f, w, t->context, to, g, err);
 	else
 		device_gather_host(to, g);
 	return r == 0 ? 0 : base_error_prefix(err, r, "tensor %s/%.*s", t->component,
@@ -93,14 +93,14 @@ static struct saver_batch *form_samples(struct save_flight *f, struct saver_batc
 	return NULL;
 }
 
-/* Do the box's rows lie together in host memory, one after another forwards? */
+/* Are the box's rows contiguous in host memory, one after another forwards? */
 static bool box_is_cut(const struct save_flight *f, const struct save_plan_box *box)
 {
 	const struct save_tensor *t = &f->tensors[box->tensor];
 	struct device_gather g;
 	uint32_t last;
 
-	stage_place(t, &box->at, &g);
+	stage_gather(t, &box->at, &g);
 	for (uint32_t d = 0; d < g.ndim; d++)
 		if (g.size[d] == 0)
 			return !t->device;
@@ -181,12 +181,12 @@ static void copy_cut_strip(void *arg, const void *bytes, size_t len)
 	c->to += len;
 }
 
-void saver_band_place(const struct save_flight *f, const struct saver_worker *w, struct device_gather *ret_g,
+void saver_band_gather(const struct save_flight *f, const struct saver_worker *w, struct device_gather *ret_g,
 	uint64_t stride[static TENSOR_MAX_DIMS])
 {
 	const struct save_plan_box *box = &f->plan->boxes[w->walker.at];
 
-	stage_place(&f->tensors[box->tensor], &box->at, ret_g);
+	stage_gather(&f->tensors[box->tensor], &box->at, ret_g);
 	stage_narrow(&box->at.box, &w->walker.box, ret_g);
 	for (uint32_t d = 0; d < ret_g->ndim; d++)
 		stride[d] = (uint64_t)ret_g->stride[d];
@@ -201,7 +201,7 @@ static void copy_band_cut(struct save_flight *f, struct saver_worker *w, struct 
 	uint64_t stride[TENSOR_MAX_DIMS];
 	struct device_gather g;
 
-	saver_band_place(f, w, &g, stride);
+	saver_band_gather(f, w, &g, stride);
 	for (uint32_t i = 0; i < w->walker.npieces; i++, piece++) {
 		const struct save_piece *p = &w->walker.pieces[i];
 
@@ -280,7 +280,7 @@ static int copy_join_add(struct save_flight *f, struct saver_worker *w, struct s
 	}
 	r = copy_join_end(f, w, b, join, err);
 	if (join->at != w->walker.at)
-		stage_place(&f->tensors[box->tensor], &box->at, &join->whole);
+		stage_gather(&f->tensors[box->tensor], &box->at, &join->whole);
 	join->tensor = &f->tensors[box->tensor];
 	join->at = w->walker.at;
 	join->box = w->walker.box;
@@ -322,7 +322,7 @@ static int copy_samples(struct save_flight *f, struct saver_worker *w, struct sa
 		const struct save_tensor *t = &f->tensors[entries[i].tensor];
 		struct device_gather g;
 
-		stage_place(t, &entries[i].at, &g);
+		stage_gather(t, &entries[i].at, &g);
 		if (entries[i].bytes)
 			r = stage_copy(f, w, t, &g, b->slot + offset, err);
 		offset += saver_band_room(entries[i].bytes);

@@ -69,19 +69,19 @@ static void worker_prepare(struct save_saver *s, struct save_flight *f)
 		f->state = SAVE_STAGING;
 	pthread_cond_broadcast(&s->work);
 	pthread_cond_broadcast(&s->ready);
-	pthread_cond_broadcast(&s->told); /* it may have failed meanwhile: the data is the caller's from here on */
+	pthread_cond_broadcast(&s->callers); /* it may have failed meanwhile: the data is the caller's from here on */
 }
 
-static void worker_tell_staged(struct save_flight *f)
+static void worker_note_staged(struct save_flight *f)
 {
-	if (f->failed) /* by somebody else, maybe: waiting ends with the last copy */
-		pthread_cond_broadcast(&f->s->told);
+	if (f->failed) /* by another thread, maybe: waiting ends with the last copy */
+		pthread_cond_broadcast(&f->s->callers);
 	if (f->staged || !f->handed_out || f->copying || f->failed)
 		return;
 	f->staged = true;
 	f->state = SAVE_STAGED;
 	f->info.stats.staged_ns = base_realtime_ns();
-	pthread_cond_broadcast(&f->s->told);
+	pthread_cond_broadcast(&f->s->callers);
 }
 
 /* The work on a flight's data, which is done without the lock, begins; it has ended, as `r` and `err` say. */
@@ -96,7 +96,7 @@ static void worker_end(struct save_flight *f, int r, const struct base_error *er
 	f->copying--;
 	if (r < 0)
 		saver_flight_fail(f, r, err);
-	worker_tell_staged(f);
+	worker_note_staged(f);
 	pthread_cond_broadcast(&f->s->work);
 	pthread_cond_signal(&f->s->ready);
 }
@@ -234,7 +234,7 @@ static void worker_wait_for_room(struct save_saver *s, struct save_flight *f)
 			"set ring_bytes to at least that, or leave ring_bytes out",
 			(unsigned long long)device_ring_bytes(s->ring), (unsigned long long)b->bytes);
 		saver_flight_fail(f, -ENOBUFS, &err);
-		worker_tell_staged(f);
+		worker_note_staged(f);
 	} else if (!b->waited) {
 		b->waited = true;
 		b->waits_ns = base_realtime_ns();

@@ -2,7 +2,7 @@
  *
  * appender: takes finished pieces in the order of the layout, settles each, and writes.
  *
- *   at most 64 bytes          stands in its row
+ *   at most 64 bytes          is in its row
  *   in the table of objects   a duplicate: refers to the first (or to the other commit's)
  *   at its position in a base refers to the base's, once that commit is named
  *   found in the index        refers to the other commit's, likewise; that commit recognises later pieces by position
@@ -384,7 +384,7 @@ static int appender_find(struct save_appender *a, struct save_band *b, struct sa
 
 	if (r == -ENOENT)
 		r = appender_by_index(a, b, p, true, ret_known, err);
-	/* It is not cut; or somebody said that it is here, and it is not, so that the others are doubtful, too. */
+	/* It is not cut; or a record said that it is here, and it is not, so that the others are doubtful, too. */
 	if (r != -ENOENT || p->believed || p->refuted)
 		return r;
 	r = appender_by_position(a, b, p, false, ret_known, err);

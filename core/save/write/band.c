@@ -390,7 +390,7 @@ static bool band_may_believe(const struct save_band *b, const struct save_piece 
 	return save_band_may_believe(b, p) && band_trusts(b);
 }
 
-/* Is it the piece that stands at its position in one of the bases? */
+/* Is it the piece at its position in one of the bases? */
 static bool band_recognise(const struct save_band *b, const struct save_writer *w, struct save_piece *p)
 {
 	for (unsigned i = 0; i < b->nrows; i++) {
@@ -535,8 +535,8 @@ static int band_group_xxh(struct save_band *b, uint64_t seed, const struct save_
 	return 0;
 }
 
-/* Both hashes of each piece. SHA-256 comes first: it computes for so long that fetching the bytes from memory costs
- * little beside it, and the other then finds them in a near cache. */
+/* Both hashes of each piece. SHA-256 comes first: it takes so long that fetching the bytes from memory costs little
+ * beside it, and the other then finds them in a near cache. */
 static int band_group_digest(struct save_band *b, const struct save_writer *w, struct band_group *g)
 {
 	struct base_object objects[BAND_GROUP];

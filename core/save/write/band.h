@@ -11,7 +11,7 @@
 
 #define SAVE_STRIP_BYTES 2048u                   /* of a piece that is cut, hashed, copied: in the nearest cache */
 #define SAVE_BAND_BYTES (UINT64_C(9) << 20)      /* source bytes of a band, unless one piece has more */
-/* What files are read into begins at a page: where it lies 16 bytes behind one, as malloc gives large memory, the
+/* What files are read into begins at a page: where it is 16 bytes behind one, as malloc gives large memory, the
  * kernel's copy takes five times as long on some processors (rep movsb; measured on AMD's third generation of EPYC). */
 #define SAVE_ALIGN 4096u
 #define SAVE_BASES_MAX 12u                       /* commits that recognise pieces by position */
@@ -28,7 +28,7 @@ struct save_piece {                 /* a piece on its way through the pipeline *
 	bool absent;                    /* its bytes are not there: it is sure to be believed (save_writer_has) */
 	/* `digest` is that of the piece with this XXH3-128 at this position of that base; or NULL */
 	struct save_base *believed;
-	bool looked, found;             /* the index was asked; `place` is where it says that it lies */
+	bool looked, found;             /* the index was asked; `place` is where it says that the piece is */
 	/* Of places in records that are not believed: a base's whose bytes are the piece's, or NULL; that of the index
 	 * is one, too; one that was to be this piece holds other bytes, or cannot be read. */
 	const struct store_piece *compared;
@@ -66,7 +66,7 @@ struct save_band {                  /* belongs to one thread at a time: worker, 
 	const struct base_xxh128 *staged;
 	const bool *absent;             /* these pieces are not in `in`; NULL: all are. `in` is NULL if none is */
 	enum save_worth *worth;         /* by piece: what encoding it was worth, set to what it is. NULL: not known */
-	bool cut;                       /* all pieces stand in `raw`; else they lie in `in` only, which is as it was */
+	bool cut;                       /* all pieces are in `raw`; else they are in `in` only, which is as it was */
 	uint64_t *checks; uint32_t *lens; uint32_t blocks_room;
 	uint8_t *scratch;
 	struct base_xxh128_state *hash;

@@ -5,8 +5,8 @@
  * give each piece's digest and XXH3-128 (under the store's seed), and are trusted because a chain of SHA-256 leads to
  * them: commit entry -> manifest -> part -> chunk, and because this process wrote that part, or the user's index says
  * that a process of the user's did (trust.h). A piece of more than SAVE_BELIEVE_BYTES whose XXH3-128 is the one at its
- * position is taken for that piece; one in SAVE_BELIEVE_CHECK is hashed all the same. In a part that somebody else
- * wrote only the digest counts, and only once the stored bytes were compared. A piece that a note of damage names
+ * position is taken for that piece; one in SAVE_BELIEVE_CHECK is hashed all the same. In a part of another
+ * user only the digest counts, and only once the stored bytes were compared. A piece that a note of damage names
  * counts as missing, so it is hashed and stored anew (core/commit/note.h).
  *
  * Only the manifest is opened at once; of the step that the same saver saved last not even that, but what this rank
@@ -16,7 +16,7 @@
  *
  * Threads: the appender opens bases and publishes them one after another (save_bases_add); workers see the first few of
  * them, and no base goes away. A row is reference-counted and does not change once made; bands hold those of their box.
- * The last few rows are kept, also empty ones; a row serves every box that lies in it. The lock of a base is held while
+ * The last few rows are kept, also empty ones; a row serves every box inside its own. The lock of a base is held while
  * its files are read, because other threads would read the same. */
 #include "core/save/write/base_internal.h"
 

@@ -24,14 +24,14 @@ size_t save_pack_attempt(const char *pack, const char **ret_class)
 	return (size_t)(rank - pack);
 }
 
-static uint32_t component_place(const struct save_component *all, uint32_t n, const char *name)
+static uint32_t component_at(const struct save_component *all, uint32_t n, const char *name)
 {
 	return base_bisect(i, 0, n, strcmp(all[i].name, name) < 0);
 }
 
 int64_t save_component_find(const struct save_component *all, uint32_t n, const char *name)
 {
-	uint32_t i = component_place(all, n, name);
+	uint32_t i = component_at(all, n, name);
 
 	return i < n && strcmp(all[i].name, name) == 0 ? (int64_t)i : -ENOENT;
 }
@@ -52,7 +52,7 @@ int save_components(const struct proto_manifest *m, struct save_component **ret_
 			free(all);
 			return -ENOMEM;
 		}
-		at = component_place(all, n, class);
+		at = component_at(all, n, class);
 		memmove(&all[at + 1], &all[at], (n++ - at) * sizeof *all);
 		all[at] = (struct save_component){0};
 		memcpy(all[at].name, class, strlen(class));

@@ -49,8 +49,8 @@ struct save_base {
 /* The base with all of its manifest; b itself unless it is an excerpt. NULL: out of memory. Under the lock, or while no
  * other thread knows the base. */
 struct save_base *save_base_whole(struct save_base *b);
-/* base_keep.c: decides about the attempts of a base that were not decided on with another; *room places are left.
- * -ENOMEM. */
+/* base_keep.c: decides about the attempts of a base that were not decided on with another; *room: how many more may be
+ * kept. -ENOMEM. */
 int save_base_decide(struct save_bases *all, struct save_base *b, size_t *room);
 /* Some of it cannot be read: the first reason stays. Under the lock, or while no other thread knows the base. */
 void save_base_unread(struct save_base *b, const struct base_error *why);

@@ -6,7 +6,7 @@
  *
  * Of each component one base is counted, the first that fits (base_fit.c): most of it follows from there. Bases before
  * that one count, too, if they have some of its tensors. These attempts are decided on together. What other bases, and
- * other components, name would only take their places; so each base then gets the places that are left, in their order.
+ * other components, name would only push these out; so each base then gets the room that is left, in their order.
  *
  * A component that this rank does not save may be another rank's, if the base's ranks have several layouts. Then it is
  * counted, too, so that ranks decide alike.
@@ -227,8 +227,8 @@ static int keep_base(struct keep_table *t, const struct store_layout *l, unsigne
 	return r == 0 && any && t->all->layouts ? keep_layouts(t, &b->m) : r;
 }
 
-/* Is all kept for sure, by what the last save left? Only where this base is the only one: others get the places that
- * are left, and the bound does not say how many these are. All ranks look when the number of the base's entry passes a
+/* Is all kept for sure, by what the last save left? Only where this base is the only one: others get the room that
+ * is left, and the bound does not say how much that is. All ranks look when the number of the base's entry passes a
  * multiple of KEEP_LOOK: those that came to count differently decide alike again. */
 static bool keep_all(const struct save_bases *all)
 {

@@ -16,7 +16,7 @@
  * on the number of ranks. If a limit is reached, the order in which rows are asked for may change which pieces are
  * recognised; what is stored is right in any case.
  *
- * A piece is found by its box: an index gives the box that it lies in, arithmetic its number there (reshard.h), and
+ * A piece is found by its box: an index gives the box around it, arithmetic its number there (reshard.h), and
  * then the two must be the same box. */
 #include "core/save/write/base_internal.h"
 

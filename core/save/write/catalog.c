@@ -36,11 +36,11 @@ struct catalog_commits { struct catalog_commit *all; size_t n, room; };
 struct catalog_places {
 	struct index_place *all; size_t n, room;
 	const char *const *packs; uint32_t npacks;
-	bool own;                                /* who runs this wrote the part */
+	bool own;                                /* this user wrote the part */
 	bool failed;                             /* out of memory */
 };
 
-/* Of who has no HOME: the directory that the system knows, where it is there and may be written. */
+/* Without HOME: the directory that the system knows, where it is there and may be written. */
 static bool catalog_home(char home[static 2048])
 {
 	const char *named = getenv("HOME");
@@ -70,8 +70,8 @@ static int catalog_cache_dir(const struct store *s, char dir[static 4096])
 	return n < 4096 ? 0 : -ENAMETOOLONG;
 }
 
-/* The store's directory, open, where it is this user's and still the one that the store was opened in: whoever may
- * rename what lies on the way to it has no say in where the index is. */
+/* The store's directory, open, where it is this user's and still the one that the store was opened in: a user that may
+ * rename a directory on the way to it has no say in where the index is. */
 static int catalog_store_open(const struct store *s)
 {
 	base_cleanup_close int fd = open(s->path, O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -344,7 +344,7 @@ static bool catalog_up_to_date(struct index *index, const struct catalog_commits
 
 /* ---- the whole ---- */
 
-/* Makes the cache directory, which may be the first in ~/.cache; index_open tells whether it worked. */
+/* Makes the cache directory, which may be the first in ~/.cache; index_open reports a failure. */
 static void catalog_make_parents(const char *dir)
 {
 	char path[4096];
@@ -410,7 +410,7 @@ static bool catalog_same(const struct catalog_commits *a, const struct catalog_c
 	return true;
 }
 
-/* Whoever commits while this process has the lock leaves it to this one (INDEX_BRIEFLY), so it looks again. */
+/* A process that commits while this one has the lock leaves the update to it (INDEX_BRIEFLY), so it looks again. */
 static int catalog_follow(struct store *s, struct index *index, struct base_error *err)
 {
 	struct catalog_commits done = {0};
@@ -458,7 +458,7 @@ int save_index_update(struct store *s, unsigned flags, struct index_stats *ret_s
 {
 	struct index *index = NULL;
 
-	/* Who starts an update briefly knows that there is something to do. */
+	/* The caller of a brief update knows that there is something to do. */
 	if (flags == 0 && catalog_nothing_to_do(s, ret_stats)) {
 		save_index_tidy(s);
 		return 0;

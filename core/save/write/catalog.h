@@ -9,7 +9,7 @@
 #include "core/step/store.h"
 #include "index/index.h"
 
-/* STORE/index if the store's directory is this user's, and `index` too, which nobody else may write in, or it is not
+/* STORE/index if the store's directory is this user's, and `index` too, which no one else may write in, or it is not
  * there and can be made: then *ret_store is the store's directory, open, to be closed; else it is -1. In every other
  * case, and on a network filesystem: $XDG_CACHE_HOME (or ~/.cache)/vckpt/<store id hex>. So each user of a store has an
  * index. -ENOENT: the user has no home directory either. */

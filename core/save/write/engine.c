@@ -124,7 +124,7 @@ static void engine_give_back(struct save_engine *e, struct save_band *b)
 	e->free = b;
 }
 
-/* One band, whose turn it is. The lock is held, and let go meanwhile. */
+/* Appends the band that is next. The lock is held, and let go meanwhile. */
 static int engine_next(struct save_engine *e, struct save_band *b, struct base_error *err)
 {
 	const struct save_result *result = &e->w->result;

@@ -25,7 +25,7 @@ static bool again_much(const struct save_writer *w, uint64_t again)
 		again >= (w->tensor_bytes + w->blob_bytes) / 100;
 }
 
-bool save_writer_no_base_tell(const struct save_writer *w)
+bool save_writer_no_base_warn(const struct save_writer *w)
 {
 	char bytes[32];
 
@@ -38,7 +38,7 @@ bool save_writer_no_base_tell(const struct save_writer *w)
 	return true;
 }
 
-bool save_writer_again_tell(const struct save_writer *w)
+bool save_writer_again_warn(const struct save_writer *w)
 {
 	uint64_t again = w->result.bytes_again - w->result.bytes_no_base;
 	uint64_t changed = w->result.raw_bytes_new - w->result.bytes_again;

@@ -2,10 +2,10 @@
  *
  * What a save knows already and need not store again (docs/save.md).
  *
- *   dedup.c  objects that it may refer to, by digest, and the packs that they lie in -> struct save_dedup
+ *   dedup.c  objects that it may refer to, by digest, and their packs                -> struct save_dedup
  *   base.c   commits whose pieces are recognised by position; in base_fit.c, which components they have; in
  *            base_keep.c, which of their attempts the save goes on referring to      -> struct save_bases
- *   trust.c  whose records are believed, and what stands in for that                 -> save_trust_...
+ *   trust.c  whose records are believed, and what replaces belief                    -> save_trust_...
  *
  * dedup belongs to the appender's thread but where a function says otherwise; bases are read by any thread. */
 #ifndef CORE_SAVE_WRITE_KNOWN_INTERNAL_H
@@ -20,7 +20,7 @@
 #include "core/save/write/band.h"
 #include "index/index.h"
 
-/* ---- dedup: objects that this save may refer to, and the packs that they lie in ---- */
+/* ---- dedup: objects that this save may refer to, and their packs ---- */
 
 struct save_known {                 /* never moves; its `checks` is complete once its extent has ended */
 	struct store_object_ref ref;    /* `pack` is not used: see pack */
@@ -74,12 +74,12 @@ int64_t save_component_find(const struct save_component *all, uint32_t n, const 
 struct save_base_row {              /* what a base has of a tensor in a box; lives no longer than its base */
 	struct save_base *base;
 	atomic_uint refs;
-	bool trusted;                   /* some of it stands in records that are believed (trust.h) */
+	bool trusted;                   /* some of it is in records that are believed (trust.h) */
 };
 struct base_attempts { struct base_attempt *all; size_t n; };
 struct save_bases {
 	struct save_base *all[SAVE_BASES_MAX]; atomic_uint n;
-	/* who saves, set before the first is added: the line of a base that is asked first; and how many save */
+	/* the rank that saves, set before the first is added: its line of a base is asked first; and how many save */
 	uint32_t rank, world;
 	const struct store_notes *notes; /* what they name is not recognised; set like rank; NULL: none */
 	struct index *index;            /* knows commits that are the user's own; set like rank; NULL: none */
@@ -139,7 +139,7 @@ int save_base_layout_place(struct save_base *b, const struct base_digest *layout
 /* Names it; -ENOENT: it is gone, and recognises nothing any more. The appender's thread. */
 int save_base_name(struct save_base *b, struct save_dedup *d, struct store_attempt *a, struct base_error *err);
 
-/* ---- trust.c: where a record is somebody else's ---- */
+/* ---- trust.c: where a record is not this user's ---- */
 
 /* Are the object's bytes in the store these, raw_len of them? `room` for as many. false: it cannot be read, too. */
 bool save_trust_compare(struct store *s, const struct index_place *place, const void *bytes, void *room);

@@ -78,8 +78,8 @@ int save_writer_finish(struct save_writer *w, const struct save_measured *m, uin
 	struct base_error *err);
 /* Warns where more was written again than changed, and that is 1 % of the save or more, because too many attempts were
  * named; or because bases could not be used. true: it did. */
-bool save_writer_again_tell(const struct save_writer *w);
-bool save_writer_no_base_tell(const struct save_writer *w);
+bool save_writer_again_warn(const struct save_writer *w);
+bool save_writer_no_base_warn(const struct save_writer *w);
 void save_writer_end(struct save_writer *w);    /* closes packs and bases */
 /* After end, of a step that is visible: past->last is what this save leaves. */
 void save_writer_leave(struct save_writer *w, struct save_past *past);

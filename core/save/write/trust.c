@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * trust: the parts that this process wrote; and the comparison that stands in for trust where a record is somebody
- * else's. The stored bytes of a piece are read, decoded and compared with those at hand, which costs less than to hash
- * them; the digest is of the bytes at hand. A blob is hashed as it is stored, because a long one is not at hand. */
+ * trust: the parts that this process wrote; and the comparison that replaces trust where a record is another's. The
+ * stored bytes of a piece are read, decoded and compared with those at hand, which costs less than to hash them; the
+ * digest is of the bytes at hand. A blob is hashed as it is stored, because a long one is not at hand. */
 #include "core/save/write/trust.h"
 
 #include <pthread.h>

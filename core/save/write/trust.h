@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * trust: which records a save believes (docs/save.md). Whoever makes a store can give any bytes any digest, with all
- * checks right. So a record is believed only if it stands in a part that this process wrote: all that such a part says
+ * trust: which records a save believes (docs/save.md). The maker of a store can give any bytes any digest, with all
+ * checks right. So a record is believed only if it is in a part that this process wrote: all that such a part says
  * was computed from bytes, or compared with them. Any thread. */
 #ifndef CORE_SAVE_WRITE_TRUST_H
 #define CORE_SAVE_WRITE_TRUST_H

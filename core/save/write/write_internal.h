@@ -82,7 +82,7 @@ void save_band_encode(struct save_band *b, struct save_piece *p);
 void save_band_rows(struct save_band *b, struct save_writer *w);
 /* Hashes a piece that was believed. A mismatch: an error, in b->err. */
 int save_band_confirm(struct save_band *b, const struct save_writer *w, const struct save_piece *p);
-/* Cuts what lies in b->in (which may be overwritten), digests, looks up, encodes. Fills b->err too. */
+/* Cuts what is in b->in (which may be overwritten), digests, looks up, encodes. Fills b->err too. */
 int save_band_process(struct save_band *b, struct save_writer *w);
 
 /* ---- appender: one thread ---- */

@@ -461,8 +461,8 @@ static int writer_finish_alone(struct save_writer *w, struct base_error *err)
 
 	if (r == 0) {
 		result->index_behind = writer_index_behind(w);
-		save_writer_again_tell(w);
-		save_writer_no_base_tell(w);
+		save_writer_again_warn(w);
+		save_writer_no_base_warn(w);
 	}
 	return r;
 }
@@ -493,7 +493,7 @@ int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct 
 		.replace = w->options.replace};
 	struct store_attempt *attempt;
 	struct base_error why = {0}, outcome = {0};
-	int r = save_writer_plan(w, NULL, err), told;
+	int r = save_writer_plan(w, NULL, err), decided;
 
 	if (r < 0)
 		return r;
@@ -510,12 +510,12 @@ int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct 
 			base_error_set(&why, r, "%s is full; nothing of this save is kept", w->store->path);
 		else if (!why.code)
 			base_error_set(&why, r, "the save failed: %s", base_error_name(r));
-		told = store_attempt_abort(attempt, r == -BASE_EUNDECIDED ? NULL : why.text, &w->result.entry,
+		decided = store_attempt_abort(attempt, r == -BASE_EUNDECIDED ? NULL : why.text, &w->result.entry,
 			&outcome);
-		if (told == 0 || r == -BASE_EUNDECIDED) { /* the list says now what became of it, or still does not */
-			r = told;
+		if (decided == 0 || r == -BASE_EUNDECIDED) { /* what the list says now */
+			r = decided;
 			why = outcome;
-			w->result.index_behind = told == 0;
+			w->result.index_behind = decided == 0;
 		}
 		if (r < 0 && err)
 			*err = why;

@@ -41,7 +41,7 @@ struct save_result {
 	uint64_t pieces, pieces_new, pieces_reused, pieces_duplicate;
 	uint64_t piece_bytes_new;                       /* stored bytes of new pieces and blobs */
 	uint64_t raw_bytes_new;                         /* their raw bytes */
-	/* raw bytes of pieces known from a base, and of those that stand twice in this save; of new ones, encoded */
+	/* raw bytes of pieces known from a base, and of those that are twice in this save; of new ones, encoded */
 	uint64_t bytes_reused, bytes_duplicate, bytes_encoded;
 	/* raw bytes of new pieces and blobs that earlier steps had, for all that is known. Lost: those of them that a
 	 * base has or may have, but it could not be read, or is not to be had from there; of the others the save does
@@ -52,7 +52,7 @@ struct save_result {
 	uint64_t digest_ns, encode_ns, read_ns, write_ns; /* summed over threads */
 	/* of the pieces: believed by XXH3-128 to be those of a base; of these, hashed all the same */
 	uint64_t pieces_believed, pieces_checked;
-	/* those of a base, or that the index found, whose bytes were compared; pieces that somebody else's record said
+	/* those of a base, or that the index found, whose bytes were compared; pieces that another's record said
 	 * to be stored and that are not, so that they were stored now */
 	uint64_t pieces_compared, pieces_refuted;
 	struct base_digest part;        /* digest of the part that was written */

@@ -220,7 +220,7 @@ def test_meeting_fails_with_names(lib):
     assert e.value.code == -ETIMEDOUT
     name = fresh_name()
     out = together(2, lambda rank: Comm(lib, rank, 2 + rank, name, timeout_ms=500))
-    assert any("was told that there are" in str(e) for e in out) and all(isinstance(e, Failed) for e in out)
+    assert any("was started with" in str(e) for e in out) and all(isinstance(e, Failed) for e in out)
 
 
 def test_a_folder_of_others_is_refused(lib):

@@ -75,7 +75,7 @@ class Device:
 
     def place(self, fence, address):
         place = ctypes.c_uint()
-        self.check(self.lib.device_fence_place(fence, ctypes.c_void_p(address), ctypes.byref(place),
+        self.check(self.lib.device_fence_context(fence, ctypes.c_void_p(address), ctypes.byref(place),
                                                ctypes.byref(self.err)))
         return place.value
 
@@ -470,7 +470,7 @@ def test_few_calls(cuda, driver, view, calls):
 
 @pytest.mark.parametrize("shape", [(512, 1024), (8, 64, 1024), (4, 8, 128, 128), (16, 4, 32, 16, 16)])
 def test_every_permutation_of_2_mib_takes_few_calls(cuda, driver, shape):
-    """One where items are turned; rows of 64 bytes and more may be copied straight, by some calls more."""
+    """One where items are reordered; rows of 64 bytes and more may be copied straight, by some calls more."""
     driver.lib.standin_delay(0, 1)
     whole = np.random.default_rng(3).integers(0, 2**32, shape, np.uint32)
     for order in itertools.permutations(range(len(shape))):
@@ -489,8 +489,8 @@ def test_every_permutation_of_2_mib_takes_few_calls(cuda, driver, shape):
 @given(st.permutations(range(4)), st.tuples(*[st.sampled_from([3, 17, 40, 96, 130])] * 4),
        st.sampled_from([1, 2, 4, 8, 16, 3]),
        st.tuples(*[st.sampled_from([1, 1, 1, -1, 2])] * 4))
-def test_large_boxes_are_turned_in_parts(cuda, driver, order, shape, item, steps):
-    """More than the memory to turn them in, cut wherever that is best."""
+def test_large_boxes_are_reordered_in_parts(cuda, driver, order, shape, item, steps):
+    """More than the memory to reorder them in, cut wherever that is best."""
     driver.lib.standin_delay(20, 1)
     shape, grow = list(shape), 0
     while np.prod(shape) * item > 64 << 20:     # more is more of the same, and several copies of it have to fit
@@ -526,7 +526,7 @@ def test_overlapping_repeated_empty_and_single_items(cuda, driver, view):
 
 
 @pytest.mark.parametrize("pin, pageable", [(AUTO, 0), (NO, 1), (YES, 0)])
-def test_memory_to_turn_in_is_pinned_where_it_may_be(cuda, driver, pin, pageable):
+def test_memory_to_reorder_in_is_pinned_where_it_may_be(cuda, driver, pin, pageable):
     cuda.pin = pin
     source, out = driver.memory(ROWS.tobytes()), ctypes.create_string_buffer(ROWS.nbytes)
     stream = cuda.stream(cuda.fence())
@@ -538,7 +538,7 @@ def test_memory_to_turn_in_is_pinned_where_it_may_be(cuda, driver, pin, pageable
                                             driver.count("allocations")) == (pageable, not pageable)
 
 
-def test_memory_to_turn_in_that_is_refused(cuda, driver):
+def test_memory_to_reorder_in_that_is_refused(cuda, driver):
     source, out = driver.memory(ROWS.tobytes()), ctypes.create_string_buffer(ROWS.nbytes)
     fence, g = cuda.fence(), Gather.of(ROWS.T)
     g.from_ = source
@@ -557,7 +557,7 @@ def test_memory_to_turn_in_that_is_refused(cuda, driver):
 
 @pytest.mark.parametrize("function", ["cuMemHostAlloc", "cuEventCreate", "cuEventRecord", "cuEventSynchronize",
                                       "cuMemcpyDtoHAsync", "cuMemcpy2DAsync"])
-def test_a_turn_that_fails_leaves_nothing(cuda, driver, function):
+def test_a_reorder_that_fails_leaves_nothing(cuda, driver, function):
     """The nth call of a long one: the stream is freed, nothing is written to the destination afterwards, and another
     one works."""
     cuda.pin = YES
@@ -593,7 +593,7 @@ def test_a_turn_that_fails_leaves_nothing(cuda, driver, function):
     assert failed >= 1
 
 
-def test_an_event_covers_the_turns_before_it(cuda, driver):
+def test_an_event_covers_the_reorders_before_it(cuda, driver):
     """Many small ones share one wait, and those after the event are not done by it."""
     whole = np.random.default_rng(1).integers(0, 2**32, (100, 30, 50), np.uint32)
     source, out = driver.memory(whole.tobytes()), ctypes.create_string_buffer(2 * whole.nbytes)
@@ -891,7 +891,7 @@ child = os.fork()
 if child == 0:
     p = ctypes.c_void_p()
     assert lib.device_fence_new(ctypes.byref(p), ctypes.byref(err)) == 0
-    rc = lib.device_fence_place(p, None, ctypes.byref(ctypes.c_uint()), ctypes.byref(err))
+    rc = lib.device_fence_context(p, None, ctypes.byref(ctypes.c_uint()), ctypes.byref(err))
     os._exit(0 if rc == -19 and b"CUDA_ERROR_NOT_INITIALIZED" in err.text else 1)
 assert os.waitpid(child, 0)[1] == 0
 """, VCKPT_LIBCUDA="", LD_LIBRARY_PATH=str(where))

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a processor turns permuted items (core/device/gather.c), as a save does with device memory that is not in
+"""How fast a processor reorders permuted items (core/device/gather.c), as a save does with device memory that is not in
 its own order.
 
-    tests/bench/turn.py [--build DIR] [--rounds 30]                 wants python and numpy: a table
+    tests/bench/reorder.py [--build DIR] [--rounds 30]                 wants python and numpy: a table
 
 2 MiB of each kind, as a worker has them before it (memory that was just written), against memcpy of as many bytes; the
-best of the rounds, GB/s of bytes turned, one thread. No device is needed: what comes over the bus first is not measured
-here."""
+best of the rounds, GB/s of bytes reordered, one thread. No device is needed: what comes over the bus first is not
+measured here."""
 import argparse
 import ctypes
 import os

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shard_place: from a box of a shard, which counts items of a contiguous local tensor, to bytes of the caller's memory,
- * whatever its strides. */
+ * shard_memory: from a box of a shard, which counts items of a contiguous local tensor, to bytes of the caller's
+ * memory, whatever its strides. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,7 +22,7 @@ static int64_t place_stride(const struct tensor_shape *local, unsigned item_byte
 
 /* An offset has one coordinate in the local tensor, and a stride is so many steps along one of its dimensions: the one
  * with the largest number of items between neighbours that divides it. */
-void tensor_shard_place(const struct tensor_shard_box *at, uint32_t ndim, const struct tensor_shape *local,
+void tensor_shard_memory(const struct tensor_shard_box *at, uint32_t ndim, const struct tensor_shape *local,
 	unsigned item_bytes, const int64_t *strides, int64_t *ret_from, int64_t ret_stride[static TENSOR_MAX_DIMS])
 {
 	uint64_t items[TENSOR_MAX_DIMS], n = 1, offset = at->local_offset;
