@@ -35,8 +35,8 @@
 #define COMM_ROOMS 8u                    /* buckets that a rank owns at one time: filled, or on their way */
 #define COMM_TIMEOUT_MS 300000u          /* the meaning of 0 */
 
-/* A bucket on its way. Zero-initialise, set the first four, and keep it where it is until it is finished, or a call has
- * failed: then the transport looks at it no more. */
+/* A bucket on its way. Zero-initialise it, set the first four, and do not move it until it is finished or a call has
+ * failed. */
 struct comm_pass {
 	uint32_t owner;
 	uint32_t nranks;
@@ -92,9 +92,9 @@ struct comm {
 
 /* ---- for users ---- */
 
-/* What every rank gave. One allocation; comm_gathered_free. */
+/* What every rank gave; comm_gathered_release. */
 struct comm_gathered { uint64_t *len; uint8_t **bytes; };
-void comm_gathered_release(struct comm_gathered *g); /* zero-initialised is well */
+void comm_gathered_release(struct comm_gathered *g); /* may be zeros */
 /* `what`: what the strings are, in a word or two, the same at all ranks: ranks whose words differ are out of step, an
  * error at all of them. All strings together: at most `max` bytes, else -BASE_ELIMIT at all ranks, and nothing is
  * broken. */

@@ -65,8 +65,7 @@ static void bands_taken(void *arg, struct save_band *b)
 	batch->given++;
 }
 
-/* Its part of the slot is not needed any more. Workers wait for a free band, if there was no other, and for room in the
- * ring. */
+/* The band's part of the slot is free. Workers may be waiting for a free band, or for room in the ring. */
 static void bands_appended(void *arg, const struct save_band *b, const struct save_engine_appended *cost)
 {
 	struct save_saver *s = arg;

@@ -146,8 +146,8 @@ static int flight_enqueue(struct save_saver *s, struct save_flight *f, struct ba
 	return 0;
 }
 
-/* The other ranks may not have refused theirs, and would wait for this one's part: what is refused begins, and gives
- * the step up. */
+/* Other ranks may have accepted this save, and would wait for this rank's part. So a save that is refused is queued
+ * all the same, as one that was given up. */
 static int flight_refuse(struct save_saver *s, uint64_t step, int r, const struct base_error *why)
 {
 	const struct save_flight_options none = {.step = step};

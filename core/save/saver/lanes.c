@@ -7,7 +7,7 @@
  * have ended. */
 #include "core/save/saver/saver_internal.h"
 
-/* How many tensors have something to be copied, or an error. */
+/* 1: some tensor has something to copy; 0: none has. */
 static int fence_fill(struct save_flight *f, struct device_fence *fence, struct base_error *err)
 {
 	int r = 0, n = 0;

@@ -48,7 +48,7 @@ void saver_node_count(struct save_saver *s)
 
 /* ---- the ring ---- */
 
-/* One whole save: its bytes, what slots and bands are rounded up by. */
+/* Of one whole save, with what slots and bands are rounded up by. */
 static uint64_t room_needed(const struct save_flight *f)
 {
 	return f->plan->bytes + 64 * f->plan->nboxes + f->plan->bytes / SAVER_BATCH_BYTES * 4096;

@@ -181,7 +181,7 @@ static void same_compare_band(struct save_flight *f, struct saver_worker *w, str
 	}
 }
 
-/* The walker's band. What the base has stays; the batch is so much larger by the rest. */
+/* The walker's band. Pieces that the base has are not copied; the others are added to what the batch copies. */
 static void same_settle_band(struct save_flight *f, struct saver_worker *w, struct saver_batch *b, uint64_t piece)
 {
 	struct saver_pieces *found = f->pieces;

@@ -24,10 +24,10 @@ struct saver_pieces {
 	bool *same;                     /* as the save before has it, and not copied */
 	enum save_worth *worth;         /* of encoding them, by this save or before */
 };
-/* May pieces be left where they are? ASKED: once the persister has named the base that has them. */
+/* May pieces be left uncopied? ASKED: once the persister has named the base that has them. */
 enum saver_same { SAME_NO, SAME_ASKED, SAME_YES };
 
-/* How much later than it is worth waiting for an answer may be, for a save to ask and to wait. Tests change it. */
+/* How much longer than it is worth an answer may take, for a save to ask for it, and to wait. Tests change it. */
 extern struct saver_patience { uint64_t asks_ns, waits_ns; } saver_same_patience;
 /* The lock is held for these: */
 void saver_pieces_give(struct saver_pieces *p); /* NULL-safe */
@@ -35,7 +35,8 @@ void saver_same_ask(struct save_flight *f); /* it is prepared: sets f->before an
 bool saver_same_in(const struct save_flight *f, const struct saver_batch *b); /* in that batch? */
 /* What a worker can do to a batch that has no slot yet; NULL: nothing. */
 struct saver_batch *saver_same_next(const struct save_flight *f);
-/* The first batch is not ready, and there is nothing to compare: how long to wait for the answer. 0: no longer. */
+/* When the first batch is not ready, and there is nothing to compare: until when to wait for the answer, on
+ * CLOCK_MONOTONIC. 0: no longer. */
 uint64_t saver_same_wait(struct save_flight *f);
 void saver_same_keep(struct save_flight *f); /* it is committed */
 /* No lock: */

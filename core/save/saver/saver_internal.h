@@ -36,7 +36,7 @@
 #define SAVER_BATCH_BYTES (UINT64_C(2) << 20)    /* small bands are copied together up to that */
 #define SAVER_RING_MIN_BYTES (UINT64_C(64) << 20)
 
-/* Before READY: some of it may be as the last step has it, so what is to be copied is not known (same.c). */
+/* Before READY it is not known what has to be copied: some of it may be as the last step has it (same.c). */
 enum saver_batch_state { BATCH_TO_COMPARE, BATCH_COMPARING, BATCH_COMPARED, BATCH_READY, BATCH_COPYING, BATCH_STAGED };
 struct saver_batch {
 	struct saver_batch *next; struct save_saver *s;

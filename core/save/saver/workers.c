@@ -223,7 +223,7 @@ static void worker_ring(struct save_saver *s, struct save_flight *f)
 	worker_end(f, r, &err);
 }
 
-/* No room now: the flight being persisted has to give some back; or never. */
+/* The ring has no room for the next batch: until the flight being persisted gives some back, or ever. */
 static void worker_wait_for_room(struct save_saver *s, struct save_flight *f)
 {
 	struct saver_batch *b = f->formed;
@@ -244,7 +244,7 @@ static void worker_wait_for_room(struct save_saver *s, struct save_flight *f)
 	}
 }
 
-/* Another worker is at the batch, or whether it has to be copied is not known yet. */
+/* Another worker is at the batch, or it is not known yet whether it has to be copied. */
 static enum worker_did worker_wait_for_answer(struct save_flight *f, struct saver_worker *w,
 	const struct saver_batch *b)
 {
@@ -253,7 +253,7 @@ static enum worker_did worker_wait_for_answer(struct save_flight *f, struct save
 	return b->state == BATCH_COMPARED && !w->until_ns ? WORKER_DID : WORKER_WAIT;
 }
 
-/* The walk is short, so a worker that comes meanwhile waits for it rather than begin to digest. */
+/* Forming batches takes little time, so a worker that comes meanwhile waits for it and does not begin to digest. */
 static enum worker_did worker_stage(struct save_saver *s, struct saver_worker *w)
 {
 	struct save_flight *f = worker_to_prepare(s);

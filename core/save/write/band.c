@@ -348,7 +348,8 @@ static int band_confirm(struct save_band *b, const struct save_writer *w, const 
 		(unsigned long long)(b->first_piece + (uint64_t)(p - b->pieces)));
 }
 
-/* The piece was sought before it was left out, so the storage failed since, or the store changes against its rules. */
+/* The piece was found before it was left out. So the storage has failed since, or the store was changed against its
+ * rules. */
 static int band_is_absent(struct save_band *b, const struct save_writer *w, const struct save_piece *p)
 {
 	static const struct base_digest none;
@@ -518,7 +519,7 @@ static const struct save_repeat *band_repeat(struct save_band *b, uint64_t seed,
 	return k;
 }
 
-/* The XXH3-128 of what is stored. Is it not the one that was made on its way here, there is an error. */
+/* Sets the XXH3-128 of what is stored, or compares it with the one that was made before. */
 static int band_group_xxh(struct save_band *b, uint64_t seed, const struct save_repeat *k, struct save_piece *p)
 {
 	struct base_xxh128 xxh;
@@ -566,7 +567,7 @@ static int band_group_digest(struct save_band *b, const struct save_writer *w, s
 	return r;
 }
 
-/* One that repeats is left to the appender, which has most likely seen it in this save. */
+/* A piece that repeats is left to the appender, which has most likely seen it in this save. */
 static bool band_encodes(struct save_band *b, const struct save_writer *w, struct save_piece *p)
 {
 	return p->len > STORE_INLINE_MAX_BYTES && !p->repeats && !band_is_stored(b, w, p);

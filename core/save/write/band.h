@@ -29,11 +29,11 @@ struct save_piece {                 /* a piece on its way through the pipeline *
 	/* `digest` is that of the piece with this XXH3-128 at this position of that base; or NULL */
 	struct save_base *believed;
 	bool looked, found;             /* the index was asked; `place` is where it says that the piece is */
-	/* Of places in records that are not believed: a base's whose bytes are the piece's, or NULL; that of the index
-	 * is one, too; one that was to be this piece holds other bytes, or cannot be read. */
+	/* Records that are not believed: a base's, whose place has the piece's bytes (NULL: none); so has `place`; a
+	 * place that was to have them has others, or cannot be read. */
 	const struct store_piece *compared;
 	bool place_compared, refuted;
-	bool repeats;                   /* one like it was hashed before, so it is hardly new */
+	bool repeats;                   /* an equal one was hashed before, so it is hardly new */
 	bool encoded;                   /* the fields below are set */
 	struct index_place place;
 	uint16_t codec; uint64_t stored_len;
@@ -79,10 +79,10 @@ void save_band_release(struct save_band *b);
 struct save_cursor {
 	uint64_t at; bool inside; struct tensor_grid grid; struct tensor_piece_iter it;
 };
-/* 1: the next pieces are in the band; 0: there are no more; -ENOMEM. */
+/* 1: the band has the next pieces; 0: there are no more; -ENOMEM. */
 int save_cursor_take(struct save_cursor *c, const struct save_writer *w, struct save_band *b);
-/* May its XXH3-128 alone say what it is, where a base's record of it is believed? Is it hashed in full then, as chance
- * wants it? */
+/* May the piece be recognised by its XXH3-128 alone, where a base's record of it is believed? Is it one of those that
+ * are hashed in full all the same, which chance chooses? */
 bool save_band_may_believe(const struct save_band *b, const struct save_piece *p);
 bool save_band_is_checked(const struct save_band *b, const struct save_writer *w, const struct save_piece *p);
 void save_band_forget(struct save_band *b); /* lets the bases' rows go */

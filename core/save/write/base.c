@@ -127,7 +127,7 @@ bool save_base_has_layout(const struct save_base *b, const struct base_digest *l
 	return has;
 }
 
-/* What `like` says of the commit, not opened yet. NULL: out of memory. */
+/* A base of the commit that `like` describes, not opened yet. NULL: out of memory. */
 static struct save_base *base_new(const struct save_base *like)
 {
 	struct save_base *b = calloc(1, sizeof *b);
@@ -300,7 +300,7 @@ uint32_t save_base_find_line(const struct save_base *b, uint32_t rank)
 
 /* ---- rows ---- */
 
-/* A kept row that says what the base has in that box. */
+/* A kept row that covers the box. */
 static struct save_base_row *base_find_row(const struct save_base *b, uint32_t tensor, const struct tensor_box *box)
 {
 	for (unsigned i = 0; i < BASE_ROWS; i++) {
@@ -346,7 +346,7 @@ void save_base_row_put(struct save_base_row *row)
 		save_base_row_free((struct base_row *)row);
 }
 
-/* What the base has at that position, whether it may be referred to or not. */
+/* The base's piece at that position, whether it may be referred to or not. */
 static const struct store_piece *base_piece_at(const struct save_base_row *of, const struct tensor_box *piece,
 	uint64_t len, const char **ret_pack)
 {
@@ -379,7 +379,7 @@ const struct store_piece *save_base_piece(const struct save_base_row *row, const
 	return p && !store_notes_name(row->base->notes, *ret_pack, &p->ref) ? p : NULL;
 }
 
-/* The base's own piece, which this save does not refer to. */
+/* Why this save does not refer to a piece of the base. */
 static void base_lost_piece(const struct save_base_row *row, const struct store_piece *p, const char *pack,
 	struct base_error *err)
 {

@@ -31,7 +31,7 @@ struct save_base {
 	/* What the last save left: then m is its excerpt, and the layout this save's; borrowed. NULL: m is whole. */
 	const struct save_last *excerpt;
 	uint32_t rank;                          /* that saves */
-	bool own;                               /* the user's index says that all of it is believed */
+	bool own;                               /* the user's index says that the user wrote all of it */
 	const struct store_notes *notes;
 	struct proto_manifest m;
 	struct save_component *components; uint32_t ncomponents;
@@ -44,7 +44,7 @@ struct save_base {
 	uint32_t near;                          /* line that had something the last time */
 	struct store_chunk_cache *chunks;
 	struct save_base_row *rows[BASE_ROWS]; unsigned next;
-	struct save_base *whole;                /* of an excerpt that did not do: the same, with all of the manifest */
+	struct save_base *whole;                /* of an excerpt that is not enough: the same, with all of the manifest */
 };
 /* The base with all of its manifest; b itself unless it is an excerpt. NULL: out of memory. Under the lock, or while no
  * other thread knows the base. */
@@ -81,8 +81,8 @@ struct base_row {                       /* read-only once made */
 struct base_row *save_base_gather(struct save_base *b, const struct store_layout *l, uint32_t tensor,
 	const struct tensor_box *box);
 void save_base_row_free(struct base_row *row);
-bool save_base_row_full(const struct base_row *row); /* has it all of its box? */
-/* Has it all that the base has in that box? */
+bool save_base_row_full(const struct base_row *row); /* does it cover all of its box? */
+/* Does it have all that the base has in that box? */
 bool save_base_row_covers(const struct base_row *row, const struct tensor_box *box);
 /* Number of the box that has exactly this piece, and of the piece in it; false: none has. */
 bool save_base_row_find(const struct base_row *row, const struct tensor_box *piece, size_t *ret_box,

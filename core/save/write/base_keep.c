@@ -156,10 +156,10 @@ static int keep_choose(struct keep_table *t, struct save_bases *all, size_t *roo
 	return 0;
 }
 
-/* That is there by now. */
+/* The base with all of its manifest, which is open by now. */
 static const struct save_base *keep_whole(const struct save_base *b) { return b->excerpt ? b->whole : b; }
 
-/* r: what filling the table came to. */
+/* r: the result of filling the table. */
 static int keep_end(struct keep_table *t, int r, struct save_bases *all, size_t *room, struct base_attempts *ret_a)
 {
 	if (r == 0)
@@ -227,9 +227,9 @@ static int keep_base(struct keep_table *t, const struct store_layout *l, unsigne
 	return r == 0 && any && t->all->layouts ? keep_layouts(t, &b->m) : r;
 }
 
-/* Is all kept for sure, by what the last save left? Only where this base is the only one: others get the room that
- * is left, and the bound does not say how much that is. All ranks look when the number of the base's entry passes a
- * multiple of KEEP_LOOK: those that came to count differently decide alike again. */
+/* Does what the last save left prove that all attempts are kept? Only where this base is the only one: others get the
+ * room that is left, and the bound does not say how much that is. All ranks look when the number of the base's entry
+ * passes a multiple of KEEP_LOOK: those that came to count differently decide alike again. */
 static bool keep_all(const struct save_bases *all)
 {
 	const struct save_base *b = all->all[0];

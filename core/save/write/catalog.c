@@ -255,8 +255,8 @@ static int catalog_add_commit(struct store *s, struct index *index, const struct
 	}
 	if (r == 0)
 		return index_add_commit(index, c->run, c->entry, &c->manifest, p->all, p->n);
-	base_debug("%s entry %llu stays out of the index: %s", c->run, (unsigned long long)c->entry, why.code ? why.text
-		: base_error_name(r));
+	base_debug("%s entry %llu stays out of the index: %s", c->run, (unsigned long long)c->entry,
+		why.code ? why.text : base_error_name(r));
 	return r == -ENOMEM ? r : 0;
 }
 
@@ -457,6 +457,7 @@ void save_index_tidy(const struct store *s)
 int save_index_update(struct store *s, unsigned flags, struct index_stats *ret_stats, struct base_error *err)
 {
 	struct index *index = NULL;
+	int r;
 
 	/* The caller of a brief update knows that there is something to do. */
 	if (flags == 0 && catalog_nothing_to_do(s, ret_stats)) {
@@ -464,8 +465,7 @@ int save_index_update(struct store *s, unsigned flags, struct index_stats *ret_s
 		return 0;
 	}
 
-	int r = catalog_open(s, flags, &index, err);
-
+	r = catalog_open(s, flags, &index, err);
 	if (r == 0)
 		r = catalog_follow(s, index, err);
 	if (r == 0 && ret_stats)

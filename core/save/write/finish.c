@@ -18,7 +18,7 @@ static const char *again_text(uint64_t bytes, char text[static 32])
 	return text;
 }
 
-/* Are so many bytes of all that was written again more than what changed, and 1 % of the save? */
+/* Are these bytes, which were written again, more than what changed, and at least 1 % of the save? */
 static bool again_much(const struct save_writer *w, uint64_t again)
 {
 	return again > w->result.raw_bytes_new - w->result.bytes_again &&
@@ -139,7 +139,7 @@ static int finish_part(struct save_appender *a, struct proto_part *part, struct 
 	return 0;
 }
 
-/* Without memory for it the next save reads the manifest. */
+/* For the next save, which reads the manifest if there is no memory for it. */
 static void finish_leave(struct save_writer *w, const struct proto_announcement *ann)
 {
 	if (store_manifest_excerpt(ann, &w->leaves.m, NULL) == 0)

@@ -84,7 +84,7 @@ static int past_loaded_know(const struct past *s, struct base_error *err)
 	return step == PROTO_NONE ? 0 : store_list_know_step(s->list, step, err);
 }
 
-/* The step, if it is visible. It is asked for once: a later save goes on from this one. */
+/* The step, if it is visible. It is returned once: a later save goes on from this save. */
 static const struct store_list_step *past_loaded(const struct past *s)
 {
 	const struct store_list_step *step = NULL;
@@ -143,7 +143,7 @@ static bool past_repeated(const struct save_past *p, unsigned i, bool layouts)
 	return false;
 }
 
-/* The one that is of least use: the earliest whose layouts, or else components, a later one has. */
+/* The step of least use: the earliest whose layouts, or else components, a later one has. */
 static unsigned past_least(const struct save_past *p)
 {
 	for (unsigned pass = 0; pass < 2; pass++)
@@ -153,7 +153,7 @@ static unsigned past_least(const struct save_past *p)
 	return 0;
 }
 
-/* l: of what is known but an excerpt, whose layout that is. NULL: no memory. */
+/* l: the layout, where m is an excerpt. NULL: no memory. */
 static const struct save_past_step *past_put(struct save_past *p, const struct store_list_step *step,
 	const struct proto_manifest *m, const struct store_layout *l)
 {
@@ -225,7 +225,7 @@ static bool past_same_launch(const struct store_list_step *a, const struct store
 	return strncmp(a->commit.attempt, b->commit.attempt, PAST_LAUNCH) == 0;
 }
 
-/* Is the step the first of its kind, and of one of the first few kinds? */
+/* Is the step the first of its kind, and is that one of the first few kinds? */
 static bool past_new(const struct store_list_step *seen[static PAST_NEAREST], const struct store_list_step *step,
 	bool (*same)(const struct store_list_step *, const struct store_list_step *))
 {
@@ -240,7 +240,7 @@ static bool past_new(const struct store_list_step *seen[static PAST_NEAREST], co
 	return false;
 }
 
-/* Where the first reason goes why something was not found. */
+/* Where to put why something was not found: the first reason is kept. */
 static struct base_error *past_why(const struct past *s)
 {
 	return s->w->bases.unread.code ? NULL : &s->w->bases.unread;

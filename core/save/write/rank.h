@@ -76,8 +76,8 @@ struct save_measured {
  * committed. */
 int save_writer_finish(struct save_writer *w, const struct save_measured *m, uint64_t *ret_entry,
 	struct base_error *err);
-/* Warns where more was written again than changed, and that is 1 % of the save or more, because too many attempts were
- * named; or because bases could not be used. true: it did. */
+/* Warn if more was written again than changed, and at least 1 % of the save: because too many attempts were named, or
+ * because bases could not be used. true: it did. */
 bool save_writer_again_warn(const struct save_writer *w);
 bool save_writer_no_base_warn(const struct save_writer *w);
 void save_writer_end(struct save_writer *w);    /* closes packs and bases */

@@ -43,9 +43,9 @@ struct save_result {
 	uint64_t raw_bytes_new;                         /* their raw bytes */
 	/* raw bytes of pieces known from a base, and of those that are twice in this save; of new ones, encoded */
 	uint64_t bytes_reused, bytes_duplicate, bytes_encoded;
-	/* raw bytes of new pieces and blobs that earlier steps had, for all that is known. Lost: those of them that a
-	 * base has or may have, but it could not be read, or is not to be had from there; of the others the save does
-	 * not keep the attempts (keep.h) */
+	/* raw bytes of new pieces and blobs that earlier steps had, as far as is known. no_base: those of them that a
+	 * base has or may have, but that could not be read or used; of the others the save does not keep the attempts
+	 * (keep.h) */
 	uint64_t bytes_again, bytes_no_base;
 	uint64_t meta_bytes;                            /* layouts, view headers, parts, manifests */
 	uint32_t bases;
@@ -56,7 +56,7 @@ struct save_result {
 	 * to be stored and that are not, so that they were stored now */
 	uint64_t pieces_compared, pieces_refuted;
 	struct base_digest part;        /* digest of the part that was written */
-	/* the step has objects, or reaches commits, that the index does not know */
+	/* the step has objects, or refers to commits, that the index does not know */
 	bool index_behind;
 };
 
