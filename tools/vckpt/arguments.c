@@ -192,5 +192,7 @@ int tool_arguments_end(struct tool *t)
 			return is_empty(t, word);
 		again |= repeated(word);
 	}
-	return again || t->narguments <= n ? 0 : too_many(t, t->arguments[n]);
+	if (again || t->narguments <= n)
+		return 0;
+	return n ? too_many(t, t->arguments[n]) : tool_usage(t, "unexpected argument \"%s\"", t->arguments[0]);
 }

@@ -4,6 +4,7 @@
 #include "tools/vckpt/tool.h"
 
 #include <ctype.h>
+#include <getopt.h>
 #include <inttypes.h>
 #include <spawn.h>
 #include <stdarg.h>
@@ -11,36 +12,71 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define TOOL_COMMON_MAX 64
+enum { OPTION_JSON = 0x100, OPTION_COLOR, OPTION_OWN }; /* and the numbers of the command's own above */
 
-static const struct option common[] = {
-	{"json", no_argument, NULL, 0x100},
-	{"color", required_argument, NULL, 0x101},
-	{"quiet", no_argument, NULL, 'q'},
-	{"verbose", no_argument, NULL, 'v'},
-	{"help", no_argument, NULL, 'h'},
+#define OPTIONS_MAX 64
+struct options {
+	struct option all[OPTIONS_MAX]; /* as getopt_long wants them; the common ones first */
+	char letters[2 * OPTIONS_MAX];
+	const struct tool_option *own;
+	size_t count;
 };
 
-static size_t merge_options(const struct option *own, struct option merged[static TOOL_COMMON_MAX])
+/* "-" in the letters: arguments come as val 1, in order. */
+static void options_set(struct options *o, const struct tool_option *own)
 {
-	size_t n = 0;
+	static const struct option common[] = {{"json", no_argument, NULL, OPTION_JSON},
+		{"color", required_argument, NULL, OPTION_COLOR}, {"quiet", no_argument, NULL, 'q'},
+		{"verbose", no_argument, NULL, 'v'}, {"help", no_argument, NULL, 'h'}};
 
-	for (; own && own->name && n + BASE_COUNT(common) + 1 < TOOL_COMMON_MAX; own++)
-		merged[n++] = *own;
-	for (size_t i = 0; i < BASE_COUNT(common); i++)
-		merged[n++] = common[i];
-	merged[n] = (struct option){0};
-	return n;
+	*o = (struct options){.letters = "-:qvh", .own = own};
+	memcpy(o->all, common, sizeof common);
+	for (; own[o->count].name && BASE_COUNT(common) + o->count + 1 < OPTIONS_MAX; o->count++) {
+		const struct tool_option *option = &own[o->count];
+		int value = option->flag ? no_argument : option->optional ? optional_argument : required_argument;
+
+		o->all[BASE_COUNT(common) + o->count] =
+			(struct option){option->name, value, NULL, OPTION_OWN + (int)o->count};
+		if (option->letter)
+			sprintf(o->letters + strlen(o->letters), "%c%s", option->letter, option->flag ? "" : ":");
+	}
 }
 
-static int common_option(struct tool *t, int val)
+static int own_option(struct tool *t, const struct options *o, int val, const char *value)
+{
+	const struct tool_option *option = o->own;
+
+	while (val < OPTION_OWN ? option->letter != val : option != o->own + (val - OPTION_OWN))
+		option++;
+	if (option->flag)
+		*option->flag = true;
+	else if (option->text)
+		*option->text = value;
+	return option->call ? option->call(t, option->arg, value) : 0;
+}
+
+static int argument(struct tool *t, const struct options *o, const char *value)
+{
+	const struct tool_option *end = &o->own[o->count];
+
+	tool_argument_add(t, value);
+	return end->call ? end->call(t, end->arg, value) : 0;
+}
+
+static int any_option(struct tool *t, const struct options *o, int val, char **argv)
 {
 	switch (val) {
-	case 0x100:
+	case '?':
+		return tool_usage(t, "unknown option %s", argv[optind - 1]);
+	case ':':
+		return tool_usage(t, "option %s needs a value", argv[optind - 1]);
+	case 1:
+		return argument(t, o, optarg);
+	case OPTION_JSON:
 		t->json = true;
 		return 0;
-	case 0x101: /* set already */
-		return 0;
+	case OPTION_COLOR:
+		return tool_color_set(optarg) ? 0 : tool_usage(t, "--color is auto, always or never");
 	case 'q':
 		t->quiet = true;
 		base_log_set_level(BASE_LOG_ERROR);
@@ -51,53 +87,28 @@ static int common_option(struct tool *t, int val)
 		return 0;
 	case 'h':
 		fputs(t->command->help, stdout);
-		return TOOL_LEAVE + TOOL_DONE;
+		return TOOL_HELPED;
 	default:
-		return -1;
+		return own_option(t, o, val, optarg);
 	}
 }
 
-int tool_parse(struct tool *t, int argc, char **argv, const char *short_options, const struct option *long_options,
-	int (*option)(struct tool *t, void *arg, int val, const char *value), void *arg)
+int tool_parse(struct tool *t, int argc, char **argv, const struct tool_option *own)
 {
-	struct option merged[TOOL_COMMON_MAX];
-	char letters[80];
-	int val;
+	struct options o;
+	int val, code = 0;
 
-	merge_options(long_options, merged);
-	/* "-": arguments come as val 1, in order */
-	snprintf(letters, sizeof letters, "-:%sqvh", short_options ? short_options : "");
+	options_set(&o, own);
 	opterr = 0;
 	optind = 1;
 	t->arguments = calloc((size_t)argc + 1, sizeof *t->arguments); /* and the store of the environment */
 	if (!t->arguments)
-		return TOOL_LEAVE + TOOL_FAILED;
-	while ((val = getopt_long(argc, argv, letters, merged, NULL)) != -1) {
-		int r = 0;
-
-		if (val == '?')
-			return TOOL_LEAVE + tool_usage(t, "unknown option %s", argv[optind - 1]);
-		if (val == ':')
-			return TOOL_LEAVE + tool_usage(t, "option %s needs a value", argv[optind - 1]);
-		if (val == 0x101 && !tool_color_set(optarg))
-			return TOOL_LEAVE + tool_usage(t, "--color is auto, always or never");
-		if (val == 1)
-			tool_argument_add(t, optarg);
-		if (r == 0 && (val == 1 || common_option(t, val) < 0))
-			r = option ? option(t, arg, val, optarg) : 0;
-		else if (val == 'h')
-			r = TOOL_LEAVE + TOOL_DONE;
-		if (r)
-			return r >= TOOL_LEAVE ? r : TOOL_LEAVE + r;
-	}
-	for (; optind < argc; optind++) {
-		tool_argument_add(t, argv[optind]);
-		int r = option ? option(t, arg, 1, argv[optind]) : 0;
-		if (r)
-			return r >= TOOL_LEAVE ? r : TOOL_LEAVE + r;
-	}
-	val = tool_arguments_end(t);
-	return val ? TOOL_LEAVE + val : 0;
+		return TOOL_FAILED;
+	while (code == 0 && (val = getopt_long(argc, argv, o.letters, o.all, NULL)) != -1)
+		code = any_option(t, &o, val, argv);
+	for (; code == 0 && optind < argc; optind++)
+		code = argument(t, &o, argv[optind]);
+	return code ? code : tool_arguments_end(t);
 }
 
 /* Does the text have this path, or one below it? */
@@ -241,13 +252,11 @@ static int open_failed(const struct tool *t, struct base_error *err)
 	return tool_fail(t, err);
 }
 
-int tool_open_store(struct tool *t, unsigned flags, struct store **ret_s)
+int tool_open_store(struct tool *t, unsigned flags)
 {
 	struct base_error err = {0};
 
-	if (store_open(t->arguments[0], flags, ret_s, &err) < 0)
-		return open_failed(t, &err);
-	return 0;
+	return store_open(t->arguments[0], flags, &t->store, &err) < 0 ? open_failed(t, &err) : 0;
 }
 
 int tool_step_parse(const char *text, size_t len, uint64_t *ret_step)
@@ -318,54 +327,59 @@ int tool_target_parse(const struct tool *t, const char *text, struct tool_target
 	return parse_step(t, step, (size_t)(strchrnul(step, '/') - step), ret_target);
 }
 
-int tool_no_run(const struct tool *t, const struct store *s, const char *run)
+int tool_no_run(const struct tool *t, const char *run)
 {
 	char word[TOOL_WORD_BYTES];
 	struct base_error err = {0};
 
 	base_error_set(&err, -ENOENT, "there is no run %s (vckpt ls %s lists the runs)%s", run,
-		tool_shell_word(s->path, word), run[strspn(run, "0123456789")] ? "" : "; a step is RUN/STEP");
+		tool_shell_word(t->store->path, word), run[strspn(run, "0123456789")] ? "" : "; a step is RUN/STEP");
 	return tool_fail(t, &err);
 }
 
-int tool_no_step(const struct tool *t, const struct store *s, const struct store_list *l, const char *which)
+int tool_no_step(const struct tool *t, const struct store_list *l, const char *which)
 {
 	const char *run = store_list_run(l);
 	char word[TOOL_WORD_BYTES];
 	struct base_error err = {0};
 
 	if (store_list_next(l) == 0)
-		return tool_no_run(t, s, run);
+		return tool_no_run(t, run);
 	if (store_list_count(l) == 0)
 		base_error_set(&err, -ENOENT, "%s has no step (vckpt ls %s lists the runs)", run,
-			tool_shell_word(s->path, word));
+			tool_shell_word(t->store->path, word));
 	else
 		base_error_set(&err, -ENOENT, "%s has no step %s (vckpt ls %s %s lists them)", run, which,
-			tool_shell_word(s->path, word), run);
+			tool_shell_word(t->store->path, word), run);
 	return tool_fail(t, &err);
 }
 
-int tool_target_find(const struct tool *t, struct store *s, const struct tool_target *target, struct store_list **ret_l,
-	const struct store_list_step **ret_step)
+int tool_target_find(struct tool *t, const struct tool_target *target, const struct store_list_step **ret_step)
 {
 	struct base_error err = {0};
 	char number[24];
 	bool latest = !target->has_step || target->latest;
-	int code, r = store_list_open_newest(s, target->run, ret_l, &err);
 
-	if (r == 0 && !latest && (r = store_list_know_step(*ret_l, target->step, &err)) < 0) {
-		store_list_close(*ret_l);
-		*ret_l = NULL;
-	}
-	if (r < 0)
+	if (store_list_open_newest(t->store, target->run, &t->list, &err) < 0 ||
+		(!latest && store_list_know_step(t->list, target->step, &err) < 0))
 		return tool_fail(t, &err);
-	*ret_step = latest ? store_list_latest(*ret_l) : store_list_find(*ret_l, target->step);
-	if (*ret_step)
-		return 0;
+	*ret_step = latest ? store_list_latest(t->list) : store_list_find(t->list, target->step);
 	snprintf(number, sizeof number, "%" PRIu64, target->step);
-	code = tool_no_step(t, s, *ret_l, number);
-	store_list_close(*ret_l);
-	*ret_l = NULL;
+	return *ret_step ? 0 : tool_no_step(t, t->list, number);
+}
+
+int tool_step_open(struct tool *t, const struct tool_target *target, const struct store_list_step **ret_step)
+{
+	const struct store_list_step *entry = NULL;
+	struct base_error err = {0};
+	int code = tool_open_store(t, STORE_OPEN_READ_ONLY);
+
+	if (code == 0)
+		code = tool_target_find(t, target, &entry);
+	if (code == 0 && load_step_open(t->store, target->run, entry, &t->step, &err) < 0)
+		code = tool_fail(t, &err);
+	if (ret_step)
+		*ret_step = entry;
 	return code;
 }
 

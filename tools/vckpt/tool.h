@@ -4,14 +4,13 @@
 #ifndef TOOLS_VCKPT_TOOL_H
 #define TOOLS_VCKPT_TOOL_H
 
-#include <getopt.h>
 #include <jansson.h>
 #include <stdio.h>
 
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/commit/incoming.h"
-#include "core/commit/list.h"
+#include "core/load/open/step.h"
 #include "core/step/store.h"
 #include "tools/vckpt/print/format.h"
 #include "tools/vckpt/print/progress.h"
@@ -28,26 +27,41 @@ struct tool {
 	const char **arguments;
 	int narguments; /* positional, in order; the first is the store where the command takes one */
 	bool from_environment; /* the store is that of VCKPT_STORE */
+	/* What the command has opened; closed when it has returned. */
+	struct store *store;
+	struct store_list *list;
+	struct load_step *step;
 };
 
 struct tool_command {
 	const char *name, *summary;
 	const char *help; /* usage line and options, printed by --help */
-	int (*run)(struct tool *t, int argc, char **argv);
+	int (*run)(struct tool *t, int argc, char **argv); /* an exit code, or TOOL_HELPED */
 	bool makes_store; /* STORE need not be one yet: an argument is always STORE */
+};
+
+/* One option of a command. It has one of: a flag that it sets, a text that becomes its value (the last one, where it is
+ * given again), or a function that is called each time with its value. */
+struct tool_option {
+	const char *name;
+	char letter; /* of the short form; 0: there is none */
+	bool *flag;
+	const char **text;
+	int (*call)(struct tool *t, void *arg, const char *value); /* 0, or an exit code that ends the command */
+	void *arg;
+	bool optional; /* the value may be left out; it is NULL then */
 };
 
 extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, tool_cat, tool_export, tool_verify,
 	tool_mend, tool_mount, tool_umount, tool_rm, tool_gc, tool_abort, tool_index, tool_stalls, tool_mesh_command,
 	tool_layout, tool_reshard;
 
-/* Parses the options of a command: its own (called with the option's val and optarg; return 0, or an exit code that
- * ends the command) and the common ones (--json -q -v --help). Positional arguments go to t->arguments, in order, as
- * many as the usage line says, the store first; with `option` they are told too (val 1), so that an option can count
- * for what stands after it. Returns 0 or the exit code to leave with, plus 1000 (so that --help is 1000). */
-int tool_parse(struct tool *t, int argc, char **argv, const char *short_options, const struct option *long_options,
-	int (*option)(struct tool *t, void *arg, int val, const char *value), void *arg);
-#define TOOL_LEAVE 1000
+/* Parses the options of a command: its own, up to one without a name, and the common ones (--json -q -v --help).
+ * Positional arguments go to t->arguments, in order, as many as the usage line says, the store first. An option without
+ * a name that has a function is called with each of them, so that an option can apply to the arguments after it.
+ * Returns 0, or what the command has to return. */
+int tool_parse(struct tool *t, int argc, char **argv, const struct tool_option *options);
+#define TOOL_HELPED 1000 /* --help was printed: the exit code is TOOL_DONE */
 
 /* says it, points to --help; returns TOOL_USAGE */
 int tool_usage(const struct tool *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -65,7 +79,7 @@ int tool_arguments_wrong(const struct tool *t, const char *text);
 /* says it; returns TOOL_FAILED, TOOL_DAMAGE for damaged data, or TOOL_UNDECIDED */
 int tool_fail(const struct tool *t, const struct base_error *err);
 
-int tool_open_store(struct tool *t, unsigned flags, struct store **ret_s);
+int tool_open_store(struct tool *t, unsigned flags); /* t->store; 0 or an exit code, said */
 
 /* RUN, RUN/STEP or RUN/STEP/REST. STEP: decimal or `latest` (left to the caller: *ret_latest). rest: points into
  * `text`, or NULL. */
@@ -84,12 +98,13 @@ int tool_target_parse(const struct tool *t, const char *text, struct tool_target
 /* a file stands where RUN has to; returns TOOL_USAGE */
 int tool_missing_run(const struct tool *t, const char *path);
 /* Say that there is no such run, or in this list no such step (a number, or what comes after "no step"); exit codes. */
-int tool_no_run(const struct tool *t, const struct store *s, const char *run);
-int tool_no_step(const struct tool *t, const struct store *s, const struct store_list *l, const char *which);
-/* The visible step that a target means; opens its run's list, for the newest steps and that one. 0, or an exit code,
- * said. */
-int tool_target_find(const struct tool *t, struct store *s, const struct tool_target *target, struct store_list **ret_l,
-	const struct store_list_step **ret_step);
+int tool_no_run(const struct tool *t, const char *run);
+int tool_no_step(const struct tool *t, const struct store_list *l, const char *which);
+/* The visible step that a target means, in t->list: its run's list, open for the newest steps and that one. 0, or an
+ * exit code, said. */
+int tool_target_find(struct tool *t, const struct tool_target *target, const struct store_list_step **ret_step);
+/* The same with t->store, open for reading, and t->step. ret_step may be NULL. */
+int tool_step_open(struct tool *t, const struct tool_target *target, const struct store_list_step **ret_step);
 
 /* ---- interrupt.c ---- */
 /* From now on SIGINT ends the command at once; the line "interrupted: TEXT" goes to standard error first. */
@@ -110,7 +125,7 @@ json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n)
 bool tool_update_index(const char *store, const struct base_digest *wrote);
 
 /* vckpt ls --incoming; run NULL: of all runs. */
-int tool_list_incoming(struct tool *t, struct store *s, const char *run);
+int tool_list_incoming(struct tool *t, const char *run);
 /* One line of it, of an attempt that is undecided. */
 struct store_incoming;
 void tool_print_incoming(const struct store_incoming *in);

@@ -307,22 +307,6 @@ static int export_to(struct export *e, const char *dest)
 	return r;
 }
 
-static int option(struct tool *t, void *arg, int val, const char *value)
-{
-	struct export *e = arg;
-
-	if (val == 'r')
-		e->replace = true;
-	if (val != 'f')
-		return 0;
-	int show = view_show_parse(value);
-
-	if (show < 0)
-		return tool_usage(t, "--format %s: give safetensors, npy or both (npy,safetensors)", value);
-	e->show = (unsigned)show;
-	return 0;
-}
-
 static int say(struct export *e, const char *dest)
 {
 	char bytes[32];
@@ -354,14 +338,14 @@ static int check_outside(struct export *e, const char *dest)
 
 static int build_tree(struct export *e)
 {
-	const struct load_step_info *info = load_step_info(e->step);
+	const struct load_step_info *info = load_step_info(e->t->step);
 	uint32_t first, end;
 
 	if (!e->component)
-		return view_tree_build(e->step, e->show, &e->tree, &e->err);
-	for (uint32_t i = 0; i < load_step_component_count(e->step); i++)
-		if (!strcmp(load_step_component(e->step, i, &first, &end), e->component))
-			return view_tree_build_component(e->step, e->show, i, &e->tree, &e->err);
+		return view_tree_build(e->t->step, e->show, &e->tree, &e->err);
+	for (uint32_t i = 0; i < load_step_component_count(e->t->step); i++)
+		if (!strcmp(load_step_component(e->t->step, i, &first, &end), e->component))
+			return view_tree_build_component(e->t->step, e->show, i, &e->tree, &e->err);
 	return base_error_set(&e->err, -ENOENT, "%s/%" PRIu64 " has no component %s (vckpt ls STORE %s/%" PRIu64
 		" shows them)", info->run, info->step, e->component, info->run, info->step);
 }
@@ -388,36 +372,27 @@ static int export_step(struct export *e, const char *dest)
 
 static int export_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"format", required_argument, NULL, 'f'},
-		{"replace", no_argument, NULL, 'r'}, {0}};
-	const struct store_list_step *entry;
-	struct export e = {.t = t, .show = VIEW_SHOW_SAFETENSORS};
+	struct export e = {.t = t};
+	const char *format = "safetensors";
+	const struct tool_option options[] = {{"format", .text = &format}, {"replace", .flag = &e.replace}, {0}};
 	struct tool_target target;
-	struct store_list *l = NULL;
-	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, NULL, options, option, &e);
+	int code = tool_parse(t, argc, argv, options), show;
 
 	if (code)
-		return code - TOOL_LEAVE;
+		return code;
+	if ((show = view_show_parse(format)) < 0)
+		return tool_usage(t, "--format %s: give safetensors, npy or both (npy,safetensors)", format);
 	if ((code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
 	if (!target.has_step)
 		return tool_usage(t, "%s is not a step: RUN/STEP, or RUN/STEP/COMPONENT", t->arguments[1]);
+	e.show = (unsigned)show;
 	e.component = target.rest;
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
+	if ((code = tool_step_open(t, &target, NULL)))
 		return code;
-	if ((code = tool_target_find(t, s, &target, &l, &entry)) == 0) {
-		if (check_outside(&e, t->arguments[2]) < 0 ||
-			load_step_open(s, target.run, entry, &e.step, &e.err) < 0)
-			code = tool_fail(t, &e.err);
-		else {
-			code = export_step(&e, t->arguments[2]);
-			load_step_unref(e.step);
-		}
-	}
-	store_list_close(l);
-	store_close(s);
-	return code;
+	if (check_outside(&e, t->arguments[2]) < 0)
+		return tool_fail(t, &e.err);
+	return export_step(&e, t->arguments[2]);
 }
 
 const struct tool_command tool_export = {"export", "write a step as plain files",

@@ -19,7 +19,6 @@ struct export {
 	unsigned show; /* of the step's tensors: enum view_show */
 	bool replace;
 	const char *component; /* NULL: all of the step */
-	struct load_step *step;
 	struct view_tree *tree;
 	struct load_cache *cache;
 	struct tool_progress progress;

@@ -173,7 +173,7 @@ static int find_foreign(struct export *e)
 
 static int refuse(struct export *e, const struct export_others *o)
 {
-	const struct load_step_info *info = load_step_info(e->step);
+	const struct load_step_info *info = load_step_info(e->t->step);
 	char more[40] = "";
 
 	if (o->n > NAMED)

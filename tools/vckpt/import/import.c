@@ -34,29 +34,15 @@ struct import {
 	struct source *sources; /* of each positional argument */
 	struct dtype_option *dtypes;
 	size_t ndtypes;
-	bool keep_cached;
 	bool taken;        /* everything was written when the step turned out to be somebody else's by now */
 	const char *stray; /* --component for which no source has come yet */
 	struct tool_target target;
 	struct base_error err;
 };
 
-static const struct option options[] = {
-	{"component", required_argument, NULL, 'c'},
-	{"dtype", required_argument, NULL, 'd'},
-	{"step", required_argument, NULL, 's'},
-	{"set", required_argument, NULL, 'a'},
-	{"replace", no_argument, NULL, 'r'},
-	{"keep-pickles", no_argument, NULL, 'k'},
-	{"follow", no_argument, NULL, 'f'},
-	{"threads", required_argument, NULL, 't'},
-	{"no-index", no_argument, NULL, 'n'},
-	{"keep-cached", no_argument, NULL, 'C'},
-	{0},
-};
-
-static int set_attribute(struct tool *t, struct import *in, const char *value)
+static int set_attribute(struct tool *t, void *arg, const char *value)
 {
+	struct import *in = arg;
 	const char *equals = strchr(value, '=');
 
 	if (!equals)
@@ -79,8 +65,9 @@ static int set_attribute(struct tool *t, struct import *in, const char *value)
 	return 0;
 }
 
-static int set_step(struct tool *t, struct import *in, const char *value)
+static int set_step(struct tool *t, void *arg, const char *value)
 {
+	struct import *in = arg;
 	struct tool_target target;
 	char text[64];
 
@@ -95,8 +82,9 @@ static int set_step(struct tool *t, struct import *in, const char *value)
 	return 0;
 }
 
-static int set_threads(struct tool *t, struct import *in, const char *value)
+static int set_threads(struct tool *t, void *arg, const char *value)
 {
+	struct import *in = arg;
 	char *end;
 	unsigned long n = *value >= '0' && *value <= '9' ? strtoul(value, &end, 10) : 0;
 
@@ -106,8 +94,20 @@ static int set_threads(struct tool *t, struct import *in, const char *value)
 	return 0;
 }
 
-static int set_dtype(struct tool *t, struct import *in, const char *value)
+static int set_component(struct tool *t, void *arg, const char *value)
 {
+	struct import *in = arg;
+
+	if (!proto_component_valid(value))
+		return tool_usage(t, "--component %s: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 64 bytes, and no name that "
+			"a step's directory uses", value);
+	in->source.component = in->stray = value;
+	return 0;
+}
+
+static int set_dtype(struct tool *t, void *arg, const char *value)
+{
+	struct import *in = arg;
 	struct dtype_option *o = &in->dtypes[in->ndtypes++];
 
 	*o = (struct dtype_option){.name = value};
@@ -129,8 +129,10 @@ static bool is_source_file(const char *text)
 }
 
 /* A positional argument: each source keeps what was said before it. */
-static int argument(struct tool *t, struct import *in, const char *value)
+static int argument(struct tool *t, void *arg, const char *value)
 {
+	struct import *in = arg;
+
 	in->sources[t->narguments - 1] = in->source;
 	if (t->narguments > 2)
 		in->stray = NULL;
@@ -210,48 +212,6 @@ static int add_sources(struct tool *t, struct import *in)
 		return code;
 	if (import_plan_check(&in->plan, &in->err) < 0 || keep_attributes(in) < 0)
 		return tool_fail(t, &in->err);
-	return 0;
-}
-
-static int option(struct tool *t, void *arg, int val, const char *value)
-{
-	struct import *in = arg;
-
-	switch (val) {
-	case 1:
-		return argument(t, in, value);
-	case 'a':
-		return set_attribute(t, in, value);
-	case 's':
-		return set_step(t, in, value);
-	case 'r':
-		in->options.replace = true;
-		return 0;
-	case 'k':
-		in->plan.keep_pickles = true;
-		return 0;
-	case 'f':
-		in->plan.follow = true;
-		return 0;
-	case 'n':
-		in->options.no_index = true;
-		return 0;
-	case 'C':
-		in->keep_cached = true;
-		return 0;
-	case 't':
-		return set_threads(t, in, value);
-	case 'c':
-		if (!proto_component_valid(value))
-			return tool_usage(t,
-				"--component %s: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 64 bytes, and no name that a "
-				"step's directory uses",
-				value);
-		in->source.component = in->stray = value;
-		return 0;
-	case 'd':
-		return set_dtype(t, in, value);
-	}
 	return 0;
 }
 
@@ -430,7 +390,7 @@ static bool says_more(const struct tool *t)
 	return t->verbose && !t->json && !t->quiet;
 }
 
-static int save(struct tool *t, struct import *in, struct store *s, struct save_result *ret_r)
+static int save(struct tool *t, struct import *in, struct save_result *ret_r)
 {
 	struct save_writer *w = NULL;
 	struct tool_progress progress;
@@ -445,7 +405,7 @@ static int save(struct tool *t, struct import *in, struct store *s, struct save_
 	tool_interrupt_waits(t,
 		"ended at once; vckpt ls tells whether the step is there, and vckpt gc deletes what is of no use");
 	tool_progress_start(&progress, t->quiet, "import");
-	int r = save_writer_open(s, &in->options, &w, &in->err);
+	int r = save_writer_open(t->store, &in->options, &w, &in->err);
 	if (r == 0)
 		r = declare(in, w);
 	if (r == 0)
@@ -466,46 +426,45 @@ static int save(struct tool *t, struct import *in, struct store *s, struct save_
 
 /* The step gets the number that its source had, unless another one is named. Not while a job is at work in the run,
  * whose numbers these may be: it has to be named then. */
-static int take_number(struct tool *t, struct import *in, struct store *s)
+static int take_number(struct tool *t, struct import *in)
 {
 	base_cleanup_free struct store_launch_info *launches = NULL;
-	struct store_list *list = NULL;
 	uint64_t number = in->plan.number;
 	size_t n;
 	int r;
 
 	if (in->options.step != PROTO_NONE || !in->plan.nnumbers || number == PROTO_NONE)
 		return 0;
-	r = store_launches(s, &launches, &n, &in->err);
+	r = store_launches(t->store, &launches, &n, &in->err);
 	for (size_t i = 0; r == 0 && i < n; i++)
 		if (launches[i].state != STORE_DEAD && strcmp(launches[i].run, in->target.run) == 0)
 			return 0;
 	if (r == 0)
-		r = store_list_open(s, in->target.run, false, &list, &in->err);
+		r = store_list_open(t->store, in->target.run, false, &t->list, &in->err);
 	if (r < 0)
 		return r;
-	if (in->options.replace || !store_list_find(list, number))
+	if (in->options.replace || !store_list_find(t->list, number))
 		in->options.step = number;
 	else if (!t->quiet)
 		fprintf(stderr,
 			"vckpt import: %s/%" PRIu64 " is there already: the step gets the next number (--replace "
 			"replaces it, --step N names one)\n", in->target.run, number);
-	store_list_close(list);
+	store_list_close(base_steal(t->list));
 	return 0;
 }
 
 /* Of imports that name no step and run at once, all but one find their number taken when they commit. They take the
  * next. */
-static int save_numbered(struct tool *t, struct import *in, struct store *s, struct save_result *ret_r)
+static int save_numbered(struct tool *t, struct import *in, struct save_result *ret_r)
 {
 	bool named = in->options.step != PROTO_NONE;
 	size_t len;
-	int r = take_number(t, in, s);
+	int r = take_number(t, in);
 
 	if (r < 0)
 		return r;
 	for (unsigned tries = 1;; tries++) {
-		r = save(t, in, s, ret_r);
+		r = save(t, in, ret_r);
 		if (r != -EEXIST || named || !in->taken || tries == NUMBER_TRIES)
 			break;
 		base_info("%s; everything is read again, for the next number", in->err.text);
@@ -520,48 +479,53 @@ static int save_numbered(struct tool *t, struct import *in, struct store *s, str
 	return r;
 }
 
-static void update_index(const struct tool *t, const struct store *s, const struct base_digest *part)
+static void update_index(const struct tool *t, const struct base_digest *part)
 {
 	char dir[4096], word[TOOL_WORD_BYTES];
 	base_cleanup_close int dir_of_store = -1;
 
-	if (save_index_dir(s, &dir_of_store, dir) < 0)
+	if (save_index_dir(t->store, &dir_of_store, dir) < 0)
 		base_info("the user has no place for an index: XDG_CACHE_HOME and HOME are not set");
-	else if (!tool_update_index(s->path, part))
+	else if (!tool_update_index(t->store->path, part))
 		base_log(t->quiet ? BASE_LOG_DEBUG : BASE_LOG_WARNING,
 			"the index could not be brought up to date (the step is whole; vckpt index %s tries again)",
-			tool_shell_word(s->path, word));
+			tool_shell_word(t->store->path, word));
 }
 
 static int import_run(struct tool *t, int argc, char **argv)
 {
 	struct import in = {.options.step = PROTO_NONE};
 	struct save_result result = {0};
-	struct store *s = NULL;
+	bool keep_cached = false;
+	const struct tool_option options[] = {{"component", .call = set_component, .arg = &in},
+		{"dtype", .call = set_dtype, .arg = &in}, {"step", .call = set_step, .arg = &in},
+		{"set", .call = set_attribute, .arg = &in}, {"replace", .flag = &in.options.replace},
+		{"keep-pickles", .flag = &in.plan.keep_pickles}, {"follow", .flag = &in.plan.follow},
+		{"threads", .call = set_threads, .arg = &in}, {"no-index", .flag = &in.options.no_index},
+		{"keep-cached", .flag = &keep_cached}, {.call = argument, .arg = &in}};
 
 	in.sources = calloc((size_t)argc + 1, sizeof *in.sources);
 	in.dtypes = calloc((size_t)argc + 1, sizeof *in.dtypes);
-	int code = in.sources && in.dtypes ? tool_parse(t, argc, argv, NULL, options, option, &in) : TOOL_FAILED;
+	int code = in.sources && in.dtypes ? tool_parse(t, argc, argv, options) : TOOL_FAILED;
 	if (code == 0) {
 		tool_interrupt_ends(t, "nothing was imported");
 		code = add_sources(t, &in);
 	}
 	if (code == 0)
-		code = tool_open_store(t, in.keep_cached ? STORE_OPEN_KEEP_CACHED : 0, &s);
+		code = tool_open_store(t, keep_cached ? STORE_OPEN_KEEP_CACHED : 0);
 	if (code == 0 && says_more(t))
 		say_sources(&in.plan);
-	if (code == 0 && save_numbered(t, &in, s, &result) < 0)
+	if (code == 0 && save_numbered(t, &in, &result) < 0)
 		code = tool_fail(t, &in.err);
 	if (code == 0) {
 		if (!in.options.no_index && result.index_behind && !tool_interrupted())
-			update_index(t, s, &result.part);
+			update_index(t, &result.part);
 		code = report(t, &in, &result);
 		if (code == 0 && says_more(t))
 			say_shared(&result);
 		if (tool_interrupted())
 			fputs("vckpt import: interrupted when the step was already imported\n", stderr);
 	}
-	store_close(s);
 	import_plan_release(&in.plan);
 	for (size_t i = 0; i < in.nattributes; i++) {
 		free((char *)in.attributes[i].key);
@@ -570,7 +534,7 @@ static int import_run(struct tool *t, int argc, char **argv)
 	free(in.attributes);
 	free(in.sources);
 	free(in.dtypes);
-	return code >= TOOL_LEAVE ? code - TOOL_LEAVE : code;
+	return code;
 }
 
 const struct tool_command tool_import = {"import",

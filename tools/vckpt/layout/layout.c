@@ -238,26 +238,6 @@ static int print_rank(const struct layout *l)
 
 /* ---- the command ---- */
 
-static int option(struct tool *t, void *arg, int val, const char *value)
-{
-	struct layout *l = arg;
-
-	l->one = l->one || (val != 'c' && val != 1);
-	switch (val) {
-	case 1: return 0;
-	case 'c': l->check = value; return 0;
-	case 's': l->shape_text = value; return 0;
-	case 'd': l->dtype_text = value; return 0;
-	case 'm': l->on.mesh.text = value; return 0;
-	case 'o': l->on.mesh.order = value; return 0;
-	case 'p': l->on.place = value; return 0;
-	case 'f': l->flat_text = value; return 0;
-	case 'r': l->ranks.text = value; return 0;
-	case 'w': l->draw = true; return 0;
-	default: return tool_usage(t, "unexpected argument \"%s\"", value ? value : "");
-	}
-}
-
 static int read_arguments(struct layout *l)
 {
 	int code = tool_tensor_read(l->t, l->shape_text, l->dtype_text, &l->shape, &l->dtype);
@@ -280,21 +260,22 @@ static int read_arguments(struct layout *l)
 
 static int layout_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"shape", required_argument, NULL, 's'},
-		{"dtype", required_argument, NULL, 'd'}, {"mesh", required_argument, NULL, 'm'},
-		{"rank-order", required_argument, NULL, 'o'}, {"place", required_argument, NULL, 'p'},
-		{"flat", required_argument, NULL, 'f'}, {"rank", required_argument, NULL, 'r'},
-		{"draw", no_argument, NULL, 'w'}, {"check", required_argument, NULL, 'c'}, {0}};
 	struct layout l = {.t = t, .on = {.place_option = "--place",
 		.mesh = {.option = "--mesh", .order_option = "--rank-order"}}};
-	int code = tool_parse(t, argc, argv, NULL, options, option, &l);
+	const char *check = NULL;
+	const struct tool_option options[] = {{"shape", .text = &l.shape_text}, {"dtype", .text = &l.dtype_text},
+		{"mesh", .text = &l.on.mesh.text}, {"rank-order", .text = &l.on.mesh.order},
+		{"place", .text = &l.on.place}, {"flat", .text = &l.flat_text}, {"rank", .text = &l.ranks.text},
+		{"draw", .flag = &l.draw}, {"check", .text = &check}, {0}};
+	int code = tool_parse(t, argc, argv, options);
 
 	if (code)
-		return code - TOOL_LEAVE;
-	if (l.check && l.one)
-		return tool_usage(t, "--check FILE excludes the options that tell of one tensor");
-	if (l.check)
-		return layout_check(t, l.check);
+		return code;
+	if (check && (l.shape_text || l.dtype_text || l.on.mesh.text || l.on.mesh.order || l.on.place ||
+		l.flat_text || l.ranks.text || l.draw))
+		return tool_usage(t, "--check FILE excludes the options that describe one tensor");
+	if (check)
+		return layout_check(t, check);
 	if (t->narguments)
 		return tool_usage(t, "unexpected argument \"%s\": STORE and RUN/STEP belong to --check",
 			t->arguments[0]);

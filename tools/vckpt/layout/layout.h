@@ -9,8 +9,6 @@
 struct layout {
 	struct tool *t;
 	const char *shape_text, *dtype_text, *flat_text;
-	const char *check;      /* a layout file */
-	bool one;               /* an option of one tensor was given */
 	struct tensor_shape shape;
 	enum tensor_dtype dtype;
 	struct tool_sharding on;

@@ -55,7 +55,7 @@ static int add_tensor(struct tool_table *table, const struct view_layouts *l, co
 	return name.error;
 }
 
-static int print_step(struct tool *t, const struct view_layouts *l, const struct load_step *step)
+static int print_step(struct tool *t, const struct view_layouts *l)
 {
 	static const struct tool_column columns[] = {{"tensor", .shorten = true}, {"shape"}, {"dtype"}, {"placements"},
 		{"line"}};
@@ -64,10 +64,10 @@ static int print_step(struct tool *t, const struct view_layouts *l, const struct
 	struct base_error err = {.code = -ENOMEM};
 	int r = table && counts ? 0 : -ENOMEM;
 
-	for (uint32_t i = 0; r == 0 && i < load_step_tensor_count(step); i++) {
+	for (uint32_t i = 0; r == 0 && i < load_step_tensor_count(t->step); i++) {
 		struct load_tensor_info info;
 
-		load_step_tensor_info(step, i, &info);
+		load_step_tensor_info(t->step, i, &info);
 		r = add_tensor(table, l, &info, counts);
 	}
 	tool_output_begin();
@@ -84,28 +84,6 @@ static int print_step(struct tool *t, const struct view_layouts *l, const struct
 		puts("'");
 	}
 	return r < 0 ? tool_fail(t, &err) : tool_output_end(t);
-}
-
-static int check_step(struct tool *t, const struct view_layouts *l, const struct tool_target *target)
-{
-	const struct store_list_step *entry;
-	struct store_list *list = NULL;
-	struct load_step *step = NULL;
-	struct base_error err = {0};
-	struct store *s = NULL;
-	int code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s);
-
-	if (code)
-		return code;
-	code = tool_target_find(t, s, target, &list, &entry);
-	if (code == 0 && load_step_open(s, target->run, entry, &step, &err) < 0)
-		code = tool_fail(t, &err);
-	if (code == 0)
-		code = print_step(t, l, step);
-	load_step_unref(step);
-	store_list_close(list);
-	store_close(s);
-	return code;
 }
 
 /* RUN/STEP alone is of the store that VCKPT_STORE names. */
@@ -140,7 +118,8 @@ int layout_check(struct tool *t, const char *file)
 	if (view_layouts_open(file, &l, &err) < 0)
 		return tool_fail(t, &err);
 	if (t->narguments) {
-		code = check_step(t, l, &target);
+		code = tool_step_open(t, &target, NULL);
+		code = code ? code : print_step(t, l);
 	} else {
 		tool_output_begin();
 		printf("%s: %u %s\n", file, view_layouts_count(l), view_layouts_count(l) == 1 ? "line" : "lines");

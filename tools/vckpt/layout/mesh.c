@@ -325,33 +325,16 @@ static int check_ranks(struct mesh_command *c)
 	return c->members ? 0 : tool_fail(c->t, &(struct base_error){.code = -ENOMEM});
 }
 
-static int option(struct tool *t, void *arg, int val, const char *value)
-{
-	struct mesh_command *c = arg;
-
-	switch (val) {
-	case 'm': c->mesh.text = value; return 0;
-	case 'o': c->mesh.order = value; return 0;
-	case 'd': c->devices_text = value; return 0;
-	case 't': c->table_text = value; return 0;
-	case 'r': c->ranks.text = value; return 0;
-	case 'w': c->no_wrap = true; return 0;
-	default: return tool_usage(t, "unexpected argument \"%s\"", value ? value : "");
-	}
-}
-
 static int mesh_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"mesh", required_argument, NULL, 'm'},
-		{"rank-order", required_argument, NULL, 'o'}, {"devices-per-host", required_argument, NULL, 'd'},
-		{"device-table", required_argument, NULL, 't'}, {"rank", required_argument, NULL, 'r'},
-		{"no-wrap", no_argument, NULL, 'w'}, {0}};
 	struct mesh_command c = {.t = t, .mesh = {.option = "--mesh", .order_option = "--rank-order"}};
-	int code = tool_parse(t, argc, argv, NULL, options, option, &c);
+	const struct tool_option options[] = {{"mesh", .text = &c.mesh.text}, {"rank-order", .text = &c.mesh.order},
+		{"devices-per-host", .text = &c.devices_text}, {"device-table", .text = &c.table_text},
+		{"rank", .text = &c.ranks.text}, {"no-wrap", .flag = &c.no_wrap}, {0}};
+	int code = tool_parse(t, argc, argv, options);
 
-	if (code)
-		return code - TOOL_LEAVE;
-	code = tool_mesh_read(t, &c.mesh);
+	if (!code)
+		code = tool_mesh_read(t, &c.mesh);
 	if (!code)
 		code = read_hosts(&c);
 	if (!code)

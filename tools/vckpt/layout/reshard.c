@@ -288,24 +288,6 @@ static int print_ranks(struct reshard *reshard)
 
 /* ---- the command ---- */
 
-static int option(struct tool *t, void *arg, int val, const char *value)
-{
-	struct reshard *reshard = arg;
-
-	switch (val) {
-	case 's': reshard->shape_text = value; return 0;
-	case 'd': reshard->dtype_text = value; return 0;
-	case 'm': reshard->from.mesh.text = value; return 0;
-	case 'o': reshard->from.mesh.order = value; return 0;
-	case 'p': reshard->from.place = value; return 0;
-	case 'M': reshard->to.mesh.text = value; return 0;
-	case 'O': reshard->to.mesh.order = value; return 0;
-	case 'P': reshard->to.place = value; return 0;
-	case 'r': reshard->ranks.text = value; return 0;
-	default: return tool_usage(t, "unexpected argument \"%s\"", value ? value : "");
-	}
-}
-
 static int read_arguments(struct reshard *reshard)
 {
 	int code = tool_tensor_read(reshard->t, reshard->shape_text, reshard->dtype_text, &reshard->shape,
@@ -330,21 +312,19 @@ static int read_arguments(struct reshard *reshard)
 
 static int reshard_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"shape", required_argument, NULL, 's'},
-		{"dtype", required_argument, NULL, 'd'}, {"from-mesh", required_argument, NULL, 'm'},
-		{"from-rank-order", required_argument, NULL, 'o'}, {"from-place", required_argument, NULL, 'p'},
-		{"to-mesh", required_argument, NULL, 'M'}, {"to-rank-order", required_argument, NULL, 'O'},
-		{"to-place", required_argument, NULL, 'P'}, {"rank", required_argument, NULL, 'r'}, {0}};
 	struct reshard reshard = {.t = t,
 		.from = {.place_option = "--from-place", .mesh = {.option = "--from-mesh",
 			.order_option = "--from-rank-order"}},
 		.to = {.place_option = "--to-place", .mesh = {.option = "--to-mesh",
 			.order_option = "--to-rank-order"}}};
-	int code = tool_parse(t, argc, argv, NULL, options, option, &reshard);
+	const struct tool_option options[] = {{"shape", .text = &reshard.shape_text},
+		{"dtype", .text = &reshard.dtype_text}, {"from-mesh", .text = &reshard.from.mesh.text},
+		{"from-rank-order", .text = &reshard.from.mesh.order}, {"from-place", .text = &reshard.from.place},
+		{"to-mesh", .text = &reshard.to.mesh.text}, {"to-rank-order", .text = &reshard.to.mesh.order},
+		{"to-place", .text = &reshard.to.place}, {"rank", .text = &reshard.ranks.text}, {0}};
+	int code = tool_parse(t, argc, argv, options);
 
-	if (code)
-		return code - TOOL_LEAVE;
-	if ((code = read_arguments(&reshard)) == 0 && (code = count_boxes(&reshard)) == 0) {
+	if (code == 0 && (code = read_arguments(&reshard)) == 0 && (code = count_boxes(&reshard)) == 0) {
 		tool_output_begin();
 		code = print_ranks(&reshard);
 	}

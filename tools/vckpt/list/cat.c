@@ -8,21 +8,6 @@
 
 #define CACHE_BYTES (UINT64_C(64) << 20)
 
-struct cat { bool raw; struct view_layouts *layouts; };
-
-static int option(struct tool *t, void *arg, int val, const char *value)
-{
-	struct cat *c = arg;
-	struct base_error err = {0};
-
-	if (val == 'r')
-		c->raw = true;
-	if (val != 'l')
-		return 0;
-	view_layouts_free(base_steal(c->layouts));
-	return view_layouts_open(value, &c->layouts, &err) < 0 ? tool_usage(t, "%s", err.text) : 0;
-}
-
 static int write_out(void *arg, const void *bytes, size_t len, struct base_error *err)
 {
 	(void)arg;
@@ -59,21 +44,21 @@ static int open_path(struct view_tree *tree, const struct view_layouts *layouts,
 	return view_file_open(tree, (uint32_t)node, ret_f, err);
 }
 
-static int cat_file(struct tool *t, struct load_step *step, const char *path, const struct cat *c)
+static int cat_file(struct tool *t, const char *path, bool raw, const struct view_layouts *layouts)
 {
 	struct base_error err = {0};
 	struct view_tree *tree = NULL;
 	struct view_file *file = NULL;
 	struct load_cache *cache = load_cache_new(CACHE_BYTES);
 	uint64_t skip = 0;
-	int r = cache ? view_tree_build(step, VIEW_SHOW_ALL, &tree, &err) : base_no_memory(&err);
+	int r = cache ? view_tree_build(t->step, VIEW_SHOW_ALL, &tree, &err) : base_no_memory(&err);
 
 	if (cache)
 		load_cache_quiet(cache);
 	if (r == 0)
-		r = open_path(tree, c->layouts, path, &file, &skip, &err);
+		r = open_path(tree, layouts, path, &file, &skip, &err);
 	if (r == 0)
-		r = view_file_stream(file, cache, c->raw ? skip : 0, 0, write_out, NULL, &err);
+		r = view_file_stream(file, cache, raw ? skip : 0, 0, write_out, NULL, &err);
 	int code = r < 0 ? tool_fail(t, &err) : TOOL_DONE;
 	view_file_close(file);
 	view_tree_unref(tree);
@@ -81,16 +66,18 @@ static int cat_file(struct tool *t, struct load_step *step, const char *path, co
 	return code;
 }
 
-static int cat_target(struct tool *t, const struct cat *c)
+static int cat_run(struct tool *t, int argc, char **argv)
 {
-	const struct store_list_step *entry;
+	bool raw = false;
+	const char *file = NULL;
+	const struct tool_option options[] = {{"raw", .flag = &raw}, {"layouts", .text = &file}, {0}};
+	struct view_layouts *layouts = NULL;
 	struct tool_target target;
-	struct store_list *l = NULL;
-	struct load_step *step;
 	struct base_error err = {0};
-	struct store *s = NULL;
-	int code;
+	int code = tool_parse(t, argc, argv, options);
 
+	if (code)
+		return code;
 	if (t->json)
 		return tool_usage(t, "the command prints bytes and has no --json");
 	if ((code = tool_target_parse(t, t->arguments[1], &target)))
@@ -98,30 +85,11 @@ static int cat_target(struct tool *t, const struct cat *c)
 	if (!target.rest)
 		return tool_usage(t, "%s is not a file of a step: give RUN/STEP/PATH, where PATH is as the mount "
 			"shows it", t->arguments[1]);
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
-		return code;
-	if ((code = tool_target_find(t, s, &target, &l, &entry)) == 0) {
-		if (load_step_open(s, target.run, entry, &step, &err) < 0)
-			code = tool_fail(t, &err);
-		else {
-			code = cat_file(t, step, target.rest, c);
-			load_step_unref(step);
-		}
-	}
-	store_list_close(l);
-	store_close(s);
-	return code;
-}
-
-static int cat_run(struct tool *t, int argc, char **argv)
-{
-	static const struct option options[] = {{"raw", no_argument, NULL, 'r'},
-		{"layouts", required_argument, NULL, 'l'}, {0}};
-	struct cat c = {0};
-	int code = tool_parse(t, argc, argv, NULL, options, option, &c);
-
-	code = code ? code - TOOL_LEAVE : cat_target(t, &c);
-	view_layouts_free(c.layouts);
+	if (file && view_layouts_open(file, &layouts, &err) < 0)
+		return tool_usage(t, "%s", err.text);
+	if ((code = tool_step_open(t, &target, NULL)) == 0)
+		code = cat_file(t, target.rest, raw, layouts);
+	view_layouts_free(layouts);
 	return code;
 }
 

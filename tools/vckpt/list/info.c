@@ -15,10 +15,9 @@
 
 struct info {
 	struct tool *t;
-	struct store *s;
 	const char *run;
 	bool packs;
-	struct load_step *step, *before; /* before: the next lower visible step of the run, or NULL */
+	struct load_step *before; /* the next lower visible step of the run, or NULL */
 	struct base_error err;
 };
 
@@ -26,11 +25,11 @@ static int add_tensor(struct info *in, uint32_t tensor, struct tool_sums *s)
 {
 	struct load_tensor_info info;
 	struct load_object *o, *before = NULL;
-	int r = load_tensor_open(in->step, tensor, &o, &in->err);
+	int r = load_tensor_open(in->t->step, tensor, &o, &in->err);
 
 	if (r < 0)
 		return r;
-	load_step_tensor_info(in->step, tensor, &info);
+	load_step_tensor_info(in->t->step, tensor, &info);
 	int64_t number = -ENOENT;
 	if (in->before)
 		number = load_step_tensor_find(in->before, info.component, info.name, info.name_len);
@@ -92,23 +91,25 @@ static void print_sums(const struct tool_sums *s, const struct load_step *before
 
 static int store_info(struct info *in)
 {
-	const struct proto_store *p = &in->s->info;
+	const struct proto_store *p = &in->t->store->info;
 	struct store_needs n;
 	uint64_t packs, bytes, spare;
 	char id[33], a[32], b[32];
 
-	if (store_needs(in->s, NULL, NULL, &n, &in->err) < 0 || store_packs_bytes(in->s, &packs, &bytes, &in->err) < 0)
+	if (store_needs(in->t->store, NULL, NULL, &n, &in->err) < 0 ||
+		store_packs_bytes(in->t->store, &packs, &bytes, &in->err) < 0)
 		return tool_fail(in->t, &in->err);
 	spare = bytes - base_min(n.kept_bytes, bytes);
 	for (unsigned i = 0; i < 16; i++)
 		snprintf(id + 2 * i, 3, "%02x", p->id[i]);
 	if (in->t->json)
 		return tool_print_json(json_pack("{s:o, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "store",
-			tool_json_text(in->s->path, strlen(in->s->path)), "format", (json_int_t)p->version, "id", id,
+			tool_json_text(in->t->store->path, strlen(in->t->store->path)),
+			"format", (json_int_t)p->version, "id", id,
 			"runs", (json_int_t)n.runs, "steps", (json_int_t)n.steps, "logical_bytes", (json_int_t)n.bytes,
 			"packs", (json_int_t)packs, "disk_bytes", (json_int_t)bytes, "needed_bytes",
 			(json_int_t)n.kept_bytes));
-	tool_print_text(stdout, in->s->path, strlen(in->s->path));
+	tool_print_text(stdout, in->t->store->path, strlen(in->t->store->path));
 	printf("\n  %-12s %u, id %s\n", "format", p->version, id);
 	tool_format_bytes(n.bytes, a);
 	printf("  %-12s %" PRIu64 " %s, %" PRIu64 " %s, %s logical\n", "content", n.runs,
@@ -133,9 +134,9 @@ static int tensor_info(struct info *in, uint32_t tensor)
 	struct tool_sums sums = {0};
 	char hex[BASE_DIGEST_HEX];
 
-	if (add_tensor(in, tensor, &sums) < 0 || load_tensor_open(in->step, tensor, &o, &in->err) < 0)
+	if (add_tensor(in, tensor, &sums) < 0 || load_tensor_open(in->t->step, tensor, &o, &in->err) < 0)
 		return tool_fail(in->t, &in->err);
-	load_step_tensor_info(in->step, tensor, &info);
+	load_step_tensor_info(in->t->step, tensor, &info);
 	base_digest_hex(load_object_digest(o), hex);
 	const struct tensor_grid *g = load_object_grid(o);
 	json_t *shape = json_array(), *tile = json_array();
@@ -151,12 +152,12 @@ static int tensor_info(struct info *in, uint32_t tensor)
 
 		json_object_update_new(all,
 			json_pack("{s:s, s:I, s:s, s:o, s:s, s:O, s:O, s:s}", "run", in->run, "step",
-				(json_int_t)load_step_info(in->step)->step, "component", info.component, "name",
+				(json_int_t)load_step_info(in->t->step)->step, "component", info.component, "name",
 				tool_json_text(info.name, info.name_len), "dtype", tensor_dtype_name(info.dtype),
 				"shape", shape, "tile", tile, "digest", hex));
 		code = tool_print_json(all);
 	} else {
-		printf("%s/step-%08" PRIu64 "/%s/", in->run, load_step_info(in->step)->step, info.component);
+		printf("%s/step-%08" PRIu64 "/%s/", in->run, load_step_info(in->t->step)->step, info.component);
 		tool_print_text(stdout, info.name, info.name_len);
 		putchar('\n');
 		printf("  %-12s %s %s, tiles of %s\n  %-12s %s\n", "tensor", tensor_dtype_name(info.dtype), shape_text,
@@ -178,13 +179,13 @@ static int count_steps(struct info *in, const char *const *names, uint32_t n, ui
 {
 	struct store_list *l;
 
-	if (store_list_open(in->s, in->run, false, &l, &in->err) < 0)
+	if (store_list_open(in->t->store, in->run, false, &l, &in->err) < 0)
 		return -1;
 	int r = 0;
 	for (size_t i = 0; i < store_list_count(l) && r == 0; i++) {
 		struct proto_manifest m;
 
-		r = store_manifest_get(in->s, in->run, &store_list_at(l, i)->commit.manifest, &m, &in->err);
+		r = store_manifest_get(in->t->store, in->run, &store_list_at(l, i)->commit.manifest, &m, &in->err);
 		if (r == -BASE_EVERSION) { /* one of a newer vckpt is not counted */
 			base_warning("%s; its packs are not counted", in->err.text);
 			in->err = (struct base_error){0};
@@ -210,7 +211,7 @@ static int count_steps(struct info *in, const char *const *names, uint32_t n, ui
 
 static int packs_json(struct info *in, json_t *all)
 {
-	const struct proto_manifest *m = load_step_manifest(in->step);
+	const struct proto_manifest *m = load_step_manifest(in->t->step);
 	base_cleanup_free const char **names = calloc(m->npacks + 1, sizeof *names);
 	base_cleanup_free uint64_t *steps = calloc(m->npacks + 1, sizeof *steps);
 
@@ -252,15 +253,15 @@ static void print_packs(const json_t *packs)
 
 static json_t *step_head(const struct info *in)
 {
-	const struct load_step_info *i = load_step_info(in->step);
-	uint64_t no_base, again = load_step_again(in->step, &no_base);
+	const struct load_step_info *i = load_step_info(in->t->step);
+	uint64_t no_base, again = load_step_again(in->t->step, &no_base);
 	char time[40], hex[BASE_DIGEST_HEX];
 
 	tool_format_time(i->time_ns, time);
 	base_digest_hex(&i->manifest, hex);
 	return json_pack("{s:s, s:I, s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "run", in->run, "step",
 		(json_int_t)i->step, "attempt", i->attempt, "entry", (json_int_t)i->entry, "time", time, "manifest",
-		hex, "tensors", (json_int_t)i->tensors, "blobs", (json_int_t)load_step_blob_count(in->step),
+		hex, "tensors", (json_int_t)i->tensors, "blobs", (json_int_t)load_step_blob_count(in->t->step),
 		"logical_bytes", (json_int_t)i->bytes, "new_bytes", (json_int_t)i->new_bytes, "again_bytes",
 		(json_int_t)again, "no_base_bytes", (json_int_t)no_base, "attributes",
 		tool_json_attributes(i->attributes, i->nattributes));
@@ -268,8 +269,8 @@ static json_t *step_head(const struct info *in)
 
 static void print_head(const struct info *in)
 {
-	const struct load_step_info *i = load_step_info(in->step);
-	uint64_t no_base, again = load_step_again(in->step, &no_base);
+	const struct load_step_info *i = load_step_info(in->t->step);
+	uint64_t no_base, again = load_step_again(in->t->step, &no_base);
 	char time[40], hex[BASE_DIGEST_HEX], bytes[32], added[32];
 
 	tool_format_time(i->time_ns, time);
@@ -279,8 +280,8 @@ static void print_head(const struct info *in)
 	printf("%s/step-%08" PRIu64 "\n  %-12s %s by attempt %s, entry %" PRIu64 "\n  %-12s %s\n", in->run, i->step,
 		"committed", time, i->attempt, i->entry, "manifest", hex);
 	printf("  %-12s %" PRIu64 " %s, %" PRIu32 " %s, %s; it added %s\n", "content", i->tensors,
-		base_plural(i->tensors, "tensor", "tensors"), load_step_blob_count(in->step),
-		base_plural(load_step_blob_count(in->step), "blob", "blobs"), bytes, added);
+		base_plural(i->tensors, "tensor", "tensors"), load_step_blob_count(in->t->step),
+		base_plural(load_step_blob_count(in->t->step), "blob", "blobs"), bytes, added);
 	tool_format_bytes(again - no_base, bytes);
 	if (again > no_base)
 		printf("  %-12s %s of unchanged data was written again, because a step refers to packs of at most %u "
@@ -302,7 +303,7 @@ static int step_info(struct info *in)
 	json_t *packs = json_array();
 	int code = TOOL_DONE, r = 0;
 
-	for (uint32_t i = 0; i < load_step_tensor_count(in->step) && r == 0; i++)
+	for (uint32_t i = 0; i < load_step_tensor_count(in->t->step) && r == 0; i++)
 		r = add_tensor(in, i, &sums);
 	if (r == 0)
 		r = packs_json(in, packs);
@@ -337,8 +338,8 @@ static int64_t find_tensor(struct info *in, const char *path)
 	if (!slash || (size_t)(slash - path) >= sizeof component)
 		return -ENOENT;
 	snprintf(component, sizeof component, "%.*s", (int)(slash - path), path);
-	int64_t tensor = load_step_tensor_find(in->step, component, slash + 1, strlen(slash + 1));
-	if (tensor >= 0 || view_tree_build(in->step, VIEW_SHOW_ALL, &tree, &in->err) < 0)
+	int64_t tensor = load_step_tensor_find(in->t->step, component, slash + 1, strlen(slash + 1));
+	if (tensor >= 0 || view_tree_build(in->t->step, VIEW_SHOW_ALL, &tree, &in->err) < 0)
 		return tensor;
 	int64_t node = view_tree_walk(tree, path);
 	const struct view_node *n = node >= 0 ? view_tree_node(tree, (uint32_t)node) : NULL;
@@ -349,15 +350,16 @@ static int64_t find_tensor(struct info *in, const char *path)
 }
 
 /* The step before it, to compare: without it there is still much to say. */
-static void before_open(struct info *in, struct store_list *l, uint64_t step)
+static void before_open(struct info *in, uint64_t step)
 {
 	const struct store_list_step *before = NULL;
+	struct store_list *l = in->t->list;
 	int r = store_list_know_below(l, step, &in->err);
 
 	for (size_t i = 0; r == 0 && i < store_list_count(l) && store_list_at(l, i)->step < step; i++)
 		before = store_list_at(l, i);
 	if (before)
-		r = load_step_open(in->s, in->run, before, &in->before, &in->err);
+		r = load_step_open(in->t->store, in->run, before, &in->before, &in->err);
 	if (r == 0)
 		return;
 	base_warning("the step before cannot be opened: %s", in->err.text);
@@ -365,16 +367,14 @@ static void before_open(struct info *in, struct store_list *l, uint64_t step)
 	in->err = (struct base_error){0};
 }
 
-static int show(struct info *in, const struct tool_target *target, struct store_list *l,
-	const struct store_list_step *entry)
+static int show(struct info *in, const struct tool_target *target)
 {
-	uint64_t step = entry->step;
+	uint64_t step = load_step_info(in->t->step)->step;
 
-	if (load_step_open(in->s, target->run, entry, &in->step, &in->err) < 0
-		|| (!target->rest && (load_step_heads(in->step, &in->err) < 0
-			|| load_step_blobs(in->step, &in->err) < 0)))
+	if (!target->rest && (load_step_heads(in->t->step, &in->err) < 0
+		|| load_step_blobs(in->t->step, &in->err) < 0))
 		return tool_fail(in->t, &in->err);
-	before_open(in, l, step);
+	before_open(in, step);
 	if (!target->rest)
 		return step_info(in);
 	int64_t tensor = find_tensor(in, target->rest);
@@ -385,39 +385,21 @@ static int show(struct info *in, const struct tool_target *target, struct store_
 	return tool_fail(in->t, &in->err);
 }
 
-static int option(struct tool *t, void *arg, int val, const char *value)
-{
-	(void)t;
-	(void)value;
-	if (val == 'p')
-		((struct info *)arg)->packs = true;
-	return 0;
-}
-
 static int info_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"packs", no_argument, NULL, 'p'}, {0}};
-	const struct store_list_step *entry;
-	struct info in = {.t = t};
 	struct tool_target target;
-	struct store_list *l = NULL;
-	int code = tool_parse(t, argc, argv, NULL, options, option, &in);
+	struct info in = {.t = t, .run = target.run};
+	const struct tool_option options[] = {{"packs", .flag = &in.packs}, {0}};
+	int code = tool_parse(t, argc, argv, options);
 
 	if (code)
-		return code - TOOL_LEAVE;
-	if (t->narguments > 1 && (code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &in.s)))
-		return code;
-	in.run = target.run;
 	if (t->narguments == 1)
-		code = store_info(&in);
-	else if ((code = tool_target_find(t, in.s, &target, &l, &entry)) == 0)
-		code = show(&in, &target, l, entry);
+		return (code = tool_open_store(t, STORE_OPEN_READ_ONLY)) ? code : store_info(&in);
+	if ((code = tool_target_parse(t, t->arguments[1], &target)) || (code = tool_step_open(t, &target, NULL)))
+		return code;
+	code = show(&in, &target);
 	load_step_unref(in.before);
-	load_step_unref(in.step);
-	store_list_close(l);
-	store_close(in.s);
 	return code;
 }
 

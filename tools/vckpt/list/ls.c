@@ -184,8 +184,9 @@ static int read_runs(const struct ls *ls, struct store *s, char **names, size_t 
 	return code;
 }
 
-static int list_runs(const struct ls *ls, struct store *s)
+static int list_runs(const struct ls *ls)
 {
+	struct store *s = ls->t->store;
 	struct base_error err = {0};
 	char **names;
 	size_t n, found = 0;
@@ -285,98 +286,60 @@ static int print_steps(const struct ls *ls, const struct store_list *l, const st
 	return code;
 }
 
-static int list_steps(const struct ls *ls, struct store *s, const char *run)
+static int list_steps(const struct ls *ls, const char *run)
 {
 	struct base_error err = {0};
-	struct store_list *l = NULL;
-	int code = 0;
+	int code;
 
-	if (store_list_open(s, run, false, &l, &err) < 0)
+	if (store_list_open(ls->t->store, run, false, &ls->t->list, &err) < 0)
 		return tool_fail(ls->t, &err);
+	const struct store_list *l = ls->t->list;
 	base_cleanup_free struct ls_item *items = step_items(l);
 	if (store_list_next(l) == 0)
-		code = tool_no_run(ls->t, s, run);
-	else if (!items)
-		code = tool_fail(ls->t, &(struct base_error){.code = -ENOMEM});
-	else if ((code = ls_sort(ls, "steps", LS_NAME | LS_STEP | LS_TIME | LS_SIZE | LS_ATTRIBUTE, items,
-			  store_list_count(l))) == 0)
-		code = ls->t->json ? print_steps_json(l, run, items) : print_steps(ls, l, items);
-	store_list_close(l);
-	return code;
+		return tool_no_run(ls->t, run);
+	if (!items)
+		return tool_fail(ls->t, &(struct base_error){.code = -ENOMEM});
+	if ((code = ls_sort(ls, "steps", LS_NAME | LS_STEP | LS_TIME | LS_SIZE | LS_ATTRIBUTE, items,
+			store_list_count(l))))
+		return code;
+	return ls->t->json ? print_steps_json(l, run, items) : print_steps(ls, l, items);
 }
 
 /* ---- the command ---- */
 
-static int list_target(const struct ls *ls, struct store *s, const struct tool_target *target)
+static int list_target(const struct ls *ls, const struct tool_target *target)
 {
 	const struct store_list_step *entry;
-	struct store_list *l;
-	struct load_step *step;
-	struct base_error err = {0};
-	int code = tool_target_find(ls->t, s, target, &l, &entry);
+	int code = tool_step_open(ls->t, target, &entry);
 
 	if (code)
 		return code;
-	if (load_step_open(s, target->run, entry, &step, &err) < 0)
-		code = tool_fail(ls->t, &err);
-	else {
-		code = target->rest ? ls_tensors(ls, step, target->rest) : ls_step(ls, step, entry);
-		load_step_unref(step);
-	}
-	store_list_close(l);
-	return code;
-}
-
-static int option(struct tool *t, void *arg, int val, const char *value)
-{
-	struct ls *ls = arg;
-
-	(void)t;
-	switch (val) {
-	case 'i': ls->incoming = true; break;
-	case 's': ls->sort = value; break;
-	case 'r': ls->reverse = true; break;
-	case 'b': ls->bytes = true; break;
-	case 't': ls->time = true; break;
-	case 'l': ls->more = true; break;
-	case 'H': ls->bare = true; break;
-	}
-	return 0;
-}
-
-static int list(struct ls *ls, struct store *s, const struct tool_target *target)
-{
-	if (ls->incoming)
-		return tool_list_incoming(ls->t, s, target ? target->run : NULL);
-	if (!target)
-		return list_runs(ls, s);
-	return target->has_step ? list_target(ls, s, target) : list_steps(ls, s, target->run);
+	return target->rest ? ls_tensors(ls, ls->t->step, target->rest) : ls_step(ls, ls->t->step, entry);
 }
 
 static int ls_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"incoming", no_argument, NULL, 'i'},
-		{"sort", required_argument, NULL, 's'}, {"reverse", no_argument, NULL, 'r'},
-		{"bytes", no_argument, NULL, 'b'}, {"time", no_argument, NULL, 't'}, {"long", no_argument, NULL, 'l'},
-		{"no-header", no_argument, NULL, 'H'}, {0}};
-	struct ls ls = {.t = t};
-	struct tool_target target;
-	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, "rlH", options, option, &ls);
+	struct ls ls = {.t = t, .now_ns = base_realtime_ns()};
+	const struct tool_option options[] = {{"incoming", .flag = &ls.incoming}, {"sort", .text = &ls.sort},
+		{"reverse", 'r', .flag = &ls.reverse}, {"bytes", .flag = &ls.bytes}, {"time", .flag = &ls.time},
+		{"long", 'l', .flag = &ls.more}, {"no-header", 'H', .flag = &ls.bare}, {0}};
+	struct tool_target target = {0};
+	int code = tool_parse(t, argc, argv, options);
 
 	if (code)
-		return code - TOOL_LEAVE;
-	ls.now_ns = base_realtime_ns();
+		return code;
 	ls.more |= t->verbose > 0;
 	if (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
-	if (ls.incoming && t->narguments == 2 && target.has_step)
+	if (ls.incoming && target.has_step)
 		return tool_usage(t, "--incoming takes a RUN without a step");
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
+	if (target.has_step)
+		return list_target(&ls, &target);
+	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY)))
 		return code;
-	code = list(&ls, s, t->narguments == 2 ? &target : NULL);
-	store_close(s);
-	return code;
+	if (ls.incoming)
+		return tool_list_incoming(t, t->narguments == 2 ? target.run : NULL);
+	return t->narguments == 2 ? list_steps(&ls, target.run) : list_runs(&ls);
 }
 
 const struct tool_command tool_ls = {"ls", "list runs, steps, components, tensors",

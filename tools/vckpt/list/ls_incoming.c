@@ -99,47 +99,41 @@ void tool_print_incoming(const struct store_incoming *in)
 	print_incoming(&(struct incoming){.in = in, .decided = STORE_ATTEMPT_UNDECIDED, .now_ns = base_realtime_ns()});
 }
 
-/* Lists are opened once a run: attempts stand together by run. */
-struct incoming_lists { struct store_list *list; char run[PROTO_RUN_MAX + 1]; };
-
-static int incoming_decide(struct store *s, struct incoming_lists *lists, struct incoming *i, struct base_error *err)
+/* t->list is the list of the run at hand: attempts come run by run. */
+static int incoming_decide(struct tool *t, struct incoming *i, struct base_error *err)
 {
 	uint64_t entry;
 	int r = 0;
 
-	if (!lists->list || strcmp(lists->run, i->in->run) != 0) {
-		store_list_close(lists->list);
-		lists->list = NULL;
-		snprintf(lists->run, sizeof lists->run, "%s", i->in->run);
-		r = store_list_open(s, i->in->run, false, &lists->list, err);
-	}
+	if (t->list && strcmp(store_list_run(t->list), i->in->run) != 0)
+		store_list_close(base_steal(t->list));
+	if (!t->list)
+		r = store_list_open(t->store, i->in->run, false, &t->list, err);
 	if (r == 0)
-		i->decided = store_list_attempt(lists->list, i->in->attempt, NULL, &entry);
+		i->decided = store_list_attempt(t->list, i->in->attempt, NULL, &entry);
 	return r;
 }
 
-int tool_list_incoming(struct tool *t, struct store *s, const char *run)
+int tool_list_incoming(struct tool *t, const char *run)
 {
-	struct incoming_lists lists = {0};
 	struct store_incoming *all = NULL;
 	struct base_error err = {0};
 	int64_t now_ns = base_realtime_ns();
 	json_t *shown = json_array();
 	size_t n = 0;
-	int r = store_incoming_read(s, &all, &n, &err), code;
+	int r = store_incoming_read(t->store, &all, &n, &err), code;
 
 	for (size_t k = 0; r == 0 && k < n; k++) {
 		struct incoming i = {.in = &all[k], .now_ns = now_ns};
 
 		if (run && strcmp(all[k].run, run) != 0)
 			continue;
-		r = incoming_decide(s, &lists, &i, &err);
+		r = incoming_decide(t, &i, &err);
 		if (r == 0 && t->json)
 			json_array_append_new(shown, incoming_json(&i));
 		else if (r == 0)
 			print_incoming(&i);
 	}
-	store_list_close(lists.list);
 	store_incoming_free(all, n);
 	code = r < 0 ? tool_fail(t, &err) : TOOL_DONE;
 	if (r == 0 && t->json)

@@ -16,16 +16,13 @@ struct mount {
 	bool foreground, fake;
 };
 
-static int option(struct tool *t, void *arg, int val, const char *value)
+static int add_option(struct tool *t, void *arg, const char *value)
 {
 	struct mount *m = arg;
 
-	if (val == 'o' && m->noptions == OPTIONS_MAX)
+	if (m->noptions == OPTIONS_MAX)
 		return tool_usage(t, "more than %d -o", OPTIONS_MAX);
-	if (val == 'o')
-		m->options[m->noptions++] = value;
-	m->foreground |= val == 'f';
-	m->fake |= val == 'F';
+	m->options[m->noptions++] = value;
 	return 0;
 }
 
@@ -76,19 +73,18 @@ static int call(const struct tool *t, const struct mount *m)
 
 static int mount_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"foreground", no_argument, NULL, 'f'},
-		{"fake", no_argument, NULL, 'F'}, {"options", required_argument, NULL, 'o'}, {0}};
-	struct store *s = NULL;
 	struct mount m = {0};
-	int code = tool_parse(t, argc, argv, "fo:", options, option, &m);
+	const struct tool_option options[] = {{"foreground", 'f', .flag = &m.foreground}, {"fake", .flag = &m.fake},
+		{"options", 'o', .call = add_option, .arg = &m}, {0}};
+	int code = tool_parse(t, argc, argv, options);
 
 	if (code)
-		return code - TOOL_LEAVE;
+		return code;
 	if (t->json)
 		return tool_usage(t, "the command has no --json");
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
+	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY)))
 		return code;
-	store_close(s);
+	store_close(base_steal(t->store));
 	return call(t, &m);
 }
 

@@ -128,25 +128,15 @@ static int unmount(const char *argument, bool lazy, char **ret_point, struct bas
 	return r;
 }
 
-static int option(struct tool *t, void *arg, int val, const char *value)
-{
-	(void)t;
-	(void)value;
-	if (val == 'l')
-		*(bool *)arg = true;
-	return 0;
-}
-
 static int umount_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"lazy", no_argument, NULL, 'l'}, {0}};
 	base_cleanup_free char *point = NULL;
 	struct base_error err = {0};
 	bool lazy = false;
-	int code = tool_parse(t, argc, argv, "l", options, option, &lazy), r;
+	int code = tool_parse(t, argc, argv, (const struct tool_option[]){{"lazy", 'l', .flag = &lazy}, {0}}), r;
 
 	if (code)
-		return code - TOOL_LEAVE;
+		return code;
 	r = unmount(t->arguments[0], lazy, &point, &err);
 	if (r == -EBUSY || (r == -EPERM && point && !fs_mountpoint_stuck()))
 		say_users(point, &err);

@@ -185,8 +185,7 @@ static int stalls_show(struct tool *t, const struct stalls *st, const char *trac
 	return code == TOOL_DONE && st->damaged ? TOOL_DAMAGE : code;
 }
 
-static int stalls_step(struct tool *t, struct store *s, const char *run, const struct store_list_step *step,
-	const char *trace)
+static int stalls_step(struct tool *t, const char *run, const struct store_list_step *step, const char *trace)
 {
 	static const char *const usual[] = {"plan", "copy", "digest", "encode", "write", "seal", "wait", "commit"};
 	struct stalls st = {.run = run, .step = step->step, .entry = step->entry, .attempt = step->commit.attempt};
@@ -194,14 +193,14 @@ static int stalls_step(struct tool *t, struct store *s, const char *run, const s
 	struct proto_manifest m = {0};
 	struct proto_stats *all = NULL;
 	uint32_t n = 0;
-	int r = store_manifest_get(s, run, &step->commit.manifest, &m, &err), code;
+	int r = store_manifest_get(t->store, run, &step->commit.manifest, &m, &err), code;
 
 	if (r == 0)
-		r = store_stats_read(s, run, step->step, step->entry, &all, &n, &st.damaged, &err);
+		r = store_stats_read(t->store, run, step->step, step->entry, &all, &n, &st.damaged, &err);
 	for (size_t i = 0; r >= 0 && i < BASE_COUNT(usual); i++) /* in this order, whoever names them first */
 		r = phase_number(&st, usual[i]);
 	if (r >= 0)
-		r = stalls_fill(&st, s, &m, all, n);
+		r = stalls_fill(&st, t->store, &m, all, n);
 	if (r < 0 && !err.text[0])
 		base_error_set(&err, r, "%s", base_error_name(r));
 	code = r < 0 ? tool_fail(t, &err) : stalls_show(t, &st, trace);
@@ -211,38 +210,20 @@ static int stalls_step(struct tool *t, struct store *s, const char *run, const s
 	return code;
 }
 
-static int option(struct tool *t, void *arg, int val, const char *value)
-{
-	(void)t;
-	if (val == 't')
-		*(const char **)arg = value;
-	return 0;
-}
-
 static int stalls_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"trace", required_argument, NULL, 't'}, {0}};
 	const struct store_list_step *step;
 	struct tool_target target;
-	struct store_list *l = NULL;
-	struct store *s = NULL;
 	const char *trace = NULL;
-	int code = tool_parse(t, argc, argv, NULL, options, option, &trace);
+	int code = tool_parse(t, argc, argv, (const struct tool_option[]){{"trace", .text = &trace}, {0}});
 
-	if (code)
-		return code - TOOL_LEAVE;
-	if ((code = tool_target_parse(t, t->arguments[1], &target)))
+	if (code || (code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
 	if (!target.has_step || target.rest)
 		return tool_usage(t, "%s is not a step: RUN/STEP", t->arguments[1]);
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
+	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY)) || (code = tool_target_find(t, &target, &step)))
 		return code;
-	if ((code = tool_target_find(t, s, &target, &l, &step)) == 0) {
-		code = stalls_step(t, s, target.run, step, trace);
-		store_list_close(l);
-	}
-	store_close(s);
-	return code;
+	return stalls_step(t, target.run, step, trace);
 }
 
 const struct tool_command tool_stalls = {"stalls", "who was slow at what in a save",

@@ -14,27 +14,14 @@ struct stop {
 	struct tool *t;
 	const char *reason;
 	const char *run, *attempt; /* as asked for; attempt NULL: the one that there is */
-	struct store_list *list;
 	struct store_incoming *all;
 	size_t n;
 };
 
-static int option(struct tool *t, void *arg, int val, const char *value)
-{
-	struct stop *a = arg;
-
-	if (val != 'r')
-		return 0;
-	if (strlen(value) > 800 || !proto_utf8_valid(value, strlen(value)))
-		return tool_usage(t, "--reason: give a text of at most 800 bytes");
-	a->reason = value;
-	return 0;
-}
-
 static bool undecided(const struct stop *a, const struct store_incoming *in)
 {
 	return strcmp(in->run, a->run) == 0 &&
-		store_list_attempt(a->list, in->attempt, NULL, NULL) == STORE_ATTEMPT_UNDECIDED;
+		store_list_attempt(a->t->list, in->attempt, NULL, NULL) == STORE_ATTEMPT_UNDECIDED;
 }
 
 static size_t count_undecided(const struct stop *a, const struct store_incoming **ret_one)
@@ -108,7 +95,7 @@ static int say_done(const struct stop *a, const struct store_incoming *in, const
 		[STORE_DEAD] = "dead", [STORE_ALIVE] = "alive", [STORE_UNKNOWN] = "unknown"};
 	const char *reason = NULL;
 
-	store_list_attempt(a->list, attempt, &reason, NULL);
+	store_list_attempt(a->t->list, attempt, &reason, NULL);
 	if (!reason)
 		reason = "";
 	if (a->t->json)
@@ -127,8 +114,9 @@ static int say_done(const struct stop *a, const struct store_incoming *in, const
 	return TOOL_DONE;
 }
 
-static int stop_one(struct stop *a, struct store *s)
+static int stop_one(struct stop *a)
 {
+	struct store_list *list = a->t->list;
 	const struct store_incoming *in = NULL;
 	size_t n = count_undecided(a, &in);
 	const char *attempt = a->attempt;
@@ -143,42 +131,41 @@ static int stop_one(struct stop *a, struct store *s)
 		in = named(a);
 	else if (in)
 		attempt = in->attempt;
-	if (!attempt || (!in && store_list_attempt(a->list, attempt, NULL, NULL) == STORE_ATTEMPT_UNDECIDED)) {
-		if (!in && store_list_next(a->list) == 0)
-			return tool_no_run(a->t, s, a->run);
+	if (!attempt || (!in && store_list_attempt(list, attempt, NULL, NULL) == STORE_ATTEMPT_UNDECIDED)) {
+		if (!in && store_list_next(list) == 0)
+			return tool_no_run(a->t, a->run);
 		base_error_set(&err, -ENOENT, attempt ? "run %s has no save under way whose attempt is %.64s"
 						      : "run %s has no save under way", a->run, attempt);
 		return tool_fail(a->t, &err);
 	}
 	if (in && undecided(a, in))
-		warn_alive(s, in);
+		warn_alive(a->t->store, in);
 	snprintf(text, sizeof text, "%s, says vckpt abort on %s", a->reason ? a->reason : "it was given up by hand",
 		store_hostname());
-	r = store_attempt_stop(a->list, attempt, text, &entry, &err);
+	r = store_attempt_stop(list, attempt, text, &entry, &err);
 	return r < 0 ? tool_fail(a->t, &err) : say_done(a, in, attempt, r == 1, entry);
 }
 
 static int abort_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"reason", required_argument, NULL, 'r'}, {0}};
 	struct stop a = {.t = t};
+	const struct tool_option options[] = {{"reason", .text = &a.reason}, {0}};
 	struct base_error err = {0};
-	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, NULL, options, option, &a), r;
+	int code = tool_parse(t, argc, argv, options), r;
 
 	if (code)
-		return code - TOOL_LEAVE;
+		return code;
+	if (a.reason && (strlen(a.reason) > 800 || !proto_utf8_valid(a.reason, strlen(a.reason))))
+		return tool_usage(t, "--reason: give a text of at most 800 bytes");
 	a.run = t->arguments[1];
 	a.attempt = t->narguments == 3 ? t->arguments[2] : NULL;
-	if ((code = tool_open_store(t, 0, &s)))
+	if ((code = tool_open_store(t, 0)))
 		return code;
-	r = store_incoming_read(s, &a.all, &a.n, &err);
+	r = store_incoming_read(t->store, &a.all, &a.n, &err);
 	if (r == 0) /* after them: what was decided since is known */
-		r = store_list_open(s, a.run, true, &a.list, &err);
-	code = r < 0 ? tool_fail(t, &err) : stop_one(&a, s);
-	store_list_close(a.list);
+		r = store_list_open(t->store, a.run, true, &t->list, &err);
+	code = r < 0 ? tool_fail(t, &err) : stop_one(&a);
 	store_incoming_free(a.all, a.n);
-	store_close(s);
 	return code;
 }
 

@@ -8,36 +8,26 @@
 #include "tools/vckpt/tool.h"
 
 struct gc {
+	struct tool_progress progress; /* first: gets the library's calls, too */
 	struct tool *t;
 	struct store_gc_options options;
-	struct tool_progress progress;
 	json_t *actions;
 };
 
-/* "36", "90s", "45m", "24h", "7d" */
-static int parse_duration(const char *text, uint64_t *ret_s)
+/* "36", "90s", "45m", "24h", "7d"; NULL changes nothing. 0 or TOOL_USAGE, said */
+static int parse_duration(const struct tool *t, const char *option, const char *text, const char *example,
+	uint64_t *ret_s)
 {
 	char *end;
 
+	if (!text)
+		return 0;
 	errno = 0;
 	unsigned long long n = strtoull(text, &end, 10);
 	uint64_t unit = !*end || !strcmp(end, "s") ? 1
 		: !strcmp(end, "m") ? 60 : !strcmp(end, "h") ? 3600 : !strcmp(end, "d") ? 86400 : 0;
 	if (end == text || *text == '-' || errno || !unit || base_mul_overflows(n, unit, ret_s))
-		return -EINVAL;
-	return 0;
-}
-
-static int option(struct tool *t, void *arg, int val, const char *value)
-{
-	struct gc *g = arg;
-
-	if (val == 'n')
-		g->options.dry_run = true;
-	if (val == 'g' && parse_duration(value, &g->options.grace_s) < 0)
-		return tool_usage(t, "--grace %s: give a number with s, m, h or d, such as 24h", value);
-	if (val == 'b' && parse_duration(value, &g->options.heartbeat_s) < 0)
-		return tool_usage(t, "--heartbeat %s: give a number with s, m, h or d, such as 20s", value);
+		return tool_usage(t, "%s %s: give a number with s, m, h or d, such as %s", option, text, example);
 	return 0;
 }
 
@@ -64,13 +54,6 @@ static void report(void *arg, const char *what, const char *name, uint64_t bytes
 		tool_print_text(stdout, detail, strlen(detail));
 	putchar('\n');
 	fflush(stdout); /* so that the lines about what was done are there if the command is interrupted */
-}
-
-static void progress(void *arg, uint64_t done, uint64_t total)
-{
-	struct gc *g = arg;
-
-	tool_progress_update(&g->progress, done, total);
 }
 
 static json_t *result_json(const struct gc *g, const struct store_gc_result *result)
@@ -118,28 +101,27 @@ static void print_result(const struct store_gc_options *o, const struct store_gc
 
 static int gc_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"dry-run", no_argument, NULL, 'n'},
-		{"grace", required_argument, NULL, 'g'}, {"heartbeat", required_argument, NULL, 'b'}, {0}};
-	struct gc g = {.t = t,
-		.options = {.grace_s = 86400, .heartbeat_s = 20, .report = report, .progress = progress}};
+	struct gc g = {.t = t, .options = {.grace_s = 86400, .heartbeat_s = 20, .report = report,
+		.progress = tool_progress_update, .arg = &g}};
+	const char *grace = NULL, *heartbeat = NULL;
+	const struct tool_option options[] = {{"dry-run", 'n', .flag = &g.options.dry_run}, {"grace", .text = &grace},
+		{"heartbeat", .text = &heartbeat}, {0}};
 	struct store_gc_result result = {0};
 	struct base_error err = {0};
-	struct store *s = NULL;
-	int r, code = tool_parse(t, argc, argv, "n", options, option, &g);
+	int r, code = tool_parse(t, argc, argv, options);
 
-	if (code)
-		return code - TOOL_LEAVE;
-	if ((code = tool_open_store(t, g.options.dry_run ? STORE_OPEN_READ_ONLY : 0, &s)))
+	if (code || (code = parse_duration(t, "--grace", grace, "24h", &g.options.grace_s)) ||
+		(code = parse_duration(t, "--heartbeat", heartbeat, "20s", &g.options.heartbeat_s)) ||
+		(code = tool_open_store(t, g.options.dry_run ? STORE_OPEN_READ_ONLY : 0)))
 		return code;
-	g.options.arg = &g;
 	g.actions = json_array();
 	tool_interrupt_ends(t, g.options.dry_run ? "nothing was changed"
 		: "what was marked or deleted so far stays so; the next vckpt gc does the rest");
 	tool_progress_start(&g.progress, t->quiet, "gc");
 	g.progress.counts = true;
-	r = store_gc(s, &g.options, &result, &err);
+	r = store_gc(t->store, &g.options, &result, &err);
 	if (r == 0 && !g.options.dry_run)
-		save_index_tidy(s);
+		save_index_tidy(t->store);
 	tool_progress_end(&g.progress);
 	if (r < 0)
 		code = tool_fail(t, &err);
@@ -148,7 +130,6 @@ static int gc_run(struct tool *t, int argc, char **argv)
 	else if (!t->quiet)
 		print_result(&g.options, &result);
 	json_decref(g.actions);
-	store_close(s);
 	return code;
 }
 

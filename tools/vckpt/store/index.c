@@ -7,38 +7,31 @@
 #include "core/save/write/trust.h"
 #include "tools/vckpt/tool.h"
 
-static int option(struct tool *t, void *arg, int val, const char *value)
+static int add_part(struct tool *t, void *arg, const char *value)
 {
 	struct base_digest part;
 
-	if (val == 'p' && base_digest_parse(value, strlen(value), &part) < 0)
+	(void)arg;
+	if (base_digest_parse(value, strlen(value), &part) < 0)
 		return tool_usage(t, "--wrote %s: a digest has 64 lower-case hexadecimal digits", value);
-	if (val == 'p')
-		save_trust_add(&part);
-	if (val == 'r')
-		*(unsigned *)arg |= INDEX_ANEW;
-	if (val == 'w')
-		*(unsigned *)arg |= INDEX_BRIEFLY;
+	save_trust_add(&part);
 	return 0;
 }
 
 static int index_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"rebuild", no_argument, NULL, 'r'},
-		{"no-wait", no_argument, NULL, 'w'}, {"wrote", required_argument, NULL, 'p'}, {0}};
+	bool anew = false, briefly = false;
+	const struct tool_option options[] = {{"rebuild", .flag = &anew}, {"no-wait", .flag = &briefly},
+		{"wrote", .call = add_part}, {0}};
 	struct index_stats stats = {0};
 	struct base_error err = {0};
-	struct store *s = NULL;
-	unsigned flags = 0;
 	char bytes[32];
-	int code = tool_parse(t, argc, argv, NULL, options, option, &flags);
+	int code = tool_parse(t, argc, argv, options);
 
-	if (code)
-		return code - TOOL_LEAVE;
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY, &s)))
+	if (code || (code = tool_open_store(t, STORE_OPEN_READ_ONLY)))
 		return code;
-	int r = save_index_update(s, flags, &stats, &err);
-	if (r == -EBUSY && flags & INDEX_BRIEFLY)
+	int r = save_index_update(t->store, (anew ? INDEX_ANEW : 0) | (briefly ? INDEX_BRIEFLY : 0), &stats, &err);
+	if (r == -EBUSY && briefly)
 		base_debug("another process is at it: %s", err.text);
 	else if (r < 0)
 		code = tool_fail(t, &err);
@@ -51,7 +44,6 @@ static int index_run(struct tool *t, int argc, char **argv)
 			base_plural(stats.commits, "commit", "commits"), stats.places,
 			base_plural(stats.places, "object", "objects"), bytes);
 	}
-	store_close(s);
 	return code;
 }
 

@@ -16,8 +16,7 @@
 struct init {
 	struct tool *t;
 	const char *path;
-	uint64_t reserve;
-	bool exist_ok, made, shared;
+	bool no_reserve, exist_ok, made, shared;
 	const char *group;      /* of --shared; NULL: the one that the directory has */
 	gid_t gid;
 	struct base_error err;
@@ -36,20 +35,14 @@ static bool group_find(const char *text, gid_t *ret_gid)
 	return found || number;
 }
 
-static int option(struct tool *t, void *arg, int val, const char *value)
+static int set_shared(struct tool *t, void *arg, const char *value)
 {
 	struct init *in = arg;
 
-	if (val == 'r')
-		in->reserve = 0;
-	if (val == 'e')
-		in->exist_ok = true;
-	if (val == 's')
-		in->shared = true;
-	if (val == 's' && value && !group_find(value, &in->gid))
+	if (value && !group_find(value, &in->gid))
 		return tool_usage(t, "--shared=%s: there is no such group (getent group lists them)", value);
-	if (val == 's')
-		in->group = value;
+	in->shared = true;
+	in->group = value;
 	return 0;
 }
 
@@ -183,7 +176,7 @@ static int init_store(struct init *in, struct store **ret_s)
 	if (r == 0 && in->shared)
 		r = share(in);
 	if (r == 0)
-		r = store_init(in->path, in->reserve, &in->err);
+		r = store_init(in->path, in->no_reserve ? 0 : STORE_RESERVE_BYTES, &in->err);
 	in->made = r == 0;
 	if (r == 0)
 		return store_open(in->path, STORE_OPEN_READ_ONLY, ret_s, &in->err);
@@ -209,28 +202,26 @@ static const char *shared_by(const struct init *in, char text[static 128])
 
 static int init_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {
-		{"no-reserve", no_argument, NULL, 'r'}, {"exist-ok", no_argument, NULL, 'e'},
-		{"shared", optional_argument, NULL, 's'}, {0}};
-	struct init in = {.t = t, .reserve = STORE_RESERVE_BYTES};
+	struct init in = {.t = t};
+	const struct tool_option options[] = {{"no-reserve", .flag = &in.no_reserve},
+		{"exist-ok", .flag = &in.exist_ok},
+		{"shared", .call = set_shared, .arg = &in, .optional = true}, {0}};
 	char word[TOOL_WORD_BYTES], group[128];
-	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, NULL, options, option, &in);
+	int code = tool_parse(t, argc, argv, options);
 
 	if (code)
-		return code - TOOL_LEAVE;
+		return code;
 	in.path = t->arguments[0];
-	if (init_store(&in, &s) < 0)
+	if (init_store(&in, &t->store) < 0)
 		return tool_fail(t, &in.err);
 	if (t->json)
-		code = tool_print_json(store_json(s, in.made));
-	else if (!t->quiet && in.made)
-		printf("%s is a store now%s; next: vckpt import %s RUN SOURCE\n", s->path, shared_by(&in, group),
-			tool_shell_word(in.path, word));
+		return tool_print_json(store_json(t->store, in.made));
+	if (!t->quiet && in.made)
+		printf("%s is a store now%s; next: vckpt import %s RUN SOURCE\n", t->store->path,
+			shared_by(&in, group), tool_shell_word(in.path, word));
 	else if (!t->quiet)
-		printf("%s is a store already; nothing was changed\n", s->path);
-	store_close(s);
-	return code;
+		printf("%s is a store already; nothing was changed\n", t->store->path);
+	return TOOL_DONE;
 }
 
 const struct tool_command tool_init = {"init", "make a store",

@@ -17,24 +17,11 @@ static const enum tool_style styles[] = {[STORE_MEND_FOUND] = TOOL_BAD, [STORE_M
 	[STORE_MEND_LEFT] = TOOL_BAD};
 
 struct mend {
+	struct tool_progress progress; /* first: gets the library's calls, too */
 	struct tool *t;
 	struct store_mend_options options;
-	const char *from;
-	struct tool_progress progress;
 	json_t *lines;
 };
-
-static int option(struct tool *t, void *arg, int val, const char *value)
-{
-	struct mend *m = arg;
-
-	(void)t;
-	if (val == 'n')
-		m->options.dry_run = true;
-	if (val == 'f')
-		m->from = value;
-	return 0;
-}
 
 static json_t *line_json(const struct store_mend_line *l)
 {
@@ -91,11 +78,6 @@ static void line(void *arg, const struct store_mend_line *l)
 	fflush(stdout); /* so that each line is there before its action */
 }
 
-static void progress(void *arg, uint64_t done, uint64_t total)
-{
-	tool_progress_update(&((struct mend *)arg)->progress, done, total);
-}
-
 static int say(struct mend *m, const struct store_mend_result *result)
 {
 	int code = result->left || result->lost ? TOOL_DAMAGE : TOOL_DONE;
@@ -123,35 +105,29 @@ static int say(struct mend *m, const struct store_mend_result *result)
 
 static int mend_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {
-		{"dry-run", no_argument, NULL, 'n'}, {"from", required_argument, NULL, 'f'}, {0}};
 	struct mend m = {.t = t, .options = {
-		.heartbeat_s = 20, .line = line, .progress = progress, .header = view_header_check,
-		.files = view_step_check}};
+		.heartbeat_s = 20, .line = line, .progress = tool_progress_update, .header = view_header_check,
+		.files = view_step_check, .arg = &m}};
+	const char *from = NULL;
+	const struct tool_option options[] = {
+		{"dry-run", 'n', .flag = &m.options.dry_run}, {"from", .text = &from}, {0}};
 	struct store_mend_result result = {0};
 	struct base_error err = {0};
-	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, "n", options, option, &m);
+	int code = tool_parse(t, argc, argv, options);
 
-	if (code)
-		return code - TOOL_LEAVE;
-	if ((code = tool_open_store(t, m.options.dry_run ? STORE_OPEN_READ_ONLY : 0, &s)))
+	if (code || (code = tool_open_store(t, m.options.dry_run ? STORE_OPEN_READ_ONLY : 0)))
 		return code;
-	if (m.from && store_open(m.from, STORE_OPEN_READ_ONLY, &m.options.from, &err) < 0) {
-		store_close(s);
+	if (from && store_open(from, STORE_OPEN_READ_ONLY, &m.options.from, &err) < 0)
 		return tool_fail(t, &err);
-	}
-	m.options.arg = &m;
 	m.lines = json_array();
 	tool_interrupt_ends(t, m.options.dry_run ? "nothing was changed"
 		: "what was mended so far stays so; run vckpt mend again");
 	tool_progress_start(&m.progress, t->quiet, "mend");
-	int r = store_mend(s, &m.options, &result, &err);
+	int r = store_mend(t->store, &m.options, &result, &err);
 	tool_progress_end(&m.progress);
 	code = r < 0 ? tool_fail(t, &err) : say(&m, &result);
 	json_decref(m.lines);
 	store_close(m.options.from);
-	store_close(s);
 	return code;
 }
 

@@ -29,7 +29,6 @@ struct victim {
 
 struct rm {
 	struct tool *t;
-	struct store *store;
 	bool dry_run, yes, missing_ok;
 	uint64_t keep_last, keep_every; /* 0: not given */
 	struct wanted *wanted;
@@ -38,34 +37,22 @@ struct rm {
 	size_t nvictims;
 	bool frees;             /* dry_run: it is known what the collector could delete then: */
 	uint64_t freed_bytes;
-	struct store_list *list;        /* of the run at hand: each removal reads on in it */
 	json_t *removed, *failed;
 };
 
 /* ---- what is asked for ---- */
 
+/* value NULL: it was not given */
 static int parse_count(struct tool *t, const char *name, const char *value, uint64_t *ret_n)
 {
 	char *end;
 
+	if (!value)
+		return 0;
 	errno = 0;
 	*ret_n = *value >= '0' && *value <= '9' ? strtoull(value, &end, 10) : 0;
 	if (!*ret_n || *end || errno)
 		return tool_usage(t, "%s %s: give a number from 1 on", name, value);
-	return 0;
-}
-
-static int option(struct tool *t, void *arg, int val, const char *value)
-{
-	struct rm *rm = arg;
-
-	rm->dry_run |= val == 'n';
-	rm->yes |= val == 'y';
-	rm->missing_ok |= val == 'm';
-	if (val == 'l')
-		return parse_count(t, "--keep-last", value, &rm->keep_last);
-	if (val == 'e')
-		return parse_count(t, "--keep-every", value, &rm->keep_every);
 	return 0;
 }
 
@@ -179,14 +166,14 @@ static int none_there(struct rm *rm, const struct wanted *w, const struct store_
 	char which[64];
 
 	if (w->kind == WANTED_RUN && store_list_next(l) == 0)
-		return tool_no_run(rm->t, rm->store, w->target.run);
+		return tool_no_run(rm->t, w->target.run);
 	if (rm->missing_ok)
 		return 0;
 	if (w->kind == WANTED_RANGE)
 		snprintf(which, sizeof which, "from %" PRIu64 " to %" PRIu64, w->first, w->last);
 	else
 		snprintf(which, sizeof which, "%" PRIu64, w->target.step);
-	return tool_no_step(rm->t, rm->store, l, which);
+	return tool_no_step(rm->t, l, which);
 }
 
 static void say_order(const struct rm *rm, const struct wanted *w, const struct store_list *l, size_t last)
@@ -230,7 +217,7 @@ static int find_wanted(struct rm *rm, struct wanted *w)
 	struct store_list *l = NULL;
 	int code;
 
-	if (store_list_open(rm->store, w->target.run, false, &l, &err) < 0)
+	if (store_list_open(rm->t->store, w->target.run, false, &l, &err) < 0)
 		return tool_fail(rm->t, &err);
 	if (w->kind == WANTED_STEP)
 		step = store_list_find(l, w->target.step);
@@ -288,7 +275,7 @@ static void find_freed(struct rm *rm)
 
 	if (!rm->dry_run || rm->nvictims == 0 || rm->t->quiet)
 		return;
-	rm->frees = store_needs(rm->store, goes, rm, &needs, &err) == 0;
+	rm->frees = store_needs(rm->t->store, goes, rm, &needs, &err) == 0;
 	rm->freed_bytes = rm->frees ? needs.freed_bytes : 0;
 	if (!rm->frees)
 		base_warning("what the removal frees is not known: %s", err.text);
@@ -367,24 +354,23 @@ static void say_one(struct rm *rm, const struct victim *v)
 	fflush(stdout); /* the line is true, whatever comes next */
 }
 
-static int remove_entry(struct rm *rm, const struct victim *v, struct base_error *err)
+/* The list of the run at hand stays open: each removal reads on in it. */
+static int remove_entry(struct tool *t, const struct victim *v, struct base_error *err)
 {
 	int r = 0;
 
-	if (rm->list && strcmp(store_list_run(rm->list), v->run) != 0) {
-		store_list_close(rm->list);
-		rm->list = NULL;
-	}
-	if (!rm->list)
-		r = store_list_open_newest(rm->store, v->run, &rm->list, err);
-	return r < 0 ? r : store_list_remove(rm->list, v->step, v->entry, err);
+	if (t->list && strcmp(store_list_run(t->list), v->run) != 0)
+		store_list_close(base_steal(t->list));
+	if (!t->list)
+		r = store_list_open_newest(t->store, v->run, &t->list, err);
+	return r < 0 ? r : store_list_remove(t->list, v->step, v->entry, err);
 }
 
 /* ret_stuck: it is there, and could not be removed */
 static int remove_one(struct rm *rm, const struct victim *v, size_t *ret_removed, bool *ret_stuck)
 {
 	struct base_error err = {0};
-	int r = rm->dry_run ? 0 : remove_entry(rm, v, &err);
+	int r = rm->dry_run ? 0 : remove_entry(rm->t, v, &err);
 	bool gone = r == -ENOENT || r == -ESTALE; /* another process removed it first */
 
 	*ret_stuck = r < 0 && !gone;
@@ -418,8 +404,7 @@ static int remove_all(struct rm *rm, size_t *ret_removed)
 			stuck_run = v->run;
 		worst = code > worst ? code : worst;
 	}
-	store_list_close(rm->list);
-	rm->list = NULL;
+	store_list_close(base_steal(rm->t->list));
 	return worst;
 }
 
@@ -458,7 +443,7 @@ static int remove_and_say(struct rm *rm)
 	int worst = remove_all(rm, &removed);
 
 	/* Steps that share its data may stand in the index under its name only. */
-	if (removed && !rm->dry_run && has_index(rm->store) && !tool_update_index(rm->store->path, NULL))
+	if (removed && !rm->dry_run && has_index(rm->t->store) && !tool_update_index(rm->t->store->path, NULL))
 		base_debug("the index could not be brought up to date");
 	if (worst && rm->nvictims > 1) {
 		base_error_set(&err, -EIO, "%zu of %zu steps were removed", removed, rm->nvictims);
@@ -478,23 +463,24 @@ static int remove_and_say(struct rm *rm)
 
 static int rm_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option options[] = {{"dry-run", no_argument, NULL, 'n'},
-		{"yes", no_argument, NULL, 'y'}, {"missing-ok", no_argument, NULL, 'm'},
-		{"keep-last", required_argument, NULL, 'l'}, {"keep-every", required_argument, NULL, 'e'}, {0}};
 	struct rm rm = {.t = t};
-	int code = tool_parse(t, argc, argv, "ny", options, option, &rm);
+	const char *last = NULL, *every = NULL;
+	const struct tool_option options[] = {{"dry-run", 'n', .flag = &rm.dry_run}, {"yes", 'y', .flag = &rm.yes},
+		{"missing-ok", .flag = &rm.missing_ok}, {"keep-last", .text = &last}, {"keep-every", .text = &every},
+		{0}};
+	int code = tool_parse(t, argc, argv, options);
 
-	if (code)
-		return code - TOOL_LEAVE;
+	if (code || (code = parse_count(t, "--keep-last", last, &rm.keep_last)) ||
+		(code = parse_count(t, "--keep-every", every, &rm.keep_every)))
+		return code;
 	rm.removed = json_array();
 	rm.failed = json_array();
 	if ((code = parse_all(&rm)) == 0)
-		code = tool_open_store(t, rm.dry_run ? STORE_OPEN_READ_ONLY : 0, &rm.store);
+		code = tool_open_store(t, rm.dry_run ? STORE_OPEN_READ_ONLY : 0);
 	if (code == 0 && (code = find_all(&rm)) == 0 && (rm.dry_run || (code = ask(&rm)) == 0)) {
 		find_freed(&rm);
 		code = remove_and_say(&rm);
 	}
-	store_close(rm.store);
 	json_decref(rm.removed);
 	json_decref(rm.failed);
 	free(rm.victims);

@@ -12,10 +12,9 @@
 #define UNREAD_SAID 20u /* runs that are named, each by a sentence */
 
 struct verify {
+	struct tool_progress progress; /* first: gets the library's calls, too */
 	struct tool *t;
-	struct tool_progress progress;
 	json_t *damage, *newer, *unread;
-	uint64_t lines;
 };
 
 static json_t *damage_json(const struct store_damage *d)
@@ -38,7 +37,6 @@ static void damage(void *arg, const struct store_damage *d)
 {
 	struct verify *v = arg;
 
-	v->lines++;
 	if (v->t->json) {
 		json_array_append_new(d->newer ? v->newer : v->damage, damage_json(d));
 		return;
@@ -79,13 +77,6 @@ static void unread(void *arg, const char *run, const char *why)
 	fputs("vckpt verify: ", stderr);
 	tool_print_text(stderr, why, strlen(why));
 	putc('\n', stderr);
-}
-
-static void progress(void *arg, uint64_t done, uint64_t total)
-{
-	struct verify *v = arg;
-
-	tool_progress_update(&v->progress, done, total);
 }
 
 /* -v */
@@ -148,65 +139,44 @@ static int say(struct verify *v, const struct store_verify_result *result)
 }
 
 /* For writing, so that damage can be noted for later saves, where that is allowed. */
-static int open_store(struct tool *t, struct store_verify_options *options, struct store **ret_s)
+static int open_store(struct tool *t, struct store_verify_options *options)
 {
 	const char *path = t->arguments[0];
 
-	if (options->note && access(path, W_OK) == 0 && store_open(path, 0, ret_s, NULL) == 0)
+	if (options->note && access(path, W_OK) == 0 && store_open(path, 0, &t->store, NULL) == 0)
 		return 0;
 	options->note = false;
-	return tool_open_store(t, STORE_OPEN_READ_ONLY, ret_s);
-}
-
-static int option(struct tool *t, void *arg, int val, const char *value)
-{
-	struct store_verify_options *options = arg;
-
-	(void)t;
-	(void)value;
-	if (val == 'n')
-		options->note = false;
-	if (val == 'p') {
-		options->paranoid = true;
-		options->note = false;
-	}
-	return 0;
+	return tool_open_store(t, STORE_OPEN_READ_ONLY);
 }
 
 static int verify_run(struct tool *t, int argc, char **argv)
 {
-	static const struct option own[] = {
-		{"no-notes", no_argument, NULL, 'n'}, {"paranoid", no_argument, NULL, 'p'}, {0}};
 	struct verify v = {.t = t};
 	struct store_verify_options options = {
-		.step = PROTO_NONE, .note = true, .damage = damage, .progress = progress, .pack = pack_read,
-		.unread = unread, .arg = &v,
-		.header = view_header_check, .files = view_step_check};
+		.step = PROTO_NONE, .damage = damage, .progress = tool_progress_update, .pack = pack_read,
+		.unread = unread, .arg = &v, .header = view_header_check, .files = view_step_check};
+	bool no_notes = false;
+	const struct tool_option own[] = {
+		{"no-notes", .flag = &no_notes}, {"paranoid", .flag = &options.paranoid}, {0}};
 	struct store_verify_result result = {0};
 	struct tool_target target = {0};
+	const struct store_list_step *step;
 	struct base_error err = {0};
-	struct store *s = NULL;
-	int code = tool_parse(t, argc, argv, NULL, own, option, &options);
+	int code = tool_parse(t, argc, argv, own);
 
-	if (code)
-		return code - TOOL_LEAVE;
-	if (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &target)))
+	if (code || (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &target))))
 		return code;
 	if (target.rest)
 		return tool_usage(t, "%s is not a run or a step: give RUN or RUN/STEP", t->arguments[1]);
-	if ((code = open_store(t, &options, &s)))
+	options.note = !no_notes && !options.paranoid;
+	if ((code = open_store(t, &options)))
 		return code;
 	if (t->narguments == 2) {
-		struct store_list *l;
-		const struct store_list_step *step;
-
-		if ((code = tool_target_find(t, s, &target, &l, &step))) {
-			store_close(s);
+		if ((code = tool_target_find(t, &target, &step)))
 			return code;
-		}
 		options.run = target.run;
 		options.step = target.has_step ? step->step : PROTO_NONE;
-		store_list_close(l);
+		store_list_close(base_steal(t->list));
 	}
 	v.damage = json_array();
 	v.newer = json_array();
@@ -214,13 +184,12 @@ static int verify_run(struct tool *t, int argc, char **argv)
 	tool_interrupt_ends(t, t->json || t->quiet ? "not everything was read, so there is no result"
 		: "not everything was read; faults found so far stand above");
 	tool_progress_start(&v.progress, t->quiet, "verify");
-	int r = store_verify(s, &options, &result, &err);
+	int r = store_verify(t->store, &options, &result, &err);
 	tool_progress_end(&v.progress);
 	code = r < 0 ? tool_fail(t, &err) : say(&v, &result);
 	json_decref(v.damage);
 	json_decref(v.newer);
 	json_decref(v.unread);
-	store_close(s);
 	return code;
 }
 
