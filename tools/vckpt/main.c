@@ -112,13 +112,8 @@ static int unknown(const char *name)
 {
 	const char *meant = nearest(name);
 
-	fputs("vckpt: there is no command \"", stderr);
-	tool_print_text(stderr, name, strlen(name));
-	if (meant)
-		fprintf(stderr, "\"; did you mean %s?", meant);
-	else
-		fputc('"', stderr);
-	fputs(" (see vckpt --help)\n", stderr);
+	tool_print(stderr, "vckpt: there is no command \"%s\"%s%s%s (see vckpt --help)\n", name,
+		meant ? "; did you mean " : "", meant ? meant : "", meant ? "?" : "");
 	return TOOL_USAGE;
 }
 
@@ -135,15 +130,12 @@ static bool has_word(const char *list, const char *word)
 /* STORE DIR -o OPTIONS: for `mount -t fuse.vckpt` and `mount -o remount` mount(8) runs the type's name as a command. */
 static int mount_words(const char *store, const char *directory, const char *options)
 {
-	bool remount = has_word(options, "remount");
-
-	fputs(remount ? "vckpt: a mounted store cannot be remounted; unmount " : "vckpt: mount the store ", stderr);
-	if (!remount)
-		tool_print_text(stderr, store, strlen(store));
-	fputs(remount ? "" : " on ", stderr);
-	tool_print_text(stderr, directory, strlen(directory));
-	fputs(remount ? " and mount it again (new steps appear without that)\n"
-		      : " with \"mount -t vckpt STORE DIR\" (not fuse.vckpt) or \"vckpt mount STORE DIR\"\n", stderr);
+	if (has_word(options, "remount"))
+		tool_print(stderr, "vckpt: a mounted store cannot be remounted; unmount %s and mount it again (new "
+			"steps appear without that)\n", directory);
+	else
+		tool_print(stderr, "vckpt: mount the store %s on %s with \"mount -t vckpt STORE DIR\" (not fuse.vckpt) "
+			"or \"vckpt mount STORE DIR\"\n", store, directory);
 	return TOOL_USAGE;
 }
 

@@ -145,15 +145,10 @@ static void complain(const struct tool *t, const char *text)
 {
 	fprintf(stderr, "vckpt %s: ", t->command->name);
 	tool_print_text(stderr, text, strlen(text));
-	if (!t->from_environment)
-		return;
-	if (names_store(t, text)) {
+	if (t->from_environment && names_store(t, text))
 		fputs(" (VCKPT_STORE names this store)", stderr);
-		return;
-	}
-	fputs(" (store ", stderr);
-	tool_print_text(stderr, t->arguments[0], strlen(t->arguments[0]));
-	fputs(", from VCKPT_STORE)", stderr);
+	else if (t->from_environment)
+		tool_print(stderr, " (store %s, from VCKPT_STORE)", t->arguments[0]);
 }
 
 int tool_usage(const struct tool *t, const char *format, ...)
@@ -238,12 +233,11 @@ static bool takes_run(const struct tool *t)
 static int open_failed(const struct tool *t, struct base_error *err)
 {
 	struct tool_target target;
-	char word[TOOL_WORD_BYTES];
 	size_t len = strlen(err->text);
 
 	if (t->command == &tool_import && (err->code == -ENOENT || err->code == -BASE_ENOSTORE))
 		snprintf(err->text + len, sizeof err->text - len, " (vckpt init %s makes a store there)",
-			tool_shell_word(t->arguments[0], word));
+			TOOL_WORD(t->arguments[0]));
 	if (t->narguments == 1 && !t->from_environment && takes_run(t) &&
 		(err->code == -ENOENT || err->code == -BASE_ENOSTORE) &&
 		!tool_arguments_apart(t, err->text, sizeof err->text) && target_split(t->arguments[0], &target) == 0)
@@ -329,28 +323,26 @@ int tool_target_parse(const struct tool *t, const char *text, struct tool_target
 
 int tool_no_run(const struct tool *t, const char *run)
 {
-	char word[TOOL_WORD_BYTES];
 	struct base_error err = {0};
 
 	base_error_set(&err, -ENOENT, "there is no run %s (vckpt ls %s lists the runs)%s", run,
-		tool_shell_word(t->store->path, word), run[strspn(run, "0123456789")] ? "" : "; a step is RUN/STEP");
+		TOOL_WORD(t->store->path), run[strspn(run, "0123456789")] ? "" : "; a step is RUN/STEP");
 	return tool_fail(t, &err);
 }
 
 int tool_no_step(const struct tool *t, const struct store_list *l, const char *which)
 {
 	const char *run = store_list_run(l);
-	char word[TOOL_WORD_BYTES];
 	struct base_error err = {0};
 
 	if (store_list_next(l) == 0)
 		return tool_no_run(t, run);
 	if (store_list_count(l) == 0)
 		base_error_set(&err, -ENOENT, "%s has no step (vckpt ls %s lists the runs)", run,
-			tool_shell_word(t->store->path, word));
+			TOOL_WORD(t->store->path));
 	else
 		base_error_set(&err, -ENOENT, "%s has no step %s (vckpt ls %s %s lists them)", run, which,
-			tool_shell_word(t->store->path, word), run);
+			TOOL_WORD(t->store->path), run);
 	return tool_fail(t, &err);
 }
 
@@ -424,6 +416,27 @@ json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n)
 	for (size_t i = 0; i < n; i++)
 		json_object_set_new(object, attributes[i].key, json_string(attributes[i].value));
 	return object;
+}
+
+json_t *tool_json_shape(const struct tensor_shape *shape)
+{
+	json_t *a = json_array();
+
+	for (uint32_t i = 0; i < shape->ndim; i++)
+		json_array_append_new(a, json_integer((json_int_t)shape->dim[i]));
+	return a;
+}
+
+void tool_json_touched(json_t *o, const char *run, uint64_t step, const char *component, const char *name)
+{
+	if (run)
+		json_object_set_new(o, "run", json_string(run));
+	if (run && step != PROTO_NONE)
+		json_object_set_new(o, "step", json_integer((json_int_t)step));
+	if (component)
+		json_object_set_new(o, "component", json_string(component));
+	if (name)
+		json_object_set_new(o, component ? "tensor" : "blob", tool_json_text(name, strlen(name)));
 }
 
 bool tool_update_index(const char *store, const struct base_digest *wrote)

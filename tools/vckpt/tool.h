@@ -119,6 +119,9 @@ void tool_interrupt_die(void); /* dies of a SIGINT that was remembered, else ret
 int tool_print_json(json_t *value);
 json_t *tool_json_text(const char *bytes, size_t len); /* a JSON string; never NULL for valid UTF-8 */
 json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n);
+json_t *tool_json_shape(const struct tensor_shape *shape);
+/* What a fault touches: run, step, component, and tensor or blob, as far as they are given (NULL; PROTO_NONE). */
+void tool_json_touched(json_t *o, const char *run, uint64_t step, const char *component, const char *name);
 /* Brings a store's index up to date, in a process of its own, because a damaged file may make LMDB end the process.
  * Another process that is at it does it. wrote: a part that this process wrote, so that the index believes it; or NULL.
  */
@@ -126,6 +129,7 @@ bool tool_update_index(const char *store, const struct base_digest *wrote);
 
 /* vckpt ls --incoming; run NULL: of all runs. */
 int tool_list_incoming(struct tool *t, const char *run);
+extern const char *const tool_liveness[]; /* names, by enum store_liveness */
 /* One line of it, of an attempt that is undecided. */
 struct store_incoming;
 void tool_print_incoming(const struct store_incoming *in);

@@ -36,10 +36,7 @@ void export_tell(struct export *e, const char *what, const char *path)
 	if (!e->t->verbose || e->t->json || e->t->quiet)
 		return;
 	tool_progress_clear(&e->progress);
-	printf("%-5s ", what);
-	path += strlen(e->dir) + 1;
-	tool_print_text(stdout, path, strlen(path));
-	putchar('\n');
+	tool_print(stdout, "%-5s %s\n", what, path + strlen(e->dir) + 1);
 	fflush(stdout);
 }
 
@@ -309,16 +306,12 @@ static int export_to(struct export *e, const char *dest)
 
 static int say(struct export *e, const char *dest)
 {
-	char bytes[32];
-
 	if (e->t->json)
 		return tool_print_json(json_pack("{s:s, s:I, s:I, s:I}", "destination", dest, "files",
 			(json_int_t)e->files, "bytes", (json_int_t)e->total, "kept", (json_int_t)e->nkept));
 	if (e->t->quiet)
 		return TOOL_DONE;
-	tool_format_bytes(e->total, bytes);
-	tool_print_text(stdout, dest, strlen(dest));
-	printf(": %" PRIu64 " %s, %s", e->files, base_plural(e->files, "file", "files"), bytes);
+	tool_print(stdout, "%s: %s, %s", dest, TOOL_COUNT(e->files, "file", "files"), TOOL_BYTES(e->total));
 	if (e->nkept)
 		printf("; %" PRIu64 " of them %s there already", e->nkept, base_plural(e->nkept, "was", "were"));
 	putchar('\n');

@@ -316,42 +316,32 @@ static void say_opaque(const struct import_plan *p)
 {
 	enum { SHOWN = 5 };
 
-	for (size_t i = 0; i < p->nopaque && i < SHOWN; i++) {
-		fputs("vckpt import: ", stderr);
-		tool_print_text(stderr, p->opaque[i].key, strlen(p->opaque[i].key));
-		fputs(": kept as it is, for dcp.load alone: ", stderr);
-		tool_print_text(stderr, p->opaque[i].why, strlen(p->opaque[i].why));
-		fputc('\n', stderr);
-	}
+	for (size_t i = 0; i < p->nopaque && i < SHOWN; i++)
+		tool_print(stderr, "vckpt import: %s: kept as it is, for dcp.load alone: %s\n", p->opaque[i].key,
+			p->opaque[i].why);
 	if (p->nopaque > SHOWN)
 		fprintf(stderr, "vckpt import: so are %zu more values (--json lists them)\n", p->nopaque - SHOWN);
 }
 
 static int report(struct tool *t, const struct import *in, const struct save_result *result)
 {
-	char bytes[32], added[32];
-
-	for (size_t i = 0; i < in->plan.npickles && !t->quiet; i++) {
-		fputs("vckpt import: ", stderr);
-		tool_print_text(stderr, in->plan.pickles[i], strlen(in->plan.pickles[i]));
-		fputs(": a pickle; left out (--keep-pickles stores it as it is)\n", stderr);
-	}
+	for (size_t i = 0; i < in->plan.npickles && !t->quiet; i++)
+		tool_print(stderr, "vckpt import: %s: a pickle; left out (--keep-pickles stores it as it is)\n",
+			in->plan.pickles[i]);
 	if (!t->quiet)
 		say_opaque(&in->plan);
 	if (t->json)
 		return tool_print_json(result_json(in, result));
 	if (t->quiet)
 		return TOOL_DONE;
-	tool_format_bytes(result->bytes, bytes);
-	tool_format_bytes(result->piece_bytes_new, added);
-	printf("%s/step-%08" PRIu64 ": %" PRIu64 " %s, %" PRIu64 " %s, %s; stored %s in %" PRIu64 " new %s, %" PRIu64
-		" known already", in->target.run, result->step, result->tensors,
-		base_plural(result->tensors, "tensor", "tensors"), result->blobs,
-		base_plural(result->blobs, "blob", "blobs"), bytes, added, result->pieces_new,
-		base_plural(result->pieces_new, "piece", "pieces"), result->pieces_reused + result->pieces_duplicate);
-	tool_format_bytes(result->bytes_again, bytes);
+	printf("%s/step-%08" PRIu64 ": %s, %s, %s; stored %s in %s, %" PRIu64 " known already", in->target.run,
+		result->step, TOOL_COUNT(result->tensors, "tensor", "tensors"),
+		TOOL_COUNT(result->blobs, "blob", "blobs"), TOOL_BYTES(result->bytes),
+		TOOL_BYTES(result->piece_bytes_new), TOOL_COUNT(result->pieces_new, "new piece", "new pieces"),
+		result->pieces_reused + result->pieces_duplicate);
 	if (result->bytes_again)
-		printf("; %s%s of unchanged data was written again", result->bytes_no_base ? "up to " : "", bytes);
+		printf("; %s%s of unchanged data was written again", result->bytes_no_base ? "up to " : "",
+			TOOL_BYTES(result->bytes_again));
 	putchar('\n');
 	return TOOL_DONE;
 }
@@ -359,30 +349,18 @@ static int report(struct tool *t, const struct import *in, const struct save_res
 /* -v: what comes from where, before it is read. Tensors of one file stand together. */
 static void say_sources(const struct import_plan *p)
 {
-	char size[32];
-
 	for (size_t i = 0, first; i < p->ntensors;) {
 		uint64_t bytes = 0;
 
 		for (first = i; i < p->ntensors && p->tensors[i].file == p->tensors[first].file; i++)
 			bytes += p->tensors[i].bytes;
-		tool_format_bytes(bytes, size);
-		tool_print_text(stdout, p->tensors[first].file->path, strlen(p->tensors[first].file->path));
-		printf(": %zu %s, %s\n", i - first, base_plural(i - first, "tensor", "tensors"), size);
+		tool_print(stdout, "%s: %s, %s\n", p->tensors[first].file->path,
+			TOOL_COUNT(i - first, "tensor", "tensors"), TOOL_BYTES(bytes));
 	}
-	for (size_t i = 0; i < p->nblobs; i++) {
-		tool_format_bytes((uint64_t)p->blobs[i].file->stat.st_size, size);
-		tool_print_text(stdout, p->blobs[i].file->path, strlen(p->blobs[i].file->path));
-		printf(": blob, %s\n", size);
-	}
+	for (size_t i = 0; i < p->nblobs; i++)
+		tool_print(stdout, "%s: blob, %s\n", p->blobs[i].file->path,
+			TOOL_BYTES((uint64_t)p->blobs[i].file->stat.st_size));
 	fflush(stdout);
-}
-
-static void say_shared(const struct save_result *result)
-{
-	printf("shared: %" PRIu64 " %s with other steps, %" PRIu64 " %s within this one\n", result->pieces_reused,
-		base_plural(result->pieces_reused, "piece", "pieces"), result->pieces_duplicate,
-		base_plural(result->pieces_duplicate, "piece", "pieces"));
 }
 
 static bool says_more(const struct tool *t)
@@ -481,7 +459,7 @@ static int save_numbered(struct tool *t, struct import *in, struct save_result *
 
 static void update_index(const struct tool *t, const struct base_digest *part)
 {
-	char dir[4096], word[TOOL_WORD_BYTES];
+	char dir[4096];
 	base_cleanup_close int dir_of_store = -1;
 
 	if (save_index_dir(t->store, &dir_of_store, dir) < 0)
@@ -489,7 +467,7 @@ static void update_index(const struct tool *t, const struct base_digest *part)
 	else if (!tool_update_index(t->store->path, part))
 		base_log(t->quiet ? BASE_LOG_DEBUG : BASE_LOG_WARNING,
 			"the index could not be brought up to date (the step is whole; vckpt index %s tries again)",
-			tool_shell_word(t->store->path, word));
+			TOOL_WORD(t->store->path));
 }
 
 static int import_run(struct tool *t, int argc, char **argv)
@@ -522,7 +500,9 @@ static int import_run(struct tool *t, int argc, char **argv)
 			update_index(t, &result.part);
 		code = report(t, &in, &result);
 		if (code == 0 && says_more(t))
-			say_shared(&result);
+			printf("shared: %s with other steps, %s within this one\n",
+				TOOL_COUNT(result.pieces_reused, "piece", "pieces"),
+				TOOL_COUNT(result.pieces_duplicate, "piece", "pieces"));
 		if (tool_interrupted())
 			fputs("vckpt import: interrupted when the step was already imported\n", stderr);
 	}

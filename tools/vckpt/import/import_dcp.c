@@ -87,29 +87,19 @@ static int place_range(struct import_dcp *d, const struct foreign_place *place, 
 		"another save", ret_range->file->path, size, place->offset + place->bytes);
 }
 
-static void shape_text(uint32_t n, const uint64_t *dim, char text[static 300])
-{
-	size_t at = (size_t)snprintf(text, 300, "[");
-
-	for (uint32_t d = 0; d < n && at < 250; d++)
-		at += (size_t)snprintf(text + at, 300 - at, "%s%" PRIu64, d ? ", " : "", dim[d]);
-	snprintf(text + at, 300 - at, "]");
-}
-
 /* The item against what the metadata say of it. */
 static int check_item(struct import_dcp *d, const struct foreign_dcp_entry *e, const struct tensor_box *box,
 	const struct foreign_tensor *t)
 {
-	char is[300], said[300];
+	char said[TOOL_SHAPE_TEXT];
 
 	if (strcmp(t->dtype, e->dtype) != 0)
 		return base_error_set(d->err, -BASE_EFORMAT, "its item is %s, and .metadata says %s", t->dtype,
 			e->dtype);
 	if (t->shape.ndim == e->shape.ndim && !memcmp(t->shape.dim, box->size, e->shape.ndim * sizeof *box->size))
 		return 0;
-	shape_text(t->shape.ndim, t->shape.dim, is);
-	shape_text(e->shape.ndim, box->size, said);
-	return base_error_set(d->err, -BASE_EFORMAT, "its item has the shape %s, and .metadata says %s", is, said);
+	return base_error_set(d->err, -BASE_EFORMAT, "its item has the shape %s, and .metadata says %s",
+		TOOL_SHAPE(&t->shape), tool_format_shape(e->shape.ndim, box->size, said));
 }
 
 int import_dcp_chunk(struct import_chunks *c, const struct tensor_box *box, struct import_file *file,

@@ -201,12 +201,9 @@ static int add_trees(struct import_dcp *d)
 static json_t *tensor_json(const struct foreign_dcp_entry *e, const struct import_place *p)
 {
 	static const char *const formats[] = {"contiguous", "channels_last", "preserve"};
-	json_t *shape = json_array(), *made;
+	json_t *made = json_pack("{s:s, s:s, s:s, s:o}", "component", p->component, "name", p->name, "dtype", e->dtype,
+		"shape", tool_json_shape(&e->shape));
 
-	for (uint32_t i = 0; i < e->shape.ndim; i++)
-		json_array_append_new(shape, json_integer((json_int_t)e->shape.dim[i]));
-	made = json_pack("{s:s, s:s, s:s, s:o}", "component", p->component, "name", p->name, "dtype", e->dtype, "shape",
-		shape);
 	if (e->requires_grad)
 		json_object_set_new(made, "requires_grad", json_true());
 	if (e->pin_memory)

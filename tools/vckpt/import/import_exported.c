@@ -125,21 +125,10 @@ int import_exported_file(struct import_plan *p, struct import_manifest *m, const
 	return 1;
 }
 
-static void shape_text(const struct tensor_shape *s, char text[static 256])
-{
-	size_t n = (size_t)snprintf(text, 256, "[");
-
-	for (uint32_t d = 0; d < s->ndim && n < 256; d++)
-		n += (size_t)snprintf(text + n, 256 - n, "%s%" PRIu64, d ? ", " : "", s->dim[d]);
-	if (n < 256)
-		snprintf(text + n, 256 - n, "]");
-}
-
 /* A tensor of a file against what the manifest says of it. */
 static int check_tensor(struct import_manifest *m, const struct import_tensor *t, struct base_error *err)
 {
 	struct import_manifest_tensor *said = import_manifest_tensor(m, t->component, t->name, t->name_len);
-	char is[256], as_said[256];
 
 	if (!said)
 		return base_error_set(err, -BASE_EFORMAT, "%s: it holds tensor %.300s, which %s does not name",
@@ -151,10 +140,8 @@ static int check_tensor(struct import_manifest *m, const struct import_tensor *t
 			tensor_dtype_name(t->dtype));
 	if (tensor_shape_equal(&said->shape, &t->shape))
 		return 0;
-	shape_text(&said->shape, as_said);
-	shape_text(&t->shape, is);
 	return base_error_set(err, -BASE_EFORMAT, "%s: tensors[%zu].shape of %.300s is %s, and %s holds %s", m->path,
-		(size_t)(said - m->tensors), t->name, as_said, t->file->path, is);
+		(size_t)(said - m->tensors), t->name, TOOL_SHAPE(&said->shape), t->file->path, TOOL_SHAPE(&t->shape));
 }
 
 static int check_blobs(const struct import_manifest *m, struct base_error *err)

@@ -394,7 +394,6 @@ int import_add_chunks(struct import_plan *p, const char *component, const char *
 /* A file that is no SOURCE. */
 static int refuse_file(struct import_plan *p, const char *path, struct base_error *err)
 {
-	char word[TOOL_WORD_BYTES];
 	struct import_file *f;
 	int r = import_file_open(p, path, &f, err);
 
@@ -405,14 +404,13 @@ static int refuse_file(struct import_plan *p, const char *path, struct base_erro
 			"vckpt.save(\"STORE/RUN\", torch.load(\"%s\"), step=N)", path, path);
 	return base_error_set(err, -EINVAL, "%s: not a SOURCE: give a .safetensors or .npy file, or a directory: one "
 		"in Hugging Face layout, a checkpoint of torch's distributed checkpoint (DCP), or an exported step",
-		tool_shell_word(path, word));
+		TOOL_WORD(path));
 }
 
 /* A store's own directories hold no files that an import could take. */
 static int refuse_store(const char *path, struct base_error *err)
 {
 	base_cleanup_free char *store = store_around(path), *real = realpath(path, NULL);
-	char word[TOOL_WORD_BYTES];
 	size_t n = store ? strlen(store) : 0;
 
 	if (!store || !real || strncmp(real, store, n) != 0)
@@ -421,8 +419,7 @@ static int refuse_store(const char *path, struct base_error *err)
 	if (*rel && !(strncmp(rel, "runs", 4) == 0 && (rel[4] == '/' || !rel[4])))
 		return 0;
 	return base_error_set(err, -EINVAL, "%s: %s the store %s; export the step that you mean, and import that: "
-		"vckpt export %s RUN/STEP DEST", path, *rel ? "a part of" : "it is", store,
-		tool_shell_word(store, word));
+		"vckpt export %s RUN/STEP DEST", path, *rel ? "a part of" : "it is", store, TOOL_WORD(store));
 }
 
 /* A .safetensors that the user named: by its own name, or by that of the component that was asked for. One without
@@ -566,7 +563,6 @@ static int compare_attributes(const void *a, const void *b)
 /* Blobs alone: a .npy becomes one where its directory was named, so its user is told how it comes in as a tensor. */
 static int no_tensors(const struct import_plan *p, struct base_error *err)
 {
-	char word[TOOL_WORD_BYTES];
 	const char *npy = NULL;
 	size_t n = 0;
 
@@ -585,7 +581,7 @@ static int no_tensors(const struct import_plan *p, struct base_error *err)
 	if (!dir)
 		return base_no_memory(err);
 	return base_error_set(err, -EINVAL, "no tensors: .npy files of a directory are not taken unless they are named "
-		"(%zu of them here): vckpt import STORE RUN %s/*.npy", n, tool_shell_word(dir, word));
+		"(%zu of them here): vckpt import STORE RUN %s/*.npy", n, TOOL_WORD(dir));
 }
 
 int import_plan_check(struct import_plan *p, struct base_error *err)

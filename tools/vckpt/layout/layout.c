@@ -178,14 +178,13 @@ static void print_boxes(const struct layout *l, const struct tensor_shard *shard
 static int print_table(const struct layout *l)
 {
 	const struct tensor_mesh *m = l->on.mesh.mesh;
-	char names[TOOL_NAMES_TEXT], at[TOOL_SHAPE_TEXT], shape[TOOL_SHAPE_TEXT], bytes[32];
+	char names[TOOL_NAMES_TEXT], at[TOOL_SHAPE_TEXT];
 	struct base_error err = {0};
 	struct tensor_shard shard;
+	/* of the widest local shape, or a little less: a longer one only pushes its line */
+	int width = tool_coordinate_width(m), room = (int)base_max(strlen(TOOL_SHAPE(&l->shape)), 11);
 
 	tool_names_text(m, UINT32_MAX, names);
-	tool_shape_text(&l->shape, shape);
-	/* of the widest local shape, or a little less: a longer one only pushes its line */
-	int width = tool_coordinate_width(m), room = (int)strlen(shape) > 11 ? (int)strlen(shape) : 11;
 
 	print_head(l);
 	printf("%8s  %-*s  %-*s  %9s  boxes\n", "rank", width, names, room, "local shape", "bytes");
@@ -195,9 +194,8 @@ static int print_table(const struct layout *l)
 		if (layout_shard(l, rank, &shard, &err) < 0)
 			return tool_fail(l->t, &err);
 		tool_coordinate_text(m, rank, at);
-		tool_shape_text(&shard.local_shape, shape);
-		tool_format_bytes(tensor_shard_items(&shard) * tensor_dtype_bytes(l->dtype), bytes);
-		printf("%8" PRIu32 "  %-*s  %-*s  %9s", rank, width, at, room, shape, bytes);
+		printf("%8" PRIu32 "  %-*s  %-*s  %9s", rank, width, at, room, TOOL_SHAPE(&shard.local_shape),
+			TOOL_BYTES(tensor_shard_items(&shard) * tensor_dtype_bytes(l->dtype)));
 		print_boxes(l, &shard);
 	}
 	return tool_output_end(l->t);
@@ -206,7 +204,7 @@ static int print_table(const struct layout *l)
 /* Everything of one rank: a line for each box, with where it lies in the local buffer. */
 static int print_rank(const struct layout *l)
 {
-	char names[TOOL_NAMES_TEXT], text[TOOL_BOX_TEXT], bytes[32];
+	char names[TOOL_NAMES_TEXT], text[TOOL_BOX_TEXT];
 	struct base_error err = {0};
 	struct tensor_shard_iter it;
 	struct tensor_shard shard;
@@ -220,18 +218,15 @@ static int print_rank(const struct layout *l)
 	}
 	tool_names_text(l->on.mesh.mesh, UINT32_MAX, names);
 	tool_coordinate_text(l->on.mesh.mesh, l->ranks.rank, text);
-	printf("rank %" PRIu32 " at %s = %s", l->ranks.rank, names, text);
-	tool_shape_text(&shard.local_shape, text);
-	tool_format_bytes(tensor_shard_items(&shard) * tensor_dtype_bytes(l->dtype), bytes);
-	printf(": local shape %s, %s in %" PRIu64 " %s\n", text, bytes, l->boxes, l->boxes == 1 ? "box" : "boxes");
+	printf("rank %" PRIu32 " at %s = %s: local shape %s, %s in %s\n", l->ranks.rank, names, text,
+		TOOL_SHAPE(&shard.local_shape), TOOL_BYTES(tensor_shard_items(&shard) * tensor_dtype_bytes(l->dtype)),
+		TOOL_COUNT(l->boxes, "box", "boxes"));
 	for (tensor_shard_first(&it, &shard, NULL); !it.done && !ferror(stdout); tensor_shard_next(&it)) {
-		struct tensor_shape stride = {.ndim = l->shape.ndim};
+		char stride[TOOL_SHAPE_TEXT];
 
 		tensor_box_text(l->shape.ndim, &it.at.box, text, sizeof text);
-		printf("  %s at item %" PRIu64, text, it.at.local_offset);
-		memcpy(stride.dim, it.at.local_stride, stride.ndim * sizeof stride.dim[0]);
-		tool_shape_text(&stride, text);
-		printf(" of the buffer, strides %s\n", text);
+		printf("  %s at item %" PRIu64 " of the buffer, strides %s\n", text, it.at.local_offset,
+			tool_format_shape(l->shape.ndim, it.at.local_stride, stride));
 	}
 	return tool_output_end(l->t);
 }

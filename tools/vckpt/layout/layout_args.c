@@ -257,15 +257,6 @@ int tool_flat_read(const struct tool *t, const char *text, struct tensor_flat *r
 
 /* ---- writing ---- */
 
-void tool_shape_text(const struct tensor_shape *s, char text[static TOOL_SHAPE_TEXT])
-{
-	size_t len = (size_t)snprintf(text, TOOL_SHAPE_TEXT, "[");
-
-	for (uint32_t d = 0; d < s->ndim && d < TENSOR_MAX_DIMS; d++)
-		len += (size_t)snprintf(text + len, TOOL_SHAPE_TEXT - len, "%s%" PRIu64, d ? ", " : "", s->dim[d]);
-	snprintf(text + len, TOOL_SHAPE_TEXT - len, "]");
-}
-
 void tool_coordinate_text(const struct tensor_mesh *m, uint32_t rank, char text[static TOOL_SHAPE_TEXT])
 {
 	uint32_t at[TENSOR_MAX_DIMS];
@@ -341,13 +332,10 @@ void tool_json_numbers32(const uint32_t *v, uint32_t n)
 
 void tool_tensor_print(const struct tensor_shape *shape, enum tensor_dtype dtype)
 {
-	char text[TOOL_SHAPE_TEXT], bytes[32];
 	uint64_t items = 0;
 
 	tensor_shape_items(shape, tensor_dtype_bytes(dtype), &items); /* checked when it was read */
-	tool_shape_text(shape, text);
-	tool_format_bytes(items * tensor_dtype_bytes(dtype), bytes);
-	printf("%s %s, %s", text, tensor_dtype_name(dtype), bytes);
+	printf("%s %s, %s", TOOL_SHAPE(shape), tensor_dtype_name(dtype), TOOL_BYTES(items * tensor_dtype_bytes(dtype)));
 }
 
 void tool_output_begin(void)

@@ -57,10 +57,8 @@ int tool_flat_read(const struct tool *t, const char *text, struct tensor_flat *r
 
 /* ---- writing ---- */
 
-#define TOOL_SHAPE_TEXT (TENSOR_MAX_DIMS * 22 + 3)
 #define TOOL_BOX_TEXT (TENSOR_MAX_DIMS * 43 + 3)
 #define TOOL_NAMES_TEXT (TENSOR_MAX_DIMS * TENSOR_MESH_NAME_MAX) /* names, each with a comma or the NUL */
-void tool_shape_text(const struct tensor_shape *s, char text[static TOOL_SHAPE_TEXT]); /* "[4096, 1024]" */
 /* "0,3"; "-" for a rank outside the mesh */
 void tool_coordinate_text(const struct tensor_mesh *m, uint32_t rank, char text[static TOOL_SHAPE_TEXT]);
 void tool_names_text(const struct tensor_mesh *m, uint32_t dims, char text[static TOOL_NAMES_TEXT]); /* "dp,tp" */

@@ -10,14 +10,6 @@
 #include "tools/vckpt/layout/layout.h"
 #include "tools/vckpt/print/table.h"
 
-static void add_shape(struct tool_table *table, const struct tensor_shape *shape)
-{
-	char text[TOOL_SHAPE_TEXT];
-
-	tool_shape_text(shape, text);
-	tool_table_text(table, text);
-}
-
 static void add_placements(struct tool_table *table, const struct view_layouts_line *line)
 {
 	struct base_buf words = BASE_BUF_INIT;
@@ -48,7 +40,7 @@ static int add_tensor(struct tool_table *table, const struct view_layouts *l, co
 	base_buf_printf(&name, "%s/", info->component);
 	base_buf_append(&name, info->name, info->name_len);
 	tool_table_add(table, TOOL_PLAIN, name.error ? "" : (const char *)name.data, name.error ? 0 : name.len);
-	add_shape(table, &info->shape);
+	tool_table_text(table, TOOL_SHAPE(&info->shape));
 	tool_table_text(table, tensor_dtype_name(info->dtype));
 	add_placements(table, line);
 	tool_table_text(table, place);
@@ -79,9 +71,7 @@ static int print_step(struct tool *t, const struct view_layouts *l)
 
 		if (counts[i] || view_layouts_preset(line->file))
 			continue;
-		printf("%s:%u: no tensor has '", line->file, line->number);
-		tool_print_text(stdout, line->pattern, strlen(line->pattern));
-		puts("'");
+		tool_print(stdout, "%s:%u: no tensor has '%s'\n", line->file, line->number, line->pattern);
 	}
 	return r < 0 ? tool_fail(t, &err) : tool_output_end(t);
 }
@@ -122,7 +112,7 @@ int layout_check(struct tool *t, const char *file)
 		code = code ? code : print_step(t, l);
 	} else {
 		tool_output_begin();
-		printf("%s: %u %s\n", file, view_layouts_count(l), view_layouts_count(l) == 1 ? "line" : "lines");
+		printf("%s: %s\n", file, TOOL_COUNT(view_layouts_count(l), "line", "lines"));
 		code = tool_output_end(t);
 	}
 	view_layouts_free(l);

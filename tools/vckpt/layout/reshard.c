@@ -181,21 +181,19 @@ static void print_rank_json(const struct reshard *reshard)
 
 static void print_line(const struct reshard *reshard, int width)
 {
-	char at[TOOL_SHAPE_TEXT], bytes[32], own[32];
+	char at[TOOL_SHAPE_TEXT];
 	size_t sources = 0;
 	uint64_t part;
 
 	tool_coordinate_text(reshard->to.mesh.mesh, reshard->rank, at);
-	tool_format_bytes(reshard->bytes, bytes);
-	tool_format_bytes(reshard->own_bytes, own);
-	printf("%8" PRIu32 "  %-*s  %9s  %9s", reshard->rank, width, at, bytes, own);
+	printf("%8" PRIu32 "  %-*s  %9s  %9s", reshard->rank, width, at, TOOL_BYTES(reshard->bytes),
+		TOOL_BYTES(reshard->own_bytes));
 	for (size_t i = 0; i < reshard->n; sources++) {
 		uint32_t source = reshard->entries[i].rank;
 
 		i = source_end(reshard, i, &part);
-		tool_format_bytes(part, bytes);
 		if (sources < SHOWN_SOURCES || reshard->ranks.one)
-			printf("%s%" PRIu32 " (%s)", sources ? ", " : "  ", source, bytes);
+			printf("%s%" PRIu32 " (%s)", sources ? ", " : "  ", source, TOOL_BYTES(part));
 	}
 	if (sources > SHOWN_SOURCES && !reshard->ranks.one)
 		printf(" and %zu more", sources - SHOWN_SOURCES);
@@ -230,15 +228,12 @@ static int print_head(const struct reshard *reshard)
 
 static void print_end(const struct reshard *reshard, uint32_t count)
 {
-	char moved[32], total[32];
-
-	tool_format_bytes(reshard->moved, moved);
-	tool_format_bytes(reshard->total, total);
 	if (reshard->t->json)
 		printf("],\n \"bytes\": %" PRIu64 ", \"moved_bytes\": %" PRIu64 "}\n", reshard->total, reshard->moved);
 	else
 		printf("\n%" PRIu32 " of %" PRIu32 " %s from others; %s of %s in all\n", reshard->readers, count,
-			base_plural(count, "rank reads", "ranks read"), moved, total);
+			base_plural(count, "rank reads", "ranks read"), TOOL_BYTES(reshard->moved),
+			TOOL_BYTES(reshard->total));
 }
 
 /* The first pass. 0 or an exit code, said. */

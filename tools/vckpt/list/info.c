@@ -55,36 +55,18 @@ static json_t *sums_json(const struct tool_sums *s, bool before)
 	return o;
 }
 
-static void print_dtypes(const struct tool_sums *s)
-{
-	char dtypes[TOOL_SUMS_TEXT];
-
-	tool_sums_dtypes(s, dtypes);
-	printf("  %-12s %s\n", "types", dtypes);
-	tool_sums_print_numpy(s, "  numpy        ");
-}
-
 static void print_sums(const struct tool_sums *s, const struct load_step *before)
 {
-	char a[32], b[32];
-
-	tool_format_bytes(s->bytes, a);
-	tool_format_bytes(s->stored, b);
-	printf("  %-12s %" PRIu64 " %s, %s, stored as %s\n", "pieces", s->pieces,
-		base_plural(s->pieces, "piece", "pieces"), a, b);
-	for (unsigned i = 0; i < s->ncodecs; i++) {
-		tool_format_bytes(s->codecs[i].raw, a);
-		tool_format_bytes(s->codecs[i].stored, b);
-		printf("  %-12s %s: %" PRIu64 " %s, %s as %s\n", "codec", store_codec_name(s->codecs[i].word),
-			s->codecs[i].pieces, base_plural(s->codecs[i].pieces, "piece", "pieces"), a, b);
-	}
-	if (!before)
-		return;
-	tool_format_bytes(s->bytes_shared, a);
-	printf("  %-12s with step-%08" PRIu64 ": %" PRIu64 " of %" PRIu64 " %s equal, %" PRIu64 " %s, %s\n", "shared",
-		load_step_info(before)->step, s->tensors_equal, s->tensors,
-		base_plural(s->tensors, "tensor", "tensors"), s->pieces_shared,
-		base_plural(s->pieces_shared, "piece", "pieces"), a);
+	printf("  pieces       %s, %s, stored as %s\n", TOOL_COUNT(s->pieces, "piece", "pieces"), TOOL_BYTES(s->bytes),
+		TOOL_BYTES(s->stored));
+	for (unsigned i = 0; i < s->ncodecs; i++)
+		printf("  codec        %s: %s, %s as %s\n", store_codec_name(s->codecs[i].word),
+			TOOL_COUNT(s->codecs[i].pieces, "piece", "pieces"), TOOL_BYTES(s->codecs[i].raw),
+			TOOL_BYTES(s->codecs[i].stored));
+	if (before)
+		printf("  shared       with step-%08" PRIu64 ": %" PRIu64 " of %s equal, %s, %s\n",
+			load_step_info(before)->step, s->tensors_equal, TOOL_COUNT(s->tensors, "tensor", "tensors"),
+			TOOL_COUNT(s->pieces_shared, "piece", "pieces"), TOOL_BYTES(s->bytes_shared));
 }
 
 /* ---- the store ---- */
@@ -94,7 +76,7 @@ static int store_info(struct info *in)
 	const struct proto_store *p = &in->t->store->info;
 	struct store_needs n;
 	uint64_t packs, bytes, spare;
-	char id[33], a[32], b[32];
+	char id[33];
 
 	if (store_needs(in->t->store, NULL, NULL, &n, &in->err) < 0 ||
 		store_packs_bytes(in->t->store, &packs, &bytes, &in->err) < 0)
@@ -109,19 +91,15 @@ static int store_info(struct info *in)
 			"runs", (json_int_t)n.runs, "steps", (json_int_t)n.steps, "logical_bytes", (json_int_t)n.bytes,
 			"packs", (json_int_t)packs, "disk_bytes", (json_int_t)bytes, "needed_bytes",
 			(json_int_t)n.kept_bytes));
-	tool_print_text(stdout, in->t->store->path, strlen(in->t->store->path));
-	printf("\n  %-12s %u, id %s\n", "format", p->version, id);
-	tool_format_bytes(n.bytes, a);
-	printf("  %-12s %" PRIu64 " %s, %" PRIu64 " %s, %s logical\n", "content", n.runs,
-		base_plural(n.runs, "run", "runs"), n.steps, base_plural(n.steps, "step", "steps"), a);
-	tool_format_bytes(bytes, a);
-	tool_format_bytes(n.kept_bytes, b);
-	printf("  %-12s %s in %" PRIu64 " %s, %s of it in packs that these steps need\n", "on disk", a, packs,
-		base_plural(packs, "pack", "packs"), b);
-	tool_format_bytes(spare, a);
+	tool_print(stdout, "%s\n", in->t->store->path);
+	printf("  format       %u, id %s\n", p->version, id);
+	printf("  content      %s, %s, %s logical\n", TOOL_COUNT(n.runs, "run", "runs"),
+		TOOL_COUNT(n.steps, "step", "steps"), TOOL_BYTES(n.bytes));
+	printf("  on disk      %s in %s, %s of it in packs that these steps need\n", TOOL_BYTES(bytes),
+		TOOL_COUNT(packs, "pack", "packs"), TOOL_BYTES(n.kept_bytes));
 	if (spare)
-		printf("  %-12s %s are needed by no step: of removed steps (vckpt gc frees them), or of saves under "
-			"way\n", "the rest", a);
+		printf("  the rest     %s are needed by no step: of removed steps (vckpt gc frees them), or of saves "
+			"under way\n", TOOL_BYTES(spare));
 	return TOOL_DONE;
 }
 
@@ -132,44 +110,32 @@ static int tensor_info(struct info *in, uint32_t tensor)
 	struct load_tensor_info info;
 	struct load_object *o;
 	struct tool_sums sums = {0};
-	char hex[BASE_DIGEST_HEX];
+	struct tensor_shape tile;
 
 	if (add_tensor(in, tensor, &sums) < 0 || load_tensor_open(in->t->step, tensor, &o, &in->err) < 0)
 		return tool_fail(in->t, &in->err);
 	load_step_tensor_info(in->t->step, tensor, &info);
-	base_digest_hex(load_object_digest(o), hex);
-	const struct tensor_grid *g = load_object_grid(o);
-	json_t *shape = json_array(), *tile = json_array();
-	for (uint32_t i = 0; i < info.shape.ndim; i++) {
-		json_array_append_new(shape, json_integer((json_int_t)info.shape.dim[i]));
-		json_array_append_new(tile, json_integer((json_int_t)g->edge[i]));
-	}
+	tile = (struct tensor_shape){.ndim = info.shape.ndim};
+	memcpy(tile.dim, load_object_grid(o)->edge, tile.ndim * sizeof *tile.dim);
 	load_object_unref(o);
-	char *shape_text = json_dumps(shape, JSON_COMPACT), *tile_text = json_dumps(tile, JSON_COMPACT);
-	int code = TOOL_DONE;
 	if (in->t->json) {
 		json_t *all = sums_json(&sums, in->before);
 
 		json_object_update_new(all,
-			json_pack("{s:s, s:I, s:s, s:o, s:s, s:O, s:O, s:s}", "run", in->run, "step",
+			json_pack("{s:s, s:I, s:s, s:o, s:s, s:o, s:o, s:s}", "run", in->run, "step",
 				(json_int_t)load_step_info(in->t->step)->step, "component", info.component, "name",
 				tool_json_text(info.name, info.name_len), "dtype", tensor_dtype_name(info.dtype),
-				"shape", shape, "tile", tile, "digest", hex));
-		code = tool_print_json(all);
-	} else {
-		printf("%s/step-%08" PRIu64 "/%s/", in->run, load_step_info(in->t->step)->step, info.component);
-		tool_print_text(stdout, info.name, info.name_len);
-		putchar('\n');
-		printf("  %-12s %s %s, tiles of %s\n  %-12s %s\n", "tensor", tensor_dtype_name(info.dtype), shape_text,
-			tile_text, "digest", hex);
-		tool_sums_print_numpy(&sums, "  numpy        ");
-		print_sums(&sums, in->before);
+				"shape", tool_json_shape(&info.shape), "tile", tool_json_shape(&tile), "digest",
+				TOOL_DIGEST(&sums.digest)));
+		return tool_print_json(all);
 	}
-	free(shape_text);
-	free(tile_text);
-	json_decref(shape);
-	json_decref(tile);
-	return code;
+	tool_print(stdout, "%s/step-%08" PRIu64 "/%s/%.*s\n", in->run, load_step_info(in->t->step)->step,
+		info.component, (int)info.name_len, info.name);
+	printf("  tensor       %s %s, tiles of %s\n  digest       %s\n", tensor_dtype_name(info.dtype),
+		TOOL_SHAPE(&info.shape), TOOL_SHAPE(&tile), TOOL_DIGEST(&sums.digest));
+	tool_sums_print_numpy(&sums, "  numpy        ");
+	print_sums(&sums, in->before);
+	return TOOL_DONE;
 }
 
 /* ---- a step ---- */
@@ -236,17 +202,16 @@ static void print_packs(const json_t *packs)
 {
 	size_t i;
 	json_t *p;
-	char a[32], b[32];
 
 	json_array_foreach(packs, i, p) {
-		tool_format_bytes((uint64_t)json_integer_value(json_object_get(p, "bytes")), a);
-		tool_format_bytes((uint64_t)json_integer_value(json_object_get(p, "live_bytes")), b);
-		printf("  %-12s %s: %s, %s of it in this step", "pack", json_string_value(json_object_get(p, "pack")),
-			a, b);
 		json_t *steps = json_object_get(p, "steps");
+
+		printf("  pack         %s: %s, %s of it in this step", json_string_value(json_object_get(p, "pack")),
+			TOOL_BYTES((uint64_t)json_integer_value(json_object_get(p, "bytes"))),
+			TOOL_BYTES((uint64_t)json_integer_value(json_object_get(p, "live_bytes"))));
 		if (steps)
-			printf(", named by %" JSON_INTEGER_FORMAT " %s of the run", json_integer_value(steps),
-				base_plural((uint64_t)json_integer_value(steps), "step", "steps"));
+			printf(", named by %s of the run",
+				TOOL_COUNT((uint64_t)json_integer_value(steps), "step", "steps"));
 		putchar('\n');
 	}
 }
@@ -255,13 +220,11 @@ static json_t *step_head(const struct info *in)
 {
 	const struct load_step_info *i = load_step_info(in->t->step);
 	uint64_t no_base, again = load_step_again(in->t->step, &no_base);
-	char time[40], hex[BASE_DIGEST_HEX];
 
-	tool_format_time(i->time_ns, time);
-	base_digest_hex(&i->manifest, hex);
 	return json_pack("{s:s, s:I, s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "run", in->run, "step",
-		(json_int_t)i->step, "attempt", i->attempt, "entry", (json_int_t)i->entry, "time", time, "manifest",
-		hex, "tensors", (json_int_t)i->tensors, "blobs", (json_int_t)load_step_blob_count(in->t->step),
+		(json_int_t)i->step, "attempt", i->attempt, "entry", (json_int_t)i->entry, "time",
+		TOOL_TIME(i->time_ns), "manifest", TOOL_DIGEST(&i->manifest), "tensors", (json_int_t)i->tensors,
+		"blobs", (json_int_t)load_step_blob_count(in->t->step),
 		"logical_bytes", (json_int_t)i->bytes, "new_bytes", (json_int_t)i->new_bytes, "again_bytes",
 		(json_int_t)again, "no_base_bytes", (json_int_t)no_base, "attributes",
 		tool_json_attributes(i->attributes, i->nattributes));
@@ -271,30 +234,21 @@ static void print_head(const struct info *in)
 {
 	const struct load_step_info *i = load_step_info(in->t->step);
 	uint64_t no_base, again = load_step_again(in->t->step, &no_base);
-	char time[40], hex[BASE_DIGEST_HEX], bytes[32], added[32];
 
-	tool_format_time(i->time_ns, time);
-	base_digest_hex(&i->manifest, hex);
-	tool_format_bytes(i->bytes, bytes);
-	tool_format_bytes(i->new_bytes, added);
-	printf("%s/step-%08" PRIu64 "\n  %-12s %s by attempt %s, entry %" PRIu64 "\n  %-12s %s\n", in->run, i->step,
-		"committed", time, i->attempt, i->entry, "manifest", hex);
-	printf("  %-12s %" PRIu64 " %s, %" PRIu32 " %s, %s; it added %s\n", "content", i->tensors,
-		base_plural(i->tensors, "tensor", "tensors"), load_step_blob_count(in->t->step),
-		base_plural(load_step_blob_count(in->t->step), "blob", "blobs"), bytes, added);
-	tool_format_bytes(again - no_base, bytes);
+	printf("%s/step-%08" PRIu64 "\n", in->run, i->step);
+	printf("  committed    %s by attempt %s, entry %" PRIu64 "\n", TOOL_TIME(i->time_ns), i->attempt, i->entry);
+	printf("  manifest     %s\n", TOOL_DIGEST(&i->manifest));
+	printf("  content      %s, %s, %s; it added %s\n", TOOL_COUNT(i->tensors, "tensor", "tensors"),
+		TOOL_COUNT(load_step_blob_count(in->t->step), "blob", "blobs"), TOOL_BYTES(i->bytes),
+		TOOL_BYTES(i->new_bytes));
 	if (again > no_base)
-		printf("  %-12s %s of unchanged data was written again, because a step refers to packs of at most %u "
-			"earlier saves\n", "again", bytes, SAVE_KEEP_MAX);
-	tool_format_bytes(no_base, bytes);
+		printf("  again        %s of unchanged data was written again, because a step refers to packs of at "
+			"most %u earlier saves\n", TOOL_BYTES(again - no_base), SAVE_KEEP_MAX);
 	if (no_base)
-		printf("  %-12s up to %s of unchanged data was written again, because an earlier step could "
-			"not be used\n", "again", bytes);
-	for (size_t k = 0; k < i->nattributes; k++) {
-		printf("  %-12s %s=", "attribute", i->attributes[k].key);
-		tool_print_text(stdout, i->attributes[k].value, strlen(i->attributes[k].value));
-		putchar('\n');
-	}
+		printf("  again        up to %s of unchanged data was written again, because an earlier step could "
+			"not be used\n", TOOL_BYTES(no_base));
+	for (size_t k = 0; k < i->nattributes; k++)
+		tool_print(stdout, "  attribute    %s=%s\n", i->attributes[k].key, i->attributes[k].value);
 }
 
 static int step_info(struct info *in)
@@ -320,7 +274,8 @@ static int step_info(struct info *in)
 		code = tool_print_json(all);
 	} else {
 		print_head(in);
-		print_dtypes(&sums);
+		printf("  types        %s\n", tool_sums_dtypes(&sums, (char[TOOL_SUMS_TEXT]){0}));
+		tool_sums_print_numpy(&sums, "  numpy        ");
 		print_sums(&sums, in->before);
 		print_packs(packs);
 	}

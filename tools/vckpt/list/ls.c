@@ -11,31 +11,24 @@
 
 /* ---- cells ---- */
 
-void ls_format_bytes(const struct ls *ls, uint64_t bytes, char text[static 32])
+char *ls_format_bytes(const struct ls *ls, uint64_t bytes, char text[static 32])
 {
-	if (ls->bytes)
-		snprintf(text, 32, "%" PRIu64, bytes);
-	else
-		tool_format_bytes(bytes, text);
+	if (!ls->bytes)
+		return tool_format_bytes(bytes, text);
+	snprintf(text, 32, "%" PRIu64, bytes);
+	return text;
 }
 
 void ls_add_bytes(const struct ls *ls, struct tool_table *table, uint64_t bytes)
 {
-	char text[32];
-
-	ls_format_bytes(ls, bytes, text);
-	tool_table_text(table, text);
+	tool_table_text(table, LS_BYTES(ls, bytes));
 }
 
 static void add_time(const struct ls *ls, struct tool_table *table, int64_t time_ns)
 {
 	char text[40];
 
-	if (ls->time)
-		tool_format_time(time_ns, text);
-	else
-		tool_format_age(time_ns, ls->now_ns, text);
-	tool_table_text(table, text);
+	tool_table_text(table, ls->time ? tool_format_time(time_ns, text) : tool_format_age(time_ns, ls->now_ns, text));
 }
 
 static void add_step(struct tool_table *table, uint64_t step, bool latest)
@@ -75,12 +68,9 @@ bool ls_says(const struct ls *ls)
 
 static void say_steps(const struct ls *ls, uint64_t steps, uint64_t bytes, uint64_t added)
 {
-	char logical[32], new[32];
-
-	ls_format_bytes(ls, bytes, logical);
-	ls_format_bytes(ls, added, new);
-	printf("%" PRIu64 " %s, %s logical; saving %s added %s (vckpt info STORE: size on disk)\n", steps,
-		base_plural(steps, "step", "steps"), logical, base_plural(steps, "it", "them"), new);
+	printf("%s, %s logical; saving %s added %s (vckpt info STORE: size on disk)\n",
+		TOOL_COUNT(steps, "step", "steps"), LS_BYTES(ls, bytes), base_plural(steps, "it", "them"),
+		LS_BYTES(ls, added));
 }
 
 /* ---- runs ---- */
@@ -109,11 +99,8 @@ static void read_run(struct run *run, const struct store_list *l)
 
 static json_t *run_json(const struct run *run)
 {
-	char time[40];
-
-	tool_format_time(run->time_ns, time);
 	return json_pack("{s:s, s:I, s:I, s:s, s:I, s:I}", "run", run->name, "steps", (json_int_t)run->steps, "latest",
-		(json_int_t)run->latest, "time", time, "bytes", (json_int_t)run->bytes, "new_bytes",
+		(json_int_t)run->latest, "time", TOOL_TIME(run->time_ns), "bytes", (json_int_t)run->bytes, "new_bytes",
 		(json_int_t)run->added);
 }
 
@@ -145,7 +132,7 @@ static int print_runs(const struct ls *ls, const struct run *runs, const struct 
 	int code = ls_print(ls, table);
 	if (code || !ls_says(ls))
 		return code;
-	printf("total: %zu %s, ", n, base_plural(n, "run", "runs"));
+	printf("total: %s, ", TOOL_COUNT(n, "run", "runs"));
 	say_steps(ls, steps, bytes, added);
 	return TOOL_DONE;
 }
@@ -212,14 +199,10 @@ static int list_runs(const struct ls *ls)
 
 json_t *ls_step_json(const char *run, const struct store_list_step *s)
 {
-	char time[40], digest[BASE_DIGEST_HEX];
-
-	tool_format_time(s->commit.time_ns, time);
-	base_digest_hex(&s->commit.manifest, digest);
 	return json_pack("{s:s, s:I, s:I, s:s, s:s, s:s, s:I, s:I, s:I, s:o}", "run", run, "step", (json_int_t)s->step,
-		"entry", (json_int_t)s->entry, "attempt", s->commit.attempt, "time", time, "manifest", digest,
-		"tensors", (json_int_t)s->commit.tensors, "bytes", (json_int_t)s->commit.bytes, "new_bytes",
-		(json_int_t)s->commit.new_bytes, "attributes",
+		"entry", (json_int_t)s->entry, "attempt", s->commit.attempt, "time", TOOL_TIME(s->commit.time_ns),
+		"manifest", TOOL_DIGEST(&s->commit.manifest), "tensors", (json_int_t)s->commit.tensors, "bytes",
+		(json_int_t)s->commit.bytes, "new_bytes", (json_int_t)s->commit.new_bytes, "attributes",
 		tool_json_attributes(s->commit.attributes, s->commit.nattributes));
 }
 

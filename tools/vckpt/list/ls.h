@@ -31,7 +31,8 @@ enum { LS_NAME = 1 << 0, LS_STEP = 1 << 1, LS_TIME = 1 << 2, LS_SIZE = 1 << 3, L
 int ls_sort(const struct ls *ls, const char *what, unsigned keys, struct ls_item *items, size_t n);
 
 void ls_add_bytes(const struct ls *ls, struct tool_table *table, uint64_t bytes);
-void ls_format_bytes(const struct ls *ls, uint64_t bytes, char text[static 32]); /* as --bytes asks for */
+char *ls_format_bytes(const struct ls *ls, uint64_t bytes, char text[static 32]); /* as --bytes asks for; text */
+#define LS_BYTES(ls, n) ls_format_bytes(ls, n, (char[32]){0})
 /* Prints the table and frees it; NULL and a lack of memory are said. An exit code. */
 int ls_print(const struct ls *ls, struct tool_table *table);
 bool ls_says(const struct ls *ls); /* are totals and notes wanted? */

@@ -17,8 +17,7 @@ struct incoming {
 	int64_t now_ns;
 };
 
-static const char *const liveness_names[] = {
-	[STORE_DEAD] = "dead", [STORE_ALIVE] = "alive", [STORE_UNKNOWN] = "unknown"};
+const char *const tool_liveness[] = {[STORE_DEAD] = "dead", [STORE_ALIVE] = "alive", [STORE_UNKNOWN] = "unknown"};
 
 static bool left_over(const struct incoming *i)
 {
@@ -47,51 +46,38 @@ static json_t *incoming_json(const struct incoming *i)
 	static const char *const decisions[] = {NULL, "committed", "aborted"};
 	const struct store_incoming *in = i->in;
 	const char *host = in->begun && in->begin.host && in->begin.host[0] ? in->begin.host : NULL;
-	char since[40];
 	uint64_t age = 0;
 	bool known = incoming_age(i, &age);
 
-	tool_format_time(in->since_ns, since);
 	return json_pack("{s:s, s:s, s:o, s:o, s:o, s:I, s:o, s:s?, s:s?, s:o, s:s, s:s?, s:b, s:b}", "run", in->run,
 		"attempt", in->attempt, "import", in->begun ? json_boolean(in->begin.alone) : json_null(), "step",
 		in->begun ? json_integer((json_int_t)in->begin.step) : json_null(), "world",
 		in->begun ? json_integer(in->begin.world) : json_null(), "announced", (json_int_t)in->nannounced,
-		"missing", in->begun ? missing_json(in) : json_null(), "host", host, "since", known ? since : NULL,
-		"age_s", known ? json_integer((json_int_t)(age / 1000000000)) : json_null(), "state",
-		liveness_names[in->state], "decided", decisions[i->decided], "left_over", left_over(i),
+		"missing", in->begun ? missing_json(in) : json_null(), "host", host, "since",
+		known ? TOOL_TIME(in->since_ns) : NULL, "age_s",
+		known ? json_integer((json_int_t)(age / 1000000000)) : json_null(), "state", tool_liveness[in->state],
+		"decided", decisions[i->decided], "left_over", left_over(i),
 		"replace", in->begun && in->begin.replace);
-}
-
-static void print_ranks(const struct store_incoming *in)
-{
-	char missing[TOOL_RANKS_TEXT];
-
-	tool_format_ranks(in->missing, in->nmissing, missing);
-	printf("%" PRIu32 " of %" PRIu32 " %s announced", in->begin.world - in->nmissing, in->begin.world,
-		base_plural(in->begin.world, "rank", "ranks"));
-	if (in->nmissing)
-		printf(", missing %s", missing);
 }
 
 static void print_incoming(const struct incoming *i)
 {
 	static const char *const decisions[] = {"", "committed; ", "aborted; "};
 	const struct store_incoming *in = i->in;
-	char age[32];
 	uint64_t ns;
 
-	if (in->begun) {
-		printf("%s/step-%08" PRIu64 "%s  ", in->run, in->begin.step, in->begin.replace ? " (replacing)" : "");
-		print_ranks(in);
-	} else {
+	if (in->begun)
+		printf("%s/step-%08" PRIu64 "%s  %" PRIu32 " of %s announced", in->run, in->begin.step,
+			in->begin.replace ? " (replacing)" : "", in->begin.world - in->nmissing,
+			TOOL_COUNT(in->begin.world, "rank", "ranks"));
+	else
 		printf("%s  not begun", in->run);
-	}
-	if (incoming_age(i, &ns)) {
-		tool_format_duration(ns, age);
-		printf("  for %s", age);
-	}
+	if (in->begun && in->nmissing)
+		printf(", missing %s", TOOL_RANKS(in->missing, in->nmissing));
+	if (incoming_age(i, &ns))
+		printf("  for %s", TOOL_DURATION(ns));
 	printf("  %s%s%s%s  attempt %s\n", decisions[i->decided], left_over(i) ? "left over (" : "",
-		liveness_names[in->state], left_over(i) ? ")" : "", in->attempt);
+		tool_liveness[in->state], left_over(i) ? ")" : "", in->attempt);
 }
 
 void tool_print_incoming(const struct store_incoming *in)

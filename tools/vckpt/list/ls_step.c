@@ -8,33 +8,12 @@
 #include "tools/vckpt/list/ls.h"
 #include "tools/vckpt/list/sums.h"
 
-static json_t *shape_json(const struct tensor_shape *shape)
-{
-	json_t *a = json_array();
-
-	for (uint32_t i = 0; i < shape->ndim; i++)
-		json_array_append_new(a, json_integer((json_int_t)shape->dim[i]));
-	return a;
-}
-
-static void add_shape(struct tool_table *table, const struct tensor_shape *shape)
-{
-	char text[TENSOR_MAX_DIMS * 22 + 3] = "[";
-
-	for (uint32_t i = 0; i < shape->ndim; i++)
-		snprintf(text + strlen(text), sizeof text - strlen(text), "%s%" PRIu64, i ? ", " : "", shape->dim[i]);
-	tool_table_text(table, strcat(text, "]"));
-}
-
 /* The cells of --long. */
 static void add_sums(const struct ls *ls, struct tool_table *table, const struct tool_sums *s)
 {
-	char codecs[TOOL_SUMS_TEXT];
-
-	tool_sums_codecs(s, codecs);
 	ls_add_bytes(ls, table, s->stored);
 	tool_table_number(table, s->pieces);
-	tool_table_text(table, codecs);
+	tool_table_text(table, tool_sums_codecs(s, (char[TOOL_SUMS_TEXT]){0}));
 }
 
 static void sums_json(json_t *o, const struct tool_sums *s)
@@ -42,14 +21,6 @@ static void sums_json(json_t *o, const struct tool_sums *s)
 	json_object_set_new(o, "pieces", json_integer((json_int_t)s->pieces));
 	json_object_set_new(o, "stored_bytes", json_integer((json_int_t)s->stored));
 	json_object_set_new(o, "codecs", tool_sums_codecs_json(s));
-}
-
-static void digest_json(json_t *o, const struct base_digest *d)
-{
-	char hex[BASE_DIGEST_HEX];
-
-	base_digest_hex(d, hex);
-	json_object_set_new(o, "digest", json_string(hex));
 }
 
 /* ---- the tensors of a component ---- */
@@ -69,7 +40,8 @@ static int find_component(const struct ls *ls, struct load_step *step, const cha
 static json_t *tensor_json(const struct load_tensor_info *info)
 {
 	return json_pack("{s:o, s:s, s:o, s:I}", "name", tool_json_text(info->name, info->name_len), "dtype",
-		tensor_dtype_name(info->dtype), "shape", shape_json(&info->shape), "bytes", (json_int_t)info->bytes);
+		tensor_dtype_name(info->dtype), "shape", tool_json_shape(&info->shape), "bytes",
+		(json_int_t)info->bytes);
 }
 
 static void add_tensor(const struct ls *ls, struct tool_table *table, const struct load_tensor_info *info,
@@ -77,7 +49,7 @@ static void add_tensor(const struct ls *ls, struct tool_table *table, const stru
 {
 	tool_table_add(table, TOOL_PLAIN, info->name, info->name_len);
 	tool_table_text(table, tensor_dtype_name(info->dtype));
-	add_shape(table, &info->shape);
+	tool_table_text(table, TOOL_SHAPE(&info->shape));
 	ls_add_bytes(ls, table, info->bytes);
 	if (ls->more)
 		add_sums(ls, table, s);
@@ -105,7 +77,7 @@ static int add_tensors(const struct ls *ls, struct load_step *step, const struct
 		json_t *o = tensor_json(&info);
 		if (ls->more) {
 			sums_json(o, &sums);
-			digest_json(o, &sums.digest);
+			json_object_set_new(o, "digest", json_string(TOOL_DIGEST(&sums.digest)));
 		}
 		json_array_append_new(all, o);
 	}
@@ -128,15 +100,11 @@ static struct ls_item *tensor_items(struct load_step *step, uint32_t first, uint
 
 static void say_tensors(const struct ls *ls, size_t n, const struct tool_sums *s)
 {
-	char bytes[32], stored[32];
-
 	if (!ls_says(ls))
 		return;
-	ls_format_bytes(ls, s->bytes, bytes);
-	ls_format_bytes(ls, s->stored, stored);
-	printf("total: %zu %s, %s", n, base_plural(n, "tensor", "tensors"), bytes);
+	printf("total: %s, %s", TOOL_COUNT(n, "tensor", "tensors"), LS_BYTES(ls, s->bytes));
 	if (ls->more)
-		printf(", %s stored", stored);
+		printf(", %s stored", LS_BYTES(ls, s->stored));
 	putchar('\n');
 	if (ls->more)
 		tool_sums_print_numpy(s, "");
@@ -206,7 +174,7 @@ static uint64_t component_bytes(const struct load_step *step, uint32_t first, ui
 
 static void add_component_row(struct contents *c, const struct ls_item *item, uint32_t n, const struct tool_sums *s)
 {
-	char name[PROTO_COMPONENT_MAX + 2], dtypes[TOOL_SUMS_TEXT];
+	char name[PROTO_COMPONENT_MAX + 2];
 
 	snprintf(name, sizeof name, "%s/", item->name);
 	tool_table_text(c->table, name);
@@ -214,9 +182,8 @@ static void add_component_row(struct contents *c, const struct ls_item *item, ui
 	tool_table_number(c->table, n);
 	if (!c->ls->more)
 		return;
-	tool_sums_dtypes(s, dtypes);
 	add_sums(c->ls, c->table, s);
-	tool_table_text(c->table, dtypes);
+	tool_table_text(c->table, tool_sums_dtypes(s, (char[TOOL_SUMS_TEXT]){0}));
 }
 
 static void add_component_json(struct contents *c, const struct ls_item *item, uint32_t n, const struct tool_sums *s)
@@ -265,7 +232,7 @@ static void add_blob(struct contents *c, const struct ls_item *item)
 			info.per_rank ? json_integer(info.rank) : json_null(), "bytes", (json_int_t)info.bytes);
 
 		if (c->ls->more)
-			digest_json(o, &info.digest);
+			json_object_set_new(o, "digest", json_string(TOOL_DIGEST(&info.digest)));
 		json_array_append_new(c->blobs, o);
 		return;
 	}
@@ -313,19 +280,15 @@ static int add_contents(struct contents *c)
 
 static void say_contents(const struct contents *c)
 {
-	uint64_t components = load_step_component_count(c->step), blobs = load_step_blob_count(c->step), again, no_base;
-	char bytes[32];
+	uint64_t no_base, again = load_step_again(c->step, &no_base);
 
 	if (!ls_says(c->ls))
 		return;
-	ls_format_bytes(c->ls, c->bytes, bytes);
-	printf("total: %" PRIu64 " %s with %" PRIu64 " %s, %" PRIu64 " %s, %s", components,
-		base_plural(components, "component", "components"), c->total.tensors,
-		base_plural(c->total.tensors, "tensor", "tensors"), blobs, base_plural(blobs, "file", "files"), bytes);
-	again = load_step_again(c->step, &no_base);
-	ls_format_bytes(c->ls, again, bytes);
+	printf("total: %s with %s, %s, %s", TOOL_COUNT(load_step_component_count(c->step), "component", "components"),
+		TOOL_COUNT(c->total.tensors, "tensor", "tensors"),
+		TOOL_COUNT(load_step_blob_count(c->step), "file", "files"), LS_BYTES(c->ls, c->bytes));
 	if (again)
-		printf("; %s%s of unchanged data was written again", no_base ? "up to " : "", bytes);
+		printf("; %s%s of unchanged data was written again", no_base ? "up to " : "", LS_BYTES(c->ls, again));
 	putchar('\n');
 	if (c->ls->more)
 		tool_sums_print_numpy(&c->total, "");

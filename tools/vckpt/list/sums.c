@@ -68,23 +68,21 @@ static void append(char text[static TOOL_SUMS_TEXT], const char *name, uint64_t 
 	snprintf(text + len, TOOL_SUMS_TEXT - len, "%s%s %" PRIu64, len ? ", " : "", name, n);
 }
 
-void tool_sums_dtypes(const struct tool_sums *s, char text[static TOOL_SUMS_TEXT])
+char *tool_sums_dtypes(const struct tool_sums *s, char text[static TOOL_SUMS_TEXT])
 {
 	text[0] = 0;
 	for (unsigned i = 0; i < TENSOR_DTYPE_END; i++)
 		if (s->dtypes[i])
 			append(text, tensor_dtype_name(i), s->dtypes[i]);
-	if (!text[0])
-		snprintf(text, TOOL_SUMS_TEXT, "-");
+	return text[0] ? text : strcpy(text, "-");
 }
 
-void tool_sums_codecs(const struct tool_sums *s, char text[static TOOL_SUMS_TEXT])
+char *tool_sums_codecs(const struct tool_sums *s, char text[static TOOL_SUMS_TEXT])
 {
 	text[0] = 0;
 	for (unsigned i = 0; i < s->ncodecs; i++)
 		append(text, store_codec_name(s->codecs[i].word), s->codecs[i].pieces);
-	if (!text[0])
-		snprintf(text, TOOL_SUMS_TEXT, "-");
+	return text[0] ? text : strcpy(text, "-");
 }
 
 json_t *tool_sums_dtypes_json(const struct tool_sums *s)

@@ -29,8 +29,9 @@ void tool_sums_add(struct tool_sums *s, enum tensor_dtype dtype, const struct lo
 int tool_sums_tensor(struct tool_sums *s, struct load_step *step, uint32_t number, struct base_error *err);
 
 #define TOOL_SUMS_TEXT 640
-void tool_sums_dtypes(const struct tool_sums *s, char text[static TOOL_SUMS_TEXT]); /* "bf16 291, f32 2"; "-": none */
-void tool_sums_codecs(const struct tool_sums *s, char text[static TOOL_SUMS_TEXT]); /* "raw 4, lz4 300", of pieces */
+/* "bf16 291, f32 2"; "-": none. Of codecs the numbers of pieces. They write into `text` and return it. */
+char *tool_sums_dtypes(const struct tool_sums *s, char text[static TOOL_SUMS_TEXT]);
+char *tool_sums_codecs(const struct tool_sums *s, char text[static TOOL_SUMS_TEXT]);
 json_t *tool_sums_dtypes_json(const struct tool_sums *s);
 json_t *tool_sums_codecs_json(const struct tool_sums *s);
 /* A line for each type among them that numpy lacks: what numpy shows, and what to do. */

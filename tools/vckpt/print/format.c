@@ -2,7 +2,9 @@
 #include "tools/vckpt/print/format.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -20,6 +22,22 @@ void tool_print_text(FILE *to, const char *text, size_t len)
 			fwrite(text + i, 1, n, to);
 		n = unsafe ? unsafe : n;
 	}
+}
+
+void tool_print(FILE *to, const char *format, ...)
+{
+	char *text;
+	va_list args;
+
+	va_start(args, format);
+	int len = vasprintf(&text, format, args);
+	va_end(args);
+	if (len < 0)
+		return;
+	bool line = len && text[len - 1] == '\n';
+	tool_print_text(to, text, (size_t)len - line);
+	fputs(line ? "\n" : "", to);
+	free(text);
 }
 
 const char *tool_shell_word(const char *text, char word[static TOOL_WORD_BYTES])
@@ -43,7 +61,7 @@ const char *tool_shell_word(const char *text, char word[static TOOL_WORD_BYTES])
 	return plain ? text : word;
 }
 
-void tool_format_bytes(uint64_t bytes, char text[static 32])
+char *tool_format_bytes(uint64_t bytes, char text[static 32])
 {
 	static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
 	double value = (double)bytes;
@@ -54,14 +72,23 @@ void tool_format_bytes(uint64_t bytes, char text[static 32])
 		unit++;
 	}
 	snprintf(text, 32, unit && value < 9.95 ? "%.1f %s" : "%.0f %s", value, units[unit]);
+	return text;
 }
 
-void tool_format_time(int64_t time_ns, char text[static 40])
+char *tool_format_count(uint64_t n, const char *one, const char *many, char text[static 64])
+{
+	snprintf(text, 64, "%" PRIu64 " %s", n, base_plural(n, one, many));
+	return text;
+}
+
+char *tool_format_time(int64_t time_ns, char text[static 40])
 {
 	time_t seconds = time_ns / 1000000000;
 	struct tm tm;
+
 	if (!gmtime_r(&seconds, &tm) || !strftime(text, 40, "%Y-%m-%dT%H:%M:%SZ", &tm))
 		snprintf(text, 40, "?");
+	return text;
 }
 
 /* In the largest unit of which there are at least two. */
@@ -81,7 +108,7 @@ static void format_span(uint64_t seconds, char text[static 24])
 		snprintf(text, 24, "%" PRIu64 " years", days * 4 / 1461);
 }
 
-void tool_format_age(int64_t time_ns, int64_t now_ns, char text[static 32])
+char *tool_format_age(int64_t time_ns, int64_t now_ns, char text[static 32])
 {
 	char span[24];
 	bool past = time_ns <= now_ns;
@@ -89,9 +116,10 @@ void tool_format_age(int64_t time_ns, int64_t now_ns, char text[static 32])
 
 	format_span(ns / UINT64_C(1000000000), span);
 	snprintf(text, 32, past ? "%s ago" : "in %s", span);
+	return text;
 }
 
-void tool_format_duration(uint64_t ns, char text[static 32])
+char *tool_format_duration(uint64_t ns, char text[static 32])
 {
 	static const struct { uint64_t below, unit; const char *name; } units[] = {
 		{UINT64_C(1000), 1, "ns"}, {UINT64_C(1000000), UINT64_C(1000), "us"},
@@ -104,7 +132,7 @@ void tool_format_duration(uint64_t ns, char text[static 32])
 			int digits = i == 0 || value >= 100 ? 0 : value >= 10 ? 1 : 2;
 
 			snprintf(text, 32, "%.*f %s", digits, value, units[i].name);
-			return;
+			return text;
 		}
 	if (minutes < 60)
 		snprintf(text, 32, "%" PRIu64 " min %" PRIu64 " s", minutes, ns / UINT64_C(1000000000) % 60);
@@ -112,9 +140,10 @@ void tool_format_duration(uint64_t ns, char text[static 32])
 		snprintf(text, 32, "%" PRIu64 " h %" PRIu64 " min", minutes / 60, minutes % 60);
 	else
 		snprintf(text, 32, "%" PRIu64 " days", minutes / (24 * 60));
+	return text;
 }
 
-void tool_format_left(double seconds, char text[static 40])
+char *tool_format_left(double seconds, char text[static 40])
 {
 	double minutes = seconds / 60;
 
@@ -126,9 +155,26 @@ void tool_format_left(double seconds, char text[static 40])
 		snprintf(text, 40, "about %d h %d min left", (int)minutes / 60, (int)minutes % 60);
 	else
 		snprintf(text, 40, "about %.0f days left", minutes > 1e9 ? 1e9 / 1440 : minutes / 1440);
+	return text;
 }
 
-void tool_format_ranks(const uint32_t *ranks, size_t n, char text[static TOOL_RANKS_TEXT])
+char *tool_format_shape(uint32_t ndim, const uint64_t *dim, char text[static TOOL_SHAPE_TEXT])
+{
+	int len = snprintf(text, TOOL_SHAPE_TEXT, "[");
+
+	for (uint32_t d = 0; d < ndim && d < TENSOR_MAX_DIMS; d++)
+		len += sprintf(text + len, "%s%" PRIu64, d ? ", " : "", dim[d]);
+	strcpy(text + len, "]");
+	return text;
+}
+
+char *tool_format_digest(const struct base_digest *d, char text[static BASE_DIGEST_HEX])
+{
+	base_digest_hex(d, text);
+	return text;
+}
+
+char *tool_format_ranks(const uint32_t *ranks, size_t n, char text[static TOOL_RANKS_TEXT])
 {
 	size_t at = 0, end;
 
@@ -138,10 +184,11 @@ void tool_format_ranks(const uint32_t *ranks, size_t n, char text[static TOOL_RA
 			end++;
 		if (at > TOOL_RANKS_TEXT - 60) {
 			snprintf(text + at, TOOL_RANKS_TEXT - at, " and %zu more", n - i);
-			return;
+			return text;
 		}
 		at += (size_t)snprintf(text + at, TOOL_RANKS_TEXT - at, "%s%" PRIu32, i ? ", " : "", ranks[i]);
 		if (end - i > 1)
 			at += (size_t)snprintf(text + at, TOOL_RANKS_TEXT - at, "-%" PRIu32, ranks[end - 1]);
 	}
+	return text;
 }

@@ -11,19 +11,11 @@
 static void print_sum(const struct stalls *st, const char *name, const struct stalls_sum *s)
 {
 	const struct stalls_rank *rank = &st->ranks[s->slowest];
-	char median[32], max[32], spread[32];
 
-	if (s->n == 0)
-		return;
-	tool_format_duration(s->median, median);
-	tool_format_duration(s->max, max);
-	tool_format_duration(s->max - s->min, spread);
-	fputs("  ", stdout);
-	tool_print_text(stdout, name, strlen(name));
-	printf("%*s %10s  %10s  %10s  %6" PRIu32 "  %6" PRIu32 "  ",
-		(int)(strlen(name) < 12 ? 12 - strlen(name) : 0), "", median, max, spread, s->n, rank->rank);
-	tool_print_text(stdout, rank->host, strlen(rank->host));
-	putchar('\n');
+	if (s->n)
+		tool_print(stdout, "  %-12s %10s  %10s  %10s  %6" PRIu32 "  %6" PRIu32 "  %s\n", name,
+			TOOL_DURATION(s->median), TOOL_DURATION(s->max), TOOL_DURATION(s->max - s->min), s->n,
+			rank->rank, rank->host);
 }
 
 /* One process read it from files: only that has a phase "read". */
@@ -65,38 +57,27 @@ static int print_slowest(const struct stalls *st, enum stalls_milestone m)
 	printf("\n  last to %s\n", m == STALLS_STAGED ? "be staged" : "announce its part");
 	for (int i = 0; i < n; i++) {
 		const struct stalls_rank *rank = &st->ranks[top[i].rank];
-		const struct stalls_time *t;
-		char time[32], most[32];
 		uint64_t ns;
+		const struct stalls_time *t = stalls_largest(rank, m, &ns);
 
-		tool_format_duration(top[i].ns, time);
-		printf("  %10s  rank %" PRIu32 " on ", time, rank->rank);
-		tool_print_text(stdout, rank->host, strlen(rank->host));
-		t = stalls_largest(rank, m, &ns);
-		tool_format_duration(ns, most);
-		if (t)
-			printf(": %s in ", most);
-		if (t)
-			tool_print_text(stdout, st->phases[t->phase], strlen(st->phases[t->phase]));
-		putchar('\n');
+		tool_print(stdout, "  %10s  rank %" PRIu32 " on %s%s%s%s%s\n", TOOL_DURATION(top[i].ns), rank->rank,
+			rank->host, t ? ": " : "", t ? TOOL_DURATION(ns) : "", t ? " in " : "",
+			t ? st->phases[t->phase] : "");
 	}
 	return 0;
 }
 
 static void print_bytes(const struct stalls *st)
 {
-	char bytes[32], text[32];
 	uint64_t rate;
 
 	putchar('\n');
 	for (unsigned i = 0; i < STALLS_BYTES; i++) {
-		tool_format_bytes(stalls_bytes_total(st, (enum stalls_bytes)i), bytes);
-		printf("  %-12s %10s", stalls_bytes_names[i], bytes);
+		printf("  %-12s %10s", stalls_bytes_names[i],
+			TOOL_BYTES(stalls_bytes_total(st, (enum stalls_bytes)i)));
 		if ((i == STALLS_HELD || i == STALLS_COPIED || i == STALLS_WRITTEN) &&
-			stalls_rate(st, (enum stalls_bytes)i, &rate)) {
-			tool_format_bytes(rate, text);
-			printf("  %s/s", text);
-		}
+			stalls_rate(st, (enum stalls_bytes)i, &rate))
+			printf("  %s/s", TOOL_BYTES(rate));
 		putchar('\n');
 	}
 }
@@ -104,31 +85,26 @@ static void print_bytes(const struct stalls *st)
 /* Of what only parts say: no other bytes are known. */
 static void print_again(const struct stalls *st)
 {
-	char bytes[32];
-
 	if (stalls_bytes_total(st, STALLS_AGAIN))
 		putchar('\n');
 	for (unsigned i = STALLS_AGAIN; i <= STALLS_NO_BASE; i++) {
 		uint64_t n = stalls_bytes_total(st, (enum stalls_bytes)i);
 
-		tool_format_bytes(n, bytes);
 		if (n)
-			printf("  %-12s %10s\n", stalls_bytes_names[i], bytes);
+			printf("  %-12s %10s\n", stalls_bytes_names[i], TOOL_BYTES(n));
 	}
 }
 
 static int print_ranks_of(const struct stalls *st, enum stalls_source source, const char *what)
 {
 	uint32_t *ranks, n;
-	char text[TOOL_RANKS_TEXT];
 	int r = stalls_ranks_of(st, source, &ranks, &n);
 
 	if (r < 0)
 		return r;
-	tool_format_ranks(ranks, n, text);
 	if (n)
-		printf("%s of %" PRIu32 " of %" PRIu32 " %s: %s\n", what, n, st->nranks,
-			base_plural(st->nranks, "rank", "ranks"), text);
+		printf("%s of %" PRIu32 " of %s: %s\n", what, n, TOOL_COUNT(st->nranks, "rank", "ranks"),
+			TOOL_RANKS(ranks, n));
 	free(ranks);
 	return 0;
 }
@@ -155,15 +131,15 @@ int stalls_print(const struct stalls *st)
 
 	for (uint32_t i = 0; i < st->nranks; i++)
 		full += st->ranks[i].source == STALLS_STATS;
-	printf("%s/step-%08" PRIu64 ", %" PRIu32 " %s, attempt %s, entry %" PRIu64 "\n", st->run, st->step, st->nranks,
-		base_plural(st->nranks, "rank", "ranks"), st->attempt, st->entry);
+	printf("%s/step-%08" PRIu64 ", %s, attempt %s, entry %" PRIu64 "\n", st->run, st->step,
+		TOOL_COUNT(st->nranks, "rank", "ranks"), st->attempt, st->entry);
 	r = print_unknown(st, full);
 	if (st->damaged)
-		printf("%" PRIu32 " %s of measures or parts cannot be read: vckpt verify tells more\n", st->damaged,
-			base_plural(st->damaged, "file", "files"));
+		printf("%s of measures or parts cannot be read: vckpt verify says more\n",
+			TOOL_COUNT(st->damaged, "file", "files"));
 	if (st->phases_left_out)
-		printf("%" PRIu64 " %s of phases beyond the first %u names\n", st->phases_left_out,
-			base_plural(st->phases_left_out, "timing is", "timings are"), STALLS_PHASES_MAX);
+		printf("%s of phases beyond the first %u names\n",
+			TOOL_COUNT(st->phases_left_out, "timing is", "timings are"), STALLS_PHASES_MAX);
 	if (r == 0)
 		r = print_sums(st);
 	if (r == 0)

@@ -91,8 +91,6 @@ static void warn_alive(struct store *s, const struct store_incoming *in)
 static int say_done(const struct stop *a, const struct store_incoming *in, const char *attempt, bool again,
 	uint64_t entry)
 {
-	static const char *const states[] = {
-		[STORE_DEAD] = "dead", [STORE_ALIVE] = "alive", [STORE_UNKNOWN] = "unknown"};
 	const char *reason = NULL;
 
 	store_list_attempt(a->t->list, attempt, &reason, NULL);
@@ -101,16 +99,14 @@ static int say_done(const struct stop *a, const struct store_incoming *in, const
 	if (a->t->json)
 		return tool_print_json(json_pack("{s:s, s:s, s:o, s:I, s:s, s:o, s:o}", "run", a->run, "attempt",
 			attempt, "step", in && in->begun ? json_integer((json_int_t)in->begin.step) : json_null(),
-			"entry", (json_int_t)entry, "state", states[in ? in->state : STORE_DEAD], "reason",
+			"entry", (json_int_t)entry, "state", tool_liveness[in ? in->state : STORE_DEAD], "reason",
 			tool_json_text(reason, strlen(reason)), "undecided", undecided_json(a)));
 	if (a->t->quiet)
 		return TOOL_DONE;
 	printf("%s: attempt %s", a->run, attempt);
 	if (in && in->begun)
 		printf(" at step %" PRIu64, in->begin.step);
-	fputs(again ? " was aborted before: " : " aborted: ", stdout);
-	tool_print_text(stdout, reason, strlen(reason));
-	putchar('\n');
+	tool_print(stdout, "%s: %s\n", again ? " was aborted before" : " aborted", reason);
 	return TOOL_DONE;
 }
 

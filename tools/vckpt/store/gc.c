@@ -34,7 +34,6 @@ static int parse_duration(const struct tool *t, const char *option, const char *
 static void report(void *arg, const char *what, const char *name, uint64_t bytes, const char *detail)
 {
 	struct gc *g = arg;
-	char size[32];
 
 	if (g->t->json) {
 		json_array_append_new(g->actions,
@@ -45,14 +44,8 @@ static void report(void *arg, const char *what, const char *name, uint64_t bytes
 	if (g->t->quiet || (!g->t->verbose && !g->options.dry_run && !strcmp(what, "keep")))
 		return;
 	tool_progress_clear(&g->progress);
-	tool_format_bytes(bytes, size);
-	printf("%-7s %9s  ", what, size);
-	tool_print_text(stdout, name, strlen(name));
-	if (detail)
-		fputs(": ", stdout);
-	if (detail)
-		tool_print_text(stdout, detail, strlen(detail));
-	putchar('\n');
+	tool_print(stdout, "%-7s %9s  %s%s%s\n", what, TOOL_BYTES(bytes), name, detail ? ": " : "",
+		detail ? detail : "");
 	fflush(stdout); /* so that the lines about what was done are there if the command is interrupted */
 }
 
@@ -76,19 +69,15 @@ static void print_grace(uint64_t grace_s)
 
 static void print_result(const struct store_gc_options *o, const struct store_gc_result *result)
 {
-	char deleted[32], waiting[32];
-
-	tool_format_bytes(result->deleted_bytes, deleted);
-	tool_format_bytes(result->waiting_bytes, waiting);
 	bool one = result->marked + result->waiting == 1;
 
-	printf("%s%" PRIu64 " %s deleted, %s", o->dry_run ? "would be: " : "", result->deleted,
-		base_plural(result->deleted, "file", "files"), deleted);
+	printf("%s%s deleted, %s", o->dry_run ? "would be: " : "", TOOL_COUNT(result->deleted, "file", "files"),
+		TOOL_BYTES(result->deleted_bytes));
 	if (result->marked)
-		printf("; %" PRIu64 " %s marked", result->marked, base_plural(result->marked, "file", "files"));
+		printf("; %s marked", TOOL_COUNT(result->marked, "file", "files"));
 	if (result->waiting)
-		printf("; %" PRIu64 " %s, %s, marked before", result->waiting,
-			base_plural(result->waiting, "file", "files"), waiting);
+		printf("; %s, %s, marked before", TOOL_COUNT(result->waiting, "file", "files"),
+			TOOL_BYTES(result->waiting_bytes));
 	if ((result->marked || result->waiting) && o->grace_s) {
 		printf(": a later vckpt gc deletes %s, after ", one ? "it" : "them");
 		print_grace(o->grace_s);

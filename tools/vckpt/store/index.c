@@ -25,7 +25,6 @@ static int index_run(struct tool *t, int argc, char **argv)
 		{"wrote", .call = add_part}, {0}};
 	struct index_stats stats = {0};
 	struct base_error err = {0};
-	char bytes[32];
 	int code = tool_parse(t, argc, argv, options);
 
 	if (code || (code = tool_open_store(t, STORE_OPEN_READ_ONLY)))
@@ -38,12 +37,9 @@ static int index_run(struct tool *t, int argc, char **argv)
 	else if (t->json)
 		code = tool_print_json(json_pack("{s:I, s:I, s:I}", "commits", (json_int_t)stats.commits, "places",
 			(json_int_t)stats.places, "bytes", (json_int_t)stats.bytes));
-	else if (!t->quiet) {
-		tool_format_bytes(stats.bytes, bytes);
-		printf("%" PRIu64 " %s, %" PRIu64 " %s, %s\n", stats.commits,
-			base_plural(stats.commits, "commit", "commits"), stats.places,
-			base_plural(stats.places, "object", "objects"), bytes);
-	}
+	else if (!t->quiet)
+		printf("%s, %s, %s\n", TOOL_COUNT(stats.commits, "commit", "commits"),
+			TOOL_COUNT(stats.places, "object", "objects"), TOOL_BYTES(stats.bytes));
 	return code;
 }
 

@@ -206,7 +206,7 @@ static int init_run(struct tool *t, int argc, char **argv)
 	const struct tool_option options[] = {{"no-reserve", .flag = &in.no_reserve},
 		{"exist-ok", .flag = &in.exist_ok},
 		{"shared", .call = set_shared, .arg = &in, .optional = true}, {0}};
-	char word[TOOL_WORD_BYTES], group[128];
+	char group[128];
 	int code = tool_parse(t, argc, argv, options);
 
 	if (code)
@@ -218,7 +218,7 @@ static int init_run(struct tool *t, int argc, char **argv)
 		return tool_print_json(store_json(t->store, in.made));
 	if (!t->quiet && in.made)
 		printf("%s is a store now%s; next: vckpt import %s RUN SOURCE\n", t->store->path,
-			shared_by(&in, group), tool_shell_word(in.path, word));
+			shared_by(&in, group), TOOL_WORD(in.path));
 	else if (!t->quiet)
 		printf("%s is a store already; nothing was changed\n", t->store->path);
 	return TOOL_DONE;

@@ -32,26 +32,8 @@ static json_t *line_json(const struct store_mend_line *l)
 		json_object_set_new(o, "offset", json_integer((json_int_t)l->offset));
 		json_object_set_new(o, "length", json_integer((json_int_t)l->len));
 	}
-	if (l->run)
-		json_object_set_new(o, "run", json_string(l->run));
-	if (l->run && l->step != PROTO_NONE)
-		json_object_set_new(o, "step", json_integer((json_int_t)l->step));
-	if (l->component)
-		json_object_set_new(o, "component", json_string(l->component));
-	if (l->tensor)
-		json_object_set_new(o, l->component ? "tensor" : "blob", tool_json_text(l->tensor, strlen(l->tensor)));
+	tool_json_touched(o, l->run, l->step, l->component, l->tensor);
 	return o;
-}
-
-static void print_lost(const struct store_mend_line *l)
-{
-	printf("%s/step-%08" PRIu64 " ", l->run, l->step);
-	if (l->tensor)
-		printf("%s %s%s", l->component ? "tensor" : "blob", l->component ? l->component : "",
-			l->component ? "/" : "");
-	if (l->tensor)
-		tool_print_text(stdout, l->tensor, strlen(l->tensor));
-	fputs(l->tensor ? " " : "", stdout);
 }
 
 static void line(void *arg, const struct store_mend_line *l)
@@ -68,13 +50,14 @@ static void line(void *arg, const struct store_mend_line *l)
 	tool_print_styled(stdout, styles[l->what], words[l->what]);
 	printf("%*s", (int)(8 - strlen(words[l->what])), "");
 	if (l->run && l->step != PROTO_NONE)
-		print_lost(l);
+		printf("%s/step-%08" PRIu64 " ", l->run, l->step);
+	if (l->run && l->step != PROTO_NONE && l->tensor)
+		tool_print(stdout, "%s %s%s%s ", l->component ? "tensor" : "blob", l->component ? l->component : "",
+			l->component ? "/" : "", l->tensor);
 	tool_print_text(stdout, l->file, strlen(l->file));
 	if (l->len)
 		printf(" bytes %" PRIu64 "-%" PRIu64, l->offset, l->offset + l->len - 1);
-	fputs(": ", stdout);
-	tool_print_text(stdout, l->text, strlen(l->text));
-	putchar('\n');
+	tool_print(stdout, ": %s\n", l->text);
 	fflush(stdout); /* so that each line is there before its action */
 }
 
@@ -95,11 +78,10 @@ static int say(struct mend *m, const struct store_mend_result *result)
 		puts("sound: nothing to mend");
 		return code;
 	}
-	printf("%" PRIu64 " %s found; %" PRIu64 " %s %s; %" PRIu64 " %s lost; %" PRIu64 " %s left\n", result->found,
-		base_plural(result->found, "fault", "faults"), result->done,
-		base_plural(result->done, "thing", "things"), m->options.dry_run ? "would be done" : "done",
-		result->lost, base_plural(result->lost, "step, tensor or blob", "steps, tensors or blobs"),
-		result->left, base_plural(result->left, "fault", "faults"));
+	printf("%s found; %s %s; %s lost; %s left\n", TOOL_COUNT(result->found, "fault", "faults"),
+		TOOL_COUNT(result->done, "thing", "things"), m->options.dry_run ? "would be done" : "done",
+		TOOL_COUNT(result->lost, "step, tensor or blob", "steps, tensors or blobs"),
+		TOOL_COUNT(result->left, "fault", "faults"));
 	return code;
 }
 

@@ -180,14 +180,12 @@ static void say_order(const struct rm *rm, const struct wanted *w, const struct 
 {
 	size_t n = store_list_count(l);
 	uint64_t step = n ? store_list_at(l, last)->step : 0;
-	char word[TOOL_WORD_BYTES];
 
 	if (rm->keep_last && !rm->t->quiet && n && last != n - 1)
 		base_warning("run %s: step %" PRIu64 " was saved last, but steps up to %" PRIu64 " are there: "
 			"--keep-last counts by number, and keeps step %" PRIu64 " as well (vckpt rm %s "
 			"%s/%" PRIu64 ".. removes what a job left behind that went back)", w->target.run, step,
-			store_list_at(l, n - 1)->step, step, tool_shell_word(rm->t->arguments[0], word),
-			w->target.run, step + 1);
+			store_list_at(l, n - 1)->step, step, TOOL_WORD(rm->t->arguments[0]), w->target.run, step + 1);
 }
 
 static int find_several(struct rm *rm, struct wanted *w, const struct store_list *l)
@@ -285,9 +283,8 @@ static void find_freed(struct rm *rm)
 
 static void describe(const struct wanted *w, char *text, size_t len)
 {
-	char bytes[32];
+	const char *bytes = TOOL_BYTES(w->bytes);
 
-	tool_format_bytes(w->bytes, bytes);
 	if (w->kind == WANTED_LATEST)
 		snprintf(text, len, "%s/latest is step %" PRIu64 ", %s logical", w->target.run, w->highest, bytes);
 	else if (w->steps == 1)
@@ -339,8 +336,6 @@ static int ask(struct rm *rm)
 
 static void say_one(struct rm *rm, const struct victim *v)
 {
-	char bytes[32];
-
 	if (rm->t->json) {
 		json_array_append_new(rm->removed, json_pack("{s:s, s:I, s:I, s:I}", "run", v->run, "step",
 			(json_int_t)v->step, "entry", (json_int_t)v->entry, "bytes", (json_int_t)v->bytes));
@@ -348,9 +343,8 @@ static void say_one(struct rm *rm, const struct victim *v)
 	}
 	if (rm->t->quiet)
 		return;
-	tool_format_bytes(v->bytes, bytes);
 	printf("%s/step-%08" PRIu64 " %s, %s logical\n", v->run, v->step, rm->dry_run ? "would be removed" : "removed",
-		bytes);
+		TOOL_BYTES(v->bytes));
 	fflush(stdout); /* the line is true, whatever comes next */
 }
 
@@ -410,19 +404,16 @@ static int remove_all(struct rm *rm, size_t *ret_removed)
 
 static void say_space(const struct rm *rm, size_t removed)
 {
-	char word[TOOL_WORD_BYTES], freed[32];
-
-	tool_format_bytes(rm->freed_bytes, freed);
 	if (rm->dry_run)
-		printf("%zu of %zu %s would be removed; nothing was changed\n", removed, rm->nvictims,
-			base_plural(rm->nvictims, "step", "steps"));
+		printf("%zu of %s would be removed; nothing was changed\n", removed,
+			TOOL_COUNT(rm->nvictims, "step", "steps"));
 	else if (rm->nvictims == 0)
 		puts("nothing to remove");
 	if (removed && rm->dry_run && rm->frees)
-		printf("vckpt gc could then give %s back\n", freed);
+		printf("vckpt gc could then give %s back\n", TOOL_BYTES(rm->freed_bytes));
 	else if (removed && !rm->dry_run)
 		printf("vckpt gc %s gives the space back: it marks what nothing else needs, and a later one deletes it "
-			"after 24 h (--grace 0: at once)\n", tool_shell_word(rm->t->arguments[0], word));
+			"after 24 h (--grace 0: at once)\n", TOOL_WORD(rm->t->arguments[0]));
 }
 
 static bool has_index(const struct store *s)

@@ -22,14 +22,7 @@ static json_t *damage_json(const struct store_damage *d)
 	json_t *o = json_pack("{s:s, s:I, s:I, s:s}", "file", d->file, "offset", (json_int_t)d->offset, "length",
 		(json_int_t)d->len, "what", d->what);
 
-	if (d->run)
-		json_object_set_new(o, "run", json_string(d->run));
-	if (d->run && d->step != PROTO_NONE)
-		json_object_set_new(o, "step", json_integer((json_int_t)d->step));
-	if (d->component)
-		json_object_set_new(o, "component", json_string(d->component));
-	if (d->tensor)
-		json_object_set_new(o, d->component ? "tensor" : "blob", json_string(d->tensor));
+	tool_json_touched(o, d->run, d->step, d->component, d->tensor);
 	return o;
 }
 
@@ -58,11 +51,10 @@ static void damage(void *arg, const struct store_damage *d)
 	else
 		printf("; touches no step%s", json_array_size(v->unread) ? " of the runs that could be read" : "");
 	if (d->tensor)
-		printf(" %s %s%s", d->component ? "tensor" : "blob", d->component ? d->component : "",
-			d->component ? "/" : "");
-	if (d->tensor)
-		tool_print_text(stdout, d->tensor, strlen(d->tensor));
-	putchar('\n');
+		tool_print(stdout, " %s %s%s%s\n", d->component ? "tensor" : "blob", d->component ? d->component : "",
+			d->component ? "/" : "", d->tensor);
+	else
+		putchar('\n');
 	fflush(stdout); /* so that the lines about faults are there if the command is interrupted */
 }
 
@@ -74,24 +66,18 @@ static void unread(void *arg, const char *run, const char *why)
 	if (json_array_size(v->unread) > UNREAD_SAID)
 		return;
 	tool_progress_clear(&v->progress);
-	fputs("vckpt verify: ", stderr);
-	tool_print_text(stderr, why, strlen(why));
-	putc('\n', stderr);
+	tool_print(stderr, "vckpt verify: %s\n", why);
 }
 
 /* -v */
 static void pack_read(void *arg, const char *file, uint64_t bytes)
 {
 	struct verify *v = arg;
-	char size[32];
 
 	if (!v->t->verbose || v->t->json || v->t->quiet)
 		return;
 	tool_progress_clear(&v->progress);
-	tool_format_bytes(bytes, size);
-	fputs("read: ", stdout);
-	tool_print_text(stdout, file, strlen(file));
-	printf(" %s\n", size);
+	tool_print(stdout, "read: %s %s\n", file, TOOL_BYTES(bytes));
 	fflush(stdout);
 }
 
@@ -105,23 +91,17 @@ static json_t *result_json(const struct verify *v, const struct store_verify_res
 
 static void print_result(const struct store_verify_result *result)
 {
-	char bytes[32], faults[40];
-
-	tool_format_bytes(result->bytes, bytes);
-	printf("%" PRIu64 " %s, %" PRIu64 " %s, %" PRIu64 " %s, %s read: ", result->steps,
-		base_plural(result->steps, "step", "steps"), result->files, base_plural(result->files, "file", "files"),
-		result->objects, base_plural(result->objects, "object", "objects"), bytes);
-	snprintf(faults, sizeof faults, "%" PRIu64 " %s", result->faults,
-		base_plural(result->faults, "fault", "faults"));
 	bool all = !result->newer && !result->unread;
+
+	printf("%s, %s, %s, %s read: ", TOOL_COUNT(result->steps, "step", "steps"),
+		TOOL_COUNT(result->files, "file", "files"), TOOL_COUNT(result->objects, "object", "objects"),
+		TOOL_BYTES(result->bytes));
 	tool_print_styled(stdout, result->faults ? TOOL_BAD : all ? TOOL_GOOD : TOOL_PLAIN,
-		result->faults ? faults : all ? "sound" : "no faults");
+		result->faults ? TOOL_COUNT(result->faults, "fault", "faults") : all ? "sound" : "no faults");
 	if (result->newer)
-		printf(", %" PRIu64 " %s of a newer vckpt could not be looked at", result->newer,
-			base_plural(result->newer, "thing", "things"));
+		printf(", %s of a newer vckpt could not be looked at", TOOL_COUNT(result->newer, "thing", "things"));
 	if (result->unread)
-		printf(", %" PRIu64 " %s could not be read", result->unread,
-			base_plural(result->unread, "run", "runs"));
+		printf(", %s could not be read", TOOL_COUNT(result->unread, "run", "runs"));
 	putchar('\n');
 }
 
