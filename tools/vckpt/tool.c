@@ -375,6 +375,20 @@ int tool_step_open(struct tool *t, const struct tool_target *target, const struc
 	return code;
 }
 
+int tool_write(int fd, const char *name, const void *bytes, size_t len, struct base_error *err)
+{
+	for (size_t done = 0; done < len;) {
+		ssize_t n = write(fd, (const char *)bytes + done, len - done);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return base_error_set(err, -errno, "%s: %s", name, strerror(errno));
+		done += (size_t)n;
+	}
+	return 0;
+}
+
 /* Jansson escapes all but DEL, which stands in texts alone. */
 static int print_json_part(const char *text, size_t len, void *to)
 {

@@ -106,6 +106,9 @@ int tool_target_find(struct tool *t, const struct tool_target *target, const str
 /* The same with t->store, open for reading, and t->step. ret_step may be NULL. */
 int tool_step_open(struct tool *t, const struct tool_target *target, const struct store_list_step **ret_step);
 
+/* All of it; `name` of the file is for the sentence. */
+int tool_write(int fd, const char *name, const void *bytes, size_t len, struct base_error *err);
+
 /* ---- interrupt.c ---- */
 /* From now on SIGINT ends the command at once; the line "interrupted: TEXT" goes to standard error first. */
 void tool_interrupt_ends(const struct tool *t, const char *text);

@@ -45,15 +45,8 @@ static int write_file(void *arg, const void *bytes, size_t len, struct base_erro
 	struct sink *s = arg;
 	int r = tool_interrupt_check(err);
 
-	for (size_t done = 0; r == 0 && done < len;) {
-		ssize_t n = write(s->fd, (const char *)bytes + done, len - done);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return base_error_set(err, -errno, "%s: %s", s->path, strerror(errno));
-		done += (size_t)n;
-	}
+	if (r == 0)
+		r = tool_write(s->fd, s->path, bytes, len, err);
 	export_advance(s->e, len);
 	return r;
 }
@@ -86,11 +79,9 @@ static int each_below(struct export *e, uint32_t node, const char *path,
 		return f(e, node, path);
 	for (uint32_t i = 0; i < n->nchildren && r == 0; i++) {
 		const struct view_node *child = view_tree_node(e->tree, n->first_child + i);
-		base_cleanup_free char *sub = NULL;
+		base_cleanup_free char *sub = tool_string("%s/%s", path, child->name);
 
-		if (asprintf(&sub, "%s/%s", path, child->name) < 0)
-			return base_no_memory(&e->err);
-		r = each_below(e, n->first_child + i, sub, f);
+		r = sub ? each_below(e, n->first_child + i, sub, f) : base_no_memory(&e->err);
 	}
 	return r;
 }
@@ -130,12 +121,12 @@ static int count_file(struct export *e, uint32_t node, const char *path)
 
 static int export_file(struct export *e, uint32_t node, const char *path)
 {
-	base_cleanup_free char *temporary = NULL;
+	base_cleanup_free char *temporary = tool_string("%s/" EXPORT_TEMPORARY, e->dir);
 	int r;
 
 	if (e->kept[node])
 		return 0;
-	if (asprintf(&temporary, "%s/" EXPORT_TEMPORARY, e->dir) < 0)
+	if (!temporary)
 		return base_no_memory(&e->err);
 	r = make_parents(e, path);
 	if (r == 0)
@@ -291,12 +282,12 @@ static int export_as(struct export *e, const char *dest, const char *partial)
 
 static int export_to(struct export *e, const char *dest)
 {
-	base_cleanup_free char *partial = NULL, *plain = NULL;
 	size_t len = strlen(dest);
 
 	while (len > 1 && dest[len - 1] == '/')
 		len--;
-	if (asprintf(&plain, "%.*s", (int)len, dest) < 0 || asprintf(&partial, "%s.incomplete", plain) < 0)
+	base_cleanup_free char *plain = strndup(dest, len), *partial = tool_string("%.*s.incomplete", (int)len, dest);
+	if (!plain || !partial)
 		return base_no_memory(&e->err);
 	int r = export_as(e, plain, partial);
 	if (r < 0 && e->replaces)

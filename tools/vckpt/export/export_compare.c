@@ -122,9 +122,8 @@ static enum here step_has(const struct export *e, const char *path)
 {
 	base_cleanup_free char *copy = strdup(path);
 	int64_t node = 0;
-	char *rest;
+	char *rest, *name = copy ? strtok_r(copy, "/", &rest) : NULL;
 
-	char *name = copy ? strtok_r(copy, "/", &rest) : NULL;
 	for (; name && node >= 0; name = strtok_r(NULL, "/", &rest))
 		node = view_tree_lookup(e->tree, (uint32_t)node, name);
 	if (!copy || node <= 0)
@@ -186,10 +185,10 @@ static int refuse(struct export *e, const struct export_others *o)
 int export_compare(struct export *e)
 {
 	struct export_others found = {0};
-	base_cleanup_free char *temporary = NULL;
+	base_cleanup_free char *temporary = tool_string("%s/" EXPORT_TEMPORARY, e->dir);
 	int r;
 
-	if (asprintf(&temporary, "%s/" EXPORT_TEMPORARY, e->dir) < 0)
+	if (!temporary)
 		return base_no_memory(&e->err);
 	if (unlink(temporary) < 0 && errno != ENOENT)
 		return base_error_set(&e->err, -errno, "%s: %s", temporary, strerror(errno));

@@ -7,28 +7,8 @@
 #include "core/base/array.h"
 #include "tools/vckpt/import/import.h"
 
-int import_add_blob(struct import_plan *p, const char *path, const char *name, bool per_rank, struct base_error *err)
-{
-	struct import_file *f;
-
-	if (!proto_utf8_valid(name, strlen(name)))
-		return base_error_set(err, -EINVAL, "%s: its name is not UTF-8", path);
-	int r = import_file_open(p, path, &f, err);
-	if (r < 0)
-		return r;
-	char *copy = strdup(name);
-	if (!copy || base_array_more(p->blobs, p->nblobs) < 0) {
-		free(copy);
-		return base_no_memory_for(err, "%s", path);
-	}
-	p->blobs[p->nblobs++] = (struct import_blob){.name = copy,
-		.per_rank = per_rank,
-		.file = f,
-		.bytes = (uint64_t)f->stat.st_size};
-	return 0;
-}
-
-static int add_made(struct import_plan *p, struct import_file *file, const char *name, struct import_blob b,
+/* Takes what `b` has in any case. */
+static int add(struct import_plan *p, struct import_file *file, const char *name, struct import_blob b,
 	struct base_error *err)
 {
 	b.name = strdup(name);
@@ -43,10 +23,21 @@ static int add_made(struct import_plan *p, struct import_file *file, const char 
 	return 0;
 }
 
+int import_add_blob(struct import_plan *p, const char *path, const char *name, bool per_rank, struct base_error *err)
+{
+	struct import_file *f;
+
+	if (!proto_utf8_valid(name, strlen(name)))
+		return base_error_set(err, -EINVAL, "%s: its name is not UTF-8", path);
+	int r = import_file_open(p, path, &f, err);
+	return r < 0 ? r : add(p, f, name,
+		(struct import_blob){.per_rank = per_rank, .bytes = (uint64_t)f->stat.st_size}, err);
+}
+
 int import_add_text(struct import_plan *p, struct import_file *file, const char *name, char *text, size_t len,
 	struct base_error *err)
 {
-	return add_made(p, file, name, (struct import_blob){.text = text, .bytes = len}, err);
+	return add(p, file, name, (struct import_blob){.text = text, .bytes = len}, err);
 }
 
 int import_add_ranges(struct import_plan *p, struct import_file *file, const char *name, struct import_range *ranges,
@@ -56,7 +47,7 @@ int import_add_ranges(struct import_plan *p, struct import_file *file, const cha
 
 	for (size_t i = 0; i < nranges; i++)
 		b.bytes += ranges[i].bytes; /* each is in its file, so they are less than 2^64 together */
-	return add_made(p, file, name, b, err);
+	return add(p, file, name, b, err);
 }
 
 static int read_ranges(const struct import_blob *b, uint64_t offset, char *bytes, size_t len, struct base_error *err)
@@ -106,14 +97,13 @@ static bool leads_out(const char *rel)
 int import_file_within(struct import_plan *p, const char *directory, const char *rel, struct import_file **ret_file,
 	struct base_error *err)
 {
-	base_cleanup_free char *path = NULL;
+	base_cleanup_free char *path = tool_string("%s/%s", directory, rel);
 	struct stat st;
 
-	if (!*rel || asprintf(&path, "%s/%s", directory, rel) < 0) {
-		path = NULL;
-		return *rel ? base_no_memory_for(err, "%s", directory) :
-			base_error_set(err, -BASE_EFORMAT, "%s: a file without a name is named there", directory);
-	}
+	if (!*rel)
+		return base_error_set(err, -BASE_EFORMAT, "%s: a file without a name is named there", directory);
+	if (!path)
+		return base_no_memory_for(err, "%s", directory);
 	if (stat(path, &st) < 0)
 		return base_error_set(err, -errno, "%s: %s", path, strerror(errno));
 	if (leads_out(rel))

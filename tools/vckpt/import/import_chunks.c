@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "core/base/array.h"
+#include "core/device/gather.h"
 
 struct import_chunks {
 	struct tensor_shape shape;
@@ -131,32 +132,6 @@ static uint64_t part_span(const struct part *p)
 	return span;
 }
 
-static void copy(const struct part *p, const char *from)
-{
-	uint64_t at[TENSOR_MAX_DIMS] = {0};
-	uint32_t last = p->ndim - 1; /* that has one dimension at least: else it is dense */
-	bool rows = p->from[last] == p->item_bytes && p->to[last] == p->item_bytes;
-	char *to = p->bytes;
-
-	for (;;) {
-		for (uint64_t i = 0; i < (rows ? 1 : p->size[last]); i++)
-			memcpy(to + i * p->to[last], from + i * p->from[last],
-				rows ? p->size[last] * p->item_bytes : p->item_bytes);
-		uint32_t d = last;
-		while (d-- > 0) {
-			from += p->from[d];
-			to += p->to[d];
-			if (++at[d] < p->size[d])
-				break;
-			from -= at[d] * p->from[d];
-			to -= at[d] * p->to[d];
-			at[d] = 0;
-		}
-		if (d == UINT32_MAX)
-			return;
-	}
-}
-
 /* The second half of a part; the first one stays. */
 static struct part part_halve(struct part *p)
 {
@@ -194,8 +169,18 @@ static int part_read(struct part *p, char **spare, struct base_error *err)
 	if (!*spare && !(*spare = malloc(IMPORT_SPAN_BYTES)))
 		return base_no_memory_for(err, "%s", p->chunk->file->path);
 	r = import_file_read(p->chunk->file, p->offset, *spare, span, err);
-	if (r == 0)
-		copy(p, *spare);
+	if (r == 0) {
+		struct device_gather g = {.from = *spare, .item_bytes = p->item_bytes, .ndim = p->ndim};
+
+		memcpy(g.size, p->size, sizeof g.size);
+		for (uint32_t d = 0; d < p->ndim; d++)
+			g.stride[d] = (int64_t)p->from[d];
+		if (p->from[p->ndim - 1] == p->item_bytes) { /* whole rows; a part without dimensions is dense */
+			g.item_bytes *= p->size[p->ndim - 1];
+			g.size[p->ndim - 1] = 1;
+		}
+		device_gather_part(p->bytes, p->to, &g);
+	}
 	return r;
 }
 

@@ -150,12 +150,10 @@ static int check_growth(struct import_dcp *d, const struct foreign_dcp_entry *e,
 /* Files may end in one safetensors file of all their tensors; each item is said to lie at its begin. */
 static int find_parts(struct import_dcp *d, const struct import_range *place, const struct import_parts **ret_parts)
 {
-	base_cleanup_free char *key = NULL;
+	base_cleanup_free char *key = tool_string("%s@%" PRIu64, place->file->path, place->offset);
 
-	if (asprintf(&key, "%s@%" PRIu64, place->file->path, place->offset) < 0) {
-		key = NULL;
+	if (!key)
 		return base_no_memory(d->err);
-	}
 	json_t *known = json_object_get(d->parts_at, key);
 	if (known) {
 		*ret_parts = &d->parts[json_integer_value(known)];
@@ -257,9 +255,7 @@ static int add_tensor(struct import_dcp *d, size_t entry)
 		import_chunks_free(chunks);
 		return base_error_prefix(d->err, r, "%.*s", (int)base_min(e->key.len, 300), e->key.bytes);
 	}
-	base_cleanup_free char *place = NULL;
-	if (asprintf(&place, "%s/%s", p->component, p->name) < 0)
-		place = NULL;
+	base_cleanup_free char *place = tool_string("%s/%s", p->component, p->name);
 	if (!place || json_object_set_new(d->taken, place, json_null()) < 0) {
 		import_chunks_free(chunks);
 		return base_no_memory(d->err);

@@ -86,14 +86,10 @@ static int check_path(struct import_dcp *d, const struct foreign_dcp_entry *e)
 /* How many keys have a place: {"component/name": number}. */
 static int count(const struct import_dcp *d, json_t *holders, size_t i, json_int_t *ret_n)
 {
-	base_cleanup_free char *place = NULL;
+	base_cleanup_free char *place = tool_string("%s/%s", d->places[i].component, d->places[i].name);
 
-	if (asprintf(&place, "%s/%s", d->places[i].component, d->places[i].name) < 0) {
-		place = NULL;
-		return base_no_memory(d->err);
-	}
-	*ret_n = json_integer_value(json_object_get(holders, place)) + 1;
-	return json_object_set_new(holders, place, json_integer(*ret_n)) < 0 ? base_no_memory(d->err) : 0;
+	*ret_n = place ? json_integer_value(json_object_get(holders, place)) + 1 : 0;
+	return place && json_object_set_new(holders, place, json_integer(*ret_n)) == 0 ? 0 : base_no_memory(d->err);
 }
 
 /* A component that no key has. */
@@ -116,16 +112,12 @@ static int move_apart(struct import_dcp *d, json_t *holders)
 
 	spare_component(d, spare);
 	for (size_t i = 0; i < d->metadata.nentries; i++) {
-		base_cleanup_free char *place = NULL;
 		struct import_place *p = &d->places[i];
+		base_cleanup_free char *place = tool_string("%s/%s", p->component, p->name);
 
-		if (p->nested)
-			continue;
-		if (asprintf(&place, "%s/%s", p->component, p->name) < 0) {
-			place = NULL;
+		if (!place)
 			return base_no_memory(d->err);
-		}
-		if (json_integer_value(json_object_get(holders, place)) > 1)
+		if (!p->nested && json_integer_value(json_object_get(holders, place)) > 1)
 			snprintf(p->component, sizeof p->component, "%s", spare);
 	}
 	return 0;

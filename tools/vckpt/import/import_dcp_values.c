@@ -303,7 +303,6 @@ static json_t *convert_set(struct values *v, const struct foreign_items *items, 
 
 static json_t *convert_tensor(struct values *v, const struct foreign_value *x)
 {
-	base_cleanup_free char *place = NULL;
 	struct found f = {0};
 	const char *word;
 
@@ -315,10 +314,10 @@ static json_t *convert_tensor(struct values *v, const struct foreign_value *x)
 		return NULL;
 	if (!v->name.len || !proto_utf8_valid((char *)v->name.data, v->name.len))
 		base_buf_append_text(&v->name, "value");
-	if (v->name.error || asprintf(&place, "%s/%.*s", v->component, (int)v->name.len, v->name.data) < 0) {
-		place = NULL;
+	base_cleanup_free char *place = v->name.error ? NULL
+		: tool_string("%s/%.*s", v->component, (int)v->name.len, (char *)v->name.data);
+	if (!place)
 		return no_form(v, "out of memory");
-	}
 	if (json_object_get(v->d->taken, place))
 		return no_form(v, "a tensor with the name of another one");
 	if (base_array_more(v->tensors, v->ntensors) < 0 || json_object_set_new(v->d->taken, place, json_null()) < 0 ||

@@ -13,7 +13,7 @@
  *             one to a regular file outside is an error, others are left out with a warning */
 #include "tools/vckpt/import/import.h"
 
-#include <dirent.h>
+#include <fts.h>
 #include <string.h>
 
 #include "core/base/array.h"
@@ -40,13 +40,6 @@ struct walk {
 	const char *component;
 	struct base_error *err;
 };
-
-static char *join(const char *a, const char *b)
-{
-	char *text;
-
-	return asprintf(&text, "%s/%s", a, b) < 0 ? NULL : text;
-}
 
 /* Does DCP give its own files such names? */
 static bool is_dcp_file(const char *rel)
@@ -129,97 +122,51 @@ static int add_found(struct walk *w, const char *path, const char *rel)
 	return 0;
 }
 
-static int walk_directory(struct walk *w, const char *path, const char *rel, int depth);
-
-static int take_entry(struct walk *w, const char *path, const char *rel, unsigned char type, int depth)
+static int take_entry(struct walk *w, FTS *walk, FTSENT *entry)
 {
+	const char *path = entry->fts_path, *rel = path + strlen(w->root);
 	struct stat st;
 
-	if (!strcmp(rel, GIT_NAME) || import_has_suffix(rel, "/" GIT_NAME)) {
+	if (entry->fts_info == FTS_DNR || entry->fts_info == FTS_ERR || entry->fts_info == FTS_NS)
+		return base_error_set(w->err, -entry->fts_errno, "%s: %s", path, strerror(entry->fts_errno));
+	if (entry->fts_level == 0 || entry->fts_info == FTS_DP)
+		return 0;
+	if (!strcmp(entry->fts_name, GIT_NAME)) {
 		base_warning("%s: a repository's own; left out", path);
+		fts_set(walk, entry, FTS_SKIP);
 		return 0;
 	}
-	if (stat(path, &st) < 0) {
-		if (type != DT_LNK)
-			return base_error_set(w->err, -errno, "%s: %s", path, strerror(errno));
+	if (entry->fts_info == FTS_D)
+		return entry->fts_level <= DEPTH_MAX ? 0
+			: base_error_set(w->err, -ELOOP, "%s: more than %d directories deep", path, DEPTH_MAX);
+	if (stat(path, &st) == 0 && S_ISREG(st.st_mode))
+		return add_found(w, path, rel + strspn(rel, "/"));
+	if (stat(path, &st) == 0)
+		base_warning("%s: %s; left out", path,
+			S_ISDIR(st.st_mode) ? "a link to a directory" : "not a regular file");
+	else if (entry->fts_info == FTS_SL)
 		base_warning("%s: a link that leads nowhere; left out", path);
-		return 0;
-	}
-	if (S_ISREG(st.st_mode))
-		return add_found(w, path, rel);
-	if (S_ISDIR(st.st_mode) && type != DT_LNK)
-		return walk_directory(w, path, rel, depth + 1);
-	base_warning("%s: %s; left out", path, S_ISDIR(st.st_mode) ? "a link to a directory" : "not a regular file");
+	else
+		return base_error_set(w->err, -errno, "%s: %s", path, strerror(errno));
 	return 0;
 }
 
-static int compare_names(const void *a, const void *b)
-{
-	return strcmp(*(char *const *)a, *(char *const *)b);
-}
+static int compare_names(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
 
-/* Names of a directory, each with its d_type in front, sorted: the same import everywhere. */
-static int read_names(const char *path, char ***ret_names, size_t *ret_n)
+/* Sorted: the same import everywhere. */
+static int find_files(struct walk *w)
 {
-	DIR *d = opendir(path);
-	struct dirent *e;
-	char **names = NULL;
-	size_t n = 0;
+	char *const paths[] = {(char *)w->root, NULL};
+	FTS *walk = fts_open(paths, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, compare_names);
+	FTSENT *entry;
 	int r = 0;
 
-	if (!d)
-		return -errno;
-	while (r == 0 && (errno = 0, e = readdir(d))) {
-		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, ".."))
-			continue;
-		if (base_array_more(names, n) < 0 ||
-			asprintf(&names[n], "%s%c", e->d_name, e->d_type == DT_LNK ? 'l' : '-') < 0)
-			r = -ENOMEM;
-		else
-			n++;
-	}
-	if (r == 0)
-		r = -errno;
-	closedir(d);
-	if (n)
-		qsort(names, n, sizeof *names, compare_names);
-	*ret_names = names;
-	*ret_n = n;
-	return r;
-}
-
-static unsigned char type_of(const char *path, char mark)
-{
-	struct stat st;
-
-	return mark == 'l' || (lstat(path, &st) == 0 && S_ISLNK(st.st_mode)) ? DT_LNK : DT_UNKNOWN;
-}
-
-static int walk_directory(struct walk *w, const char *path, const char *rel, int depth)
-{
-	char **names = NULL;
-	size_t n = 0;
-	int r = depth > DEPTH_MAX ? -ELOOP : read_names(path, &names, &n);
-
-	if (r < 0)
-		base_error_set(w->err, r, "%s: %s", path, r == -ELOOP ? "more than 32 directories deep" : strerror(-r));
-	for (size_t i = 0; i < n; i++) {
-		size_t len = strlen(names[i]);
-		char mark = names[i][len - 1];
-
-		names[i][len - 1] = 0;
-		if (r == 0) {
-			base_cleanup_free char *sub = join(path, names[i]);
-			base_cleanup_free char *subrel = *rel ? join(rel, names[i]) : strdup(names[i]);
-
-			if (sub && subrel)
-				r = take_entry(w, sub, subrel, type_of(sub, mark), depth);
-			else
-				r = base_no_memory_for(w->err, "%s", path);
-		}
-		free(names[i]);
-	}
-	free(names);
+	while (walk && r == 0 && (errno = 0, entry = fts_read(walk)))
+		r = take_entry(w, walk, entry);
+	if (r == 0 && errno)
+		r = base_error_set(w->err, -errno, "%s: %s", w->root, strerror(errno));
+	if (walk)
+		fts_close(walk);
 	return r;
 }
 
@@ -303,7 +250,8 @@ static int add_weights(struct walk *w)
 /* What a save leaves that was broken off, or that each rank made for itself. */
 static int refuse_parts(const struct walk *w)
 {
-	base_cleanup_free char *own = join(w->root, "__0" METADATA_NAME), *data = join(w->root, "__0_0.distcp");
+	base_cleanup_free char *own = tool_string("%s/__0" METADATA_NAME, w->root);
+	base_cleanup_free char *data = tool_string("%s/__0_0.distcp", w->root);
 	struct stat st;
 
 	if (!own || !data)
@@ -322,7 +270,7 @@ static int refuse_parts(const struct walk *w)
 
 static int add_found_files(struct walk *w)
 {
-	base_cleanup_free char *metadata = join(w->root, METADATA_NAME);
+	base_cleanup_free char *metadata = tool_string("%s/" METADATA_NAME, w->root);
 	size_t first = w->plan->ntensors;
 	struct stat st;
 	int r;
@@ -346,7 +294,7 @@ static int add_found_files(struct walk *w)
 int import_add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err)
 {
 	struct walk w = {.plan = p, .root = path, .component = component, .err = err};
-	int r = walk_directory(&w, path, "", 0);
+	int r = find_files(&w);
 
 	if (r == 0)
 		r = add_found_files(&w);

@@ -29,16 +29,14 @@ static int too_large(struct import_file *f, struct base_error *err)
 int import_exported_open(struct import_plan *p, const char *directory, struct import_manifest **ret_m,
 	struct base_error *err)
 {
-	base_cleanup_free char *path = NULL, *text = NULL;
+	base_cleanup_free char *path = tool_string("%s/" MANIFEST_NAME, directory), *text = NULL;
 	struct import_file *f;
 	struct stat st;
 	int r;
 
 	*ret_m = NULL;
-	if (asprintf(&path, "%s/" MANIFEST_NAME, directory) < 0) {
-		path = NULL;
+	if (!path)
 		return base_no_memory_for(err, "%s", directory);
-	}
 	if (stat(path, &st) < 0 || !S_ISREG(st.st_mode))
 		return 0;
 	if ((r = import_file_open(p, path, &f, err)) < 0)
@@ -70,13 +68,10 @@ static int take_npy(struct import_plan *p, const struct import_manifest *m, cons
 /* An import is rank 0. So rank 0's own files stay per-rank blobs; those of other ranks become blobs of the step. */
 static int take_blob(struct import_plan *p, struct import_manifest_blob *b, const char *path, struct base_error *err)
 {
-	base_cleanup_free char *name = NULL;
-	int r = asprintf(&name, "ranks/%05" PRIu32 "/%s", b->rank, b->name);
+	base_cleanup_free char *name = tool_string("ranks/%05" PRIu32 "/%s", b->rank, b->name);
 
-	if (r < 0) {
-		name = NULL;
+	if (!name)
 		return base_no_memory_for(err, "%s", path);
-	}
 	b->found = true; /* it may be another by now: what was exported is there to be changed */
 	return import_add_blob(p, path, b->rank ? name : b->name, b->per_rank && !b->rank, err);
 }

@@ -16,6 +16,7 @@ const char *import_base_of(const char *path)
 
 	return slash ? slash + 1 : path;
 }
+
 static bool digits(const char *text, size_t n, uint32_t *ret)
 {
 	uint64_t v = 0;
@@ -49,26 +50,25 @@ bool import_numbered_parse(const char *name, struct import_numbered *ret)
 	ret->tail = of + 4 + after;
 	return true;
 }
+
 /* How many there are of each name, and which numbers; a part of a rank's own (shard-00001-model-00002-of-00002) may be
  * that of any rank. */
 static int count_part(json_t *all, const char *path, struct base_error *err)
 {
 	const char *base = import_base_of(path);
-	base_cleanup_free char *key = NULL, *number = NULL;
+	char number[16];
 	struct import_numbered n;
 	size_t skip = import_shards_is(base) ? strlen("shard-") + strspn(base + strlen("shard-"), "0123456789") : 0;
 
 	if (!import_numbered_parse(base, &n) || (int)skip > n.name_len)
 		return 0;
-	if (asprintf(&key, "%.*s%.*s-of-%0*" PRIu32 "%s", (int)(base - path), path, n.name_len - (int)skip,
-			base + skip, n.digits, n.total, n.tail) < 0)
-		key = NULL;
-	if (asprintf(&number, "%" PRIu32, n.number) < 0)
-		number = NULL;
+	base_cleanup_free char *key = tool_string("%.*s%.*s-of-%0*" PRIu32 "%s", (int)(base - path), path,
+		n.name_len - (int)skip, base + skip, n.digits, n.total, n.tail);
+	snprintf(number, sizeof number, "%" PRIu32, n.number);
 	json_t *seen = key ? json_object_get(all, key) : NULL;
 	if (key && !seen && json_object_set_new(all, key, seen = json_object()) < 0)
 		seen = NULL;
-	return seen && number && json_object_set_new(seen, number, json_string(base)) == 0 ? 0
+	return seen && json_object_set_new(seen, number, json_string(base)) == 0 ? 0
 		: base_no_memory_for(err, "%s", path);
 }
 

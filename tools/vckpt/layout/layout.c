@@ -15,16 +15,6 @@
 #define BOXES_MAX (UINT64_C(1) << 23) /* that are written: some seconds; beyond, --rank picks */
 #define SHOWN_BOXES 8 /* of a rank, in the table of all ranks */
 
-uint32_t layout_count(const struct layout *l)
-{
-	return tool_ranks_count(&l->ranks, l->on.mesh.mesh);
-}
-
-uint32_t layout_rank_at(const struct layout *l, uint32_t i)
-{
-	return tool_ranks_at(&l->ranks, l->on.mesh.mesh, i);
-}
-
 int layout_shard(const struct layout *l, uint32_t rank, struct tensor_shard *ret_shard, struct base_error *err)
 {
 	return tensor_shard_of(&l->on.sharding, rank, l->flat_text ? &l->flat : NULL, ret_shard, err);
@@ -70,10 +60,8 @@ static int check_ranks(struct layout *l)
 	bool all = l->t->json || (l->ranks.one && !l->draw); /* are written */
 
 	l->countable = countable(&l->on);
-	for (uint32_t i = 0; (all || l->flat_text) && i < layout_count(l); i++) {
-		uint32_t rank = layout_rank_at(l, i);
-
-		if (layout_shard(l, rank, &shard, &err) < 0)
+	for (uint32_t i = 0; (all || l->flat_text) && i < l->ranks.count; i++) {
+		if (layout_shard(l, tool_ranks_at(&l->ranks, i), &shard, &err) < 0)
 			return tool_usage(l->t, "--flat %.200s: %s", l->flat_text ? l->flat_text : "",
 				err.text[0] ? err.text : base_error_name(err.code));
 		if (!all)
@@ -81,7 +69,7 @@ static int check_ranks(struct layout *l)
 		if (base_add_overflows(l->boxes, count_boxes(l, &shard, BOXES_MAX - l->boxes), &l->boxes) ||
 			l->boxes > BOXES_MAX) {
 			base_error_set(&err, -BASE_ELIMIT, "--place %.200s: more than %" PRIu64 " boxes%s", l->on.place,
-				BOXES_MAX, l->ranks.one ? "" : "; --rank N tells of one rank");
+				BOXES_MAX, l->ranks.one ? "" : "; --rank N picks one rank");
 			return tool_fail(l->t, &err);
 		}
 	}
@@ -102,17 +90,11 @@ static void print_rank_json(const struct layout *l, uint32_t rank, const struct 
 		return;
 	}
 	tool_json_numbers32(at, l->on.mesh.mesh->ndim);
-	fputs(", \"local_shape\": ", stdout);
-	tool_json_numbers(shard->local_shape.dim, shard->local_shape.ndim);
-	fputs(", \"boxes\": [", stdout);
+	printf(", \"local_shape\": %s, \"boxes\": [", TOOL_SHAPE(&shard->local_shape));
 	for (tensor_shard_first(&it, shard, NULL); !it.done && !ferror(stdout); tensor_shard_next(&it)) {
-		printf("%s{\"offset\": ", comma);
-		tool_json_numbers(it.at.box.offset, ndim);
-		fputs(", \"size\": ", stdout);
-		tool_json_numbers(it.at.box.size, ndim);
-		printf(", \"local_offset\": %" PRIu64 ", \"local_stride\": ", it.at.local_offset);
-		tool_json_numbers(it.at.local_stride, ndim);
-		putchar('}');
+		printf("%s{\"offset\": %s, \"size\": %s, \"local_offset\": %" PRIu64 ", \"local_stride\": %s}", comma,
+			TOOL_NUMBERS(ndim, it.at.box.offset), TOOL_NUMBERS(ndim, it.at.box.size), it.at.local_offset,
+			TOOL_NUMBERS(ndim, it.at.local_stride));
 		comma = ", ";
 	}
 	fputs("]}", stdout);
@@ -125,11 +107,10 @@ static int print_json(const struct layout *l)
 
 	fputs("{\"mesh\": ", stdout);
 	tool_mesh_print_json(l->on.mesh.mesh);
-	fputs(",\n \"shape\": ", stdout);
-	tool_json_numbers(l->shape.dim, l->shape.ndim);
-	printf(", \"dtype\": \"%s\",\n \"ranks\": [", tensor_dtype_name(l->dtype));
-	for (uint32_t i = 0; i < layout_count(l) && !ferror(stdout); i++) {
-		uint32_t rank = layout_rank_at(l, i);
+	printf(",\n \"shape\": %s, \"dtype\": \"%s\",\n \"ranks\": [", TOOL_SHAPE(&l->shape),
+		tensor_dtype_name(l->dtype));
+	for (uint32_t i = 0; i < l->ranks.count && !ferror(stdout); i++) {
+		uint32_t rank = tool_ranks_at(&l->ranks, i);
 
 		if (layout_shard(l, rank, &shard, &err) < 0)
 			return tool_fail(l->t, &err);
@@ -188,8 +169,8 @@ static int print_table(const struct layout *l)
 
 	print_head(l);
 	printf("%8s  %-*s  %-*s  %9s  boxes\n", "rank", width, names, room, "local shape", "bytes");
-	for (uint32_t i = 0; i < layout_count(l) && !ferror(stdout); i++) {
-		uint32_t rank = layout_rank_at(l, i);
+	for (uint32_t i = 0; i < l->ranks.count && !ferror(stdout); i++) {
+		uint32_t rank = tool_ranks_at(&l->ranks, i);
 
 		if (layout_shard(l, rank, &shard, &err) < 0)
 			return tool_fail(l->t, &err);
@@ -242,14 +223,12 @@ static int read_arguments(struct layout *l)
 	if (!code && l->flat_text)
 		code = tool_flat_read(l->t, l->flat_text, &l->flat);
 	if (!code)
-		code = tool_ranks_read(l->t, &l->ranks);
+		code = tool_ranks_read(l->t, &l->ranks, &l->on.mesh);
 	if (!code && l->draw && l->t->json)
 		code = tool_usage(l->t, "--draw and --json exclude each other");
 	if (!code && l->draw && l->shape.ndim != 2)
 		code = tool_usage(l->t, "--draw: only tensors of 2 dimensions are drawn, --shape %s has %" PRIu32,
 			l->shape_text, l->shape.ndim);
-	if (!code)
-		code = tool_ranks_check(l->t, &l->ranks, &l->on.mesh);
 	return code ? code : check_ranks(l);
 }
 

@@ -16,10 +16,8 @@ struct layout {
 	struct tensor_flat flat;
 	bool draw;
 	bool countable;         /* boxes are counted by arithmetic, not one by one */
-	uint64_t boxes;         /* of all ranks told of; only with --json or --rank */
+	uint64_t boxes;         /* of all these ranks; only with --json or --rank */
 };
-uint32_t layout_count(const struct layout *l);                  /* ranks to tell of */
-uint32_t layout_rank_at(const struct layout *l, uint32_t i);    /* the i-th of them */
 int layout_shard(const struct layout *l, uint32_t rank, struct tensor_shard *ret_shard, struct base_error *err);
 /* The picture of a 2-d tensor on standard output; an exit code, said. */
 int layout_draw(const struct layout *l);

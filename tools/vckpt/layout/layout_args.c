@@ -18,102 +18,84 @@ static int refuse(const struct tool *t, const char *option, const char *value, c
 		err->text[0] ? err->text : base_error_name(err->code));
 }
 
-int tool_digits_read(const char **p, uint64_t *ret)
+int64_t tool_numbers_read(const char *text, const char *separators, uint64_t max, uint64_t *ret, size_t room)
 {
-	uint64_t v = 0;
+	const char *p = text;
 	bool over = false;
 
-	*p += strspn(*p, " ");
-	if (**p < '0' || **p > '9')
-		return -EINVAL;
-	for (; **p >= '0' && **p <= '9'; (*p)++)
-		over |= base_mul_overflows(v, 10, &v) || base_add_overflows(v, (uint64_t)(**p - '0'), &v);
-	*p += strspn(*p, " ");
-	*ret = v;
-	return over ? -ERANGE : 0;
+	for (size_t n = 0; n < room; p++) {
+		uint64_t v = 0;
+
+		p += strspn(p, " ");
+		if (*p < '0' || *p > '9')
+			return -EINVAL;
+		for (; *p >= '0' && *p <= '9'; p++)
+			over |= base_mul_overflows(v, 10, &v) || base_add_overflows(v, (uint64_t)(*p - '0'), &v);
+		over |= v > max;
+		p += strspn(p, " ");
+		ret[n++] = v;
+		if (!*p)
+			return over ? -ERANGE : (int64_t)n;
+		if (*p != separators[(n - 1) % strlen(separators)])
+			return -EINVAL;
+	}
+	return -E2BIG;
 }
 
 int tool_number_read(const struct tool *t, const char *option, const char *text, uint64_t max, uint64_t *ret)
 {
-	const char *p = text;
-	int r = tool_digits_read(&p, ret);
+	int64_t n = tool_numbers_read(text, ",", max, ret, 1);
 
-	if (r == -EINVAL || *p)
-		return tool_usage(t, "%s %.*s: a number is needed", option, SHOWN, text);
-	if (r < 0 || *ret > max)
+	if (n == -ERANGE)
 		return tool_usage(t, "%s %.*s is above %" PRIu64, option, SHOWN, text, max);
-	return 0;
+	return n == 1 ? 0 : tool_usage(t, "%s %.*s: a number is needed", option, SHOWN, text);
 }
 
-int tool_ranks_read(const struct tool *t, struct tool_ranks *ranks)
+int tool_ranks_read(const struct tool *t, struct tool_ranks *ranks, const struct tool_mesh *m)
 {
+	struct base_error err = {0};
 	uint64_t v = 0;
 	int code = ranks->text ? tool_number_read(t, "--rank", ranks->text, UINT32_MAX, &v) : 0;
 
 	ranks->one = ranks->text;
 	ranks->rank = (uint32_t)v;
-	return code;
-}
-
-int tool_ranks_check(const struct tool *t, const struct tool_ranks *ranks, const struct tool_mesh *m)
-{
-	struct base_error err = {0};
-
-	if (tool_ranks_count(ranks, m->mesh) <= TOOL_RANKS_MAX)
-		return 0;
-	base_error_set(&err, -BASE_ELIMIT, "%s %.*s: %" PRIu32 " ranks are too many to tell of; --rank N tells of one",
+	ranks->mesh = m->mesh;
+	ranks->count = ranks->one ? 1 : m->mesh->count;
+	if (code || ranks->count <= TOOL_RANKS_MAX)
+		return code;
+	base_error_set(&err, -BASE_ELIMIT, "%s %.*s: %" PRIu32 " ranks are too many to describe; --rank N picks one",
 		m->option, SHOWN, m->text, m->mesh->count);
 	return tool_fail(t, &err);
 }
 
-uint32_t tool_ranks_count(const struct tool_ranks *ranks, const struct tensor_mesh *m)
+uint32_t tool_ranks_at(const struct tool_ranks *ranks, uint32_t i)
 {
-	return ranks->one ? 1 : m->count;
+	return ranks->one ? ranks->rank : tensor_mesh_rank_at(ranks->mesh, i);
 }
 
-uint32_t tool_ranks_at(const struct tool_ranks *ranks, const struct tensor_mesh *m, uint32_t i)
-{
-	return ranks->one ? ranks->rank : tensor_mesh_rank_at(m, i);
-}
-
-/* "0,4,1,5" */
-static int read_order(const struct tool *t, const struct tool_mesh *m, uint32_t **ret_ranks, uint32_t *ret_n)
+/* The same dimensions over other ranks: "0,4,1,5". */
+static int reorder(const struct tool *t, struct tool_mesh *m)
 {
 	size_t room = strlen(m->order) / 2 + 1; /* a digit and a comma for each */
-	uint32_t n = 0;
+	base_cleanup_free uint64_t *numbers = calloc(room, sizeof *numbers);
 	base_cleanup_free uint32_t *ranks = calloc(room, sizeof *ranks);
-
-	if (!ranks)
-		return tool_fail(t, &(struct base_error){.code = -ENOMEM});
-	for (const char *p = m->order;; p++) {
-		uint64_t v;
-		int r = tool_digits_read(&p, &v);
-
-		if (r == -EINVAL || (*p && *p != ',') || n == room)
-			return tool_usage(t, "%s %.*s: give ranks separated by commas", m->order_option, SHOWN,
-				m->order);
-		if (r < 0 || v >= TENSOR_MESH_RANKS_MAX)
-			return tool_usage(t, "%s %.*s: a rank is above %u", m->order_option, SHOWN, m->order,
-				TENSOR_MESH_RANKS_MAX - 1);
-		ranks[n++] = (uint32_t)v;
-		if (!*p)
-			break;
-	}
-	*ret_ranks = base_steal(ranks);
-	*ret_n = n;
-	return 0;
-}
-
-/* The same dimensions over other ranks. */
-static int reorder(const struct tool *t, struct tool_mesh *m, const uint32_t *ranks, uint32_t n)
-{
 	const char *names[TENSOR_MAX_DIMS];
 	struct tensor_mesh *ordered;
 	struct base_error err = {0};
 
+	if (!numbers || !ranks)
+		return tool_fail(t, &(struct base_error){.code = -ENOMEM});
+	int64_t n = tool_numbers_read(m->order, ",", TENSOR_MESH_RANKS_MAX - 1, numbers, room);
+	if (n == -ERANGE)
+		return tool_usage(t, "%s %.*s: a rank is above %u", m->order_option, SHOWN, m->order,
+			TENSOR_MESH_RANKS_MAX - 1);
+	if (n < 0)
+		return tool_usage(t, "%s %.*s: give ranks separated by commas", m->order_option, SHOWN, m->order);
+	for (int64_t i = 0; i < n; i++)
+		ranks[i] = (uint32_t)numbers[i];
 	for (uint32_t d = 0; d < m->mesh->ndim; d++)
 		names[d] = m->mesh->name[d];
-	if (tensor_mesh_new(m->mesh->ndim, names, m->mesh->size, ranks, n, &ordered, &err) < 0)
+	if (tensor_mesh_new(m->mesh->ndim, names, m->mesh->size, ranks, (uint32_t)n, &ordered, &err) < 0)
 		return refuse(t, m->order_option, m->order, &err);
 	tensor_mesh_free(m->mesh);
 	m->mesh = ordered;
@@ -123,8 +105,6 @@ static int reorder(const struct tool *t, struct tool_mesh *m, const uint32_t *ra
 int tool_mesh_read(const struct tool *t, struct tool_mesh *m)
 {
 	struct base_error err = {0};
-	base_cleanup_free uint32_t *ranks = NULL;
-	uint32_t n = 0;
 	int r;
 
 	if (!m->text)
@@ -137,10 +117,7 @@ int tool_mesh_read(const struct tool *t, struct tool_mesh *m)
 		r = tensor_mesh_parse(m->text, NULL, 0, &m->mesh, &err);
 	if (r < 0)
 		return refuse(t, m->option, m->text, &err);
-	if (!m->order)
-		return 0;
-	int code = read_order(t, m, &ranks, &n);
-	return code ? code : reorder(t, m, ranks, n);
+	return m->order ? reorder(t, m) : 0;
 }
 
 int tool_sharding_read(const struct tool *t, const struct tensor_shape *shape, unsigned item_bytes,
@@ -174,22 +151,15 @@ static int read_shape(const struct tool *t, const char *text, struct tensor_shap
 	*ret_shape = (struct tensor_shape){0};
 	if (!strcmp(text, "scalar"))
 		return 0;
-	for (const char *p = text;; p++) {
-		uint64_t size;
-		int r = tool_digits_read(&p, &size);
-
-		if (r == -EINVAL || (*p && *p != ','))
-			return tool_usage(t, "--shape %.*s: give sizes separated by commas, or \"scalar\"", SHOWN,
-				text);
-		if (r < 0)
-			return tool_usage(t, "--shape %.*s: a size is above 2^64-1", SHOWN, text);
-		if (ret_shape->ndim == TENSOR_MAX_DIMS)
-			return tool_usage(t, "--shape %.*s: a tensor has at most %u dimensions", SHOWN, text,
-				TENSOR_MAX_DIMS);
-		ret_shape->dim[ret_shape->ndim++] = size;
-		if (!*p)
-			return 0;
-	}
+	int64_t n = tool_numbers_read(text, ",", UINT64_MAX, ret_shape->dim, TENSOR_MAX_DIMS);
+	if (n == -ERANGE)
+		return tool_usage(t, "--shape %.*s: a size is above 2^64-1", SHOWN, text);
+	if (n == -E2BIG)
+		return tool_usage(t, "--shape %.*s: a tensor has at most %u dimensions", SHOWN, text, TENSOR_MAX_DIMS);
+	if (n < 0)
+		return tool_usage(t, "--shape %.*s: give sizes separated by commas, or \"scalar\"", SHOWN, text);
+	ret_shape->ndim = (uint32_t)n;
+	return 0;
 }
 
 static int refuse_dtype(const struct tool *t, const char *text)
@@ -229,29 +199,18 @@ int tool_tensor_read(const struct tool *t, const char *shape, const char *dtype,
 
 int tool_flat_read(const struct tool *t, const char *text, struct tensor_flat *ret_flat)
 {
-	const char *p = text;
-	int r = tool_digits_read(&p, &ret_flat->from);
+	uint64_t v[3] = {0};
+	int64_t n = tool_numbers_read(text, ":/", UINT64_MAX, v, BASE_COUNT(v));
 
-	ret_flat->len = 0;
-	if (r == 0 && *p == ':') {
-		p++;
-		r = tool_digits_read(&p, &ret_flat->to);
-	} else if (r == 0) {
-		r = -EINVAL;
-	}
-	bool padded = r == 0 && *p == '/';
-	if (padded) {
-		p++;
-		r = tool_digits_read(&p, &ret_flat->len);
-	}
-	if (r == -ERANGE)
+	if (n == -ERANGE)
 		return tool_usage(t, "--flat %.*s: a number is above 2^64-1", SHOWN, text);
-	if (r < 0 || *p)
+	if (n < 2)
 		return tool_usage(t, "--flat %.*s: give A:B or A:B/L, items of the local tensor", SHOWN, text);
-	if (padded && ret_flat->len == 0)
+	if (n == 3 && v[2] == 0)
 		return tool_usage(t, "--flat %.*s: the padded length must be above 0", SHOWN, text);
-	if (ret_flat->from > ret_flat->to)
+	if (v[0] > v[1])
 		return tool_usage(t, "--flat %.*s: the range ends before it begins", SHOWN, text);
+	*ret_flat = (struct tensor_flat){.from = v[0], .to = v[1], .len = v[2]};
 	return 0;
 }
 
@@ -312,14 +271,6 @@ int tool_digits(uint64_t v)
 	while (v /= 10)
 		n++;
 	return n;
-}
-
-void tool_json_numbers(const uint64_t *v, uint32_t n)
-{
-	putchar('[');
-	for (uint32_t i = 0; i < n; i++)
-		printf("%s%" PRIu64, i ? ", " : "", v[i]);
-	putchar(']');
 }
 
 void tool_json_numbers32(const uint32_t *v, uint32_t n)

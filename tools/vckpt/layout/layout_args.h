@@ -12,12 +12,13 @@
 #include "core/tensor/shard.h"
 #include "tools/vckpt/tool.h"
 
-#define TOOL_RANKS_MAX (UINT32_C(1) << 20) /* that one command tells of: some seconds; beyond, --rank picks */
+#define TOOL_RANKS_MAX (UINT32_C(1) << 20) /* that one command describes: some seconds; beyond, --rank picks */
 
 /* A decimal number of at most `max`. */
 int tool_number_read(const struct tool *t, const char *option, const char *text, uint64_t max, uint64_t *ret);
-/* Skips blanks and reads digits: 0, -EINVAL (none), -ERANGE (above 2^64-1); *p then stands behind them and blanks. */
-int tool_digits_read(const char **p, uint64_t *ret);
+/* Numbers with blanks around them, separated by the characters of `separators` in turn. How many there are; -EINVAL:
+ * something else is there; -ERANGE: one is above `max`; -E2BIG: there are more than `room`. */
+int64_t tool_numbers_read(const char *text, const char *separators, uint64_t max, uint64_t *ret, size_t room);
 
 /* --mesh and --rank-order. Zero-initialise with the names of the options and their values (NULL: not given). */
 struct tool_mesh {
@@ -31,14 +32,12 @@ int tool_mesh_from_json(const char *text, struct tensor_mesh **ret_m, struct bas
 int tool_mesh_from_file(const char *path, struct tensor_mesh **ret_m, struct base_error *err);
 void tool_mesh_print_json(const struct tensor_mesh *m); /* as the two above read it */
 
-/* The ranks that a command tells of: with --rank this one, which may be outside of the mesh, else all in mesh order.
+/* The ranks that a command describes: with --rank this one, which may be outside of the mesh, else all in mesh order.
  * Zero-initialise with the option's value (NULL: not given). */
-struct tool_ranks { const char *text; bool one; uint32_t rank; };
-int tool_ranks_read(const struct tool *t, struct tool_ranks *ranks);
-/* TOOL_FAILED, said: more than TOOL_RANKS_MAX. */
-int tool_ranks_check(const struct tool *t, const struct tool_ranks *ranks, const struct tool_mesh *m);
-uint32_t tool_ranks_count(const struct tool_ranks *ranks, const struct tensor_mesh *m);
-uint32_t tool_ranks_at(const struct tool_ranks *ranks, const struct tensor_mesh *m, uint32_t i); /* the i-th of them */
+struct tool_ranks { const char *text; bool one; uint32_t rank, count; const struct tensor_mesh *mesh; };
+/* TOOL_FAILED: more than TOOL_RANKS_MAX. */
+int tool_ranks_read(const struct tool *t, struct tool_ranks *ranks, const struct tool_mesh *m);
+uint32_t tool_ranks_at(const struct tool_ranks *ranks, uint32_t i); /* the i-th of them */
 
 /* A mesh and the placements on it. */
 struct tool_sharding {
@@ -67,7 +66,7 @@ int tool_coordinate_width(const struct tensor_mesh *m);
 /* Ascending ranks, neighbours joined: "0-3,8". */
 void tool_ranks_text(const uint32_t *ranks, size_t n, struct base_buf *b);
 int tool_digits(uint64_t v); /* how many */
-void tool_json_numbers(const uint64_t *v, uint32_t n); /* "[4096, 1024]" */
+#define TOOL_NUMBERS(n, v) tool_format_shape(n, v, (char[TOOL_SHAPE_TEXT]){0}) /* "[4096, 1024]"; n: at most 16 */
 void tool_json_numbers32(const uint32_t *v, uint32_t n);
 void tool_tensor_print(const struct tensor_shape *shape, enum tensor_dtype dtype); /* "[4096, 1024] bf16, 8.0 MiB" */
 

@@ -84,8 +84,8 @@ static int collect(struct drawing *d, struct base_error *err)
 	d->held = calloc(DRAW_BOXES_MAX, sizeof *d->held);
 	if (!d->held)
 		return -ENOMEM;
-	for (uint32_t i = 0; i < layout_count(l); i++) {
-		uint32_t rank = layout_rank_at(l, i);
+	for (uint32_t i = 0; i < l->ranks.count; i++) {
+		uint32_t rank = tool_ranks_at(&l->ranks, i);
 		int r = layout_shard(l, rank, &shard, err);
 
 		if (r < 0)
@@ -404,14 +404,14 @@ static int compare_rank(const void *x, const void *y)
 /* Ranks whose every box lies in what was left out, and those that hold nothing. */
 static int print_unseen(const struct drawing *d)
 {
-	uint32_t count = layout_count(d->l), n[3] = {0};
+	uint32_t count = d->l->ranks.count, n[3] = {0};
 	base_cleanup_free uint32_t *all = calloc(count, sizeof *all), *picked = calloc(count, sizeof *picked);
 	base_cleanup_free unsigned char *state = calloc(count, 1); /* of all[i]: 0 holds nothing, 1 is not seen, 2 is */
 
 	if (!all || !picked || !state)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < count; i++)
-		all[i] = layout_rank_at(d->l, i);
+		all[i] = tool_ranks_at(&d->l->ranks, i);
 	qsort(all, count, sizeof *all, compare_rank);
 	for (size_t g = 0; g < d->ngroups; g++)
 		for (size_t i = 0; i < d->groups[g].n; i++) {

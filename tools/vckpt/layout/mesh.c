@@ -42,16 +42,6 @@ static uint32_t set_at(const struct tensor_mesh *m, uint32_t i)
 			return UINT32_C(1) << d | UINT32_C(1) << (d + 1 + i);
 }
 
-static uint32_t count(const struct mesh_command *c)
-{
-	return tool_ranks_count(&c->ranks, c->mesh.mesh);
-}
-
-static uint32_t rank_at(const struct mesh_command *c, uint32_t i)
-{
-	return tool_ranks_at(&c->ranks, c->mesh.mesh, i);
-}
-
 /* false: there is none, at an end without wrapping */
 static bool neighbour(const struct mesh_command *c, uint32_t rank, uint32_t dim, int k, uint32_t *ret)
 {
@@ -104,19 +94,19 @@ static int print_json(const struct mesh_command *c)
 
 	for (uint32_t i = 0; i < set_count(c->mesh.mesh); i++)
 		numbers += tensor_mesh_group_size(c->mesh.mesh, set_at(c->mesh.mesh, i));
-	numbers *= count(c); /* 136 groups of 2^24, 2^24 times: fits */
+	numbers *= c->ranks.count; /* 136 groups of 2^24, 2^24 times: fits */
 	if (numbers > MEMBERS_MAX) {
 		struct base_error err = {0};
 
 		base_error_set(&err, -BASE_ELIMIT, "--mesh %.200s: groups of %" PRIu64 " ranks in all are too many for "
-			"JSON%s", c->mesh.text, numbers, c->ranks.one ? "" : "; --rank N tells of one rank");
+			"JSON%s", c->mesh.text, numbers, c->ranks.one ? "" : "; --rank N picks one rank");
 		return tool_fail(c->t, &err);
 	}
 	tool_output_begin();
 	fputs("{\"ranks\": [", stdout);
-	for (uint32_t i = 0; i < count(c) && !ferror(stdout); i++) {
+	for (uint32_t i = 0; i < c->ranks.count && !ferror(stdout); i++) {
 		fputs(i ? ",\n  " : "\n  ", stdout);
-		print_rank_json(c, rank_at(c, i));
+		print_rank_json(c, tool_ranks_at(&c->ranks, i));
 	}
 	fputs("]}\n", stdout);
 	return tool_output_end(c->t);
@@ -135,14 +125,13 @@ static void print_members(const uint32_t *ranks, uint32_t n)
 /* "4,2,-": neighbours along each dimension */
 static void neighbours_text(const struct mesh_command *c, uint32_t rank, int k, char text[static TOOL_SHAPE_TEXT])
 {
-	size_t len = 0;
-	uint32_t other;
+	uint32_t other = 0;
+	int len = 0;
 
 	for (uint32_t d = 0; d < c->mesh.mesh->ndim; d++) {
-		if (neighbour(c, rank, d, k, &other))
-			len += (size_t)snprintf(text + len, TOOL_SHAPE_TEXT - len, "%s%" PRIu32, d ? "," : "", other);
-		else
-			len += (size_t)snprintf(text + len, TOOL_SHAPE_TEXT - len, "%s-", d ? "," : "");
+		bool there = neighbour(c, rank, d, k, &other);
+
+		len += sprintf(text + len, there ? "%s%" PRIu32 : "%s-", d ? "," : "", other);
 	}
 }
 
@@ -188,8 +177,7 @@ static void print_groups(const struct mesh_command *c, uint32_t dims)
 	uint32_t size = tensor_mesh_group_size(m, dims);
 
 	if (m->count > SHOWN_MESH) {
-		printf("%" PRIu32 " of %" PRIu32 " %s each", m->count / size, size,
-			base_plural(size, "rank", "ranks"));
+		printf("%" PRIu32 " of %s each", m->count / size, TOOL_COUNT(size, "rank", "ranks"));
 		return;
 	}
 	for (uint32_t i = 0; i < m->count; i++) {
@@ -258,34 +246,22 @@ static int print_rank(const struct mesh_command *c)
 /* "0:0,0:1,1:0": host and device of ranks 0, 1, 2 */
 static int read_table(struct mesh_command *c)
 {
-	size_t room = strlen(c->table_text) / 3 + 1;
-	uint32_t n = 0;
+	size_t room = strlen(c->table_text) / 2 + 1; /* a digit and a separator for each */
+	base_cleanup_free uint64_t *numbers = calloc(room, sizeof *numbers);
 
 	c->table[0] = calloc(room, sizeof *c->table[0]);
 	c->table[1] = calloc(room, sizeof *c->table[1]);
-	if (!c->table[0] || !c->table[1])
+	if (!numbers || !c->table[0] || !c->table[1])
 		return tool_fail(c->t, &(struct base_error){.code = -ENOMEM});
-	for (const char *p = c->table_text;; p++) {
-		uint64_t v[2] = {0};
-		int r = tool_digits_read(&p, &v[0]);
-
-		if (r == 0 && *p == ':') {
-			p++;
-			r = tool_digits_read(&p, &v[1]);
-		} else if (r == 0) {
-			r = -EINVAL;
-		}
-		if (r == -EINVAL || (r == 0 && *p && *p != ',') || n == room)
-			return tool_usage(c->t, "--device-table %.200s: give HOST:DEVICE of each rank, separated by "
-				"commas", c->table_text);
-		if (r < 0 || v[0] > UINT32_MAX || v[1] > UINT32_MAX)
-			return tool_usage(c->t, "--device-table %.200s: a number is above 2^32-1", c->table_text);
-		c->table[0][n] = (uint32_t)v[0];
-		c->table[1][n++] = (uint32_t)v[1];
-		if (!*p)
-			break;
-	}
-	c->hosts = (struct tensor_hosts){.host = c->table[0], .device = c->table[1], .n = n};
+	int64_t n = tool_numbers_read(c->table_text, ":,", UINT32_MAX, numbers, room);
+	if (n == -ERANGE)
+		return tool_usage(c->t, "--device-table %.200s: a number is above 2^32-1", c->table_text);
+	if (n < 0 || n % 2)
+		return tool_usage(c->t, "--device-table %.200s: give HOST:DEVICE of each rank, separated by commas",
+			c->table_text);
+	for (int64_t i = 0; i < n; i++)
+		c->table[i % 2][i / 2] = (uint32_t)numbers[i];
+	c->hosts = (struct tensor_hosts){.host = c->table[0], .device = c->table[1], .n = (uint32_t)n / 2};
 	return 0;
 }
 
@@ -305,22 +281,21 @@ static int read_hosts(struct mesh_command *c)
 	return code;
 }
 
-/* Every rank that is told of is in the mesh and has a host; the largest group fits. */
+/* Every rank that is described is in the mesh and has a host; the largest group fits. */
 static int check_ranks(struct mesh_command *c)
 {
 	const struct tensor_mesh *m = c->mesh.mesh;
 	uint32_t at[TENSOR_MAX_DIMS], host, device, largest = 1;
 
 	if (c->ranks.one && tensor_mesh_coordinate(m, c->ranks.rank, at) < 0)
-		return tool_usage(c->t, "--rank %" PRIu32 " is not in the mesh %.200s of %" PRIu32 " %s",
-			c->ranks.rank, c->mesh.text, m->count, base_plural(m->count, "rank", "ranks"));
-	for (uint32_t i = 0; i < count(c); i++)
-		if (tensor_hosts_find(&c->hosts, rank_at(c, i), &host, &device) < 0)
+		return tool_usage(c->t, "--rank %" PRIu32 " is not in the mesh %.200s of %s", c->ranks.rank,
+			c->mesh.text, TOOL_COUNT(m->count, "rank", "ranks"));
+	for (uint32_t i = 0; i < c->ranks.count; i++)
+		if (tensor_hosts_find(&c->hosts, tool_ranks_at(&c->ranks, i), &host, &device) < 0)
 			return tool_usage(c->t, "--device-table %.200s: nothing for rank %" PRIu32, c->table_text,
-				rank_at(c, i));
+				tool_ranks_at(&c->ranks, i));
 	for (uint32_t i = 0; i < set_count(m); i++)
-		if (tensor_mesh_group_size(m, set_at(m, i)) > largest)
-			largest = tensor_mesh_group_size(m, set_at(m, i));
+		largest = (uint32_t)base_max(largest, tensor_mesh_group_size(m, set_at(m, i)));
 	c->members = calloc(largest, sizeof *c->members);
 	return c->members ? 0 : tool_fail(c->t, &(struct base_error){.code = -ENOMEM});
 }
@@ -338,9 +313,7 @@ static int mesh_run(struct tool *t, int argc, char **argv)
 	if (!code)
 		code = read_hosts(&c);
 	if (!code)
-		code = tool_ranks_read(t, &c.ranks);
-	if (!code)
-		code = tool_ranks_check(t, &c.ranks, &c.mesh);
+		code = tool_ranks_read(t, &c.ranks, &c.mesh);
 	if (!code)
 		code = check_ranks(&c);
 	if (!code && t->json) {

@@ -53,7 +53,7 @@ static int add_entry(struct reshard *reshard, uint32_t rank, const struct tensor
 		return base_error_set(&reshard->err, -BASE_ELIMIT,
 			"--from-place %.200s --to-place %.200s: more than %" PRIu64 " boxes%s", reshard->from.place,
 			reshard->to.place, full ? RANK_BOXES_MAX : ALL_BOXES_MAX, full ? " for one rank"
-			: "; --rank N tells of one rank");
+			: "; --rank N picks one rank");
 	if (base_array_room(reshard->entries, reshard->room, reshard->n + 1) < 0)
 		return -ENOMEM;
 	reshard->entries[reshard->n] = (struct entry){.rank = rank, .box = (uint32_t)reshard->n,
@@ -67,7 +67,7 @@ static int too_many_tries(struct reshard *reshard)
 	return base_error_set(&reshard->err, -BASE_ELIMIT,
 		"--from-place %.200s --to-place %.200s: to find what is needed takes too long, more than %"
 		PRIu64 " boxes and ranks%s", reshard->from.place, reshard->to.place, TRIES_MAX,
-		reshard->ranks.one ? "" : "; --rank N tells of one rank");
+		reshard->ranks.one ? "" : "; --rank N picks one rank");
 }
 
 /* A source rank whose shard meets the window. */
@@ -133,7 +133,7 @@ static int find_sources(struct reshard *reshard)
 	if (base_add_overflows(reshard->total, reshard->bytes, &reshard->total))
 		return base_error_set(&reshard->err, -EOVERFLOW,
 			"--to-place %.200s: all ranks together hold more than 2^64-1 bytes"
-			"; --rank N tells of one rank", reshard->to.place);
+			"; --rank N picks one rank", reshard->to.place);
 	reshard->moved += reshard->bytes - reshard->own_bytes; /* at most the total */
 	reshard->readers += reshard->bytes != reshard->own_bytes;
 	return items == tensor_shard_items(&shard) ? 0
@@ -168,11 +168,9 @@ static void print_rank_json(const struct reshard *reshard)
 			struct tensor_box box;
 
 			tensor_boxes_get(&reshard->boxes, reshard->entries[k].box, &box);
-			printf("%s{\"offset\": ", k > i ? ", " : "");
-			tool_json_numbers(box.offset, reshard->shape.ndim);
-			fputs(", \"size\": ", stdout);
-			tool_json_numbers(box.size, reshard->shape.ndim);
-			putchar('}');
+			printf("%s{\"offset\": %s, \"size\": %s}", k > i ? ", " : "",
+				TOOL_NUMBERS(reshard->shape.ndim, box.offset),
+				TOOL_NUMBERS(reshard->shape.ndim, box.size));
 		}
 		fputs("]}", stdout);
 	}
@@ -239,12 +237,11 @@ static void print_end(const struct reshard *reshard, uint32_t count)
 /* The first pass. 0 or an exit code, said. */
 static int count_boxes(struct reshard *reshard)
 {
-	uint32_t count = tool_ranks_count(&reshard->ranks, reshard->to.mesh.mesh);
 	int code = 0;
 
 	reshard->counting = true;
-	for (uint32_t i = 0; i < count && code == 0; i++) {
-		reshard->rank = tool_ranks_at(&reshard->ranks, reshard->to.mesh.mesh, i);
+	for (uint32_t i = 0; i < reshard->ranks.count && code == 0; i++) {
+		reshard->rank = tool_ranks_at(&reshard->ranks, i);
 		code = find_sources(reshard);
 	}
 	reshard->counting = false;
@@ -255,7 +252,7 @@ static int count_boxes(struct reshard *reshard)
 
 static int print_ranks(struct reshard *reshard)
 {
-	uint32_t count = tool_ranks_count(&reshard->ranks, reshard->to.mesh.mesh);
+	uint32_t count = reshard->ranks.count;
 	int width = 0;
 
 	if (reshard->t->json)
@@ -263,7 +260,7 @@ static int print_ranks(struct reshard *reshard)
 	else
 		width = print_head(reshard);
 	for (uint32_t i = 0; i < count && !ferror(stdout); i++) {
-		reshard->rank = tool_ranks_at(&reshard->ranks, reshard->to.mesh.mesh, i);
+		reshard->rank = tool_ranks_at(&reshard->ranks, i);
 		int code = find_sources(reshard);
 
 		if (code < 0) {
@@ -295,9 +292,7 @@ static int read_arguments(struct reshard *reshard)
 		code = tool_sharding_read(reshard->t, &reshard->shape, tensor_dtype_bytes(reshard->dtype),
 			&reshard->to);
 	if (!code)
-		code = tool_ranks_read(reshard->t, &reshard->ranks);
-	if (!code)
-		code = tool_ranks_check(reshard->t, &reshard->ranks, &reshard->to.mesh);
+		code = tool_ranks_read(reshard->t, &reshard->ranks, &reshard->to.mesh);
 	if (code)
 		return code;
 	reshard->replicated = tensor_sharding_replicated(&reshard->from.sharding);

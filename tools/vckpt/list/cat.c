@@ -11,16 +11,7 @@
 static int write_out(void *arg, const void *bytes, size_t len, struct base_error *err)
 {
 	(void)arg;
-	for (size_t done = 0; done < len;) {
-		ssize_t n = write(STDOUT_FILENO, (const char *)bytes + done, len - done);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return base_error_set(err, -errno, "standard output: %s", strerror(errno));
-		done += (size_t)n;
-	}
-	return 0;
+	return tool_write(STDOUT_FILENO, "standard output", bytes, len, err);
 }
 
 /* Opens a file of the tree, or one under a mesh. ret_skip: bytes before those of a tensor. */

@@ -236,9 +236,7 @@ static void add_blob(struct contents *c, const struct ls_item *item)
 		json_array_append_new(c->blobs, o);
 		return;
 	}
-	base_cleanup_free char *name = NULL;
-	if (info.per_rank && asprintf(&name, "ranks/%05u/%s", info.rank, info.name) < 0)
-		name = NULL;
+	base_cleanup_free char *name = info.per_rank ? tool_string("ranks/%05u/%s", info.rank, info.name) : NULL;
 	tool_table_text(c->table, name ? name : info.name);
 	ls_add_bytes(c->ls, c->table, info.bytes);
 	for (int i = 0; i < (c->ls->more ? 5 : 1); i++)

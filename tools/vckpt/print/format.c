@@ -40,6 +40,17 @@ void tool_print(FILE *to, const char *format, ...)
 	free(text);
 }
 
+char *tool_string(const char *format, ...)
+{
+	char *text;
+	va_list args;
+
+	va_start(args, format);
+	int len = vasprintf(&text, format, args);
+	va_end(args);
+	return len < 0 ? NULL : text;
+}
+
 const char *tool_shell_word(const char *text, char word[static TOOL_WORD_BYTES])
 {
 	bool plain = text[0] != 0;

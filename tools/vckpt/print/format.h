@@ -18,6 +18,9 @@ void tool_print_text(FILE *to, const char *text, size_t len);
 /* Like fprintf, of one line or a part of one: what is unsafe is written as above, but for a newline at the end. */
 void tool_print(FILE *to, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* As asprintf makes it; free it. NULL: no memory. */
+char *tool_string(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 /* Each of these writes into `text` and returns it. */
 char *tool_format_bytes(uint64_t bytes, char text[static 32]); /* "512 B", "9.5 KiB", "91 MiB" */
 char *tool_format_count(uint64_t n, const char *one, const char *many, char text[static 64]); /* "2 pieces" */

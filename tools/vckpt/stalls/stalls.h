@@ -20,7 +20,6 @@ enum stalls_bytes {
 	STALLS_HELD, STALLS_COPIED, STALLS_UNCHANGED, STALLS_DEDUPLICATED, STALLS_AGAIN, STALLS_NO_BASE, STALLS_ENCODED,
 	STALLS_WRITTEN, STALLS_BYTES
 };
-extern const char *const stalls_milestone_names[STALLS_MILESTONES];
 extern const char *const stalls_bytes_names[STALLS_BYTES];
 
 /* Times of day are of the rank's clock, in ns; 0: not recorded. */
@@ -48,9 +47,10 @@ struct stalls_sum { uint32_t n, slowest; uint64_t median, max, min; }; /* slowes
 struct stalls_value { uint64_t ns; uint32_t rank; };    /* rank: number in ranks */
 /* Milestones are since submitted. false: not recorded, or the clock was set back meanwhile. */
 bool stalls_since(const struct stalls_rank *rank, enum stalls_milestone m, uint64_t *ret_ns);
+/* What is summed over the ranks: the milestones, then the phases. */
+const char *stalls_row_name(const struct stalls *st, unsigned row);
 /* n 0: no rank has it. -ENOMEM. */
-int stalls_sum_milestone(const struct stalls *st, enum stalls_milestone m, struct stalls_sum *ret_s);
-int stalls_sum_phase(const struct stalls *st, unsigned phase, struct stalls_sum *ret_s);
+int stalls_sum(const struct stalls *st, unsigned row, struct stalls_sum *ret_s);
 /* The last ones to reach a milestone, slowest first. Returns how many, or -ENOMEM. */
 int stalls_slowest(const struct stalls *st, enum stalls_milestone m, struct stalls_value top[static STALLS_SLOWEST]);
 /* The phase that took most of the time to a milestone; NULL: no phase is known. */

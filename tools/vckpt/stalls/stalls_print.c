@@ -8,14 +8,16 @@
 
 /* ---- tables ---- */
 
-static void print_sum(const struct stalls *st, const char *name, const struct stalls_sum *s)
+static int print_sum(const struct stalls *st, unsigned row)
 {
-	const struct stalls_rank *rank = &st->ranks[s->slowest];
+	struct stalls_sum s;
+	int r = stalls_sum(st, row, &s);
 
-	if (s->n)
-		tool_print(stdout, "  %-12s %10s  %10s  %10s  %6" PRIu32 "  %6" PRIu32 "  %s\n", name,
-			TOOL_DURATION(s->median), TOOL_DURATION(s->max), TOOL_DURATION(s->max - s->min), s->n,
-			rank->rank, rank->host);
+	if (r == 0 && s.n)
+		tool_print(stdout, "  %-12s %10s  %10s  %10s  %6" PRIu32 "  %6" PRIu32 "  %s\n",
+			stalls_row_name(st, row), TOOL_DURATION(s.median), TOOL_DURATION(s.max),
+			TOOL_DURATION(s.max - s.min), s.n, st->ranks[s.slowest].rank, st->ranks[s.slowest].host);
+	return r;
 }
 
 /* One process read it from files: only that has a phase "read". */
@@ -31,19 +33,15 @@ static bool imported(const struct stalls *st)
 
 static int print_sums(const struct stalls *st)
 {
-	struct stalls_sum s;
 	int r = 0;
 
 	printf("\n  %-12s %10s  %10s  %10s  %6s  %6s  %s\n", imported(st) ? "busy in" : "since submit", "median",
 		"longest", "spread", "ranks", "rank", "on host");
-	for (unsigned i = 0; r == 0 && i < STALLS_MILESTONES; i++)
-		if ((r = stalls_sum_milestone(st, (enum stalls_milestone)i, &s)) == 0)
-			print_sum(st, stalls_milestone_names[i], &s);
-	if (!imported(st))
-		puts("\n  busy in");
-	for (unsigned i = 0; r == 0 && i < st->nphases; i++)
-		if ((r = stalls_sum_phase(st, i, &s)) == 0)
-			print_sum(st, st->phases[i], &s);
+	for (unsigned i = 0; r == 0 && i < STALLS_MILESTONES + st->nphases; i++) {
+		if (i == STALLS_MILESTONES && !imported(st))
+			puts("\n  busy in");
+		r = print_sum(st, i);
+	}
 	return r;
 }
 
@@ -170,34 +168,19 @@ static json_t *text(const char *t)
 	return tool_json_text(t, strlen(t));
 }
 
-static json_t *sum_json(const struct stalls *st, const char *name, const struct stalls_sum *s)
-{
-	const struct stalls_rank *rank = &st->ranks[s->slowest];
-
-	return json_pack("{s:o, s:I, s:o, s:o, s:o, s:I, s:o}", "name", text(name), "ranks", (json_int_t)s->n,
-		"median_ns", number(s->median), "max_ns", number(s->max), "min_ns", number(s->min), "rank",
-		(json_int_t)rank->rank, "host", text(rank->host));
-}
-
-static json_t *milestones_json(const struct stalls *st)
+static json_t *sums_json(const struct stalls *st, unsigned from, unsigned to)
 {
 	json_t *all = json_array();
 	struct stalls_sum s;
 
-	for (unsigned i = 0; i < STALLS_MILESTONES; i++)
-		if (stalls_sum_milestone(st, (enum stalls_milestone)i, &s) == 0 && s.n)
-			json_array_append_new(all, sum_json(st, stalls_milestone_names[i], &s));
-	return all;
-}
-
-static json_t *phases_json(const struct stalls *st)
-{
-	json_t *all = json_array();
-	struct stalls_sum s;
-
-	for (unsigned i = 0; i < st->nphases; i++)
-		if (stalls_sum_phase(st, i, &s) == 0 && s.n)
-			json_array_append_new(all, sum_json(st, st->phases[i], &s));
+	for (unsigned i = from; i < to; i++) {
+		if (stalls_sum(st, i, &s) < 0 || !s.n)
+			continue;
+		json_array_append_new(all, json_pack("{s:o, s:I, s:o, s:o, s:o, s:I, s:o}", "name",
+			text(stalls_row_name(st, i)), "ranks", (json_int_t)s.n, "median_ns", number(s.median),
+			"max_ns", number(s.max), "min_ns", number(s.min), "rank",
+			(json_int_t)st->ranks[s.slowest].rank, "host", text(st->ranks[s.slowest].host)));
+	}
 	return all;
 }
 
@@ -274,7 +257,7 @@ static json_t *rank_json(const struct stalls *st, const struct stalls_rank *rank
 	for (unsigned i = 0; i < STALLS_MILESTONES; i++) {
 		char key[32];
 
-		snprintf(key, sizeof key, "%s_ns", stalls_milestone_names[i]);
+		snprintf(key, sizeof key, "%s_ns", stalls_row_name(st, i));
 		json_object_set_new(o, key, number_or_null(rank->at_ns[i], rank->at_ns[i]));
 	}
 	json_object_set_new(o, "phases", times_json(st, rank));
@@ -298,13 +281,14 @@ json_t *stalls_json(const struct stalls *st)
 	json_t *ranks = json_array(), *slowest = json_object();
 
 	for (unsigned m = STALLS_STAGED; m <= STALLS_ANNOUNCED; m++)
-		json_object_set_new(slowest, stalls_milestone_names[m], slowest_json(st, (enum stalls_milestone)m));
+		json_object_set_new(slowest, stalls_row_name(st, m), slowest_json(st, (enum stalls_milestone)m));
 	for (uint32_t i = 0; i < st->nranks; i++)
 		json_array_append_new(ranks, rank_json(st, &st->ranks[i]));
 	return json_pack("{s:s, s:I, s:I, s:s, s:I, s:o, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "run", st->run,
 		"step", (json_int_t)st->step, "entry", (json_int_t)st->entry, "attempt", st->attempt, "world",
 		(json_int_t)st->nranks, "missing", ranks_of_json(st, STALLS_NONE), "partial",
-		ranks_of_json(st, STALLS_PART), "damaged", (json_int_t)st->damaged, "milestones", milestones_json(st),
-		"phases", phases_json(st), "slowest", slowest, "bytes", bytes_json(st, false), "bytes_per_s",
-		bytes_json(st, true), "ranks", ranks);
+		ranks_of_json(st, STALLS_PART), "damaged", (json_int_t)st->damaged, "milestones",
+		sums_json(st, 0, STALLS_MILESTONES), "phases",
+		sums_json(st, STALLS_MILESTONES, STALLS_MILESTONES + st->nphases), "slowest", slowest, "bytes",
+		bytes_json(st, false), "bytes_per_s", bytes_json(st, true), "ranks", ranks);
 }

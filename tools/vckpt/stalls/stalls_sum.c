@@ -6,9 +6,15 @@
 
 #include "tools/vckpt/stalls/stalls.h"
 
-const char *const stalls_milestone_names[STALLS_MILESTONES] = {"staged", "announced", "committed"};
 const char *const stalls_bytes_names[STALLS_BYTES] = {
 	"held", "staged", "unchanged", "deduplicated", "again", "no_base", "encoded", "written"};
+
+const char *stalls_row_name(const struct stalls *st, unsigned row)
+{
+	static const char *const milestones[STALLS_MILESTONES] = {"staged", "announced", "committed"};
+
+	return row < STALLS_MILESTONES ? milestones[row] : st->phases[row - STALLS_MILESTONES];
+}
 
 bool stalls_since(const struct stalls_rank *rank, enum stalls_milestone m, uint64_t *ret_ns)
 {
@@ -28,72 +34,50 @@ static int value_order(const void *a, const void *b)
 	return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-static void sum_values(struct stalls_value *v, uint32_t n, struct stalls_sum *ret_s)
+/* The values of a row, slowest first. NULL: no memory. */
+static struct stalls_value *row_values(const struct stalls *st, unsigned row, uint32_t *ret_n)
 {
-	*ret_s = (struct stalls_sum){.n = n};
-	if (n == 0)
-		return;
-	qsort(v, n, sizeof *v, value_order);
-	ret_s->max = v[0].ns;
-	ret_s->slowest = v[0].rank;
-	ret_s->min = v[n - 1].ns;
-	ret_s->median = v[n / 2].ns + (v[(n - 1) / 2].ns - v[n / 2].ns) / 2;
-}
-
-static struct stalls_value *values_new(const struct stalls *st)
-{
-	return calloc(st->nranks ? st->nranks : 1, sizeof(struct stalls_value));
-}
-
-static uint32_t milestone_values(const struct stalls *st, enum stalls_milestone m, struct stalls_value *v)
-{
+	struct stalls_value *v = calloc(st->nranks ? st->nranks : 1, sizeof *v);
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < st->nranks; i++)
-		if (stalls_since(&st->ranks[i], m, &v[n].ns))
+	for (uint32_t i = 0; v && i < st->nranks; i++) {
+		const struct stalls_rank *rank = &st->ranks[i];
+
+		if (row < STALLS_MILESTONES && stalls_since(rank, (enum stalls_milestone)row, &v[n].ns))
 			v[n++].rank = i;
-	return n;
+		for (unsigned k = 0; k < rank->ntimes; k++)
+			if (rank->times[k].phase + STALLS_MILESTONES == row)
+				v[n++] = (struct stalls_value){rank->times[k].busy_ns, i};
+	}
+	if (n)
+		qsort(v, n, sizeof *v, value_order);
+	*ret_n = n;
+	return v;
 }
 
-int stalls_sum_milestone(const struct stalls *st, enum stalls_milestone m, struct stalls_sum *ret_s)
+int stalls_sum(const struct stalls *st, unsigned row, struct stalls_sum *ret_s)
 {
-	struct stalls_value *v = values_new(st);
+	uint32_t n;
+	base_cleanup_free struct stalls_value *v = row_values(st, row, &n);
 
 	if (!v)
 		return -ENOMEM;
-	sum_values(v, milestone_values(st, m, v), ret_s);
-	free(v);
-	return 0;
-}
-
-int stalls_sum_phase(const struct stalls *st, unsigned phase, struct stalls_sum *ret_s)
-{
-	struct stalls_value *v = values_new(st);
-	uint32_t n = 0;
-
-	if (!v)
-		return -ENOMEM;
-	for (uint32_t i = 0; i < st->nranks; i++)
-		for (unsigned k = 0; k < st->ranks[i].ntimes; k++)
-			if (st->ranks[i].times[k].phase == phase)
-				v[n++] = (struct stalls_value){st->ranks[i].times[k].busy_ns, i};
-	sum_values(v, n, ret_s);
-	free(v);
+	*ret_s = (struct stalls_sum){.n = n};
+	if (n)
+		*ret_s = (struct stalls_sum){.n = n, .max = v[0].ns, .slowest = v[0].rank, .min = v[n - 1].ns,
+			.median = v[n / 2].ns + (v[(n - 1) / 2].ns - v[n / 2].ns) / 2};
 	return 0;
 }
 
 int stalls_slowest(const struct stalls *st, enum stalls_milestone m, struct stalls_value top[static STALLS_SLOWEST])
 {
-	struct stalls_value *v = values_new(st);
 	uint32_t n;
+	base_cleanup_free struct stalls_value *v = row_values(st, m, &n);
 
 	if (!v)
 		return -ENOMEM;
-	n = milestone_values(st, m, v);
-	qsort(v, n, sizeof *v, value_order);
 	n = n < STALLS_SLOWEST ? n : STALLS_SLOWEST;
 	memcpy(top, v, n * sizeof *v);
-	free(v);
 	return (int)n;
 }
 

@@ -69,11 +69,12 @@ static int parse_end(const struct tool *t, const char *run_step, const char *who
 /* RUN/FIRST..LAST; one of both may be left out. */
 static int parse_range(const struct tool *t, const char *text, size_t run_len, const char *dots, struct wanted *w)
 {
-	base_cleanup_free char *first = strndup(text, (size_t)(dots - text)), *last = NULL;
+	base_cleanup_free char *first = strndup(text, (size_t)(dots - text));
+	base_cleanup_free char *last = tool_string("%.*s/%s", (int)run_len, text, dots + 2);
 	struct tool_target end;
 	int code = 0;
 
-	if (!first || asprintf(&last, "%.*s/%s", (int)run_len, text, dots + 2) < 0)
+	if (!first || !last)
 		return TOOL_FAILED;
 	w->kind = WANTED_RANGE;
 	if ((code = parse_end(t, first, text, &w->target)) || (code = parse_end(t, last, text, &end)))
