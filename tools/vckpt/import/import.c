@@ -40,6 +40,14 @@ struct import {
 	struct base_error err;
 };
 
+static bool is_set(const struct import *in, const char *key)
+{
+	for (size_t i = 0; i < in->nattributes; i++)
+		if (!strcmp(in->attributes[i].key, key))
+			return true;
+	return false;
+}
+
 static int set_attribute(struct tool *t, void *arg, const char *value)
 {
 	struct import *in = arg;
@@ -49,10 +57,8 @@ static int set_attribute(struct tool *t, void *arg, const char *value)
 		return tool_usage(t, "--set takes KEY=VALUE");
 	char *key = strndup(value, (size_t)(equals - value)), *text = strdup(equals + 1);
 	bool room = base_array_more(in->attributes, in->nattributes) == 0;
-	bool good = key && text && room && proto_attribute_key_valid(key) && proto_utf8_valid(text, strlen(text));
-	for (size_t i = 0; good && i < in->nattributes; i++)
-		if (!strcmp(in->attributes[i].key, key))
-			good = false;
+	bool good = key && text && room && proto_attribute_key_valid(key) && proto_utf8_valid(text, strlen(text)) &&
+		!is_set(in, key);
 	if (!good) {
 		int code = tool_usage(t,
 			"--set %s: a key is [A-Za-z_][A-Za-z0-9_.-]{0,63}, given once; a value is UTF-8", value);
@@ -144,14 +150,6 @@ static int argument(struct tool *t, void *arg, const char *value)
 	if (code == 0 && (in->target.rest || in->target.latest))
 		return tool_usage(t, "%s is not RUN or RUN/STEP, where STEP is a number", value);
 	return code;
-}
-
-static bool is_set(const struct import *in, const char *key)
-{
-	for (size_t i = 0; i < in->nattributes; i++)
-		if (!strcmp(in->attributes[i].key, key))
-			return true;
-	return false;
 }
 
 /* Attributes of exported steps, but those that --set sets. */
@@ -507,11 +505,7 @@ static int import_run(struct tool *t, int argc, char **argv)
 			fputs("vckpt import: interrupted when the step was already imported\n", stderr);
 	}
 	import_plan_release(&in.plan);
-	for (size_t i = 0; i < in.nattributes; i++) {
-		free((char *)in.attributes[i].key);
-		free((char *)in.attributes[i].value);
-	}
-	free(in.attributes);
+	import_attributes_free(in.attributes, in.nattributes);
 	free(in.sources);
 	free(in.dtypes);
 	return code;

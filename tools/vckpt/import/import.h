@@ -161,6 +161,7 @@ int import_add_blob(struct import_plan *p, const char *path, const char *name, b
 /* name NULL: the file's; dtype as in import_add_source */
 int import_add_npy(struct import_plan *p, const char *path, const char *component, const char *name,
 	enum tensor_dtype dtype, struct base_error *err);
+void import_attributes_free(struct proto_attribute *attributes, size_t n);
 /* -ENOMEM; a key that is there already is not added again */
 int import_add_attribute(struct import_plan *p, const struct proto_attribute *a);
 #define IMPORT_JSON_MAX_BYTES (200u << 20)

@@ -47,7 +47,7 @@ static void put_plain(struct base_buf *b, const json_t *v)
 		base_buf_append_text(b, json_is_null(v) ? "null" : json_is_true(v) ? "true" : "false");
 }
 
-static void put(struct base_buf *b, const json_t *v, unsigned indent, size_t most);
+static void put(struct base_buf *b, const json_t *v, int indent, size_t most);
 
 static void put_key(struct base_buf *b, const char *key)
 {
@@ -58,80 +58,56 @@ static void put_key(struct base_buf *b, const char *key)
 	json_decref(text);
 }
 
-/* On one line; stops when that is longer than `end`, which the caller sees. */
-static void put_line(struct base_buf *b, const json_t *v, size_t end)
+/* One part of a container: on the line, or with `indent` on one of its own. false: it is too long by now. */
+static bool put_part(struct base_buf *b, const char *key, const json_t *item, bool first, int indent, size_t most)
 {
-	bool array = json_is_array(v);
+	if (b->len > most || b->error)
+		return false;
+	if (indent < 0)
+		base_buf_append_text(b, first ? "" : ", ");
+	else
+		base_buf_printf(b, "%s\n%*s", first ? "" : ",", indent + 2, "");
+	if (key)
+		put_key(b, key);
+	put(b, item, indent < 0 ? indent : indent + 2, most);
+	return true;
+}
+
+/* On one line where `indent` is negative; stops when that is longer than `most`, which the caller sees. */
+static void put_parts(struct base_buf *b, const json_t *v, int indent, size_t most)
+{
+	bool array = json_is_array(v), go_on = true;
 	size_t i, n = 0;
 	const char *key;
 	json_t *item;
 
-	if (!array && !json_is_object(v)) {
-		put_plain(b, v);
-		return;
-	}
 	base_buf_append_text(b, array ? "[" : "{");
-	if (array) {
-		json_array_foreach(v, i, item) {
-			base_buf_append_text(b, i ? ", " : "");
-			put_line(b, item, end);
-			if (b->len > end)
-				return;
-		}
-	} else {
-		json_object_foreach((json_t *)v, key, item) {
-			base_buf_append_text(b, n++ ? ", " : "");
-			put_key(b, key);
-			put_line(b, item, end);
-			if (b->len > end)
-				return;
-		}
-	}
+	json_array_foreach(v, i, item)
+		if (go_on)
+			go_on = put_part(b, NULL, item, i == 0, indent, most);
+	json_object_foreach((json_t *)v, key, item)
+		if (go_on)
+			go_on = put_part(b, key, item, n++ == 0, indent, most);
+	if (indent >= 0)
+		base_buf_printf(b, "\n%*s", indent, "");
 	base_buf_append_text(b, array ? "]" : "}");
 }
 
-static void put_broken(struct base_buf *b, const json_t *v, unsigned indent, size_t most)
+static void put(struct base_buf *b, const json_t *v, int indent, size_t most)
 {
-	bool array = json_is_array(v);
-	size_t i, n = 0;
-	const char *key;
-	json_t *item;
+	size_t before = b->len, end = before + COLUMNS - base_min((uint64_t)indent, COLUMNS - 20);
 
-	base_buf_append_text(b, array ? "[" : "{");
-	if (array) {
-		json_array_foreach(v, i, item) {
-			if (b->len > most || b->error)
-				break;
-			base_buf_printf(b, "%s\n%*s", i ? "," : "", (int)indent + 2, "");
-			put(b, item, indent + 2, most);
-		}
-	} else {
-		json_object_foreach((json_t *)v, key, item) {
-			if (b->len > most || b->error)
-				break;
-			base_buf_printf(b, "%s\n%*s", n++ ? "," : "", (int)indent + 2, "");
-			put_key(b, key);
-			put(b, item, indent + 2, most);
-		}
-	}
-	base_buf_printf(b, "\n%*s%s", (int)indent, "", array ? "]" : "}");
-}
-
-static void put(struct base_buf *b, const json_t *v, unsigned indent, size_t most)
-{
-	size_t before = b->len, end = before + COLUMNS - base_min(indent, COLUMNS - 20);
-
-	if (!json_is_array(v) && !json_is_object(v)) {
-		put_plain(b, v);
-		return;
-	}
+	if (!json_is_array(v) && !json_is_object(v))
+		return put_plain(b, v);
+	if (indent < 0)
+		return put_parts(b, v, indent, most);
 	if (b->len > most || b->error)
 		return;
-	put_line(b, v, end);
+	put_parts(b, v, -1, end);
 	if (b->len <= end || b->error)
 		return;
 	b->len = before;
-	put_broken(b, v, indent, most);
+	put_parts(b, v, indent, most);
 }
 
 int import_dcp_write(const json_t *value, size_t most, struct base_buf *b)

@@ -129,11 +129,11 @@ static int take_component(struct import_manifest *m, const struct item *at)
 
 /* ---- tensors ---- */
 
-static char *key_of(const char *component, const char *name)
+static char *key_of(const char *component, const char *name, size_t name_len)
 {
 	char *key;
 
-	return asprintf(&key, "%s/%s", component, name) < 0 ? NULL : key;
+	return asprintf(&key, "%s/%.*s", component, (int)name_len, name) < 0 ? NULL : key;
 }
 
 static int take_shape(const struct item *at, struct import_manifest_tensor *t)
@@ -150,9 +150,9 @@ static int take_shape(const struct item *at, struct import_manifest_tensor *t)
 		if (r < 0)
 			return r;
 	}
-	return tensor_shape_items(&t->shape, tensor_dtype_bytes(t->dtype), &items) < 0
-		? bad(at, "shape", "overflows")
-		: 0;
+	if (tensor_shape_items(&t->shape, tensor_dtype_bytes(t->dtype), &items) < 0)
+		return bad(at, "shape", "overflows");
+	return 0;
 }
 
 /* The file that it names must be its .npy, or a .safetensors of its component. */
@@ -166,7 +166,7 @@ static int take_file(struct import_manifest *m, const struct item *at, const str
 	if (r < 0)
 		return r;
 	view_name_escape(t->name, t->name_len, ".npy", name);
-	npy = key_of(t->component, name);
+	npy = key_of(t->component, name, strlen(name));
 	if (!npy)
 		return no_memory(at);
 	component = import_manifest_weights_file(m, file);
@@ -191,7 +191,7 @@ static int take_tensor(struct import_manifest *m, const struct item *at)
 		return bad_value(at, "dtype", "is not a dtype", dtype);
 	if ((r = take_shape(at, t)) < 0 || (r = take_file(m, at, t)) < 0)
 		return r;
-	base_cleanup_free char *key = key_of(t->component, t->name);
+	base_cleanup_free char *key = key_of(t->component, t->name, t->name_len);
 	return key ? put(at, m->by_name, key, (json_int_t)at->number, "name") : no_memory(at);
 }
 
@@ -315,14 +315,13 @@ int import_manifest_parse(const char *path, const char *text, size_t len, struct
 		return 1;
 	}
 	struct import_manifest *m = calloc(1, sizeof *m);
-	if (m)
-		m->root = root;
-	else
+	if (!m) {
 		json_decref(root);
-	if (!m || !(m->path = strdup(path)))
-		r = base_no_memory_for(err, "%s", path);
-	else
-		r = take_all(m, err);
+		return base_no_memory_for(err, "%s", path);
+	}
+	m->root = root;
+	m->path = strdup(path);
+	r = m->path ? take_all(m, err) : base_no_memory_for(err, "%s", path);
 	if (r < 0)
 		import_manifest_free(m);
 	else
@@ -351,13 +350,9 @@ void import_manifest_free(struct import_manifest *m)
 struct import_manifest_tensor *import_manifest_tensor(const struct import_manifest *m, const char *component,
 	const char *name, size_t name_len)
 {
-	base_cleanup_free char *key = NULL;
+	base_cleanup_free char *key = key_of(component, name, name_len);
+	const json_t *number = key ? json_object_get(m->by_name, key) : NULL;
 
-	if (asprintf(&key, "%s/%.*s", component, (int)name_len, name) < 0) {
-		key = NULL;
-		return NULL;
-	}
-	const json_t *number = json_object_get(m->by_name, key);
 	return number ? &m->tensors[json_integer_value(number)] : NULL;
 }
 

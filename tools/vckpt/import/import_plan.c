@@ -178,13 +178,8 @@ static int add_tensor(struct import_plan *p, const char *component, const char *
 	memcpy(copy, name, name_len);
 	copy[name_len] = 0;
 	struct import_tensor *t = &p->tensors[p->ntensors++];
-	*t = (struct import_tensor){.name = copy,
-		.name_len = name_len,
-		.dtype = dtype,
-		.shape = *shape,
-		.offset = offset,
-		.bytes = bytes,
-		.file = file};
+	*t = (struct import_tensor){.name = copy, .name_len = name_len, .dtype = dtype, .shape = *shape,
+		.offset = offset, .bytes = bytes, .file = file};
 	snprintf(t->component, sizeof t->component, "%s", component);
 	return 0;
 }
@@ -301,7 +296,7 @@ int import_add_safetensors(struct import_plan *p, const char *path, const char *
 /* The name of a tensor from that of its .npy. */
 static int npy_name(const char *path, char **ret_name, struct base_error *err)
 {
-	const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+	const char *base = import_base_of(path);
 	size_t base_len = strlen(base) - strlen(".npy"), len;
 	base_cleanup_free char *name = NULL;
 
@@ -426,7 +421,7 @@ static int refuse_store(const char *path, struct base_error *err)
  * tensors is a file like any other. */
 static int add_safetensors(struct import_plan *p, const char *path, const char *asked, struct base_error *err)
 {
-	const char *rel = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+	const char *rel = import_base_of(path);
 	int r = import_add_safetensors(p, path, asked ? NULL : rel, asked ? asked : IMPORT_COMPONENT, err);
 
 	if (r <= 0)
@@ -474,12 +469,9 @@ static int compare_tensors(const void *a, const void *b)
 	const struct import_tensor *x = a, *y = b;
 	int order = strcmp(x->component, y->component);
 
-	if (order)
-		return order;
-	order = memcmp(x->name, y->name, base_min(x->name_len, y->name_len));
-	if (order)
-		return order;
-	return x->name_len != y->name_len ? (x->name_len < y->name_len ? -1 : 1) : 0;
+	if (order == 0)
+		order = memcmp(x->name, y->name, base_min(x->name_len, y->name_len));
+	return order ? order : (x->name_len > y->name_len) - (x->name_len < y->name_len);
 }
 
 static int same_bytes(const struct import_tensor *a, const struct import_tensor *b, struct base_error *err)
@@ -506,29 +498,23 @@ static int same_bytes(const struct import_tensor *a, const struct import_tensor 
 /* Sorts the tensors and keeps each once. */
 static int settle_duplicates(struct import_plan *p, struct base_error *err)
 {
+	int r = 0;
 	size_t kept = 0;
 
 	if (p->ntensors)
 		qsort(p->tensors, p->ntensors, sizeof *p->tensors, compare_tensors);
 	for (size_t i = 0; i < p->ntensors; i++) {
-		if (kept && compare_tensors(&p->tensors[kept - 1], &p->tensors[i]) == 0) {
-			int r = same_bytes(&p->tensors[kept - 1], &p->tensors[i], err);
-
-			p->tensors[kept - 1].in_header |= p->tensors[i].in_header;
-			free(p->tensors[i].name);
-			import_chunks_free(p->tensors[i].chunks);
-			if (r < 0) {
-				memmove(&p->tensors[kept], &p->tensors[i + 1],
-					(p->ntensors - i - 1) * sizeof *p->tensors);
-				p->ntensors = kept + p->ntensors - i - 1;
-				return r;
-			}
+		if (r < 0 || !kept || compare_tensors(&p->tensors[kept - 1], &p->tensors[i]) != 0) {
+			p->tensors[kept++] = p->tensors[i];
 			continue;
 		}
-		p->tensors[kept++] = p->tensors[i];
+		r = same_bytes(&p->tensors[kept - 1], &p->tensors[i], err);
+		p->tensors[kept - 1].in_header |= p->tensors[i].in_header;
+		free(p->tensors[i].name);
+		import_chunks_free(p->tensors[i].chunks);
 	}
 	p->ntensors = kept;
-	return 0;
+	return r;
 }
 
 /* Parts of weights, whatever they are taken for; those that are left out do not count. */
@@ -618,6 +604,15 @@ void import_add_number(struct import_plan *p, uint64_t number)
 {
 	p->number = p->nnumbers++ == 0 || p->number == number ? number : PROTO_NONE;
 }
+void import_attributes_free(struct proto_attribute *attributes, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		free((char *)attributes[i].key);
+		free((char *)attributes[i].value);
+	}
+	free(attributes);
+}
+
 
 void import_plan_release(struct import_plan *p)
 {
@@ -645,21 +640,13 @@ void import_plan_release(struct import_plan *p)
 	for (size_t i = 0; i < p->npickles; i++)
 		free(p->pickles[i]);
 	for (size_t i = 0; i < p->ncomponents; i++) {
-		for (uint32_t k = 0; k < p->components[i].nmetadata; k++) {
-			free((char *)p->components[i].metadata[k].key);
-			free((char *)p->components[i].metadata[k].value);
-		}
-		free(p->components[i].metadata);
+		import_attributes_free(p->components[i].metadata, p->components[i].nmetadata);
 		base_table_release(&p->components[i].by_key);
 		for (uint32_t k = 0; k < p->components[i].nheaders; k++)
 			free(p->components[i].headers[k].bytes);
 		free(p->components[i].headers);
 	}
-	for (size_t i = 0; i < p->nattributes; i++) {
-		free((char *)p->attributes[i].key);
-		free((char *)p->attributes[i].value);
-	}
-	free(p->attributes);
+	import_attributes_free(p->attributes, p->nattributes);
 	free(p->files);
 	free(p->tensors);
 	free(p->blobs);

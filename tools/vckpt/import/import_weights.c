@@ -39,10 +39,9 @@ static char *index_stem(const char *rel)
 	const char *base = import_base_of(rel), *end = strstr(base, SUFFIX "."), *index = strstr(end, ".index.");
 	int before = (int)(index - end - (ptrdiff_t)strlen(SUFFIX));
 	int behind = (int)(strlen(index) - strlen(".index") - strlen(".json"));
-	char *stem;
 
-	return asprintf(&stem, "%.*s%.*s%.*s", (int)(end - base), base, before, end + strlen(SUFFIX),
-		behind > 0 ? behind : 0, index + strlen(".index")) < 0 ? NULL : stem;
+	return tool_string("%.*s%.*s%.*s", (int)(end - base), base, before, end + strlen(SUFFIX),
+		behind > 0 ? behind : 0, index + strlen(".index"));
 }
 
 static char *folder_of(const char *rel)
@@ -52,9 +51,7 @@ static char *folder_of(const char *rel)
 
 static char *within(const char *folder, const char *name)
 {
-	char *path;
-
-	return asprintf(&path, "%s%s%s", folder, *folder ? "/" : "", name) < 0 ? NULL : path;
+	return tool_string("%s%s%s", folder, *folder ? "/" : "", name);
 }
 
 /* ---- sets ---- */
@@ -82,12 +79,8 @@ static int parts_key(const char *rel, char **ret_key, struct import_numbered *re
 	*ret_key = NULL;
 	if (!import_numbered_parse(base, ret))
 		return 0;
-	if (asprintf(ret_key, "%.*s-of-%" PRIu32 "%s", (int)(base - rel) + ret->name_len, rel, ret->total,
-			ret->tail) < 0) {
-		*ret_key = NULL;
-		return -ENOMEM;
-	}
-	return 0;
+	*ret_key = tool_string("%.*s-of-%" PRIu32 "%s", (int)(base - rel) + ret->name_len, rel, ret->total, ret->tail);
+	return *ret_key ? 0 : -ENOMEM;
 }
 
 struct import_found *import_weights_find(const struct import_weights *w, const char *rel)
@@ -156,12 +149,9 @@ static int named_file(const struct import_weights *w, const struct index *x, con
 /* Readers that find the whole file do not look at the index. */
 static bool is_left_over(const struct import_weights *w, const struct index *x, size_t there)
 {
-	char *name;
+	base_cleanup_free char *rel = tool_string("%s%s%s" SUFFIX, x->dir, *x->dir ? "/" : "", x->stem);
 
-	if (there || asprintf(&name, "%s" SUFFIX, x->stem) < 0)
-		return false;
-	base_cleanup_free char *file = name, *rel = within(x->dir, file);
-	return rel && import_weights_find(w, rel);
+	return !there && rel && import_weights_find(w, rel);
 }
 
 /* Is all that it names there? */
@@ -246,7 +236,6 @@ static int add_part(struct import_weights *w, struct import_found *f, const char
 	const struct import_numbered *number, struct base_error *err)
 {
 	json_t *known = json_object_get(w->by_key, key);
-	char *stem;
 
 	f->set = known ? (uint32_t)json_integer_value(known) : w->nsets + 1;
 	if (known && w->sets[f->set - 1].kind == SET_INDEX)
@@ -255,11 +244,10 @@ static int add_part(struct import_weights *w, struct import_found *f, const char
 			"belongs to the files, or remove it", w->sets[f->set - 1].index->path, import_base_of(f->rel));
 	if (known)
 		return 0;
-	if (asprintf(&stem, "%.*s%.*s", number->name_len, import_base_of(f->rel),
-			(int)(strlen(number->tail) - strlen(SUFFIX)), number->tail) < 0 ||
-		json_object_set_new(w->by_key, key, json_integer(f->set)) < 0)
+	if (json_object_set_new(w->by_key, key, json_integer(f->set)) < 0)
 		return base_no_memory_for(err, "%s", f->path);
-	return add_set(w, SET_PARTS, f, folder_of(f->rel), stem, err);
+	return add_set(w, SET_PARTS, f, folder_of(f->rel), tool_string("%.*s%.*s", number->name_len,
+		import_base_of(f->rel), (int)(strlen(number->tail) - strlen(SUFFIX)), number->tail), err);
 }
 
 static int add_file(struct import_weights *w, struct import_found *f, struct base_error *err)

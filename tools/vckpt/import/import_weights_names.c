@@ -14,12 +14,7 @@
 struct folder { uint32_t nsets, nplain; bool has_main; }; /* plain: no variant, no parts beside a whole */
 
 /* NULL: no memory */
-static char *stem_key(const struct set *s, size_t len)
-{
-	char *key;
-
-	return asprintf(&key, "%s/%.*s", s->dir, (int)len, s->stem) < 0 ? NULL : key;
-}
+static char *stem_key(const struct set *s, size_t len) { return tool_string("%s/%.*s", s->dir, (int)len, s->stem); }
 
 static struct set *set_of_stem(const struct import_weights *w, const struct set *s, size_t len)
 {
@@ -141,15 +136,14 @@ static char *wanted_name(const struct import_weights *w, const struct set *s)
 	const struct set *better = preferred(w, s);
 	const char *variant = "-parts", *asked = strcmp(w->component, IMPORT_COMPONENT) ? w->component : "";
 	bool main = is_main(w, s);
-	char *name;
 
 	better = better ? better : variant_of(w, s, &variant);
-	int n = better ? asprintf(&name, "%s%s", better->component, variant)
-		: asprintf(&name, "%s%s%s%s%s", asked, *asked ? "." : "", s->dir, *s->dir && !main ? "." : "",
+	char *name = better ? tool_string("%s%s", better->component, variant)
+		: tool_string("%s%s%s%s%s", asked, *asked ? "." : "", s->dir, *s->dir && !main ? "." : "",
 			main ? "" : s->stem);
-	for (char *c = n < 0 ? NULL : name; c && *c; c++)
+	for (char *c = name; c && *c; c++)
 		*c = *c == '/' ? '.' : *c;
-	return n < 0 ? NULL : name;
+	return name;
 }
 
 static int name_set(struct import_weights *w, struct set *s, struct base_error *err)
