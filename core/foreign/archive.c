@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A zip archive is read from its end: the end record says where the list of members is (with larger numbers in a zip64
- * end record before it), the list where each member begins. torch's members are small but for the data, so the first
- * and the last bytes of the range are read once and kept. */
+ * end record before it), the list where each member begins. torch's members are small apart from the data, so the
+ * first and the last bytes of the range are read once and kept. */
 #include "core/foreign/archive.h"
 
 #include <stdlib.h>
@@ -42,7 +42,7 @@ static int wrong(struct base_error *err, const char *what)
 static int read_at(const struct foreign_archive *a, uint64_t offset, void *bytes, size_t len, struct base_error *err)
 {
 	if (len > a->range.bytes || offset > a->range.bytes - len)
-		return wrong(err, "something lies behind its end");
+		return wrong(err, "something is past its end");
 	if (!len)
 		return 0;
 	if (offset + len <= a->kept) {
@@ -56,7 +56,7 @@ static int read_at(const struct foreign_archive *a, uint64_t offset, void *bytes
 	return a->range.read(a->range.arg, a->range.begin + offset, bytes, len, err);
 }
 
-/* Numbers of the end record that do not fit there are in another one. */
+/* Numbers too large for the end record are in another one. */
 static int read_end64(const struct foreign_archive *a, uint64_t *ret_offset, uint64_t *ret_bytes,
 	struct base_error *err)
 {
@@ -93,7 +93,7 @@ static int read_end(const struct foreign_archive *a, uint64_t *ret_offset, uint6
 	return read_end64(a, ret_offset, ret_bytes, err);
 }
 
-/* Large numbers of a member: each that is saturated in its entry stands in the extra field 1, in this order. */
+/* Large numbers of a member: each that is saturated in its entry is in the extra field 1, in this order. */
 static int read_extra(const uint8_t *extra, size_t len, uint64_t *numbers[static 3], struct base_error *err)
 {
 	while (len >= 4) {

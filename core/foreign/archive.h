@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * archive: the zip archives that torch.save writes, which stand one after another in a .distcp file. All members are
- * stored as they are; what is compressed or encrypted is refused. Sums over members (CRC-32) are not compared: torch
- * does not either, and may be told to write none. An archive belongs to one thread. */
+ * archive: the zip archives that torch.save writes; a .distcp file has them one after another. All members are stored
+ * as they are; compressed and encrypted ones are refused. Sums over members (CRC-32) are not compared: torch does not
+ * compare them either, and has an option to write none. An archive belongs to one thread. */
 #ifndef CORE_FOREIGN_ARCHIVE_H
 #define CORE_FOREIGN_ARCHIVE_H
 
@@ -19,7 +19,7 @@ struct foreign_range {
 };
 
 struct foreign_archive;
-/* Looks for the list of members at the range's end. -BASE_EFORMAT: it is no such archive; -ENOMEM; what read says. */
+/* Looks for the list of members at the range's end. -BASE_EFORMAT: it is no such archive; -ENOMEM; read's errors. */
 int foreign_archive_open(const struct foreign_range *range, struct foreign_archive **ret_a, struct base_error *err);
 void foreign_archive_close(struct foreign_archive *a); /* NULL-safe */
 /* Where the bytes of a member are, in the file; name without the folder that all of them are in ("data.pkl"). -ENOENT:

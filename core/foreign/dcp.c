@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Out of the pickle's values, which mean nothing yet, come entries and places. The classes below are all that torch
- * puts there. Each is written as it is called (args) and the fields that it gets (state). */
+ * Makes entries and places of the pickle's values. The classes below are all that torch writes there. An object of one
+ * is written as the arguments of its call (args) and the fields that it gets (state). */
 #include "core/foreign/dcp.h"
 
 #include <stdlib.h>
@@ -46,7 +46,7 @@ static bool is_utf8(const struct foreign_value *v)
 	return v && v->kind == FOREIGN_TEXT && proto_utf8_valid(v->text.bytes, v->text.len);
 }
 
-/* An object of a class of this name, in whatever module: its fields. NULL: it is something else. */
+/* The fields of an object whose class has this name, in any module. NULL: it is something else. */
 static const struct foreign_items *fields_of(const struct foreign_value *v, const char *name)
 {
 	static const struct foreign_items none;
@@ -55,7 +55,7 @@ static const struct foreign_items *fields_of(const struct foreign_value *v, cons
 		return NULL;
 	if (!v->object->state) /* an object without fields is written without a state */
 		return &none;
-	/* A state that many objects share must not be long, as each would look through it. */
+	/* Many objects may share a state, and each searches it: so it must be short. */
 	return v->object->state->kind == FOREIGN_DICT && v->object->state->items.n <= 2 * FIELDS_MAX ?
 		&v->object->state->items : NULL;
 }
@@ -120,7 +120,7 @@ static int read_index(const struct foreign_value *v, struct place_row *ret_row, 
 	return 0;
 }
 
-/* offset NULL: of an entry that is no tensor */
+/* offset NULL: the entry is no tensor */
 static const struct foreign_place *find_place(const struct places *p, const struct foreign_text *key,
 	const uint64_t *offset, uint32_t n)
 {
@@ -154,7 +154,7 @@ static int read_places(const struct foreign_value *v, struct places *ret_p, stru
 		if (r < 0 || (r = read_place(items->at[2 * i + 1], &row->key, &row->place, err)) < 0)
 			return r;
 		if (find_place(ret_p, &row->key, row->has_offset ? row->offset : NULL, row->n))
-			return wrong_key(err, &row->key, "a place in storage_data stands there twice");
+			return wrong_key(err, &row->key, "storage_data has the same place twice");
 		base_table_add(&ret_p->table, place_hash(&row->key, row->offset, row->n), (uint32_t)ret_p->n++);
 	}
 	return 0;
@@ -231,7 +231,7 @@ static int read_chunk(const struct foreign_value *v, struct foreign_dcp_entry *e
 		return 0;
 	}
 	tensor_box_text(n, &box, text, sizeof text);
-	return base_error_set(err, -BASE_EFORMAT, "%.*s: storage_data does not say where its chunk %s lies",
+	return base_error_set(err, -BASE_EFORMAT, "%.*s: storage_data does not say where its chunk %s is",
 		(int)base_min(e->key.len, 300), e->key.bytes, text);
 }
 
@@ -252,7 +252,7 @@ static int check_cover(const struct foreign_dcp_entry *e, struct base_error *err
 	tensor_boxes_get(&e->chunks, fault.a, &a);
 	tensor_box_text(e->shape.ndim, &a, first, sizeof first);
 	if (r == -ERANGE)
-		return base_error_set(err, -BASE_EFORMAT, "%.*s: its chunk %s lies outside of it", shown, e->key.bytes,
+		return base_error_set(err, -BASE_EFORMAT, "%.*s: its chunk %s is outside of it", shown, e->key.bytes,
 			first);
 	tensor_boxes_get(&e->chunks, fault.b, &b);
 	tensor_box_text(e->shape.ndim, &b, second, sizeof second);
@@ -301,15 +301,15 @@ static int read_entry(const struct foreign_value *key, const struct foreign_valu
 		return wrong_key(err, &e->key, "it is neither a tensor nor bytes");
 	const struct foreign_place *place = find_place(places, &e->key, NULL, 0);
 	if (!place)
-		return wrong_key(err, &e->key, "storage_data does not say where it lies");
+		return wrong_key(err, &e->key, "storage_data does not say where it is");
 	e->place = *place;
 	return 0;
 }
 
 /* ---- the whole ---- */
 
-/* left: how many chunks there may be, all together. A list of chunks may stand at many tensors, so that they could
- * otherwise be far more than the file has bytes. */
+/* left: how many chunks there may be, all together. Many tensors may share a list of chunks, so that without a limit
+ * there could be far more chunks than the file has bytes. */
 static int read_entries(const struct foreign_value *v, const struct places *places, size_t left, struct foreign_dcp *d,
 	struct base_error *err)
 {
@@ -340,7 +340,7 @@ static bool is_path(const struct foreign_value *v)
 	return true;
 }
 
-/* The default planner's planner_data: {key: path}. Also sees that no key stands there twice. */
+/* The default planner's planner_data: {key: path}. Also checks that no key is in the metadata twice. */
 static int read_paths(const struct foreign_value *v, struct foreign_dcp *d, struct base_error *err)
 {
 	const struct foreign_items *items = pairs_of(v);
@@ -368,7 +368,7 @@ static int read_paths(const struct foreign_value *v, struct foreign_dcp *d, stru
 		if (key && found != BASE_TABLE_NONE)
 			d->entries[found].path = &items->at[2 * (i - d->nentries) + 1]->items;
 		else if (!key && found != BASE_TABLE_NONE)
-			r = wrong_key(err, &d->entries[i].key, "the key stands there twice");
+			r = wrong_key(err, &d->entries[i].key, "the metadata has the key twice");
 		else if (!key)
 			base_table_add(&table, hash, (uint32_t)i);
 	}

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * dcp: the file .metadata that torch's distributed checkpoint writes: a pickle, read without Python. It says which
- * tensors and other entries there are, of which boxes each tensor was saved, and where each box and each entry lies.
- * Versions of torch from 2.1 on. Nothing is read but the pickle: whether the files agree is for the caller to see; that
- * a tensor's boxes cover it exactly is seen here. */
+ * tensors and other entries there are, the boxes in which each tensor was saved, and where each box and each entry is.
+ * For torch 2.1 and later. Only the pickle is read: that a tensor's boxes cover it exactly is checked here, whether the
+ * files agree with it is for the caller to check. */
 #ifndef CORE_FOREIGN_DCP_H
 #define CORE_FOREIGN_DCP_H
 
@@ -22,18 +22,18 @@ struct foreign_dcp_entry {
 	enum tensor_dtype kept;         /* what it is kept as */
 	struct tensor_shape shape;
 	struct tensor_boxes chunks;
-	struct foreign_place *places;   /* of each chunk; of an empty one nothing is said */
+	struct foreign_place *places;   /* of each chunk; an empty one has none */
 	bool requires_grad, pin_memory;
 	unsigned memory_format;         /* contiguous, channels_last, preserve */
 	/* of another entry */
 	struct foreign_place place;
-	/* from the state's root: a tuple of at most 64 texts and ints; NULL: not said */
+	/* from the state's root: a tuple of at most 64 texts and ints; NULL: not given */
 	const struct foreign_items *path;
 };
 
 struct foreign_dcp {
 	struct foreign_dcp_entry *entries; size_t nentries;
-	bool paths;                     /* planner_data gives a path for its keys, and nothing else */
+	bool paths;                     /* planner_data is a dict of paths by key */
 	bool other_data;                /* planner_data is something else */
 	void *pickle;
 };

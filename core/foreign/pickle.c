@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The machine: its memory, its stack and memo, its loop. See pickle.h. All values lie in blocks that are freed at once.
- * What an array outgrows stays in its block, so arrays take at most twice what they hold. */
+ * The machine: its memory, its stack and memo, its loop. See pickle.h. All values are in blocks that are freed at once.
+ * When an array grows, its old memory stays in its block; so arrays take at most twice what they hold. */
 #include "core/foreign/pickle_internal.h"
 
 #include <stdlib.h>
@@ -120,7 +120,7 @@ static int pop_mark(struct foreign_pickle *p)
 	return 0;
 }
 
-/* Whoever numbers what he keeps has fewer numbers than bytes. So the memo stays small, whatever the numbers say. */
+/* A writer numbers fewer values than the pickle has bytes. So a larger number is wrong, and the memo stays small. */
 static int memo_put(struct foreign_pickle *p, uint64_t number)
 {
 	struct foreign_value *v = foreign_top(p);

@@ -4,9 +4,9 @@
  * the values below. No class is looked up and nothing is called: a class is a name, and what would be called is kept as
  * the name and its arguments. A name that the caller does not list is refused, whatever would have been done with it.
  *
- * Memory and work are linear in the pickle's bytes, and nothing recurses. A value may stand at many places, also inside
- * itself: who walks through values bounds depth and steps by himself. Protocols 2 to 5, without what only older Pythons
- * and extension registries write. One thread. */
+ * Memory and work are linear in the pickle's bytes, and nothing recurses. A value may be at many places, also inside
+ * itself: a caller that walks through values has to bound depth and steps. Protocols 2 to 5, without what only older
+ * Pythons and extension registries write. One thread. */
 #ifndef CORE_FOREIGN_PICKLE_H
 #define CORE_FOREIGN_PICKLE_H
 
@@ -23,7 +23,7 @@ enum foreign_kind {
 	FOREIGN_DICT,           /* items: key, value, key, value, ... in order; keys may repeat */
 	FOREIGN_CLASS,          /* a name of the caller's list */
 	FOREIGN_OBJECT,         /* a class or function, called with arguments */
-	FOREIGN_PERSISTENT,     /* object->args: what it is known by outside the pickle */
+	FOREIGN_PERSISTENT,     /* object->args: its id outside the pickle */
 };
 
 struct foreign_value;
@@ -51,7 +51,7 @@ struct foreign_value {
 struct foreign_classes {
 	const char *const *names;       /* "module.name", NULL at the end */
 	const char *what;               /* they are: "class os.system is not one of WHAT" */
-	bool persistent;                /* such objects may stand there */
+	bool persistent;                /* such objects are allowed */
 };
 
 struct foreign_pickle;
@@ -61,7 +61,7 @@ int foreign_pickle_read(const void *bytes, size_t len, const struct foreign_clas
 struct foreign_value *foreign_pickle_root(const struct foreign_pickle *p);
 void foreign_pickle_free(struct foreign_pickle *p); /* NULL-safe */
 
-/* Is it a text of these letters? NULL is not. */
+/* Is it exactly this text? NULL is not. */
 bool foreign_text_is(const struct foreign_value *v, const char *text);
 /* The value of a text in a list of keys and values; NULL: it has none. Of equal keys the last one counts. */
 struct foreign_value *foreign_items_find(const struct foreign_items *items, const char *key);

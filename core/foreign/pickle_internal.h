@@ -21,12 +21,12 @@ struct foreign_pickle {
 	struct base_error *err;
 };
 
-void *foreign_alloc(struct foreign_pickle *p, size_t bytes);   /* zeroed; NULL: no memory, said */
+void *foreign_alloc(struct foreign_pickle *p, size_t bytes);   /* zeroed; NULL: no memory, in p->err */
 int foreign_wrong(struct foreign_pickle *p, const char *what);
-/* The next n bytes; NULL: there are fewer, said. */
+/* The next n bytes; NULL: there are fewer; the error is in p->err. */
 const uint8_t *foreign_take(struct foreign_pickle *p, uint64_t n);
 int foreign_push(struct foreign_pickle *p, struct foreign_value *v);
-/* NULL: nothing is there above the last mark, said. */
+/* NULL: nothing is above the last mark; the error is in p->err. */
 struct foreign_value *foreign_pop(struct foreign_pickle *p);
 struct foreign_value *foreign_top(struct foreign_pickle *p);
 struct foreign_value *foreign_new(struct foreign_pickle *p, enum foreign_kind kind);

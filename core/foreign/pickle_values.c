@@ -42,7 +42,7 @@ static int push_float(struct foreign_pickle *p)
 	return foreign_push(p, v);
 }
 
-/* A number of n bytes, then as many bytes as it says. */
+/* A length of n bytes, then as many bytes. */
 static int push_text(struct foreign_pickle *p, enum foreign_kind kind, unsigned n)
 {
 	const uint8_t *size = foreign_take(p, n), *bytes = NULL;
@@ -69,7 +69,7 @@ static int push_long(struct foreign_pickle *p, unsigned n)
 	struct foreign_value *v = foreign_top(p);
 	size_t len = v->text.len;
 	const uint8_t *bytes = (const uint8_t *)v->text.bytes;
-	/* Python writes no byte that says nothing; here none is left, so that a number has one form */
+	/* Python writes no redundant bytes; those of other writers are dropped, so that a number has one form */
 	while (len > 8 && bytes[len - 1] == (bytes[len - 2] & 0x80 ? 0xff : 0))
 		len--;
 	v->text.len = len;
@@ -100,7 +100,7 @@ static int items_room(struct foreign_pickle *p, struct foreign_items *items, siz
 	return 0;
 }
 
-/* Moves what stands above `floor` into `items`. */
+/* Moves the values above `floor` into `items`. */
 static int items_take(struct foreign_pickle *p, struct foreign_items *items, size_t floor)
 {
 	size_t n = p->nstack - floor;
@@ -150,7 +150,7 @@ static int push_tuple(struct foreign_pickle *p, size_t n)
 	return push_items(p, FOREIGN_TUPLE, p->nstack - n);
 }
 
-/* Puts what stands above `floor` into the container below. */
+/* Puts the values above `floor` into the container below. */
 static int fill(struct foreign_pickle *p, size_t floor, bool is_dict)
 {
 	size_t bottom = p->nmarks ? p->marks[p->nmarks - 1] : 0;

@@ -101,7 +101,7 @@ static int read_storage(struct foreign_archive *a, const struct foreign_value *v
 
 /* ---- the tensor ---- */
 
-/* Every item must lie in the storage. */
+/* Every item must be in the storage. */
 static int check_extent(const struct foreign_tensor *t, uint64_t first, unsigned item_bytes, const struct storage *s,
 	struct base_error *err)
 {

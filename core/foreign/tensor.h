@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tensor: where the items of a torch tensor lie that torch.save wrote, and its types by torch's names. */
+ * tensor: where the items of a tensor are that torch.save wrote, and torch's types by name. */
 #ifndef CORE_FOREIGN_TENSOR_H
 #define CORE_FOREIGN_TENSOR_H
 
@@ -12,7 +12,7 @@
 struct foreign_tensor {
 	const char *dtype;              /* torch's name: "float32"; static */
 	struct tensor_shape shape;
-	uint64_t stride[TENSOR_MAX_DIMS];       /* in items; all of it was checked to lie in the data */
+	uint64_t stride[TENSOR_MAX_DIMS];       /* in items; checked: every item is in the data */
 	uint64_t offset;                /* of the first item, in the file */
 };
 
@@ -22,7 +22,7 @@ int foreign_dtype(const char *name, size_t len, const char **ret_name, enum tens
 
 /* An archive that holds one tensor. -BASE_EFORMAT: it holds something else. */
 int foreign_tensor_read(const struct foreign_range *range, struct foreign_tensor *ret_t, struct base_error *err);
-/* The same of a value of a pickle that came out of an archive. -BASE_EFORMAT: it is no tensor. */
+/* The same for a value of a pickle from an archive. -BASE_EFORMAT: it is no tensor. */
 int foreign_tensor_of(struct foreign_archive *a, const struct foreign_value *v, struct foreign_tensor *ret_t,
 	struct base_error *err);
 /* -BASE_EFORMAT: another kind of machine wrote the archive, whose data have another byte order. */
@@ -30,7 +30,7 @@ int foreign_archive_little(struct foreign_archive *a, struct base_error *err);
 /* Numbers in a torch.Size, a tuple or a list. */
 int foreign_sizes(const struct foreign_value *v, uint64_t ret_sizes[static TENSOR_MAX_DIMS], uint32_t *ret_n);
 
-/* Names of classes that stand in tensors' pickles; others' lists take them in. */
+/* Names of classes in tensors' pickles, for lists of classes. */
 #define FOREIGN_TENSOR_CLASSES \
 	"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3", "torch._utils._rebuild_parameter", \
 	"collections.OrderedDict", "torch.storage.UntypedStorage", "torch.FloatStorage", "torch.DoubleStorage", \

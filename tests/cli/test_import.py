@@ -530,7 +530,7 @@ def test_options_that_meet_no_source(vckpt, store, source):
                             ([typed, "--dtype", "bf16"], f"--dtype bf16 {unused}"),
                             (["--dtype", "bf16", untyped, "--dtype", "f8_e5m2", typed], f"--dtype f8_e5m2 {unused}"),
                             (["--dtype", "f8_e5m2", "--dtype", "bf16", untyped], f"--dtype f8_e5m2 {unused}"),
-                            ([m, "--component", "optimizer"], "--component optimizer stands after the last SOURCE: put "
+                            ([m, "--component", "optimizer"], "--component optimizer comes after the last SOURCE: put "
                              "it before the SOURCEs that it is for")):
         done = vckpt("import", store, "run", *words, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (2, "",

@@ -126,7 +126,7 @@ def test_a_source_is_not_taken_for_a_run(vckpt, filled, tmp_path, monkeypatch, g
     for more in [["w.npy"], []]:
         done = vckpt("import", filled, given, *more, check=False)
         assert done.returncode == 2 and done.stderr.startswith(
-            f"vckpt import: RUN is expected where {given} stands, which is a file or directory: is RUN missing "
+            f"vckpt import: RUN is expected where {given} is given, which is a file or directory: is RUN missing "
             f"before it?"), done.stderr
     assert set(os.listdir(filled / "runs")) == {"run"}
     vckpt("import", filled, "in", "in/w.npy")                   # a run may be called as a directory here is

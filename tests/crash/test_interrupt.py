@@ -125,7 +125,7 @@ def test_import_twice(place):
     at = next(i for i, line in enumerate(place.calls(words, "at=0"), 1) if line.startswith("linkat incoming/"))
     code, out, err = place.interrupt(words, f"root={place.store},at={at},last={at + 1}", times=2)
     assert (code, out) == (-signal.SIGINT, "")
-    assert (err == "vckpt import: interrupted: ended at once; vckpt ls tells whether the step is there, and vckpt gc "
+    assert (err == "vckpt import: interrupted: ended at once; vckpt ls says whether the step is there, and vckpt gc "
             "deletes what is of no use\n")
     assert place.steps() == [0, 1, 2]
     place.vckpt("gc", place.store, "--grace", "0")
@@ -145,7 +145,7 @@ def test_export(place):
 
 
 @pytest.mark.parametrize("command, more, sentence", [
-    ("verify", [], "not everything was read; faults found so far stand above"),
+    ("verify", [], "not everything was read; faults found so far are listed above"),
     ("verify", ["--json"], "not everything was read, so there is no result"),
     ("mend", [], "what was mended so far stays so; run vckpt mend again"),
     ("mend", ["-n"], "nothing was changed"),

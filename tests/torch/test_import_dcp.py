@@ -229,13 +229,13 @@ def test_chunks_that_overlap_or_leave_gaps(vckpt, store, source):
     chunks(((0, 0), (3, 6)), ((2, 0), (2, 6)))
     refused(vckpt, store, source, "w: its chunks [0:3, 0:6] and [2:4, 0:6] overlap in [2:3, 0:6]")
     chunks(((0, 0), (4, 7)))
-    refused(vckpt, store, source, "w: its chunk [0:4, 0:7] lies outside of it")
+    refused(vckpt, store, source, "w: its chunk [0:4, 0:7] is outside of it")
     chunks(((0, 0), (2, 6)), ((2, 0), (2, 6)))
     refused(vckpt, store, source, "its item has the shape [4, 6], and .metadata says [2, 6]")
     write_metadata(source, Metadata({"w": whole}, storage_data={}))
-    refused(vckpt, store, source, "w: storage_data does not say where its chunk [0:4, 0:6] lies")
+    refused(vckpt, store, source, "w: storage_data does not say where its chunk [0:4, 0:6] is")
     write_metadata(source, Metadata({"w": BytesStorageMetadata()}, storage_data={}))
-    refused(vckpt, store, source, "w: storage_data does not say where it lies")
+    refused(vckpt, store, source, "w: storage_data does not say where it is")
 
 
 def test_places_that_lie(vckpt, store, source, tmp_path):

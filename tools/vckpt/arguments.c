@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which positional arguments a command takes is read from the first line of its help, so that both say the same: the
+ * The positional arguments of a command are read from the first line of its help, so that both agree: they are the
  * words after the command's name, up to the first option. "[RUN]" may be left out, "SOURCE..." may be given again.
  *
  * Where VCKPT_STORE is set and the first argument is no store, STORE was left out: the variable's value is put before
  * the arguments, and the commands see what they would see if it had been typed. An argument that cannot be looked at is
- * taken for a store, so that the error names it. */
+ * taken to be a store, so that the error names it. */
 #include <string.h>
 #include <unistd.h>
 
@@ -40,7 +40,7 @@ static bool missing(int error)
 	return error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG;
 }
 
-/* otherwise: what access(2) says when the path cannot be looked at */
+/* otherwise: the answer when access(2) cannot look at the path */
 static bool is_store(const char *path, bool otherwise)
 {
 	char file[4200];
@@ -136,7 +136,7 @@ static int too_few(const struct tool *t, struct word word)
 	return tool_arguments_wrong(t, text);
 }
 
-/* as "$VARIABLE" gives it when it is not set */
+/* as an unset "$VARIABLE" gives it */
 static int is_empty(const struct tool *t, struct word word)
 {
 	char text[1024];
@@ -145,7 +145,7 @@ static int is_empty(const struct tool *t, struct word word)
 		word.len -= 3;
 	if (word.text[0] == '[')
 		word = (struct word){word.text + 1, word.len - 2};
-	snprintf(text, sizeof text, "an empty argument stands where %.*s is expected", (int)word.len, word.text);
+	snprintf(text, sizeof text, "an empty argument is given where %.*s is expected", (int)word.len, word.text);
 	return tool_arguments_wrong(t, text);
 }
 
@@ -161,7 +161,7 @@ static int too_many(const struct tool *t, const char *argument)
 	return tool_arguments_wrong(t, text);
 }
 
-/* Wherever one stands: no command reads or writes any. */
+/* In any place: no command reads or writes a URL. */
 static int urls(const struct tool *t)
 {
 	struct base_error err = {0};

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * SIGINT, which Ctrl-C sends. By default it ends a command at once, and the handler writes one line first: what stands.
- * A command that can undo its work takes the first one as a wish (tool_interrupted) and ends at once by the second.
- * Either way the process dies of the signal, so that a shell ends its loop, too. The library's threads block signals,
- * so the handler runs in the main thread; a child that was forked from here dies without a word. Where SIGINT was
- * ignored from the start, as for background jobs of a script, it stays so. */
+ * SIGINT, which Ctrl-C sends. By default it ends a command at once, and the handler first writes one line about what
+ * was done. A command that can undo its work takes the first one as a request (tool_interrupted) and ends at once by
+ * the second. Either way the process dies of the signal, so that a shell ends its loop, too. The library's threads
+ * block signals, so the handler runs in the main thread; a child that was forked from here dies silently. Where
+ * SIGINT was ignored from the start, as for background jobs of a script, it stays so. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>

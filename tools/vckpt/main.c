@@ -41,7 +41,7 @@ static int help(FILE *to, int code)
 		to);
 	for (size_t i = 0; i < BASE_COUNT(groups); i++)
 		help_group(to, &groups[i]);
-	fputs("\nvckpt help COMMAND tells more; so does vckpt(1). vckpt version prints the version.\n"
+	fputs("\nvckpt help COMMAND says more; so does vckpt(1). vckpt version prints the version.\n"
 		"STORE may be left out where VCKPT_STORE names it.\n"
 		"Exit codes: 0 done, 1 failed, 2 usage, 3 damage found, 4 verify met only what a newer vckpt wrote,\n"
 		"5 undecided: the storage failed, and the step may be imported or removed, or the save aborted, all\n"
@@ -50,7 +50,7 @@ static int help(FILE *to, int code)
 	return code;
 }
 
-/* What was printed is part of what the command has to do. */
+/* A command whose output cannot be written has failed. */
 static int output_end(int code)
 {
 	if (fflush(stdout) != EOF || code != TOOL_DONE)
@@ -151,7 +151,7 @@ int main(int argc, char **argv)
 	base_standard_open();
 	base_descriptors_allow();
 	setvbuf(stderr, line, _IOLBF, sizeof line);
-	signal(SIGCHLD, SIG_DFL); /* who started this may have it ignored: then nobody can wait for a child */
+	signal(SIGCHLD, SIG_DFL); /* if the parent ignored it, no child could be waited for */
 	base_log_set_program("vckpt");
 	if (argc < 2)
 		return help(stderr, TOOL_USAGE);

@@ -140,7 +140,7 @@ static bool names_store(const struct tool *t, const char *text)
 	return has_path(text, full);
 }
 
-/* The text may repeat what a user or a file said. */
+/* The text may repeat a user's or a file's words. */
 static void complain(const struct tool *t, const char *text)
 {
 	fprintf(stderr, "vckpt %s: ", t->command->name);
@@ -175,7 +175,7 @@ int tool_fail(const struct tool *t, const struct base_error *err)
 	return TOOL_FAILED;
 }
 
-/* RUN, and where the rest begins; not what STEP is. -ENAMETOOLONG, or -EINVAL: that cannot be a run. */
+/* Sets RUN, and where the rest begins, but not STEP. -ENAMETOOLONG, or -EINVAL: that cannot be a run. */
 static int target_split(const char *text, struct tool_target *ret_target)
 {
 	const char *slash = strchrnul(text, '/'), *rest;
@@ -202,7 +202,7 @@ int tool_missing_run(const struct tool *t, const char *path)
 	if (code)
 		return code;
 	snprintf(text, sizeof text,
-		"RUN is expected where %s stands, which is a file or directory: is RUN missing before it?", path);
+		"RUN is expected where %s is given, which is a file or directory: is RUN missing before it?", path);
 	return tool_arguments_wrong(t, text);
 }
 
@@ -294,7 +294,7 @@ static int parse_step(const struct tool *t, const char *text, size_t len, struct
 		"checkpoint or ckpt, or latest", (int)len, text);
 }
 
-/* A step alone is one of the run `default`, unless a run has that name. */
+/* A step without a run is in the run `default`, unless a run has that name. */
 static bool is_alone(const struct tool *t, const char *text)
 {
 	char path[4400];
@@ -389,7 +389,7 @@ int tool_write(int fd, const char *name, const void *bytes, size_t len, struct b
 	return 0;
 }
 
-/* Jansson escapes all but DEL, which stands in texts alone. */
+/* Jansson escapes all but DEL, which can be only in texts. */
 static int print_json_part(const char *text, size_t len, void *to)
 {
 	const char *end = text + len;

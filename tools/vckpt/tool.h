@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tool: what the sub-commands of `vckpt` share: arguments, output, exit codes. One thread. */
+ * tool: what the sub-commands of `vckpt` share: arguments, output, exit codes. A function that returns an exit code
+ * other than TOOL_DONE has printed why. One thread. */
 #ifndef TOOLS_VCKPT_TOOL_H
 #define TOOLS_VCKPT_TOOL_H
 
@@ -63,23 +64,23 @@ extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, too
 int tool_parse(struct tool *t, int argc, char **argv, const struct tool_option *options);
 #define TOOL_HELPED 1000 /* --help was printed: the exit code is TOOL_DONE */
 
-/* says it, points to --help; returns TOOL_USAGE */
+/* prints the sentence and points to --help; returns TOOL_USAGE */
 int tool_usage(const struct tool *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* ---- arguments.c ---- */
 void tool_argument_add(struct tool *t, const char *text);
-/* After the last. These return 0 or TOOL_USAGE, said: too few or too many; STORE behind its target; no STORE at all. */
+/* After the last. These return 0 or TOOL_USAGE: too few or too many; STORE behind its target; no STORE at all. */
 int tool_arguments_end(struct tool *t);
 int tool_arguments_order(const struct tool *t);
 int tool_arguments_no_store(const struct tool *t);
-/* STORE/RUN/STEP in one word, as the Python package takes it: says in text how a command takes it. */
+/* STORE/RUN/STEP in one word, as the Python package takes it: writes into `text` how a command takes it. */
 bool tool_arguments_apart(const struct tool *t, char *text, size_t size);
 /* tool_usage, and the usage line after it */
 int tool_arguments_wrong(const struct tool *t, const char *text);
 
-/* says it; returns TOOL_FAILED, TOOL_DAMAGE for damaged data, or TOOL_UNDECIDED */
+/* prints the sentence; returns TOOL_FAILED, TOOL_DAMAGE for damaged data, or TOOL_UNDECIDED */
 int tool_fail(const struct tool *t, const struct base_error *err);
 
-int tool_open_store(struct tool *t, unsigned flags); /* t->store; 0 or an exit code, said */
+int tool_open_store(struct tool *t, unsigned flags); /* t->store; 0 or an exit code */
 
 /* RUN, RUN/STEP or RUN/STEP/REST. STEP: decimal or `latest` (left to the caller: *ret_latest). rest: points into
  * `text`, or NULL. */
@@ -92,21 +93,21 @@ struct tool_target {
 /* A number, alone or after a word (step-100, ckpt_100: docs/python.md, "What a path names"). 1, 0: it is none, or
  * -EOVERFLOW: it is above 2^63-1. */
 int tool_step_parse(const char *text, size_t len, uint64_t *ret_step);
-/* The run of a step that is named alone. 0 or TOOL_USAGE, said; also where STORE and the target are swapped */
+/* The run of a step that is named alone. 0 or TOOL_USAGE, also if STORE and the target are swapped */
 #define TOOL_DEFAULT_RUN "default"
 int tool_target_parse(const struct tool *t, const char *text, struct tool_target *ret_target);
-/* a file stands where RUN has to; returns TOOL_USAGE */
+/* a file is given where RUN should be; returns TOOL_USAGE */
 int tool_missing_run(const struct tool *t, const char *path);
 /* Say that there is no such run, or in this list no such step (a number, or what comes after "no step"); exit codes. */
 int tool_no_run(const struct tool *t, const char *run);
 int tool_no_step(const struct tool *t, const struct store_list *l, const char *which);
 /* The visible step that a target means, in t->list: its run's list, open for the newest steps and that one. 0, or an
- * exit code, said. */
+ * exit code. */
 int tool_target_find(struct tool *t, const struct tool_target *target, const struct store_list_step **ret_step);
 /* The same with t->store, open for reading, and t->step. ret_step may be NULL. */
 int tool_step_open(struct tool *t, const struct tool_target *target, const struct store_list_step **ret_step);
 
-/* All of it; `name` of the file is for the sentence. */
+/* Writes all of it; `name` of the file is for the sentence. */
 int tool_write(int fd, const char *name, const void *bytes, size_t len, struct base_error *err);
 
 /* ---- interrupt.c ---- */
@@ -125,9 +126,9 @@ json_t *tool_json_attributes(const struct proto_attribute *attributes, size_t n)
 json_t *tool_json_shape(const struct tensor_shape *shape);
 /* What a fault touches: run, step, component, and tensor or blob, as far as they are given (NULL; PROTO_NONE). */
 void tool_json_touched(json_t *o, const char *run, uint64_t step, const char *component, const char *name);
-/* Brings a store's index up to date, in a process of its own, because a damaged file may make LMDB end the process.
- * Another process that is at it does it. wrote: a part that this process wrote, so that the index believes it; or NULL.
- */
+/* Brings a store's index up to date, in a process of its own, because a damaged file may make LMDB end the process. If
+ * another process is at it, that is left to it. wrote: a part that this process wrote, so that the index believes it;
+ * or NULL. */
 bool tool_update_index(const char *store, const struct base_digest *wrote);
 
 /* vckpt ls --incoming; run NULL: of all runs. */

@@ -4,9 +4,9 @@
  * form.
  *
  * It is made as DEST.incomplete and renamed when it is whole. Within, a file is written under another name and renamed
- * when it is whole. So a file that has its name is whole, or a crash of the machine has hurt it; and an export that was
- * interrupted is gone on with by the same command: files that are there and equal the step's, byte for byte, are kept
- * (export_compare.c). The same holds for a DEST that is there and not empty, which is completed where it stands. Two
+ * when it is whole. So a file that has its name is whole, unless the machine crashed; and after an interruption the
+ * same command goes on: files that are there and equal the step's, byte for byte, are kept
+ * (export_compare.c). The same holds for a DEST that is there and not empty, which is completed in place. Two
  * exports do not write into one directory: each locks it. */
 #include <fcntl.h>
 #include <ftw.h>
@@ -31,7 +31,7 @@ void export_advance(struct export *e, size_t len)
 	tool_progress_update(&e->progress, e->done, e->total);
 }
 
-void export_tell(struct export *e, const char *what, const char *path)
+void export_say(struct export *e, const char *what, const char *path)
 {
 	if (!e->t->verbose || e->t->json || e->t->quiet)
 		return;
@@ -68,7 +68,7 @@ static int write_temporary(struct export *e, uint32_t node, const char *temporar
 	return r;
 }
 
-/* As deep as a path of the tree: STORE_BLOB_PARTS_MAX, and two more below `ranks`. */
+/* Recurses as deep as paths of the tree are: STORE_BLOB_PARTS_MAX, and two more below `ranks`. */
 static int each_below(struct export *e, uint32_t node, const char *path,
 	int (*f)(struct export *e, uint32_t node, const char *path))
 {
@@ -134,7 +134,7 @@ static int export_file(struct export *e, uint32_t node, const char *path)
 	if (r == 0 && rename(temporary, path) < 0)
 		r = base_error_set(&e->err, -errno, "%s: %s", path, strerror(errno));
 	if (r == 0)
-		export_tell(e, "wrote", path);
+		export_say(e, "wrote", path);
 	else
 		unlink(temporary);
 	return r;
@@ -148,7 +148,7 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 	return remove(path);
 }
 
-/* The mode of the DEST that was there, and `more`; its owner where this user may give it. */
+/* Gives `fd` the mode of the DEST that was there, and `more`; also its owner if this user may. */
 static int take_over(struct export *e, int fd, const struct stat *now, mode_t more)
 {
 	bool same = now->st_uid == e->was.st_uid && now->st_gid == e->was.st_gid;
@@ -169,7 +169,7 @@ static void put_back(struct export *e, const char *dest)
 		take_over(e, fd, &now, 0);
 }
 
-/* e->dir: DEST where a directory with something in it stands, else `partial`, made if it is not there. */
+/* e->dir: DEST if it is a directory with something in it, else `partial`, made if it is not there. */
 static int choose_directory(struct export *e, const char *dest, const char *partial)
 {
 	bool there = lstat(dest, &e->was) == 0, removed = rmdir(dest) == 0;
@@ -202,14 +202,13 @@ static bool is_link(const char *path)
 	return lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
 }
 
-/* The lock goes with the descriptor. 1: the directory has gone away meanwhile, for another export was done with it.
+/* The lock goes with the descriptor. 1: the directory is gone, because another export has finished it.
  * Where locks are not supported there is none. */
 static int lock_directory(struct export *e, int *ret_fd)
 {
 	struct stat open_stat, named;
 
-	/* If DEST is a link, the user gave it. If DEST.incomplete is a link, nobody asked to write to where it
-	 * points. */
+	/* A link as DEST is what the user asked for; a link as DEST.incomplete is not, so it is not followed. */
 	*ret_fd = open(e->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC | (e->in_place ? 0 : O_NOFOLLOW));
 	if (*ret_fd < 0 && errno == ENOENT)
 		return 1;
@@ -228,7 +227,7 @@ static int lock_directory(struct export *e, int *ret_fd)
 	return stat(e->dir, &named) < 0 || named.st_ino != open_stat.st_ino || named.st_dev != open_stat.st_dev;
 }
 
-/* A DEST that its owner could not write to is so again. */
+/* If the owner could not write to DEST, it becomes read-only again. */
 static int take_name(struct export *e, int fd, const char *dest)
 {
 	bool readonly = e->replaces && (~e->was.st_mode & 0700);

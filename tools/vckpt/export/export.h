@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * export: what writing a step and looking at what is there already share. One thread. */
+ * export: shared by writing a step and comparing it with the files that are there. One thread. */
 #ifndef TOOLS_VCKPT_EXPORT_EXPORT_H
 #define TOOLS_VCKPT_EXPORT_EXPORT_H
 
@@ -12,7 +12,7 @@
 /* The file under way, at the top of the directory; it gets its own name when it is whole. */
 #define EXPORT_TEMPORARY ".vckpt-export.incomplete"
 
-struct export_others; /* what is in the directory and not the step's */
+struct export_others; /* files in the directory that are not the step's */
 
 struct export {
 	struct tool *t;
@@ -36,10 +36,10 @@ struct export {
 /* Calls f for each file of the export, with its path under e->dir; ends at the first that is not 0. */
 int export_each(struct export *e, int (*f)(struct export *e, uint32_t node, const char *path));
 void export_advance(struct export *e, size_t len); /* of the progress bar */
-void export_tell(struct export *e, const char *what, const char *path); /* with -v */
+void export_say(struct export *e, const char *what, const char *path); /* with -v */
 
-/* Compares the files in e->dir with the step: sets `kept`, and removes the file under way. -EEXIST, said: there are
- * other files; with `replace` that is no error. */
+/* Compares the files in e->dir with the step: sets `kept`, and removes the file under way. -EEXIST, with the sentence:
+ * there are other files; with `replace` that is no error. */
 int export_compare(struct export *e);
 
 #endif

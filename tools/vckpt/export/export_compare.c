@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What is in the directory of an export before it goes on: files of the step, whole, which stay; and what is not the
- * step's, which is named and stays, too, unless --replace was given. Every byte is compared: sizes alone would take
- * another step's file, or one that a crash has filled with zeros, for this one's. */
+ * Looks at the directory of an export before it goes on: whole files of the step are kept; files that are not the
+ * step's are kept, too, and named as an error unless --replace was given. Every byte is compared: sizes alone would
+ * take another step's file, or one that a crash has filled with zeros, for this one's. */
 #include <fcntl.h>
 #include <fts.h>
 #include <inttypes.h>
@@ -13,7 +13,7 @@
 
 #define NAMED 3
 
-/* What is not the step's: the first few by name. */
+/* Files that are not the step's: the first few by name. */
 struct export_others {
 	uint64_t n;
 	char names[700];
@@ -110,7 +110,7 @@ static int compare_file(struct export *e, uint32_t node, const char *path)
 	e->kept[node] = r == 1;
 	e->nkept += r == 1;
 	if (r == 1)
-		export_tell(e, "kept", path);
+		export_say(e, "kept", path);
 	return 0;
 }
 

@@ -13,7 +13,7 @@
 #define THREADS_MAX 1024
 #define NUMBER_TRIES 8 /* for the next free number, while others take it */
 
-/* --dtype, as often as it was given: what a .npy holds whose items have no type. */
+/* Each --dtype: the type of .npy files whose items have none. */
 struct dtype_option {
 	const char *name;
 	enum tensor_dtype dtype;
@@ -34,7 +34,7 @@ struct import {
 	struct source *sources; /* of each positional argument */
 	struct dtype_option *dtypes;
 	size_t ndtypes;
-	bool taken;        /* everything was written when the step turned out to be somebody else's by now */
+	bool taken;        /* everything was written, and then another writer had the step's number */
 	const char *stray; /* --component for which no source has come yet */
 	struct tool_target target;
 	struct base_error err;
@@ -126,7 +126,7 @@ static int set_dtype(struct tool *t, void *arg, const char *value)
 	return 0;
 }
 
-/* A run may be called so, but where there is such a file RUN was forgotten. */
+/* A run may have such a name, but if there is such a file, RUN was forgotten. */
 static bool is_source_file(const char *text)
 {
 	const char *dot = strrchr(text, '.');
@@ -134,7 +134,7 @@ static bool is_source_file(const char *text)
 	return dot && (strcmp(dot, ".safetensors") == 0 || strcmp(dot, ".npy") == 0) && access(text, F_OK) == 0;
 }
 
-/* A positional argument: each source keeps what was said before it. */
+/* A positional argument: each source keeps the options before it. */
 static int argument(struct tool *t, void *arg, const char *value)
 {
 	struct import *in = arg;
@@ -180,12 +180,12 @@ static int add_source(struct import *in, const char *path, const struct source *
 	return r;
 }
 
-/* Options for sources that no source after them needs: they may be at the wrong place. */
+/* Options that no source after them uses may be in the wrong place. */
 static int check_options(const struct tool *t, const struct import *in)
 {
 	if (in->stray)
 		return tool_usage(t,
-			"--component %s stands after the last SOURCE: put it before the SOURCEs that it is for",
+			"--component %s comes after the last SOURCE: put it before the SOURCEs that it is for",
 			in->stray);
 	for (size_t i = 0; i < in->ndtypes; i++)
 		if (!in->dtypes[i].used)
@@ -249,8 +249,8 @@ static int declare(struct import *in, struct save_writer *w)
 	return 0;
 }
 
-/* A component all of whose tensors came from one .safetensors keeps that file's header; others get the one that the
- * layout gives, also where each of their files has its own. */
+/* A component keeps the header of its .safetensors if all of its tensors came from that one file. Others get one made
+ * from the layout, even if each of their files has its own. */
 static int add_headers(struct import *in, struct save_writer *w)
 {
 	const struct store_layout *layout;
@@ -309,7 +309,7 @@ static json_t *result_json(const struct import *in, const struct save_result *re
 		"pickles_left_out", pickles, "values_unread", opaque);
 }
 
-/* Values of which vckpt does not know what they are. */
+/* Values that vckpt cannot interpret. */
 static void say_opaque(const struct import_plan *p)
 {
 	enum { SHOWN = 5 };
@@ -344,7 +344,7 @@ static int report(struct tool *t, const struct import *in, const struct save_res
 	return TOOL_DONE;
 }
 
-/* -v: what comes from where, before it is read. Tensors of one file stand together. */
+/* -v: what comes from where, before it is read. Tensors of one file are together. */
 static void say_sources(const struct import_plan *p)
 {
 	for (size_t i = 0, first; i < p->ntensors;) {
@@ -379,7 +379,7 @@ static int save(struct tool *t, struct import *in, struct save_result *ret_r)
 	in->options.progress_arg = &progress;
 	in->options.cancelled = tool_interrupted;
 	tool_interrupt_waits(t,
-		"ended at once; vckpt ls tells whether the step is there, and vckpt gc deletes what is of no use");
+		"ended at once; vckpt ls says whether the step is there, and vckpt gc deletes what is of no use");
 	tool_progress_start(&progress, t->quiet, "import");
 	int r = save_writer_open(t->store, &in->options, &w, &in->err);
 	if (r == 0)
@@ -400,8 +400,8 @@ static int save(struct tool *t, struct import *in, struct save_result *ret_r)
 	return r;
 }
 
-/* The step gets the number that its source had, unless another one is named. Not while a job is at work in the run,
- * whose numbers these may be: it has to be named then. */
+/* The step gets the number that its source had, unless another one is named; not while a job is at work in the run,
+ * since the number may be the job's: then one has to be named. */
 static int take_number(struct tool *t, struct import *in)
 {
 	base_cleanup_free struct store_launch_info *launches = NULL;
@@ -429,8 +429,7 @@ static int take_number(struct tool *t, struct import *in)
 	return 0;
 }
 
-/* Of imports that name no step and run at once, all but one find their number taken when they commit. They take the
- * next. */
+/* Of concurrent imports that name no step all but one find their number taken when they commit; they take the next. */
 static int save_numbered(struct tool *t, struct import *in, struct save_result *ret_r)
 {
 	bool named = in->options.step != PROTO_NONE;
@@ -534,7 +533,7 @@ const struct tool_command tool_import = {"import",
 	"  --follow            import files that links in a directory lead to outside of it, too\n"
 	"  --threads N         threads to work with; by default all cores\n"
 	"  --no-index          do not look for equal content in other steps\n"
-	"  --keep-cached       leave what is written in the page cache, for who reads the step at once\n"
+	"  --keep-cached       leave what is written in the page cache, for a reader that comes at once\n"
 	"  --json -q -v        print JSON; print nothing but errors; name the files, count\n"
 	"                      what is shared\n",
 	import_run};

@@ -14,7 +14,7 @@
 #include "tools/vckpt/tool.h"
 
 struct import_file {
-	char *path; /* as the user may find it */
+	char *path; /* for messages */
 	char *name; /* of a .safetensors: the path under which the step shows it again; NULL: its component's */
 	bool pointer; /* of Git LFS, in place of the file */
 	int fd; /* -1: opened for each read */
@@ -31,8 +31,8 @@ struct import_tensor {
 	struct tensor_shape shape;
 	uint64_t offset, bytes; /* in the file */
 	struct import_file *file;
-	struct import_chunks *chunks; /* where its boxes are; NULL: it lies in the file as a whole, at the offset */
-	bool in_header; /* of a .safetensors, this one or one that has the same bytes */
+	struct import_chunks *chunks; /* where its boxes are; NULL: it is in the file as a whole, at the offset */
+	bool in_header; /* in that of a .safetensors: this tensor, or one with the same bytes */
 };
 
 /* A .safetensors of a component. */
@@ -54,7 +54,7 @@ struct import_blob {
 	struct import_file *file;    /* that it comes from */
 	uint64_t bytes;
 	char *text;                  /* what it is, if it was made here */
-	struct import_range *ranges; /* or of which parts it is, one after another; else it is the whole file */
+	struct import_range *ranges; /* or the parts that make it, one after another; else it is the whole file */
 	size_t nranges;
 };
 
@@ -64,7 +64,7 @@ struct import_opaque {
 
 struct import_component {
 	char name[PROTO_COMPONENT_MAX + 1];
-	struct import_header *headers; /* of its .safetensors; none if they do not hold all that they could */
+	struct import_header *headers; /* of its .safetensors; none if these lack tensors that they could hold */
 	uint32_t nheaders;
 	bool named;            /* the step shows them under their own names */
 	struct proto_attribute *metadata;
@@ -87,13 +87,13 @@ struct import_plan {
 	size_t npickles; /* paths of pickled files that were left out */
 	bool keep_pickles;
 	struct import_opaque *opaque;
-	size_t nopaque; /* values that stay as they are: Python alone reads them */
+	size_t nopaque; /* values that only Python can read; kept as they are */
 	bool exported; /* a source was an exported step or a DCP checkpoint, which may have no tensors */
 	uint64_t number; /* that the sources had as steps; PROTO_NONE: several */
 	size_t nnumbers; /* sources that had one */
 	bool follow; /* links that lead out of a source, too */
 	const char *directory; /* the first SOURCE that is one */
-	char *bound; /* of the directory that is being added: its files' links end in it; NULL: they need not */
+	char *bound; /* of the directory that is being added: its links must end in it; NULL: they need not */
 };
 
 #define IMPORT_COMPONENT "model" /* where none is named */
@@ -129,7 +129,7 @@ int import_tensor_read(const struct import_tensor *t, uint64_t offset, void *byt
 int import_add_chunks(struct import_plan *p, const char *component, const char *name, enum tensor_dtype dtype,
 	const struct tensor_shape *shape, struct import_file *file, struct import_chunks *chunks,
 	struct base_error *err);
-/* Made here; file: what it was made from. Takes `text` in any case. */
+/* A blob made here from `file`. Takes `text` in any case. */
 int import_add_text(struct import_plan *p, struct import_file *file, const char *name, char *text, size_t len,
 	struct base_error *err);
 /* Takes `ranges` in any case. */
@@ -138,8 +138,8 @@ int import_add_ranges(struct import_plan *p, struct import_file *file, const cha
 /* -BASE_EFORMAT: it is a pointer of Git LFS. */
 int import_refuse_pointer(const struct import_file *f, struct base_error *err);
 /* ---- import_names.c ---- */
-/* The true name of a file by its path: each part that the escape of file names could have made is taken back, so that
- * what was exported comes in under its old name. Free it; NULL: no memory. */
+/* The true name of a file by its path: parts that look escaped are unescaped, so that what was exported comes in under
+ * its old name. Free it; NULL: no memory. */
 char *import_true_name(const char *rel);
 /* Which components are shown under the names of their files; after duplicates are settled. */
 int import_names_settle(struct import_plan *p, struct base_error *err);
@@ -147,12 +147,12 @@ int import_names_settle(struct import_plan *p, struct base_error *err);
 int import_names_add(const struct import_component *c, struct save_writer *w, struct base_error *err);
 int import_blob_read(const struct import_blob *b, uint64_t offset, void *bytes, size_t len, struct base_error *err);
 /* ---- import_links.c ---- */
-/* Where the files that a directory's links lead to have to lie; free it. */
+/* The directory in which the files must be that a directory's links lead to; free it. */
 int import_links_bound(const char *directory, char **ret_bound, struct base_error *err);
 /* A descriptor for reading. -EINVAL: links lead out of the bound. */
 int import_links_open(const char *bound, const char *path, struct base_error *err);
 
-/* A file of a directory that a description names by `rel`. Refused: names that lead out of it, and links that do. */
+/* A file of a directory, by the path `rel` in a description. Paths and links that lead out of it are refused. */
 int import_file_within(struct import_plan *p, const char *directory, const char *rel, struct import_file **ret_file,
 	struct base_error *err);
 /* A directory that torch's distributed checkpoint wrote: it has .metadata. */
@@ -172,7 +172,7 @@ int import_file_text(struct import_file *f, char **ret_text, struct base_error *
 struct import_manifest;
 int import_exported_open(struct import_plan *p, const char *directory, struct import_manifest **ret_m,
 	struct base_error *err);
-/* A file of such a directory, rel its path there. 1: the manifest says nothing of it. */
+/* A file of such a directory, rel its path there. 1: the manifest does not name it. */
 int import_exported_file(struct import_plan *p, struct import_manifest *m, const char *path, const char *rel,
 	struct base_error *err);
 /* After the last file; first: number of the plan's tensors before the directory's. */

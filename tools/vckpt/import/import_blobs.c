@@ -79,7 +79,7 @@ int import_blob_read(const struct import_blob *b, uint64_t offset, void *bytes, 
 	return b->ranges ? read_ranges(b, offset, bytes, len, err) : import_file_read(b->file, offset, bytes, len, err);
 }
 
-/* Does a name that a description gives lead out of the directory by itself? */
+/* Does the path itself lead out of the directory, without any link? */
 static bool leads_out(const char *rel)
 {
 	const char *part = rel;

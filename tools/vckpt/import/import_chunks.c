@@ -3,9 +3,9 @@
  * A read asks for a range of the tensor's row-major bytes. It is taken apart into boxes (at most two a dimension), each
  * box into its parts in the chunks, and such a part is read
  *
- *   straight to where it belongs, if its bytes follow each other there and in the file;
- *   else with all that lies between its first and last byte in the file, if that is little, and copied by strides;
- *   else in two halves, cut where its items lie farthest apart. */
+ *   straight to its place, if its bytes are contiguous there and in the file;
+ *   else with everything between its first and last byte in the file, if that is little, and copied by strides;
+ *   else in two halves, cut along the dimension in which its items are farthest apart. */
 #include "tools/vckpt/import/import_chunks.h"
 
 #include <string.h>
@@ -71,7 +71,7 @@ static int say_fault(const struct import_chunks *c, int r, const struct tensor_c
 	tensor_box_text(ndim, &a, first, sizeof first);
 	tensor_box_text(ndim, &b, second, sizeof second);
 	if (r == -ERANGE)
-		return base_error_set(err, -BASE_EFORMAT, "its part %s lies outside of it", first);
+		return base_error_set(err, -BASE_EFORMAT, "its part %s is outside of it", first);
 	return base_error_set(err, -BASE_EFORMAT, "its parts %s (%s) and %s (%s) overlap in %s", first,
 		c->at[fault->a].file->path, second, c->at[fault->b].file->path, text);
 }
@@ -100,7 +100,7 @@ struct part {
 	char *bytes;
 };
 
-/* Do its bytes follow each other, in the order of its items? */
+/* Are its bytes contiguous, in the order of its items? */
 static bool is_dense(const struct part *p, const uint64_t *stride)
 {
 	uint64_t bytes = p->item_bytes;
@@ -152,7 +152,7 @@ static struct part part_halve(struct part *p)
 	return second;
 }
 
-/* Each half has half of the items at most, and one more, so that it goes 128 calls deep at most. */
+/* Each half has at most half of the items and one more, so this recurses at most 128 times. */
 static int part_read(struct part *p, char **spare, struct base_error *err)
 {
 	uint64_t span = part_span(p), bytes = part_bytes(p);
@@ -189,7 +189,7 @@ static int part_read(struct part *p, char **spare, struct base_error *err)
 struct window {
 	const struct import_chunks *c;
 	struct tensor_box box;
-	char *bytes; /* of its first item; its items lie as in the whole tensor */
+	char *bytes; /* of its first item; strides are those of the whole tensor */
 	char *spare;
 	struct base_error *err;
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * import_chunks: a tensor whose boxes lie at many places, each in a file with strides of its own. It is made by one
+ * import_chunks: a tensor whose boxes are at many places, each in a file with strides of its own. It is made by one
  * thread, then read from many. A read takes memory for at most IMPORT_SPAN_BYTES beside the caller's. */
 #ifndef TOOLS_VCKPT_IMPORT_IMPORT_CHUNKS_H
 #define TOOLS_VCKPT_IMPORT_IMPORT_CHUNKS_H
@@ -19,7 +19,7 @@ struct import_chunks;
 
 int import_chunks_new(const struct tensor_shape *shape, unsigned item_bytes, struct import_chunks **ret_c);
 void import_chunks_free(struct import_chunks *c); /* NULL-safe */
-/* Takes chunk->stride if it succeeds. All items of the box must lie in the file. -ENOMEM */
+/* Takes chunk->stride if it succeeds. All items of the box must be in the file. -ENOMEM */
 int import_chunks_add(struct import_chunks *c, const struct tensor_box *box, const struct import_chunk *chunk);
 /* After the last one: the boxes must cover the tensor exactly; -BASE_EFORMAT names those that do not. -ENOMEM */
 int import_chunks_finish(struct import_chunks *c, struct base_error *err);

@@ -2,7 +2,7 @@
  *
  * A directory that torch's distributed checkpoint wrote (FileSystemWriter): .metadata, which core/foreign reads, and
  * .distcp files, which hold an item for each box of a tensor and for each other entry, one after another. Items of
- * tensors are looked at here, so that whatever is wrong with them is found before anything is saved; their data are
+ * tensors are looked at here, so that all faults are found before anything is saved; their data are
  * read while the step is saved. Other entries are kept as they are, in one blob, beside an index of them:
  *
  *   .dcp/bytes.00000        their bytes, one after another
@@ -28,7 +28,7 @@ int import_dcp_read(void *arg, uint64_t offset, void *bytes, size_t len, struct 
 	return import_file_read(arg, offset, bytes, len, err);
 }
 
-/* Counts the bytes of a file once, whatever names lead to it. */
+/* Counts the bytes of a file once, even if several names lead to it. */
 static int count_file(struct import_dcp *d, const struct import_file *f)
 {
 	char key[64];
@@ -64,7 +64,7 @@ static int place_file(struct import_dcp *d, const struct foreign_place *place, s
 	return count_file(d, *ret_file);
 }
 
-/* A place as a range of its file, which must have it. */
+/* A place as a range of its file; the file must be long enough. */
 static int place_range(struct import_dcp *d, const struct foreign_place *place, struct import_range *ret_range)
 {
 	int r = place_file(d, place, &ret_range->file);
@@ -87,7 +87,7 @@ static int place_range(struct import_dcp *d, const struct foreign_place *place, 
 		"another save", ret_range->file->path, size, place->offset + place->bytes);
 }
 
-/* The item against what the metadata say of it. */
+/* Compares the item with the metadata. */
 static int check_item(struct import_dcp *d, const struct foreign_dcp_entry *e, const struct tensor_box *box,
 	const struct foreign_tensor *t)
 {
@@ -147,7 +147,7 @@ static int check_growth(struct import_dcp *d, const struct foreign_dcp_entry *e,
 		stored);
 }
 
-/* Files may end in one safetensors file of all their tensors; each item is said to lie at its begin. */
+/* A file may end in one safetensors file with all its tensors; its begin is then the place of each item. */
 static int find_parts(struct import_dcp *d, const struct import_range *place, const struct import_parts **ret_parts)
 {
 	base_cleanup_free char *key = tool_string("%s@%" PRIu64, place->file->path, place->offset);
@@ -281,7 +281,7 @@ static int add_opaque(struct import_dcp *d, const struct foreign_text *key, cons
 	return o->key && o->why ? 0 : base_no_memory(d->err);
 }
 
-/* What it says becomes a value of the step; or it is listed. */
+/* The entry becomes a value of the step, or is listed as opaque. */
 static int add_value(struct import_dcp *d, size_t entry, const struct import_range *range)
 {
 	struct base_error why = {0};

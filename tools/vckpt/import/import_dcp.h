@@ -24,8 +24,8 @@ struct import_dcp {
 	struct import_file *file;       /* .metadata */
 	struct foreign_dcp metadata;
 	struct import_place *places;    /* of each entry */
-	uint64_t file_bytes, item_bytes;        /* of the files; of the items in them, which overlap nowhere */
-	uint64_t grown;                 /* bytes of tensors for which the files have none */
+	uint64_t file_bytes, item_bytes;        /* of the files; of the items in them, which do not overlap */
+	uint64_t grown;                 /* bytes of tensors beyond those stored */
 	unsigned values_left;           /* that may still be taken out of byte entries */
 	size_t text_left;               /* bytes that they may still take in the documents */
 	json_t *files;                  /* {relative path: number in the plan} */
@@ -38,14 +38,14 @@ struct import_dcp {
 
 int import_dcp_names(struct import_dcp *d);
 
-/* May tensors of so many bytes come out of an item of so many? Strides of 0 repeat what is stored, and views of one
- * storage share it: a little of that is ordinary, much of it would be a step far larger than the files. */
+/* May an item of `stored` bytes become tensors of `bytes`? Strides of 0 repeat what is stored, and views share a
+ * storage: a little of that is ordinary, much of it would make a step far larger than the files. */
 bool import_dcp_grow(struct import_dcp *d, uint64_t bytes, uint64_t stored);
 
-/* The component in whose tree a key's leaf stands. */
+/* The component whose tree has a key's leaf. */
 void import_dcp_component(const struct import_dcp *d, size_t entry, char component[static PROTO_COMPONENT_MAX + 1]);
-/* A value as docs/format/values.md has it, with its tensors added to the plan. 1: no such text says what it is, and why
- * not is in `why`. */
+/* A value as docs/format/values.md has it, with its tensors added to the plan. 1: it has no such form; the reason is
+ * in `why`. */
 int import_dcp_value(struct import_dcp *d, size_t entry, const struct import_range *range, json_t **ret_value,
 	struct base_error *why);
 /* A row-major tensor, or a strided one, that is a box of the tensor. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Components and names of a checkpoint's keys. A key whose path has several parts is NAME in the component that the
- * first part names; every other key stands as it is in the component `model`. Where two keys would get the same place,
- * those that no path puts there are kept by their whole keys in a component of their own, `keys`. */
+ * first part names; every other key is kept as it is, in the component `model`. Where two keys would get the same
+ * place, those that no path puts there are kept by their whole keys in a component of their own, `keys`. */
 #include "tools/vckpt/import/import_dcp.h"
 
 #include <inttypes.h>
@@ -10,7 +10,7 @@
 
 #include "core/base/buf.h"
 
-#define PATH_MORE 1024u         /* bytes that a path may have more than its key, into which DCP puts it together */
+#define PATH_MORE 1024u         /* bytes by which a path may be longer than its key, which DCP made of it */
 
 static bool is_text(const struct foreign_value *v)
 {
@@ -73,7 +73,7 @@ static int check_path(struct import_dcp *d, const struct foreign_dcp_entry *e)
 		len += is_text(v) ? v->text.len : 0;
 		good = len > e->key.len + PATH_MORE || !is_text(v) || proto_utf8_valid(v->text.bytes, v->text.len);
 	}
-	if (len > e->key.len + PATH_MORE) /* keys may share a long part, so that all paths would be far too long */
+	if (len > e->key.len + PATH_MORE) /* keys may share one long part, and all paths together would be huge */
 		return base_error_set(d->err, -BASE_EFORMAT, "%s: the path of key %.*s is far longer than the key",
 			d->file->path, (int)base_min(e->key.len, 300), e->key.bytes);
 	if (good)

@@ -63,7 +63,7 @@ static enum node kind_below(const struct foreign_items *path, size_t at)
 	return path->at[at]->kind == FOREIGN_TEXT ? DICT : LIST;
 }
 
-/* The new leaf at the end of a path; the component's root stands under the first part. NULL: another key has it. */
+/* The new leaf at the end of a path; the first part names the component's root. NULL: another key has the leaf. */
 static json_t *walk(struct import_dcp *d, const char *component, const struct foreign_items *path)
 {
 	json_t *node = node_under(d->trees, component, strlen(component), kind_below(path, 1));
@@ -118,7 +118,7 @@ int import_dcp_leaf(struct import_dcp *d, size_t entry, json_t *leaf)
 }
 
 /* As docs/format/values.md has it. As deep as paths are long (core/foreign/dcp.h). gaps: how many items of lists may
- * yet be missing; 0 at the end: there were more. */
+ * still be missing; 0 afterwards: more were. */
 static json_t *finish_node(const json_t *node, size_t *gaps)
 {
 	json_t *content = node_content(node), *child, *made;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A byte entry is an archive that torch.save wrote of one Python value. What docs/format/values.md has a form for
+ * A byte entry is an archive that torch.save wrote of one Python value. What has a form in docs/format/values.md
  * becomes that: plain values and containers, sizes, types and devices of torch, and tensors, which become tensors of
  * the step. Any other class makes the whole value one that only Python reads.
  *
@@ -81,7 +81,7 @@ static json_t *convert_int(int64_t n)
 	return tag("$int", json_string(text));
 }
 
-/* More than 8 bytes, little-endian, two's complement; the first bytes may say nothing. */
+/* More than 8 bytes, little-endian, two's complement; the highest may be redundant. */
 static json_t *convert_big(struct values *v, const char *bytes, size_t len)
 {
 	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
@@ -152,7 +152,7 @@ static json_t *base64(struct values *v, const uint8_t *bytes, size_t len)
 	return made;
 }
 
-/* Protocol 2 has no bytes: a text whose letters stand for them. */
+/* Protocol 2 has no bytes: they are written as a text with a letter for each. */
 static json_t *convert_latin(struct values *v, const struct foreign_value *text, const char *name)
 {
 	const uint8_t *from = text->kind == FOREIGN_TEXT ? (const uint8_t *)text->text.bytes : NULL;
@@ -172,7 +172,7 @@ static json_t *convert_latin(struct values *v, const struct foreign_value *text,
 
 /* ---- containers ---- */
 
-/* A part of a container, whose name grows by `.KEY` meanwhile. */
+/* A part of a container; meanwhile the name is longer by `.KEY`. */
 static json_t *convert_part(struct values *v, const struct foreign_value *x, const char *key, size_t len)
 {
 	size_t before = v->name.len;
@@ -205,7 +205,7 @@ static json_t *convert_list(struct values *v, const struct foreign_items *items)
 	return made;
 }
 
-/* Can it be hashed? A tuple of such keys is one; how deep it is the conversion has seen. */
+/* Can it be hashed? So can a tuple of such keys; the conversion has already checked its depth. */
 static bool is_key(const struct foreign_value *x)
 {
 	for (; x->kind == FOREIGN_TUPLE; x = x->items.at[0]) {
@@ -218,7 +218,7 @@ static bool is_key(const struct foreign_value *x)
 	return x->kind <= FOREIGN_BYTES;
 }
 
-/* A key that is in `seen` already is refused, as a reader would refuse it. */
+/* Refuses a key that is in `seen` already, as a reader would. */
 static json_t *convert_key(struct values *v, const struct foreign_value *x, json_t *seen)
 {
 	json_t *made = convert(v, x);
@@ -540,7 +540,7 @@ static json_t *read_value(struct values *v, const struct import_range *range)
 	return made;
 }
 
-/* All of its tensors, against the bytes of the entry. */
+/* Compares the size of all its tensors with the bytes of the entry. */
 static bool may_grow(struct values *v, uint64_t stored)
 {
 	uint64_t bytes = 0, items;

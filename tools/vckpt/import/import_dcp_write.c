@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * JSON as the Python package writes values: what fits 100 columns stands on one line, longer containers are broken and
+ * JSON as the Python package writes values: what fits 100 columns is on one line, longer containers are broken and
  * indented by two, and a float has the fewest digits that give the same bits back. */
 #include "tools/vckpt/import/import_dcp.h"
 

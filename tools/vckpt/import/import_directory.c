@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A directory: which of its files hold the tensors of the component, which become blobs at their own path, and which
- * are pickles that stay outside. In one with a manifest.json of vckpt's, the manifest says so (import_exported.c); else
+ * are pickles that are left out. In one with a manifest.json of vckpt's, the manifest says so (import_exported.c); else
  * one with .metadata is a checkpoint of DCP's (import_dcp.c); else it is one in Hugging Face layout:
  *
  *   tensors   every .safetensors (import_weights.c says of which components); but shard-*-model-*.safetensors, where
@@ -210,7 +210,7 @@ static int add_shards(struct walk *w)
 	return r;
 }
 
-/* DCP keeps no number in what it writes: programs put it into the directory's name. */
+/* DCP writes no number of a step: programs put it into the directory's name. */
 static void number_by_name(struct walk *w)
 {
 	base_cleanup_free char *full = realpath(w->root, NULL);
@@ -247,7 +247,7 @@ static int add_weights(struct walk *w)
 	return r;
 }
 
-/* What a save leaves that was broken off, or that each rank made for itself. */
+/* Refuses what is left of a save that was broken off, or that each rank made for itself. */
 static int refuse_parts(const struct walk *w)
 {
 	base_cleanup_free char *own = tool_string("%s/__0" METADATA_NAME, w->root);

@@ -3,7 +3,7 @@
  * A step that was exported, or copied from a mount: a directory with a manifest.json of vckpt's. Its tensors keep their
  * components, true names and dtypes, its blobs their names, the step its attributes; manifest.json itself is no blob.
  *
- *   tensors   COMPONENT/NAME.npy and COMPONENT.safetensors, whichever are there; a tensor that stands in both must be
+ *   tensors   COMPONENT/NAME.npy and COMPONENT.safetensors, whichever are there; a tensor that is in both must be
  *             the same in both (import_plan_check)
  *   blobs     the files that manifest.json names, and, as in any directory, those that it does not */
 #include "tools/vckpt/import/import.h"
@@ -72,11 +72,11 @@ static int take_blob(struct import_plan *p, struct import_manifest_blob *b, cons
 
 	if (!name)
 		return base_no_memory_for(err, "%s", path);
-	b->found = true; /* it may be another by now: what was exported is there to be changed */
+	b->found = true; /* its content may have changed since the export; that is allowed */
 	return import_add_blob(p, path, b->rank ? name : b->name, b->per_rank && !b->rank, err);
 }
 
-/* What can be done where the files have become others than the manifest says. */
+/* Adds to the sentence what can be done if the files no longer fit the manifest. */
 static int say_way_out(const struct import_manifest *m, int r, struct base_error *err)
 {
 	struct base_error was = *err;
@@ -85,8 +85,7 @@ static int say_way_out(const struct import_manifest *m, int r, struct base_error
 		was.text, m->path);
 }
 
-/* A .npy in a component's directory that the manifest does not name: nothing says which tensor of which component it
- * is. */
+/* A .npy in a component's directory that the manifest does not name: its tensor and component are unknown. */
 static bool stray_tensor(const struct import_manifest *m, const char *rel)
 {
 	const char *slash = strchr(rel, '/');
@@ -120,7 +119,7 @@ int import_exported_file(struct import_plan *p, struct import_manifest *m, const
 	return 1;
 }
 
-/* A tensor of a file against what the manifest says of it. */
+/* Compares a tensor of a file with the manifest. */
 static int check_tensor(struct import_manifest *m, const struct import_tensor *t, struct base_error *err)
 {
 	struct import_manifest_tensor *said = import_manifest_tensor(m, t->component, t->name, t->name_len);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Links in a SOURCE that is a directory. Whoever made the directory chose where they lead, so what they lead to is read
- * only where it lies inside, or where --follow asks for it. Inside is
+ * Links in a SOURCE that is a directory. The directory's maker chose where they lead, so what they lead to is read only
+ * where it is inside, or where --follow asks for it. Inside is
  *
  *   the directory itself, its own links followed, because the user named it
  *   models--*, for a snapshot of it in a cache of Hugging Face: its files are links to those below blobs/, beside it
  *
- * A chain of links counts by its end. A file is opened by the path that was looked at, which has no links: if somebody
- * makes one out of a part of it meanwhile, it is not opened. */
+ * A chain of links counts by its end. A file is opened by the path that was checked, which has no links: if a part
+ * of it becomes a link meanwhile, it is not opened. */
 #include <fcntl.h>
 #include <linux/openat2.h>
 #include <string.h>
@@ -74,8 +74,8 @@ int import_links_open(const char *bound, const char *path, struct base_error *er
 		return base_error_set(err, -errno, "%s: %s", path, strerror(errno));
 	if (!is_inside(bound, real))
 		return base_error_set(err, -EINVAL,
-			"%s: it is, or lies behind, a link that leads out of the directory, to %s: nothing outside of "
-			"%s is read for it; --follow imports what such links lead to", path, real, bound);
+			"%s: it is a link, or is behind one, that leads out of the directory, to %s: nothing outside "
+			"of %s is read for it; --follow imports what such links lead to", path, real, bound);
 	fd = open_real(real);
 	if (fd == -ELOOP)
 		return base_error_set(err, fd, "%s: it became a link while it was opened", path);

@@ -2,9 +2,9 @@
  *
  * Reads manifest.json. See import_manifest.h.
  *
- * The path of a tensor's .npy follows from its component and name, so it is computed, and what the manifest says must
- * be that. A blob's path cannot be computed (blobs give way), so it is taken as said; a path that is in no directory
- * is never met by the walk and comes out as missing. */
+ * The path of a tensor's .npy follows from its component and name, so it is computed, and the manifest must agree.
+ * A blob's path cannot be computed, since blobs give way to other files: the manifest's is used. If no file has it, the
+ * walk does not meet it and the blob is reported as missing. */
 #include "tools/vckpt/import/import_manifest.h"
 
 #include <stdio.h>
@@ -92,7 +92,7 @@ static int put_weights(struct import_manifest *m, const struct item *at, const c
 	return json_object_set_new(m->weights, path, json_string(component)) < 0 ? no_memory(at) : 0;
 }
 
-/* The files that hold a component as .safetensors; without a word of them it is the one that has its name. */
+/* The files that hold a component as .safetensors; if none is given, it is the one that has its name. */
 static int take_weights(struct import_manifest *m, const struct item *at, const char *component)
 {
 	const json_t *one = json_object_get(at->value, "safetensors"), *several = json_object_get(at->value, "files");

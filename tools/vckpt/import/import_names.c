@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Under which names a step shows the files of its tensors again: those that came in, where the files hold all of a
+ * The names under which a step shows the files of its tensors: those that came in, if the files hold all of a
  * component (docs/format/header.md, "Names of files"). A component whose only file is COMPONENT.safetensors needs no
- * note of that. What cannot be shown under its own name is shown under that one. */
+ * note of that. A component that cannot be shown under its files' names is shown as COMPONENT.safetensors. */
 #include "tools/vckpt/import/import.h"
 
 #include <jansson.h>
@@ -14,7 +14,7 @@
 
 #define HEADERS_MAX 4096u /* of a step (docs/format/manifest.md) */
 
-/* Do its files hold all of its tensors that such a file can? */
+/* Do its files hold all of its tensors that a .safetensors can hold? */
 static bool holds_all(const struct import_plan *p, const struct import_component *c)
 {
 	for (size_t i = 0; i < p->ntensors; i++) {
@@ -74,7 +74,7 @@ static bool is_anothers(const struct import_plan *p, const struct import_compone
 	return !first;
 }
 
-/* May the step show the component's files under their names? seen: how often each name is given. */
+/* May the step show the component's files under their names? seen: how often each name occurs. */
 static bool can_be_named(const struct import_plan *p, const struct import_component *c, json_t *seen)
 {
 	for (uint32_t i = 0; i < c->nheaders; i++) {

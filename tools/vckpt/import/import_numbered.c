@@ -51,8 +51,8 @@ bool import_numbered_parse(const char *name, struct import_numbered *ret)
 	return true;
 }
 
-/* How many there are of each name, and which numbers; a part of a rank's own (shard-00001-model-00002-of-00002) may be
- * that of any rank. */
+/* How many there are of each name, and which numbers; the rank in a name (shard-00001-model-00002-of-00002)
+ * does not count. */
 static int count_part(json_t *all, const char *path, struct base_error *err)
 {
 	const char *base = import_base_of(path);

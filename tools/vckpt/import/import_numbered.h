@@ -14,7 +14,7 @@
 struct import_numbered { int name_len, digits; uint32_t number, total; const char *tail; };
 bool import_numbered_parse(const char *name, struct import_numbered *ret);
 
-/* All parts that files have of their names are among the paths, or an error names the first that is missing. */
+/* If one part is among the paths, all are, or an error names the first that is missing. */
 int import_numbered_check(const char *const *paths, size_t n, struct base_error *err);
 
 const char *import_base_of(const char *path); /* what is behind its last slash */

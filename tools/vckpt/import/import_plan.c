@@ -13,8 +13,7 @@
 #include "tools/vckpt/import/import_chunks.h"
 #include "tools/vckpt/import/import_numbered.h"
 
-/* Files that stay open; of a step with more, the others are opened for each read, since 1024 descriptors are a usual
- * limit. */
+/* Files that stay open; further ones are opened for each read, since 1024 descriptors are a usual limit. */
 #define FILES_OPEN_MAX 256
 
 bool import_has_suffix(const char *text, const char *suffix)
@@ -300,7 +299,7 @@ static int npy_name(const char *path, char **ret_name, struct base_error *err)
 	size_t base_len = strlen(base) - strlen(".npy"), len;
 	base_cleanup_free char *name = NULL;
 
-	if (view_name_unescape(base, base_len, &name, &len) < 0) { /* not a name that the escape makes: as it is */
+	if (view_name_unescape(base, base_len, &name, &len) < 0) { /* not an escaped name: taken as it is */
 		name = strndup(base, base_len);
 		len = base_len;
 	}
@@ -310,7 +309,7 @@ static int npy_name(const char *path, char **ret_name, struct base_error *err)
 	return 0;
 }
 
-/* Where a .npy's data are, and what they are. */
+/* Type, shape and place of a .npy's data. */
 static int read_npy(struct import_file *f, enum tensor_dtype void_dtype, enum tensor_dtype *ret_dtype,
 	struct tensor_shape *ret_shape, uint64_t *ret_offset, struct base_error *err)
 {
@@ -462,7 +461,7 @@ int import_add_source(struct import_plan *p, const char *path, const char *asked
 	return refuse_file(p, path, err);
 }
 
-/* ---- tensors that stand in two files ---- */
+/* ---- tensors that are in two files ---- */
 
 static int compare_tensors(const void *a, const void *b)
 {
@@ -498,8 +497,8 @@ static int same_bytes(const struct import_tensor *a, const struct import_tensor 
 /* Sorts the tensors and keeps each once. */
 static int settle_duplicates(struct import_plan *p, struct base_error *err)
 {
-	int r = 0;
 	size_t kept = 0;
+	int r = 0;
 
 	if (p->ntensors)
 		qsort(p->tensors, p->ntensors, sizeof *p->tensors, compare_tensors);
@@ -517,7 +516,7 @@ static int settle_duplicates(struct import_plan *p, struct base_error *err)
 	return r;
 }
 
-/* Parts of weights, whatever they are taken for; those that are left out do not count. */
+/* Numbered files of weights, tensors or blobs; pickles that are left out do not count. */
 static int check_numbered(const struct import_plan *p, struct base_error *err)
 {
 	base_cleanup_free const char **paths = malloc((p->nfiles + p->nblobs + 1) * sizeof *paths);
@@ -546,7 +545,7 @@ static int compare_attributes(const void *a, const void *b)
 	return strcmp(((const struct proto_attribute *)a)->key, ((const struct proto_attribute *)b)->key);
 }
 
-/* Blobs alone: a .npy becomes one where its directory was named, so its user is told how it comes in as a tensor. */
+/* Blobs alone: a .npy becomes one where its directory was named, so the message says how it comes in as a tensor. */
 static int no_tensors(const struct import_plan *p, struct base_error *err)
 {
 	const char *npy = NULL;
@@ -604,6 +603,7 @@ void import_add_number(struct import_plan *p, uint64_t number)
 {
 	p->number = p->nnumbers++ == 0 || p->number == number ? number : PROTO_NONE;
 }
+
 void import_attributes_free(struct proto_attribute *attributes, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
@@ -612,7 +612,6 @@ void import_attributes_free(struct proto_attribute *attributes, size_t n)
 	}
 	free(attributes);
 }
-
 
 void import_plan_release(struct import_plan *p)
 {

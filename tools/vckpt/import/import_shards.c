@@ -28,7 +28,7 @@ int import_parts_read(struct import_file *f, uint64_t offset, struct import_part
 		if (!strcmp(p.s.metadata[i].key, SHARDING_KEY)) {
 			json_decref(p.sharding);
 			p.sharding = json_loads(p.s.metadata[i].value, JSON_REJECT_DUPLICATES, NULL);
-			if (!json_is_object(p.sharding)) /* without it a part would be taken for the whole */
+			if (!json_is_object(p.sharding)) /* else a part would be taken for the whole */
 				r = -BASE_EFORMAT;
 		}
 	if (r < 0) {

@@ -33,7 +33,7 @@ static bool is_index(const char *rel)
 	return end && end != import_base_of(rel) && strstr(end, ".index.") && import_has_suffix(rel, ".json");
 }
 
-/* The name of an index's set: what is before and behind the words of the format. */
+/* The name of an index's set: the file's name without the words of the format. */
 static char *index_stem(const char *rel)
 {
 	const char *base = import_base_of(rel), *end = strstr(base, SUFFIX "."), *index = strstr(end, ".index.");
@@ -125,7 +125,7 @@ static const char *path_named(const json_t *value)
 	return name;
 }
 
-/* Such a name is refused before it is looked for. */
+/* A bad name is refused before it is looked up. */
 static int check_named(const struct index *x, const char *tensor, const json_t *value, struct base_error *err)
 {
 	if (path_named(value))
@@ -187,7 +187,7 @@ static int check_files(const struct import_weights *w, const struct index *x, st
 	return 0;
 }
 
-/* Its files that no other index has become a set. */
+/* Files of it that are in no other index's set become a set. */
 static int take_named(struct import_weights *w, const struct index *x, struct base_error *err)
 {
 	const struct import_found *first = NULL;
@@ -268,7 +268,7 @@ static int add_file(struct import_weights *w, struct import_found *f, struct bas
 
 /* ---- the whole ---- */
 
-/* What the files that an index names were put together from, as torch leaves it beside them. */
+/* torch leaves the shards beside the files that it puts together from them. */
 bool import_weights_skips(const struct import_weights *w, const struct import_found *f)
 {
 	size_t n = strlen(IMPORT_SHARDED_FOLDER);
@@ -320,7 +320,7 @@ int import_weights_take(struct import_weights *w, struct import_found *f, struct
 	return r;
 }
 
-/* Tensors of a file that are said to be in it go into `there`; the first that is not named at all: *unnamed. */
+/* Tensors that the index says are in the file go into `there`; the first that it does not name: *unnamed. */
 static int compare_file(const struct import_weights *w, const struct index *x, const struct import_found *f,
 	json_t *there, const struct import_tensor **unnamed, struct base_error *err)
 {

@@ -19,11 +19,11 @@ struct import_weights;
 /* `found`, sorted, gets its sets, and must live as long as ret_w. */
 int import_weights_new(struct import_plan *p, const char *root, const char *component, struct import_found *found,
 	size_t nfound, struct import_weights **ret_w, struct base_error *err);
-/* A file that others were put together from, which are there. */
+/* A shard whose tensors are in other files of the directory, too. */
 bool import_weights_skips(const struct import_weights *w, const struct import_found *f);
 /* Reads the headers of a file that has a set. 1: it has no tensors, and is kept as a blob. */
 int import_weights_take(struct import_weights *w, struct import_found *f, struct base_error *err);
-/* After the last file: every index names what the files hold that it names, no less and no more. */
+/* After the last file: every index names exactly the tensors of its files. */
 int import_weights_check(struct import_weights *w, struct base_error *err);
 void import_weights_free(struct import_weights *w); /* NULL-safe */
 

@@ -20,7 +20,7 @@ struct set {
 	char component[PROTO_COMPONENT_MAX + 1];
 };
 
-/* An index has a set of the files that no index before it names; all that it names are compared with it. */
+/* The set of an index has the files that no index before it names; all that it names are compared with it. */
 struct index {
 	const struct import_found *file;
 	char *dir, *stem;

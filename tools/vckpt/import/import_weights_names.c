@@ -29,7 +29,7 @@ static struct folder *folder_at(const struct import_weights *w, const struct set
 	return &w->folders[json_integer_value(json_object_get(w->by_folder, s->dir))];
 }
 
-/* Of the sets of one name in a folder by_stem has the one that readers prefer. */
+/* If a folder has several sets of one name, by_stem has the one that readers prefer. */
 static int list_set(struct import_weights *w, uint32_t number)
 {
 	struct set *s = &w->sets[number], *known = set_of_stem(w, s, strlen(s->stem));
@@ -75,7 +75,7 @@ static const struct set *preferred(const struct import_weights *w, const struct 
 	return best == s ? NULL : best;
 }
 
-/* Does a set stand for its folder? At the top several may: they are one component. */
+/* Does a set have the name of its folder? At the top several may: they are one component. */
 static bool is_main(const struct import_weights *w, const struct set *s)
 {
 	const struct folder *folder = folder_at(w, s);
@@ -130,7 +130,7 @@ static int set_name(struct import_weights *w, struct set *s, const char *wanted,
 		"import its folders as steps of their own", w->root, PROTO_COMPONENTS_MAX);
 }
 
-/* The name that a set should have. A component that was asked for is before the names of all that have none of its. */
+/* The name that a set should have; if a component was asked for, it comes first in all names but its own. */
 static char *wanted_name(const struct import_weights *w, const struct set *s)
 {
 	const struct set *better = preferred(w, s);
@@ -164,7 +164,7 @@ static int name_set(struct import_weights *w, struct set *s, struct base_error *
 	return r;
 }
 
-/* Names of variants and parts are made of others' names. */
+/* When a set is named: names of variants and parts are made of others' names. */
 static unsigned turn(const struct import_weights *w, const struct set *s)
 {
 	return preferred(w, s) ? 2 : is_variant(w, s);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vckpt layout: who holds what of one tensor, by shape, mesh and placements. Opens no store. (With --check it is
+ * vckpt layout: which rank holds what of one tensor, by shape, mesh and placements. Opens no store. (With --check it is
  * another command: layout_check.c.)
  *
  * Two passes over the ranks that are asked for: the first finds what is wrong for any of them (a flat range past the
@@ -20,7 +20,7 @@ int layout_shard(const struct layout *l, uint32_t rank, struct tensor_shard *ret
 	return tensor_shard_of(&l->on.sharding, rank, l->flat_text ? &l->flat : NULL, ret_shard, err);
 }
 
-/* No dimension is parted by more than one placement: tensor_shard_box_count does not walk. */
+/* If no dimension is divided by more than one placement, tensor_shard_box_count does not walk. */
 static bool countable(const struct tool_sharding *on)
 {
 	uint32_t parted = 0;
@@ -182,7 +182,7 @@ static int print_table(const struct layout *l)
 	return tool_output_end(l->t);
 }
 
-/* Everything of one rank: a line for each box, with where it lies in the local buffer. */
+/* Everything of one rank: a line for each box, with its place in the local buffer. */
 static int print_rank(const struct layout *l)
 {
 	char names[TOOL_NAMES_TEXT], text[TOOL_BOX_TEXT];
@@ -270,8 +270,8 @@ const struct tool_command tool_layout = {"layout", "say which boxes of a tensor 
 	"usage: vckpt layout [STORE] [RUN/STEP] --check FILE [-q] [-v]\n"
 	"       vckpt layout --shape N,N,... --dtype TYPE --mesh MESH --place WORDS [--rank-order R,R,...]\n"
 	"                    [--flat A:B[/L]] [--rank N] [--draw] [--json] [-q] [-v]\n\n"
-	"Tells which boxes of a tensor each rank of a mesh holds, and where they lie in its buffer. Needs no store.\n"
-	"With --check: reads a layout file and tells what it gives to each tensor of a step.\n\n"
+	"Says which boxes of a tensor each rank of a mesh holds, and where they are in its buffer. Needs no store.\n"
+	"With --check: reads a layout file and says what it gives to each tensor of a step.\n\n"
 	"  --check FILE        a layout file, or llama, mixtral, deepseek\n"
 	"  --shape 4096,1024   sizes of the tensor; \"scalar\" for one of no dimensions\n"
 	"  --dtype bf16        its type; bfloat16 and torch.bfloat16 mean the same\n"
@@ -280,6 +280,6 @@ const struct tool_command tool_layout = {"layout", "say which boxes of a tensor 
 	"  --place 'R,S(0)'    one word for each dimension of the mesh: R, S(d), SS(d,split), IS(d,k),\n"
 	"                      RS(d0,d1,..;u0,u1,..)\n"
 	"  --flat A:B[/L]      of each rank only these items of its flattened local tensor, padded to L items\n"
-	"  --rank N            tell of this rank only, box by box\n"
+	"  --rank N            this rank only, box by box\n"
 	"  --draw              a picture of a 2-d tensor instead of the table\n",
 	layout_run};

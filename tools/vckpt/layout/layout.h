@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * layout: what `vckpt layout` was asked, shared with its picture. One thread. */
+ * layout: the arguments of `vckpt layout`, shared with its picture. One thread. */
 #ifndef TOOLS_VCKPT_LAYOUT_LAYOUT_H
 #define TOOLS_VCKPT_LAYOUT_LAYOUT_H
 
@@ -19,10 +19,9 @@ struct layout {
 	uint64_t boxes;         /* of all these ranks; only with --json or --rank */
 };
 int layout_shard(const struct layout *l, uint32_t rank, struct tensor_shard *ret_shard, struct base_error *err);
-/* The picture of a 2-d tensor on standard output; an exit code, said. */
+/* The picture of a 2-d tensor on standard output; an exit code. */
 int layout_draw(const struct layout *l);
-/* What a layout file gives to the tensors of the step that t's arguments name, or that it is right; an exit code,
- * said. */
+/* What a layout file gives to the tensors of the step that t's arguments name, or that it is right; an exit code. */
 int layout_check(struct tool *t, const char *file);
 
 #endif

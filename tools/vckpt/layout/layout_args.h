@@ -2,8 +2,8 @@
  *
  * layout_args: what `vckpt mesh`, `layout` and `reshard` share: their arguments, and how ranks, shapes and coordinates
  * are written. These commands open no store and write as they go: a mesh may have millions of ranks. One thread.
- * Functions that read arguments return 0 or the exit code to leave with; what is wrong has then been said, with the
- * option and its value. */
+ * Functions that read arguments return 0 or the exit code to leave with; the message, with the option and its
+ * value, has then been printed. */
 #ifndef TOOLS_VCKPT_LAYOUT_LAYOUT_ARGS_H
 #define TOOLS_VCKPT_LAYOUT_LAYOUT_ARGS_H
 
@@ -27,7 +27,7 @@ struct tool_mesh {
 };
 /* "dp=2,tp=4", JSON text {"dims": [["dp",2],["tp",4]], "ranks": [...]}, or @FILE with such JSON. */
 int tool_mesh_read(const struct tool *t, struct tool_mesh *m);
-/* That JSON as a mesh. -EINVAL, -BASE_ELIMIT, -ENOMEM, or what reading the file gave, told in err. */
+/* That JSON as a mesh. -EINVAL, -BASE_ELIMIT, -ENOMEM, or the error of reading the file; the sentence is in err. */
 int tool_mesh_from_json(const char *text, struct tensor_mesh **ret_m, struct base_error *err);
 int tool_mesh_from_file(const char *path, struct tensor_mesh **ret_m, struct base_error *err);
 void tool_mesh_print_json(const struct tensor_mesh *m); /* as the two above read it */
@@ -61,7 +61,7 @@ int tool_flat_read(const struct tool *t, const char *text, struct tensor_flat *r
 /* "0,3"; "-" for a rank outside the mesh */
 void tool_coordinate_text(const struct tensor_mesh *m, uint32_t rank, char text[static TOOL_SHAPE_TEXT]);
 void tool_names_text(const struct tensor_mesh *m, uint32_t dims, char text[static TOOL_NAMES_TEXT]); /* "dp,tp" */
-/* Of a column of coordinates under the names of all dimensions, in characters. */
+/* Width, in characters, of a column of coordinates under the names of all dimensions. */
 int tool_coordinate_width(const struct tensor_mesh *m);
 /* Ascending ranks, neighbours joined: "0-3,8". */
 void tool_ranks_text(const uint32_t *ranks, size_t n, struct base_buf *b);
@@ -72,7 +72,7 @@ void tool_tensor_print(const struct tensor_shape *shape, enum tensor_dtype dtype
 
 /* Call it before the first byte: if the reader of standard output leaves, writing then fails and no signal comes. */
 void tool_output_begin(void);
-/* After the last: TOOL_DONE, or TOOL_FAILED, said. */
+/* After the last byte: TOOL_DONE or TOOL_FAILED. */
 int tool_output_end(const struct tool *t);
 
 #endif

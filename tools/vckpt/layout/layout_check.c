@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * vckpt layout --check: reads a layout file, and says what each tensor of a step gets from it, and which lines no
- * tensor has. The mesh is not known here, so nothing is said of what does not divide. */
+ * tensor has. The mesh is not known here, so it is not checked what does not divide. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -76,7 +76,7 @@ static int print_step(struct tool *t, const struct view_layouts *l)
 	return r < 0 ? tool_fail(t, &err) : tool_output_end(t);
 }
 
-/* RUN/STEP alone is of the store that VCKPT_STORE names. */
+/* RUN/STEP alone is in the store that VCKPT_STORE names. */
 static int read_target(struct tool *t, struct tool_target *ret_target)
 {
 	const char *store = getenv("VCKPT_STORE");

@@ -5,7 +5,7 @@
  * The edges of all boxes cut each axis into bands; a box is some neighbouring rows of bands by some neighbouring
  * columns. A band is as wide as its share of the tensor, but at least one character, and wide enough for what is
  * written in it; the numbers along the border are the true indices. Where an axis has more bands than fit, those in the
- * middle are left out (~), and the ranks that are seen nowhere then are listed below. What nobody holds is dotted.
+ * middle are left out (~), and the ranks that are seen nowhere then are listed below. What no rank holds is dotted.
  * Replicas share a box: "0,4", or where that is too long "0+7 more" or "0+7", spelled out below. */
 #include <inttypes.h>
 #include <langinfo.h>
@@ -21,7 +21,7 @@
 #define DRAW_WIDTH_MAX 110u    /* what the texts in it may widen it to */
 #define LABEL_MAX 13           /* of a label; where columns are many, only */
 #define LABEL_SHORT 5
-#define NOBODY (-1)
+#define NO_RANK (-1)
 #define LEFT_OUT (-2)
 #define OUTSIDE (-3)
 
@@ -219,7 +219,7 @@ static void assign_owners(struct drawing *d)
 {
 	for (int i = 0; i < d->axis[0].n; i++)
 		for (int j = 0; j < d->axis[1].n; j++)
-			d->owner[i][j] = d->axis[0].band[i].gap || d->axis[1].band[j].gap ? LEFT_OUT : NOBODY;
+			d->owner[i][j] = d->axis[0].band[i].gap || d->axis[1].band[j].gap ? LEFT_OUT : NO_RANK;
 	for (size_t g = 0; g < d->ngroups; g++) {
 		const struct held *h = &d->held[d->groups[g].first];
 		int rows[2] = {0}, columns[2] = {0};
@@ -227,12 +227,12 @@ static void assign_owners(struct drawing *d)
 		d->groups[g].seen = covered(&d->axis[0], h->edge[0], rows) && covered(&d->axis[1], h->edge[1], columns);
 		for (int i = rows[0]; d->groups[g].seen && i <= rows[1]; i++)
 			for (int j = columns[0]; j <= columns[1]; j++)
-				if (d->owner[i][j] == NOBODY)
+				if (d->owner[i][j] == NO_RANK)
 					d->owner[i][j] = (int)g;
 	}
 }
 
-/* The part of a group's box, up to a gap, that its label stands in: [rows, columns][first, last band]. */
+/* The part of a group's box, up to a gap, that has its label: [rows, columns][first, last band]. */
 static void label_part(const struct drawing *d, size_t g, int part[2][2])
 {
 	const struct held *h = &d->held[d->groups[g].first];
@@ -248,7 +248,7 @@ static void label_part(const struct drawing *d, size_t g, int part[2][2])
 	}
 }
 
-/* Room for the labels: the first column of each box grows by what lacks. */
+/* Makes room for the labels: the first column of each box grows as far as needed. */
 static void widen(struct drawing *d)
 {
 	struct axis *x = &d->axis[1];
@@ -291,7 +291,7 @@ static unsigned border_at(const struct axis *x, int i)
 
 static unsigned char fill_of(int owner)
 {
-	return owner == NOBODY ? '.' : owner == LEFT_OUT ? '~' : ' ';
+	return owner == NO_RANK ? '.' : owner == LEFT_OUT ? '~' : ' ';
 }
 
 /* The corner before cell (i, j), the border above it, the border to its left, and its inside. */
@@ -340,7 +340,7 @@ static int paint(struct drawing *d)
 
 /* ---- writing ---- */
 
-/* Box characters where a terminal takes them. */
+/* May box characters be written? To a terminal with UTF-8. */
 static bool draws_lines(void)
 {
 	return isatty(STDOUT_FILENO) && setlocale(LC_CTYPE, "") && !strcmp(nl_langinfo(CODESET), "UTF-8");
@@ -401,7 +401,7 @@ static int compare_rank(const void *x, const void *y)
 	return *a < *b ? -1 : *a > *b;
 }
 
-/* Ranks whose every box lies in what was left out, and those that hold nothing. */
+/* Ranks whose every box is in what was left out, and those that hold nothing. */
 static int print_unseen(const struct drawing *d)
 {
 	uint32_t count = d->l->ranks.count, n[3] = {0};

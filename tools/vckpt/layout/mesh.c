@@ -42,7 +42,7 @@ static uint32_t set_at(const struct tensor_mesh *m, uint32_t i)
 			return UINT32_C(1) << d | UINT32_C(1) << (d + 1 + i);
 }
 
-/* false: there is none, at an end without wrapping */
+/* false: there is none, at an end with --no-wrap */
 static bool neighbour(const struct mesh_command *c, uint32_t rank, uint32_t dim, int k, uint32_t *ret)
 {
 	return tensor_mesh_neighbour(c->mesh.mesh, rank, dim, k, !c->no_wrap, ret) == 0;
@@ -170,7 +170,7 @@ static int along_width(const struct tensor_mesh *m)
 	return width;
 }
 
-/* The groups of a set, each once: when its first rank comes by. */
+/* The groups of a set, each once: at its first rank. */
 static void print_groups(const struct mesh_command *c, uint32_t dims)
 {
 	const struct tensor_mesh *m = c->mesh.mesh;
@@ -329,15 +329,15 @@ static int mesh_run(struct tool *t, int argc, char **argv)
 	return code;
 }
 
-const struct tool_command tool_mesh_command = {"mesh", "say where ranks stand in a mesh, their groups and neighbours",
+const struct tool_command tool_mesh_command = {"mesh", "say where ranks are in a mesh, their groups and neighbours",
 	"usage: vckpt mesh --mesh MESH [--rank-order R,R,...] [--devices-per-host N | --device-table HOST:DEVICE,...]\n"
 	"                  [--rank N] [--no-wrap] [--json] [-q] [-v]\n\n"
-	"Tells of the ranks of a mesh: coordinate, host and device, the group along every dimension and every pair\n"
+	"Says of the ranks of a mesh: coordinate, host and device, the group along every dimension and every pair\n"
 	"of dimensions, and the next and the previous rank along each dimension. Needs no store.\n\n"
 	"  --mesh pp=2,dp=2,tp=2  names and sizes, outermost first; JSON text; or @FILE with JSON\n"
 	"  --rank-order 0,4,..    the rank at each place of the mesh, last dimension fastest; by default 0,1,2,...\n"
 	"  --devices-per-host N   rank r is on host r/N, device r%N (default 8)\n"
 	"  --device-table 0:0,..  instead: host and device of rank 0, of rank 1, and so on\n"
-	"  --rank N               tell of this rank only\n"
+	"  --rank N               this rank only\n"
 	"  --no-wrap              the last rank of a dimension has no next one, the first no previous one\n",
 	mesh_run};

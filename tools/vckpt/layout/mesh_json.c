@@ -11,8 +11,8 @@
 #define MARKS_MAX 64u
 #define COMMAS_MAX ((UINT64_C(1) << 24) + MARKS_MAX)
 
-/* What was seen of a text. A parser makes values of it, each far larger than its few bytes; so what cannot be a mesh is
- * refused before: memory follows the number of values. Marks within strings count, too: no name has any. */
+/* Counts of a text. A parser's values are far larger than their text, and memory follows their number; so what cannot
+ * be a mesh is refused before it is parsed. Marks within strings count, too: no name has any. */
 struct scan { uint64_t bytes, marks, commas; };
 
 static bool scan_fits(struct scan *s, const char *text, size_t n)

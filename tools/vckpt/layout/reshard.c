@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vckpt reshard: what every rank of a new layout needs of which ranks of the old one. Opens no store.
+ * vckpt reshard: what every rank of a new layout needs, and which ranks of the old one have it. Opens no store.
  *
  * For each target rank, each of its boxes is a window into the source layout; the ranks whose shards meet it are found
  * by coordinate, not tried one by one. Of ranks that hold the same data one is read: the target itself where it is one
@@ -33,7 +33,7 @@ struct reshard {
 	struct base_error err;
 	/* of the target rank at hand */
 	uint32_t rank;
-	bool own;               /* it stands in the source mesh too, at: */
+	bool own;               /* it is in the source mesh too, at: */
 	uint32_t at[TENSOR_MAX_DIMS], replicated;
 	const struct tensor_box *window;
 	struct entry *entries;
@@ -76,7 +76,7 @@ static int add_source(void *arg, uint32_t rank, const uint32_t *coordinate)
 	struct reshard *reshard = arg;
 	struct tensor_shard shard;
 	struct tensor_shard_iter it;
-	/* the target holds what this one does: they differ where the source is replicated only */
+	/* the target holds the same: their coordinates differ only in replicated dimensions */
 	bool same = reshard->own;
 	int code;
 
@@ -234,7 +234,7 @@ static void print_end(const struct reshard *reshard, uint32_t count)
 			TOOL_BYTES(reshard->total));
 }
 
-/* The first pass. 0 or an exit code, said. */
+/* The first pass. 0 or an exit code. */
 static int count_boxes(struct reshard *reshard)
 {
 	int code = 0;
@@ -329,7 +329,7 @@ const struct tool_command tool_reshard = {"reshard", "say what ranks of a new la
 	"usage: vckpt reshard --shape N,N,... --dtype TYPE --from-mesh MESH --from-place WORDS --to-mesh MESH\n"
 	"                     --to-place WORDS [--from-rank-order R,..] [--to-rank-order R,..] [--rank N]\n"
 	"                     [--json] [-q] [-v]\n\n"
-	"Tells, for every rank of the layout \"to\", of which ranks of the layout \"from\" it needs boxes, and how\n"
+	"Says, for every rank of the layout \"to\", of which ranks of the layout \"from\" it needs boxes, and how\n"
 	"many bytes. Of ranks that hold the same, a rank takes itself, else the first in mesh order. Needs no\n"
 	"store.\n\n"
 	"  --shape, --dtype           the tensor, as in vckpt layout\n"

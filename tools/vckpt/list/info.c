@@ -283,7 +283,7 @@ static int step_info(struct info *in)
 	return code;
 }
 
-/* The tensor that a path means: model/NAME as the mount shows it, or the true name. */
+/* The tensor at a path: model/NAME as the mount shows it, or with the true name. */
 static int64_t find_tensor(struct info *in, const char *path)
 {
 	const char *slash = strchr(path, '/');
@@ -304,7 +304,7 @@ static int64_t find_tensor(struct info *in, const char *path)
 	return tensor;
 }
 
-/* The step before it, to compare: without it there is still much to say. */
+/* The step before, to compare with. The command goes on without it. */
 static void before_open(struct info *in, uint64_t step)
 {
 	const struct store_list_step *before = NULL;

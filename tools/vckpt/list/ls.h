@@ -15,7 +15,7 @@ struct ls {
 	int64_t now_ns;
 };
 
-/* What a row is sorted by; `index`: where it stood. A step has no name, it is called by its number. */
+/* What a row is sorted by; `index`: its place before. A step has a number in place of a name. */
 struct ls_item {
 	const char *name;
 	size_t name_len;
@@ -27,13 +27,13 @@ struct ls_item {
 	size_t index;
 };
 enum { LS_NAME = 1 << 0, LS_STEP = 1 << 1, LS_TIME = 1 << 2, LS_SIZE = 1 << 3, LS_ATTRIBUTE = 1 << 4 };
-/* Sorts as asked for; `keys`: what these items (called `what`) have. 0 or TOOL_USAGE, said. */
+/* Sorts as asked for; `keys`: what these items (called `what`) have. 0 or TOOL_USAGE. */
 int ls_sort(const struct ls *ls, const char *what, unsigned keys, struct ls_item *items, size_t n);
 
 void ls_add_bytes(const struct ls *ls, struct tool_table *table, uint64_t bytes);
 char *ls_format_bytes(const struct ls *ls, uint64_t bytes, char text[static 32]); /* as --bytes asks for; text */
 #define LS_BYTES(ls, n) ls_format_bytes(ls, n, (char[32]){0})
-/* Prints the table and frees it; NULL and a lack of memory are said. An exit code. */
+/* Prints the table and frees it; NULL and a lack of memory are reported. An exit code. */
 int ls_print(const struct ls *ls, struct tool_table *table);
 bool ls_says(const struct ls *ls); /* are totals and notes wanted? */
 

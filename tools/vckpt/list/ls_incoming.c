@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vckpt ls --incoming: saves under way, and what is left of others. Whether somebody is at it is told by heartbeats, as
- * far as this machine can tell at once: another host's are "unknown" (the collector watches them). A folder whose
- * attempt the list has decided has no meaning any more, whoever lives. */
+ * vckpt ls --incoming: saves under way, and what is left of others. Whether a writer lives is known by heartbeats, as
+ * far as this machine sees at once: another host's are "unknown" (the collector watches them). Once the list has
+ * decided an attempt its folder has no meaning, whether its writers live or not. */
 #include <inttypes.h>
 #include <string.h>
 

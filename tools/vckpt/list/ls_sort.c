@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The order of vckpt ls: by one key, ascending; what is equal stays as it was. Attributes that are numbers are compared
- * as numbers and stand before those that are not; what lacks the attribute comes last. */
+ * The order of vckpt ls: by one key, ascending; equal ones keep their order. Attributes that are numbers are compared
+ * as numbers and come before those that are not; what lacks the attribute comes last. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

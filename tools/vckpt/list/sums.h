@@ -10,7 +10,7 @@
 #include "core/load/open/step.h"
 #include "core/tensor/dtype.h"
 
-/* shared: pieces whose digest stands at the same number in the other step */
+/* shared: pieces that have the same number and digest in the other step */
 struct tool_sums {
 	uint64_t tensors, tensors_equal, pieces, pieces_shared, bytes, bytes_shared, stored;
 	uint64_t dtypes[TENSOR_DTYPE_END]; /* tensors of each */
@@ -25,7 +25,7 @@ struct tool_sums {
 /* before: the same tensor of another step, or NULL */
 void tool_sums_add(struct tool_sums *s, enum tensor_dtype dtype, const struct load_object *o,
 	const struct load_object *before);
-/* Opens tensor `number` of the step and adds it. 0 or a negative errno, told in err. */
+/* Opens tensor `number` of the step and adds it. 0 or a negative errno, with a sentence in err. */
 int tool_sums_tensor(struct tool_sums *s, struct load_step *step, uint32_t number, struct base_error *err);
 
 #define TOOL_SUMS_TEXT 640

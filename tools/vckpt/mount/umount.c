@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vckpt umount: ends a vckpt mount. If it is in use, links in /proc say by whom: of the processes of this user, or of
- * all, as root. Only links are read: a mount that hangs stops nobody here. */
+ * vckpt umount: ends a vckpt mount. If it is in use, links in /proc say which processes use it: those of this user, or
+ * all, as root. Only links are read, so that a mount that hangs does not block this. */
 #include <dirent.h>
 #include <string.h>
 #include <unistd.h>
@@ -92,7 +92,7 @@ static void find_users(struct users *u)
 		closedir(d);
 }
 
-/* err: of an attempt that failed, maybe because somebody uses the mount */
+/* err: of an attempt that failed, maybe because the mount is in use */
 static void say_users(const char *point, struct base_error *err)
 {
 	struct users u = {.point = point};
@@ -106,11 +106,10 @@ static void say_users(const char *point, struct base_error *err)
 	if (u.n || err->code == -EBUSY)
 		base_error_set(err, -EBUSY,
 			"%s is in use%s: end what uses it, or give --lazy: the mount vanishes at once, and ends when "
-			"nobody uses it any more", point, by);
+			"no one uses it any more", point, by);
 }
 
-/* Where no process has the mount, what uses it is a call that is under way, such as a df of another process: it is
- * over soon. */
+/* If no process has the mount in use, a call is under way in it, such as another process's df: that is over soon. */
 static int unmount(const char *argument, bool lazy, char **ret_point, struct base_error *err)
 {
 	int r = fs_mountpoint_unmount(argument, lazy, ret_point, err);
@@ -154,6 +153,6 @@ const struct tool_command tool_umount = {"umount", "end a mount",
 	"Ends a vckpt mount: as root with umount(2), for other users with fusermount3. What is not a vckpt mount\n"
 	"is refused. If the mount is in use, its users are named and it stays. Once this command is done, the\n"
 	"mount is gone; its daemon ends by itself a moment later.\n\n"
-	"  -l, --lazy          unmount also while it is in use: the mount vanishes at once, and ends when nobody\n"
+	"  -l, --lazy          unmount also while it is in use: the mount vanishes at once, and ends when no one\n"
 	"                      uses it any more\n",
 	umount_run};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The rate that the time left is told by follows what was done in the last ten seconds or so: each new measure weighs
- * as its time does against SMOOTH_NS. */
+ * The rate behind the time left follows the last ten seconds or so: each new measure weighs as its time does against
+ * SMOOTH_NS. */
 #include "tools/vckpt/print/progress.h"
 
 #include <inttypes.h>

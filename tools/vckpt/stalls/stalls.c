@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vckpt stalls: who was slow at what in one save. Reads the manifest (which ranks, on which hosts) and what each rank
- * measured; a rank whose measures are missing is told by its part's timings, which end with the part, and is named as
- * one of whom less is known. Nothing else of the step is read; time and memory grow with the ranks only. */
+ * vckpt stalls: which rank was slow at what in one save. Reads the manifest (which ranks, on which hosts) and what each
+ * rank measured; of a rank without measures the part's timings are taken, which end with the part, and it is named as
+ * one of which less is known. Nothing else of the step is read; time and memory grow with the ranks only. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -197,7 +197,7 @@ static int stalls_step(struct tool *t, const char *run, const struct store_list_
 
 	if (r == 0)
 		r = store_stats_read(t->store, run, step->step, step->entry, &all, &n, &st.damaged, &err);
-	for (size_t i = 0; r >= 0 && i < BASE_COUNT(usual); i++) /* in this order, whoever names them first */
+	for (size_t i = 0; r >= 0 && i < BASE_COUNT(usual); i++) /* in this order, whichever rank names them first */
 		r = phase_number(&st, usual[i]);
 	if (r >= 0)
 		r = stalls_fill(&st, t->store, &m, all, n);

@@ -6,7 +6,7 @@
 
 #include "tools/vckpt/tool.h"
 
-#define STALLS_PHASES_MAX 64u   /* names of phases; more in a store are left out and counted */
+#define STALLS_PHASES_MAX 64u   /* names of phases; further ones are left out and counted */
 #define STALLS_SLOWEST 5u
 
 enum stalls_source {

@@ -20,7 +20,7 @@ static int print_sum(const struct stalls *st, unsigned row)
 	return r;
 }
 
-/* One process read it from files: only that has a phase "read". */
+/* Did one process read it from files? Only an import has a phase "read". */
 static bool imported(const struct stalls *st)
 {
 	if (st->nranks != 1 || st->ranks[0].source != STALLS_PART)
@@ -80,7 +80,7 @@ static void print_bytes(const struct stalls *st)
 	}
 }
 
-/* Of what only parts say: no other bytes are known. */
+/* For steps of which only parts are known: these are the only bytes in parts. */
 static void print_again(const struct stalls *st)
 {
 	if (stalls_bytes_total(st, STALLS_AGAIN))

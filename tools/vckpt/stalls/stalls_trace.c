@@ -2,7 +2,7 @@
  *
  * The timeline of a save in the trace event format that chrome://tracing and Perfetto read: a process a rank, a thread
  * a phase, one complete event for each; on thread 0 the save as a whole and what the trainer waited for. Microseconds
- * since the first rank submitted. Clocks of hosts are taken as they are. */
+ * since the first rank submitted. Differences between the hosts' clocks are not corrected. */
 #include <inttypes.h>
 #include <string.h>
 #include <unistd.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vckpt abort: ends a save that is stuck, by an `abort` entry in its run's list. Which attempts there are is told by
- * the folders in incoming/; the list, read after them, says which of these are undecided. Who is at work there finds
- * the entry as if another rank had given up. */
+ * vckpt abort: ends a save that is stuck, by an `abort` entry in its run's list. The folders in incoming/ say
+ * which attempts there are; the list, read after them, says which of these are undecided. Their writers find the entry
+ * as if another rank had given up. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@
 struct stop {
 	struct tool *t;
 	const char *reason;
-	const char *run, *attempt; /* as asked for; attempt NULL: the one that there is */
+	const char *run, *attempt; /* arguments; attempt NULL: the only one */
 	struct store_incoming *all;
 	size_t n;
 };
@@ -158,7 +158,7 @@ static int abort_run(struct tool *t, int argc, char **argv)
 	if ((code = tool_open_store(t, 0)))
 		return code;
 	r = store_incoming_read(t->store, &a.all, &a.n, &err);
-	if (r == 0) /* after them: what was decided since is known */
+	if (r == 0) /* after them, so that what was decided since is known */
 		r = store_list_open(t->store, a.run, true, &t->list, &err);
 	code = r < 0 ? tool_fail(t, &err) : stop_one(&a);
 	store_incoming_free(a.all, a.n);
@@ -168,8 +168,8 @@ static int abort_run(struct tool *t, int argc, char **argv)
 const struct tool_command tool_abort = {"abort", "end a save that is stuck",
 	"usage: vckpt abort STORE RUN [ATTEMPT] [--reason TEXT] [--json] [-q] [-v]\n\n"
 	"Ends a save that is under way, or that a dead writer left, by an entry in the run's list. The step\n"
-	"does not appear. Writers of the save that are alive are told and go on. vckpt ls --incoming shows\n"
+	"does not appear. Writers of the save that are alive see it and go on. vckpt ls --incoming shows\n"
 	"ATTEMPT; it may be left out where the run has one save. The writers, or vckpt gc, delete what the\n"
 	"save has stored.\n\n"
-	"  --reason TEXT       what its writers and later readers are told\n",
+	"  --reason TEXT       the reason that its writers and later readers see\n",
 	abort_run};

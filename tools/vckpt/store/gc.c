@@ -14,7 +14,7 @@ struct gc {
 	json_t *actions;
 };
 
-/* "36", "90s", "45m", "24h", "7d"; NULL changes nothing. 0 or TOOL_USAGE, said */
+/* "36", "90s", "45m", "24h", "7d"; NULL changes nothing. 0 or TOOL_USAGE */
 static int parse_duration(const struct tool *t, const char *option, const char *text, const char *example,
 	uint64_t *ret_s)
 {

@@ -121,13 +121,13 @@ static int share_directory(struct init *in)
 	in->gid = st.st_gid;
 	if (now.st_mode & S_ISGID)
 		return 0;
-	/* left out without a word where the user is not in the group */
+	/* silently left out where the user is not in the group */
 	(void)fchmod(fd, st.st_mode & 07777);
 	return base_error_set(&in->err, -EPERM, "%s cannot be opened to its group %u: you have to be in it (id shows "
 		"your groups; --shared=GROUP names another one)", in->path, (unsigned)st.st_gid);
 }
 
-/* Before anything lies in it. What lies in a directory already is left to store_init, which refuses it. */
+/* While the directory is empty. One that is not is left to store_init, which refuses it. */
 static int share(struct init *in)
 {
 	int made = make_directory(in, in->path), r;
@@ -227,8 +227,8 @@ static int init_run(struct tool *t, int argc, char **argv)
 const struct tool_command tool_init = {"init", "make a store",
 	"usage: vckpt init STORE [--shared[=GROUP]] [--exist-ok] [--no-reserve] [--json] [-q] [-v]\n\n"
 	"Makes STORE, a directory that does not exist yet or is empty, into a store, and the directories above\n"
-	"it where there are none. STORE must not lie in another store.\n\n"
-	"  --shared[=GROUP]   let everybody in its group write to it; give it to GROUP first\n"
+	"it where there are none. STORE must not be in another store.\n\n"
+	"  --shared[=GROUP]   let all users in its group write to it; give it to GROUP first\n"
 	"  --exist-ok         leave a store that is there as it is, instead of failing; several processes may\n"
 	"                     do this at once\n"
 	"  --no-reserve       do not set 1 MiB aside, which rm and gc need on a full disk\n",

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * vckpt rm: removes steps. First everything that was asked for is found, then, where a step was not named by its
- * number, the user is asked, and only then the first step is removed: what was found, not what may stand under its
+ * number, the user is asked, and only then the first step is removed: what was found, not what may have its
  * number by then. If a step cannot be removed, those of other runs still are. A whole run that does not exist is an
  * error with --missing-ok, too: "vckpt rm STORE RUN 5" would remove all of RUN, where RUN/5 was meant. */
 #include <inttypes.h>
@@ -35,12 +35,12 @@ struct rm {
 	size_t nwanted;
 	struct victim *victims;
 	size_t nvictims;
-	bool frees;             /* dry_run: it is known what the collector could delete then: */
+	bool frees;             /* dry_run: freed_bytes is known, what the collector could delete then */
 	uint64_t freed_bytes;
 	json_t *removed, *failed;
 };
 
-/* ---- what is asked for ---- */
+/* ---- arguments ---- */
 
 /* value NULL: it was not given */
 static int parse_count(struct tool *t, const char *name, const char *value, uint64_t *ret_n)
@@ -97,7 +97,7 @@ static int parse_wanted(const struct tool *t, const char *text, struct wanted *w
 		return parse_range(t, text, (size_t)(slash - text), dots, w);
 	if ((code = tool_target_parse(t, text, &w->target)))
 		return code;
-	if (!slash) { /* no step, whatever it looks like: what is removed is named in full */
+	if (!slash) { /* never a step, even if it looks like one: what is removed is named in full */
 		w->kind = WANTED_RUN;
 		w->target = (struct tool_target){0};
 		snprintf(w->target.run, sizeof w->target.run, "%s", text);
@@ -129,7 +129,7 @@ static int parse_all(struct rm *rm)
 	return code;
 }
 
-/* ---- what there is of it ---- */
+/* ---- finding the steps ---- */
 
 static int add_victim(struct rm *rm, struct wanted *w, const struct store_list_step *step)
 {
@@ -155,7 +155,7 @@ static size_t saved_last(const struct store_list *l)
 	return last;
 }
 
-/* last: what a job goes on from, so --keep-last never lets it go. */
+/* last: the step that a job goes on from; --keep-last always keeps it. */
 static bool kept(const struct rm *rm, const struct store_list *l, size_t i, size_t last)
 {
 	return (rm->keep_last && (store_list_count(l) - i <= rm->keep_last || i == last)) ||
@@ -238,7 +238,7 @@ static int compare(const void *a, const void *b)
 	return order ? order : (x->step > y->step) - (x->step < y->step);
 }
 
-/* All that is asked for is there, or nothing is removed. */
+/* Nothing is removed unless all that was asked for is there. */
 static int find_all(struct rm *rm)
 {
 	size_t n = 0;
@@ -265,8 +265,8 @@ static bool goes(void *arg, const char *run, const struct store_list_step *step)
 	return v && v->entry == step->entry;
 }
 
-/* What a step holds by itself says nothing: most of it may be other steps', too. To know, the manifests of all steps of
- * the store are read, which a removal does not otherwise need: so it is done only where the user asks what would be. */
+/* The size of a step is no measure: most of it may be other steps', too. To know, the manifests of all steps of
+ * the store are read, which a removal does not otherwise need: so it is done for --dry-run only. */
 static void find_freed(struct rm *rm)
 {
 	struct base_error err = {0};
@@ -333,7 +333,7 @@ static int ask(struct rm *rm)
 	return asked ? read_answer(rm) : 0;
 }
 
-/* ---- the deed ---- */
+/* ---- removing ---- */
 
 static void say_one(struct rm *rm, const struct victim *v)
 {
@@ -361,7 +361,7 @@ static int remove_entry(struct tool *t, const struct victim *v, struct base_erro
 	return r < 0 ? r : store_list_remove(t->list, v->step, v->entry, err);
 }
 
-/* ret_stuck: it is there, and could not be removed */
+/* ret_stuck: the step is there, but could not be removed */
 static int remove_one(struct rm *rm, const struct victim *v, size_t *ret_removed, bool *ret_stuck)
 {
 	struct base_error err = {0};
@@ -434,7 +434,7 @@ static int remove_and_say(struct rm *rm)
 		: "steps removed so far stay removed; vckpt ls lists the others");
 	int worst = remove_all(rm, &removed);
 
-	/* Steps that share its data may stand in the index under its name only. */
+	/* The index may have steps that share its data under its name only. */
 	if (removed && !rm->dry_run && has_index(rm->t->store) && !tool_update_index(rm->t->store->path, NULL))
 		base_debug("the index could not be brought up to date");
 	if (worst && rm->nvictims > 1) {

@@ -162,7 +162,7 @@ static int verify_run(struct tool *t, int argc, char **argv)
 	v.newer = json_array();
 	v.unread = json_array();
 	tool_interrupt_ends(t, t->json || t->quiet ? "not everything was read, so there is no result"
-		: "not everything was read; faults found so far stand above");
+		: "not everything was read; faults found so far are listed above");
 	tool_progress_start(&v.progress, t->quiet, "verify");
 	int r = store_verify(t->store, &options, &result, &err);
 	tool_progress_end(&v.progress);
@@ -183,6 +183,6 @@ const struct tool_command tool_verify = {"verify", "re-hash everything and list 
 	"others are verified; without damage the exit code is then 1.\n\n"
 	"  --no-notes          write no notes of damage: nothing in the store changes\n"
 	"  --paranoid          the store is a stranger's: believe nothing in it, read every file as the mount\n"
-	"                      does, tell what is not known or not finished; writes no notes\n"
+	"                      does, list what is unknown or unfinished; writes no notes\n"
 	"  -v                  name each pack of the store when it has been read\n",
 	verify_run};
