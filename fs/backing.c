@@ -66,9 +66,9 @@ struct fs_backing {
 	uint64_t node;
 	uint64_t size;
 	const struct fs_commit *commit;  /* whose step it is in */
-	struct fs_backing *next;         /* in its bucket */
-	struct backing_list *list;       /* where it stands while no one has it open; NULL: nowhere */
-	struct fs_backing *newer, *older; /* there */
+	LIST_ENTRY(fs_backing) by_node;
+	struct backing_list *list;       /* that it is in while no one has it open, or NULL */
+	TAILQ_ENTRY(fs_backing) by_use;
 	bool wanted;                     /* COUNTING: it was opened again */
 	uint64_t uses[USES_MOST];        /* when it was opened while nobody had it open, the newest first; 0: never */
 	uint64_t left;                   /* when its last descriptor went */
@@ -93,7 +93,7 @@ struct fs_backing {
 	bool sealing;                    /* no read begins: the kernel seals no memory that one is using */
 };
 
-struct backing_list { struct fs_backing *oldest, *newest; unsigned n; uint64_t bytes; };
+struct backing_list { TAILQ_HEAD(fs_backing_list, fs_backing) items; unsigned n; }; /* the oldest first */
 
 struct fs_backings {
 	struct fs_mount *m;
@@ -104,14 +104,14 @@ struct fs_backings {
 	_Atomic bool ending;
 	pthread_mutex_t lock;            /* protects what follows */
 	pthread_cond_t changed;          /* the queue, or a record left FILLING */
-	struct fs_backing *buckets[BUCKETS];
+	LIST_HEAD(bucket, fs_backing) buckets[BUCKETS];
 	struct backing_list idle, ready; /* nobody has them open: COUNTING and REFUSED, READY */
 	struct fs_handle **queue; size_t nqueue, queue_room; /* references */
 	uint64_t *stale; size_t nstale, stale_room; /* nodes: the kernel is to drop its pages */
 	uint64_t reserve_most;           /* so much is to be at hand, if there is room */
 	uint64_t reserve_until_ms;
 	int closing[8]; unsigned nclosing; /* descriptors of memory: unlock closes them, which may take long */
-	bool told;                       /* that the keeper does not answer */
+	bool gave_up;                    /* on the keeper, and has said so */
 	uint64_t clock;                  /* counts uses of files */
 	uint64_t quiet_until_ms;         /* nothing is assembled before */
 	uint64_t floor_bytes;            /* set by start: of free memory so much stays */
@@ -121,42 +121,35 @@ struct fs_backings {
 
 /* ---- records; all under the lock ---- */
 
-static struct fs_backing **bucket(struct fs_backings *all, uint64_t node)
+static struct bucket *bucket(struct fs_backings *all, uint64_t node)
 {
 	return &all->buckets[base_table_hash_number(node) & (BUCKETS - 1)];
 }
 
 static struct fs_backing *find(struct fs_backings *all, uint64_t node)
 {
-	struct fs_backing *b = *bucket(all, node);
+	struct fs_backing *b;
 
-	while (b && b->node != node)
-		b = b->next;
+	LIST_FOREACH(b, bucket(all, node), by_node)
+		if (b->node == node)
+			break;
 	return b;
 }
 
 static void list_remove(struct fs_backing *b)
 {
-	struct backing_list *l = b->list;
-
-	if (!l)
+	if (!b->list)
 		return;
-	*(b->older ? &b->older->newer : &l->oldest) = b->newer;
-	*(b->newer ? &b->newer->older : &l->newest) = b->older;
-	b->newer = b->older = NULL;
+	TAILQ_REMOVE(&b->list->items, b, by_use);
+	b->list->n--;
 	b->list = NULL;
-	l->n--;
-	l->bytes -= b->size;
 }
 
 static void list_add(struct backing_list *l, struct fs_backing *b)
 {
-	b->older = l->newest;
-	*(l->newest ? &l->newest->newer : &l->oldest) = b;
-	l->newest = b;
+	TAILQ_INSERT_TAIL(&l->items, b, by_use);
 	b->list = l;
 	l->n++;
-	l->bytes += b->size;
 }
 
 static void settle(struct fs_backings *all, struct fs_backing *b);
@@ -173,13 +166,9 @@ static void drop(struct fs_backings *all, struct fs_backing *b)
 	settle(all, b);
 }
 
-static void forget(struct fs_backings *all, struct fs_backing *b)
+static void forget(struct fs_backing *b)
 {
-	struct fs_backing **at = bucket(all, b->node);
-
-	while (*at != b)
-		at = &(*at)->next;
-	*at = b->next;
+	LIST_REMOVE(b, by_node);
 	list_remove(b);
 	free(b);
 }
@@ -239,12 +228,12 @@ static void settle(struct fs_backings *all, struct fs_backing *b)
 	if (b->state == READY && b->commit->gone)
 		drop(all, b);
 	if (all->idle.n > IDLE_RECORDS)
-		forget(all, all->idle.oldest);
+		forget(TAILQ_FIRST(&all->idle.items));
 }
 
 static struct fs_backing *make(struct fs_backings *all, uint64_t node, const struct fs_handle *h)
 {
-	struct fs_backing *b = calloc(1, sizeof *b), **at = bucket(all, node);
+	struct fs_backing *b = calloc(1, sizeof *b);
 
 	if (!b)
 		return NULL;
@@ -252,8 +241,7 @@ static struct fs_backing *make(struct fs_backings *all, uint64_t node, const str
 	b->size = view_file_size(h->file);
 	b->commit = h->node.commit;
 	b->fd = -1;
-	b->next = *at;
-	*at = b;
+	LIST_INSERT_HEAD(bucket(all, node), b, by_node);
 	return b;
 }
 
@@ -271,16 +259,17 @@ static bool may_replace(const struct fs_backing *b, const struct fs_backing *old
 static bool room(struct fs_backings *all, const struct fs_backing *b)
 {
 	uint64_t most = all->stats.max_bytes, bytes = all->stats.bytes;
+	struct fs_backing *old, *next;
 
 	if (b->size > most || base_monotonic_ms() < all->quiet_until_ms)
 		return false;
 	most -= b->size;
-	for (const struct fs_backing *old = all->ready.oldest; old && bytes > most; old = old->newer)
-		bytes -= may_replace(b, old) ? old->size : 0;
+	TAILQ_FOREACH(old, &all->ready.items, by_use)
+		bytes -= bytes > most && may_replace(b, old) ? old->size : 0;
 	if (bytes > most)
 		return false;
-	for (struct fs_backing *old = all->ready.oldest, *next; old && all->stats.bytes > most; old = next) {
-		next = old->newer;
+	for (old = TAILQ_FIRST(&all->ready.items); old && all->stats.bytes > most; old = next) {
+		next = TAILQ_NEXT(old, by_use);
 		if (may_replace(b, old)) {
 			old->replaced = true;
 			drop(all, old);
@@ -579,6 +568,8 @@ struct fs_backings *fs_backings_new(struct fs_mount *m, enum fs_tier tier, uint6
 	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
 	pthread_cond_init(&all->changed, &attributes);
 	pthread_condattr_destroy(&attributes);
+	TAILQ_INIT(&all->idle.items);
+	TAILQ_INIT(&all->ready.items);
 	fs_reserve_init(&all->reserve);
 	return all;
 }
@@ -588,11 +579,10 @@ void fs_backings_free(struct fs_backings *all)
 	if (!all)
 		return;
 	for (size_t i = 0; i < BUCKETS; i++)
-		for (struct fs_backing *b = all->buckets[i], *next; b; b = next) {
-			next = b->next;
+		for (struct fs_backing *b; (b = LIST_FIRST(&all->buckets[i])) != NULL;) {
 			if (b->fd >= 0)
 				close(b->fd);
-			free(b);
+			forget(b);
 		}
 	free(all->queue);
 	free(all->stale);
@@ -691,8 +681,8 @@ static bool can_assemble(struct fs_backings *all)
 		return false;
 	if (fs_broker_works(all->broker))
 		return true;
-	if (!all->told) {
-		all->told = true;
+	if (!all->gave_up) {
+		all->gave_up = true;
 		fs_mount_feature(all->m, "passthrough", false, "the keeper did not answer");
 		base_warning("the keeper did not answer: no file is put together any more");
 	}
@@ -892,8 +882,8 @@ void fs_backings_give_back(struct fs_backings *all)
 {
 	pthread_mutex_lock(&all->lock);
 	all->quiet_until_ms = base_monotonic_ms() + QUIET_MS;
-	for (struct fs_backing *b = all->ready.oldest, *next; b; b = next) {
-		next = b->newer;
+	for (struct fs_backing *b = TAILQ_FIRST(&all->ready.items), *next; b; b = next) {
+		next = TAILQ_NEXT(b, by_use);
 		b->served = 0;           /* another half of it, and there may be memory */
 		drop(all, b);
 	}
@@ -904,8 +894,8 @@ void fs_backings_give_back(struct fs_backings *all)
 void fs_backings_gone(struct fs_backings *all, const struct fs_commit *commit)
 {
 	pthread_mutex_lock(&all->lock);
-	for (struct fs_backing *b = all->ready.oldest, *next; b; b = next) {
-		next = b->newer;
+	for (struct fs_backing *b = TAILQ_FIRST(&all->ready.items), *next; b; b = next) {
+		next = TAILQ_NEXT(b, by_use);
 		if (b->commit == commit)
 			drop(all, b);
 	}

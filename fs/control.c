@@ -32,23 +32,21 @@ static void quoted(struct base_buf *b, const char *text)
 			base_buf_append(b, text, 1);
 }
 
-static void write_ops(struct base_buf *b, struct fs_stats *s)
+static void ops_metric(struct base_buf *b, const char *name, const char *help, const _Atomic uint64_t *values,
+	bool are_ns)
 {
-	base_buf_append_text(b, "# HELP vckpt_requests_total Requests of the kernel, answered.\n"
-		"# TYPE vckpt_requests_total counter\n");
-	for (unsigned i = 0; i < FS_OP_COUNT; i++)
-		base_buf_printf(b, "vckpt_requests_total{op=\"%s\"} %llu\n", op_names[i],
-			(unsigned long long)s->requests[i]);
-	base_buf_append_text(b, "# HELP vckpt_request_errors_total Those answered with an error.\n"
-		"# TYPE vckpt_request_errors_total counter\n");
-	for (unsigned i = 0; i < FS_OP_COUNT; i++)
-		base_buf_printf(b, "vckpt_request_errors_total{op=\"%s\"} %llu\n", op_names[i],
-			(unsigned long long)s->errors[i]);
-	base_buf_append_text(b, "# HELP vckpt_request_seconds_total Time spent in handlers.\n"
-		"# TYPE vckpt_request_seconds_total counter\n");
-	for (unsigned i = 0; i < FS_OP_COUNT; i++)
-		base_buf_printf(b, "vckpt_request_seconds_total{op=\"%s\"} %.6f\n", op_names[i],
-			(double)s->ns[i] * 1e-9);
+	base_buf_printf(b, "# HELP vckpt_%s %s\n# TYPE vckpt_%s counter\n", name, help, name);
+	for (unsigned i = 0; i < FS_OP_COUNT; i++) {
+		base_buf_printf(b, "vckpt_%s{op=\"%s\"} ", name, op_names[i]);
+		base_buf_printf(b, "%.*f\n", are_ns ? 6 : 0, (double)values[i] * (are_ns ? 1e-9 : 1));
+	}
+}
+
+static void write_ops(struct base_buf *b, const struct fs_stats *s)
+{
+	ops_metric(b, "requests_total", "Requests of the kernel, answered.", s->requests, false);
+	ops_metric(b, "request_errors_total", "Those answered with an error.", s->errors, false);
+	ops_metric(b, "request_seconds_total", "Time spent in handlers.", s->ns, true);
 }
 
 static void write_cache(struct base_buf *b, struct fs_mount *m)

@@ -139,8 +139,8 @@ static int entry_at(struct fs_mount *m, struct fs_handle *h, uint64_t i, uint64_
 		d->name = i ? d->text : "latest";
 		if (!i)
 			break;
-		fs_step_name(h->steps[i - 1].step, d->text);
-		if (fs_run_commit(m->runs, n.run, h->steps[i - 1].step, &n.commit))
+		fs_step_name(h->steps[i - 1], d->text);
+		if (fs_run_commit(m->runs, n.run, h->steps[i - 1], &n.commit))
 			return -EAGAIN;
 		break;
 	case FS_MESHES:

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mount.vckpt STORE DIR: shows every committed step of a store as files (docs/man/mount.vckpt.8). */
-#include <dirent.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "core/base/log.h"
 #include "core/base/standard.h"
@@ -17,24 +16,6 @@
 #include "fs/daemon.h"
 #include "fs/mountpoint.h"
 #include "fs/options.h"
-
-/* A daemon that kept what its caller had open would keep locks held, pipes from ending and file systems busy. Nothing
- * of ours is open yet. */
-static void inherited_files_close(void)
-{
-#ifdef SYS_close_range
-	if (syscall(SYS_close_range, 3u, ~0u, 0u) == 0)
-		return;
-#endif
-	DIR *all = opendir("/proc/self/fd");
-	for (struct dirent *e; all && (e = readdir(all));) {
-		int fd = atoi(e->d_name);
-		if (fd > 2 && fd != dirfd(all))
-			close(fd);
-	}
-	if (all)
-		closedir(all);
-}
 
 static int enter_namespace(const char *which, struct base_error *err)
 {
@@ -102,7 +83,9 @@ int main(int argc, char **argv)
 		if (!r && !o.fake && fs_mountpoint_stuck())
 			base_warning("%s: %s", o.mountpoint, fs_mountpoint_stuck());
 		if (!r && !o.fake) {
-			inherited_files_close();
+			/* A daemon that kept what its caller had open would keep locks held, pipes from ending and file
+			 * systems busy. Nothing of ours is open yet. */
+			closefrom(3);
 			status = fs_daemon_run(&o);
 		}
 	}

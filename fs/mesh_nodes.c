@@ -147,6 +147,8 @@ static int lookup_mesh_name(struct fs_mount *m, struct fs_step *step, const char
 		log_refusal(m, n->commit, name, err.text[0] ? err.text : base_error_name(r));
 		return r;
 	}
+	if (r > 0)
+		fs_runs_wake(m->runs);
 	*n = (struct fs_node){.kind = FS_MESH, .run = n->run, .commit = n->commit, .mesh = mesh,
 		.rank = VIEW_MESH_ALL};
 	return 0;

@@ -14,13 +14,12 @@ struct opened { struct view_mesh *view; uint64_t serial, used; };
 struct fs_meshes {
 	const struct view_layouts *layouts;
 	pthread_mutex_t lock;           /* protects what follows, and what fs_mesh says */
-	struct fs_mesh *named[BUCKETS], *numbered[BUCKETS];
-	struct fs_mesh *newest, *oldest;
+	LIST_HEAD(bucket, fs_mesh) named[BUCKETS], numbered[BUCKETS];
+	TAILQ_HEAD(fs_mesh_list, fs_mesh) list; /* last used first */
 	uint32_t n, listed;
 	uint64_t next_serial, looked_up, dropped;
 	struct opened opened[FS_MESHES_OPEN];
 	uint64_t clock;
-	void (*wake)(void *arg); void *wake_arg;
 };
 
 struct fs_meshes *fs_meshes_new(const struct view_layouts *layouts)
@@ -30,6 +29,7 @@ struct fs_meshes *fs_meshes_new(const struct view_layouts *layouts)
 	if (!all)
 		return NULL;
 	pthread_mutex_init(&all->lock, NULL);
+	TAILQ_INIT(&all->list);
 	all->layouts = layouts;
 	all->next_serial = 1;
 	return all;
@@ -40,9 +40,8 @@ void fs_meshes_free(struct fs_meshes *all)
 	if (!all)
 		return;
 	for (uint32_t i = 0; i < BUCKETS; i++)
-		while (all->numbered[i]) {
-			struct fs_mesh *mesh = all->numbered[i];
-			all->numbered[i] = mesh->next_numbered;
+		for (struct fs_mesh *mesh; (mesh = LIST_FIRST(&all->numbered[i])) != NULL;) {
+			LIST_REMOVE(mesh, by_number);
 			free(mesh->name);
 			free(mesh);
 		}
@@ -52,42 +51,30 @@ void fs_meshes_free(struct fs_meshes *all)
 	free(all);
 }
 
-void fs_meshes_on_full(struct fs_meshes *all, void (*wake)(void *arg), void *arg)
-{
-	pthread_mutex_lock(&all->lock);
-	all->wake = wake;
-	all->wake_arg = arg;
-	pthread_mutex_unlock(&all->lock);
-}
-
 /* ---- all of these under the lock ---- */
 
-static struct fs_mesh **bucket_named(struct fs_meshes *all, const struct fs_commit *commit, const char *name)
+static struct bucket *bucket_named(struct fs_meshes *all, const struct fs_commit *commit, const char *name)
 {
 	return &all->named[base_table_hash_in(commit->number, name, strlen(name)) % BUCKETS];
 }
 
-static struct fs_mesh **bucket_numbered(struct fs_meshes *all, uint64_t serial)
+static struct bucket *bucket_numbered(struct fs_meshes *all, uint64_t serial)
 {
 	return &all->numbered[serial % BUCKETS];
 }
 
 static void list_unlink(struct fs_meshes *all, struct fs_mesh *mesh)
 {
-	if (mesh->told)
+	if (mesh->dropped)
 		return;
-	*(mesh->newer ? &mesh->newer->older : &all->newest) = mesh->older;
-	*(mesh->older ? &mesh->older->newer : &all->oldest) = mesh->newer;
-	mesh->newer = mesh->older = NULL;
+	TAILQ_REMOVE(&all->list, mesh, by_use);
 	all->listed--;
 }
 
 static void list_push(struct fs_meshes *all, struct fs_mesh *mesh)
 {
-	mesh->told = false;
-	mesh->older = all->newest;
-	*(all->newest ? &all->newest->newer : &all->oldest) = mesh;
-	all->newest = mesh;
+	mesh->dropped = false;
+	TAILQ_INSERT_HEAD(&all->list, mesh, by_use);
 	all->listed++;
 }
 
@@ -101,36 +88,32 @@ static struct fs_mesh *use(struct fs_meshes *all, struct fs_mesh *mesh)
 
 static struct fs_mesh *find_named(struct fs_meshes *all, const struct fs_commit *commit, const char *name)
 {
-	struct fs_mesh *mesh = *bucket_named(all, commit, name);
+	struct fs_mesh *mesh;
 
-	while (mesh && (mesh->commit != commit || strcmp(mesh->name, name) != 0))
-		mesh = mesh->next_named;
+	LIST_FOREACH(mesh, bucket_named(all, commit, name), by_name)
+		if (mesh->commit == commit && strcmp(mesh->name, name) == 0)
+			break;
 	return mesh;
 }
 
 static struct fs_mesh *find_numbered(struct fs_meshes *all, uint64_t serial)
 {
-	struct fs_mesh *mesh = *bucket_numbered(all, serial);
+	struct fs_mesh *mesh;
 
-	while (mesh && mesh->serial != serial)
-		mesh = mesh->next_numbered;
+	LIST_FOREACH(mesh, bucket_numbered(all, serial), by_number)
+		if (mesh->serial == serial)
+			break;
 	return mesh;
 }
 
 /* Takes the entry out if nobody knows it any more; it is the caller's to free, outside of the lock. */
 static struct fs_mesh *take_unused(struct fs_meshes *all, struct fs_mesh *mesh, struct view_mesh **ret_view)
 {
-	struct fs_mesh **at;
-
 	*ret_view = NULL;
 	if (mesh->refs || mesh->known)
 		return NULL;
-	for (at = bucket_named(all, mesh->commit, mesh->name); *at != mesh; at = &(*at)->next_named)
-		;
-	*at = mesh->next_named;
-	for (at = bucket_numbered(all, mesh->serial); *at != mesh; at = &(*at)->next_numbered)
-		;
-	*at = mesh->next_numbered;
+	LIST_REMOVE(mesh, by_name);
+	LIST_REMOVE(mesh, by_number);
 	list_unlink(all, mesh);
 	all->n--;
 	for (unsigned i = 0; i < FS_MESHES_OPEN; i++)
@@ -143,13 +126,9 @@ static struct fs_mesh *take_unused(struct fs_meshes *all, struct fs_mesh *mesh, 
 
 static void add(struct fs_meshes *all, struct fs_mesh *mesh)
 {
-	struct fs_mesh **named = bucket_named(all, mesh->commit, mesh->name);
-	struct fs_mesh **numbered = bucket_numbered(all, mesh->serial = all->next_serial++);
-
-	mesh->next_named = *named;
-	*named = mesh;
-	mesh->next_numbered = *numbered;
-	*numbered = mesh;
+	mesh->serial = all->next_serial++;
+	LIST_INSERT_HEAD(bucket_named(all, mesh->commit, mesh->name), mesh, by_name);
+	LIST_INSERT_HEAD(bucket_numbered(all, mesh->serial), mesh, by_number);
 	list_push(all, mesh);
 	all->n++;
 }
@@ -196,7 +175,7 @@ static int mesh_new(struct fs_meshes *all, struct fs_commit *commit, const char 
 	return 0;
 }
 
-/* The entry, made if it does not exist. */
+/* The entry, made if it does not exist. 1: more are listed than are kept. */
 static int insert(struct fs_meshes *all, struct fs_commit *commit, const char *name, struct view_mesh *view,
 	struct fs_mesh **ret_mesh, struct base_error *err)
 {
@@ -218,11 +197,10 @@ static int insert(struct fs_meshes *all, struct fs_commit *commit, const char *n
 	if (mesh)
 		*ret_mesh = use(all, mesh);
 	all->looked_up++;
-	if (all->listed > FS_MESHES_KEPT && all->wake)
-		all->wake(all->wake_arg);
+	bool full = all->listed > FS_MESHES_KEPT;
 	pthread_mutex_unlock(&all->lock);
 	mesh_free(made, gone);
-	return r < 0 ? base_error_set(err, r, "%s: too many names of meshes are in use", name) : 0;
+	return r < 0 ? base_error_set(err, r, "%s: too many names of meshes are in use", name) : full;
 }
 
 int fs_meshes_find(struct fs_meshes *all, struct fs_commit *commit, struct fs_step *step, const char *name,
@@ -248,7 +226,7 @@ struct fs_mesh *fs_meshes_at(struct fs_meshes *all, uint64_t serial)
 {
 	pthread_mutex_lock(&all->lock);
 	struct fs_mesh *mesh = find_numbered(all, serial);
-	if (mesh && mesh->told)
+	if (mesh && mesh->dropped)
 		mesh->refs++;  /* the kernel drops the name: it stays so until the name is looked up again */
 	else if (mesh)
 		use(all, mesh);
@@ -336,9 +314,9 @@ void fs_meshes_drop(struct fs_meshes *all, void (*f)(void *arg, const struct fs_
 
 		pthread_mutex_lock(&all->lock);
 		if (all->listed > FS_MESHES_KEPT) {
-			mesh = all->oldest;
+			mesh = TAILQ_LAST(&all->list, fs_mesh_list);
 			list_unlink(all, mesh);
-			mesh->told = true;
+			mesh->dropped = true;
 			mesh->refs++;
 			all->dropped++;
 		}

@@ -30,18 +30,16 @@ struct fs_mesh {
 	uint64_t ino;
 	uint64_t known;                 /* these: protected by the table's lock */
 	unsigned refs;
-	bool told;                      /* the kernel is to drop the name; the entry is not in the list */
-	struct fs_mesh *next_named, *next_numbered, *newer, *older;
+	bool dropped;                   /* the kernel is to drop the name; the entry is not in the list */
+	LIST_ENTRY(fs_mesh) by_name, by_number;
+	TAILQ_ENTRY(fs_mesh) by_use;
 };
 
 /* layouts: NULL, or the layout file of all meshes; it is kept by the caller. */
 struct fs_meshes *fs_meshes_new(const struct view_layouts *layouts);
 void fs_meshes_free(struct fs_meshes *all); /* NULL-safe; whatever the kernel still knows */
-/* Calls wake(arg) when there is something to drop. NULL: no longer. */
-void fs_meshes_on_full(struct fs_meshes *all, void (*wake)(void *arg), void *arg);
-
-/* A reference to the entry of a mesh of the step. -ENOENT: the step has no such mesh, and err says why; -ENFILE: too
- * many are known. */
+/* A reference to the entry of a mesh of the step. 1: there is something to drop now (fs_meshes_drop); -ENOENT: the step
+ * has no such mesh, and err says why; -ENFILE: too many are known. */
 int fs_meshes_find(struct fs_meshes *all, struct fs_commit *commit, struct fs_step *step, const char *name,
 	struct fs_mesh **ret_mesh, struct base_error *err);
 struct fs_mesh *fs_meshes_at(struct fs_meshes *all, uint64_t serial); /* a reference; NULL: none */

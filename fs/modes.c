@@ -48,11 +48,11 @@ static mode_t enter(const struct store_storage_owner *dir, const struct store_st
 
 static void options_apply(const struct fs_options *o, struct fs_owner *owner)
 {
-	if (o->have_uid)
+	if (o->uid != FS_NO_ID)
 		owner->uid = o->uid;
-	if (o->have_gid)
+	if (o->gid != FS_NO_ID)
 		owner->gid = o->gid;
-	if (o->have_umask)
+	if (o->umask != FS_NO_ID)
 		owner->mode = 0777 & ~o->umask;
 }
 

@@ -67,8 +67,8 @@ int fs_mount_open(struct fs_mount *m, struct base_error *err)
 void fs_mount_release(struct fs_mount *m)
 {
 	fs_pressure_stop(m);
-	while (m->handles)  /* open when it ended: no release comes any more */
-		fs_handle_unref(m, m->handles);
+	while (!LIST_EMPTY(&m->handles))  /* open when it ended: no release comes any more */
+		fs_handle_unref(m, LIST_FIRST(&m->handles));
 	fs_backings_free(m->backings);
 	fs_meshes_free(m->meshes);
 	fs_runs_close(m->runs);

@@ -37,7 +37,7 @@ struct fs_request;
 struct fs_interrupts {                          /* request.c; the lock protects all but the thread and running */
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	struct fs_request *first, *last;
+	TAILQ_HEAD(fs_requests, fs_request) interrupted; /* the first one first */
 	bool ending;
 	pthread_t thread;
 	bool running;                           /* set before there are requests, and after */
@@ -60,7 +60,6 @@ struct fs_mount {
 	struct load_cache *cache;
 	struct fs_backings *backings;
 	struct fuse_session *session;
-	struct fuse_conn_info connection;       /* as the kernel offered it */
 	struct fs_owner owner;                  /* of the root and of .vckpt */
 	int64_t start_ns;
 	/* of node ids: random per mount, so that a file handle of another mount is never taken for one of this */
@@ -77,7 +76,7 @@ struct fs_mount {
 	uint64_t logged[1024]; unsigned nlogged; /* hashes of errors told before */
 	char *slow[FS_SLOW_LINES]; uint64_t nslow;
 	int64_t refusal_credit_ns;              /* of names of meshes that are logged: mesh_nodes.c */
-	struct fs_handle *handles;
+	LIST_HEAD(fs_handles, fs_handle) handles;
 };
 
 /* What needs no store. Release it whatever is returned. */
@@ -139,14 +138,14 @@ struct fs_handle {
 	 * the handler is done */
 	_Atomic unsigned refs;
 	/* protected by m->lock: all of them, so that those which the kernel never released are freed at the end */
-	struct fs_handle *next, *previous;
+	LIST_ENTRY(fs_handle) all;
 	struct fs_node node;
 	struct fs_step *step;           /* a reference */
 	struct view_file *file;
 	struct fs_backing *backing; bool passthrough, released; /* how it was opened: backing.c */
 	char *text; size_t text_len;    /* control files: their content when opened; MESHES: names */
 	/* directories: what was visible when it was last read from its start */
-	struct fs_run_step *steps; struct fs_run **runs; size_t n;
+	uint64_t *steps; struct fs_run **runs; size_t n;
 	pthread_mutex_t lock;           /* protects steps, runs, n: one handle may be read by several threads */
 };
 struct fs_handle *fs_handle_new(struct fs_mount *m, const struct fs_node *n);
@@ -169,7 +168,7 @@ struct fs_request {
 	enum fs_op op;
 	int64_t start_ns;
 	_Atomic unsigned state;
-	struct fs_request *next, *previous; uint64_t due_ms; bool listed; /* protected by the lock of interrupts */
+	TAILQ_ENTRY(fs_request) by_due; uint64_t due_ms; bool listed; /* protected by the lock of interrupts */
 };
 /* q stays where it is until fs_request_end. */
 void fs_request_begin(struct fs_request *q, fuse_req_t req, enum fs_op op);

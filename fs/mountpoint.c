@@ -24,6 +24,7 @@
 
 extern char **environ;
 
+/* 13 KiB, on the stack of a process that has one thread. */
 struct mount_line { char device[32], root[PATH_MAX], point[PATH_MAX], type[64], source[PATH_MAX]; };
 
 static void unescape_octal(char *s)
@@ -90,18 +91,16 @@ static int mount_seek(enum sought what, const char *path, const char *device, st
 	struct base_error *err)
 {
 	base_cleanup_free char *line = NULL;
-	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+	struct mount_line m;
 	size_t size = 0;
+	FILE *f = fopen("/proc/self/mountinfo", "re");
 
-	FILE *f = m ? fopen("/proc/self/mountinfo", "re") : NULL;
-	if (!m)
-		return base_no_memory(err);
 	if (!f)
 		return base_error_set(err, -errno, "/proc/self/mountinfo: %s", strerror(errno));
 	*ret_m = (struct mount_line){0};
 	while (getline(&line, &size, f) > 0)
-		if (mount_line_parse(line, m) && mount_better(m, what, path, device, ret_m))
-			*ret_m = *m;
+		if (mount_line_parse(line, &m) && mount_better(&m, what, path, device, ret_m))
+			*ret_m = m;
 	fclose(f);
 	return ret_m->point[0] != '\0';
 }
@@ -172,19 +171,19 @@ static int mountpoint_dead(const char *path, struct mount_line *ret_m, struct ba
 /* What a dead vckpt daemon left on `path`: 0 when it was detached or there was nothing. */
 static int mountpoint_detach(const char *path, struct base_error *err)
 {
-	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+	struct mount_line m;
 
-	for (int i = 0; m && i < 16; i++) {  /* several may lie on top of each other */
-		int r = mountpoint_dead(path, m, err);
+	for (int i = 0; i < 16; i++) {  /* several may be stacked on one another */
+		int r = mountpoint_dead(path, &m, err);
 		if (r <= 0)
 			return r;
 		r = mountpoint_umount(path, true);
 		if (r)
 			return base_error_set(err, r, "%s: left behind by a dead vckpt daemon, and cannot be "
 				"detached: %s", path, fs_mountpoint_stuck() ? fs_mountpoint_stuck() : strerror(-r));
-		base_info("%s: detached what a dead daemon left behind (store %s)", path, m->source);
+		base_info("%s: detached what a dead daemon left behind (store %s)", path, m.source);
 	}
-	return m ? base_error_set(err, -EBUSY, "%s: more dead mounts than are plausible", path) : -ENOMEM;
+	return base_error_set(err, -EBUSY, "%s: more dead mounts than are plausible", path);
 }
 
 /* Absolute, without links but for the last part, which is taken as it is; malloc'ed, or NULL. */
@@ -248,13 +247,13 @@ static bool above(const char *inner, const struct stat *outer)
  * automount that waits for this very program.) */
 static bool hidden_below(const char *inner, const struct stat *inner_st, const char *outer, const struct stat *outer_st)
 {
-	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
 	base_cleanup_free char *place = NULL;
+	struct mount_line m;
 	struct stat st;
 
-	if (!m || inner_st->st_dev != outer_st->st_dev || mount_find(inner, false, m, NULL) <= 0 ||
-			asprintf(&place, "%s%s", strcmp(m->root, "/") ? m->root : "",
-				inner + (strcmp(m->point, "/") ? strlen(m->point) : 0)) < 0)
+	if (inner_st->st_dev != outer_st->st_dev || mount_find(inner, false, &m, NULL) <= 0 ||
+			asprintf(&place, "%s%s", strcmp(m.root, "/") ? m.root : "",
+				inner + (strcmp(m.point, "/") ? strlen(m.point) : 0)) < 0)
 		return false;
 	for (const char *tail = place; tail && *tail; tail = strchr(tail + 1, '/')) {
 		base_cleanup_free char *name = NULL;
@@ -289,36 +288,36 @@ static int check_overlap(const struct fs_options *o, const struct stat *store, c
 /* Both are absolute, and the mount point is not dead. */
 static int check_places(const struct fs_options *o, struct base_error *err)
 {
-	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+	struct mount_line m;
 	struct stat store, point;
+	int r = check_directory(o->store, "store", &store, err);
 
-	int r = m ? check_directory(o->store, "store", &store, err) : base_no_memory(err);
 	if (!r)
 		r = check_directory(o->mountpoint, "mount point", &point, err);
 	if (!r)
 		r = check_overlap(o, &store, &point, err);
 	if (!r)
-		r = mount_find(o->mountpoint, true, m, err);
+		r = mount_find(o->mountpoint, true, &m, err);
 	if (r <= 0)
 		return r;
-	if (strcmp(m->type, "fuse.vckpt") == 0)
+	if (strcmp(m.type, "fuse.vckpt") == 0)
 		return base_error_set(err, -EBUSY, "%s: the store %s is mounted there already; unmount it first",
-			o->mountpoint, m->source);
+			o->mountpoint, m.source);
 	return base_error_set(err, -EBUSY, "%s: %s (%s) is mounted there already; take another directory",
-		o->mountpoint, m->source, m->type);
+		o->mountpoint, m.source, m.type);
 }
 
 int fs_mountpoint_check(struct fs_options *o, struct base_error *err)
 {
-	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+	struct mount_line m;
+	int r = store_path_check(o->store, err);
 
-	int r = m ? store_path_check(o->store, err) : base_no_memory(err);
 	if (!r)
 		r = resolve(&o->store, "store", err);
 	if (!r)
 		r = resolve(&o->mountpoint, "mount point", err);
 	if (!r)
-		r = mountpoint_dead(o->mountpoint, m, err);
+		r = mountpoint_dead(o->mountpoint, &m, err);
 	o->takes_over = r == 1;
 	if (o->takes_over) /* by the names, as long as nobody can look below it */
 		return overlap_refuse(o, path_contains(o->store, o->mountpoint),
@@ -368,15 +367,15 @@ static int not_ours(const char *path, bool mounted, struct mount_line *m, struct
 
 int fs_mountpoint_unmount(const char *path, bool lazy, char **ret_point, struct base_error *err)
 {
-	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
 	base_cleanup_free char *full = NULL;
+	struct mount_line m;
 
 	*ret_point = NULL;
-	int r = m ? mount_named(path, m, &full, err) : base_no_memory(err);
+	int r = mount_named(path, &m, &full, err);
 	if (r < 0)
 		return r;
-	if (r == 0 || strcmp(m->type, "fuse.vckpt") != 0)
-		return not_ours(full, r > 0, m, err);
+	if (r == 0 || strcmp(m.type, "fuse.vckpt") != 0)
+		return not_ours(full, r > 0, &m, err);
 	r = mountpoint_umount(full, lazy);
 	if (r == -EBUSY)
 		base_error_set(err, r, "%s: in use", full);
@@ -391,31 +390,31 @@ int fs_mountpoint_unmount(const char *path, bool lazy, char **ret_point, struct 
 
 int fs_mountpoint_device(const char *path, char ret_device[static 32], struct base_error *err)
 {
-	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+	struct mount_line m;
+	int r = mount_find(path, true, &m, err);
 
-	int r = m ? mount_find(path, true, m, err) : base_no_memory(err);
 	if (r > 0)
-		memcpy(ret_device, m->device, 32);
+		memcpy(ret_device, m.device, 32);
 	return r;
 }
 
 int fs_mountpoint_release(const char *path, const char *device, struct base_error *err)
 {
-	base_cleanup_free struct mount_line *m = malloc(sizeof *m);
+	struct mount_line m;
 	char top[32] = "";
+	int r = mount_seek(SOUGHT_DEVICE, path, device, &m, err);
 
-	int r = m ? mount_seek(SOUGHT_DEVICE, path, device, m, err) : base_no_memory(err);
 	if (r <= 0)
 		return r;
-	r = fs_mountpoint_device(m->point, top, err);
+	r = fs_mountpoint_device(m.point, top, err);
 	if (r < 0)
 		return r;
 	if (strcmp(top, device) != 0)
 		return base_error_set(err, -EBUSY, "%s: another mount lies above this one, which stays, dead: unmount "
-			"both", m->point);
-	r = mountpoint_umount(m->point, true);
+			"both", m.point);
+	r = mountpoint_umount(m.point, true);
 	if (r)
-		return base_error_set(err, r, "%s: cannot be unmounted: %s", m->point,
+		return base_error_set(err, r, "%s: cannot be unmounted: %s", m.point,
 			fs_mountpoint_stuck() ? fs_mountpoint_stuck() : strerror(-r));
 	return 0;
 }

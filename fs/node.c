@@ -166,10 +166,7 @@ struct fs_handle *fs_handle_new(struct fs_mount *m, const struct fs_node *n)
 		fs_mesh_ref(n->mesh);
 	pthread_mutex_init(&h->lock, NULL);
 	pthread_mutex_lock(&m->lock);
-	h->next = m->handles;
-	if (h->next)
-		h->next->previous = h;
-	m->handles = h;
+	LIST_INSERT_HEAD(&m->handles, h, all);
 	pthread_mutex_unlock(&m->lock);
 	return h;
 }
@@ -179,9 +176,7 @@ void fs_handle_unref(struct fs_mount *m, struct fs_handle *h)
 	if (!h || atomic_fetch_sub(&h->refs, 1) > 1)
 		return;
 	pthread_mutex_lock(&m->lock);
-	*(h->previous ? &h->previous->next : &m->handles) = h->next;
-	if (h->next)
-		h->next->previous = h->previous;
+	LIST_REMOVE(h, all);
 	pthread_mutex_unlock(&m->lock);
 	fs_backing_closed(m->backings, h);
 	if (h->file)

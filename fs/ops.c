@@ -452,7 +452,6 @@ static void op_init(void *userdata, struct fuse_conn_info *c)
 {
 	struct fs_mount *m = userdata;
 
-	m->connection = *c;
 	c->want &= ~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_READDIRPLUS_AUTO |
 		FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE |
 		FUSE_CAP_WRITEBACK_CACHE | FUSE_CAP_CACHE_SYMLINKS | FUSE_CAP_HANDLE_KILLPRIV);

@@ -28,7 +28,7 @@ static const char *const ignored[] = {
 };
 static const char *const ignored_prefix[] = { "x-", "X-", "comment=", "user=" };
 
-static int option_unsigned(const char *name, const char *text, int base, uint64_t max, uint64_t *ret,
+static int option_unsigned(const char *name, const char *text, int base, uint64_t max, unsigned *ret,
 	struct base_error *err)
 {
 	char *end;
@@ -39,12 +39,12 @@ static int option_unsigned(const char *name, const char *text, int base, uint64_
 		return base_error_set(err, -EINVAL,
 			base == 8 ? "option %s=%s: give an octal number up to %llo"
 				  : "option %s=%s: give a number up to %llu", name, text, (unsigned long long)max);
-	*ret = v;
+	*ret = (unsigned)v;
 	return 0;
 }
 
 /* Bytes with an optional K, M, G or T (powers of 1024), also as KiB and the like. */
-static int option_size(const char *name, const char *text, uint64_t *ret, struct base_error *err)
+static int option_size(const char *name, const char *text, uint64_t max, uint64_t *ret, struct base_error *err)
 {
 	static const char units[] = "KMGT";
 	char *end;
@@ -60,8 +60,9 @@ static int option_size(const char *name, const char *text, uint64_t *ret, struct
 		if (strcmp(end, "iB") == 0 || strcmp(end, "B") == 0)
 			end += strlen(end);
 	}
-	if (bad || *end || v > (UINT64_C(1) << 50) >> shift)
-		return base_error_set(err, -EINVAL, "option %s=%s: give a size such as 256M", name, text);
+	if (bad || *end || v > max >> shift)
+		return base_error_set(err, -EINVAL, "option %s=%s: give a size such as 256M, up to %lluG", name, text,
+			(unsigned long long)max >> 30);
 	*ret = (uint64_t)v << shift;
 	return 0;
 }
@@ -109,13 +110,13 @@ static bool option_ignored(const char *option)
 	return false;
 }
 
-static int option_views(struct fs_options *o, const char *name, const char *value, struct base_error *err)
+static int option_views(struct fs_options *o, const char *value, struct base_error *err)
 {
 	int show = view_show_parse(value);
 
 	if (show < 0)
 		return base_error_set(err, -EINVAL,
-			"option %s=%s: give npy, safetensors or both (npy,safetensors)", name, value);
+			"option views=%s: give npy, safetensors or both (npy,safetensors)", value);
 	o->show = (unsigned)show;
 	o->have_show = true;
 	return 0;
@@ -136,50 +137,45 @@ static int option_tier(struct fs_options *o, const char *value, struct base_erro
 	return base_error_set(err, -EINVAL, "option tier=%s: it is auto, cached or passthrough", value);
 }
 
-/* 1: not an option with a value that is known here. */
+/* Options with a value. max: the largest number, or bytes. */
+enum value { NUMBER, OCTAL, SIZE, SECONDS, TEXT };
+static const struct { const char *name; enum value value; size_t at; uint64_t max; } options[] = {
+	{"uid", NUMBER, offsetof(struct fs_options, uid), FS_NO_ID - 1},
+	{"gid", NUMBER, offsetof(struct fs_options, gid), FS_NO_ID - 1},
+	{"umask", OCTAL, offsetof(struct fs_options, umask), 0777},
+	{"max_threads", NUMBER, offsetof(struct fs_options, max_threads), 1000},
+	{"cache", SIZE, offsetof(struct fs_options, cache_bytes), UINT64_C(1) << 50},
+	{"steps", SIZE, offsetof(struct fs_options, steps_bytes), UINT64_C(1) << 50},
+	{"readahead", SIZE, offsetof(struct fs_options, readahead_bytes), UINT64_C(1) << 30},
+	{"refresh", SECONDS, offsetof(struct fs_options, refresh_ms), 0},
+	{"fsname", TEXT, offsetof(struct fs_options, fsname), 0},
+	{"subtype", TEXT, offsetof(struct fs_options, subtype), 0},
+	{"layouts", TEXT, offsetof(struct fs_options, layouts), 0},
+	{"log", TEXT, offsetof(struct fs_options, log), 0},
+};
+
+/* 1: no option of that name has a value. */
 static int option_with_value(struct fs_options *o, const char *name, const char *value, struct base_error *err)
 {
-	uint64_t v = 0;
-	int r;
+	size_t i = 0;
 
-	if (strcmp(name, "uid") == 0) {
-		r = option_unsigned(name, value, 10, UINT32_MAX - 1, &v, err);
-		o->uid = (uid_t)v, o->have_uid = true;
-	} else if (strcmp(name, "gid") == 0) {
-		r = option_unsigned(name, value, 10, UINT32_MAX - 1, &v, err);
-		o->gid = (gid_t)v, o->have_gid = true;
-	} else if (strcmp(name, "umask") == 0) {
-		r = option_unsigned(name, value, 8, 0777, &v, err);
-		o->umask = (mode_t)v, o->have_umask = true;
-	} else if (strcmp(name, "cache") == 0) {
-		r = option_size(name, value, &o->cache_bytes, err);
-	} else if (strcmp(name, "tier") == 0) {
-		r = option_tier(o, value, err);
-	} else if (strcmp(name, "steps") == 0) {
-		r = option_size(name, value, &o->steps_bytes, err);
-	} else if (strcmp(name, "readahead") == 0) {
-		r = option_size(name, value, &o->readahead_bytes, err);
-		if (!r && o->readahead_bytes > UINT64_C(1) << 30)
-			r = base_error_set(err, -EINVAL, "option readahead=%s: at most 1G", value);
-	} else if (strcmp(name, "refresh") == 0) {
-		r = option_seconds(name, value, &o->refresh_ms, err);
-	} else if (strcmp(name, "views") == 0) {
-		r = option_views(o, name, value, err);
-	} else if (strcmp(name, "max_threads") == 0) {
-		r = option_unsigned(name, value, 10, 1000, &v, err);
-		o->max_threads = v ? (unsigned)v : FS_MAX_THREADS;
-	} else if (strcmp(name, "fsname") == 0) {
-		r = option_text(&o->fsname, name, value, err);
-	} else if (strcmp(name, "subtype") == 0) {
-		r = option_text(&o->subtype, name, value, err);
-	} else if (strcmp(name, "layouts") == 0) {
-		r = option_text(&o->layouts, name, value, err);
-	} else if (strcmp(name, "log") == 0) {
-		r = option_text(&o->log, name, value, err);
-	} else {
-		r = 1;
+	if (strcmp(name, "tier") == 0)
+		return option_tier(o, value, err);
+	if (strcmp(name, "views") == 0)
+		return option_views(o, value, err);
+	while (i < BASE_COUNT(options) && strcmp(name, options[i].name) != 0)
+		i++;
+	if (i == BASE_COUNT(options))
+		return 1;
+	void *field = (char *)o + options[i].at;
+	switch (options[i].value) {
+	case NUMBER: return option_unsigned(name, value, 10, options[i].max, field, err);
+	case OCTAL: return option_unsigned(name, value, 8, options[i].max, field, err);
+	case SIZE: return option_size(name, value, options[i].max, field, err);
+	case SECONDS: return option_seconds(name, value, field, err);
+	case TEXT: break;
 	}
-	return r;
+	return option_text(field, name, value, err);
 }
 
 static int option_apply(struct fs_options *o, char *option, struct base_error *err)
@@ -309,10 +305,10 @@ int fs_options_parse(struct fs_options *o, int argc, char **argv, struct base_er
 
 	if (!memory)  /* not known */
 		memory = FS_CACHE_SHARE * FS_PIECES_BYTES;
-	*o = (struct fs_options){.cache_bytes = memory / FS_CACHE_SHARE, .steps_bytes = FS_STEPS_BYTES,
-		.memory_bytes = memory,
-		.readahead_bytes = FS_READAHEAD_BYTES,
-		.refresh_ms = FS_REFRESH_MS, .max_threads = FS_MAX_THREADS, .show = VIEW_SHOW_ALL};
+	*o = (struct fs_options){.uid = FS_NO_ID, .gid = FS_NO_ID, .umask = FS_NO_ID, .memory_bytes = memory,
+		.cache_bytes = memory / FS_CACHE_SHARE, .steps_bytes = FS_STEPS_BYTES,
+		.readahead_bytes = FS_READAHEAD_BYTES, .refresh_ms = FS_REFRESH_MS,
+		.max_threads = FS_MAX_THREADS, .show = VIEW_SHOW_ALL};
 	for (int i = 1; i < argc && !r; i++) {
 		const char *arg = argv[i];
 		if (scan.only_positional || arg[0] != '-' || !arg[1])
@@ -326,6 +322,8 @@ int fs_options_parse(struct fs_options *o, int argc, char **argv, struct base_er
 		return 0;
 	for (unsigned i = 0; i < scan.nlists && !r; i++)  /* after all flags: -s counts wherever it stands */
 		r = options_split(o, scan.lists[i], err);
+	if (o->max_threads == 0)
+		o->max_threads = FS_MAX_THREADS;
 	if (!r && scan.npositional < 2)
 		r = base_error_set(err, -EINVAL, "usage: mount.vckpt [-f] STORE DIR [-o OPTIONS] (see --help)");
 	return r;

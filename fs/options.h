@@ -16,6 +16,7 @@
 #define FS_REFRESH_MS 400u
 #define FS_READAHEAD_BYTES (UINT64_C(2) << 20)
 #define FS_MAX_THREADS 10u
+#define FS_NO_ID UINT32_MAX
 
 enum { FS_EXIT_USAGE = 1, FS_EXIT_SYSTEM = 2, FS_EXIT_MOUNT = 32 }; /* as mount(8) */
 
@@ -28,8 +29,7 @@ struct fs_options {
 	char *namespace;
 	bool help, version, foreground, fake, sloppy, verbose, debug;
 	bool allow_other, noxattr;
-	bool have_uid, have_gid, have_umask;
-	uid_t uid; gid_t gid; mode_t umask;
+	uid_t uid; gid_t gid; mode_t umask;           /* FS_NO_ID: not given */
 	/* cache_bytes: of decoded pieces and of whole files together */
 	uint64_t cache_bytes, steps_bytes, readahead_bytes;
 	uint64_t memory_bytes;                  /* that was free at the start, also for the control group */

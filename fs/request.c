@@ -33,17 +33,13 @@ static _Thread_local struct fs_request *current; /* of this handler, from its be
 static void list_add(struct fs_interrupts *all, struct fs_request *q)
 {
 	q->due_ms = base_monotonic_ms() + FS_INTERRUPT_MS;
-	q->previous = all->last;
-	q->next = NULL;
-	*(all->last ? &all->last->next : &all->first) = q;
-	all->last = q;
+	TAILQ_INSERT_TAIL(&all->interrupted, q, by_due);
 	q->listed = true;
 }
 
 static void list_remove(struct fs_interrupts *all, struct fs_request *q)
 {
-	*(q->previous ? &q->previous->next : &all->first) = q->next;
-	*(q->next ? &q->next->previous : &all->last) = q->previous;
+	TAILQ_REMOVE(&all->interrupted, q, by_due);
 	q->listed = false;
 }
 
@@ -70,9 +66,10 @@ static void interrupted(fuse_req_t req, void *data)
 static struct fs_request *list_take(struct fs_interrupts *all, uint64_t *ret_next_ms)
 {
 	uint64_t now = base_monotonic_ms();
+	struct fs_request *q;
 
 	*ret_next_ms = 0;
-	for (struct fs_request *q = all->first; q; q = q->next) {
+	TAILQ_FOREACH(q, &all->interrupted, by_due) {
 		unsigned state = OPEN;
 
 		if (q->due_ms > now) {
@@ -110,7 +107,7 @@ static void *interrupts_main(void *arg)
 			pthread_mutex_lock(&all->lock);
 		} else if (next_ms) {
 			struct timespec until = base_clock_in_ms(CLOCK_MONOTONIC, next_ms);
-			pthread_cond_timedwait(&all->changed, &all->lock, &until);
+			pthread_cond_clockwait(&all->changed, &all->lock, CLOCK_MONOTONIC, &until);
 		} else {
 			pthread_cond_wait(&all->changed, &all->lock);
 		}
@@ -121,12 +118,8 @@ static void *interrupts_main(void *arg)
 
 void fs_interrupts_init(struct fs_interrupts *all)
 {
-	pthread_condattr_t attributes;
-
-	pthread_condattr_init(&attributes);
-	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-	pthread_cond_init(&all->changed, &attributes);
-	pthread_condattr_destroy(&attributes);
+	TAILQ_INIT(&all->interrupted);
+	pthread_cond_init(&all->changed, NULL);
 	pthread_mutex_init(&all->lock, NULL);
 }
 

@@ -37,6 +37,7 @@ int fs_runs_open(struct store *store, uint64_t max_bytes, unsigned show, struct 
 	runs->stale_ns = UINT64_MAX;
 	pthread_mutex_init(&runs->lock, NULL);
 	pthread_cond_init(&runs->opened, NULL);
+	TAILQ_INIT(&runs->steps);
 	int n = fs_runs_scan(runs, err);
 	if (n < 0) {
 		fs_runs_close(runs);
@@ -50,12 +51,7 @@ void fs_runs_close(struct fs_runs *runs)
 {
 	if (!runs)
 		return;
-	while (runs->oldest) {
-		struct fs_step *step = runs->oldest;
-		runs->oldest = step->newer;
-		view_tree_unref(step->tree);
-		free(step);
-	}
+	fs_steps_free(&runs->steps);
 	for (uint32_t i = 1; i < runs->ncommits; i++)
 		free(runs->commits[i]);
 	for (uint32_t i = 0; i < runs->nruns; i++)
@@ -205,15 +201,14 @@ int fs_run_ready(struct fs_runs *runs, struct fs_run *run)
 	pthread_rwlock_unlock(&run->lock);
 	if (r < 0)
 		run_log(run, "its list cannot be read", &err);
-	else if (list && runs->wake)
-		runs->wake(runs->wake_arg);
+	else if (list)
+		fs_runs_wake(runs);
 	return r < 0 ? r : 0;
 }
 
-int fs_run_refresh(struct fs_runs *runs, struct fs_run *run)
+int fs_run_refresh(struct fs_run *run)
 {
 	struct base_error err = {0};
-	(void)runs;
 
 	pthread_rwlock_wrlock(&run->lock);
 	int r = run->list ? store_list_refresh(run->list, &err) : 0;
@@ -227,9 +222,8 @@ void fs_runs_asked(struct fs_runs *runs)
 {
 	uint64_t stale = atomic_load_explicit(&runs->stale_ns, memory_order_relaxed);
 
-	if (base_monotonic_ns() >= stale && atomic_compare_exchange_strong(&runs->stale_ns, &stale, UINT64_MAX)
-		&& runs->wake)
-		runs->wake(runs->wake_arg);
+	if (base_monotonic_ns() >= stale && atomic_compare_exchange_strong(&runs->stale_ns, &stale, UINT64_MAX))
+		fs_runs_wake(runs);
 }
 
 int fs_runs_find(struct fs_runs *runs, const char *name, struct fs_run **ret_run)
@@ -266,15 +260,13 @@ bool fs_run_latest(struct fs_run *run, uint64_t *ret_step, int64_t *ret_time_ns)
 	return latest;
 }
 
-int fs_run_snapshot(struct fs_run *run, struct fs_run_step **ret_steps, size_t *ret_n)
+int fs_run_snapshot(struct fs_run *run, uint64_t **ret_steps, size_t *ret_n)
 {
 	pthread_rwlock_rdlock(&run->lock);
 	size_t n = run->list ? store_list_count(run->list) : 0;
-	struct fs_run_step *steps = calloc(n + 1, sizeof *steps);
-	for (size_t i = 0; steps && i < n; i++) {
-		const struct store_list_step *s = store_list_at(run->list, i);
-		steps[i] = (struct fs_run_step){ s->step, s->entry };
-	}
+	uint64_t *steps = calloc(n + 1, sizeof *steps);
+	for (size_t i = 0; steps && i < n; i++)
+		steps[i] = store_list_at(run->list, i)->step;
 	pthread_rwlock_unlock(&run->lock);
 	*ret_steps = steps;
 	*ret_n = n;

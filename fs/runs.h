@@ -17,6 +17,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/queue.h>
 
 #include "core/base/table.h"
 #include "core/commit/list.h"
@@ -62,9 +63,10 @@ struct fs_step {
 	struct fs_commit *commit;
 	struct view_tree *tree;
 	size_t memory;
-	unsigned refs;                  /* these: protected by runs->lock */
-	struct fs_step *newer, *older;
+	unsigned refs;                  /* protected by runs->lock, as is its place in the list */
+	TAILQ_ENTRY(fs_step) by_use;
 };
+TAILQ_HEAD(fs_steps, fs_step);
 
 struct fs_runs {
 	struct store *store;
@@ -75,10 +77,10 @@ struct fs_runs {
 	struct fs_run **runs; uint32_t nruns, runs_size; /* sorted only by age; a run never leaves */
 	struct base_table by_name;
 	struct fs_commit **commits; uint32_t ncommits, commits_size; /* number 0 is not used */
-	struct fs_step *newest, *oldest;
+	struct fs_steps steps;          /* last used first */
 	size_t steps_bytes; uint32_t steps_open;
 	_Atomic uint64_t steps_opened, steps_evicted;
-	void (*wake)(void *arg); void *wake_arg; /* a run was opened: watch it too; or: fs_runs_asked */
+	void (*wake)(void *arg); void *wake_arg; /* see fs_runs_wake; NULL: there is no watch */
 	_Atomic uint64_t stale_ns;      /* who asks after this time, on the monotonic clock, has the lists read again */
 };
 
@@ -96,27 +98,33 @@ int fs_runs_find(struct fs_runs *runs, const char *name, struct fs_run **ret_run
 /* Reads a run's list if that was not done yet. */
 int fs_run_ready(struct fs_runs *runs, struct fs_run *run);
 /* Reads what came since. Returns the number of new entries; 0 also for a run that nobody named yet. */
-int fs_run_refresh(struct fs_runs *runs, struct fs_run *run);
+int fs_run_refresh(struct fs_run *run);
 /* A request asks for something that may change: the root, a run. If the lists were last read long ago (stale_ns), this
  * wakes the watch, which sleeps while nobody asks. */
 void fs_runs_asked(struct fs_runs *runs);
+/* The watch has something to do: a run was opened, which it is to watch, too; or there are too many meshes. */
+static inline void fs_runs_wake(struct fs_runs *runs)
+{
+	if (runs->wake)
+		runs->wake(runs->wake_arg);
+}
 size_t fs_run_steps(struct fs_run *run);                       /* visible */
 bool fs_run_latest(struct fs_run *run, uint64_t *ret_step, int64_t *ret_time_ns);
 /* -ENOENT: not visible */
 int fs_run_commit(struct fs_runs *runs, struct fs_run *run, uint64_t step, struct fs_commit **ret_commit);
 /* A copy of what is visible, by ascending step, for a directory that is being read. */
-struct fs_run_step { uint64_t step, entry; };
-int fs_run_snapshot(struct fs_run *run, struct fs_run_step **ret_steps, size_t *ret_n);
+int fs_run_snapshot(struct fs_run *run, uint64_t **ret_steps, size_t *ret_n);
 
 struct fs_commit *fs_runs_commit(struct fs_runs *runs, uint32_t number); /* NULL: none */
 bool fs_commit_live(struct fs_commit *commit);                   /* is it still the visible one? */
 /* Calls f once for each commit that is no longer visible. */
-void fs_run_gone(struct fs_runs *runs, struct fs_run *run, void (*f)(void *arg, struct fs_commit *commit), void *arg);
+void fs_run_gone(struct fs_run *run, void (*f)(void *arg, struct fs_commit *commit), void *arg);
 
 /* Opens the step or finds it open. -ESTALE: removed or replaced meanwhile. Any other error was logged, once a
  * commit. */
 int fs_step_get(struct fs_runs *runs, struct fs_commit *commit, struct fs_step **ret_step);
 void fs_step_put(struct fs_runs *runs, struct fs_step *step); /* NULL-safe */
+void fs_steps_free(struct fs_steps *steps);
 
 static inline uint64_t fs_tree_ino(uint64_t directory_ino, const char *name)
 {

@@ -12,54 +12,29 @@
 
 #define ABANDONED_MS 50                  /* how often who waits for a step looks whether anybody waits for him */
 
-/* All under runs->lock. */
-static void step_unlink(struct fs_runs *runs, struct fs_step *step)
+/* Under runs->lock. Moves the steps unused for longest to `gone`, which is freed without the lock, until the bound
+ * holds. */
+static void steps_evict(struct fs_runs *runs, struct fs_steps *gone)
 {
-	*(step->newer ? &step->newer->older : &runs->newest) = step->older;
-	*(step->older ? &step->older->newer : &runs->oldest) = step->newer;
-	step->newer = step->older = NULL;
-}
+	struct fs_step *step = TAILQ_LAST(&runs->steps, fs_steps), *next;
 
-static void step_push(struct fs_runs *runs, struct fs_step *step)
-{
-	step->older = runs->newest;
-	*(runs->newest ? &runs->newest->newer : &runs->oldest) = step;
-	runs->newest = step;
-}
-
-static void step_use(struct fs_runs *runs, struct fs_step *step)
-{
-	step_unlink(runs, step);
-	step_push(runs, step);
-	step->refs++;
-}
-
-/* Takes unused steps off the old end until the bound holds; returns them as a list (by `older`) to be freed outside
- * of the lock. */
-static struct fs_step *steps_evict(struct fs_runs *runs, const struct fs_step *keep)
-{
-	struct fs_step *gone = NULL, *next;
-
-	for (struct fs_step *step = runs->oldest; step && runs->steps_bytes > runs->max_bytes; step = next) {
-		next = step->newer;
-		if (step->refs || step == keep)
+	for (; step && runs->steps_bytes > runs->max_bytes; step = next) {
+		next = TAILQ_PREV(step, fs_steps, by_use);
+		if (step->refs)
 			continue;
-		step_unlink(runs, step);
+		TAILQ_REMOVE(&runs->steps, step, by_use);
+		TAILQ_INSERT_TAIL(gone, step, by_use);
 		step->commit->opened = NULL;
 		runs->steps_bytes -= step->memory;
 		runs->steps_open--;
 		atomic_fetch_add(&runs->steps_evicted, 1);
-		step->older = gone;
-		gone = step;
 	}
-	return gone;
 }
 
-static void steps_free(struct fs_step *gone)
+void fs_steps_free(struct fs_steps *steps)
 {
-	while (gone) {
-		struct fs_step *step = gone;
-		gone = step->older;
+	for (struct fs_step *step; (step = TAILQ_FIRST(steps)) != NULL;) {
+		TAILQ_REMOVE(steps, step, by_use);
 		view_tree_unref(step->tree);
 		free(step);
 	}
@@ -155,6 +130,7 @@ static void open_failed(struct fs_commit *commit, int r, bool logged, const stru
 
 int fs_step_get(struct fs_runs *runs, struct fs_commit *commit, struct fs_step **ret_step)
 {
+	struct fs_steps gone = TAILQ_HEAD_INITIALIZER(gone);
 	struct base_error err = {0};
 	struct fs_step *step = NULL;
 
@@ -168,7 +144,10 @@ int fs_step_get(struct fs_runs *runs, struct fs_commit *commit, struct fs_step *
 		}
 	}
 	if (commit->opened) {
-		step_use(runs, *ret_step = commit->opened);
+		step = *ret_step = commit->opened;
+		TAILQ_REMOVE(&runs->steps, step, by_use);
+		TAILQ_INSERT_HEAD(&runs->steps, step, by_use);
+		step->refs++;
 		pthread_mutex_unlock(&runs->lock);
 		return 0;
 	}
@@ -180,21 +159,20 @@ int fs_step_get(struct fs_runs *runs, struct fs_commit *commit, struct fs_step *
 	pthread_mutex_lock(&runs->lock);
 	commit->opening = false;
 	bool logged = commit->logged;
-	struct fs_step *gone = NULL;
 	if (step) {
 		commit->opened = step;
 		step->refs = 1;
-		step_push(runs, step);
+		TAILQ_INSERT_HEAD(&runs->steps, step, by_use);
 		runs->steps_bytes += step->memory;
 		runs->steps_open++;
 		atomic_fetch_add(&runs->steps_opened, 1);
-		gone = steps_evict(runs, step);
+		steps_evict(runs, &gone);
 	} else if (r != -ESTALE) {
 		commit->logged = true;
 	}
 	pthread_cond_broadcast(&runs->opened);
 	pthread_mutex_unlock(&runs->lock);
-	steps_free(gone);
+	fs_steps_free(&gone);
 	if (r)
 		open_failed(commit, r, logged, &err);
 	*ret_step = step;
@@ -203,20 +181,21 @@ int fs_step_get(struct fs_runs *runs, struct fs_commit *commit, struct fs_step *
 
 void fs_step_put(struct fs_runs *runs, struct fs_step *step)
 {
+	struct fs_steps gone = TAILQ_HEAD_INITIALIZER(gone);
+
 	if (!step)
 		return;
 	pthread_mutex_lock(&runs->lock);
-	step->refs--;
-	struct fs_step *gone = step->refs ? NULL : steps_evict(runs, NULL);
+	if (--step->refs == 0)
+		steps_evict(runs, &gone);
 	pthread_mutex_unlock(&runs->lock);
-	steps_free(gone);
+	fs_steps_free(&gone);
 }
 
-void fs_run_gone(struct fs_runs *runs, struct fs_run *run, void (*f)(void *arg, struct fs_commit *commit), void *arg)
+void fs_run_gone(struct fs_run *run, void (*f)(void *arg, struct fs_commit *commit), void *arg)
 {
 	base_cleanup_free struct fs_commit **gone = NULL;
 	size_t n = 0;
-	(void)runs;
 
 	pthread_rwlock_wrlock(&run->lock);
 	gone = calloc(run->ncommits + 1, sizeof *gone);

@@ -80,7 +80,7 @@ static void refresh_run(struct fs_mount *m, struct fs_run *run)
 	int64_t time_ns;
 
 	bool had = fs_run_latest(run, &before, &time_ns);
-	int n = fs_run_refresh(m->runs, run);
+	int n = fs_run_refresh(run);
 	atomic_fetch_add(&m->stats.refreshes, 1);
 	if (n < 0)
 		atomic_fetch_add(&m->stats.refresh_errors, 1);
@@ -88,7 +88,7 @@ static void refresh_run(struct fs_mount *m, struct fs_run *run)
 		return;
 	atomic_fetch_add(&m->stats.new_entries, (uint64_t)n);
 	bool has = fs_run_latest(run, &after, &time_ns);
-	fs_run_gone(m->runs, run, commit_gone, m);
+	fs_run_gone(run, commit_gone, m);
 	if (had && (!has || before != after))
 		forget_name(m, FS_NODE_RUN + run->number, "latest");
 	if (had && !has)
@@ -230,7 +230,6 @@ int fs_watch_start(struct fs_mount *m, struct fs_watch **ret_w)
 	}
 	m->runs->wake_arg = w;
 	m->runs->wake = wake;
-	fs_meshes_on_full(m->meshes, wake, w);
 	*ret_w = w;
 	return 0;
 }
@@ -240,7 +239,6 @@ bool fs_watch_stop(struct fs_watch *w, unsigned timeout_ms)
 	struct timespec until;
 
 	w->m->runs->wake = NULL;
-	fs_meshes_on_full(w->m->meshes, NULL, NULL);
 	w->stop = true;
 	wake(w);
 	until = base_clock_in_ms(CLOCK_MONOTONIC, timeout_ms);
