@@ -68,24 +68,10 @@ void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		r = snapshot(q.m, h);
 	}
 	fi->fh = (uintptr_t)h;
-	if (r)
-		fs_request_error(&q, r);
-	else if (fs_request_claim(&q) && fuse_reply_open(req, fi) == 0)
+	if (!r && fs_request_claim(&q) && fuse_reply_open(req, fi) == 0)
 		h = NULL;
-	if (!r)
-		fs_request_end(&q, 0);
+	fs_request_end(&q, r);
 	fs_handle_unref(q.m, h);
-}
-
-void fs_op_releasedir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
-{
-	struct fs_request q;
-	(void)id;
-
-	fs_request_begin_short(&q, req, FS_OP_RELEASE);
-	fs_handle_unref(q.m, (struct fs_handle *)(uintptr_t)fi->fh);
-	fuse_reply_err(req, 0);
-	fs_request_end(&q, 0);
 }
 
 /* `.` and `..`: only their st_ino counts. */
@@ -206,7 +192,7 @@ static int read_entries(fuse_req_t req, struct fs_mount *m, struct fs_handle *h,
 static void read_directory(fuse_req_t req, enum fs_op op, size_t size, off_t offset, struct fuse_file_info *fi)
 {
 	struct fs_request q;
-	struct fs_handle *h = (struct fs_handle *)(uintptr_t)fi->fh;
+	struct fs_handle *h = fs_handle_of(fi);
 	size_t len = 0;
 
 	fs_handle_ref(h);
@@ -221,13 +207,9 @@ static void read_directory(fuse_req_t req, enum fs_op op, size_t size, off_t off
 	if (!r)
 		r = read_entries(req, q.m, h, buf, size, (uint64_t)offset, op == FS_OP_READDIRPLUS, &len);
 	pthread_mutex_unlock(&h->lock);
-	if (r) {
-		fs_request_error(&q, r);
-	} else {
-		if (fs_request_claim(&q))
-			fuse_reply_buf(req, buf, len);
-		fs_request_end(&q, 0);
-	}
+	if (!r && fs_request_claim(&q))
+		fuse_reply_buf(req, buf, len);
+	fs_request_end(&q, r);
 	fs_handle_unref(q.m, h);
 }
 

@@ -149,6 +149,10 @@ struct fs_handle {
 	pthread_mutex_t lock;           /* protects steps, runs, n: one handle may be read by several threads */
 };
 struct fs_handle *fs_handle_new(struct fs_mount *m, const struct fs_node *n);
+static inline struct fs_handle *fs_handle_of(const struct fuse_file_info *fi)
+{
+	return (struct fs_handle *)(uintptr_t)fi->fh;
+}
 static inline void fs_handle_ref(struct fs_handle *h) { atomic_fetch_add(&h->refs, 1); }
 void fs_handle_unref(struct fs_mount *m, struct fs_handle *h); /* NULL-safe */
 
@@ -177,8 +181,8 @@ void fs_request_begin_short(struct fs_request *q, fuse_req_t req, enum fs_op op)
 /* Immediately before a reply. false: the caller was interrupted, and that is answered: q->req is gone, and what the
  * kernel would have got with the reply it does not have. */
 bool fs_request_claim(struct fs_request *q);
-void fs_request_end(struct fs_request *q, int error);                        /* counts */
-void fs_request_error(struct fs_request *q, int error); /* negative errno; claims, replies and counts */
+/* Counts it. r: 0: it was replied to; or a negative errno, with which this claims it and replies. */
+void fs_request_end(struct fs_request *q, int r);
 /* The request that this thread works for is answered: what it waits for nobody wants. */
 bool fs_request_abandoned(void);
 
@@ -187,7 +191,6 @@ extern const struct fuse_lowlevel_ops fs_ops;
 void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
 void fs_op_readdir(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi);
 void fs_op_readdirplus(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi);
-void fs_op_releasedir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi);
 void fs_op_getxattr(fuse_req_t req, fuse_ino_t id, const char *name, size_t size);
 void fs_op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size);
 

@@ -25,79 +25,68 @@ static int inside_step(struct fs_commit *commit, int error)
 	return fs_commit_live(commit) ? -EIO : -ESTALE;
 }
 
-static int lookup_step(struct fs_mount *m, const struct fs_node *parent, const char *name, struct fuse_entry_param *e)
+static int lookup_file(const struct fs_step *step, const char *name, struct fs_node *n)
 {
-	struct fs_node n = *parent;
-	struct fs_step *step;
+	const struct view_node *v = view_tree_node(step->tree, n->file);
+	int64_t found;
 
-	int r = fs_step_get(m->runs, parent->commit, &step);
+	if (!v)
+		return -ESTALE;
+	if (strcmp(name, ".") == 0)
+		return 0;
+	if (strcmp(name, "..") == 0) {
+		n->kind = n->file ? FS_STEP : FS_RUN;
+		n->file = v->parent;
+		return 0;
+	}
+	found = view_tree_lookup(step->tree, n->file, name);
+	if (found == -ENOENT && n->file == 0 && strcmp(name, VIEW_MESH_DIRECTORY) == 0)
+		n->kind = FS_MESHES;
+	else if (found < 0)
+		return (int)found;
+	else
+		n->file = (uint32_t)found;
+	return 0;
+}
+
+/* In a step's directory or below it. n: the parent on entry. The kernel is about to learn of what is found. */
+static int lookup_below(struct fs_mount *m, const char *name, struct fs_node *n, struct fuse_entry_param *e)
+{
+	struct fs_commit *commit = n->commit;
+	struct fs_step *step;
+	bool found;
+
+	int r = fs_step_get(m->runs, commit, &step);
 	if (r)
-		return inside_step(parent->commit, r);
-	const struct view_node *v = view_tree_node(step->tree, parent->file);
-	int64_t found = -ESTALE;
-	if (v && strcmp(name, ".") == 0)
-		found = parent->file;
-	else if (v && strcmp(name, "..") == 0)
-		found = parent->file ? (int64_t)v->parent : INT64_MAX;
-	else if (v)
-		found = view_tree_lookup(step->tree, parent->file, name);
-	if (found == -ENOENT && parent->file == 0 && strcmp(name, VIEW_MESH_DIRECTORY) == 0) {
-		n.kind = FS_MESHES;
-		r = fs_node_entry(m, &n, step, e);
-	} else if (found == INT64_MAX) {
-		n.kind = FS_RUN;
-		r = fs_node_entry(m, &n, NULL, e);
-	} else if (found >= 0) {
-		n.file = (uint32_t)found;
-		r = fs_node_entry(m, &n, step, e);
-	} else if (found == -ENOENT) {
+		return inside_step(commit, r);
+	r = n->kind == FS_STEP ? lookup_file(step, name, n) : fs_mesh_lookup(m, step, name, n);
+	found = r == 0;
+	if (found)
+		r = fs_node_entry(m, n, step, e);
+	fs_step_put(m->runs, step);
+	if (r == -ENOENT && !(found && n->kind == FS_STEP)) {
 		/* it will never be there: the kernel may remember that */
 		*e = (struct fuse_entry_param){.entry_timeout = FS_FOREVER};
-		r = 0;
-	} else {
-		r = (int)found;
+		fs_node_release(n);
+		return 0;
 	}
-	fs_step_put(m->runs, step);
-	return r;
+	if (r == 0 && n->mesh)
+		fs_mesh_learnt(n->mesh);
+	return r && r != -ENOTDIR ? inside_step(commit, r) : r;
 }
 
-/* ret_n: what was found, released by the caller. The kernel is about to learn of it. */
-static int lookup_mesh(struct fs_mount *m, const struct fs_node *parent, const char *name, struct fs_node *ret_n,
-	struct fuse_entry_param *e)
+/* n: the parent on entry. */
+static int lookup_top(struct fs_mount *m, const char *name, struct fs_node *n)
 {
-	struct fs_step *step;
-
-	int r = fs_step_get(m->runs, parent->commit, &step);
-	if (r)
-		return inside_step(parent->commit, r);
-	*ret_n = *parent;
-	if (ret_n->mesh)
-		fs_mesh_ref(ret_n->mesh);
-	r = fs_mesh_lookup(m, step, name, ret_n);
-	if (r == 0)
-		r = fs_node_entry(m, ret_n, step, e);
-	if (r == -ENOENT) {
-		*e = (struct fuse_entry_param){.entry_timeout = FS_FOREVER};
-		fs_node_release(ret_n);
-		r = 0;
-	} else if (r == 0 && ret_n->mesh) {
-		fs_mesh_learnt(ret_n->mesh);
-	}
-	fs_step_put(m->runs, step);
-	return r && r != -ENFILE ? inside_step(parent->commit, r) : r;
-}
-
-static int lookup_top(struct fs_mount *m, const struct fs_node *parent, const char *name, struct fs_node *n)
-{
+	enum fs_kind parent = n->kind;
 	uint64_t step;
 
-	*n = *parent;
 	if (strcmp(name, ".") == 0)
 		return 0;
 	n->kind = FS_ROOT;
 	if (strcmp(name, "..") == 0)
 		return 0;
-	switch (parent->kind) {
+	switch (parent) {
 	case FS_ROOT:
 		n->kind = strcmp(name, ".vckpt") == 0 ? FS_CONTROL : FS_RUN;
 		return n->kind == FS_CONTROL ? 0 : fs_runs_find(m->runs, name, &n->run);
@@ -112,9 +101,7 @@ static int lookup_top(struct fs_mount *m, const struct fs_node *parent, const ch
 		if (strcmp(name, "latest") == 0)
 			return 0;
 		n->kind = FS_STEP;
-		if (!fs_step_parse(name, &step))
-			return -ENOENT;
-		return fs_run_commit(m->runs, parent->run, step, &n->commit);
+		return fs_step_parse(name, &step) ? fs_run_commit(m->runs, n->run, step, &n->commit) : -ENOENT;
 	default:
 		return -ENOTDIR;
 	}
@@ -124,30 +111,21 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
 	struct fs_request q;
 	struct fuse_entry_param e;
-	base_cleanup(fs_node_release) struct fs_node p = {0};
-	base_cleanup(fs_node_release) struct fs_node found = {0};
-	struct fs_node n;
+	base_cleanup(fs_node_release) struct fs_node n = {0};
 
 	fs_request_begin(&q, req, FS_OP_LOOKUP);
-	int r = fs_node_decode(q.m, parent, &p);
-	if (!r && p.kind == FS_STEP) {
-		r = lookup_step(q.m, &p, name, &e);
-	} else if (!r && (p.kind == FS_MESHES || p.kind == FS_MESH)) {
-		r = lookup_mesh(q.m, &p, name, &found, &e);
+	int r = fs_node_decode(q.m, parent, &n);
+	if (!r && n.commit) {
+		r = lookup_below(q.m, name, &n, &e);
 	} else if (!r) {
 		fs_runs_asked(q.m->runs);
-		r = lookup_top(q.m, &p, name, &n);
+		r = lookup_top(q.m, name, &n);
 		if (!r)
 			r = fs_node_entry(q.m, &n, NULL, &e);
 	}
-	if (r) {
-		fs_request_error(&q, r);
-		return;
-	}
-	bool known = fs_request_claim(&q) && fuse_reply_entry(req, &e) == 0;
-	if (!known && found.mesh)  /* interrupted: the kernel does not have it */
-		fs_meshes_forget(q.m->meshes, found.mesh->serial, 1);
-	fs_request_end(&q, 0);
+	if (!r && !(fs_request_claim(&q) && fuse_reply_entry(req, &e) == 0) && n.mesh)
+		fs_meshes_forget(q.m->meshes, n.mesh->serial, 1);  /* interrupted: the kernel does not have it */
+	fs_request_end(&q, r);
 }
 
 /* Only what is under `mesh` is counted: other ids carry all that is needed. */
@@ -173,8 +151,8 @@ static void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_dat
 static void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	struct fs_request q;
-	struct fs_handle *h = fi ? (struct fs_handle *)(uintptr_t)fi->fh : NULL;
-	struct fs_step *step = NULL, *mine = NULL;
+	struct fs_handle *h = fi ? fs_handle_of(fi) : NULL;
+	struct fs_step *step = h ? h->step : NULL, *mine = NULL;
 	struct fuse_entry_param e;
 	base_cleanup(fs_node_release) struct fs_node n = {0};
 
@@ -182,26 +160,18 @@ static void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		fs_handle_ref(h);  /* before the request may be answered by others, and the file be released */
 	fs_request_begin(&q, req, FS_OP_GETATTR);
 	int r = fs_node_decode(q.m, id, &n);
-	if (!r && fs_node_is_below_step(&n)) {
-		step = h ? h->step : NULL;
-		if (!step)
-			r = fs_step_get(q.m->runs, n.commit, &mine);
-		if (r)
-			r = inside_step(n.commit, r);
-		else if (!step)
-			step = mine;
+	if (!r && fs_node_is_below_step(&n) && !step) {
+		r = fs_step_get(q.m->runs, n.commit, &mine);
+		r = r ? inside_step(n.commit, r) : 0;
+		step = mine;
 	}
 	if (!r)
 		r = fs_node_entry(q.m, &n, step, &e);
 	fs_step_put(q.m->runs, mine);
 	fs_handle_unref(q.m, h);
-	if (r) {
-		fs_request_error(&q, r);
-		return;
-	}
-	if (fs_request_claim(&q))
+	if (!r && fs_request_claim(&q))
 		fuse_reply_attr(req, &e.attr, e.attr_timeout);
-	fs_request_end(&q, 0);
+	fs_request_end(&q, r);
 }
 
 static void op_readlink(fuse_req_t req, fuse_ino_t id)
@@ -216,19 +186,15 @@ static void op_readlink(fuse_req_t req, fuse_ino_t id)
 	int r = fs_node_decode(q.m, id, &n);
 	if (!r && n.kind != FS_LATEST && !n.alias)
 		r = -EINVAL;
-	if (!r && !n.alias && !fs_run_latest(n.run, &step, &time_ns))
-		r = -ENOENT;
-	if (r) {
-		fs_request_error(&q, r);
-		return;
-	}
-	if (n.alias)
+	else if (!r && n.alias)
 		view_mesh_rank_name(n.rank, name);
-	else
+	else if (!r && fs_run_latest(n.run, &step, &time_ns))
 		fs_step_name(step, name);
-	if (fs_request_claim(&q))
+	else if (!r)
+		r = -ENOENT;
+	if (!r && fs_request_claim(&q))
 		fuse_reply_readlink(req, name);
-	fs_request_end(&q, 0);
+	fs_request_end(&q, r);
 }
 
 /* As <linux/fuse.h> has them since 6.9, FOPEN_PASSTHROUGH and struct fuse_open_out, and libfuse since 3.17; Debian 12's
@@ -285,23 +251,21 @@ static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	if (!r && h->file)
 		r = fs_backing_open(q.m->backings, id, h);
 	fi->fh = (uintptr_t)h;
-	if (r < 0)
-		fs_request_error(&q, r);
-	else if (fs_request_claim(&q) && reply_open(req, fi, r) == 0)
+	if (r >= 0 && fs_request_claim(&q) && reply_open(req, fi, r) == 0)
 		h = NULL;  /* else it was interrupted: no release will come */
-	if (r >= 0)
-		fs_request_end(&q, 0);
+	fs_request_end(&q, r < 0 ? r : 0);
 	fs_handle_unref(q.m, h);
 }
 
+/* Of files and of directories. */
 static void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	struct fs_request q;
 	(void)id;
 
 	fs_request_begin_short(&q, req, FS_OP_RELEASE);
-	fs_backing_release(q.m->backings, (struct fs_handle *)(uintptr_t)fi->fh);
-	fs_handle_unref(q.m, (struct fs_handle *)(uintptr_t)fi->fh);
+	fs_backing_release(q.m->backings, fs_handle_of(fi));
+	fs_handle_unref(q.m, fs_handle_of(fi));
 	fuse_reply_err(req, 0);
 	fs_request_end(&q, 0);
 }
@@ -400,7 +364,7 @@ static void read_slow(struct fs_request *q, struct fs_handle *h, size_t size, ui
 static void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi)
 {
 	struct fs_request q;
-	struct fs_handle *h = (struct fs_handle *)(uintptr_t)fi->fh;
+	struct fs_handle *h = fs_handle_of(fi);
 	int r = 0;
 	(void)id;
 
@@ -418,10 +382,7 @@ static void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, st
 	int64_t ns = (int64_t)base_monotonic_ns() - q.start_ns;
 	if (ns > FS_SLOW_NS && h->file)
 		read_slow(&q, h, size, (uint64_t)offset, ns);
-	if (r)
-		fs_request_error(&q, r);
-	else
-		fs_request_end(&q, 0);
+	fs_request_end(&q, r);
 	fs_handle_unref(q.m, h);
 }
 
@@ -434,18 +395,16 @@ static void op_statfs(fuse_req_t req, fuse_ino_t id)
 	fs_request_begin(&q, req, FS_OP_STATFS);
 	struct store_storage *storage = q.m->store->storage;
 	int r = storage->ops->stat ? storage->ops->stat(storage, &s) : -EOPNOTSUPP;
-	if (r == -EOPNOTSUPP)
+	if (r == -EOPNOTSUPP) {
 		s = (struct store_storage_stat){.block_bytes = 4096};
-	else if (r) {
-		fs_request_error(&q, r);
-		return;
+		r = 0;
 	}
 	struct statvfs v = {.f_bsize = 1 << 20, .f_frsize = s.block_bytes, .f_blocks = s.blocks,
 		.f_bfree = s.blocks_free, .f_bavail = s.blocks_available,
 		.f_files = s.files, .f_ffree = s.files_free, .f_favail = s.files_free, .f_namemax = 255};
-	if (fs_request_claim(&q))
+	if (!r && fs_request_claim(&q))
 		fuse_reply_statfs(req, &v);
-	fs_request_end(&q, 0);
+	fs_request_end(&q, r);
 }
 
 static void op_init(void *userdata, struct fuse_conn_info *c)
@@ -477,7 +436,7 @@ const struct fuse_lowlevel_ops fs_ops = {
 	.opendir = fs_op_opendir,
 	.readdir = fs_op_readdir,
 	.readdirplus = fs_op_readdirplus,
-	.releasedir = fs_op_releasedir,
+	.releasedir = op_release,
 	.statfs = op_statfs,
 	.getxattr = fs_op_getxattr,
 	.listxattr = fs_op_listxattr,

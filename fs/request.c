@@ -191,17 +191,6 @@ bool fs_request_abandoned(void)
 	return current && atomic_load(&current->state) >= ANSWERING;
 }
 
-void fs_request_end(struct fs_request *q, int error)
-{
-	struct fs_stats *s = &q->m->stats;
-
-	current = NULL;
-	atomic_fetch_add_explicit(&s->requests[q->op], 1, memory_order_relaxed);
-	atomic_fetch_add_explicit(&s->ns[q->op], base_monotonic_ns() - (uint64_t)q->start_ns, memory_order_relaxed);
-	if (error)
-		atomic_fetch_add_explicit(&s->errors[q->op], 1, memory_order_relaxed);
-}
-
 static int request_errno(int error)
 {
 	switch (-error) {
@@ -214,9 +203,15 @@ static int request_errno(int error)
 	}
 }
 
-void fs_request_error(struct fs_request *q, int error)
+void fs_request_end(struct fs_request *q, int r)
 {
-	if (fs_request_claim(q))
-		fuse_reply_err(q->req, request_errno(error));
-	fs_request_end(q, error);
+	struct fs_stats *s = &q->m->stats;
+
+	if (r && fs_request_claim(q))
+		fuse_reply_err(q->req, request_errno(r));
+	current = NULL;
+	atomic_fetch_add_explicit(&s->requests[q->op], 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&s->ns[q->op], base_monotonic_ns() - (uint64_t)q->start_ns, memory_order_relaxed);
+	if (r)
+		atomic_fetch_add_explicit(&s->errors[q->op], 1, memory_order_relaxed);
 }

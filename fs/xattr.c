@@ -69,17 +69,13 @@ static int attributes(struct fs_mount *m, fuse_ino_t id, bool all,
 /* size: the caller's room; 0: it asks for the length. */
 static void reply(struct fs_request *q, int r, const char *value, size_t len, size_t size)
 {
-	if (r) {
-		fs_request_error(q, r);
-		return;
-	}
-	if (fs_request_claim(q)) {
+	if (!r && fs_request_claim(q)) {
 		if (size)
 			fuse_reply_buf(q->req, value, len);
 		else
 			fuse_reply_xattr(q->req, len);
 	}
-	fs_request_end(q, 0);
+	fs_request_end(q, r);
 }
 
 void fs_op_getxattr(fuse_req_t req, fuse_ino_t id, const char *name, size_t size)
