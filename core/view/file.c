@@ -43,30 +43,26 @@ static void slot_keep(struct view_file *f, uint32_t item, struct load_object *ob
 	struct load_object *dropped[static SLOTS])
 {
 	size_t total = load_object_memory(object);
-	struct view_slot *oldest = &f->slots[0];
+	struct view_slot *empty = NULL, *oldest;
 	unsigned n = 0;
-	for (unsigned i = 0; i < SLOTS; i++) {
+	for (unsigned i = 0; i < SLOTS; i++)
 		total += f->slots[i].object ? load_object_memory(f->slots[i].object) : 0;
-		if (f->slots[i].used < oldest->used)
-			oldest = &f->slots[i];
-	}
-	for (;;) {
-		if (oldest->object) {
-			total -= load_object_memory(oldest->object);
-			dropped[n++] = oldest->object;
+	do {
+		oldest = NULL;
+		for (unsigned i = 0; i < SLOTS; i++) {
+			struct view_slot *s = &f->slots[i];
+			if (!s->object)
+				empty = s;
+			else if (!oldest || s->used < oldest->used)
+				oldest = s;
 		}
-		*oldest = (struct view_slot){0};
-		if (total <= SLOTS_BYTES)
-			break;
-		struct view_slot *next = NULL;
-		for (unsigned i = 0; i < SLOTS; i++)
-			if (f->slots[i].object && (!next || f->slots[i].used < next->used))
-				next = &f->slots[i];
-		if (!next)
-			break;
-		oldest = next;
-	}
-	*oldest = (struct view_slot){load_object_ref(object), ++f->clock, item};
+		if (oldest && (!empty || total > SLOTS_BYTES)) {
+			total -= load_object_memory(oldest->object);
+			dropped[n++] = base_steal(oldest->object);
+			empty = oldest;
+		}
+	} while (oldest && total > SLOTS_BYTES);
+	*empty = (struct view_slot){load_object_ref(object), ++f->clock, item};
 }
 
 /* What the file has of a tensor. */
@@ -226,7 +222,8 @@ static int open_json(struct view_file *f, struct base_error *err)
 {
 	struct base_buf b = BASE_BUF_INIT;
 	uint64_t len;
-	int r = view_manifest_json(f->tree, &b, &len, err);
+	int r = f->mesh ? view_mesh_json(f->mesh, view_tree_step(f->tree), &b, &len)
+		: view_manifest_json(f->tree, &b, &len, err);
 	if (r < 0)
 		return r;
 	f->head = b.data;
@@ -292,18 +289,6 @@ int view_file_open(struct view_tree *t, uint32_t node, struct view_file **ret_f,
 	return file_opened(f, open_kind(f, n, err), ret_f, err);
 }
 
-static int open_mesh_json(struct view_file *f)
-{
-	struct base_buf b = BASE_BUF_INIT;
-	uint64_t len;
-	int r = view_mesh_json(f->mesh, view_tree_step(f->tree), &b, &len);
-	if (r < 0)
-		return r;
-	f->head = b.data;
-	f->size = f->head_len = b.len;
-	return 0;
-}
-
 int view_mesh_open(struct view_mesh *m, struct view_tree *t, uint32_t rank, uint32_t component,
 	struct view_file **ret_f, struct base_error *err)
 {
@@ -312,7 +297,7 @@ int view_mesh_open(struct view_mesh *m, struct view_tree *t, uint32_t rank, uint
 		return -ENOMEM;
 	f->mesh = view_mesh_ref(m);
 	f->rank = rank;
-	return file_opened(f, rank == VIEW_MESH_ALL ? open_mesh_json(f) : open_safetensors(f, component, err), ret_f,
+	return file_opened(f, rank == VIEW_MESH_ALL ? open_json(f, err) : open_safetensors(f, component, err), ret_f,
 		err);
 }
 

@@ -1,82 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * manifest.json: what a step holds, for people and scripts (docs/tree.md has the schema). A pure function of the tree
- * and the step, so it is written when it is read and only its length is known beforehand: `flush` drops what was
- * written when nothing but the length is wanted. */
+ * and the step, so it is written when it is read and only its length is known beforehand. */
 #include "core/view/view_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <time.h>
 
-#include "core/base/text.h"
 #include "core/commit/list.h"
 
 struct json {
 	const struct view_tree *t;
 	struct load_step *step;
 	struct base_error *err;
-	struct base_buf b;
-	uint64_t dropped;
-	bool keep;
+	struct view_text out;
 };
-
-/* How many bytes from here on are printable ASCII. Most names consist of nothing else. */
-static size_t plain_len(const char *text, size_t len)
-{
-	size_t n = 0;
-
-	while (n < len && text[n] >= 0x20 && text[n] < 0x7f)
-		n++;
-	return n;
-}
-
-static void json_shown_text(struct base_buf *b, const char *text, size_t len)
-{
-	for (size_t i = 0, n; i < len; i += n) {
-		size_t plain = plain_len(text + i, len - i), unsafe;
-		uint32_t c;
-
-		if (plain) {
-			view_json_text(b, text + i, plain);
-			n = plain;
-			continue;
-		}
-		unsafe = base_text_unsafe(text + i, len - i, &n);
-		c = (uint8_t)text[i] & (0x7fu >> n);
-		n = n ? n : 1;
-		for (size_t k = 1; k < n; k++)
-			c = c << 6 | ((uint8_t)text[i + k] & 0x3fu);
-		if (unsafe && (uint8_t)text[i] >= 0x7f)
-			base_buf_printf(b, "\\u%04x", n > 1 ? c : text[i] == 0x7f ? 0x7fu : 0xfffdu);
-		else
-			view_json_text(b, text + i, n);
-	}
-}
-
-void view_json_shown(struct base_buf *b, const char *text, size_t len)
-{
-	base_buf_append(b, "\"", 1);
-	json_shown_text(b, text, len);
-	base_buf_append(b, "\"", 1);
-}
-
-static void flush(struct json *j)
-{
-	if (j->keep)
-		return;
-	j->dropped += j->b.len;
-	j->b.len = 0;
-}
 
 static void text(struct json *j, const char *s)
 {
-	base_buf_append_text(&j->b, s);
+	base_buf_append_text(&j->out.b, s);
 }
 
 static void string(struct json *j, const char *s)
 {
-	view_json_shown(&j->b, s, strlen(s));
+	view_json_shown(&j->out.b, s, strlen(s));
 }
 
 void view_time_text(int64_t time_ns, char out[static VIEW_TIME_BYTES])
@@ -103,9 +51,10 @@ static void put_head(struct json *j)
 	base_digest_hex(&info->manifest, hex);
 	text(j, "{\n  \"run\": ");
 	string(j, info->run);
-	base_buf_printf(&j->b, ",\n  \"step\": %" PRIu64 ",\n  \"time\": \"%s\",\n  \"attempt\": ", info->step, time);
+	base_buf_printf(&j->out.b, ",\n  \"step\": %" PRIu64 ",\n  \"time\": \"%s\",\n  \"attempt\": ", info->step,
+		time);
 	string(j, info->attempt);
-	base_buf_printf(&j->b, ",\n  \"manifest\": \"%s\",\n  \"attributes\": {", hex);
+	base_buf_printf(&j->out.b, ",\n  \"manifest\": \"%s\",\n  \"attributes\": {", hex);
 	for (size_t i = 0; i < info->nattributes; i++) {
 		text(j, i ? ",\n    " : "\n    ");
 		string(j, info->attributes[i].key);
@@ -113,17 +62,17 @@ static void put_head(struct json *j)
 		string(j, info->attributes[i].value);
 	}
 	text(j, info->nattributes ? "\n  }" : "}");
-	flush(j);
+	view_text_flush(&j->out);
 }
 
 static void put_totals(struct json *j)
 {
 	const struct load_step_info *info = load_step_info(j->step);
-	base_buf_printf(&j->b,
+	base_buf_printf(&j->out.b,
 		",\n  \"totals\": {\"tensors\": %" PRIu64 ", \"blobs\": %" PRIu32 ", \"bytes\": %" PRIu64
 		", \"new_bytes\": %" PRIu64 "}",
 		info->tensors, load_step_blob_count(j->step), info->bytes, info->new_bytes);
-	flush(j);
+	view_text_flush(&j->out);
 }
 
 static void put_left_out(struct json *j, uint32_t first, uint32_t end)
@@ -136,7 +85,7 @@ static void put_left_out(struct json *j, uint32_t first, uint32_t end)
 		if (view_safetensors_can(info.dtype, &info.shape, info.name, info.name_len))
 			continue;
 		text(j, any ? ", " : "");
-		view_json_shown(&j->b, info.name, info.name_len);
+		view_json_shown(&j->out.b, info.name, info.name_len);
 		any = true;
 	}
 	text(j, "]");
@@ -147,9 +96,9 @@ static void put_path(struct json *j, uint32_t node)
 {
 	base_cleanup_buf struct base_buf path = BASE_BUF_INIT;
 	view_tree_path(j->t, node, &path);
-	view_json_shown(&j->b, (const char *)path.data, path.len);
+	view_json_shown(&j->out.b, (const char *)path.data, path.len);
 	if (path.error)
-		j->b.error = path.error;
+		j->out.b.error = path.error;
 }
 
 static void put_component(struct json *j, uint32_t component, const char *before)
@@ -164,8 +113,8 @@ static void put_component(struct json *j, uint32_t component, const char *before
 		if (base_add_overflows(bytes, info.bytes, &bytes))
 			bytes = UINT64_MAX;
 	}
-	base_buf_printf(&j->b, "%s    {\"name\": \"%s\", \"tensors\": %u, \"bytes\": %" PRIu64 ", \"safetensors\": ",
-		before, name, end - first, bytes);
+	base_buf_printf(&j->out.b, "%s    {\"name\": \"%s\", \"tensors\": %u, \"bytes\": %" PRIu64
+		", \"safetensors\": ", before, name, end - first, bytes);
 	if (n == 1) {
 		put_path(j, nodes[0]);
 		put_left_out(j, first, end);
@@ -185,7 +134,7 @@ static void put_component(struct json *j, uint32_t component, const char *before
 			: "null, \"reason\": \"its header would be longer than 90000000 bytes\"");
 	}
 	text(j, "}");
-	flush(j);
+	view_text_flush(&j->out);
 }
 
 static void put_digest(struct json *j, const struct base_digest *d)
@@ -193,7 +142,7 @@ static void put_digest(struct json *j, const struct base_digest *d)
 	char hex[BASE_DIGEST_HEX];
 
 	base_digest_hex(d, hex);
-	base_buf_printf(&j->b, ", \"digest\": \"%s\"", hex);
+	base_buf_printf(&j->out.b, ", \"digest\": \"%s\"", hex);
 }
 
 /* It follows from the tensor's pieces, which are looked up for the text alone: its length is known without. null, with
@@ -203,12 +152,12 @@ static void put_tensor_digest(struct json *j, uint32_t tensor)
 	static const struct base_digest none;
 	struct load_object *o = NULL;
 	struct base_error why = {0};
-	int r = j->keep && j->b.error == 0 ? load_tensor_open(j->step, tensor, &o, &why) : 0;
+	int r = j->out.keep && j->out.b.error == 0 ? load_tensor_open(j->step, tensor, &o, &why) : 0;
 
 	if (r < 0 && store_error_passes(r))
-		j->b.error = base_error_set(j->err, r, "%s", why.text);
+		j->out.b.error = base_error_set(j->err, r, "%s", why.text);
 	else if (r < 0)
-		base_buf_printf(&j->b, ", \"digest\": %-*s", BASE_DIGEST_HEX + 1, "null");
+		base_buf_printf(&j->out.b, ", \"digest\": %-*s", BASE_DIGEST_HEX + 1, "null");
 	else
 		put_digest(j, o ? load_object_digest(o) : &none);
 	load_object_unref(o);
@@ -224,16 +173,16 @@ static void put_tensor(struct json *j, uint32_t tensor, uint32_t node)
 	text(j, ", \"component\": ");
 	string(j, info.component);
 	text(j, ", \"name\": ");
-	view_json_shown(&j->b, info.name, info.name_len);
+	view_json_shown(&j->out.b, info.name, info.name_len);
 	text(j, ", \"dtype\": \"");
 	text(j, tensor_dtype_name(info.dtype));
 	text(j, "\", \"shape\": [");
 	for (uint32_t d = 0; d < info.shape.ndim; d++) {
 		text(j, d ? ", " : "");
-		view_json_number(&j->b, info.shape.dim[d]);
+		view_json_number(&j->out.b, info.shape.dim[d]);
 	}
 	text(j, "], \"bytes\": ");
-	view_json_number(&j->b, info.bytes);
+	view_json_number(&j->out.b, info.bytes);
 	put_tensor_digest(j, tensor);
 	text(j, "}");
 }
@@ -247,9 +196,9 @@ static void put_blob(struct json *j, uint32_t number, const struct view_node *no
 	text(j, ", \"name\": ");
 	string(j, info.name);
 	if (info.per_rank)
-		base_buf_printf(&j->b, ", \"rank\": %u", info.rank);
+		base_buf_printf(&j->out.b, ", \"rank\": %u", info.rank);
 	text(j, ", \"bytes\": ");
-	view_json_number(&j->b, info.bytes);
+	view_json_number(&j->out.b, info.bytes);
 	put_digest(j, &info.digest);
 	text(j, "}");
 }
@@ -273,7 +222,7 @@ static int put_component_tensors(struct json *j, uint32_t component, const char 
 		text(j, *before);
 		*before = ",\n";
 		put_tensor(j, i, n > 1 && map[i - first] ? map[i - first] : nodes[0]);
-		flush(j);
+		view_text_flush(&j->out);
 	}
 	return r;
 }
@@ -302,14 +251,14 @@ static const char *put_nodes(struct json *j, enum view_kind kind)
 			put_blob(j, i, node);
 		else
 			put_tensor(j, node->item, i);
-		flush(j);
+		view_text_flush(&j->out);
 	}
 	return before;
 }
 
 int view_manifest_json(const struct view_tree *t, struct base_buf *ret_text, uint64_t *ret_len, struct base_error *err)
 {
-	struct json j = {.t = t, .step = view_tree_step(t), .keep = ret_text != NULL, .err = err};
+	struct json j = {.t = t, .step = view_tree_step(t), .out.keep = ret_text != NULL, .err = err};
 	const char *before = "\n";
 	put_head(&j);
 	if (view_tree_has(t, UINT32_MAX)) /* of one component they would be the step's */
@@ -326,11 +275,5 @@ int view_manifest_json(const struct view_tree *t, struct base_buf *ret_text, uin
 	text(&j, "\n  ],\n  \"blobs\": [");
 	put_nodes(&j, VIEW_BLOB);
 	text(&j, "\n  ]\n}\n");
-	r = r < 0 ? r : j.b.error;
-	*ret_len = j.dropped + j.b.len;
-	if (r == 0 && ret_text)
-		*ret_text = j.b;
-	else
-		base_buf_release(&j.b);
-	return r;
+	return view_text_end(&j.out, r, ret_text, ret_len);
 }

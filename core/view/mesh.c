@@ -3,18 +3,11 @@
  * A mesh of a step: its name, its ranks, and their files. How each tensor is cut under it: mesh_ways.c. */
 #include "core/view/mesh.h"
 
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "core/view/mesh_internal.h"
 #include "core/view/view_internal.h"
-
-struct view_mesh {
-	atomic_uint refs;
-	struct tensor_mesh *mesh;
-	struct view_ways *ways;
-};
 
 /* ---- names ---- */
 
@@ -106,8 +99,6 @@ void view_mesh_unref(struct view_mesh *m)
 }
 
 uint32_t view_mesh_ranks(const struct view_mesh *m) { return m->mesh->count; }
-const struct tensor_mesh *view_mesh_dims(const struct view_mesh *m) { return m->mesh; }
-const struct view_ways *view_mesh_ways(const struct view_mesh *m) { return m->ways; }
 
 int view_mesh_shard(const struct view_mesh *m, uint32_t tensor, const struct tensor_shape *shape, unsigned item_bytes,
 	uint32_t rank, const struct tensor_flat *flat, struct tensor_shard *ret_shard, struct base_error *err)

@@ -5,6 +5,8 @@
 #ifndef CORE_VIEW_MESH_INTERNAL_H
 #define CORE_VIEW_MESH_INTERNAL_H
 
+#include <stdatomic.h>
+
 #include "core/tensor/shard.h"
 #include "core/view/layouts.h"
 
@@ -24,6 +26,12 @@ struct view_way {
 };
 
 struct view_ways;
+struct view_mesh {
+	atomic_uint refs;
+	struct tensor_mesh *mesh;
+	struct view_ways *ways;
+};
+
 /* Looks at all tensors of the step; keeps the mesh and the layout file, but not the step. -ENOENT: a tensor, named in
  * err, cannot be cut so. */
 int view_ways_new(const struct load_step *step, const struct view_layouts *layouts, const struct tensor_mesh *mesh,

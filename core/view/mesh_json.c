@@ -1,19 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * manifest.json of a mesh: what cuts each tensor, and which are in no rank's file. As the step's, it is written when it
- * is read, and of its length nothing is kept on the way. */
+ * is read. */
 #include "core/view/mesh_internal.h"
 #include "core/view/view_internal.h"
-
-struct json { struct base_buf b; uint64_t dropped; bool keep; };
-
-static void flush(struct json *j)
-{
-	if (j->keep)
-		return;
-	j->dropped += j->b.len;
-	j->b.len = 0;
-}
 
 static void put_mesh(struct base_buf *b, const struct tensor_mesh *mesh)
 {
@@ -23,7 +13,7 @@ static void put_mesh(struct base_buf *b, const struct tensor_mesh *mesh)
 	base_buf_append_text(b, "]");
 }
 
-static void put_head(struct json *j, const struct tensor_mesh *mesh)
+static void put_head(struct view_text *j, const struct tensor_mesh *mesh)
 {
 	base_buf_append_text(&j->b, "{\n  ");
 	put_mesh(&j->b, mesh);
@@ -61,10 +51,10 @@ static const char *left_out_of(const struct load_tensor_info *info, const struct
 	return way->left_out;
 }
 
-static void put_tensor(struct json *j, const struct view_mesh *m, const struct load_tensor_info *info,
+static void put_tensor(struct view_text *j, const struct view_mesh *m, const struct load_tensor_info *info,
 	const struct view_way *way)
 {
-	const struct view_layouts_line *line = view_ways_line(view_mesh_ways(m), way);
+	const struct view_layouts_line *line = view_ways_line(m->ways, way);
 
 	base_buf_printf(&j->b, "    {\"component\": \"%s\", \"name\": ", info->component);
 	view_json_shown(&j->b, info->name, info->name_len);
@@ -90,13 +80,13 @@ static void put_tensor(struct json *j, const struct view_mesh *m, const struct l
 }
 
 /* Those that are in ranks' files, or those that are not. */
-static void put_tensors(struct json *j, const struct view_mesh *m, const struct load_step *step, bool shown)
+static void put_tensors(struct view_text *j, const struct view_mesh *m, const struct load_step *step, bool shown)
 {
 	const char *before = "\n";
 
 	for (uint32_t i = 0; i < load_step_tensor_count(step); i++) {
 		struct load_tensor_info info;
-		const struct view_way *way = view_ways_of(view_mesh_ways(m), i);
+		const struct view_way *way = view_ways_of(m->ways, i);
 
 		load_step_tensor_info(step, i, &info);
 		const char *why = left_out_of(&info, way);
@@ -111,25 +101,19 @@ static void put_tensors(struct json *j, const struct view_mesh *m, const struct 
 			view_json_shown(&j->b, info.name, info.name_len);
 			base_buf_printf(&j->b, ", \"reason\": \"%s\"}", why);
 		}
-		flush(j);
+		view_text_flush(j);
 	}
 }
 
 int view_mesh_json(const struct view_mesh *m, const struct load_step *step, struct base_buf *ret_text,
 	uint64_t *ret_len)
 {
-	struct json j = {.keep = ret_text != NULL};
+	struct view_text j = {.keep = ret_text != NULL};
 
-	put_head(&j, view_mesh_dims(m));
+	put_head(&j, m->mesh);
 	put_tensors(&j, m, step, true);
 	base_buf_append_text(&j.b, "\n  ],\n  \"left_out\": [");
 	put_tensors(&j, m, step, false);
 	base_buf_append_text(&j.b, "\n  ]\n}\n");
-	int r = j.b.error;
-	*ret_len = j.dropped + j.b.len;
-	if (r == 0 && ret_text)
-		*ret_text = j.b;
-	else
-		base_buf_release(&j.b);
-	return r;
+	return view_text_end(&j, 0, ret_text, ret_len);
 }

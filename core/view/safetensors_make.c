@@ -22,8 +22,6 @@ struct source {
 	uint32_t first, end;
 };
 
-struct made { struct base_buf b; uint64_t dropped; bool keep; };
-
 bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *shape, const char *name,
 	uint32_t name_len)
 {
@@ -50,48 +48,14 @@ static bool source_tensor(const struct source *s, uint32_t tensor, struct load_t
 	return true;
 }
 
-void view_json_text(struct base_buf *b, const char *text, size_t len)
-{
-	size_t from = 0;
-	for (size_t i = 0; i < len; i++) {
-		unsigned char c = (unsigned char)text[i];
-		if (c >= 0x20 && c != '"' && c != '\\')
-			continue;
-		base_buf_append(b, text + from, i - from);
-		if (c < 0x20)
-			base_buf_printf(b, "\\u%04x", c);
-		else
-			base_buf_append(b, (char[]){'\\', (char)c}, 2);
-		from = i + 1;
-	}
-	base_buf_append(b, text + from, len - from);
-}
-
-static void json_string(struct base_buf *b, const char *text, size_t len)
-{
-	base_buf_append(b, "\"", 1);
-	view_json_text(b, text, len);
-	base_buf_append(b, "\"", 1);
-}
-
-void view_json_number(struct base_buf *b, uint64_t v)
-{
-	char digits[20];
-	unsigned at = sizeof digits;
-	do
-		digits[--at] = (char)('0' + v % 10);
-	while (v /= 10);
-	base_buf_append(b, digits + at, sizeof digits - at);
-}
-
 static void put_pair(struct base_buf *b, const char *key, const char *value, bool *comma)
 {
 	if (*comma)
 		base_buf_append(b, ",", 1);
 	*comma = true;
-	json_string(b, key, strlen(key));
+	view_json_string(b, key, strlen(key));
 	base_buf_append(b, ":", 1);
-	json_string(b, value, strlen(value));
+	view_json_string(b, value, strlen(value));
 }
 
 /* `format: pt` (transformers refuses files without it) takes its place among the sorted keys unless the metadata has
@@ -115,7 +79,7 @@ static void put_metadata(struct base_buf *b, const struct proto_attribute *metad
 static void put_tensor(struct base_buf *b, const struct load_tensor_info *t, uint64_t begin, uint64_t end)
 {
 	base_buf_append(b, ",", 1);
-	json_string(b, t->name, t->name_len);
+	view_json_string(b, t->name, t->name_len);
 	base_buf_append_text(b, ":{\"dtype\":\"");
 	base_buf_append_text(b, tensor_dtype_safetensors(t->dtype));
 	base_buf_append_text(b, "\",\"shape\":[");
@@ -154,17 +118,7 @@ static size_t collect(const struct source *s, struct item *items)
 	return n;
 }
 
-/* Bytes written so far; the text itself goes if nobody wants it. */
-static uint64_t written(struct made *m)
-{
-	if (!m->keep) {
-		m->dropped += m->b.len;
-		m->b.len = 0;
-	}
-	return m->dropped + m->b.len;
-}
-
-static int put_tensors(struct made *m, const struct source *s, uint64_t *ret_data_bytes)
+static int put_tensors(struct view_text *m, const struct source *s, uint64_t *ret_data_bytes)
 {
 	base_cleanup_free struct item *items = malloc((s->end - s->first) * sizeof *items + 1);
 	uint64_t at = 0, next;
@@ -174,7 +128,7 @@ static int put_tensors(struct made *m, const struct source *s, uint64_t *ret_dat
 	for (size_t i = 0; i < n; i++, at = next) {
 		struct load_tensor_info t;
 		source_tensor(s, items[i].tensor, &t);
-		if (base_add_overflows(at, t.bytes, &next) || written(m) > VIEW_SAFETENSORS_MAX_MADE)
+		if (base_add_overflows(at, t.bytes, &next) || view_text_flush(m) > VIEW_SAFETENSORS_MAX_MADE)
 			return -EFBIG;
 		put_tensor(&m->b, &t, at, next);
 	}
@@ -183,8 +137,8 @@ static int put_tensors(struct made *m, const struct source *s, uint64_t *ret_dat
 }
 
 /* With the spaces behind it. */
-static int make(struct made *m, const struct source *s, const struct proto_attribute *metadata, uint32_t nmetadata,
-	uint64_t *ret_len, uint64_t *ret_data_bytes)
+static int make(struct view_text *m, const struct source *s, const struct proto_attribute *metadata, uint32_t nmetadata,
+	uint64_t *ret_data_bytes)
 {
 	base_buf_put64(&m->b, 0);
 	put_metadata(&m->b, metadata, nmetadata);
@@ -192,7 +146,7 @@ static int make(struct made *m, const struct source *s, const struct proto_attri
 	if (r < 0)
 		return r;
 	base_buf_append(&m->b, "}", 1);
-	uint64_t len = written(m), padded = base_align(len, DATA_ALIGN);
+	uint64_t len = view_text_flush(m), padded = base_align(len, DATA_ALIGN);
 	if (padded - 8 > VIEW_SAFETENSORS_MAX_MADE)
 		return -EFBIG;
 	void *spaces = base_buf_extend(&m->b, padded - len);
@@ -201,7 +155,6 @@ static int make(struct made *m, const struct source *s, const struct proto_attri
 	memset(spaces, ' ', padded - len);
 	if (m->keep)
 		base_put64(m->b.data, padded - 8);
-	*ret_len = padded;
 	return 0;
 }
 
@@ -209,28 +162,18 @@ int view_safetensors_make(const struct store_layout *l, uint32_t component, cons
 	uint32_t nmetadata,
 	struct base_buf *ret_header, uint64_t *ret_data_bytes)
 {
-	struct made m = {.b = BASE_BUF_INIT, .keep = true};
+	struct view_text m = {.keep = true};
 	struct source s = {.layout = l};
 	uint64_t len;
 	store_layout_component_range(l, component, &s.first, &s.end);
-	int r = make(&m, &s, metadata, nmetadata, &len, ret_data_bytes);
-	if (r < 0)
-		base_buf_release(&m.b);
-	else
-		*ret_header = m.b;
-	return r;
+	return view_text_end(&m, make(&m, &s, metadata, nmetadata, ret_data_bytes), ret_header, &len);
 }
 
 int view_safetensors_make_step(const struct load_step *step, const struct view_mesh *mesh, uint32_t rank,
 	uint32_t component, struct base_buf *ret_header, uint64_t *ret_len, uint64_t *ret_data_bytes)
 {
-	struct made m = {.b = BASE_BUF_INIT, .keep = ret_header != NULL};
+	struct view_text m = {.keep = ret_header != NULL};
 	struct source s = {.step = step, .mesh = mesh, .rank = rank};
 	load_step_component(step, component, &s.first, &s.end);
-	int r = make(&m, &s, NULL, 0, ret_len, ret_data_bytes);
-	if (r < 0 || !ret_header)
-		base_buf_release(&m.b);
-	else
-		*ret_header = m.b;
-	return r;
+	return view_text_end(&m, make(&m, &s, NULL, 0, ret_data_bytes), ret_header, ret_len);
 }

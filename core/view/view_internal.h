@@ -49,9 +49,6 @@ int view_safetensors_make_step(const struct load_step *step, const struct view_m
  * file of the mesh. */
 bool view_mesh_info(const struct view_mesh *m, const struct load_step *step, uint32_t tensor, uint32_t rank,
 	struct load_tensor_info *ret_info);
-struct view_ways;
-const struct tensor_mesh *view_mesh_dims(const struct view_mesh *m);
-const struct view_ways *view_mesh_ways(const struct view_mesh *m);      /* mesh_internal.h */
 /* Where a rank's shard of a tensor of that shape lies, or a flat range of the shard; shard.h has the errors. */
 int view_mesh_shard(const struct view_mesh *m, uint32_t tensor, const struct tensor_shape *shape, unsigned item_bytes,
 	uint32_t rank, const struct tensor_flat *flat, struct tensor_shard *ret_shard, struct base_error *err);
@@ -89,8 +86,15 @@ struct view_file {
 int64_t view_file_read(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *out,
 	struct base_error *err);
 
-/* Valid UTF-8 in, JSON out; only what must be escaped is. The text has no quotes. */
+/* ---- JSON (json.c) ---- */
+/* A text that is written when it is read: where only its length is wanted, what was written is dropped on the way. */
+struct view_text { struct base_buf b; uint64_t dropped; bool keep; };
+uint64_t view_text_flush(struct view_text *t); /* bytes written so far */
+/* r: 0, or an error, which is returned. ret_text NULL: only the length is wanted. */
+int view_text_end(struct view_text *t, int r, struct base_buf *ret_text, uint64_t *ret_len);
+/* Valid UTF-8 in, JSON out; only what must be escaped is. The text has no quotes, the string has. */
 void view_json_text(struct base_buf *b, const char *text, size_t len);
+void view_json_string(struct base_buf *b, const char *text, size_t len);
 void view_json_number(struct base_buf *b, uint64_t v);
 /* With quotes, for what people look at: what a terminal obeys is escaped, too. */
 void view_json_shown(struct base_buf *b, const char *text, size_t len);
