@@ -1,31 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A file that is read once is served by the server, and nothing is assembled for it: a copy of a whole tree costs no
- * more than before. Who opens a file of which half was read before shows that it is read again: it is assembled. A
- * loader goes through all of a large file in the order of its own, where all processors that decode ahead of it are a
- * gain: for it the file is assembled as soon as it is known by its reads. If it goes before it has read half of the
- * file, that is given up.
+ * A file that is read once is served by the server and not assembled: copying a whole tree costs nothing extra. A file
+ * is assembled when it is opened again after half of it was read. A loader reads all of a large file in an order of its
+ * own and gains from processors that decode ahead of it: the file is assembled as soon as its reads show that it is a
+ * loader, and the work is given up if the loader closes the file before it has read half.
  *
- * A record for each file that is open, or that was read lately, or that stands in memory:
+ * There is a record for each file that is open, was read lately, or is in memory:
  *
  *   COUNTING  served by the server; `served` grows with what is read
  *   QUEUED    the thread will assemble it
- *   FILLING   somebody assembles it; who reads it through the server gets what is there already from its memory
+ *   FILLING   it is being assembled; the server answers reads from its memory as far as that is filled
  *   READY     the kernel has its memory under `id`; the memory is freed when the id is closed and no descriptor is left
- *   REFUSED   it could not be assembled (damage, for instance): it stays with the server, which gives an error for what
- *             is damaged and for nothing else
+ *   REFUSED   it could not be assembled, because of damage for instance: the server goes on serving it, with errors for
+ *             the damaged parts alone
  *
- * Memory is short as soon as more files are read again and again than it holds. To put each of them together in turn,
- * every time in the place of the one that is wanted next, would be work without end. So a file takes the place of
- * another one only if that one has served as many bytes as it took to put it together, and no one has it open; and a
- * file that had to go once comes back only where it was used twice since the other one was used last. A file that never
- * paid for itself goes when another one was used USES_MOST times meanwhile. See may_replace.
+ * When more files are read repeatedly than fit into memory, assembling each in turn, always in place of the one that is
+ * needed next, would never end. So a file replaces another only if that one is not open and has served as many bytes as
+ * it cost to assemble; and a file that was replaced once comes back only after it was used twice since the last use of
+ * the file that it replaces. A file that never paid for itself is replaced after USES_MOST uses of another one. See
+ * may_replace.
  *
  * Invariants: (1) cached_opens and passthrough_opens are never both above 0, because the kernel refuses that with EIO:
- * both count before the kernel learns of an open, and until after it has forgotten it; while one is above 0, no record
- * leaves or enters READY for the other. (2) A record that is opened or open, QUEUED or FILLING is kept. (3) The memfds
- * of READY and FILLING records together have at most max_bytes. (4) The lock is held across no read, and across no
- * question to the keeper that is answered. */
+ * both count an open from before the kernel learns of it until after the kernel has forgotten it; while one is above 0,
+ * no record leaves or enters READY for the other. (2) A record that is being opened, open, QUEUED or FILLING is kept.
+ * (3) The memfds of READY and FILLING records together have at most max_bytes. (4) The lock is not held across a read,
+ * nor across a question that the keeper answers. */
 #include "fs/backing.h"
 
 #include <pthread.h>
@@ -43,47 +42,47 @@
 #include "fs/mount.h"
 #include "fs/reserve.h"
 
-#define LEAST_BYTES (UINT64_C(64) << 10) /* less stays in the kernel's page cache as it is */
-#define NOW_BYTES (UINT64_C(16) << 20)   /* so much is assembled while its reader waits for the open */
-#define MEMORY_SHARE 2                   /* of what could be allocated, a file takes at most one half */
+#define LEAST_BYTES (UINT64_C(64) << 10) /* smaller files are left to the kernel's page cache */
+#define NOW_BYTES (UINT64_C(16) << 20)   /* up to this size a file is assembled during the open */
+#define MEMORY_SHARE 2                   /* a file takes at most half of what could be allocated */
 #define FLOOR_SHARE 4                    /* a quarter of what was free at the start stays free, whatever is open */
 #define IDLE_RECORDS 4096u
 #define QUIET_MS 30000
 #define STOP_MS 2000
 #define BUCKETS 4096u
-#define USES_MOST 4u                     /* of these the times are kept */
+#define USES_MOST 4u                     /* uses of which the times are kept */
 #define WAIT_MS 50
-#define LONG_BYTES (UINT64_C(256) << 10) /* a read of so much may wait for what is on its way, ... */
-#define LONG_MS 1000                     /* ... so long at most */
-#define HUGE_NS UINT64_C(700000)         /* of a processor, for 1 MiB, if the kernel has huge pages at hand */
+#define LONG_BYTES (UINT64_C(256) << 10) /* a read of this size may wait for bytes that are about to be there, ... */
+#define LONG_MS 1000                     /* ... and no longer than this */
+#define HUGE_NS UINT64_C(700000)         /* processor time for 1 MiB when the kernel has huge pages at hand */
 #define COLLAPSE_BYTES (UINT64_C(32) << 20) /* at a time */
-#define RESERVE_SHARE 4                  /* of the memory for files, at most one quarter is kept at hand */
-#define RESERVE_MS 120000                /* after the last file was put together */
+#define RESERVE_SHARE 4                  /* at most a quarter of the memory for files is kept at hand, ... */
+#define RESERVE_MS 120000                /* ... until this long after the last file was assembled */
 
 enum state { COUNTING, QUEUED, FILLING, READY, REFUSED };
 
 struct fs_backing {
 	uint64_t node;
 	uint64_t size;
-	const struct fs_commit *commit;  /* whose step it is in */
+	const struct fs_commit *commit;  /* of its step */
 	LIST_ENTRY(fs_backing) by_node;
 	struct backing_list *list;       /* that it is in while no one has it open, or NULL */
 	TAILQ_ENTRY(fs_backing) by_use;
 	bool wanted;                     /* COUNTING: it was opened again */
-	uint64_t uses[USES_MOST];        /* when it was opened while nobody had it open, the newest first; 0: never */
-	uint64_t left;                   /* when its last descriptor went */
-	uint64_t owed;                   /* in memory: so many bytes it has to serve until it has paid for itself */
-	bool replaced;                   /* it had to go for another one */
+	uint64_t uses[USES_MOST];        /* times of opens while it was not open, the newest first; 0: none */
+	uint64_t left;                   /* time of the last close */
+	uint64_t owed;                   /* in memory: bytes that it still has to serve to pay for itself */
+	bool replaced;                   /* another file has taken its place once */
 	enum state state;
 	_Atomic uint64_t served;
 	uint64_t served_before;          /* this use of it */
-	_Atomic bool watched;            /* COUNTING: may a loader be found? `loader` knows */
+	_Atomic bool watched;            /* COUNTING: its reads are shown to `loader` */
 	struct fs_loader loader;
 	bool early;                      /* QUEUED, FILLING: for a loader */
-	_Atomic bool stop;               /* no one wants it any more */
+	_Atomic bool stop;               /* its loader is gone */
 	bool pages;                      /* the kernel may have pages of it */
 	unsigned opening, cached_opens, passthrough_opens;
-	unsigned held;                   /* of these, the kernel's: others are kept by what is at work with them */
+	unsigned held;                   /* of these, those that the kernel has; handlers at work keep the others */
 	int id;                          /* READY */
 	/* FILLING, and READY while the server has readers of it: its memory, else -1. So many bytes of it are there,
 	 * and so many reads are under way, without the lock. */
@@ -105,16 +104,16 @@ struct fs_backings {
 	pthread_mutex_t lock;            /* protects what follows */
 	pthread_cond_t changed;          /* the queue, or a record left FILLING */
 	LIST_HEAD(bucket, fs_backing) buckets[BUCKETS];
-	struct backing_list idle, ready; /* nobody has them open: COUNTING and REFUSED, READY */
+	struct backing_list idle, ready; /* records that are not open: COUNTING and REFUSED; READY */
 	struct fs_handle **queue; size_t nqueue, queue_room; /* references */
-	uint64_t *stale; size_t nstale, stale_room; /* nodes: the kernel is to drop its pages */
-	uint64_t reserve_most;           /* so much is to be at hand, if there is room */
+	uint64_t *stale; size_t nstale, stale_room; /* nodes whose pages the kernel is to drop */
+	uint64_t reserve_most;           /* bytes to keep at hand, if there is room */
 	uint64_t reserve_until_ms;
-	int closing[8]; unsigned nclosing; /* descriptors of memory: unlock closes them, which may take long */
+	int closing[8]; unsigned nclosing; /* memfds: unlock closes them, which may take long */
 	bool gave_up;                    /* on the keeper, and has said so */
 	uint64_t clock;                  /* counts uses of files */
 	uint64_t quiet_until_ms;         /* nothing is assembled before */
-	uint64_t floor_bytes;            /* set by start: of free memory so much stays */
+	uint64_t floor_bytes;            /* of free memory, never taken; set by start */
 	struct fs_backings_stats stats;
 	struct fs_reserve reserve;       /* has a lock of its own */
 };
@@ -154,11 +153,11 @@ static void list_add(struct backing_list *l, struct fs_backing *b)
 
 static void settle(struct fs_backings *all, struct fs_backing *b);
 
-/* Its memory is the kernel's until the last descriptor goes: nobody has one. */
+/* b is not open, so the kernel frees its memory with the id. */
 static void drop(struct fs_backings *all, struct fs_backing *b)
 {
 	if (!all->m->session || fs_broker_close(all->broker, fuse_session_fd(all->m->session), b->id) < 0)
-		return;                  /* it was not asked: the kernel keeps it, and may be given it */
+		return;                  /* the keeper was not asked: the kernel still has it, and later opens get it */
 	b->state = COUNTING;
 	all->stats.files--;
 	all->stats.bytes -= b->size;
@@ -178,7 +177,7 @@ static bool stands_in_memory(const struct fs_backing *b)
 	return b->state == FILLING || b->state == READY;
 }
 
-/* The kernel has the memory by its id, if at all; the server needs it for readers of its own only. */
+/* The kernel has the memory by its id; the server keeps a descriptor only while it reads from it itself. */
 static void settle_memory(struct fs_backings *all, struct fs_backing *b)
 {
 	if (b->fd < 0 || b->reading || b->state == FILLING || (b->state == READY && b->cached_opens))
@@ -191,7 +190,7 @@ static void settle_memory(struct fs_backings *all, struct fs_backing *b)
 	b->ready = b->filling = 0;
 }
 
-/* The kernel's next open of a file that it is to read by itself would wait until it has dropped the pages of before. */
+/* The next passed-through open would wait for the kernel to drop the pages that it had before. */
 static void settle_pages(struct fs_backings *all, struct fs_backing *b)
 {
 	if (!b->pages || base_array_room(all->stale, all->stale_room, all->nstale + 1) < 0)
@@ -213,7 +212,7 @@ static void unlock(struct fs_backings *all)
 		close(fds[i]);
 }
 
-/* After its descriptors or its state changed. Those that stand in memory are bounded by their bytes, not here. */
+/* After a change of its descriptors or its state. Files in memory are bounded by their bytes, in room(). */
 static void settle(struct fs_backings *all, struct fs_backing *b)
 {
 	bool used = b->opening || b->cached_opens || b->passthrough_opens;
@@ -247,7 +246,7 @@ static struct fs_backing *make(struct fs_backings *all, uint64_t node, const str
 
 /* ---- memory; under the lock ---- */
 
-/* Was b used so often since `old` was used last that it may have its place? */
+/* Was b used often enough since the last use of `old` to take its place? */
 static bool may_replace(const struct fs_backing *b, const struct fs_backing *old)
 {
 	unsigned uses = old->owed ? USES_MOST : b->replaced ? 2 : 1;
@@ -255,7 +254,8 @@ static bool may_replace(const struct fs_backing *b, const struct fs_backing *old
 	return b->uses[uses - 1] > old->left;
 }
 
-/* Room for the file, if of those that it may replace the ones unused for longest go; none goes in vain. */
+/* Makes room for the file by dropping files that it may replace, those unused for longest first. Drops none if that
+ * does not suffice. */
 static bool room(struct fs_backings *all, const struct fs_backing *b)
 {
 	uint64_t most = all->stats.max_bytes, bytes = all->stats.bytes;
@@ -281,7 +281,7 @@ static bool room(struct fs_backings *all, const struct fs_backing *b)
 /* The file's bytes count from here on. */
 static bool fill_begin(struct fs_backings *all, struct fs_backing *b)
 {
-	if (b->fd >= 0 || !room(all, b)) { /* a read of what was given up may not be over */
+	if (b->fd >= 0 || !room(all, b)) { /* fd: a read of an attempt that was given up may still be under way */
 		all->stats.refused++;
 		b->state = COUNTING;
 		return false;
@@ -293,14 +293,14 @@ static bool fill_begin(struct fs_backings *all, struct fs_backing *b)
 	return true;
 }
 
-/* Not the file's fault: it may be had another time. */
+/* Not the file's fault: it may be assembled another time. */
 static bool is_passing(int r)
 {
 	return r == -ENOMEM || r == -ENOSPC || r == -EMFILE || r == -ENFILE || r == -EPIPE || r == -ETIMEDOUT
 		|| r == -EBUSY || r == -ECANCELED;
 }
 
-/* r: the id, or why there is none. */
+/* r: the id, or the error. */
 static void fill_end(struct fs_backings *all, struct fs_backing *b, int r, uint64_t ns)
 {
 	if (r > 0) {
@@ -340,7 +340,7 @@ static int no_memory(const struct fs_backing *b, int r, struct base_error *err)
 
 static bool is_given_up(const struct assembly *a) { return a->b->stop || a->all->ending; }
 
-/* Of this thread, in which the kernel makes huge pages: whatever else the machine has to do. */
+/* Processor time of this thread, in which the kernel makes huge pages: it does not depend on other load. */
 static uint64_t processor_ns(void)
 {
 	struct timespec t;
@@ -426,7 +426,7 @@ static int seal(struct fs_backings *all, struct fs_backing *b, int fd)
 static int assemble(struct fs_backings *all, struct fs_backing *b, struct view_file *file, struct base_error *err)
 {
 	uint64_t free_bytes = fs_broker_memory(all->broker);
-	bool large = b->size > NOW_BYTES; /* small ones leave the reserve alone */
+	bool large = b->size > NOW_BYTES; /* only large files use the reserve */
 
 	if (large && free_bytes)
 		free_bytes += all->reserve.bytes;
@@ -452,7 +452,7 @@ static int assemble(struct fs_backings *all, struct fs_backing *b, struct view_f
 	return r < 0 ? base_error_set(err, r, "no backing file: %s", strerror(-r)) : r;
 }
 
-/* With the lock, which it gives up meanwhile; b is FILLING. */
+/* With the lock, which it releases meanwhile; b is FILLING. */
 static void assemble_locked(struct fs_backings *all, struct fs_backing *b, struct view_file *file)
 {
 	struct base_error err = {0};
@@ -466,7 +466,7 @@ static void assemble_locked(struct fs_backings *all, struct fs_backing *b, struc
 	fill_end(all, b, id, base_monotonic_ns() - start);
 }
 
-/* ---- the thread: each with the lock, which it gives up meanwhile ---- */
+/* ---- the thread: each with the lock, which it releases meanwhile ---- */
 
 static void do_queued(struct fs_backings *all)
 {
@@ -496,7 +496,7 @@ static void do_stale(struct fs_backings *all)
 	all->stats.pages_dropped += r == 0;
 }
 
-/* What is to be at hand: as much as the last file had, while files come, in the room that files leave. */
+/* Bytes to keep at hand: the size of the last file, while files are being assembled, within the room that is left. */
 static uint64_t reserve_most(const struct fs_backings *all)
 {
 	uint64_t now = base_monotonic_ms();
@@ -506,7 +506,7 @@ static uint64_t reserve_most(const struct fs_backings *all)
 	return base_min(all->reserve_most, all->stats.max_bytes - base_min(all->stats.bytes, all->stats.max_bytes));
 }
 
-/* Not while the server has readers: they need the processors. false: there is nothing to do. */
+/* Grows the reserve only while the server has no readers, which need the processors. false: there is nothing to do. */
 static bool do_reserve(struct fs_backings *all)
 {
 	uint64_t most = reserve_most(all), have = all->reserve.bytes;
@@ -524,7 +524,7 @@ static bool do_reserve(struct fs_backings *all)
 	}
 	pthread_mutex_lock(&all->lock);
 	if (!more)
-		all->reserve_most = all->reserve.bytes; /* no more is to be had */
+		all->reserve_most = all->reserve.bytes; /* no more memory is available */
 	return true;
 }
 
@@ -606,7 +606,7 @@ static int probe(const struct fs_backings *all, struct fs_broker *broker)
 	return r < 0 ? r : 0;
 }
 
-/* Files are opened meanwhile: they see the broker only once all is well. */
+/* Files may be opened meanwhile: they see the broker only once everything works. */
 static void start(struct fs_backings *all, struct fs_broker *broker)
 {
 	int r = probe(all, broker);
@@ -661,7 +661,7 @@ bool fs_backings_stop(struct fs_backings *all)
 
 /* ---- opening and reading ---- */
 
-/* With the lock: until nobody assembles it. */
+/* With the lock: waits until it is neither QUEUED nor FILLING. */
 static int wait_filled(struct fs_backings *all, const struct fs_backing *b)
 {
 	while (b->state == QUEUED || b->state == FILLING) {
@@ -674,7 +674,7 @@ static int wait_filled(struct fs_backings *all, const struct fs_backing *b)
 	return 0;
 }
 
-/* With the lock. A keeper that did not answer once is not asked again. */
+/* With the lock. A keeper that once failed to answer is not asked again. */
 static bool can_assemble(struct fs_backings *all)
 {
 	if (!all->broker || all->ending)
@@ -689,7 +689,7 @@ static bool can_assemble(struct fs_backings *all)
 	return false;
 }
 
-/* With the lock; b is being opened. Assembles it now, or later, or not. */
+/* With the lock; b is being opened. Decides whether to assemble it now, later, or not at all. */
 static int consider(struct fs_backings *all, struct fs_backing *b, struct fs_handle *h)
 {
 	bool now = all->tier == FS_TIER_PASSTHROUGH || b->size <= NOW_BYTES;
@@ -707,7 +707,7 @@ static int consider(struct fs_backings *all, struct fs_backing *b, struct fs_han
 	return 0;
 }
 
-/* With the lock. The thread assembles it; `early`: before others. false: it will not. */
+/* With the lock. Gives it to the thread; `early`: before all others. false: it will not be assembled. */
 static bool queue(struct fs_backings *all, struct fs_backing *b, struct fs_handle *h, bool early)
 {
 	if (b->commit->gone || !can_assemble(all) ||
@@ -725,7 +725,7 @@ static bool queue(struct fs_backings *all, struct fs_backing *b, struct fs_handl
 	return true;
 }
 
-/* With the lock: it is opened, by one alone, or beside others. */
+/* With the lock: it is opened; a new use begins unless it is open already. */
 static void use(struct fs_backings *all, struct fs_backing *b, const struct view_file *file)
 {
 	if (b->opening || b->cached_opens || b->passthrough_opens) {
@@ -736,13 +736,13 @@ static void use(struct fs_backings *all, struct fs_backing *b, const struct view
 	b->uses[0] = ++all->clock;
 	b->served_before = b->served;
 	b->loader = (struct fs_loader){0};
-	/* small ones are read soon; a loader has many tensors to go through */
+	/* a small file is read before assembling would help; a loader reads many tensors */
 	b->watched = all->tier == FS_TIER_AUTO && b->size > NOW_BYTES && view_file_tensor(file, b->size - 1) > 0;
 }
 
 int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 {
-	/* a small file is never passed through unless all are: nothing is to be counted */
+	/* such files are never passed through, so there is nothing to count */
 	if (all->tier == FS_TIER_CACHED || (all->tier == FS_TIER_AUTO && view_file_size(h->file) < LEAST_BYTES))
 		return 0;
 	pthread_mutex_lock(&all->lock);
@@ -766,7 +766,7 @@ int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 		all->stats.opens_passthrough += h->passthrough;
 		r = h->passthrough ? b->id : 0;
 		b->owed = h->passthrough ? 0 : b->owed;
-		b->pages = !h->passthrough; /* it drops them itself when it passes a file through */
+		b->pages = !h->passthrough; /* the kernel drops them itself at a passed-through open */
 		b->held++;
 	}
 	settle(all, b);
@@ -774,7 +774,7 @@ int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 	return r;
 }
 
-/* With the lock, once for each descriptor that the kernel had, or was to have. */
+/* With the lock, once for each descriptor that the kernel had or was to get. */
 static void let_go(struct fs_backing *b, struct fs_handle *h)
 {
 	if (h->released)
@@ -784,8 +784,8 @@ static void let_go(struct fs_backing *b, struct fs_handle *h)
 		b->stop = true;
 }
 
-/* A large file that is wanted is assembled once its last reader has gone: before, it would take the processors from
- * those who read it, and help none of them but a loader. */
+/* A large file that is wanted is assembled after its last close: earlier, that would take processors from its readers
+ * and help none of them but a loader. */
 void fs_backing_release(struct fs_backings *all, struct fs_handle *h)
 {
 	struct fs_backing *b = h->backing;
@@ -884,7 +884,7 @@ void fs_backings_give_back(struct fs_backings *all)
 	all->quiet_until_ms = base_monotonic_ms() + QUIET_MS;
 	for (struct fs_backing *b = TAILQ_FIRST(&all->ready.items), *next; b; b = next) {
 		next = TAILQ_NEXT(b, by_use);
-		b->served = 0;           /* another half of it, and there may be memory */
+		b->served = 0;           /* by the time another half was read there may be memory */
 		drop(all, b);
 	}
 	unlock(all);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The keeper has CAP_SYS_ADMIN, and a backing file is read with its rights. So a server that a hostile piece has taken
- * over must not get one of any file that it can name: Linux lets it open files outside of its sandbox by O_PATH. Only
- * memfds have seals, and a descriptor of O_PATH does not tell them; a memfd that is sealed can be changed by nobody. */
+ * The keeper has CAP_SYS_ADMIN, and a backing file is read with the keeper's rights. So a server that was taken over by
+ * hostile data must not get a backing file of whatever it can name: Linux lets it open files outside its sandbox with
+ * O_PATH. Only memfds have seals, F_GET_SEALS fails on a descriptor of O_PATH, and a sealed memfd no longer changes.
+ */
 #include "fs/broker.h"
 
 #include <errno.h>
@@ -26,7 +27,7 @@
 #define FUSE_MISC_MAJOR 10
 #define FUSE_MISC_MINOR 229
 
-/* As <linux/fuse.h> has them since 6.9; Debian 12's is older. */
+/* As in <linux/fuse.h> since Linux 6.9; Debian 12's is older. */
 struct backing_map { int32_t fd; uint32_t flags; uint64_t padding; };
 #define BACKING_OPEN _IOW(229, 1, struct backing_map)
 #define BACKING_CLOSE _IOW(229, 2, uint32_t)
@@ -39,7 +40,7 @@ union control { struct cmsghdr head; char room[CMSG_SPACE(2 * sizeof(int))]; };
 
 /* ---- the keeper ---- */
 
-/* statx so asks no filesystem: one of the server's own would let the keeper wait for ever. */
+/* With these flags statx does not ask the filesystem: one of the server's own could keep the keeper waiting forever. */
 static bool is_fuse(int fd)
 {
 	struct statx st;
@@ -50,7 +51,7 @@ static bool is_fuse(int fd)
 		st.stx_rdev_major == FUSE_MISC_MAJOR && st.stx_rdev_minor == FUSE_MISC_MINOR;
 }
 
-/* Huge pages of hugetlbfs have seals, too, but whoever maps the mounted file does not know of their alignment. */
+/* Memfds of hugetlbfs can be sealed, too, but programs that map the mounted file do not know their alignment. */
 static bool is_sealed_memory(int fd)
 {
 	int seals = fcntl(fd, F_GET_SEALS);
@@ -74,7 +75,7 @@ static void do_close(int fuse_fd, int32_t id)
 	(void)ioctl(fuse_fd, BACKING_CLOSE, &number);
 }
 
-/* false: no server of ours would ask that. */
+/* false: our server never asks for this. */
 static bool do_request(int channel, const struct request *request, const int *fds)
 {
 	struct answer answer = {0};
@@ -83,7 +84,7 @@ static bool do_request(int channel, const struct request *request, const int *fd
 	case OP_CLOSE:
 		if (!is_fuse(fds[0]))
 			return false;
-		do_close(fds[0], request->id);  /* nobody waits for it: it may free many GiB */
+		do_close(fds[0], request->id);  /* without an answer: it may free many GiB */
 		return true;
 	case OP_OPEN:
 		if (!is_sealed_memory(fds[1]) || !is_fuse(fds[0]))
@@ -103,7 +104,7 @@ static bool do_request(int channel, const struct request *request, const int *fd
 	return errno == EAGAIN;
 }
 
-/* What is refused is not closed either: to close a file of the server's own mount could wait for it for ever. */
+/* Descriptors of a refused request are not closed: closing a file of the server's own mount could wait forever. */
 bool fs_broker_serve(int channel)
 {
 	struct request request;
@@ -128,8 +129,8 @@ bool fs_broker_serve(int channel)
 
 /* ---- the server ---- */
 
-/* An answer that does not come in time would be taken for that of the next request: after that nothing is asked. What
- * the keeper did late, one backing file at most, goes when the mount ends. */
+/* A late answer would be taken for that of the next request, so after a timeout nothing more is asked. What the keeper
+ * made too late, at most one backing file, goes when the mount ends. */
 struct fs_broker {
 	pthread_mutex_t lock;           /* one question at a time */
 	int channel;
@@ -156,7 +157,7 @@ void fs_broker_free(struct fs_broker *b)
 	free(b);
 }
 
-static int tell(struct fs_broker *b, const struct request *request, const int *fds, size_t nfds)
+static int send_request(struct fs_broker *b, const struct request *request, const int *fds, size_t nfds)
 {
 	union control control = {0};
 	struct msghdr message = {.msg_iov = &(struct iovec){ (void *)request, sizeof *request }, .msg_iovlen = 1};
@@ -190,7 +191,7 @@ static int ask(struct fs_broker *b, const struct request *request, const int *fd
 	struct answer *ret_answer)
 {
 	pthread_mutex_lock(&b->lock);
-	int r = tell(b, request, fds, nfds);
+	int r = send_request(b, request, fds, nfds);
 	if (r == 0)
 		r = wait_answer(b, ret_answer);
 	if (r < 0)
@@ -209,7 +210,7 @@ int fs_broker_open(struct fs_broker *b, int fuse_fd, int memfd)
 
 int fs_broker_close(struct fs_broker *b, int fuse_fd, int id)
 {
-	return tell(b, &(struct request){.op = OP_CLOSE, .id = id}, &fuse_fd, 1);
+	return send_request(b, &(struct request){.op = OP_CLOSE, .id = id}, &fuse_fd, 1);
 }
 
 bool fs_broker_works(const struct fs_broker *b) { return !b->failed; }

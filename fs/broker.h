@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * broker: what the server may not do by itself and the keeper does for it while the mount is served. The keeper looks
- * at no bytes that it is handed: it makes a backing file, which the kernel then reads instead of asking the server, of
- * a memfd that is sealed, and of nothing else. They talk over a SOCK_SEQPACKET pair: a request, its answer. */
+ * broker: what the keeper does for the server, which lacks the privilege, while the mount is served. Given a sealed
+ * memfd, and nothing else, the keeper makes a backing file of it, which the kernel then reads instead of asking the
+ * server. It never looks at the bytes. They talk over a SOCK_SEQPACKET pair, one request and its answer at a time. */
 #ifndef FS_BROKER_H
 #define FS_BROKER_H
 
@@ -11,8 +11,8 @@
 
 /* ---- of the keeper ---- */
 
-/* Answers one request that waits there. false: the server's end is closed, or it asked for what no server of ours asks
- * for: close the channel. */
+/* Answers one waiting request. false: close the channel, because the server closed its end or asked for something that
+ * ours never asks for. */
 bool fs_broker_serve(int channel);
 
 /* ---- of the server, any thread ---- */
@@ -20,12 +20,12 @@ bool fs_broker_serve(int channel);
 struct fs_broker;
 struct fs_broker *fs_broker_new(int channel); /* takes it over; NULL: no memory, the channel stays open */
 void fs_broker_free(struct fs_broker *b);     /* NULL-safe */
-/* A backing file of the connection `fuse_fd`: its id, above 0, or a negative errno (-EPERM: the keeper has no
- * privileges, or the kernel did not agree to passthrough). The memfd may be closed then. */
+/* Makes a backing file for the connection `fuse_fd`. Returns its id, above 0, or a negative errno (-EPERM: the keeper
+ * has no privileges, or the kernel did not agree to passthrough). The memfd may be closed afterwards. */
 int fs_broker_open(struct fs_broker *b, int fuse_fd, int memfd);
-/* Waits for nothing. After 0 the id is no more; its memory goes with its last reader. */
+/* Does not wait. After 0 the id is invalid; its memory is freed with its last reader. */
 int fs_broker_close(struct fs_broker *b, int fuse_fd, int id);
-bool fs_broker_works(const struct fs_broker *b); /* false: an answer did not come; nothing more will be asked */
-uint64_t fs_broker_memory(struct fs_broker *b); /* bytes that could be allocated now; 0: it is not known */
+bool fs_broker_works(const struct fs_broker *b); /* false: an answer did not come; the keeper is not asked again */
+uint64_t fs_broker_memory(struct fs_broker *b); /* bytes that could be allocated now; 0: unknown */
 
 #endif

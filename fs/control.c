@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The files of .vckpt: `stats` in the Prometheus text format, `version`, and `slow`, the latest reads that took
- * long. Their text is made when one is opened. */
+ * The files of .vckpt: `stats` in the Prometheus text format, `version`, and `slow`, the latest slow reads. The text of
+ * a file is made when it is opened. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -69,10 +69,10 @@ static void write_backings(struct base_buf *b, struct fs_mount *m)
 	struct fs_backings_stats s;
 
 	fs_backings_stat(m->backings, &s);
-	metric(b, "assembled_files", "gauge", "Files that stand whole in memory.", s.files);
+	metric(b, "assembled_files", "gauge", "Whole files in memory.", s.files);
 	metric(b, "assembled_bytes", "gauge", "Their bytes.", s.bytes);
 	metric(b, "assembled_max_bytes", "gauge", "Their bound.", s.max_bytes);
-	metric(b, "assembled_reserve_bytes", "gauge", "Memory that is at hand for the next one.", s.reserve_bytes);
+	metric(b, "assembled_reserve_bytes", "gauge", "Memory kept at hand for the next one.", s.reserve_bytes);
 	metric(b, "assemblies_total", "counter", "Files put together.", s.assembled);
 	metric(b, "assemblies_early_total", "counter", "Files that a loader was reading when that began.", s.early);
 	metric(b, "assemblies_given_up_total", "counter", "Those whose loader closed them early.", s.given_up);
@@ -117,7 +117,7 @@ static void write_meshes(struct base_buf *b, struct fs_mount *m)
 	fs_meshes_stat(m->meshes, &s);
 	metric(b, "meshes", "gauge", "Names of meshes that the kernel knows, or that are in use.", s.known);
 	metric(b, "meshes_looked_up_total", "counter", "Names of meshes that were made known.", s.looked_up);
-	metric(b, "meshes_dropped_total", "counter", "Those that the kernel was told to drop.", s.dropped);
+	metric(b, "meshes_dropped_total", "counter", "Those that the kernel was asked to drop.", s.dropped);
 	metric(b, "mesh_refusals_total", "counter", "Names looked up that are no mesh of their step.",
 		m->stats.mesh_refusals);
 }
@@ -161,7 +161,7 @@ static void write_stats(struct base_buf *b, struct fs_mount *m)
 	metric(b, "read_bytes_total", "counter", "Bytes handed to the kernel.", s->read_bytes);
 	metric(b, "interrupted_total", "counter", "Requests given up after their caller got a signal.",
 		s->interrupted);
-	metric(b, "memory_given_back_total", "counter", "Times that the kernel said that memory is short.",
+	metric(b, "memory_given_back_total", "counter", "Times that the kernel reported that memory is short.",
 		s->gave_back);
 	metric(b, "damaged_reads_total", "counter", "Reads answered with an error.", s->damaged_reads);
 	metric(b, "slow_reads_total", "counter", "Reads of more than a quarter of a second (see the file slow).",
@@ -175,7 +175,7 @@ static void write_stats(struct base_buf *b, struct fs_mount *m)
 	metric(b, "refreshes_total", "counter", "Times the lists of runs were read on.", s->refreshes);
 	metric(b, "refresh_errors_total", "counter", "Times that failed.", s->refresh_errors);
 	metric(b, "new_entries_total", "counter", "Entries found so.", s->new_entries);
-	metric(b, "invalidations_total", "counter", "Names that the kernel was told to forget.", s->invalidations);
+	metric(b, "invalidations_total", "counter", "Names that the kernel was asked to forget.", s->invalidations);
 	write_memory(b, m);
 	write_features(b, m);
 }

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A mount is two processes, and a third that waits until it works:
+ * A mount is two processes, and a third that waits until the mount works:
  *
- *   mount.vckpt   the command: waits for one line on a pipe, the exit status and a sentence, and ends with it. In the
- *                 foreground it is the keeper
- *   keeper        mounts, waits for a signal or the server's end, unmounts; keeps what privileges that takes and reads
- *                 nothing of the store
+ *   mount.vckpt   the command: waits for one report on a pipe, an exit status and a sentence, and ends with it.
+ *                 In the foreground it is the keeper
+ *   keeper        mounts, waits for a signal or the end of the server, unmounts; keeps the privileges that this takes
+ *                 and reads nothing of the store
  *   server        opens the store and answers requests, without privileges (fs/serve.c)
  *
- * The server starts first, before the keeper mounts, so that a store which cannot be opened is never mounted. It has
- * the only descriptor of the connection to the kernel: when it dies, the mount is dead (ENOTCONN) and stays, so that
- * nobody writes into the empty directory below it; the next mount takes it over. It dies with its keeper.
+ * The server starts before the keeper mounts, so that a store which cannot be opened is never mounted. It has the only
+ * descriptor of the connection to the kernel: when it dies, the mount is dead (ENOTCONN) but stays, so that no program
+ * writes into the empty directory below it; the next mount takes it over. The server dies with its keeper.
  *
- * Until the mount works all of them stay in the caller's process group: autofs lets only its own group through a mount
- * point that is being mounted, and whoever left it earlier would wait for himself. */
+ * All of them stay in the caller's process group until the mount works: autofs lets only its own group through a mount
+ * point that is being mounted, and a process that had left the group would wait for itself. */
 #include "fs/daemon.h"
 
 #include <fcntl.h>
@@ -37,21 +37,21 @@
 #include "fs/session.h"
 
 #define ENDED_EARLY "ended before the mount had answered once"
-#define END_MS 7000                     /* in which the server ends; it waits 5 s for what hangs in the storage */
+#define END_MS 7000                     /* for the server to end; it waits 5 s for reads that hang in the storage */
 
 struct keeper {
 	const struct fs_options *options;
 	pid_t server;
 	int channel, signals;           /* the server's; a signalfd */
-	int broker;                     /* what the server asks for; -1: it asks no more */
-	int report_fd;                  /* of the command; -1: foreground, or told */
+	int broker;                     /* requests of the server (fs/broker.h); -1: closed */
+	int report_fd;                  /* of the command; -1: foreground, or already reported */
 	char device[32];                /* of the mount, "MAJ:MIN"; empty: nothing is mounted */
 };
 
 /* What the keeper waits for. */
 enum event { EVENT_REPORT, EVENT_SERVER_ENDED, EVENT_SIGNAL, EVENT_LATE };
 
-static void tell_command(struct keeper *k, int status, const char *text)
+static void report_to_command(struct keeper *k, int status, const char *text)
 {
 	struct fs_report report = {.status = status};
 
@@ -63,17 +63,17 @@ static void tell_command(struct keeper *k, int status, const char *text)
 	close(base_steal_fd(&k->report_fd));
 }
 
-/* Nobody else says it in the foreground, and a log is asked for to have it there. */
+/* In the foreground nothing else reports it, and a log file is to have it in any case. */
 static int refuse(struct keeper *k, int status, const char *text)
 {
 	if (k->report_fd < 0 || k->options->log)
 		base_error_log("%s", text);
-	tell_command(k, status, text);
+	report_to_command(k, status, text);
 	return status;
 }
 
 /* READY=1 for systemd, where it asked for that. */
-static void tell_systemd(void)
+static void report_to_systemd(void)
 {
 	const char *path = getenv("NOTIFY_SOCKET");
 	struct sockaddr_un to = {.sun_family = AF_UNIX};
@@ -86,7 +86,7 @@ static void tell_systemd(void)
 	base_cleanup_close int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path));
 	if (fd < 0 || sendto(fd, "READY=1", 7, MSG_NOSIGNAL, (struct sockaddr *)&to, len) < 0)
-		base_warning("systemd cannot be told that the mount is ready: %s", strerror(errno));
+		base_warning("cannot report to systemd that the mount is ready: %s", strerror(errno));
 }
 
 static void leave_terminal(void)
@@ -99,7 +99,7 @@ static void leave_terminal(void)
 
 /* ---- the server ---- */
 
-/* Signals are the keeper's from here on: those that end the mount, and SIGCHLD. */
+/* From here on the keeper reads signals: those that end the mount, and SIGCHLD. */
 static int take_signals(void)
 {
 	struct sigaction hup;
@@ -154,8 +154,8 @@ static int start_server(struct keeper *k, struct base_error *err)
 	return 0;
 }
 
-/* A report is valid for EVENT_REPORT, its text and status as safe as those of a process that reads strangers' files;
- * *ret_number: the signal, or the server's wait status. */
+/* *ret_report is set for EVENT_REPORT; do not trust its text and status more than a process that reads strangers'
+ * files. *ret_number: the signal, or the server's wait status. */
 static enum event wait_event(struct keeper *k, int timeout_ms, struct fs_report *ret_report, int *ret_number)
 {
 	uint64_t end = base_monotonic_ms() + (uint64_t)(timeout_ms < 0 ? 0 : timeout_ms);
@@ -174,7 +174,7 @@ static enum event wait_event(struct keeper *k, int timeout_ms, struct fs_report 
 			ret_report->text[sizeof ret_report->text - 1] = '\0';
 			return EVENT_REPORT;
 		}
-		if (n > 0 && p[0].revents)  /* it has ended, or will be ended */
+		if (n > 0 && p[0].revents)  /* the server has ended, or is about to be ended */
 			close(base_steal_fd(&k->channel));
 		if (n > 0 && p[2].revents && !fs_broker_serve(k->broker))
 			close(base_steal_fd(&k->broker));
@@ -188,15 +188,15 @@ static enum event wait_event(struct keeper *k, int timeout_ms, struct fs_report 
 	}
 }
 
-/* Ends the server, if need be by force. Its exit status, or FS_EXIT_SYSTEM. */
+/* Ends the server, by force if need be. Returns its exit status, or FS_EXIT_SYSTEM. */
 static int end_server(struct keeper *k)
 {
 	struct fs_report report;
 	int number;
 
-	if (k->channel >= 0)  /* it may wait there for the mount */
+	if (k->channel >= 0)  /* the server may be waiting there for the mount */
 		close(base_steal_fd(&k->channel));
-	if (k->broker >= 0)   /* and ask on and on */
+	if (k->broker >= 0)   /* or keep asking here */
 		close(base_steal_fd(&k->broker));
 	kill(k->server, SIGTERM);
 	for (;;) {
@@ -206,14 +206,14 @@ static int end_server(struct keeper *k)
 			return WIFEXITED(number) ? WEXITSTATUS(number) : FS_EXIT_SYSTEM;
 		if (e != EVENT_LATE)
 			continue;
-		kill(k->server, SIGKILL);  /* what hangs in the kernel does not end now: nobody waits for it */
+		kill(k->server, SIGKILL);  /* a thread that hangs in the kernel does not end now: do not wait for it */
 		return FS_EXIT_SYSTEM;
 	}
 }
 
 /* ---- the mount ---- */
 
-/* Sends the connection to the server, and keeps no copy. */
+/* Sends the connection to the server; the caller closes its copy. */
 static int hand_over(struct keeper *k, int fuse_fd, struct base_error *err)
 {
 	union { struct cmsghdr head; char room[CMSG_SPACE(2 * sizeof(int))]; } control = {0};
@@ -242,12 +242,12 @@ static int keeper_mount(struct keeper *k, struct base_error *err)
 		r = fs_session_mount(k->options, &fd, err);
 	if (r)
 		return r;
-	r = fs_mountpoint_device(k->options->mountpoint, k->device, err); /* 0: it is gone, as the server finds */
+	r = fs_mountpoint_device(k->options->mountpoint, k->device, err); /* 0: gone already; the server will notice */
 	return r < 0 ? r : hand_over(k, fd, err);
 }
 
-/* While the server has the connection: so that nobody meets a dead mount, and because the device of a mount that is
- * gone may be that of the next one. */
+/* While the server still has the connection: so that no program finds a dead mount, and because the kernel may give the
+ * device of a mount that is gone to the next one. */
 static void keeper_unmount(struct keeper *k)
 {
 	struct base_error err = {0};
@@ -258,24 +258,24 @@ static void keeper_unmount(struct keeper *k)
 
 /* ---- the keeper ---- */
 
-/* The server has ended by itself: it has asked to unmount before, or somebody else has. */
+/* The server has ended by itself, after it asked for the unmount or after someone else unmounted. */
 static int server_ended(struct keeper *k, int status)
 {
 	char text[200];
 
 	if (WIFEXITED(status)) {
-		tell_command(k, WEXITSTATUS(status) ? WEXITSTATUS(status) : FS_EXIT_MOUNT, ENDED_EARLY);
+		report_to_command(k, WEXITSTATUS(status) ? WEXITSTATUS(status) : FS_EXIT_MOUNT, ENDED_EARLY);
 		return WEXITSTATUS(status);
 	}
 	snprintf(text, sizeof text, "%s: the process that serves it was ended by signal %d%s", k->options->mountpoint,
 		WTERMSIG(status),
 		k->device[0] ? "; the mount stays, dead, until it is unmounted or mounted again" : "");
 	base_error_log("%s", text);
-	tell_command(k, FS_EXIT_SYSTEM, text);
+	report_to_command(k, FS_EXIT_SYSTEM, text);
 	return FS_EXIT_SYSTEM;
 }
 
-/* Waits for the server's next report. 0: it says that all is well; else *ret_status is the exit status. */
+/* Waits for the server's next report. 0: all is well; else *ret_status is the exit status. */
 static int await_report(struct keeper *k, int *ret_status)
 {
 	struct fs_report report;
@@ -294,8 +294,8 @@ static int await_report(struct keeper *k, int *ret_status)
 		*ret_status = server_ended(k, number);
 		return -1;
 	default:
-		*ret_status = 0;  /* an end like any other, but for who waits for the mount */
-		tell_command(k, FS_EXIT_MOUNT, ENDED_EARLY);
+		*ret_status = 0;  /* an ordinary end, except for a command that waits for the mount */
+		report_to_command(k, FS_EXIT_MOUNT, ENDED_EARLY);
 	}
 	keeper_unmount(k);
 	end_server(k);
@@ -309,7 +309,7 @@ static int keep(struct keeper *k)
 	int number;
 
 	e = wait_event(k, -1, &report, &number);
-	if (e == EVENT_REPORT) {  /* its last one: who goes on is ended */
+	if (e == EVENT_REPORT) {  /* its last one: if the server goes on, it is ended */
 		keeper_unmount(k);
 		return end_server(k);
 	}
@@ -343,8 +343,8 @@ static int keeper_run(struct keeper *k)
 		leave_terminal();
 		setsid();
 	}
-	tell_command(k, 0, NULL);
-	tell_systemd();
+	report_to_command(k, 0, NULL);
+	report_to_systemd();
 	base_info("%s is mounted on %s", k->options->store, k->options->mountpoint);
 	return keep(k);
 }

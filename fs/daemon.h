@@ -7,7 +7,7 @@
 #include "fs/options.h"
 
 /* Mounts and serves. In the foreground it returns when the mount has ended. Otherwise it forks, and returns in the
- * parent when the mount answers or has failed; a failure was said on standard error. Returns the exit status. */
+ * parent when the mount answers or has failed, which it reports on standard error. Returns the exit status. */
 int fs_daemon_run(const struct fs_options *o);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Reading directories. An entry's cookie is its number in the directory plus one: 0 `.`, 1 `..`, then the rest.
- * Below a step nothing changes, so the kernel may keep what it read. Of the root and of runs a handle takes a copy
- * when it is read from its start: an entry is never seen twice or missed because steps come and go between two
- * calls; one that went meanwhile is left out. */
+ * Below a step nothing changes, so the kernel may cache what it read. For the root and for runs, a handle takes a copy
+ * of the list whenever it is read from its start, so no entry is seen twice or missed because steps come and go between
+ * two calls; one that has gone meanwhile is left out. */
 #include <string.h>
 
 #include "fs/mount.h"
@@ -21,7 +21,7 @@ static int snapshot_root(struct fs_mount *m, struct fs_handle *h)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < n; i++) {
 		struct fs_run *run = fs_runs_at(m->runs, i);
-		/* one whose list cannot be read is shown: a look-up gives its error */
+		/* a run whose list cannot be read is shown: looking it up gives the error */
 		if (fs_run_ready(m->runs, run) < 0 || fs_run_steps(run))
 			h->runs[h->n++] = run;
 	}
@@ -74,7 +74,7 @@ void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	fs_handle_unref(q.m, h);
 }
 
-/* `.` and `..`: only their st_ino counts. */
+/* `.` and `..`: only their st_ino is used. */
 static void entry_dot(struct fs_mount *m, struct fs_handle *h, bool up, struct entry *d)
 {
 	struct fs_node n = h->node;
@@ -96,8 +96,8 @@ static void entry_dot(struct fs_mount *m, struct fs_handle *h, bool up, struct e
 	d->e.ino = 0;
 }
 
-/* Entry i of the rest. 1: there; 0: past the end; -EAGAIN: gone meanwhile; -EIO: cannot be shown with attributes
- * (name and type are set). */
+/* Entry i of the rest. 1: it is set, with d->e.ino 0 if it has no attributes; 0: past the end; -EAGAIN: it has gone
+ * meanwhile. */
 static int entry_at(struct fs_mount *m, struct fs_handle *h, uint64_t i, uint64_t ino, struct entry *d)
 {
 	struct fs_node n = h->node;
@@ -132,7 +132,7 @@ static int entry_at(struct fs_mount *m, struct fs_handle *h, uint64_t i, uint64_
 	case FS_MESHES:
 	case FS_MESH:
 		d->name = d->text;
-		d->e = (struct fuse_entry_param){0};  /* no node: the kernel looks it up if it needs one */
+		d->e = (struct fuse_entry_param){0};  /* without a node: the kernel looks it up if it needs one */
 		return fs_mesh_child(h, i, d->text, sizeof d->text, &d->e.attr);
 	default:
 		v = view_tree_node(h->step->tree, n.file);
@@ -146,14 +146,14 @@ static int entry_at(struct fs_mount *m, struct fs_handle *h, uint64_t i, uint64_
 		bool known = v->size != VIEW_SIZE_UNKNOWN;
 		if (fs_tree_entry(m, n.commit, n.file, v, fs_tree_ino(ino, v->name), known ? v->size : 0, &d->e) ||
 				!known)
-			d->e.ino = 0;  /* the kernel looks it up if somebody wants to know */
+			d->e.ino = 0;  /* the kernel looks it up when a program asks for its attributes */
 		return 1;
 	}
 	int r = fs_node_entry(m, &n, NULL, &d->e);
 	if (r == -ENOENT)
 		return -EAGAIN;
 	if (r || (n.kind == FS_RUN && n.run->failed))
-		d->e.ino = 0;  /* the kernel looks it up by itself and gets the error */
+		d->e.ino = 0;  /* the kernel looks it up and gets the error */
 	return 1;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * All of it is best effort: what the kernel or the user does not allow is off and stands in .vckpt/stats. Raw
- * system calls, no library. Order matters: capabilities are dropped while that is still possible, no_new_privs goes
- * before Landlock and seccomp, which need it. Threads that start later inherit all of it. */
+ * All of it is best effort: what the kernel does not support or the user may not do stays off, and .vckpt/stats says
+ * so. Raw system calls, no library. Order matters: capabilities are dropped while that is still possible, and
+ * no_new_privs comes before Landlock and seccomp, which need it. Threads that start later inherit everything. */
 #include "fs/harden.h"
 
 #include <execinfo.h>
@@ -34,7 +34,7 @@ static void no_core_dumps(struct fs_mount *m)
 	struct rlimit none = {0};
 	void *frame;
 
-	backtrace(&frame, 1);  /* loads the unwinder that pthread_cancel needs: no file can be opened for it later */
+	backtrace(&frame, 1);  /* loads the unwinder that pthread_cancel needs: later no file can be opened */
 	tzset();
 	bool off = setrlimit(RLIMIT_CORE, &none) != 0;
 #ifndef __SANITIZE_ADDRESS__
@@ -43,7 +43,7 @@ static void no_core_dumps(struct fs_mount *m)
 	fs_mount_feature(m, "no_core_dumps", !off, "%s", off ? strerror(errno) : "set");
 }
 
-/* Root keeps the capabilities of `mask`; all others lose them all. */
+/* Root keeps the capabilities in `mask`; other users lose all. */
 static int keep_capabilities(uint32_t mask)
 {
 	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -63,10 +63,10 @@ static void drop_capabilities(struct fs_mount *m)
 		r ? strerror(-r) : geteuid() == 0 ? "all but dac_read_search" : "all");
 }
 
-/* struct landlock_ruleset_attr as Linux 6.12 has it; older headers have its first field. */
+/* struct landlock_ruleset_attr as in Linux 6.12; older headers have only its first field. */
 struct landlock_rules { uint64_t fs, net, scoped; };
 
-/* What kernels handle that are newer than the header: their bits, from which version on. */
+/* Rights that kernels newer than the header handle: their bits, by ABI version. */
 static struct landlock_rules landlock_handled(long abi)
 {
 	struct landlock_rules all = {.fs = (LANDLOCK_ACCESS_FS_MAKE_SYM << 1) - 1};
@@ -110,12 +110,12 @@ static int landlock(const char *store)
 #define REFUSE(error) BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (error))
 #define DENY(name) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), REFUSE(EPERM)
 #define ARGUMENT(n) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[n]))
-#define X32_BIT 0x40000000u /* x86-64's third set of system calls, which has numbers of its own */
+#define X32_BIT 0x40000000u /* x86-64's x32 system calls have numbers of their own */
 
-/* Refuses system calls that no reader of files makes. It lists what is refused, not what is allowed, so that a C
- * library which makes another call keeps working. Landlock does not see changes of a file's mode, owner, times or
- * attributes: they are here. clone3 takes its flags in memory, where a filter cannot look: the C library then takes
- * clone. */
+/* Refuses system calls that a reader of files never makes. It is a list of what is refused, not of what is allowed, so
+ * that a C library which makes other calls keeps working. Landlock does not cover changes of a file's mode, owner,
+ * times or attributes, so they are refused here. clone3 takes its flags in memory, which a filter cannot read; when it
+ * is refused the C library falls back to clone. */
 static int seccomp(void)
 {
 	struct sock_filter filter[] = {
@@ -182,7 +182,7 @@ void fs_harden(struct fs_mount *m)
 void fs_harden_keeper(void)
 {
 	if (geteuid() != 0)
-		return;  /* it has nothing, and needs fusermount3, which is a setuid program */
+		return;  /* it has no privileges, and needs fusermount3, which is setuid */
 	int r = keep_capabilities(1u << CAP_SYS_ADMIN | 1u << CAP_DAC_READ_SEARCH | 1u << CAP_KILL);
 	if (r || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 		base_debug("the keeper cannot give its privileges up: %s", strerror(r ? -r : errno));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The kernel reads in its own pieces, up to AROUND_BYTES before the byte that is touched and so many behind it, and
- * several at once, which arrive in any order. So a jump is one past FAR_BYTES, and of what lies around its goal any
- * tensor may be the one that was touched. */
+ * The kernel reads in pieces of its own, up to AROUND_BYTES before and behind the byte that was touched, and several at
+ * once, which arrive in any order. So only a distance of more than FAR_BYTES counts as a jump, and the tensor that was
+ * touched may be any of those around its goal. */
 #include "fs/loader.h"
 
 #include "core/base/le.h"
@@ -34,7 +34,7 @@ static int64_t tensor_around(const struct view_file *f, uint64_t at)
 	return view_file_tensor(f, base_min(at, view_file_size(f) - 1));
 }
 
-/* What is read on was touched, but for what the kernel reads ahead. */
+/* The read goes on where the last one ended: all of it was touched, except what the kernel reads ahead. */
 static bool read_on(struct fs_loader *l, const struct view_file *f, uint64_t end)
 {
 	l->end = base_max(l->end, end);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The log file is opened once, before privileges and paths are given up; a line is one write, so that a rotated
- * file (copied and truncated) is no trouble. */
+ * The log file is opened once, before privileges and paths are given up. A line is one write, so a rotation that copies
+ * and truncates the file does no harm. */
 #include "fs/log.h"
 
 #include <fcntl.h>
@@ -31,7 +31,8 @@ static void to_file(enum base_log_level level, const char *text)
 		return;  /* nowhere to report it */
 }
 
-/* In the foreground. What ends the command is told where it was started, too. The server tells the keeper. */
+/* In the foreground: an error that ends the command also goes to standard error. The server reports its own to the
+ * keeper. */
 static void to_file_and_user(enum base_log_level level, const char *text)
 {
 	to_file(level, text);
@@ -53,12 +54,12 @@ static bool is_fifo(const char *path)
 	return stat(path, &st) == 0 && S_ISFIFO(st.st_mode);
 }
 
-/* A pipe that nobody reads would hold the mount up until somebody does. */
+/* Opening a pipe without a reader would block the mount until it has one. */
 static int file_open(const char *path, struct base_error *err)
 {
 	log_fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0640);
 	if (log_fd < 0 && errno == ENXIO && is_fifo(path))
-		return base_error_set(err, -ENXIO, "the log file %s is a named pipe that nobody reads: start its "
+		return base_error_set(err, -ENXIO, "the log file %s is a named pipe without a reader: start its "
 			"reader first, or give a regular file", path);
 	if (log_fd < 0 || fcntl(log_fd, F_SETFL, O_APPEND) < 0)
 		return base_error_set(err, -errno, "the log file %s cannot be opened: %s", path, strerror(errno));

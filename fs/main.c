@@ -41,7 +41,7 @@ static int check_store(const char *path, struct base_error *err)
 	return r;
 }
 
-/* -h, -V and -v print something that the caller wants. */
+/* What -h, -V and -v print has to arrive. */
 static int output_end(int status)
 {
 	if (fflush(stdout) != EOF || status)
@@ -58,7 +58,7 @@ int main(int argc, char **argv)
 
 	base_standard_open();
 	base_descriptors_allow();
-	signal(SIGCHLD, SIG_DFL);  /* who started this may have it ignored: then no end of a child is told */
+	signal(SIGCHLD, SIG_DFL);  /* the caller may have ignored it: then the end of a child would not be reported */
 	base_log_set_program("mount.vckpt");
 	int r = fs_options_parse(&o, argc, argv, &err);
 	if (!r && o.layouts && !o.help && !o.version)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * memfd: memory that a file is put together in, and that then nobody can change any more. Errors: a negative errno. */
+ * memfd: memory in which a file is assembled and which is then sealed against any change. Errors: a negative errno. */
 #ifndef FS_MEMFD_H
 #define FS_MEMFD_H
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Nodes below a step's directory `mesh`. An id has bit 63 set and then
+ * Nodes below a step's directory `mesh`. An id has bit 63 set, followed by
  *
- *   33 bits   the number of the mesh in the table (meshes.h), which is given once
+ *   33 bits   the number of the mesh in the table (meshes.h), which is never reused
  *   17 bits   1 + the rank, or 0: in the mesh's own directory
  *    1 bit    a symbolic link: the rank's other name
  *   12 bits   0: the directory itself; in the mesh's own: 1 manifest.json; in a rank's: 1 + the component
  *
- * so that of one mesh any number of ranks is looked up without a table of ranks or files. Reading a directory gives
- * names without nodes: the kernel looks up what it needs, so only look-ups are counted for FORGET. */
+ * so that any number of ranks of a mesh can be looked up without a table of ranks or files. Reading a directory gives
+ * names without nodes, and the kernel looks up what it needs, so only look-ups count for FORGET. */
 #include <stdio.h>
 #include <string.h>
 
@@ -27,7 +27,7 @@
 _Static_assert(SERIAL_SHIFT + FS_MESHES_SERIAL_BITS == 63, "bits of a node id");
 _Static_assert(VIEW_MESH_RANKS_MAX < 1 << RANK_BITS, "bits of a rank");
 
-/* Refused names that are logged: so many at once, and then one in each REFUSAL_NS. */
+/* How many refused names are logged at once; after these, one in each REFUSAL_NS. */
 #define REFUSALS 32
 #define REFUSAL_NS INT64_C(10000000000)
 
@@ -116,10 +116,10 @@ int fs_mesh_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 
 /* ---- look-ups ---- */
 
-/* Anybody may look up any number of wrong names: what is logged of them is bounded. */
+/* Any user may look up any number of wrong names, so the log of them is bounded. */
 static void log_refusal(struct fs_mount *m, const struct fs_commit *commit, const char *name, const char *text)
 {
-	/* the machine may have started just now */
+	/* shifted, so that all may be logged also just after the machine has started */
 	int64_t now = (int64_t)base_monotonic_ns() + REFUSALS * REFUSAL_NS;
 	char step[FS_STEP_NAME];
 
@@ -127,11 +127,11 @@ static void log_refusal(struct fs_mount *m, const struct fs_commit *commit, cons
 	pthread_mutex_lock(&m->lock);
 	if (m->refusal_credit_ns < now - REFUSALS * REFUSAL_NS)
 		m->refusal_credit_ns = now - REFUSALS * REFUSAL_NS;
-	bool tell = m->refusal_credit_ns <= now - REFUSAL_NS;
-	if (tell)
+	bool logged = m->refusal_credit_ns <= now - REFUSAL_NS;
+	if (logged)
 		m->refusal_credit_ns += REFUSAL_NS;
 	pthread_mutex_unlock(&m->lock);
-	if (!tell)
+	if (!logged)
 		return;
 	fs_step_name(commit->step, step);
 	base_warning("%s/%s/" VIEW_MESH_DIRECTORY "/%.200s: %s", commit->run->name, step, name, text);
@@ -248,7 +248,7 @@ static int child_mesh(const struct fs_handle *h, uint64_t i, char *text, size_t 
 
 	if (i >= h->n)
 		return 0;
-	for (; i; i--)  /* a step has few */
+	for (; i; i--)  /* a step has few meshes */
 		name += strlen(name) + 1;
 	snprintf(text, room, "%s", name);
 	return 1;

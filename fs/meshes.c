@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The table of meshes: two hash tables with chains, by number and by (commit, name), and the list of those whose names
- * the kernel was not told to drop, in the order of their last use. */
+ * The table of meshes: two hash tables with chains, by number and by (commit, name), and a list in the order of their
+ * last use, without those whose names the kernel was asked to drop. */
 #include "fs/meshes.h"
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@ struct opened { struct view_mesh *view; uint64_t serial, used; };
 
 struct fs_meshes {
 	const struct view_layouts *layouts;
-	pthread_mutex_t lock;           /* protects what follows, and what fs_mesh says */
+	pthread_mutex_t lock;           /* protects what follows, and members of fs_mesh */
 	LIST_HEAD(bucket, fs_mesh) named[BUCKETS], numbered[BUCKETS];
 	TAILQ_HEAD(fs_mesh_list, fs_mesh) list; /* last used first */
 	uint32_t n, listed;
@@ -106,7 +106,7 @@ static struct fs_mesh *find_numbered(struct fs_meshes *all, uint64_t serial)
 	return mesh;
 }
 
-/* Takes the entry out if nobody knows it any more; it is the caller's to free, outside of the lock. */
+/* Takes the entry out if it is no longer known or used. The caller frees it, without the lock. */
 static struct fs_mesh *take_unused(struct fs_meshes *all, struct fs_mesh *mesh, struct view_mesh **ret_view)
 {
 	*ret_view = NULL;
@@ -133,14 +133,14 @@ static void add(struct fs_meshes *all, struct fs_mesh *mesh)
 	all->n++;
 }
 
-/* Keeps a reference; what had the place is the caller's to let go. */
+/* Keeps a reference. The caller releases the view that is returned, which had the slot before. */
 static struct view_mesh *keep_view(struct fs_meshes *all, uint64_t serial, struct view_mesh *view)
 {
 	struct opened *oldest = &all->opened[0];
 
 	for (unsigned i = 0; i < FS_MESHES_OPEN; i++) {
 		if (all->opened[i].serial == serial)
-			return NULL;  /* another thread made it, too */
+			return NULL;  /* another thread made one at the same time */
 		if (all->opened[i].used < oldest->used)
 			oldest = &all->opened[i];
 	}
@@ -227,7 +227,7 @@ struct fs_mesh *fs_meshes_at(struct fs_meshes *all, uint64_t serial)
 	pthread_mutex_lock(&all->lock);
 	struct fs_mesh *mesh = find_numbered(all, serial);
 	if (mesh && mesh->dropped)
-		mesh->refs++;  /* the kernel drops the name: it stays so until the name is looked up again */
+		mesh->refs++;  /* the kernel drops the name: it stays dropped until it is looked up again */
 	else if (mesh)
 		use(all, mesh);
 	pthread_mutex_unlock(&all->lock);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * meshes: the mesh names that were looked up in steps: what the mount knows of <step>/mesh/<mesh> (docs/mount.md).
+ * meshes: the mesh names that were looked up in steps, <step>/mesh/<mesh> (docs/mount.md).
  *
- * Any name of a mesh may be looked up, so their number has no natural bound. An entry lives while the kernel holds a
- * node of it (each look-up adds one, FORGET takes them away) or a request or an open file uses it; then it is freed.
- * Its number is never given again, so a node id never comes to mean something else. Beyond FS_MESHES_KEPT entries the
- * longest unused are told to the kernel as names to drop (by the thread that follows the store: no handler tells the
- * kernel anything), which makes it forget those that nobody uses. Beyond FS_MESHES_MAX a look-up fails.
+ * Any mesh name may be looked up, so their number has no natural bound. An entry lives while the kernel holds a node of
+ * it (each look-up adds one, FORGET takes them away) or a request or an open file uses it; then it is freed. Its number
+ * is never reused, so a node id always means the same thing. Beyond FS_MESHES_KEPT entries the kernel is asked to drop
+ * the names that were unused for longest (by the thread that follows the store, since handlers may not notify the
+ * kernel), and it forgets those that are not in use. Beyond FS_MESHES_MAX a look-up fails.
  *
- * What a mesh makes of a step's tensors (struct view_mesh) is kept for the last FS_MESHES_OPEN meshes only, and made
- * again when it is needed. Any thread. The lock is held for look-ups in the table alone. */
+ * The cuts of a step's tensors under a mesh (struct view_mesh) are kept for the last FS_MESHES_OPEN meshes only, and
+ * made again when needed. Any thread. The lock is held only for look-ups in the table. */
 #ifndef FS_MESHES_H
 #define FS_MESHES_H
 
@@ -37,7 +37,7 @@ struct fs_mesh {
 
 /* layouts: NULL, or the layout file of all meshes; it is kept by the caller. */
 struct fs_meshes *fs_meshes_new(const struct view_layouts *layouts);
-void fs_meshes_free(struct fs_meshes *all); /* NULL-safe; whatever the kernel still knows */
+void fs_meshes_free(struct fs_meshes *all); /* NULL-safe; also entries that the kernel still knows */
 /* A reference to the entry of a mesh of the step. 1: there is something to drop now (fs_meshes_drop); -ENOENT: the step
  * has no such mesh, and err says why; -ENFILE: too many are known. */
 int fs_meshes_find(struct fs_meshes *all, struct fs_commit *commit, struct fs_step *step, const char *name,
@@ -45,10 +45,10 @@ int fs_meshes_find(struct fs_meshes *all, struct fs_commit *commit, struct fs_st
 struct fs_mesh *fs_meshes_at(struct fs_meshes *all, uint64_t serial); /* a reference; NULL: none */
 struct fs_mesh *fs_mesh_ref(struct fs_mesh *mesh);
 void fs_mesh_unref(struct fs_mesh *mesh); /* NULL-safe */
-/* What it makes of its step, opened as `step`; view_mesh_unref it. */
+/* The mesh over its step, which is open as `step`; view_mesh_unref it. */
 int fs_mesh_view(struct fs_mesh *mesh, struct fs_step *step, struct view_mesh **ret_view);
 
-/* The kernel is about to learn of a node of it; it has forgotten n times. */
+/* The kernel is about to learn of a node of it; the kernel has forgotten n of them. */
 void fs_mesh_learnt(struct fs_mesh *mesh);
 void fs_meshes_forget(struct fs_meshes *all, uint64_t serial, uint64_t n);
 /* Calls f for the longest unused beyond FS_MESHES_KEPT, each once, without the lock. One thread. */

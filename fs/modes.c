@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * modes: whose files a mount shows, and who may read them. The daemon of a mount by root reads everything, and with
- * allow_other everybody may ask it. So the kernel is told modes that let nobody see in the mount what he could not read
- * in the store (default_permissions makes it check them):
+ * modes: owners and modes of the files that a mount shows. The daemon of root's mount can read everything, and with
+ * allow_other every user may ask it. So the mount shows modes by which no user can read in it what that user cannot
+ * read in the store, and the kernel checks them (default_permissions):
  *
- *   a run      owner, group and mode of its directory runs/<run>
- *   for each   of owner, group and others: nothing, unless they may enter the store's directory, runs/ and packs/, too
- *   the root   and .vckpt: owner, group and mode of the store's directory
+ *   a run      owner, group and mode of its directory runs/<run>, but owner, group and others each have no rights
+ *   unless they may also enter the store's directory, runs/ and packs/ the root   and .vckpt: owner, group and mode of
+ *   the store's directory
  *
- * Group and others have no bits to write, the owner keeps his: in a mount, which is read-only, it allows nothing, but
- * cp and rsync give it to copies, whose owners need it to change and remove them. The options uid, gid and umask are
- * the administrator's word, and replace each of these for everything. What was read counts for `refresh`; below a
- * step's directory the kernel keeps what it was told, but no one comes there any more whom the run's directory keeps
- * out. */
+ * Group and others have no write bit. The owner keeps it: in a mount, which is read-only, it allows nothing, but cp and
+ * rsync copy it, and owners of copies need it to change and remove them. The options uid, gid and umask are the
+ * administrator's decision and replace these values everywhere. Values are read again after `refresh`. Below a step's
+ * directory the kernel keeps the first ones, but a user whom the run's directory keeps out no longer gets there. */
 #include <stdio.h>
 
 #include "core/base/clock.h"
@@ -20,8 +19,8 @@
 
 static const char *const above[] = { "", "runs", "packs" };
 
-/* What may not be looked at is for the daemon's user alone. An error of the storage says nothing of that: it is
- * returned, because the kernel keeps the modes of steps and files for good. */
+/* A directory that the daemon may not stat is shown to the daemon's user alone. An error of the storage does not mean
+ * that, and is returned, because the kernel keeps the modes of steps and files for good. 1: there is none. */
 static int owner_read(const struct fs_mount *m, const char *name, struct store_storage_owner *ret_owner)
 {
 	struct store_storage *s = m->store->storage;
@@ -35,8 +34,9 @@ static int owner_read(const struct fs_mount *m, const char *name, struct store_s
 	return r == -ENOENT;
 }
 
-/* The bits that are left of those of `below`, which lies in `dir`: those of the classes that may enter it. Members of
- * one group need not be in the other; an owner of something in there came in as a member or as anybody. */
+/* A mask for the mode of `below`, which is in `dir`: the bits of the classes that may enter `dir`. Members of the group
+ * of one need not be in that of the other. The owner of `below`, if not of `dir`, enters as a member or as others do.
+ */
 static mode_t enter(const struct store_storage_owner *dir, const struct store_storage_owner *below)
 {
 	bool other = dir->mode & 0001, member = dir->mode & 0010;
@@ -84,7 +84,7 @@ static int run_read(const struct fs_mount *m, const struct fs_run *run, struct f
 		r = owner_read(m, above[i], &dir);
 		if (r < 0)
 			return r;
-		if (r == 0) /* else nothing is in there yet */
+		if (r == 0) /* else it does not exist yet, and nothing in it */
 			ret_owner->mode &= enter(&dir, &own);
 	}
 	options_apply(m->options, ret_owner);
@@ -101,10 +101,10 @@ int fs_modes_run(struct fs_mount *m, struct fs_run *run, struct fs_owner *ret_ow
 	*ret_owner = known;
 	if (known.read_ns && base_monotonic_ns() - known.read_ns < (uint64_t)m->options->refresh_ms * 1000000)
 		return 0;
-	int r = run_read(m, run, ret_owner); /* several threads may: they read the same */
+	int r = run_read(m, run, ret_owner); /* several threads may do so at once: they read the same */
 	if (r < 0) {
 		*ret_owner = known;
-		return known.read_ns ? 0 : r; /* as it was when the storage last answered */
+		return known.read_ns ? 0 : r; /* the values of when the storage last answered */
 	}
 	pthread_mutex_lock(&m->lock);
 	run->owner = *ret_owner;

@@ -46,8 +46,8 @@ int fs_mount_open(struct fs_mount *m, struct base_error *err)
 	r = fs_modes_mount(m, err);
 	if (r)
 		return r;
-	/* Whatever cache= says, pieces take no more than a share of what was free: a small control group would have the
-	 * server killed. Files in memory need no bound here: each of them looks at what is free (backing.c). */
+	/* Whatever cache= says, pieces take no more than a share of the memory that was free, or a small control group
+	 * would get the server killed. Files in memory need no bound here: each checks what is free (backing.c). */
 	uint64_t pieces = base_min(base_min(options->cache_bytes, FS_PIECES_BYTES),
 		options->memory_bytes / FS_CACHE_SHARE);
 	m->cache = load_cache_new(pieces);
@@ -67,7 +67,7 @@ int fs_mount_open(struct fs_mount *m, struct base_error *err)
 void fs_mount_release(struct fs_mount *m)
 {
 	fs_pressure_stop(m);
-	while (!LIST_EMPTY(&m->handles))  /* open when it ended: no release comes any more */
+	while (!LIST_EMPTY(&m->handles))  /* still open at the end: no release will come */
 		fs_handle_unref(m, LIST_FIRST(&m->handles));
 	fs_backings_free(m->backings);
 	fs_meshes_free(m->meshes);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mount: everything that one mounted store consists of, and what its request handlers share. Made by fs_serve,
- * read-only afterwards but for what says otherwise. Handlers run on libfuse's threads, many at a time; none of them
- * waits for another request or notifies the kernel. */
+ * mount: everything that one mounted store consists of, and what its request handlers share. Made by fs_serve and
+ * read-only afterwards, except for members that say otherwise. Handlers run on libfuse's threads, many at a time; none
+ * of them waits for another request or notifies the kernel. */
 #ifndef FS_MOUNT_H
 #define FS_MOUNT_H
 
@@ -40,14 +40,14 @@ struct fs_interrupts {                          /* request.c; the lock protects 
 	TAILQ_HEAD(fs_requests, fs_request) interrupted; /* the first one first */
 	bool ending;
 	pthread_t thread;
-	bool running;                           /* set before there are requests, and after */
+	bool running;                           /* changes only before and after all requests */
 };
 void fs_interrupts_init(struct fs_interrupts *all);
 void fs_interrupts_release(struct fs_interrupts *all); /* once stopped */
 void fs_interrupts_start(struct fs_mount *m);   /* before the first request */
 void fs_interrupts_stop(struct fs_mount *m);    /* after the last one has ended */
 
-/* pressure.c; descriptors: negative: there is none */
+/* pressure.c; a negative descriptor: there is none */
 struct fs_pressure { int fds[2], wake_fd, meminfo_fd; uint64_t floor_bytes; pthread_t thread; bool running; };
 
 struct fs_feature { char name[32]; bool on; char why[200]; }; /* why it is off, or its value */
@@ -73,17 +73,17 @@ struct fs_mount {
 	struct fs_stats stats;
 	pthread_mutex_t lock;                   /* protects what follows */
 	struct fs_feature features[24]; unsigned nfeatures;
-	uint64_t logged[1024]; unsigned nlogged; /* hashes of errors told before */
+	uint64_t logged[1024]; unsigned nlogged; /* hashes of errors that were logged */
 	char *slow[FS_SLOW_LINES]; uint64_t nslow;
-	int64_t refusal_credit_ns;              /* of names of meshes that are logged: mesh_nodes.c */
+	int64_t refusal_credit_ns;              /* limits the log of refused mesh names: mesh_nodes.c */
 	LIST_HEAD(fs_handles, fs_handle) handles;
 };
 
-/* What needs no store. Release it whatever is returned. */
+/* Makes what does not need the store. Release it whatever is returned. */
 int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct base_error *err);
 int fs_mount_open(struct fs_mount *m, struct base_error *err); /* opens the store, once privileges are given up */
 void fs_mount_release(struct fs_mount *m);
-/* Says in .vckpt/stats that a feature is on (why: its value) or off (why: the reason). */
+/* Records for .vckpt/stats that a feature is on (why: its value) or off (why: the reason). */
 void fs_mount_feature(struct fs_mount *m, const char *name, bool on, const char *why, ...)
 	__attribute__((format(printf, 4, 5)));
 /* Logs the sentence unless it was logged before. */
@@ -102,23 +102,23 @@ struct fs_node {
 	uint32_t rank, item;
 	bool alias;
 };
-/* -ESTALE. What it gives is released, also after an error. */
+/* -ESTALE: there is no such node. Release *ret_n, also after an error. */
 int fs_node_decode(struct fs_mount *m, fuse_ino_t id, struct fs_node *ret_n);
 void fs_node_release(struct fs_node *n);
 bool fs_node_is_below_step(const struct fs_node *n);  /* its attributes need the opened step */
 fuse_ino_t fs_node_id(const struct fs_node *n);
-/* Attributes of any node. step: the opened step, for nodes whose attributes need it. Where the storage fails st_ino and
- * type are there all the same. */
+/* Attributes of any node. step: the opened step, for nodes whose attributes need it. If the storage fails, st_ino and
+ * the type are set all the same. */
 int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *step, struct fuse_entry_param *ret_e);
 uint64_t fs_node_ino(struct fs_commit *commit, struct view_tree *tree, uint32_t file);
 /* As fs_node_entry for a file of a tree whose directory's st_ino is known, and its own size. */
 int fs_tree_entry(struct fs_mount *m, struct fs_commit *commit, uint32_t file, const struct view_node *v, uint64_t ino,
 	uint64_t size, struct fuse_entry_param *ret_e);
-/* run: whose data it is, NULL: the mount's own; type: S_IFREG, S_IFDIR or S_IFLNK. */
+/* run: the run that the node is in, NULL: none; type: S_IFREG, S_IFDIR or S_IFLNK. */
 int fs_stat_fill(struct fs_mount *m, struct fs_run *run, struct stat *st, uint64_t ino, mode_t type, uint64_t size,
 	int64_t time_ns);
 
-/* ---- who may look at what (modes.c) ---- */
+/* ---- owners and modes (modes.c) ---- */
 int fs_modes_mount(struct fs_mount *m, struct base_error *err);              /* sets m->owner */
 int fs_modes_run(struct fs_mount *m, struct fs_run *run, struct fs_owner *ret_owner);
 
@@ -134,17 +134,17 @@ int fs_mesh_open(struct fs_step *step, const struct fs_node *n, struct view_file
 
 /* ---- handles: what fi->fh points to ---- */
 struct fs_handle {
-	/* the kernel's, and each read's: a reply ends the read for the kernel, which may release the file before
-	 * the handler is done */
+	/* the kernel has one, and each read: for the kernel a read ends with the reply, so it may release the file
+	 * before the handler is done */
 	_Atomic unsigned refs;
-	/* protected by m->lock: all of them, so that those which the kernel never released are freed at the end */
+	/* protected by m->lock; a list of all handles, so that those that the kernel never released are freed, too */
 	LIST_ENTRY(fs_handle) all;
 	struct fs_node node;
 	struct fs_step *step;           /* a reference */
 	struct view_file *file;
 	struct fs_backing *backing; bool passthrough, released; /* how it was opened: backing.c */
-	char *text; size_t text_len;    /* control files: their content when opened; MESHES: names */
-	/* directories: what was visible when it was last read from its start */
+	char *text; size_t text_len;    /* control files: the content when it was opened; MESHES: names */
+	/* directories: what was visible when the handle was last read from its start */
 	uint64_t *steps; struct fs_run **runs; size_t n;
 	pthread_mutex_t lock;           /* protects steps, runs, n: one handle may be read by several threads */
 };
@@ -161,11 +161,11 @@ unsigned fs_control_count(void);
 const char *fs_control_name(unsigned i);
 int fs_control_text(struct fs_mount *m, unsigned i, char **ret_text, size_t *ret_len);
 
-/* Entry i of a directory under `mesh`, without a node: name, st_ino and type. 1: there; 0: past the end. */
+/* Entry i of a directory under `mesh`, without a node: name, st_ino and type. 1: it is set; 0: past the end. */
 int fs_mesh_opendir(struct fs_handle *h);
 int fs_mesh_child(struct fs_handle *h, uint64_t i, char *text, size_t room, struct stat *ret_st);
 
-/* ---- requests (request.c): answered once, by the handler, or by the thread that answers interrupted ones ---- */
+/* ---- requests (request.c): each is answered once, by its handler or by the thread for interrupted ones ---- */
 struct fs_request {
 	struct fs_mount *m;
 	fuse_req_t req;
@@ -174,16 +174,16 @@ struct fs_request {
 	_Atomic unsigned state;
 	TAILQ_ENTRY(fs_request) by_due; uint64_t due_ms; bool listed; /* protected by the lock of interrupts */
 };
-/* q stays where it is until fs_request_end. */
+/* q must stay at its address until fs_request_end. */
 void fs_request_begin(struct fs_request *q, fuse_req_t req, enum fs_op op);
-/* The same for what is not to be interrupted: no claim is needed. */
+/* The same for a request that cannot be interrupted: it needs no claim. */
 void fs_request_begin_short(struct fs_request *q, fuse_req_t req, enum fs_op op);
-/* Immediately before a reply. false: the caller was interrupted, and that is answered: q->req is gone, and what the
- * kernel would have got with the reply it does not have. */
+/* Call it immediately before a reply. false: the request was interrupted and is answered already: q->req is gone, and
+ * the kernel does not have what the reply would have given it. */
 bool fs_request_claim(struct fs_request *q);
 /* Counts it. r: 0: it was replied to; or a negative errno, with which this claims it and replies. */
 void fs_request_end(struct fs_request *q, int r);
-/* The request that this thread works for is answered: what it waits for nobody wants. */
+/* The request that this thread works for was answered as interrupted: there is no point in waiting any longer. */
 bool fs_request_abandoned(void);
 
 /* ---- handlers (ops.c, directory.c, xattr.c) ---- */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Two directories overlap when one is the other or lies in it. Three looks, since each is blind somewhere: the
- * names (after links are resolved); device and inode of every parent, which finds a bind mount of the store or of a
- * directory above it; and the name in the filesystem that mountinfo gives (root of the mount, rest of the name), which
+ * Two directories overlap when one is the other or is inside it. It takes three checks, since each misses something:
+ * the names (after links are resolved); device and inode of every parent, which finds a bind mount of the store or of a
+ * directory above it; and the name within the filesystem, from mountinfo (root of the mount, rest of the name), which
  * finds a bind mount of a directory inside the store. A mount over its own store would wait for itself. */
 #include "fs/mountpoint.h"
 
@@ -68,12 +68,12 @@ static bool path_contains(const char *outer, const char *inner)
 }
 
 enum sought {
-	SOUGHT_AROUND,          /* the mount that `path` lies in: the deepest, of these the newest */
+	SOUGHT_AROUND,          /* the mount that `path` is in: the deepest, of these the newest */
 	SOUGHT_ON,              /* the newest mount exactly on `path` */
 	SOUGHT_DEVICE,          /* that of `device`: on `path`, or where it was moved with a directory above it */
 };
 
-/* Is m at least as good as `best`, which has been found before or is all zeros? */
+/* Is m at least as good a match as `best`, an earlier line or all zeros? */
 static bool mount_better(const struct mount_line *m, enum sought what, const char *path, const char *device,
 	const struct mount_line *best)
 {
@@ -105,8 +105,8 @@ static int mount_seek(enum sought what, const char *path, const char *device, st
 	return ret_m->point[0] != '\0';
 }
 
-/* The mount that `path` lies in (deepest and newest), or exactly on: autofs is passed over then. Returns 1 found, 0
- * none. */
+/* Finds the mount that `path` is in (deepest and newest), or, if `exact`, the one on it, where autofs does not count.
+ * Returns 1, or 0: none. */
 static int mount_find(const char *path, bool exact, struct mount_line *ret_m, struct base_error *err)
 {
 	int r = mount_seek(exact ? SOUGHT_ON : SOUGHT_AROUND, path, NULL, ret_m, err);
@@ -122,7 +122,7 @@ static int run_fusermount(const char *path, bool lazy)
 	int status;
 
 	int r = posix_spawnp(&pid, argv[0], NULL, NULL, (char *const *)argv, environ);
-	if (r == ENOENT)  /* of a PATH without it: libfuse, which mounted, does not need one */
+	if (r == ENOENT)  /* not in PATH, which libfuse did not need to mount */
 		r = posix_spawn(&pid, "/usr/bin/fusermount3", NULL, NULL, (char *const *)argv, environ);
 	if (r)
 		return -r;
@@ -132,7 +132,7 @@ static int run_fusermount(const char *path, bool lazy)
 	return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : -EPERM;
 }
 
-/* `path` is a mount point without links. lazy: it vanishes at once, and ends when nobody uses it any more. */
+/* `path` is a mount point without links. lazy: it vanishes at once, and ends after its last use. */
 static int mountpoint_umount(const char *path, bool lazy)
 {
 	if (geteuid() != 0)
@@ -148,7 +148,7 @@ const char *fs_mountpoint_stuck(void)
 		"as root, once: ln -s /proc/self/mounts /etc/mtab";
 }
 
-/* Has a dead vckpt daemon left a mount on `path`? 1: *ret_m; 0: no; an error: another daemon has. */
+/* Has a dead vckpt daemon left a mount on `path`? 1: yes, *ret_m; 0: no; an error, also for another daemon's mount. */
 static int mountpoint_dead(const char *path, struct mount_line *ret_m, struct base_error *err)
 {
 	for (int i = 0; i < 16; i++) {
@@ -156,11 +156,11 @@ static int mountpoint_dead(const char *path, struct mount_line *ret_m, struct ba
 		int r = mount_find(path, true, ret_m, err);
 		if (r <= 0 || strncmp(ret_m->type, "fuse", 4) != 0)
 			return r < 0 ? r : 0;
-		/* unlike stat never answered from what the kernel remembers */
+		/* unlike stat this is never answered from the kernel's caches */
 		if (statvfs(path, &v) == 0 || (errno != ENOTCONN && errno != ECONNABORTED))
 			return 0;
 		if (errno == ENOTCONN)
-			break;  /* else dying this moment: the next look gives ENOTCONN */
+			break;  /* else it is just dying: the next call gives ENOTCONN */
 	}
 	if (strcmp(ret_m->type, "fuse.vckpt") != 0)
 		return base_error_set(err, -ENOTCONN, "%s: left behind by a dead daemon that is not vckpt's (%s); "
@@ -168,7 +168,7 @@ static int mountpoint_dead(const char *path, struct mount_line *ret_m, struct ba
 	return 1;
 }
 
-/* What a dead vckpt daemon left on `path`: 0 when it was detached or there was nothing. */
+/* Detaches what a dead vckpt daemon left on `path`, if anything. */
 static int mountpoint_detach(const char *path, struct base_error *err)
 {
 	struct mount_line m;
@@ -186,7 +186,7 @@ static int mountpoint_detach(const char *path, struct base_error *err)
 	return base_error_set(err, -EBUSY, "%s: more dead mounts than are plausible", path);
 }
 
-/* Absolute, without links but for the last part, which is taken as it is; malloc'ed, or NULL. */
+/* Absolute, without links except in the last part, which is taken as it is; malloc'ed, or NULL. */
 static char *resolve_above(const char *path)
 {
 	base_cleanup_free char *one = strdup(path), *two = strdup(path);
@@ -198,7 +198,7 @@ static char *resolve_above(const char *path)
 	return full;
 }
 
-/* Absolute, without links. A dead mount fails in its last part only. */
+/* Makes *path absolute, without links. Of a dead mount only the last part cannot be resolved. */
 static int resolve(char **path, const char *what, struct base_error *err)
 {
 	char *full = realpath(*path, NULL);
@@ -221,8 +221,8 @@ static int check_directory(const char *path, const char *what, struct stat *ret_
 	return 0;
 }
 
-/* Is `inner`, or a directory above it, the directory `outer`? (No O_DIRECTORY: it would trigger an automount that
- * waits for this very program.) */
+/* Is `inner`, or a directory above it, the directory `outer`? (O_DIRECTORY would trigger an automount, which waits for
+ * this very program.) */
 static bool above(const char *inner, const struct stat *outer)
 {
 	base_cleanup_close int fd = open(inner, O_PATH | O_CLOEXEC);
@@ -241,9 +241,9 @@ static bool above(const char *inner, const struct stat *outer)
 	return false;
 }
 
-/* Is `inner` a directory below `outer`, though a bind mount hides the way up from it? Its name in their filesystem,
- * which mountinfo gives, then ends in its name below `outer`. The name of `outer` there is not needed, and not always
- * known: in a chroot mountinfo lacks the mount that the root directory is in. (On another device `outer` may be an
+/* Is `inner` a directory below `outer` although a bind mount hides the way up from it? Then its name within their
+ * filesystem, which mountinfo gives, ends in its name below `outer`. The name of `outer` there is not needed and not
+ * always known: in a chroot mountinfo lacks the mount of the root directory. (On another device `outer` may be an
  * automount that waits for this very program.) */
 static bool hidden_below(const char *inner, const struct stat *inner_st, const char *outer, const struct stat *outer_st)
 {
@@ -268,10 +268,10 @@ static bool hidden_below(const char *inner, const struct stat *inner_st, const c
 static int overlap_refuse(const struct fs_options *o, bool in, bool out, struct base_error *err)
 {
 	if (in)
-		return base_error_set(err, -EINVAL, "the mount point %s lies inside the store %s", o->mountpoint,
+		return base_error_set(err, -EINVAL, "the mount point %s is inside the store %s", o->mountpoint,
 			o->store);
 	if (out)
-		return base_error_set(err, -EINVAL, "the store %s lies inside the mount point %s", o->store,
+		return base_error_set(err, -EINVAL, "the store %s is inside the mount point %s", o->store,
 			o->mountpoint);
 	return 0;
 }
@@ -319,7 +319,7 @@ int fs_mountpoint_check(struct fs_options *o, struct base_error *err)
 	if (!r)
 		r = mountpoint_dead(o->mountpoint, &m, err);
 	o->takes_over = r == 1;
-	if (o->takes_over) /* by the names, as long as nobody can look below it */
+	if (o->takes_over) /* by name alone: a dead mount hides the directory */
 		return overlap_refuse(o, path_contains(o->store, o->mountpoint),
 			path_contains(o->mountpoint, o->store), err);
 	return r ? r : check_places(o, err);
@@ -333,7 +333,7 @@ int fs_mountpoint_take_over(const struct fs_options *o, struct base_error *err)
 }
 
 /* Finds what is mounted on `path`; *ret_full: its mount point (malloc'ed). It sends no request to a daemon, which may
- * hang, unless the path ends in a link. Returns 1 found, 0 none. */
+ * hang, unless the path ends in a link. Returns 1, or 0: nothing. */
 static int mount_named(const char *path, struct mount_line *ret_m, char **ret_full, struct base_error *err)
 {
 	char *full = resolve_above(path);
@@ -353,14 +353,14 @@ static int mount_named(const char *path, struct mount_line *ret_m, char **ret_fu
 	return r;
 }
 
-/* There is no vckpt mount on `path`: says what there is. */
+/* The error for a `path` without a vckpt mount: says what is there. */
 static int not_ours(const char *path, bool mounted, struct mount_line *m, struct base_error *err)
 {
 	if (mounted)
 		return base_error_set(err, -EINVAL, "%s: not a vckpt mount: %s (%s) is mounted there", path, m->source,
 			m->type);
 	if (mount_find(path, false, m, err) > 0 && strcmp(m->type, "fuse.vckpt") == 0)
-		return base_error_set(err, -EINVAL, "%s: not a mount point; it lies in the vckpt mount %s", path,
+		return base_error_set(err, -EINVAL, "%s: not a mount point; it is in the vckpt mount %s", path,
 			m->point);
 	return base_error_set(err, -EINVAL, "%s: nothing is mounted there", path);
 }
@@ -410,8 +410,8 @@ int fs_mountpoint_release(const char *path, const char *device, struct base_erro
 	if (r < 0)
 		return r;
 	if (strcmp(top, device) != 0)
-		return base_error_set(err, -EBUSY, "%s: another mount lies above this one, which stays, dead: unmount "
-			"both", m.point);
+		return base_error_set(err, -EBUSY, "%s: another mount is on top of this one, which stays, dead: "
+			"unmount both", m.point);
 	r = mountpoint_umount(m.point, true);
 	if (r)
 		return base_error_set(err, r, "%s: cannot be unmounted: %s", m.point,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Nodes: numbers to things and things to attributes. Node ids carry all that is needed (no table of inodes: forget
- * is free), but for what is below a step's directory `mesh` (mesh_nodes.c); st_ino is a hash of run, commit entry and
- * path, the same after every remount. */
+ * Nodes: from ids to things, and from things to attributes. A node id says all that is needed (there is no table of
+ * inodes, and forget costs nothing), except below a step's directory `mesh` (mesh_nodes.c). st_ino is a hash of run,
+ * commit entry and path, the same after every remount. */
 #include <string.h>
 
 #include "fs/mount.h"
@@ -77,8 +77,8 @@ int fs_stat_fill(struct fs_mount *m, struct fs_run *run, struct stat *st, uint64
 		t.tv_sec--;
 		t.tv_nsec += 1000000000;
 	}
-	/* A directory has 1 link, too, which says that no one counts the directories in it: with 2, fts(3) and what
-	 * else saves itself a stat would believe that there are none. */
+	/* Directories have 1 link, too, which means that their subdirectories are not counted: with 2, fts(3) and
+	 * others that avoid a stat would conclude that there are none. */
 	*st = (struct stat){.st_ino = ino, .st_mode = type | may, .st_nlink = 1,
 		.st_uid = owner.uid, .st_gid = owner.gid, .st_size = (off_t)size, .st_blksize = 1 << 20,
 		.st_blocks = (blkcnt_t)base_div_up(size, 512), .st_atim = t, .st_mtim = t, .st_ctim = t};

@@ -14,7 +14,7 @@
 #include "core/base/log.h"
 #include "fs/mount.h"
 
-#define IOV_MOST 1000 /* writev(2) takes 1,024, the reply's header is one of them */
+#define IOV_MOST 1000 /* writev(2) takes 1,024, and the reply's header is one of them */
 
 /* An error inside an existing step is never reported as "no such file". */
 static int inside_step(struct fs_commit *commit, int error)
@@ -49,7 +49,7 @@ static int lookup_file(const struct fs_step *step, const char *name, struct fs_n
 	return 0;
 }
 
-/* In a step's directory or below it. n: the parent on entry. The kernel is about to learn of what is found. */
+/* In a step's directory or below it. n: the parent on entry. What is found counts as known to the kernel. */
 static int lookup_below(struct fs_mount *m, const char *name, struct fs_node *n, struct fuse_entry_param *e)
 {
 	struct fs_commit *commit = n->commit;
@@ -65,7 +65,7 @@ static int lookup_below(struct fs_mount *m, const char *name, struct fs_node *n,
 		r = fs_node_entry(m, n, step, e);
 	fs_step_put(m->runs, step);
 	if (r == -ENOENT && !(found && n->kind == FS_STEP)) {
-		/* it will never be there: the kernel may remember that */
+		/* it will never exist: the kernel may remember that */
 		*e = (struct fuse_entry_param){.entry_timeout = FS_FOREVER};
 		fs_node_release(n);
 		return 0;
@@ -128,7 +128,7 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	fs_request_end(&q, r);
 }
 
-/* Only what is under `mesh` is counted: other ids carry all that is needed. */
+/* Only nodes under `mesh` are counted: other ids say all that is needed. */
 static void forget(struct fs_mount *m, fuse_ino_t id, uint64_t nlookup)
 {
 	if (id & FS_NODE_MESH)
@@ -157,7 +157,7 @@ static void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	base_cleanup(fs_node_release) struct fs_node n = {0};
 
 	if (h)
-		fs_handle_ref(h);  /* before the request may be answered by others, and the file be released */
+		fs_handle_ref(h);  /* before another thread may answer the request, and the file be released */
 	fs_request_begin(&q, req, FS_OP_GETATTR);
 	int r = fs_node_decode(q.m, id, &n);
 	if (!r && fs_node_is_below_step(&n) && !step) {
@@ -197,13 +197,13 @@ static void op_readlink(fuse_req_t req, fuse_ino_t id)
 	fs_request_end(&q, r);
 }
 
-/* As <linux/fuse.h> has them since 6.9, FOPEN_PASSTHROUGH and struct fuse_open_out, and libfuse since 3.17; Debian 12's
- * are older. */
+/* FOPEN_PASSTHROUGH and struct fuse_open_out as in <linux/fuse.h> since 6.9, and in libfuse since 3.17; Debian 12's are
+ * older. */
 #define OPEN_PASSTHROUGH (1u << 7)
 struct open_out { uint64_t fh; uint32_t flags; int32_t backing_id; };
 
-/* How it is served is decided here (fs/backing.h). The flags that the kernel takes beside PASSTHROUGH are few: it
- * drops the pages that it has of the file, which nobody reads any more. */
+/* Decides how the file is served (fs/backing.h). The kernel allows few flags beside PASSTHROUGH: it drops the pages
+ * that it has of the file, which are not read any more. */
 static int reply_open(fuse_req_t req, const struct fuse_file_info *fi, int backing_id)
 {
 	struct open_out out = {.fh = fi->fh, .flags = OPEN_PASSTHROUGH | FOPEN_NOFLUSH, .backing_id = backing_id};
@@ -217,7 +217,7 @@ static int open_file(struct fs_mount *m, struct fs_handle *h, struct fuse_file_i
 	struct base_error err = {0};
 
 	if (n->kind == FS_CONTROL_FILE) {
-		fi->direct_io = 1;  /* its size is not known */
+		fi->direct_io = 1;  /* its size is unknown */
 		return fs_control_text(m, n->control, &h->text, &h->text_len);
 	}
 	if (!fs_node_is_below_step(n))
@@ -252,7 +252,7 @@ static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 		r = fs_backing_open(q.m->backings, id, h);
 	fi->fh = (uintptr_t)h;
 	if (r >= 0 && fs_request_claim(&q) && reply_open(req, fi, r) == 0)
-		h = NULL;  /* else it was interrupted: no release will come */
+		h = NULL;  /* else it was interrupted, and no release will come */
 	fs_request_end(&q, r < 0 ? r : 0);
 	fs_handle_unref(q.m, h);
 }
@@ -289,7 +289,7 @@ static void reply_gathered(struct fs_request *q, const struct load_slices *e, si
 		fuse_reply_err(q->req, ENOMEM);
 }
 
-/* Bytes [offset, offset + len), inside the file, gathered in `scratch` where they do not lie in the cache. */
+/* Replies with bytes [offset, offset + len), which are inside the file: out of the cache, or gathered in `scratch`. */
 static int reply_slices(struct fs_request *q, struct fs_handle *h, uint64_t offset, size_t len, void *scratch)
 {
 	struct base_error err = {0};
@@ -418,7 +418,7 @@ static void op_init(void *userdata, struct fuse_conn_info *c)
 		FUSE_CAP_ASYNC_READ | FUSE_CAP_EXPORT_SUPPORT);
 	c->max_background = 64;
 	c->congestion_threshold = 48;
-	c->max_readahead = UINT_MAX;  /* the kernel takes the smaller of its own and this */
+	c->max_readahead = UINT_MAX;  /* the kernel takes the smaller of this and its own */
 	fs_mount_feature(m, "readdirplus", c->want & FUSE_CAP_READDIRPLUS, "%s",
 		c->want & FUSE_CAP_READDIRPLUS ? "always" : "the kernel has none");
 }

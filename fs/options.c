@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mount(8) calls a helper as `mount.vckpt SOURCE DIR [-sfnv] [-N namespace] [-t type] [-o options]`: the two
- * directories stand first. Its `-f` means "fake"; that of a person, who writes options first, means "stay in the
- * foreground". The place decides: before the directories -f is the foreground, after them it is fake.
- * `--foreground` is clear in both. */
+ * mount(8) calls a helper as `mount.vckpt SOURCE DIR [-sfnv] [-N namespace] [-t type] [-o options]`, with the two
+ * directories first, and means "fake" by `-f`. A person writes options first, and means "stay in the foreground". So -f
+ * means the foreground before the directories, and fake after them. `--foreground` is the same in both places. */
 #include "fs/options.h"
 
 #include <math.h>
@@ -17,8 +16,7 @@
 #include "core/view/layouts.h"
 #include "core/view/tree.h"
 
-/* Options that mount(8), fstab and systemd pass and that change nothing here: the mount is always
- * ro,nosuid,nodev,noexec. */
+/* Options that mount(8), fstab and systemd pass and that change nothing: the mount is always ro,nosuid,nodev,noexec. */
 static const char *const ignored[] = {
 	"rw", "ro", "_netdev", "nofail", "user", "users", "nouser", "owner", "group", "auto", "noauto",
 	"defaults", "exec", "noexec", "suid", "nosuid", "dev", "nodev", "atime", "noatime", "diratime",
@@ -191,7 +189,7 @@ static int option_apply(struct fs_options *o, char *option, struct base_error *e
 	} else if (strcmp(option, "debug") == 0) {
 		o->debug = true;
 	} else if (o->have_show && !equals && view_show_parse(option) > 0) {
-		o->show |= (unsigned)view_show_parse(option); /* views=npy,safetensors was split at its comma */
+		o->show |= (unsigned)view_show_parse(option); /* views=npy,safetensors, split at its comma */
 	} else if (strcmp(option, "remount") == 0) {
 		return base_error_set(err, -EINVAL,
 			"remount is not supported: unmount and mount again (new steps appear without it)");
@@ -213,7 +211,7 @@ static int option_apply(struct fs_options *o, char *option, struct base_error *e
 	return 0;
 }
 
-/* Splits at commas; a backslash takes the next character as it is. */
+/* Splits at commas; a character after a backslash is taken as it is. */
 static int options_split(struct fs_options *o, const char *list, struct base_error *err)
 {
 	base_cleanup_free char *copy = malloc(strlen(list) + 1);
@@ -303,7 +301,7 @@ int fs_options_parse(struct fs_options *o, int argc, char **argv, struct base_er
 	uint64_t memory = base_machine_memory("");
 	int r = 0;
 
-	if (!memory)  /* not known */
+	if (!memory)  /* unknown */
 		memory = FS_CACHE_SHARE * FS_PIECES_BYTES;
 	*o = (struct fs_options){.uid = FS_NO_ID, .gid = FS_NO_ID, .umask = FS_NO_ID, .memory_bytes = memory,
 		.cache_bytes = memory / FS_CACHE_SHARE, .steps_bytes = FS_STEPS_BYTES,
@@ -320,7 +318,7 @@ int fs_options_parse(struct fs_options *o, int argc, char **argv, struct base_er
 	}
 	if (!r && (o->help || o->version))
 		return 0;
-	for (unsigned i = 0; i < scan.nlists && !r; i++)  /* after all flags: -s counts wherever it stands */
+	for (unsigned i = 0; i < scan.nlists && !r; i++)  /* after all flags, so that -s counts in any place */
 		r = options_split(o, scan.lists[i], err);
 	if (o->max_threads == 0)
 		o->max_threads = FS_MAX_THREADS;
@@ -370,7 +368,7 @@ void fs_options_help(void)
 		"  -o tier=auto         a file that is opened again is put together in memory, where the kernel reads\n"
 		"                       it (as root, Linux 6.9); tier=passthrough: when first opened; tier=cached:\n"
 		"                       never\n"
-		"  -o steps=SIZE        memory for opened steps that nobody uses (64M)\n"
+		"  -o steps=SIZE        memory for opened steps that are not in use (64M)\n"
 		"  -o readahead=SIZE    the kernel's readahead, as root (2M; 0: leave it alone)\n"
 		"  -o refresh=SECONDS   how old the list of steps may be (0.4)\n"
 		"  -o views=npy         tensors as .npy files only, or only as .safetensors (views=safetensors);\n"

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory files count as used memory that nobody can reclaim, so they have to go before the kernel kills somebody for
- * memory. The kernel's pressure stall information wakes whoever asked for it when tasks waited for memory for longer
- * than STALL_US within WINDOW_US, on the whole machine or in one control group. A window of 2 s needs no privilege.
+ * The kernel cannot reclaim memory files, so they have to be freed before it kills processes for lack of memory. Its
+ * pressure stall information wakes a thread when tasks waited for memory for more than STALL_US within WINDOW_US, on
+ * the whole machine or in one control group. A window of 2 s needs no privilege.
  *
- * The machine's word includes the tasks of a control group that is at its limit. So it is ignored as long as the
- * machine has a share of the memory that it had when the mount started. Where a limit holds for the mount itself it
- * counts: the mount may be one of those tasks. */
+ * The machine's pressure includes tasks of control groups that are at their limits. So it is ignored while the machine
+ * has a share of the memory that was free when the mount started, unless a limit holds for the mount itself, which may
+ * then be one of those tasks. */
 #include "fs/pressure.h"
 
 #include <fcntl.h>
@@ -41,8 +41,8 @@ static int open_trigger(const char *path)
 	return r;
 }
 
-/* Of the control group of version 2, but not of the topmost one, which is the machine (it alone has no cgroup.type).
- * Inside of a container its own may be the one at the mount. */
+/* The trigger of the control group (version 2), but not of the root group, which is the machine (it alone has no
+ * cgroup.type). Inside a container the mount's own group may be the one at the mount point of cgroupfs. */
 static int open_group(void)
 {
 	char line[512], path[640];
@@ -68,7 +68,7 @@ static int open_group(void)
 	return fd;
 }
 
-/* A number of /proc/meminfo, in bytes; 0: not known. */
+/* A number of /proc/meminfo, in bytes; 0: unknown. */
 static uint64_t meminfo(const struct fs_pressure *p, const char *key)
 {
 	char text[4096];
@@ -128,13 +128,13 @@ static void *pressure_main(void *arg)
 
 		if (n > 0 && fds[0].revents)
 			return NULL;
-		bool told = false;
+		bool is_short = false;
 		for (int i = 1; n > 0 && i < 3; i++) {
-			told |= (fds[i].revents & POLLPRI) && (i == 2 || machine_is_short(p));
+			is_short |= (fds[i].revents & POLLPRI) && (i == 2 || machine_is_short(p));
 			if (fds[i].revents & (POLLERR | POLLNVAL))  /* the group is gone */
 				fds[i].fd = -1;
 		}
-		if (told)
+		if (is_short)
 			give_back(m);
 	}
 }

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pressure: the thread that gives memory back when the machine, or the control group of the mount, lacks it. The kernel
- * says so (PSI): until then the thread sleeps. */
+ * pressure: the thread that gives memory back when the machine or the mount's control group is short of it. It sleeps
+ * until the kernel reports that (PSI). */
 #ifndef FS_PRESSURE_H
 #define FS_PRESSURE_H
 
 #include "fs/mount.h"
 
-/* Opens what tells it, before privileges are given up; a feature says what there is. */
+/* Opens the kernel's files for it, before privileges are given up, and records the result as a feature. */
 void fs_pressure_open(struct fs_mount *m);
 void fs_pressure_start(struct fs_mount *m);
-void fs_pressure_stop(struct fs_mount *m);  /* and closes; whatever was done before */
+void fs_pressure_stop(struct fs_mount *m);  /* ends the thread if there is one, and closes the files */
 
 #endif

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * request: one answer to each request, though two threads may give it.
+ * request: one answer to each request, although two threads may give it.
  *
- * The kernel tells that a caller got a signal (INTERRUPT), whichever, and lets the caller go only once the request is
- * answered: a handler that waits for a dead network filesystem, or loops in a decoder, would keep it for ever, SIGKILL
- * or not. But an answer of EINTR reaches programs that expect it from no file (a Go program gets signals all the time),
- * so a request that is interrupted goes on for FS_INTERRUPT_MS, which nearly all of them end within; then a thread
- * that does nothing else answers EINTR, and the handler finds its request gone.
+ * When a caller gets any signal the kernel sends INTERRUPT, and it lets the caller go only once the request is
+ * answered: a handler that waits for a dead network filesystem, or loops in a decoder, would keep the caller forever,
+ * SIGKILL or not. But programs do not expect EINTR from a file, and some get signals all the time (Go's), so an
+ * interrupted request goes on for FS_INTERRUPT_MS, within which nearly all are done. After that a thread with no other
+ * task answers EINTR, and the handler finds its request gone.
  *
  *   OPEN       either may answer
  *   TAKEN      the handler answers
- *   ANSWERING  the thread answers, and then leaves LEFT as the last thing that it does with the request
+ *   ANSWERING  the thread answers; the last thing that it does with the request is to set LEFT
  *
- * Interrupted requests stand in a list, the first that was interrupted first. libfuse calls `interrupted` with the
- * request's own lock, so nobody who holds the list's lock takes that one.
+ * Interrupted requests are in a list, the first one first. libfuse calls `interrupted` with the request's own lock
+ * held, so no function takes that lock while it holds the list's.
  *
- * An interrupt needs a thread of libfuse that reads it: where all of them wait, it waits, too. */
+ * One of libfuse's threads has to read the interrupt: while all of them wait, it waits, too. */
 #include <sched.h>
 #include <string.h>
 
@@ -61,8 +61,8 @@ static void interrupted(fuse_req_t req, void *data)
 	pthread_mutex_unlock(&all->lock);
 }
 
-/* The first one that is due and that its handler does not answer now. One that is being answered leaves the list by
- * itself. NULL: *ret_next_ms says when to look again. */
+/* Takes out the first request that is due and that its handler is not answering. A handler that is answering takes its
+ * request out itself. NULL: *ret_next_ms says when to look again; 0: when the list changes. */
 static struct fs_request *list_take(struct fs_interrupts *all, uint64_t *ret_next_ms)
 {
 	uint64_t now = base_monotonic_ms();
@@ -177,7 +177,7 @@ bool fs_request_claim(struct fs_request *q)
 			sched_yield();
 		return state == TAKEN;
 	}
-	fuse_req_interrupt_func(q->req, NULL, NULL);  /* from here on nobody lists it */
+	fuse_req_interrupt_func(q->req, NULL, NULL);  /* from here on it is not put into the list */
 	if (q->listed) {
 		pthread_mutex_lock(&all->lock);
 		list_remove(all, q);

@@ -8,7 +8,7 @@
 #include "core/base/le.h"
 #include "fs/memfd.h"
 
-#define STEP_BYTES (UINT64_C(32) << 20) /* are taken at a time: who wants the reserve meanwhile waits for that */
+#define STEP_BYTES (UINT64_C(32) << 20) /* taken at a time; a thread that needs the reserve meanwhile waits for it */
 
 void fs_reserve_init(struct fs_reserve *v)
 {

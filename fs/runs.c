@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs, their lists and the commits that were looked up. A store_list has one owner: here it is changed under the run's
- * write lock only (reading it the first time, and the refresh thread), and read under the read lock. A struct fs_commit
- * is made when a step is looked up or listed with attributes, and is never freed: 64 bytes a step. */
+ * Runs, their lists and the commits that were looked up. A store_list has one owner: here it is changed only under the
+ * run's write lock (when it is first read, and by the refresh thread) and read under the read lock. A struct fs_commit
+ * is made when a step is looked up or listed with attributes, and stays until the mount ends: 64 bytes a step. */
 #include "fs/runs.h"
 
 #include <stdio.h>
@@ -145,8 +145,8 @@ int fs_runs_scan(struct fs_runs *runs, struct base_error *err)
 	return r < 0 ? base_no_memory_for(err, "the list of runs") : found;
 }
 
-/* Asks the store for one run that is not known yet, whatever else is in it: a program may ask again and again for a
- * name that is not there. */
+/* Asks the store for one run that is not known yet, without a scan: a program may ask over and over for a name that
+ * does not exist. */
 static int run_look(struct fs_runs *runs, const char *name, struct fs_run **ret_run)
 {
 	char path[STORE_NAME_MAX];
@@ -154,7 +154,7 @@ static int run_look(struct fs_runs *runs, const char *name, struct fs_run **ret_
 
 	snprintf(path, sizeof path, "runs/%s", name);
 	int r = store_size(runs->store->storage, path, &size);
-	if (r == 0 || store_not_a_file(r)) /* what is no directory is a run that cannot be read */
+	if (r == 0 || store_not_a_file(r)) /* something other than a directory counts as a run that cannot be read */
 		r = run_add(runs, name);
 	*ret_run = r < 0 ? NULL : run_by_name(runs, name);
 	return r < 0 ? r : 0;
@@ -192,7 +192,7 @@ int fs_run_ready(struct fs_runs *runs, struct fs_run *run)
 	pthread_rwlock_unlock(&run->lock);
 	if (ready)
 		return 0;
-	/* held across the read: whoever else wants this run must wait for its list anyway */
+	/* held across the read: all others that need this run have to wait for its list anyway */
 	pthread_rwlock_wrlock(&run->lock);
 	int r = run->list ? 0 : store_list_open(runs->store, run->name, false, &list, &err);
 	if (list)

@@ -3,10 +3,9 @@
  * runs: the top of the tree: which runs and steps are visible, their node numbers, and the opened steps
  * (docs/mount.md).
  *
- *   node id   1 the root; with commit 0 what is the mount's own; else the commit's number << 32 | number of the file in
- *             the step's tree (0: the step's directory); with bit 63 what is below its directory `mesh`
- *   commit    a commit entry that was looked up; the table of them only grows, so an id never comes to mean
- *             something else
+ *   node id   1 the root; else commit's number << 32 | number of the file in the step's tree (0: the step's directory);
+ *             with commit 0 a node of the mount itself; with bit 63 a node below a step's directory `mesh`
+ *   commit    a commit entry that was looked up; their table only grows, so an id always means the same thing
  *
  * Work is done only when a request needs it: a run's list is read when the run is first named, and a step is opened
  * when something in it is looked up. Any thread, except fs_run_refresh and fs_run_gone: one thread. Lock order:
@@ -27,12 +26,12 @@
 #define FS_NODE_CONTROL UINT64_C(2)            /* .vckpt; its files follow */
 #define FS_NODE_RUN UINT64_C(0x80000000)       /* + number of the run */
 #define FS_NODE_LATEST UINT64_C(0x40000000)    /* + number of the run */
-#define FS_NODE_MESH (UINT64_C(1) << 63)       /* what is in <step>/mesh/<mesh>: mesh_nodes.c */
+#define FS_NODE_MESH (UINT64_C(1) << 63)       /* nodes in <step>/mesh/<mesh>: mesh_nodes.c */
 #define FS_FILE_MESHES UINT32_MAX              /* in place of a file's number: the step's directory `mesh` */
 #define FS_COMMITS_MAX UINT32_C(0x7fffffff)
 #define FS_RUNS_MAX UINT32_C(0x3fffffff)
 
-/* Whose the files of a run are, and who may read them, as the mount shows it. */
+/* Owner and mode of a run's files, as the mount shows them. */
 struct fs_owner { uid_t uid; gid_t gid; mode_t mode; uint64_t read_ns; /* 0: not read yet */ };
 
 struct fs_run {
@@ -41,7 +40,7 @@ struct fs_run {
 	uint64_t ino;
 	pthread_rwlock_t lock;          /* protects list, commits and failed; the list is written by the refresh only */
 	struct store_list *list;        /* NULL until the run is first named */
-	_Atomic int failed;             /* negative errno of the last try to read the list */
+	_Atomic int failed;             /* 0, or negative errno of the last attempt to read the list */
 	struct fs_commit **commits; size_t ncommits; struct base_table by_entry; /* found by entry */
 	_Atomic bool logged;
 	struct fs_owner owner;          /* protected by the mount's lock: modes.c */
@@ -55,7 +54,7 @@ struct fs_commit {                      /* what is above `opened` never changes 
 	int64_t time_ns;
 	struct fs_step *opened;         /* these three: protected by runs->lock */
 	bool opening, logged;
-	_Atomic bool gone;              /* no longer visible: fs_run_gone has named it */
+	_Atomic bool gone;              /* no longer visible, by fs_run_gone */
 };
 
 /* An opened step. References: the cache's and each user's. */
@@ -70,23 +69,23 @@ TAILQ_HEAD(fs_steps, fs_step);
 
 struct fs_runs {
 	struct store *store;
-	uint64_t max_bytes;             /* of opened steps that nobody uses */
+	uint64_t max_bytes;             /* of opened steps that are not in use */
 	unsigned show;                  /* of their tensors: enum view_show */
-	pthread_mutex_t lock;           /* protects the tables and what the structs above say */
+	pthread_mutex_t lock;           /* protects the tables and members of the structs above */
 	pthread_cond_t opened;
-	struct fs_run **runs; uint32_t nruns, runs_size; /* sorted only by age; a run never leaves */
+	struct fs_run **runs; uint32_t nruns, runs_size; /* in the order in which they were found; a run never leaves */
 	struct base_table by_name;
 	struct fs_commit **commits; uint32_t ncommits, commits_size; /* number 0 is not used */
 	struct fs_steps steps;          /* last used first */
 	size_t steps_bytes; uint32_t steps_open;
 	_Atomic uint64_t steps_opened, steps_evicted;
 	void (*wake)(void *arg); void *wake_arg; /* see fs_runs_wake; NULL: there is no watch */
-	_Atomic uint64_t stale_ns;      /* who asks after this time, on the monotonic clock, has the lists read again */
+	_Atomic uint64_t stale_ns;      /* the first request after this monotonic time has the lists read again */
 };
 
 int fs_runs_open(struct store *store, uint64_t max_bytes, unsigned show, struct fs_runs **ret_r,
 	struct base_error *err);
-void fs_runs_close(struct fs_runs *runs); /* NULL-safe; every step given back before */
+void fs_runs_close(struct fs_runs *runs); /* NULL-safe; all steps were put */
 
 /* Looks for new runs. Returns how many were found. */
 int fs_runs_scan(struct fs_runs *runs, struct base_error *err);
@@ -97,12 +96,12 @@ int fs_runs_find(struct fs_runs *runs, const char *name, struct fs_run **ret_run
 
 /* Reads a run's list if that was not done yet. */
 int fs_run_ready(struct fs_runs *runs, struct fs_run *run);
-/* Reads what came since. Returns the number of new entries; 0 also for a run that nobody named yet. */
+/* Reads new entries of the list. Returns their number; 0 also for a run that has not been named yet. */
 int fs_run_refresh(struct fs_run *run);
-/* A request asks for something that may change: the root, a run. If the lists were last read long ago (stale_ns), this
- * wakes the watch, which sleeps while nobody asks. */
+/* A request asks for something that may change: the root or a run. Wakes the watch, which sleeps between requests, if
+ * the lists were last read long ago (stale_ns). */
 void fs_runs_asked(struct fs_runs *runs);
-/* The watch has something to do: a run was opened, which it is to watch, too; or there are too many meshes. */
+/* Gives the watch something to do: a run was opened, which it should watch, too; or too many meshes are known. */
 static inline void fs_runs_wake(struct fs_runs *runs)
 {
 	if (runs->wake)
@@ -112,15 +111,15 @@ size_t fs_run_steps(struct fs_run *run);                       /* visible */
 bool fs_run_latest(struct fs_run *run, uint64_t *ret_step, int64_t *ret_time_ns);
 /* -ENOENT: not visible */
 int fs_run_commit(struct fs_runs *runs, struct fs_run *run, uint64_t step, struct fs_commit **ret_commit);
-/* A copy of what is visible, by ascending step, for a directory that is being read. */
+/* A copy of the numbers of the visible steps, ascending, for a directory that is being read. */
 int fs_run_snapshot(struct fs_run *run, uint64_t **ret_steps, size_t *ret_n);
 
 struct fs_commit *fs_runs_commit(struct fs_runs *runs, uint32_t number); /* NULL: none */
-bool fs_commit_live(struct fs_commit *commit);                   /* is it still the visible one? */
+bool fs_commit_live(struct fs_commit *commit);                   /* is its entry still the visible one? */
 /* Calls f once for each commit that is no longer visible. */
 void fs_run_gone(struct fs_run *run, void (*f)(void *arg, struct fs_commit *commit), void *arg);
 
-/* Opens the step or finds it open. -ESTALE: removed or replaced meanwhile. Any other error was logged, once a
+/* Opens the step or finds it open. -ESTALE: removed or replaced meanwhile. Any other error is logged once for each
  * commit. */
 int fs_step_get(struct fs_runs *runs, struct fs_commit *commit, struct fs_step **ret_step);
 void fs_step_put(struct fs_runs *runs, struct fs_step *step); /* NULL-safe */

@@ -3,7 +3,7 @@
 
 #include "fs/scratch.h"
 
-#define KEPT_BYTES (1u << 20) /* the kernel's largest read, unless somebody raised its limit */
+#define KEPT_BYTES (1u << 20) /* the kernel's largest read, unless its limit was raised */
 #define PAGE_BYTES 4096u
 
 void fs_scratch_init(struct fs_scratch *s)
@@ -18,7 +18,7 @@ void fs_scratch_release(struct fs_scratch *s)
 	pthread_mutex_destroy(&s->lock);
 }
 
-/* The first bytes of an idle buffer name the next one. */
+/* An idle buffer begins with a pointer to the next one. */
 static void *pop(struct fs_scratch *s)
 {
 	void *bytes = s->idle;

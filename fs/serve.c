@@ -3,8 +3,8 @@
  * Three kinds of threads, none of them with privileges:
  *
  *   main      waits for a signal or the end of the loop
- *   prover    looks at the mount point once, raises readahead, tells the keeper that it works, ends
- *   session   starts the watch, answers requests with the threads that libfuse starts from it */
+ *   prover    stats the mount point once, raises readahead, reports to the keeper that the mount works, and ends
+ *   session   starts the watch and answers requests, with the threads that libfuse starts from it */
 #include "fs/serve.h"
 
 #include <fcntl.h>
@@ -31,13 +31,13 @@ struct serving {
 	int channel, broker, fuse_fd, readahead_fd; /* broker, fuse_fd: -1 once others have them */
 	struct fs_handed handed;
 	_Atomic int loop_result;        /* valid once loop_ended */
-	_Atomic bool loop_ended;        /* SIGUSR1 wakes the main thread then; one from outside says nothing */
-	_Atomic bool failed;            /* the first look failed */
+	_Atomic bool loop_ended;        /* SIGUSR1 then wakes the main thread; without it the signal is ignored */
+	_Atomic bool failed;            /* the prover's stat failed */
 	_Atomic bool proved;            /* the mount has answered */
-	_Atomic bool ending;            /* a signal or umount came: a look that fails now says nothing */
+	_Atomic bool ending;            /* a signal or umount came: a failure of the prover no longer matters */
 };
 
-static void tell_keeper(const struct serving *s, int status, const char *text)
+static void report_to_keeper(const struct serving *s, int status, const char *text)
 {
 	struct fs_report report = {.status = status};
 
@@ -46,7 +46,7 @@ static void tell_keeper(const struct serving *s, int status, const char *text)
 		base_debug("the keeper is gone: %s", strerror(errno));
 }
 
-/* Did the look fail because the mount is gone again? Then the main thread knows, or soon will. */
+/* Did the stat fail because the mount is gone again? Then the main thread knows, or soon will. */
 static bool ends_meanwhile(struct serving *s)
 {
 	for (int i = 0; i < 500 && !s->ending; i++)
@@ -65,7 +65,7 @@ static void *prover_main(void *arg)
 	if (r) {
 		s->failed = true;
 		base_error_log("%s", err.text);
-		tell_keeper(s, FS_EXIT_MOUNT, err.text);
+		report_to_keeper(s, FS_EXIT_MOUNT, err.text);
 		pthread_kill(s->main, SIGTERM);
 		return NULL;
 	}
@@ -78,8 +78,8 @@ static void *prover_main(void *arg)
 		s->broker = -1;
 	fs_backings_start(s->mount.backings, broker);
 	if (!s->mount.options->foreground)
-		setsid();  /* not before: daemon.c says why */
-	tell_keeper(s, 0, NULL);
+		setsid();  /* not earlier: see daemon.c */
+	report_to_keeper(s, 0, NULL);
 	return NULL;
 }
 
@@ -104,7 +104,7 @@ static void *session_main(void *arg)
 
 static void nothing(int number) { (void)number; }
 
-/* Whoever starts a mount in the foreground may end it by ^C, which both processes get: the keeper sees to it. */
+/* ^C ends a mount in the foreground. Both processes get the signal; the keeper acts on it. */
 static void block_signals(sigset_t *set)
 {
 	struct sigaction handler = {.sa_handler = nothing};
@@ -118,7 +118,7 @@ static void block_signals(sigset_t *set)
 	sigaddset(set, SIGUSR1);
 }
 
-/* Ends the loop; false when a handler hangs in the storage. */
+/* Ends the loop. false: a handler hangs in the storage. */
 static bool session_end(struct serving *s)
 {
 	for (int i = 0; i < 250; i++) {
@@ -133,8 +133,8 @@ static bool session_end(struct serving *s)
 	return false;
 }
 
-/* Ends the connection: whoever waits for an answer, the prover too, waits no longer. The session, which the watch may
- * still use, keeps a descriptor. */
+/* Ends the connection, so that nothing waits for an answer any more, the prover included. The session, which the watch
+ * may still use, keeps a valid descriptor. */
 static void hang_up(struct serving *s)
 {
 	base_cleanup_close int other = eventfd(0, EFD_CLOEXEC);
@@ -153,18 +153,18 @@ static int serve_until_end(struct serving *s, const sigset_t *signals)
 	if (!r)
 		r = pthread_create(&s->prover, NULL, prover_main, s);
 	if (r) {
-		tell_keeper(s, FS_EXIT_SYSTEM, "no threads can be started");
-		if (!alone)  /* the session uses what is here */
+		report_to_keeper(s, FS_EXIT_SYSTEM, "no threads can be started");
+		if (!alone)  /* the session thread uses *s */
 			_exit(FS_EXIT_SYSTEM);
 		return FS_EXIT_SYSTEM;
 	}
 	do
 		r = sigwait(signals, &number);
 	while (r || (number == SIGUSR1 && !s->loop_ended));
-	/* a umount while the kernel waits for the first answer is an abort for who reads the requests */
+	/* when it is unmounted before the first answer, the loop ends with ECONNABORTED */
 	s->ending = number != SIGUSR1 || s->loop_result >= 0 || (s->loop_result == -ECONNABORTED && !s->proved);
 	if (number != SIGUSR1 || s->loop_result < 0)
-		tell_keeper(s, FS_SERVE_UNMOUNT, NULL);
+		report_to_keeper(s, FS_SERVE_UNMOUNT, NULL);
 	bool ended = session_end(s), still = s->watch && !fs_watch_stop(s->watch, 500);
 	if (!ended) {
 		base_warning("a read hangs in the storage: ending without waiting for it");
@@ -186,7 +186,7 @@ static int serve_until_end(struct serving *s, const sigset_t *signals)
 	return s->failed ? FS_EXIT_MOUNT : 0;
 }
 
-/* Waits until the keeper has mounted. -EPIPE: it has not, and knows why. */
+/* Waits until the keeper has mounted. -EPIPE: it could not mount, and reports that itself. */
 static int take_handed(struct serving *s)
 {
 	union { struct cmsghdr head; char room[CMSG_SPACE(2 * sizeof(int))]; } control;
@@ -215,14 +215,14 @@ static int serve(struct serving *s, const struct fs_options *o, const sigset_t *
 		r = fs_mount_open(&s->mount, &err);
 	}
 	int status = r ? r == -ENOMEM ? FS_EXIT_SYSTEM : FS_EXIT_MOUNT : 0;
-	tell_keeper(s, status, err.text);
+	report_to_keeper(s, status, err.text);
 	if (r)
 		return status;
 	if (take_handed(s))
 		return FS_EXIT_MOUNT;
 	r = fs_session_open(&s->mount, base_steal_fd(&s->fuse_fd), &err);
 	if (r) {
-		tell_keeper(s, FS_EXIT_SYSTEM, err.text);
+		report_to_keeper(s, FS_EXIT_SYSTEM, err.text);
 		return FS_EXIT_SYSTEM;
 	}
 	return serve_until_end(s, signals);
@@ -239,7 +239,7 @@ int fs_serve(const struct fs_options *o, int channel, int broker)
 	s->broker = broker;
 	s->fuse_fd = s->readahead_fd = -1;
 	block_signals(&signals);
-	mallopt(M_ARENA_MAX, 4);  /* memory that threads free is found again by others */
+	mallopt(M_ARENA_MAX, 4);  /* so that threads reuse memory that others have freed */
 	int status = serve(s, o, &signals);
 	fs_session_close(&s->mount);
 	fs_mount_release(&s->mount);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Three things that libfuse 3.14 does not do by itself. PARALLEL_DIROPS: up to 3.16.2 the library sets the wish but
- * leaves the bit out of INIT's answer, and the kernel then lets one look-up at a time into a directory; the answer
- * passes through fs_writev, which puts the bit in. Passthrough, which libfuse has since 3.17: the same way with all
- * versions, which is less than two ways. Readahead: the kernel bounds it by the backing-device info of the mount,
- * 128 KiB by default, whatever INIT says; only /sys/class/bdi, as root, lifts it. */
+ * Three things that libfuse 3.14 does not do. PARALLEL_DIROPS: up to 3.16.2 the library accepts the flag but leaves it
+ * out of the answer to INIT, and the kernel then allows one look-up at a time in a directory; the answer passes through
+ * fs_writev, which sets the flag. Passthrough: libfuse has it since 3.17, but fs_writev does it for all versions, which
+ * is one way instead of two. Readahead: the kernel bounds it by the backing-device info of the mount, 128 KiB by
+ * default, whatever INIT says; only root can raise it, in /sys/class/bdi. */
 #include "fs/session.h"
 
 #include <fcntl.h>
@@ -21,7 +21,7 @@
 static _Atomic uint64_t init_unique;  /* of the INIT request, while it is unanswered */
 static _Atomic bool init_parallel;    /* the kernel offers PARALLEL_DIROPS */
 static _Atomic bool init_passthrough; /* and passthrough, which is wanted */
-static bool passthrough_wanted;       /* set before INIT: to agree makes the mount one of a stack, for overlays on it */
+static bool passthrough_wanted;       /* set before INIT; it costs a level of stacking, for overlays on the mount */
 static _Atomic bool init_patched;
 static char libfuse_said[400];        /* its last complaint while mounting (one thread then) */
 
@@ -41,7 +41,8 @@ static ssize_t fs_read(int fd, void *buf, size_t len, void *userdata)
 	return n;
 }
 
-/* max_stack_depth, the first of what was unused before Linux 6.9: ours are on no stacked filesystem. */
+/* Sets max_stack_depth, too, which is the first field that was unused before Linux 6.9. It is 1: our backing files are
+ * not on a stacked filesystem. */
 static void agree_to_passthrough(struct fuse_init_out *out)
 {
 	out->flags |= FUSE_INIT_EXT;
@@ -135,7 +136,7 @@ int fs_session_mount(const struct fs_options *o, int *ret_fd, struct base_error 
 		*ret_fd = fcntl(fuse_session_fd(s), F_DUPFD_CLOEXEC, 3);
 	if (!r && *ret_fd < 0)
 		r = base_error_set(err, -errno, "no descriptor is left: %s", strerror(errno));
-	fuse_session_destroy(s);  /* which closes its descriptor and leaves the mount alone */
+	fuse_session_destroy(s);  /* closes its descriptor and leaves the mount alone */
 	return r;
 }
 
@@ -148,7 +149,7 @@ int fs_session_open(struct fs_mount *m, int fd, struct base_error *err)
 	if (r)
 		return r;
 	passthrough_wanted = m->options->tier != FS_TIER_CACHED;
-	snprintf(path, sizeof path, "/dev/fd/%d", fd);  /* libfuse's way of saying: mounted already */
+	snprintf(path, sizeof path, "/dev/fd/%d", fd);  /* for libfuse this means: mounted already */
 	if (fuse_session_mount(m->session, path) != 0)
 		return base_error_set(err, -EINVAL, "libfuse does not take the connection to the kernel%s%s",
 			libfuse_said[0] ? ": " : "", libfuse_said);

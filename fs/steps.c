@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opened steps: made when something inside a step is first looked up, kept while memory allows, newest use first. A
- * step in use is kept by its users' references, whatever the bound says; one that was evicted and is opened again
- * has the same node ids, since these are a pure function of the step. One thread opens a step, others that want it
- * wait; the lock is not held meanwhile. */
+ * Opened steps: opened when something inside a step is first looked up, and kept while memory allows; those unused for
+ * longest go first. References keep a step that is in use, whatever the bound says. A step that was evicted and is
+ * opened again has the same node ids, since these are a pure function of the step. One thread opens a step while others
+ * that need it wait; the lock is not held meanwhile. */
 #include <string.h>
 
 #include "core/base/clock.h"
 #include "core/base/log.h"
 #include "fs/mount.h"
 
-#define ABANDONED_MS 50                  /* how often who waits for a step looks whether anybody waits for him */
+#define ABANDONED_MS 50                  /* how often a thread that waits for a step checks fs_request_abandoned */
 
 /* Under runs->lock. Moves the steps unused for longest to `gone`, which is freed without the lock, until the bound
  * holds. */
@@ -40,7 +40,7 @@ void fs_steps_free(struct fs_steps *steps)
 	}
 }
 
-/* A copy of what the list says of a commit, its strings included. */
+/* A copy of a step in the list, including its strings. */
 struct commit_copy { struct store_list_step step; struct proto_attribute *attributes; char *text; };
 
 static void commit_release(struct commit_copy *c)

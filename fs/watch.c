@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Keeping up. On a local store a watch (inotify) on `runs` and on each run that somebody named tells at once when
- * an entry is put; the lists are then read on, and the thread sleeps until the next one. Without a watch, or where it
- * fails, every run that somebody named is asked every refresh interval: one failed look-up each. The cost is per run
- * in use, never per step, and nothing happens for runs that nobody looks at.
+ * Keeping up with the store. On a local store, inotify on `runs` and on each run in use (one that was looked up)
+ * reports new entries at once; their lists are then read on, and the thread sleeps until the next event. Without
+ * inotify, every run in use is polled each refresh interval, at the cost of one failed look-up. The cost grows with the
+ * runs in use, not with steps, and is nothing for other runs.
  *
- * New names need no word to the kernel, which never remembers a failed look-up in the root or in a run. Names that
- * went, `latest`, and a run's attributes are invalidated; they would also time out by themselves. */
+ * The kernel need not be notified of new names: it never remembers a failed look-up in the root or in a run. Names that
+ * have gone, `latest`, and a run's attributes are invalidated; they would also time out by themselves. */
 #include "fs/watch.h"
 
 #include <poll.h>
@@ -19,17 +19,17 @@
 #include "core/base/clock.h"
 #include "core/base/log.h"
 
-#define WATCHED_POLL_MS 5000  /* with a watch: runs beyond it; and who asks after this time has the lists read */
-#define SCAN_MS 800           /* without one: looking for new runs */
-#define WATCHED_RUNS 4000u    /* more are polled: inotify has a limit per user */
+#define WATCHED_POLL_MS 5000  /* with inotify: for runs beyond WATCHED_RUNS, and after which a request has lists read */
+#define SCAN_MS 800           /* without it: between scans for new runs */
+#define WATCHED_RUNS 4000u    /* the rest is polled: inotify has a limit per user */
 
 struct fs_watch {
 	struct fs_mount *m;
 	pthread_t thread;
 	int wake_fd, watch_fd;
-	uint32_t watched_runs;       /* runs with a list when watch_fd was made; UINT32_MAX: never */
+	uint32_t watched_runs;       /* directories that watch_fd has; UINT32_MAX: it is to be made */
 	bool refused;                /* the storage has no watch */
-	bool all;                    /* the watch has every run in use */
+	bool all;                    /* every run in use is watched */
 	int64_t scanned_ns;
 	_Atomic bool stop;
 };
@@ -96,7 +96,7 @@ static void refresh_run(struct fs_mount *m, struct fs_run *run)
 	fuse_lowlevel_notify_inval_inode(m->session, FS_NODE_RUN + run->number, -1, 0);  /* attributes only */
 }
 
-/* Watches `runs` and the runs in use, anew when there are more of them than before. */
+/* Watches `runs` and the runs in use, with a new descriptor when their number has changed. */
 static void rewatch(struct fs_watch *w)
 {
 	struct store_storage *storage = w->m->store->storage;
@@ -137,12 +137,12 @@ static void rewatch(struct fs_watch *w)
 		free((char *)dirs[i]);
 }
 
-static void keep_up(struct fs_watch *w, bool told)
+static void keep_up(struct fs_watch *w, bool changed)
 {
 	struct base_error err = {0};
 	int64_t now = (int64_t)base_monotonic_ns();
 
-	if (told || now - w->scanned_ns >= INT64_C(1000000) * SCAN_MS) {
+	if (changed || now - w->scanned_ns >= INT64_C(1000000) * SCAN_MS) {
 		w->scanned_ns = now;
 		if (fs_runs_scan(w->m->runs, &err) < 0) {
 			atomic_fetch_add(&w->m->stats.refresh_errors, 1);
@@ -150,7 +150,7 @@ static void keep_up(struct fs_watch *w, bool told)
 				fs_mount_log_once(w->m, err.text);
 		}
 	}
-	rewatch(w);  /* first, so that what is put between the two is told */
+	rewatch(w);  /* before the lists are read, so that no entry between the two is missed */
 	uint32_t n = fs_runs_count(w->m->runs);
 	for (uint32_t i = 0; i < n && !w->stop; i++) {
 		struct fs_run *run = fs_runs_at(w->m->runs, i);
@@ -170,8 +170,8 @@ static void drain(int fd)
 	}
 }
 
-/* Milliseconds to the next look, if nothing happens; -1: none. A watch loses nothing, but a file system may: changes
- * below an overlay are told to nobody. So who asks long after the last look causes one. */
+/* Milliseconds to the next round, if nothing happens; -1: none. inotify loses no event, but some file systems make
+ * none: changes below an overlay, for instance. So a request long after the last round causes one. */
 static int pause_ms(struct fs_watch *w)
 {
 	bool sleeps = w->watch_fd >= 0 && w->all;
@@ -196,10 +196,10 @@ static void *watch_main(void *arg)
 		if (w->stop)
 			break;
 		if (p[1].revents) {
-			/* what comes in one go is read in one go */
+			/* entries that come together are read together */
 			nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
 			if (!(p[1].revents & POLLIN))
-				w->watched_runs = UINT32_MAX;  /* the watch died */
+				w->watched_runs = UINT32_MAX;  /* the watch has failed */
 		}
 		drain(w->wake_fd);
 		drain(w->watch_fd);

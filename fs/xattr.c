@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Extended attributes user.vckpt.*. Names of other kinds, which ls asks about for every file, are answered from
- * memory: they do not exist. What is listed never changes; `serving`, which does, is there for who asks for it by its
- * name, so that a backup sees no change where someone has read. */
+ * Extended attributes user.vckpt.*. Other names, which ls asks about for every file, are refused without a look at the
+ * file. The listed attributes never change. `serving` does, so it is not listed and exists only for a request by name:
+ * a backup then sees no change where someone has read a file. */
 #include <stdio.h>
 #include <string.h>
 
@@ -34,7 +34,7 @@ static int take_key(void *arg, const char *key, const char *value)
 	return b->error;
 }
 
-/* Calls f for the attributes of the node; with `all` also for what is not listed. */
+/* Calls f for the attributes of the node; with `all` also for the one that is not listed. */
 static int attributes(struct fs_mount *m, fuse_ino_t id, bool all,
 	int (*f)(void *arg, const char *key, const char *value), void *arg)
 {
@@ -66,7 +66,7 @@ static int attributes(struct fs_mount *m, fuse_ino_t id, bool all,
 	return r < 0 ? r : 0;
 }
 
-/* size: the caller's room; 0: it asks for the length. */
+/* size: of the caller's buffer; 0: it asks for the length. */
 static void reply(struct fs_request *q, int r, const char *value, size_t len, size_t size)
 {
 	if (!r && fs_request_claim(q)) {

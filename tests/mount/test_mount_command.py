@@ -134,7 +134,7 @@ def test_what_is_no_vckpt_mount(vckpt, one, point, tmp_path):
     assert vckpt("umount", point, check=False).returncode == 1 and mount_of(point)[0] == "tmpfs"
     subprocess.run(["umount", point], check=True)
     vckpt("mount", one, point)
-    assert said(point / "a") == f"vckpt umount: {point}/a: not a mount point; it lies in the vckpt mount {point}\n"
+    assert said(point / "a") == f"vckpt umount: {point}/a: not a mount point; it is in the vckpt mount {point}\n"
     assert mount_of(point)
     (tmp_path / "link").symlink_to(point)
     assert vckpt("umount", tmp_path / "link").stdout == f"{point} is unmounted\n"

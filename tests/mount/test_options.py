@@ -210,7 +210,7 @@ def test_a_log_that_nobody_reads(program, one, tmp_path):
     (tmp_path / "nostore").mkdir()
     os.mkfifo(tmp_path / "log")
     done = call(program, one, point, "-o", f"log={tmp_path}/log")
-    assert done.returncode == 1 and f"{tmp_path}/log is a named pipe that nobody reads" in done.stderr
+    assert done.returncode == 1 and f"{tmp_path}/log is a named pipe without a reader" in done.stderr
     with open(os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK), closefd=True) as log:
         assert call(program, tmp_path / "nostore", point, "-o", f"log={tmp_path}/log").returncode == 32
         assert "nostore is not a vckpt store" in log.read()
@@ -290,7 +290,7 @@ def test_overlap_in_a_chroot_is_refused(own_mounts, program, one, tmp_path):
     shutil.copy(program, place / "mount.vckpt")
     done = call(*own_mounts, "sh", "-c", CHROOT, "sh", place)
     assert (done.returncode, done.stdout) == (0, "32\n0\n"), done
-    assert done.stderr == "mount.vckpt: the mount point /bind/inside lies inside the store /store\n"
+    assert done.stderr == "mount.vckpt: the mount point /bind/inside is inside the store /store\n"
 
 
 def test_an_occupied_mount_point_is_refused(program, one, mount):

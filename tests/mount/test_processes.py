@@ -138,7 +138,7 @@ def test_a_mount_above_ours_is_left_alone(encoded, mount, tmp_path):
         os.kill(m.keeper, signal.SIGTERM)
         assert wait_until(lambda: not m.pids)
         assert (m.point / "file").read_text() == "x"
-        assert "another mount lies above this one, which stays, dead" in (tmp_path / "log").read_text()
+        assert "another mount is on top of this one, which stays, dead" in (tmp_path / "log").read_text()
     finally:
         subprocess.run(["umount", m.point], check=True)
 
@@ -229,7 +229,7 @@ def test_a_dead_mount_in_the_store_is_told_as_that(encoded, mount, program, tmp_
     assert wait_until(lambda: dead(m.point))
     shutil.copytree(encoded, other, dirs_exist_ok=True)
     refused = subprocess.run([program, other, m.point], capture_output=True, text=True, timeout=60)
-    assert refused.returncode == 32 and f"the mount point {m.point} lies inside the store {other}" in refused.stderr
+    assert refused.returncode == 32 and f"the mount point {m.point} is inside the store {other}" in refused.stderr
 
 
 def test_a_mount_that_was_moved_is_unmounted_where_it_is(encoded, mount, tmp_path):
