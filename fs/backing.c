@@ -82,7 +82,7 @@ struct fs_backing {
 	_Atomic bool stop;               /* its loader is gone */
 	bool pages;                      /* the kernel may have pages of it */
 	unsigned opening, cached_opens, passthrough_opens;
-	unsigned held;                   /* of these, those that the kernel has; handlers at work keep the others */
+	unsigned held;                   /* of these, the kernel's: others are kept by what is at work with them */
 	int id;                          /* READY */
 	/* FILLING, and READY while the server has readers of it: its memory, else -1. So many bytes of it are there,
 	 * and so many reads are under way, without the lock. */

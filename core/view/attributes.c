@@ -12,47 +12,47 @@
 
 #define CODECS 16 /* distinct codec words named for one tensor */
 
-struct teller {
+struct attributes {
 	int (*f)(void *arg, const char *key, const char *value);
 	void *arg;
-	int code;                       /* the answer of f; once it is negative, f is not called again */
+	int code;                       /* what f returned; once that is negative, f is not called again */
 };
 
 BASE_CLEANUP_DEFINE(struct load_object *, load_object_unref)
 
-static void tell(struct teller *t, const char *key, const char *value)
+static void put(struct attributes *a, const char *key, const char *value)
 {
-	if (t->code >= 0)
-		t->code = t->f(t->arg, key, value);
+	if (a->code >= 0)
+		a->code = a->f(a->arg, key, value);
 }
 
-static void tell_number(struct teller *t, const char *key, uint64_t v)
+static void put_number(struct attributes *a, const char *key, uint64_t v)
 {
 	char text[24];
 	snprintf(text, sizeof text, "%" PRIu64, v);
-	tell(t, key, text);
+	put(a, key, text);
 }
 
-static void tell_digest(struct teller *t, const char *key, const struct base_digest *d)
+static void put_digest(struct attributes *a, const char *key, const struct base_digest *d)
 {
 	char hex[BASE_DIGEST_HEX];
 	base_digest_hex(d, hex);
-	tell(t, key, hex);
+	put(a, key, hex);
 }
 
-static void tell_shape(struct teller *t, const struct tensor_shape *s)
+static void put_shape(struct attributes *a, const struct tensor_shape *s)
 {
 	char text[TENSOR_MAX_DIMS * 22 + 3];
 	int n = snprintf(text, sizeof text, "[");
 	for (uint32_t d = 0; d < s->ndim; d++)
 		n += snprintf(text + n, sizeof text - (size_t)n, "%s%" PRIu64, d ? ", " : "", s->dim[d]);
 	snprintf(text + n, sizeof text - (size_t)n, "]");
-	tell(t, "shape", text);
+	put(a, "shape", text);
 }
 
-/* Stored bytes of all pieces and the names of their codecs in the order in which they appear: "raw",
+/* The stored bytes of all pieces, and the names of their codecs in the order in which they appear: "raw",
  * "lz4+bitplane16,raw". */
-static void tell_pieces(struct teller *t, const struct load_object *o)
+static void put_pieces(struct attributes *a, const struct load_object *o)
 {
 	uint64_t stored = 0, n = load_object_piece_count(o);
 	uint16_t words[CODECS];
@@ -69,24 +69,23 @@ static void tell_pieces(struct teller *t, const struct load_object *o)
 	for (size_t used = 0, i = 0; i < nwords && used < sizeof text; i++)
 		used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", i ? "," : "",
 			store_codec_name(words[i]));
-	tell_number(t, "pieces", n);
-	tell_number(t, "stored_bytes", stored);
-	tell(t, "codec", nwords ? text : "raw");
+	put_number(a, "pieces", n);
+	put_number(a, "stored_bytes", stored);
+	put(a, "codec", nwords ? text : "raw");
 }
 
-/* How numpy can read the numbers of a type that it lacks and shows as |V1 or |V2; f4 as bytes that hold two numbers
- * each. */
-static void tell_numpy(struct teller *t, enum tensor_dtype dtype)
+/* How to read numbers of a type that numpy lacks and shows as |V1 or |V2; f4 as bytes of two numbers each. */
+static void put_numpy(struct attributes *a, enum tensor_dtype dtype)
 {
 	const char *package = tensor_dtype_ml_dtypes(dtype);
 	char text[64];
 	snprintf(text, sizeof text, "numpy.load(f).view(%s%s)", package ? "ml_dtypes." : "numpy.uint8",
 		package ? package : "");
 	if (tensor_dtype_npy(dtype)[1] == 'V')
-		tell(t, "numpy", text);
+		put(a, "numpy", text);
 }
 
-static int tell_tensor(struct teller *t, struct load_step *step, uint32_t tensor, struct base_error *err)
+static int put_tensor(struct attributes *a, struct load_step *step, uint32_t tensor, struct base_error *err)
 {
 	base_cleanup(load_object_unref_p) struct load_object *o = NULL;
 	struct load_tensor_info info;
@@ -97,26 +96,26 @@ static int tell_tensor(struct teller *t, struct load_step *step, uint32_t tensor
 	int r = load_tensor_open(step, tensor, &o, err);
 	if (r < 0)
 		return r;
-	tell(t, "name", name);
-	tell(t, "dtype", tensor_dtype_name(info.dtype));
-	tell_numpy(t, info.dtype);
-	tell_shape(t, &info.shape);
-	tell_digest(t, "digest", load_object_digest(o));
-	tell_pieces(t, o);
+	put(a, "name", name);
+	put(a, "dtype", tensor_dtype_name(info.dtype));
+	put_numpy(a, info.dtype);
+	put_shape(a, &info.shape);
+	put_digest(a, "digest", load_object_digest(o));
+	put_pieces(a, o);
 	return 0;
 }
 
-static void tell_blob(struct teller *t, struct load_step *step, uint32_t blob)
+static void put_blob(struct attributes *a, struct load_step *step, uint32_t blob)
 {
 	struct load_blob_info info;
 	load_step_blob_info(step, blob, &info);
-	tell(t, "name", info.name);
+	put(a, "name", info.name);
 	if (info.per_rank)
-		tell_number(t, "rank", info.rank);
-	tell_digest(t, "digest", &info.digest);
+		put_number(a, "rank", info.rank);
+	put_digest(a, "digest", &info.digest);
 }
 
-static int tell_safetensors(struct teller *t, struct load_step *step, uint32_t component, unsigned file,
+static int put_safetensors(struct attributes *a, struct load_step *step, uint32_t component, unsigned file,
 	struct base_error *err)
 {
 	uint32_t first, end, n = 0;
@@ -127,7 +126,7 @@ static int tell_safetensors(struct teller *t, struct load_step *step, uint32_t c
 		int r = view_files_header(step, name, file, &bytes, &s, err);
 		if (r < 0)
 			return r;
-		tell_number(t, "tensors", s.ntensors);
+		put_number(a, "tensors", s.ntensors);
 		view_safetensors_release(&s);
 		return 0;
 	}
@@ -136,25 +135,25 @@ static int tell_safetensors(struct teller *t, struct load_step *step, uint32_t c
 		load_step_tensor_info(step, i, &info);
 		n += view_safetensors_can(info.dtype, &info.shape, info.name, info.name_len);
 	}
-	tell_number(t, "tensors", n);
+	put_number(a, "tensors", n);
 	return 0;
 }
 
-static void tell_step(struct teller *t, struct load_step *step)
+static void put_step(struct attributes *a, struct load_step *step)
 {
 	const struct load_step_info *info = load_step_info(step);
 	char text[VIEW_TIME_BYTES], key[sizeof "attr." + 64];
 	view_time_text(info->time_ns, text);
-	tell(t, "run", info->run);
-	tell_number(t, "step", info->step);
-	tell(t, "time", text);
-	tell(t, "attempt", info->attempt);
-	tell_digest(t, "manifest", &info->manifest);
-	tell_number(t, "tensors", info->tensors);
-	tell_number(t, "bytes", info->bytes);
+	put(a, "run", info->run);
+	put_number(a, "step", info->step);
+	put(a, "time", text);
+	put(a, "attempt", info->attempt);
+	put_digest(a, "manifest", &info->manifest);
+	put_number(a, "tensors", info->tensors);
+	put_number(a, "bytes", info->bytes);
 	for (size_t i = 0; i < info->nattributes; i++) {
 		snprintf(key, sizeof key, "attr.%s", info->attributes[i].key);
-		tell(t, key, info->attributes[i].value);
+		put(a, key, info->attributes[i].value);
 	}
 }
 
@@ -163,18 +162,18 @@ int view_node_attributes(struct view_tree *t, uint32_t node, int (*f)(void *arg,
 {
 	const struct view_node *n = view_tree_node(t, node);
 	struct load_step *step = view_tree_step(t);
-	struct teller teller = {.f = f, .arg = arg};
+	struct attributes a = {.f = f, .arg = arg};
 	int r = 0;
 	if (!n)
 		return base_error_set(err, -ENOENT, "there is no such file");
 	switch ((enum view_kind)n->kind) {
-	case VIEW_TENSOR_NPY: r = tell_tensor(&teller, step, n->item, err); break;
-	case VIEW_BLOB: tell_blob(&teller, step, n->item); break;
-	case VIEW_SAFETENSORS: r = tell_safetensors(&teller, step, n->item, n->file, err); break;
-	case VIEW_DIRECTORY: if (node == 0) tell_step(&teller, step); break;
+	case VIEW_TENSOR_NPY: r = put_tensor(&a, step, n->item, err); break;
+	case VIEW_BLOB: put_blob(&a, step, n->item); break;
+	case VIEW_SAFETENSORS: r = put_safetensors(&a, step, n->item, n->file, err); break;
+	case VIEW_DIRECTORY: if (node == 0) put_step(&a, step); break;
 	case VIEW_MANIFEST_JSON: break;
 	}
 	if (r < 0)
 		return r;
-	return teller.code < 0 ? teller.code : 0;
+	return a.code < 0 ? a.code : 0;
 }

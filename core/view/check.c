@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check: every file by itself, several at once. A tensor's bytes are read where the file has them, behind its head: the
- * same tensor may stand in a .npy and in a .safetensors, and both are read. manifest.json is made of what is known, so
+ * check: every file by itself, several at once. A tensor's bytes are read where the file has them, behind its head: a
+ * tensor may be in a .npy and in a .safetensors, and both are read. manifest.json is made of what has been checked, so
  * only its length is compared. */
 #include "core/view/check.h"
 
@@ -10,7 +10,7 @@
 #include "core/view/view_internal.h"
 
 #define CHECK_CACHE_BYTES (UINT64_C(128) << 20)
-#define CHECK_TELL_BYTES (4u << 20)
+#define CHECK_COUNT_BYTES (4u << 20)
 
 struct check {
 	struct load_step *step;
@@ -25,19 +25,19 @@ struct check_reading {
 	const struct check *k;
 	struct view_file *file;
 	uint64_t base;                          /* where its bytes begin */
-	uint64_t untold;
+	uint64_t uncounted;                     /* read since read_bytes was last called */
 };
 
 BASE_CLEANUP_DEFINE(struct load_object *, load_object_unref)
 BASE_CLEANUP_DEFINE(struct view_file *, view_file_close)
 
-static void check_tell(struct check_reading *g, uint64_t more, uint64_t from)
+static void check_count(struct check_reading *g, uint64_t more, uint64_t from)
 {
-	g->untold += more;
-	if (g->untold < from)
+	g->uncounted += more;
+	if (g->uncounted < from)
 		return;
-	g->k->read_bytes(g->k->arg, g->untold);
-	g->untold = 0;
+	g->k->read_bytes(g->k->arg, g->uncounted);
+	g->uncounted = 0;
 }
 
 static int check_read(void *arg, uint64_t offset, size_t len, void *out, struct base_error *err)
@@ -45,7 +45,7 @@ static int check_read(void *arg, uint64_t offset, size_t len, void *out, struct 
 	struct check_reading *g = arg;
 	int64_t n = view_file_read(g->file, g->k->cache, g->base + offset, len, out, err);
 
-	check_tell(g, len, CHECK_TELL_BYTES);
+	check_count(g, len, CHECK_COUNT_BYTES);
 	if (n >= 0 && (uint64_t)n != len)
 		return base_error_set(err, -BASE_EFORMAT, "it ends too early");
 	return n < 0 ? (int)n : 0;
@@ -57,7 +57,7 @@ static int check_object(const struct check *k, struct view_file *f, const struct
 	struct check_reading g = {.k = k, .file = f, .base = base};
 	int r = load_object_prove(o, check_read, &g, err);
 
-	check_tell(&g, 0, 1);
+	check_count(&g, 0, 1);
 	return r;
 }
 
@@ -87,7 +87,7 @@ static int check_tensors(const struct check *k, struct view_file *f, const char 
 	return r;
 }
 
-/* The head is read from the file, too. */
+/* The header is read from the file as well. */
 static int check_safetensors(const struct check *k, struct view_file *f, uint32_t component, struct base_error *err)
 {
 	uint64_t size = view_file_size(f), len;
@@ -167,7 +167,7 @@ static int check_node(void *arg, uint32_t node, struct base_error *err)
 	return r;
 }
 
-/* Where a component is in several files, each of its tensors has to be in one. */
+/* If a component is in several files, each of its tensors has to be in one of them. */
 static int check_files(const struct check *k, uint32_t component, struct base_error *err)
 {
 	const uint32_t *nodes;
@@ -188,7 +188,7 @@ static int check_files(const struct check *k, uint32_t component, struct base_er
 	return r;
 }
 
-/* A header that no one shows: verify has hashed its bytes. */
+/* Headers of views that this vckpt does not show: verify has hashed their bytes. */
 static int check_views(const struct load_step *step, struct base_error *err)
 {
 	const struct proto_manifest *m = load_step_manifest(step);

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * An open file is a head in memory (a .npy header, that of a .safetensors, the text of manifest.json)
- * and behind it tensors or a blob, one after another without a gap: `places`, sorted, none of them empty. A .npy and
- * a blob have one place, whose object is opened with the file. A .safetensors may have a hundred thousand: their
- * objects are opened when they are read and the most recently used are kept, bounded by count and by memory. `lock`
- * protects the slots; no lock is held while an object is opened or read, so that two readers may open one twice: the
- * second one is dropped.
+ * An open file is a head in memory (the header of a .npy or .safetensors, or the text of manifest.json), followed by
+ * tensors or a blob without gaps: `places`, sorted, none of them empty. A .npy and a blob have one place, whose object
+ * is opened with the file. A .safetensors may have a hundred thousand: objects are opened when they are read, and those
+ * that were used last are kept, bounded by count and by memory. `lock` protects these slots; it is not held while an
+ * object is opened or read, so two readers may open the same one, and the second copy is dropped.
  *
- * A .safetensors whose header was not stored, or was stored for one of several layouts, gets one that is made of the
- * step at each open: that takes no longer than reading one would. What a header says is compared with the step's
- * tensors: names, dtypes, shapes. One that does not fit fails the open.
+ * If a .safetensors has no stored header, or one for only one of several layouts, a header is made at each open, which
+ * takes no longer than reading one would. The names, dtypes and shapes of a header are compared with the step's
+ * tensors; if they differ the open fails.
  *
- * A rank's .safetensors under a mesh is the same with shards in place of tensors: its header is made of what the rank
- * holds, and the places have the bytes of that (mesh_read.c). */
+ * A rank's .safetensors under a mesh is the same with shards in place of tensors: the header and the places are those
+ * of what the rank holds (mesh_read.c). */
 #include "core/view/tree.h"
 
 #include <inttypes.h>
@@ -22,7 +21,7 @@
 #include "core/view/view_internal.h"
 
 #define SLOTS VIEW_FILE_SLOTS
-#define SLOTS_BYTES (8u << 20)       /* of the objects kept, beyond the last used */
+#define SLOTS_BYTES (8u << 20)       /* of the objects kept, except the last used one */
 
 /* ---- objects ---- */
 
@@ -65,7 +64,7 @@ static void slot_keep(struct view_file *f, uint32_t item, struct load_object *ob
 	*empty = (struct view_slot){load_object_ref(object), ++f->clock, item};
 }
 
-/* What the file has of a tensor. */
+/* The tensor, or what the file's rank holds of it. */
 static void tensor_info(const struct view_file *f, uint32_t item, struct load_tensor_info *ret_info)
 {
 	if (f->mesh)
@@ -74,7 +73,7 @@ static void tensor_info(const struct view_file *f, uint32_t item, struct load_te
 		load_step_tensor_info(view_tree_step(f->tree), item, ret_info);
 }
 
-/* Bytes of the object that a place is of, whatever the place has of it. */
+/* Bytes of the whole object of a place, which may have only a part of it. */
 static uint64_t place_bytes(const struct view_file *f, const struct view_place *p)
 {
 	struct load_tensor_info info;
@@ -168,7 +167,7 @@ static int set_places(struct view_file *f, const char *component, const struct v
 	return 0;
 }
 
-/* The stored header, or one made now. */
+/* Reads the stored header, or makes one. */
 static int set_safetensors_head(struct view_file *f, uint32_t component, const char *name, uint64_t *ret_data_bytes,
 	struct base_error *err)
 {
@@ -378,7 +377,7 @@ static int join_finish(struct joined *j, int r, struct load_slices *ret_e)
 	return r;
 }
 
-/* How much of the range lies in the head, or in one place. Returns its length; *ret_p NULL: it is the head. */
+/* The part of the range that is in the head or in one place. Returns its length; *ret_p NULL: in the head. */
 static size_t stretch(const struct view_file *f, uint64_t offset, size_t len, const struct view_place **ret_p)
 {
 	*ret_p = NULL;

@@ -2,9 +2,9 @@
  *
  * A whole file in order, read ahead by several threads.
  *
- * A ring of buffers: the caller hands a full buffer to the sink and then lets the pool fill it with the bytes after
- * those of the last buffer. Jobs run in the order in which they were given, so the buffer that is waited for is never
- * behind one that is not yet wanted. */
+ * A ring of buffers: the caller passes a full buffer to the sink and then has the pool fill it with the bytes behind
+ * the last buffer. Jobs run in the order in which they were given, so the buffer that the caller waits for is never
+ * behind one that is needed later. */
 #include <pthread.h>
 
 #include "core/base/pool.h"

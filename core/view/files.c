@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * files: under which paths a component is shown whose tensors came in files of other names than COMPONENT.safetensors,
- * or in several (docs/format/header.md). An import keeps the paths, and each file's own header, as views of the
- * component. A reader that does not know them shows COMPONENT.safetensors; so does this one where the paths cannot be
- * believed. Which of them are free is the tree's business. */
+ * files: the paths of a component whose tensors came in files of names other than COMPONENT.safetensors, or in several
+ * (docs/format/header.md). An import keeps the paths and each file's own header as views of the component. A reader
+ * that does not know these views shows COMPONENT.safetensors, and so does this one if the paths are not valid. Whether
+ * a path is in use already is decided in tree.c. */
 #include "core/view/view_internal.h"
 
 #include <stdio.h>

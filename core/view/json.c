@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * JSON as the views have it: headers of .safetensors, and manifest.json. */
+ * JSON as views write it: headers of .safetensors, and manifest.json. */
 #include "core/view/view_internal.h"
 
 #include "core/base/text.h"

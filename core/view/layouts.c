@@ -6,8 +6,8 @@
  *   cut        = mesh dimension "=" placement
  *   comment    = "#" at the beginning of a word, up to the end of the line
  *
- * Patterns are matched without recursion, in at most (length of the pattern) x (length of the name) steps, since names
- * come from the store: only the last `*` that was met is ever taken back. */
+ * Since names come from the store, patterns are matched without recursion, in at most (length of the pattern) x (length
+ * of the name) steps: only the last `*` is ever matched again with more characters. */
 #include "core/view/layouts.h"
 
 #include <fcntl.h>
@@ -35,7 +35,7 @@ static int bad(const struct parse *p, const char *what, const char *word)
 
 /* ---- patterns ---- */
 
-/* Does the set that begins behind `[` have the character? *ret_end: behind its `]`; NULL: it has none. */
+/* Is the character in the set that begins behind `[`? *ret_end: behind its `]`; NULL: there is none. */
 static bool set_has(const char *s, char c, const char **ret_end)
 {
 	bool not = *s == '!' || *s == '^', found = false;
@@ -311,7 +311,7 @@ void view_layouts_free(struct view_layouts *l)
 uint32_t view_layouts_count(const struct view_layouts *l) { return l->nlines; }
 const struct view_layouts_line *view_layouts_line(const struct view_layouts *l, uint32_t i) { return &l->lines[i]; }
 
-/* Has the tensor the dimensions that the line's placements are of? */
+/* Do the placements on this line fit the tensor's number of dimensions? */
 static bool line_applies(const struct view_layouts_line *line, uint32_t ndim)
 {
 	for (uint32_t i = 0; i < line->ncuts; i++)

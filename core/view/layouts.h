@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * layouts: a layout file: text that says by names of tensors how a mesh cuts them (docs/layouts.md, "Layout files").
- * Read once, then read-only, any thread. Everything in it is bounded, and every error names file and line. */
+ * layouts: layout files, which say by the names of tensors how a mesh cuts them (docs/layouts.md, "Layout files"). Read
+ * once, then read-only, any thread. Everything in a file is bounded, and every error names file and line. */
 #ifndef CORE_VIEW_LAYOUTS_H
 #define CORE_VIEW_LAYOUTS_H
 
@@ -14,24 +14,24 @@
 
 struct view_layouts_cut { char dim[TENSOR_MESH_NAME_MAX]; struct tensor_placement placement; };
 struct view_layouts_line {
-	const char *file; uint32_t number; /* where it stands */
+	const char *file; uint32_t number; /* of the line */
 	const char *pattern;
-	bool component;                 /* it has a slash: matched against component/name */
+	bool component;                 /* the pattern has a slash: it is matched against component/name */
 	bool saved;                     /* as the tensor was saved */
 	uint32_t ncuts;                 /* 0: replicated */
 	const struct view_layouts_cut *cuts;
 };
 
 struct view_layouts;
-/* path: of a file, or the name of a preset. -EINVAL: FILE:LINE and what is wrong there; -BASE_ELIMIT: too long. */
+/* path: a file's, or the name of a preset. -EINVAL, with FILE:LINE and what is wrong there; -BASE_ELIMIT: too long. */
 int view_layouts_open(const char *path, struct view_layouts **ret_l, struct base_error *err);
 int view_layouts_parse(const char *file, const char *text, size_t len, struct view_layouts **ret_l,
 	struct base_error *err);
 void view_layouts_free(struct view_layouts *l); /* NULL-safe */
 uint32_t view_layouts_count(const struct view_layouts *l);
 const struct view_layouts_line *view_layouts_line(const struct view_layouts *l, uint32_t i);
-/* The line that counts for a tensor: the first whose pattern fits the name, and whose placements are of dimensions that
- * the tensor has. -ENOENT: none; it is replicated. */
+/* The line for a tensor: the first whose pattern fits the name and whose placements fit the tensor's number of
+ * dimensions. -ENOENT: none, so the tensor is replicated. */
 int64_t view_layouts_find(const struct view_layouts *l, const struct load_tensor_info *info);
 
 /* The text of a preset; NULL: none of that name. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Presets: layout files for the names that models have in Hugging Face's repositories, and in their authors' own. `tp`
- * is tensor parallelism, `ep` expert parallelism of experts that are one tensor. What no line names is replicated. */
+ * Presets: layout files for the names that models have in Hugging Face's repositories and in their authors' own. `tp`
+ * is tensor parallelism, `ep` is expert parallelism of experts that are one tensor. Tensors that no line names are
+ * replicated. */
 #include <string.h>
 
 #include "core/view/layouts.h"

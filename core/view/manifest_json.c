@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * manifest.json: what a step holds, for people and scripts (docs/tree.md has the schema). A pure function of the tree
- * and the step, so it is written when it is read and only its length is known beforehand. */
+ * manifest.json: what a step holds, for people and scripts (docs/tree.md has the schema). It is a pure function of the
+ * tree and the step, so the text is made when it is read, and only its length is kept before. */
 #include "core/view/view_internal.h"
 
 #include <inttypes.h>
@@ -145,8 +145,9 @@ static void put_digest(struct json *j, const struct base_digest *d)
 	base_buf_printf(&j->out.b, ", \"digest\": \"%s\"", hex);
 }
 
-/* It follows from the tensor's pieces, which are looked up for the text alone: its length is known without. null, with
- * spaces up to that length, is for a tensor that cannot be read: those beside it can. */
+/* It depends on the tensor's pieces, which are looked up only if the text is wanted, since the length does not depend
+ * on them. A tensor that cannot be read has null, padded with spaces to the same length, so that the others are shown.
+ */
 static void put_tensor_digest(struct json *j, uint32_t tensor)
 {
 	static const struct base_digest none;
@@ -163,7 +164,7 @@ static void put_tensor_digest(struct json *j, uint32_t tensor)
 	load_object_unref(o);
 }
 
-/* node: of the file that holds it, its .npy, or where that is not shown a .safetensors of its component. */
+/* node: of the file that holds it: its .npy, or if that is not shown a .safetensors of its component. */
 static void put_tensor(struct json *j, uint32_t tensor, uint32_t node)
 {
 	struct load_tensor_info info;
@@ -227,7 +228,7 @@ static int put_component_tensors(struct json *j, uint32_t component, const char 
 	return r;
 }
 
-/* Tensors that a .safetensors alone shows, by component and name. */
+/* Tensors that are shown in a .safetensors only, by component and name. */
 static int put_tensors_without_npy(struct json *j, const char *before)
 {
 	uint32_t n = view_tree_show(j->t) & VIEW_SHOW_NPY ? 0 : load_step_component_count(j->step);
@@ -237,7 +238,7 @@ static int put_tensors_without_npy(struct json *j, const char *before)
 	return r;
 }
 
-/* One line a file, in the order of the nodes. Returns what stands before the next line. */
+/* One line for each file, in the order of the nodes. Returns the text that separates the next line. */
 static const char *put_nodes(struct json *j, enum view_kind kind)
 {
 	const char *before = "\n";
@@ -261,7 +262,7 @@ int view_manifest_json(const struct view_tree *t, struct base_buf *ret_text, uin
 	struct json j = {.t = t, .step = view_tree_step(t), .out.keep = ret_text != NULL, .err = err};
 	const char *before = "\n";
 	put_head(&j);
-	if (view_tree_has(t, UINT32_MAX)) /* of one component they would be the step's */
+	if (view_tree_has(t, UINT32_MAX)) /* a component's tree has none: they are the whole step's */
 		put_totals(&j);
 	text(&j, ",\n  \"components\": [");
 	for (uint32_t i = 0; i < load_step_component_count(j.step); i++) {

@@ -58,7 +58,7 @@ int view_mesh_rank_parse(const struct view_mesh *m, const char *name, uint32_t *
 	view_mesh_rank_name(rank, canonical);
 	*ret_alias = strcmp(name, canonical) != 0;
 	*ret_rank = rank;
-	/* one other spelling, not each number of zeros */
+	/* the alias has no leading zeros */
 	return *ret_alias && name[5] == '0' && name[6] ? -ENOENT : 0;
 }
 
@@ -138,7 +138,6 @@ int view_mesh_size(const struct view_mesh *m, const struct load_step *step, uint
 	return r;
 }
 
-/* The component of "<component>.safetensors", or -ENOENT. */
 int64_t view_mesh_component(const struct load_step *step, const char *file)
 {
 	static const char ending[] = ".safetensors";

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * manifest.json of a mesh: what cuts each tensor, and which are in no rank's file. As the step's, it is written when it
+ * manifest.json of a mesh: how each tensor is cut, and which are in no rank's file. Like the step's, it is made when it
  * is read. */
 #include "core/view/mesh_internal.h"
 #include "core/view/view_internal.h"
@@ -20,7 +20,7 @@ static void put_head(struct view_text *j, const struct tensor_mesh *mesh)
 	base_buf_printf(&j->b, ",\n  \"ranks\": %u,\n  \"tensors\": [", mesh->count);
 }
 
-/* Dimensions that cut, the first one first, where that is not their order in the mesh. */
+/* The dimensions that cut, in the order in which they do, if that is not their order in the mesh. */
 static void put_order(struct base_buf *b, const struct view_way *way)
 {
 	const char *before = ", \"order\": [";
@@ -79,7 +79,7 @@ static void put_tensor(struct view_text *j, const struct view_mesh *m, const str
 	base_buf_append_text(&j->b, "}");
 }
 
-/* Those that are in ranks' files, or those that are not. */
+/* shown: the tensors in ranks' files; else the others. */
 static void put_tensors(struct view_text *j, const struct view_mesh *m, const struct load_step *step, bool shown)
 {
 	const char *before = "\n";

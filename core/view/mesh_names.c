@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The meshes that a step was saved under, by the names that a list shows.
+ * The meshes under which a step was saved, by the names that a directory lists.
  *
- * A save that has to say in which order a tensor was cut gives its mesh with the dimensions in that order, and so the
- * ranks in another than 0, 1, 2, ... (torch_state.py). The list shows a mesh with its dimensions in the order in which
- * its ranks ascend: there rank-00001 is rank 1, and one job has one mesh. */
+ * A save that has to record in which order a tensor was cut gives its mesh with the dimensions in that order, so that
+ * the ranks are no longer 0, 1, 2, ... (torch_state.py). The directory lists a mesh with its dimensions in the order in
+ * which the ranks ascend: then rank-00001 is rank 1, and one job has one mesh. */
 #include <string.h>
 
 #include "core/base/table.h"
@@ -20,7 +20,7 @@ int view_mesh_text(const struct tensor_mesh *mesh, char **ret_text)
 	return *ret_text ? 0 : -ENOMEM;
 }
 
-/* How much higher the rank is that is one further along the dimension; 0: lower. */
+/* By how much the rank grows in one step along the dimension; 0: it becomes lower. */
 static uint32_t rank_step(const struct tensor_mesh *mesh, uint32_t d)
 {
 	uint32_t next = 1, first = tensor_mesh_rank_at(mesh, 0);
@@ -82,7 +82,7 @@ int view_mesh_reorder(const struct tensor_mesh *mesh, const uint32_t *order, str
 
 struct known { const struct store_layout *layout; uint32_t mesh; };
 
-/* Is this mesh of the layout new? Then it is known from now on. */
+/* 1: this mesh of the layout is new, and is known from now on; 0: it was known. */
 static int learn(struct base_table *table, struct base_buf *all, struct known k)
 {
 	uint32_t hash = base_table_hash_in((uintptr_t)k.layout, &k.mesh, sizeof k.mesh), i;

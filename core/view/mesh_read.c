@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Bytes of a shard. A range of a rank's local tensor is a flat range of it, so core/tensor/shard.h gives the boxes of
- * the whole tensor that it consists of, and where each lies in the range. Where these boxes are one stretch of the
- * tensor's bytes (replicated tensors, and those cut along their first dimension) the bytes are handed out as those of
- * the whole tensor are; else they are put together in the caller's memory. A range that cuts an item at one of its ends
- * is read with all of that item. */
+ * Bytes of a shard. For a flat range of a rank's local tensor, core/tensor/shard.h gives the boxes of the whole tensor
+ * of which it consists, and the place of each in the range. If these boxes are contiguous in the tensor's bytes (as in
+ * replicated tensors, and those cut along their first dimension), the range is read as one of the whole tensor; else it
+ * is assembled in the caller's memory. If a range begins or ends inside an item, all of that item is read. */
 #include <string.h>
 
 #include "core/view/view_internal.h"
@@ -31,13 +30,13 @@ static int part_find(const struct view_mesh *m, uint32_t tensor, uint32_t rank, 
 	*ret_p = (struct part){.o = o, .c = c, .ndim = g->shape.ndim, .item = g->item_bytes,
 		.skip = offset % item, .bytes = (flat.to - flat.from) * item};
 	int r = view_mesh_shard(m, tensor, &g->shape, g->item_bytes, rank, &flat, &ret_p->shard, err);
-	/* its boxes fill the range, or the caller's memory would keep what it held */
+	/* the boxes have to fill the range, or the caller's memory would keep old bytes */
 	if (r == 0 && tensor_shard_items(&ret_p->shard) != flat.to - flat.from)
 		r = base_error_set(err, -EINVAL, "a range past the end of a shard");
 	return r;
 }
 
-/* Is the box one stretch of the bytes of the whole tensor? Then where it begins. */
+/* Is the box contiguous in the bytes of the whole tensor? *ret_from: where it begins. */
 static bool box_together(const struct tensor_shape *s, const struct tensor_box *box, unsigned item, uint64_t *ret_from)
 {
 	uint64_t stride = item, from = 0;
@@ -52,7 +51,7 @@ static bool box_together(const struct tensor_shape *s, const struct tensor_box *
 	return together;
 }
 
-/* Is the part one stretch of the bytes of the whole tensor? Then where it begins. */
+/* Is the part contiguous in the bytes of the whole tensor? *ret_from: where it begins. */
 static bool part_together(const struct part *p, uint64_t *ret_from)
 {
 	const struct tensor_shape *s = &p->shard.shape;

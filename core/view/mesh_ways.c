@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * How each tensor is cut under a mesh. Tensors that were saved alike (same mesh and placements of the same layout) are
- * cut alike: each such way is worked out once, and a tensor keeps the number of its way. With a layout file, a way is
- * one of its lines, but for lines that leave a tensor as it was saved; and one more for tensors of no line.
+ * cut alike: each such way is computed once, and a tensor keeps the number of its way. With a layout file there is a
+ * way for each of its lines, except those that leave tensors as they were saved, and one for tensors that no line
+ * names.
  *
- * Where several mesh dimensions cut one dimension of a tensor, the order in which they do matters. It comes with what
- * says how the tensor is cut, never from the asked mesh:
+ * If several mesh dimensions cut the same dimension of a tensor, their order matters. It comes from the source of the
+ * placements, never from the mesh that is asked for:
  *
- *   the asked mesh saved the step   Each tensor of a mesh with the same ranks is cut as it was saved, whatever the
- *                                   dimensions of its own mesh.
- *   any other                       Dimensions of the same names cut, in the order of the save. If all that cut have
- *                                   the size that they had, so do the same words.
- *   a line of a layout file         The order of the line.
+ *   that mesh saved the step   Each tensor whose own mesh has the same ranks is cut as it was saved, whatever the
+ *                              dimensions of its own mesh.
+ *   any other mesh             Dimensions of the same names cut, in the order of the save. If all that cut have the
+ *   same sizes as in the save, the placements are the same, too. a line of a layout file    The order of the line.
  *
- * A strided placement says "cut after some of the dimensions behind": its split is the product of their sizes. Under
- * other sizes it is no longer that product, so there it becomes a plain one in its place in the order. */
+ * A strided placement means "cut after some of the dimensions behind": its split is the product of their sizes. With
+ * other sizes the split no longer is that product, so there it becomes a plain placement at its place in the order. */
 #include <string.h>
 
 #include "core/base/table.h"
@@ -27,7 +27,7 @@ struct view_ways {
 	struct base_buf ways;           /* struct view_way */
 	uint32_t *of_tensor;            /* number of its way */
 	struct base_table by_key;       /* while the tensors are looked at */
-	struct base_buf homes;          /* struct tensor_mesh *, likewise: those that are shown by the asked name */
+	struct base_buf homes;          /* struct tensor_mesh *, likewise: saved meshes that have the name asked for */
 };
 
 static struct view_way *way_at(const struct view_ways *w, uint32_t i)
@@ -37,8 +37,8 @@ static struct view_way *way_at(const struct view_ways *w, uint32_t i)
 
 /* ---- the order of cutting ---- */
 
-/* Where in an order of dimensions, all of them behind `d` in the mesh, `d` is by its split: after all that it may; what
- * is not strided before all others. -1: nowhere. */
+/* The place that the split of `d` gives it in an order of dimensions that are all behind `d` in the mesh: as late as
+ * possible; first if it is not strided. -1: there is none. */
 static int place_in(const uint32_t *order, uint32_t n, const struct tensor_mesh *mesh,
 	const struct tensor_placement *p, uint32_t d)
 {
@@ -56,8 +56,8 @@ static int place_in(const uint32_t *order, uint32_t n, const struct tensor_mesh 
 	return found;
 }
 
-/* The dimensions of a saved mesh in the order in which they cut, as the splits say it. Those that cut a dimension of
- * the tensor that is in `kept` stay as they are. Returns 0, or the bit of a dimension whose splits no order gives. */
+/* The dimensions of a saved mesh in the order in which they cut, by their splits. Those that cut a tensor's dimension
+ * in `kept` keep their places. Returns 0, or the bit of a dimension whose splits fit no order. */
 static uint32_t order_find(const struct tensor_mesh *mesh, const struct tensor_placement *p, uint32_t kept,
 	uint32_t ret_order[static TENSOR_MAX_DIMS])
 {
@@ -78,7 +78,7 @@ static bool cut_alike(const struct tensor_placement *a, const struct tensor_plac
 	return a->kind != TENSOR_REPLICATE && b->kind != TENSOR_REPLICATE && a->dim == b->dim;
 }
 
-/* Does it matter that the dimensions cut in this order, and not in that of the mesh? */
+/* Does it matter that the dimensions cut in this order instead of the mesh's? */
 static bool order_matters(const struct view_way *w)
 {
 	for (uint32_t i = 0; i < w->seen->ndim; i++)
@@ -88,8 +88,8 @@ static bool order_matters(const struct view_way *w)
 	return false;
 }
 
-/* `at` and the first n of `order` are there. Dimensions that are not in it cut nothing. */
-static int way_settle(struct view_way *w, uint32_t n)
+/* `at` and the first n of `order` are set. Dimensions that are not in it do not cut. */
+static int way_finish(struct view_way *w, uint32_t n)
 {
 	uint32_t has = 0;
 
@@ -99,7 +99,7 @@ static int way_settle(struct view_way *w, uint32_t n)
 		if (!(has & 1u << d))
 			w->order[n++] = d;
 	bool matters = !w->left_out && order_matters(w);
-	if (w->left_out) /* what a ragged placement points to goes */
+	if (w->left_out) /* ragged placements point to memory that will be freed */
 		memset(w->at, 0, sizeof w->at);
 	for (uint32_t i = 0; i < n; i++) {
 		w->order[i] = matters ? w->order[i] : i;
@@ -110,7 +110,7 @@ static int way_settle(struct view_way *w, uint32_t n)
 
 /* ---- ways ---- */
 
-/* As it was saved: each rank of the asked mesh, which was saved under, too, is one of the tensor's own. */
+/* As it was saved: the mesh asked for is one that saved the step, and its ranks are those of the tensor's own mesh. */
 static int way_of_home(struct view_way *w, const struct tensor_mesh *mesh, const struct tensor_mesh *saved,
 	const struct tensor_placement *p)
 {
@@ -134,7 +134,7 @@ static int way_of_home(struct view_way *w, const struct tensor_mesh *mesh, const
 		w->own = NULL;
 	}
 	w->seen = same ? mesh : w->own;
-	return way_settle(w, saved->ndim);
+	return way_finish(w, saved->ndim);
 }
 
 /* By the names of dimensions. */
@@ -166,7 +166,7 @@ static int way_of_names(struct view_way *w, const struct tensor_mesh *mesh, cons
 			w->at[to] = (struct tensor_placement){.kind = TENSOR_SHARD, .dim = p[d].dim};
 		w->order[n++] = (uint32_t)to;
 	}
-	return way_settle(w, n);
+	return way_finish(w, n);
 }
 
 static int way_of_line(struct view_way *w, const struct tensor_mesh *mesh, const struct view_layouts_line *line)
@@ -181,7 +181,7 @@ static int way_of_line(struct view_way *w, const struct tensor_mesh *mesh, const
 		w->at[d] = line->cuts[i].placement;
 		w->order[n++] = (uint32_t)d;
 	}
-	return way_settle(w, n);
+	return way_finish(w, n);
 }
 
 static bool same_ranks(const struct tensor_mesh *a, const struct tensor_mesh *b)
@@ -194,7 +194,7 @@ static bool same_ranks(const struct tensor_mesh *a, const struct tensor_mesh *b)
 	return true;
 }
 
-/* Was the step saved under the asked mesh, by the ranks that the tensor's has? */
+/* Was the step saved under the mesh asked for, by the ranks of the tensor's mesh? */
 static bool at_home(const struct view_ways *w, const struct tensor_mesh *saved)
 {
 	struct tensor_mesh *const *homes = (struct tensor_mesh *const *)w->homes.data;
@@ -211,7 +211,7 @@ static int way_make(const struct view_ways *w, struct view_way *way, uint32_t te
 	struct tensor_placements *p = NULL;
 	struct tensor_mesh *saved = NULL;
 
-	if (!way->layout || way->mesh == 0 || way->placement == 0) /* nothing is recorded, or a line says it */
+	if (!way->layout || way->mesh == 0 || way->placement == 0) /* by a line, or nothing is recorded */
 		return way_of_line(way, w->mesh, view_ways_line(w, way));
 	int r = store_layout_mesh(way->layout, tensor, &saved, err);
 	if (r == 0)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Escaping is injective: `%` is itself escaped, so `%XX` in a file name always stands for one byte, and `%~`, which
- * no escape makes, marks a shortened name. Unescaping is strict (upper-case digits, only bytes that are escaped), so
- * that one true name has one file name and an import of exported files gives back what was exported. */
+ * Escaping is injective: `%` is itself escaped, so `%XX` in a file name always means one byte, and `%~`, which no
+ * escape makes, marks a shortened name. Unescaping is strict (upper-case digits, only bytes that are escaped), so that
+ * each true name has one file name, and importing exported files gives back what was exported. */
 #include "core/view/name.h"
 
 #include <errno.h>
@@ -43,8 +43,8 @@ static size_t character_bytes(const char *s, size_t left)
 	return n;
 }
 
-/* Writes the escape of the longest prefix of whole characters that fits into `room` bytes. Returns bytes written;
- * *ret_all: nothing was left out. dot: a leading `.` stays. */
+/* Escapes the longest prefix of whole characters that fits into `room` bytes. Returns the bytes written; *ret_all:
+ * nothing was left out. dot: a leading `.` is kept. */
 static size_t escape_prefix(const char *name, size_t len, bool dot, size_t room, char *out, bool *ret_all)
 {
 	size_t used = 0;

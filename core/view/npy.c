@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A .npy file is "\x93NUMPY" | u8 major | u8 minor | u16 (1.0) or u32 (2.0, 3.0) length | a Python dict literal |
- * data. The reader knows exactly the literals that numpy.lib.format writes: a dict of the keys descr (a string),
- * fortran_order (True or False) and shape (a tuple of integers, an `L` behind each allowed as Python 2 wrote it), in
+ * data. The reader accepts exactly the literals that numpy.lib.format writes: a dict with the keys descr (a string),
+ * fortran_order (True or False) and shape (a tuple of integers, each with an optional `L`, as Python 2 wrote them), in
  * any order. Nothing is evaluated and nothing recurses. */
 #include "core/view/npy.h"
 
@@ -71,7 +71,7 @@ static bool take_word(struct literal *l, const char *word)
 	return true;
 }
 
-/* A quoted string without escapes, cut at room - 1 bytes (no key or known descr is that long). */
+/* A quoted string without escapes, cut to room - 1 bytes (no key or known descr is that long). */
 static int take_string(struct literal *l, char *out, size_t room)
 {
 	skip_space(l);
@@ -187,7 +187,7 @@ static bool order_matters(const struct tensor_shape *s)
 	return longer > 1;
 }
 
-/* Finds the dict: its place and length from the fixed head. */
+/* Finds the place and the length of the dict, by the fixed head. */
 static int locate(const uint8_t *head, size_t len, uint64_t file_size, uint32_t *ret_at, uint32_t *ret_len,
 	struct base_error *err)
 {
@@ -207,8 +207,8 @@ static int locate(const uint8_t *head, size_t len, uint64_t file_size, uint32_t 
 	return 0;
 }
 
-/* |V1 or |V2 is an item's bytes without a type. Packages that add types to numpy write it, sometimes with '<' in place
- * of '|'. '>' would be the other byte order. */
+/* |V1 or |V2 means bytes without a type. Packages that add types to numpy write it, sometimes with '<' instead of '|'.
+ * '>' would be the other byte order. */
 static bool is_void(const char *descr)
 {
 	return (descr[0] == '|' || descr[0] == '<') && (strcmp(descr + 1, "V1") == 0 || strcmp(descr + 1, "V2") == 0);

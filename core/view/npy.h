@@ -15,7 +15,7 @@ void view_npy_header(enum tensor_dtype dtype, const struct tensor_shape *shape,
 /* Parses the head of a file (at least min(file size, 64 KiB + 12) bytes of it). -BASE_EFORMAT with a sentence: bad
  * magic or version, no dict, unknown descr, Fortran order with more than one dimension > 1, shape overflow, file too
  * short or too long for the shape. void_dtype: the dtype of items of |V1 or |V2; if it is 0 and the file has such
- * items, -EINVAL with a sentence that lists the dtypes they may have. It is not used for files that say their dtype. */
+ * items, -EINVAL with a sentence that lists their possible dtypes. It is ignored for files that give their dtype. */
 int view_npy_parse(const void *head, size_t head_len, uint64_t file_size, enum tensor_dtype void_dtype,
 	enum tensor_dtype *ret_dtype, struct tensor_shape *ret_shape, uint64_t *ret_data_offset,
 	struct base_error *err);

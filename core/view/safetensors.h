@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * safetensors: headers of the safetensors format (u64 length | JSON | data), read and written. The reader refuses every
- * header that is wrong in any point; each error is one sentence that names the tensor. Pure functions over memory, any
- * thread. */
+ * safetensors: headers of the safetensors format (u64 length | JSON | data), read and written. The reader refuses a
+ * header with any fault; each error is one sentence that names the tensor. Pure functions over memory, any thread. */
 #ifndef CORE_VIEW_SAFETENSORS_H
 #define CORE_VIEW_SAFETENSORS_H
 
@@ -46,15 +45,15 @@ bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *sh
 int view_safetensors_make(const struct store_layout *l, uint32_t component, const struct proto_attribute *metadata,
 	uint32_t nmetadata, struct base_buf *ret_header, uint64_t *ret_data_bytes);
 
-/* May a component be shown as a file of this path? A blob's name, with the end .safetensors, below none of the tree's
- * own names. */
+/* May a component be shown as a file at this path? It has to be a blob's name that ends in .safetensors and does not
+ * begin with one of the tree's own names. */
 bool view_files_path_valid(const char *path);
 
 /* Is it one of the views above? */
 bool view_header_known(const char *view);
 /* Does a stored header agree with its layout? It must have every tensor of the component that can be in such a file
- * (that of one of several files: any of them) and no other, with its dtype, shape and bytes, and data_bytes in all. 0,
- * also for a view that is not known; or an error, and a sentence that says what is wrong. It is a verify_header_func.
+ * (one of several files: any of them) and no other, each with its dtype, shape and bytes, and data_bytes in all.
+ * Returns 0, also for an unknown view, or an error with a sentence that says what is wrong. It is a verify_header_func.
  */
 int view_header_check(const struct store_layout *l, const char *component, const char *view, const void *header,
 	size_t len, uint64_t data_bytes, struct base_error *err);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A stored header against the layout that it is of. Readers look only at what they show; this looks at all of it, for
- * vckpt verify. */
+ * Checks a stored header against its layout. Readers check only what they show; this checks all of it, for vckpt
+ * verify. */
 #include "core/view/view_internal.h"
 
 #include <inttypes.h>
@@ -41,8 +41,8 @@ static int check_tensor(const struct store_layout *l, const char *component, con
 	return 0;
 }
 
-/* No name occurs twice in a header or in a layout. So if both have equally many names, and each was found, they have
- * the same. */
+/* No name occurs twice in a header or in a layout. So if each name of the header was found, and both have the same
+ * number of names, they have the same names. */
 static int check_all(const struct store_layout *l, uint32_t component, const struct view_safetensors *s, bool some,
 	struct base_error *err)
 {

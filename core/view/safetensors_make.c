@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The order of the data makes every tensor aligned: those whose size is a multiple of 4096 keep the offset a multiple
- * of 4096 for each other, and behind them falling element sizes (powers of two) keep each a multiple of the next.
+ * The order of the data aligns every tensor: first come those whose size is a multiple of 4096, which keep each other's
+ * offsets at multiples of 4096, and then the others by falling element size (powers of two), so that each offset is a
+ * multiple of the next size.
  *
- * A header is made of one layout before a save, or of a step, whose component may have its tensors in several layouts
- * (pipeline stages): both go through `struct source`, and where there is one layout they give the same bytes. Where
- * only the length is wanted, as when a tree is built, what was written is dropped on the way. */
+ * A header is made of one layout before a save, or of a step, where a component may have its tensors in several layouts
+ * (pipeline stages). Both go through `struct source`, and for one layout they give the same bytes. */
 #include "core/view/view_internal.h"
 
 #include <inttypes.h>
@@ -32,7 +32,7 @@ bool view_safetensors_can(enum tensor_dtype dtype, const struct tensor_shape *sh
 	return dtype != TENSOR_F4_E2M1FN_X2 || shape->ndim > 0; /* a scalar of two elements has no shape in elements */
 }
 
-/* false: it is in no file of the mesh */
+/* false: the tensor is in no file of the mesh. */
 static bool source_tensor(const struct source *s, uint32_t tensor, struct load_tensor_info *ret_info)
 {
 	if (s->mesh)
@@ -58,8 +58,8 @@ static void put_pair(struct base_buf *b, const char *key, const char *value, boo
 	view_json_string(b, value, strlen(value));
 }
 
-/* `format: pt` (transformers refuses files without it) takes its place among the sorted keys unless the metadata has
- * its own. */
+/* `format: pt` (transformers refuses files without it) comes at its place among the sorted keys, unless the metadata
+ * has a `format` of its own. */
 static void put_metadata(struct base_buf *b, const struct proto_attribute *metadata, uint32_t n)
 {
 	bool comma = false, format = false;
@@ -136,7 +136,7 @@ static int put_tensors(struct view_text *m, const struct source *s, uint64_t *re
 	return 0;
 }
 
-/* With the spaces behind it. */
+/* Makes the header, padded with spaces. */
 static int make(struct view_text *m, const struct source *s, const struct proto_attribute *metadata, uint32_t nmetadata,
 	uint64_t *ret_data_bytes)
 {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A header comes from anywhere and may lie about everything, so it is read by a parser for exactly its grammar: one
- * object of objects with the keys dtype, shape and data_offsets, and one object of strings, __metadata__. Nothing
- * recurses (a nested value where none belongs is refused at its first bracket), no tree is built (a header of 100 MB
- * of brackets costs nothing), and every sentence can name the tensor, which a general JSON library's errors cannot:
- * it would drop the first of two equal keys or stop at one without saying which.
+ * A header comes from anywhere and nothing in it can be trusted, so it is read by a parser for exactly its grammar: one
+ * object of objects with the keys dtype, shape and data_offsets, and one object of strings, __metadata__. The parser
+ * does not recurse (a nested value is refused at its first bracket) and builds no tree (a header of 100 MB of brackets
+ * costs nothing), and every error names the tensor. A general JSON library would drop the first of two equal keys, or
+ * fail without naming the key.
  *
- * Memory: names and metadata are decoded into one buffer, never longer than the header; while it grows, places in it
- * are kept as offsets (struct entry) and become pointers at the end. ret_s->memory owns everything: tensors,
- * metadata, then text. */
+ * Memory: names and metadata are decoded into one buffer, which is never longer than the header. While it grows, struct
+ * entry has offsets into it, which become pointers at the end. ret_s->memory owns everything: tensors, metadata, then
+ * text. */
 #include "core/view/safetensors.h"
 
 #include <inttypes.h>
@@ -36,7 +36,7 @@ struct header {
 	char name[EXCERPT_BYTES];       /* the tensor under way, for sentences; empty: none */
 };
 
-/* A name as it can stand in a sentence: control and broken bytes as \xNN, long ones cut. */
+/* A name for an error message: control and broken bytes as \xNN, and a long name cut. */
 static void excerpt(const char *name, size_t len, char out[static EXCERPT_BYTES])
 {
 	size_t used = 0, i = 0;
@@ -162,7 +162,7 @@ static int take_escape(struct header *h)
 	return 0;
 }
 
-/* A string into h->text with a NUL behind it. */
+/* Decodes a string into h->text, with a NUL behind it. */
 static int take_string(struct header *h, const char *what, uint64_t *ret_at, uint32_t *ret_len)
 {
 	int r = expect(h, '"', what);
@@ -223,7 +223,7 @@ static int take_dtype(struct header *h, struct entry *e)
 		excerpt(name, len, shown);
 		return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': unknown dtype '%s'", h->name, shown);
 	}
-	h->text.len = at; /* not needed any longer */
+	h->text.len = at; /* its text is no longer needed */
 	e->dtype = (uint8_t)dtype;
 	return 0;
 }
@@ -281,7 +281,7 @@ static int take_field(struct header *h, struct entry *e, unsigned *seen)
 	return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': unknown key '%s'", h->name, shown);
 }
 
-/* Shape, dtype and offsets agree. F4 counts elements in the file and pairs here. */
+/* Shape, dtype and offsets have to agree. F4 counts elements in the file and pairs of them here. */
 static int check_entry(struct header *h, struct entry *e)
 {
 	uint64_t items;
@@ -474,7 +474,7 @@ static int check_unique(const struct view_safetensors *s, struct base_error *err
 	return 0;
 }
 
-/* The tensors, sorted by place, fill the data exactly. */
+/* The tensors, which are sorted by place, have to fill the data exactly. */
 static int check_cover(const struct view_safetensors *s, struct base_error *err)
 {
 	char shown[EXCERPT_BYTES], before[EXCERPT_BYTES] = "";

@@ -1,23 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Building goes in two stages. First drafts: every file and directory in the order in which it is met, found again
- * through a hash table over (parent, name), so that collisions are seen at once. The tree's own files come first,
- * then the blobs' directories, then the blobs: so a blob never takes a path that the tree uses, and of two blobs of
- * which one is a file where the other needs a directory the file gives way. Which blob gives way depends on the set
- * of names alone, not on their order. Then numbering: breadth first, children sorted by their bytes.
+ * A tree is built in two stages. First come drafts: every file and directory in the order in which it is found, with a
+ * hash table by (parent, name) for collisions. The tree's own files come first, then the directories of blobs, then the
+ * blobs. So a blob never takes a path that the tree uses, and if one blob is a file where another needs a directory,
+ * the file gives way. Which blob gives way depends on the set of names alone, not on their order. The second stage
+ * numbers the nodes breadth first, with children sorted by their bytes.
  *
- * A blob that gives way is shown with its first character as %XX. No escape makes such a name (a `%` stands only for
- * the characters that view_name_escape escapes), so it meets others only in made-up cases; then it is shown as a
- * shortened name, which carries a hash of the whole.
+ * A blob that gives way is shown with its first character as %XX. Escaping never makes such a name (view_name_escape
+ * escapes other characters), so it collides only in contrived cases, in which the blob is shown under a shortened name
+ * with a hash of the whole.
  *
  * What a tree does not show is drafted like the rest and then left out of the numbering, so that the same blobs give
  * way, and have the same paths, whatever is shown.
  *
- * A blob's name has at most STORE_BLOB_PARTS_MAX parts, and a part's names have slashes in proportion to their number
- * (proto/part.c). So the tree is not deep, and has few directories more than the records name files.
+ * A blob's name has at most STORE_BLOB_PARTS_MAX parts, and the slashes in a part's names are bounded by the number of
+ * names (proto/part.c). So the tree is not deep, and has few more directories than the records name files.
  *
- * Names lie one after another in one allocation. Drafts hold offsets into it, since it moves while it grows; nodes
- * hold pointers. */
+ * All names are in one allocation. Drafts hold offsets into it, since it moves while it grows; nodes hold pointers. */
 #include "core/view/tree.h"
 
 #include <stdatomic.h>
@@ -40,11 +39,11 @@ struct view_tree {
 	uint32_t n;
 	unsigned show;
 	uint32_t only;                  /* component; NO_ITEM: all */
-	_Atomic uint64_t json_size;      /* of manifest.json, once somebody asked */
+	_Atomic uint64_t json_size;      /* of manifest.json, once it was computed */
 	atomic_uint refs;
 };
 
-/* filled: a directory with something in it that is shown */
+/* filled: something in the directory is shown */
 struct draft { uint64_t size; size_t name; uint32_t parent, item; uint16_t file; uint8_t kind; bool hidden, filled; };
 
 /* Of a component: its directory's draft, the paths of its own files, and whether it is shown as a .safetensors. */
@@ -57,7 +56,7 @@ struct builder {
 	uint32_t only;
 	unsigned show;
 	struct base_buf names, drafts;
-	uint32_t n, warned, files_warned; /* blobs, components of which the log says something */
+	uint32_t n, warned, files_warned; /* warned: blobs and components that got a warning */
 	struct base_table by_name;      /* drafts by (parent, name) */
 };
 
@@ -146,7 +145,7 @@ static int64_t draft_directory(struct builder *b, uint32_t parent, const char *n
 
 /* ---- the tree's own files ---- */
 
-/* in_file: the component has a .safetensors, which holds the tensors that it can. */
+/* in_file: the component has a .safetensors, with all tensors that can be in one. */
 static int add_tensors(struct builder *b, uint32_t directory, uint32_t first, uint32_t end, bool in_file)
 {
 	for (uint32_t i = first; i < end; i++) {
@@ -163,7 +162,7 @@ static int add_tensors(struct builder *b, uint32_t directory, uint32_t first, ui
 	return 0;
 }
 
-/* Bytes of a component's .safetensors, by the stored header, or by the one that will be made when the file is opened.
+/* Bytes of a component's .safetensors, by the stored header or by the one that will be made when the file is opened.
  * -EFBIG: the component has no such file. */
 static int safetensors_size(const struct load_step *step, uint32_t component, unsigned file, uint64_t *ret_size)
 {
@@ -196,7 +195,7 @@ static int64_t add_safetensors(struct builder *b, uint32_t directory, const char
 static int64_t walk_path(struct builder *b, uint32_t directory, const char *path, bool renamed,
 	char file[static VIEW_FILE_NAME_BYTES]);
 
-/* Would a file of that path stand where one of the tree's own does? */
+/* Would a file at that path collide with one of the tree's own? */
 static bool path_is_the_trees(const struct builder *b, uint32_t component, const char *path)
 {
 	size_t n = strcspn(path, "/"), end = strlen(".safetensors");
@@ -220,7 +219,7 @@ static int add_own_files(struct builder *b, uint32_t component)
 	int64_t r = 0;
 	for (uint32_t i = 0; r >= 0 && i < c->npaths; i++, path += strlen(path) + 1) {
 		r = path_is_the_trees(b, component, path) ? -EEXIST : walk_path(b, 0, path, false, file);
-		if (r >= 0) /* the one header of a component is under the view that all readers know */
+		if (r >= 0) /* if there is one file, its header has the view that all readers know */
 			r = add_safetensors(b, (uint32_t)r, file, component, c->npaths > 1 ? i + 1 : 0);
 	}
 	return r < 0 ? (int)r : 0;
@@ -249,7 +248,8 @@ static int add_files(struct builder *b, uint32_t component)
 	return r < 0 && r != -EFBIG ? (int)r : 0;
 }
 
-/* All directories first, and the files with a component's name before those with names of their own would take them. */
+/* Directories come first, then files with a component's name, so that files with names of their own cannot take these.
+ */
 static int add_components(struct builder *b)
 {
 	uint32_t n = load_step_component_count(b->step), first, end;
@@ -282,8 +282,8 @@ static int add_components(struct builder *b)
 
 /* ---- blobs ---- */
 
-/* The next element of a blob's path. A slash separates only elements that are not empty, so "a//b", "/a" and "a/" keep
- * theirs (as %2F). */
+/* Length of the first element of a blob's path. A slash separates only elements that are not empty, so those of "a//b",
+ * "/a" and "a/" are kept (as %2F). */
 static size_t part_len(const char *path, size_t len)
 {
 	for (size_t i = 1; i + 1 < len; i++)
@@ -292,7 +292,7 @@ static size_t part_len(const char *path, size_t len)
 	return len;
 }
 
-/* File name of the first part of a path that gives way: its first character as %XX. false: too long. */
+/* The file name of the first part of a path that gives way: its first character is written as %XX. false: too long. */
 static bool renamed_part(const char *part, size_t len, char file[static VIEW_FILE_NAME_BYTES])
 {
 	base_cleanup_free char *rest = malloc(len + 1);
@@ -304,14 +304,14 @@ static bool renamed_part(const char *part, size_t len, char file[static VIEW_FIL
 		n++;
 	for (size_t i = 0; i < n; i++)
 		snprintf(hex + 3 * i, 4, "%%%02X", (unsigned char)part[i]);
-	rest[0] = 'x'; /* stands in for the first character, so that a dot behind it is not a leading one */
+	rest[0] = 'x'; /* a placeholder for the first character, so that a dot behind it is not a leading one */
 	memcpy(rest + 1, part + n, len - n);
 	view_name_escape(rest, len - n + 1, "", escaped);
 	return (size_t)snprintf(file, VIEW_FILE_NAME_BYTES, "%s%.240s", hex, escaped + 1) ==
 		3 * n + strlen(escaped + 1);
 }
 
-/* Walks a blob's path from `directory`, making directories. Returns the one that its file belongs in, and the file's
+/* Walks a blob's path from `directory` on and makes directories. Returns the directory for its file, and the file's
  * name; -ENOTDIR: a file is in the way. */
 static int64_t walk_path(struct builder *b, uint32_t directory, const char *path, bool renamed,
 	char file[static VIEW_FILE_NAME_BYTES])
@@ -333,7 +333,7 @@ static int64_t walk_path(struct builder *b, uint32_t directory, const char *path
 	}
 }
 
-/* `ranks` and `mesh` are the tree's, whether this step has them or not. */
+/* `ranks` and `mesh` are reserved, whether or not this step has them. */
 static bool reserved_path(const struct load_blob_info *blob)
 {
 	size_t n = part_len(blob->name, strlen(blob->name));
@@ -361,7 +361,7 @@ static int64_t place_blob(struct builder *b, uint32_t item, const struct load_bl
 	return at < 0 ? at : draft_add(b, (uint32_t)at, file, VIEW_BLOB, item, blob->bytes);
 }
 
-/* Places a blob that gives way. A directory that was made for its first place stays, empty. */
+/* Places a blob that gives way. An empty directory that was made for its first place stays. */
 static int give_way(struct builder *b, uint32_t item)
 {
 	const struct load_step_info *info = load_step_info(b->step);
@@ -442,7 +442,7 @@ static bool is_index_of(const char *name, const char *file)
 	return end && strncmp(name + folder, base, (size_t)(end - name) - folder) == 0;
 }
 
-/* Is a blob one component's own? */
+/* Does the blob belong to the one component that is shown? */
 static bool blob_belongs(const struct builder *b, const struct load_blob_info *blob)
 {
 	const struct component *c = &b->components[b->only];
@@ -480,9 +480,8 @@ static void hide_others(struct builder *b)
 	}
 }
 
-/* Removes a component's directory that has neither tensors nor blobs. A directory that something shown is in stays,
- * also where it was made for files that are shown elsewhere. The drafts in a directory come after the directory's
- * own. */
+/* Hides a component's directory if it has neither tensors nor blobs. A directory stays if anything in it is shown, even
+ * if it was made for files that are shown elsewhere. Drafts in a directory come after the directory itself. */
 static void hide_directories(struct builder *b)
 {
 	for (uint32_t i = b->n - 1; i > 0; i--) {
@@ -703,7 +702,7 @@ uint32_t view_tree_files(const struct view_tree *t, uint32_t component, const ui
 	return n;
 }
 
-/* A name of a directory, or of a tensor without its .npy; or an element of a blob's path before the escape. */
+/* Finds also a tensor's name without its .npy, and an element of a blob's path that is not escaped. */
 static int64_t lookup_lenient(const struct view_tree *t, uint32_t directory, const char *name)
 {
 	char file[VIEW_FILE_NAME_BYTES + 4];
@@ -718,7 +717,7 @@ static int64_t lookup_lenient(const struct view_tree *t, uint32_t directory, con
 	return view_tree_lookup(t, directory, file);
 }
 
-/* "model/<true name>": what no file name says when the name holds a slash or is long. */
+/* Finds "model/<true name>" also if the name has a slash or is long, so that it is not a file name. */
 static int64_t walk_true_name(const struct view_tree *t, const char *path)
 {
 	char file[VIEW_FILE_NAME_BYTES];

@@ -6,16 +6,15 @@
  *
  * A component whose tensors came in files of other names, or in several, is shown as those (files.c).
  *
- * Built from an opened step: names, kinds and sizes only; node numbers are a pure function of the step and of what is
- * shown of it (0 = the step's directory; children of a directory are contiguous and sorted by bytes), so they are the
- * same in every process.
- * Read-only after build, any thread. */
+ * Built from an opened step, with names, kinds and sizes only. Node numbers are a pure function of the step and of what
+ * is shown of it (0: the step's directory; children of a directory are contiguous and sorted by bytes), so they are the
+ * same in every process. Read-only once built, any thread. */
 #ifndef CORE_VIEW_TREE_H
 #define CORE_VIEW_TREE_H
 
 #include "core/load/read/cache.h"
 
-/* Which forms of the tensors a tree shows. Blobs and manifest.json are in every tree, under the same names. */
+/* The forms in which a tree shows tensors. Blobs and manifest.json are in every tree, under the same names. */
 enum view_show { VIEW_SHOW_NPY = 1 << 0, VIEW_SHOW_SAFETENSORS = 1 << 1, VIEW_SHOW_ALL = 3 };
 enum view_kind { VIEW_DIRECTORY, VIEW_TENSOR_NPY, VIEW_SAFETENSORS, VIEW_BLOB, VIEW_MANIFEST_JSON };
 
@@ -32,12 +31,12 @@ struct view_node {
 int view_show_parse(const char *words);
 
 struct view_tree;
-/* show: of enum view_show, at least one. Without VIEW_SHOW_NPY, tensors that are in no .safetensors are still shown as
- * .npy, so every tree has every tensor. A blob whose path the tree uses, or would use if it showed everything, is shown
- * with its first character as %XX; base_warning says so once. */
+/* show: bits of enum view_show, at least one. Without VIEW_SHOW_NPY, tensors that are in no .safetensors are still
+ * shown as .npy, so that every tree has every tensor. A blob whose path the tree uses, or would use if it showed
+ * everything, is shown with its first character as %XX, which is logged as a warning. */
 int view_tree_build(struct load_step *step, unsigned show, struct view_tree **ret_t, struct base_error *err);
-/* The same of one component alone: its tensors, the blob COMPONENT.json, the blobs of folders that are its own, the
- * indices of its files, and a manifest.json that has only these. All have the paths that they have in the whole. */
+/* The same for one component alone: its tensors, the blob COMPONENT.json, the blobs in folders of its own, the indices
+ * of its files, and a manifest.json of these. All have the same paths as in the whole tree. */
 int view_tree_build_component(struct load_step *step, unsigned show, uint32_t component, struct view_tree **ret_t,
 	struct base_error *err);
 struct view_tree *view_tree_ref(struct view_tree *t);
@@ -45,16 +44,16 @@ void view_tree_unref(struct view_tree *t);
 struct load_step *view_tree_step(const struct view_tree *t);
 uint32_t view_tree_count(const struct view_tree *t);
 const struct view_node *view_tree_node(const struct view_tree *t, uint32_t node); /* NULL: none */
-/* Of an existing node. For manifest.json it takes as long as writing it when it is first asked for, and may read
- * headers: -ENOMEM, and errors of reading. */
+/* Of an existing node. The first call for manifest.json takes as long as making its text and may read headers: -ENOMEM,
+ * and errors of reading. */
 int view_tree_size(struct view_tree *t, uint32_t node, uint64_t *ret_size);
 /* node or -ENOENT, -ENOTDIR */
 int64_t view_tree_lookup(const struct view_tree *t, uint32_t directory, const char *name);
 int64_t view_tree_walk(const struct view_tree *t, const char *path);  /* "model/a.weight.npy"; `.npy` may be left off */
 size_t view_tree_memory(const struct view_tree *t);
 
-/* Extended attributes of a node as text (dtype, shape, digest, stored_bytes, codec, name ...): calls f(arg, key, value)
- * for each; keys without the "user.vckpt." prefix. They never change. Attributes of the step are on node 0 as
+/* Calls f(arg, key, value) for each extended attribute of a node (dtype, shape, digest, stored_bytes, codec, name ...),
+ * as text, with keys without the prefix "user.vckpt.". They never change. Node 0 has the step's attributes as
  * attr.<key>. It may read the tensor's row. */
 int view_node_attributes(struct view_tree *t, uint32_t node, int (*f)(void *arg, const char *key, const char *value),
 	void *arg, struct base_error *err);
@@ -64,7 +63,7 @@ struct view_file;
 int view_file_open(struct view_tree *t, uint32_t node, struct view_file **ret_f, struct base_error *err); /* -EISDIR */
 void view_file_close(struct view_file *f);
 uint64_t view_file_size(const struct view_file *f);
-/* Bytes [offset, offset + len), clipped at the end of the file: slices as in core/load/read/cache.h (scratch: room for
+/* Bytes [offset, offset + len), clipped at the end of the file, as slices (core/load/read/cache.h; scratch: room for
  * len bytes). */
 int view_file_slices(struct view_file *f, struct load_cache *c, uint64_t offset, size_t len, void *scratch,
 	struct load_slices *ret_e, struct base_error *err);
