@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * env: the LMDB environment, its tables, transactions and the envelope of values.
+ * env: the LMDB environment, its tables, transactions and the format of values.
  *
  * How LMDB is used, and why:
  * - No MDB_WRITEMAP: a full disk would be SIGBUS, and a stray write of the process would reach the file.
  * - MDB_NOLOCK: a sealed file never changes, and a file that is being made has one thread. So there is no lock file, no
  *   slot of a dead reader and no map that another process has grown.
- * - MDB_NOSYNC: what is not sealed counts for nothing; the seal is made durable with all before it.
- * - MDB_NOTLS: reader slots belong to transactions, not to threads that come and go.
+ * - MDB_NOSYNC: a file without a seal does not count; the seal is made durable together with all before it.
+ * - MDB_NOTLS: reader slots belong to transactions, not to threads, which come and go.
  * - The map is reserved larger than the bound (address space only). */
 #include "index/index_internal.h"
 
@@ -50,7 +50,7 @@ int index_write_error(const struct index *i, int r)
 	r = index_error(r);
 	if (r != -EIO)
 		return r;
-	do /* LMDB has taken the room that there was; less than a page may be left */
+	do /* LMDB has used up the room; less than a page may be left */
 		n = fstat(i->fd, &st) == 0 ? pwrite(i->fd, page, sizeof page, st.st_size) : -1;
 	while (n > 0 && n < (ssize_t)sizeof page);
 	return n < 0 && (errno == ENOSPC || errno == EDQUOT) ? -errno : r;
@@ -65,7 +65,7 @@ int index_env_open(struct index *i)
 		r = mdb_env_set_maxdbs(i->env, INDEX_TABLES);
 	if (r == 0)
 		r = mdb_env_set_mapsize(i->env, i->max_bytes * 2 + (UINT64_C(64) << 20));
-	/* LMDB takes only a path. By now another file may have the name; this one is that of the fd. */
+	/* LMDB takes only a path. Another file may have the name by now; this path is the file of the descriptor. */
 	snprintf(path, sizeof path, "/proc/self/fd/%d", i->fd);
 	if (r == 0)
 		r = mdb_env_open(i->env, path,
@@ -83,7 +83,7 @@ int index_tables_open(MDB_txn *txn, bool create, MDB_dbi dbi[INDEX_TABLES])
 	return 0;
 }
 
-/* Filesystems where mmap and locks of several hosts do not agree with each other. FUSE may be anything: refused too. */
+/* Filesystems where mmap and locks of several hosts are not coherent. FUSE may be anything, so it is refused, too. */
 static bool network_filesystem(int fd)
 {
 	static const uint32_t magics[] = {0x6969 /* NFS */, 0x517B /* SMB */, 0xFF534D42 /* CIFS */,
@@ -117,8 +117,8 @@ int index_dir_open(int parent, const char *dir, unsigned flags, int *ret_fd)
 		return -errno;
 	if (network_filesystem(fd))
 		return -EOPNOTSUPP;
-	/* Root could write in another user's, but that user's own index would be gone. Where others can write they can
-	 * put another file, or a link, in the place of every name. */
+	/* Root could write in another user's directory, but would replace that user's index. If others can write in it,
+	 * they can put another file or a link in the place of any name. */
 	if (fstat(fd, &st) < 0 || st.st_uid != geteuid() || st.st_mode & 022)
 		return -EPERM;
 	for (int tries = 0; lock && flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Opens the tables, and writes the identity into an index that is new. All tables in one transaction, never closed. */
+/* Opens all tables in one transaction; they are never closed. Writes the identity into a new index. */
 static int tables(struct index *i, const uint8_t store_id[16])
 {
 	bool writes = !(i->flags & INDEX_READ_ONLY);
@@ -36,7 +36,7 @@ static int tables(struct index *i, const uint8_t store_id[16])
 	return index_end(txn, r);
 }
 
-/* Neither follows a link nor waits for a pipe. */
+/* Does not follow a link or wait for a pipe. */
 static int file_open(const struct index *i)
 {
 	int fd = openat(i->dir, INDEX_FILE, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -55,7 +55,7 @@ static int new_file(struct index *i)
 	if (i->fd < 0)
 		return -errno;
 	uint64_t number;
-	int r = index_identity(i->fd, &number); /* a file system may give all files to one user: no index there */
+	int r = index_identity(i->fd, &number); /* -EPERM: the file system gives all files to one user */
 	return r == 0 && from >= 0 ? index_copy(from, i->fd) : r;
 }
 
@@ -81,8 +81,8 @@ static int open_in(struct index *i, int parent, const char *dir, const uint8_t s
 	return writes ? index_write_error(i, r) : index_error(r);
 }
 
-/* Whoever collects a store that a group shares lists it, and comes by here: so the umask of this user does not keep the
- * group out. Only this user writes in it. */
+/* A collection of a store that a group shares lists this directory, too, so this user's umask must not keep the group
+ * out. Only this user may write in it. */
 static int dir_make(int parent, const char *dir)
 {
 	const char *name = index_dir_name(parent, dir);
@@ -95,7 +95,7 @@ static int dir_make(int parent, const char *dir)
 	base_cleanup_close int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
-	if (fchown(fd, (uid_t)-1, st.st_gid) == 0) /* else the group's collections say what keeps them out */
+	if (fchown(fd, (uid_t)-1, st.st_gid) == 0) /* else the group's collections report what keeps them out */
 		(void)fchmod(fd, st.st_mode & (0755 | S_ISGID));
 	return 0;
 }
@@ -118,7 +118,7 @@ int index_open(int parent, const char *dir, const uint8_t store_id[16], uint64_t
 	if (r < 0)
 		index_close(i);
 	if (r == -EOPNOTSUPP)
-		return base_error_set(err, r, "%s lies on a network filesystem: no index there", dir);
+		return base_error_set(err, r, "%s is on a network filesystem: no index there", dir);
 	if (r == -ENOSYS)
 		return base_error_set(err, r, "the index %s cannot be opened without /proc/self/fd", dir);
 	if (r < 0)
@@ -127,7 +127,7 @@ int index_open(int parent, const char *dir, const uint8_t store_id[16], uint64_t
 	return 0;
 }
 
-/* -ESTALE: under the name of the file that the writer made stands another one, which nobody has checked. */
+/* -ESTALE: the name of the file that the writer made now has another file, which was not checked. */
 static int still_ours(const struct index *i)
 {
 	struct stat named, made;
@@ -149,7 +149,8 @@ int index_publish(struct index *i)
 		r = -errno;
 	if (r < 0)
 		return r;
-	/* An index of before seals had these names. Its writers change it where it stands: never the same file. */
+	/* An index from before there were seals had these names. Its writers change it in place, so it is another file.
+	 */
 	unlinkat(i->dir, "data.mdb", 0);
 	unlinkat(i->dir, "lock.mdb", 0);
 	return fsync(i->dir) < 0 ? -errno : 0;
@@ -162,7 +163,7 @@ void index_close(struct index *i)
 	if (i->env)
 		mdb_env_close(i->env);
 	if (i->dir >= 0 && !(i->flags & INDEX_READ_ONLY))
-		unlinkat(i->dir, INDEX_NEW_FILE, 0); /* still locked: nobody else's */
+		unlinkat(i->dir, INDEX_NEW_FILE, 0); /* still locked, so it is this writer's */
 	if (i->fd >= 0)
 		close(i->fd);
 	if (i->dir >= 0)
@@ -184,9 +185,7 @@ static int find_pack(struct index *i, MDB_txn *txn, uint64_t number, uint32_t n,
 {
 	uint8_t key[12];
 	struct index_body b;
-	index_be64(key, number);
-	uint32_t be = htobe32(n);
-	memcpy(key + 8, &be, 4);
+	index_pack_key(key, number, n);
 	int r = index_get(txn, i->dbi, INDEX_PACKS, key, sizeof key, &b);
 	if (r != 0)
 		return r;
@@ -236,7 +235,7 @@ int index_find(struct index *i, const struct base_digest *digest, struct index_p
 		r = find_pack(i, txn, base_get64(b.bytes), base_get32(b.bytes + 40), &p);
 	mdb_txn_abort(txn);
 	if (r != 0)
-		return -ENOENT; /* whatever the reason: parts answer */
+		return -ENOENT; /* for any reason: the caller looks into the parts */
 	*ret_place = p;
 	return 0;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * index_internal: what the files of index/ share: the environment, its tables, and the envelope of every value.
+ * index_internal: what the files of index/ share: the environment, its tables, and the format of values.
  *
  *   value   u16 key_len | key | body | u64 XXH3-64 of all before it, seeded with the table's number
  *
@@ -12,10 +12,10 @@
  *   packs     be64 number | be32 n             name of the commit's pack n
  *   places    object digest (32)               u64 number | u64 offset | u64 checks | u64 raw_len | u64 stored_len
  *             | u32 n | u16 codec | u8 kind | u8 own
- *   shadows   be64 number | be64 older         (nothing): `number` took places over that `older` had
+ *   shadows   be64 number | be64 older         (empty): `number` took over places that `older` had
  *
  * Numbers only grow, so the order of `numbers` is the order in which commits were added, or added again. A place whose
- * number has no row in `numbers` is dead: never found, swept with the next eviction. */
+ * number has no row in `numbers` is dead: it is never found, and the next eviction removes it. */
 #ifndef INDEX_INDEX_INTERNAL_H
 #define INDEX_INDEX_INTERNAL_H
 
@@ -33,17 +33,17 @@
 #define INDEX_BODY_MAX 256u
 #define INDEX_VALUE_MAX (2 + INDEX_KEY_MAX + INDEX_BODY_MAX + 8)
 #define INDEX_PLACE_BODY_BYTES 48u
-#define INDEX_PLACE_BYTES 200u /* of the file, for one place in a tree that is filled at random: for estimates */
+#define INDEX_PLACE_BYTES 200u /* an estimate of the file's bytes for a place, in a tree with random keys */
 
 enum index_table { INDEX_META, INDEX_COMMITS, INDEX_NUMBERS, INDEX_PACKS, INDEX_PLACES, INDEX_SHADOWS, INDEX_TABLES };
-/* State of a known commit. Incomplete: places of it went with a removed commit that had taken them over; it is to be
+/* State of a known commit. Incomplete: it lost places with a removed commit that had taken them over, and should be
  * added again. */
 enum { INDEX_HELD = 0, INDEX_EVICTED = 1, INDEX_INCOMPLETE = 2 };
-/* Beside the state: all of its places are own ones, and stay so when it is added again. */
+/* A flag of the state: all places are own ones, and stay so when the commit is added again. */
 #define INDEX_OWN 0x80u
 static inline unsigned index_state(uint8_t byte) { return byte & ~INDEX_OWN; }
 
-/* Of the directory. A sealed index, and the one that a writer is making. */
+/* Names in the directory: the sealed index, and the one that a writer is making. */
 #define INDEX_FILE "index.mdb"
 #define INDEX_NEW_FILE "index.mdb.new"
 
@@ -52,39 +52,39 @@ struct index {
 	MDB_dbi dbi[INDEX_TABLES];
 	uint64_t max_bytes;
 	unsigned flags;
-	int dir;                    /* a writer's: locked until it is closed */
-	int fd;                     /* the file that was checked or made; LMDB has the same one */
+	int dir;                    /* locked by a writer until it is closed */
+	int fd;                     /* the file that was checked or made, which is also LMDB's */
 };
 
 struct index_body { uint8_t bytes[INDEX_BODY_MAX]; size_t len; };
 
 int index_error(int r); /* LMDB's codes and errno -> negative errno */
-/* The same for what a writer called. LMDB says EIO where the file system had no room for all of a write: -ENOSPC then,
- * or -EDQUOT. The file is of no use afterwards. */
+/* The same for a writer's calls. LMDB reports EIO if the file system had no room for all of a write: this returns
+ * -ENOSPC or -EDQUOT then. The file is useless afterwards. */
 int index_write_error(const struct index *i, int r);
 
-/* The environment of the file i->fd; 0 or LMDB's code; ENOSYS: /proc is not there. i->env is closed by the caller, also
+/* Opens the environment of the file i->fd. 0 or LMDB's code; ENOSYS: there is no /proc. The caller closes i->env, also
  * after a failure. */
 int index_env_open(struct index *i);
 int index_tables_open(MDB_txn *txn, bool create, MDB_dbi dbi[INDEX_TABLES]);
-/* Opens a directory that an index may lie in: no link, on a local filesystem, this user's alone to write in (else
- * -EPERM): all that happens in it happens by this descriptor. A writer locks it: -EBUSY when another one keeps it for
- * long. */
+/* Opens a directory for an index: not a link, on a local filesystem, and writable by this user alone (else -EPERM). All
+ * files in it are reached through this descriptor. A writer locks it: -EBUSY if another writer keeps the lock for long.
+ */
 int index_dir_open(int parent, const char *dir, unsigned flags, int *ret_fd);
-/* What a directory is called where its parent is open; else its path. */
+/* The directory's name in its parent if that is open; else its path. */
 const char *index_dir_name(int parent, const char *dir);
-/* Commits when r is 0 and aborts else; returns r or the error of the commit. */
+/* Commits if r is 0, else aborts. Returns r, or the error of the commit. */
 int index_end(MDB_txn *txn, int r);
 
-/* Reads all of a sealed file. -BASE_EDAMAGED: its seal does not fit. LMDB's bytes are copied to `to` where that is not
- * -1. */
+/* Reads all of a sealed file, and copies LMDB's bytes to `to` unless that is -1. -BASE_EDAMAGED: its seal does not
+ * match. */
 int index_copy(int fd, int to);
-/* A number for the file on this file system, whose name may change; a copy has another. -EPERM: another user's. Where
- * the file system does not say when a file was made, its inode has to do. */
+/* A number that identifies the file on this file system, also after a rename; a copy has another one. Without birth
+ * times it depends on the inode number and the owner alone. -EPERM: another user's file. */
 int index_identity(int fd, uint64_t *ret_number);
 int index_seal(int fd); /* appends the seal, durably */
 
-/* The envelope. A value that is not right is MDB_NOTFOUND to index_get. */
+/* Values with key and check. For index_get a value that is not valid is MDB_NOTFOUND. */
 int index_get(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES], enum index_table t, const void *key, size_t key_len,
 	struct index_body *ret_body);
 int index_put(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES], enum index_table t, const void *key, size_t key_len,
@@ -95,6 +95,13 @@ bool index_value_ok(enum index_table t, const void *key, size_t key_len, const v
 bool index_meta_ok(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES], const uint8_t store_id[16]);
 
 static inline void index_be64(uint8_t *p, uint64_t v) { v = htobe64(v); memcpy(p, &v, 8); }
+/* Key of a commit's pack n. */
+static inline void index_pack_key(uint8_t key[static 12], uint64_t number, uint32_t n)
+{
+	n = htobe32(n);
+	index_be64(key, number);
+	memcpy(key + 8, &n, 4);
+}
 static inline uint64_t index_get_be64(const void *p) { uint64_t v; memcpy(&v, p, 8); return be64toh(v); }
 uint64_t index_used_bytes(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES]); /* of pages that the tables hold */
 

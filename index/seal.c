@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * seal: the guard against a damaged file. LMDB trusts every page: damage makes it end the process or loop for ever. So
- * a finished index ends with a seal over all of its bytes, and nobody hands a file to LMDB whose seal was not checked.
- * A sealed file never changes: a writer works on a copy (index_copy checks the seal on the way), seals it and puts it
- * in the place of the old one in one moment. Readers go on with the file that they have. A writer that dies leaves the
- * old index as it was, and an unsealed file that the next writer removes.
+ * seal: the guard against a damaged file. LMDB trusts every page: damage makes it end the process or loop forever. So a
+ * finished index ends with a seal over all of its bytes, and no file is given to LMDB before its seal was checked. A
+ * sealed file never changes: a writer works on a copy (index_copy checks the seal on the way), seals it and renames it
+ * over the old one. Readers go on with the file that they have. A writer that dies leaves the old index as it was, and
+ * an unsealed file that the next writer removes.
  *
  *   index    LMDB's bytes | u64 magic | u64 number of LMDB's bytes | u64 check of both and of LMDB's bytes
  *
  * The check is a chain of XXH3-64 over steps of SEAL_STEP_BYTES, each seeded with the one before, and the first with
- * the identity of the file: inode, owner, and when it was made. LMDB's pages can be forged so that LMDB writes where it
- * should not, and anybody can compute an XXH3. So a store that was downloaded file by file brings no index with it:
- * whoever made one could not know what file it would become here. But it can be foreseen on a file-system image that
- * its maker prepared, and nearly so where there is no birth time. Nor is a file believed that belongs to another user.
+ * the identity of the file: inode, owner and birth time. LMDB's pages can be forged so that LMDB writes where it should
+ * not, and anyone can compute an XXH3. So an index that comes with a store which was downloaded file by file is not
+ * used: its maker could not know the identity of the file here. But the maker of a file-system image can know it, and
+ * nearly so without birth times. Files that belong to another user are not trusted either.
  *
- * The check takes all bytes by read(2): a bad sector, or a file that is cut meanwhile, is an error here. LMDB maps the
- * same file afterwards: a sector that goes bad then, and is not in memory any more, is still a SIGBUS. */
+ * The check reads all bytes with read(2): a bad sector, or a file that is truncated meanwhile, is an error here. LMDB
+ * maps the same file afterwards: a sector that goes bad then, and is no longer in memory, is still a SIGBUS. */
 #include "index/index_internal.h"
 
 #include <fcntl.h>
@@ -69,7 +69,7 @@ int index_identity(int fd, uint64_t *ret_number)
 	return 0;
 }
 
-/* The seal of the first `len` bytes, which are copied to `to` where that is not -1. */
+/* The seal of the first `len` bytes, which are copied to `to` unless that is -1. */
 static int seal_make(int fd, uint64_t len, int to, uint8_t ret_seal[SEAL_BYTES])
 {
 	base_cleanup_free uint8_t *step = malloc(SEAL_STEP_BYTES);
@@ -94,19 +94,19 @@ static int seal_make(int fd, uint64_t len, int to, uint8_t ret_seal[SEAL_BYTES])
 
 int index_copy(int fd, int to)
 {
-	uint8_t stands[SEAL_BYTES], made[SEAL_BYTES];
+	uint8_t stored[SEAL_BYTES], made[SEAL_BYTES];
 	struct stat st;
 	if (fstat(fd, &st) < 0)
 		return -errno;
 	if (!S_ISREG(st.st_mode) || st.st_size < (off_t)SEAL_BYTES)
 		return -BASE_EDAMAGED;
 	uint64_t len = (uint64_t)st.st_size - SEAL_BYTES;
-	int r = read_at(fd, len, stands, sizeof stands);
-	if (r == 0 && (base_get64(stands) != SEAL_MAGIC || base_get64(stands + 8) != len))
+	int r = read_at(fd, len, stored, sizeof stored);
+	if (r == 0 && (base_get64(stored) != SEAL_MAGIC || base_get64(stored + 8) != len))
 		r = -BASE_EDAMAGED; /* often without reading all of it */
 	if (r == 0)
 		r = seal_make(fd, len, to, made);
-	if (r == 0 && memcmp(stands, made, sizeof made) != 0)
+	if (r == 0 && memcmp(stored, made, sizeof made) != 0)
 		r = -BASE_EDAMAGED;
 	return r == -EIO || r == -EPERM ? -BASE_EDAMAGED : r;
 }

@@ -2,18 +2,18 @@
  *
  * update: adding, removing and evicting commits.
  *
- * A commit gets the next number; its places are put under that number, also those that an older commit had (`shadows`
- * remembers that); its row in `numbers` comes last and makes them count. More places than a batch go in several
- * transactions (LMDB of this age loses pages when a transaction spills): what a failure leaves has a number without a
- * row, is never found and is swept later.
+ * A commit gets the next number. Its places are put under that number, including those that an older commit had, which
+ * `shadows` records. Its row in `numbers` comes last and makes the places count. If there are more places than a batch
+ * they go in several transactions (this version of LMDB loses pages when a transaction spills): after a failure they
+ * have a number without a row, so they are never found, and are swept later.
  *
- * Eviction: places are counted at INDEX_PLACE_BYTES each (not by pages: keys are digests, deleting some of them leaves
- * room in all pages, which the next ones fill), and what there is and what is to come stay under five eighths of the
- * bound, so that the file, which LMDB never shrinks, stays under the bound with half-empty pages and copies on write.
- * Whole commits go, lowest numbers first; then one sweep over `places` deletes what is dead. An evicted commit keeps
- * its row in `commits` (it is known, and not offered again: else a store larger than its index would evict and add
- * without end). A removed one loses it, and the commits whose places it took over are marked incomplete: the next
- * update adds these again. */
+ * Eviction: places count as INDEX_PLACE_BYTES each (not by pages: keys are digests, so deleting some leaves room in all
+ * pages, which later ones fill). Places in the index and those to be added stay under five eighths of the bound, so
+ * that the file, which LMDB never shrinks, stays under the bound even with half-empty pages and copies on write. Whole
+ * commits are evicted, lowest numbers first; then one sweep over `places` deletes the dead ones. An evicted commit
+ * keeps its row in `commits`: it is known and not offered again, or a store larger than its index would evict and add
+ * without end. A removed commit loses its row, and commits whose places it took over are marked incomplete, so that the
+ * next update adds them again. */
 #include "index/index_internal.h"
 
 #include <stdio.h>
@@ -39,7 +39,7 @@ static bool numbers_have(const struct numbers *l, uint64_t v)
 	return at < l->n && l->all[at] == v;
 }
 
-/* Into a list that is kept sorted and short (commits that one commit shadows). */
+/* Into a list that is sorted and short (commits that one commit shadows). */
 static int numbers_insert(struct numbers *l, uint64_t v)
 {
 	if (numbers_have(l, v))
@@ -92,7 +92,7 @@ static int delete_prefix(MDB_txn *txn, MDB_dbi dbi, uint64_t number)
 	return r == MDB_NOTFOUND ? 0 : r;
 }
 
-/* Takes away what a number has besides its places. */
+/* Deletes all rows of a number except its places. */
 static int drop_number(struct index *i, MDB_txn *txn, uint64_t number)
 {
 	int r = delete_prefix(txn, i->dbi[INDEX_NUMBERS], number);
@@ -161,8 +161,7 @@ static int sweep(struct index *i, const struct numbers *live, uint64_t keep)
 	return r;
 }
 
-/* Marks commits as evicted, lowest numbers first, until `places` of them are gone; the numbers that stay go to
- * `live`. */
+/* Marks commits as evicted, lowest numbers first, until they had `places` places. The other numbers go to `live`. */
 static int evict_commits(struct index *i, uint64_t places, struct numbers *live)
 {
 	base_cleanup_free uint64_t *gone = NULL;
@@ -252,7 +251,7 @@ static int evict(struct index *i, uint64_t need, uint64_t limit, uint64_t keep)
 		if (r == 0)
 			r = used_bytes(i, &used);
 		if (live.n == 0)
-			break; /* what is left is the new commit's, or rows of known commits */
+			break; /* the rest is the new commit's, or rows of known commits */
 	}
 	free(live.all);
 	return r;
@@ -307,7 +306,7 @@ static int prepare(struct adding *a, const struct index_place *places, uint64_t 
 	return 0;
 }
 
-/* Takes a number, forgets what an earlier addition of this commit left besides its places, puts the names of packs. */
+/* Takes a number, deletes the rows of an earlier addition of this commit except places, and adds the names of packs. */
 static int add_begin(struct adding *a)
 {
 	struct index_body b;
@@ -328,16 +327,14 @@ static int add_begin(struct adding *a)
 		a->own = a->own || b.bytes[8] & INDEX_OWN;
 		r = drop_number(a->i, txn, base_get64(b.bytes));
 	}
-	index_be64(key, a->number);
 	for (uint32_t n = 0; r == 0 && n < a->npacks; n++) {
-		uint32_t be = htobe32(n);
-		memcpy(key + 8, &be, 4);
+		index_pack_key(key, a->number, n);
 		r = index_put(txn, a->i->dbi, INDEX_PACKS, key, sizeof key, a->packs[n], strlen(a->packs[n]));
 	}
 	return index_end(txn, r);
 }
 
-/* Is it the very object that an own place names? Then that one's word holds for it, too. */
+/* Is it the same object that an own place names? Then it is an own place, too. */
 static bool same_as_own(const struct adding *a, MDB_txn *txn, const struct index_body *old, const struct index_place *p)
 {
 	uint8_t key[12];
@@ -346,9 +343,7 @@ static bool same_as_own(const struct adding *a, MDB_txn *txn, const struct index
 	    base_get64(old->bytes + 24) != p->raw_len || base_get64(old->bytes + 32) != p->stored_len ||
 	    base_get16(old->bytes + 44) != p->codec || old->bytes[46] != p->kind)
 		return false;
-	index_be64(key, base_get64(old->bytes));
-	uint32_t be = htobe32(base_get32(old->bytes + 40));
-	memcpy(key + 8, &be, 4);
+	index_pack_key(key, base_get64(old->bytes), base_get32(old->bytes + 40));
 	return index_get(txn, a->i->dbi, INDEX_PACKS, key, sizeof key, &pack) == 0 && pack.len == strlen(p->pack) &&
 		memcmp(pack.bytes, p->pack, pack.len) == 0;
 }
@@ -389,7 +384,7 @@ static int add_batch(struct adding *a, uint64_t first, uint64_t end)
 	return index_end(txn, r);
 }
 
-/* The rows that make the commit count. `held`: false when it is too large for the index, and only known. */
+/* Adds the rows that make the commit count. held: false if it is too large for the index, and only known. */
 static int add_end(struct adding *a, bool held)
 {
 	uint8_t key[16], body[INDEX_BODY_MAX];
@@ -453,7 +448,7 @@ int index_add_commit(struct index *i, const char *run, uint64_t entry, const str
 
 /* ---- removing ---- */
 
-/* Marks a commit whose places were taken over and went with their new owner: it is to be added again. */
+/* Marks a commit whose places were taken over, and removed with their new owner: it should be added again. */
 static int unshadow(struct index *i, MDB_txn *txn, uint64_t older)
 {
 	struct index_body b, c;
