@@ -15,10 +15,19 @@ static const char *const op_names[FS_OP_COUNT] = { "lookup", "getattr", "readlin
 	"readdirplus", "open", "read", "release", "statfs",
 	"getxattr", "listxattr" };
 
-static void metric(struct base_buf *b, const char *name, const char *type, const char *help, uint64_t value)
+/* The type follows from the name, by the rules of Prometheus. */
+static void head(struct base_buf *b, const char *name, const char *help)
 {
-	base_buf_printf(b, "# HELP vckpt_%s %s\n# TYPE vckpt_%s %s\nvckpt_%s %llu\n", name, help, name, type, name,
-		(unsigned long long)value);
+	const char *end = strrchr(name, '_');
+
+	base_buf_printf(b, "# HELP vckpt_%s %s\n# TYPE vckpt_%s %s\n", name, help, name,
+		end && strcmp(end, "_total") == 0 ? "counter" : "gauge");
+}
+
+static void metric(struct base_buf *b, const char *name, const char *help, uint64_t value)
+{
+	head(b, name, help);
+	base_buf_printf(b, "vckpt_%s %llu\n", name, (unsigned long long)value);
 }
 
 static void quoted(struct base_buf *b, const char *text)
@@ -35,7 +44,7 @@ static void quoted(struct base_buf *b, const char *text)
 static void ops_metric(struct base_buf *b, const char *name, const char *help, const _Atomic uint64_t *values,
 	bool are_ns)
 {
-	base_buf_printf(b, "# HELP vckpt_%s %s\n# TYPE vckpt_%s counter\n", name, help, name);
+	head(b, name, help);
 	for (unsigned i = 0; i < FS_OP_COUNT; i++) {
 		base_buf_printf(b, "vckpt_%s{op=\"%s\"} ", name, op_names[i]);
 		base_buf_printf(b, "%.*f\n", are_ns ? 6 : 0, (double)values[i] * (are_ns ? 1e-9 : 1));
@@ -54,14 +63,14 @@ static void write_cache(struct base_buf *b, struct fs_mount *m)
 	struct load_cache_stats c;
 
 	load_cache_stat(m->cache, &c);
-	metric(b, "cache_hits_total", "counter", "Pieces found decoded.", c.hits);
-	metric(b, "cache_misses_total", "counter", "Pieces read and decoded.", c.misses);
-	metric(b, "cache_waits_total", "counter", "Pieces that another reader was decoding.", c.waits);
-	metric(b, "cache_evictions_total", "counter", "Pieces dropped to make room.", c.evictions);
-	metric(b, "cache_bytes", "gauge", "Bytes of decoded pieces kept.", c.bytes);
-	metric(b, "cache_max_bytes", "gauge", "Their bound.", c.max_bytes);
-	metric(b, "decoded_bytes_total", "counter", "Bytes decoded and checked.", c.decoded_bytes);
-	metric(b, "stored_bytes_total", "counter", "Bytes read from packs for them.", c.stored_bytes);
+	metric(b, "cache_hits_total", "Pieces found decoded.", c.hits);
+	metric(b, "cache_misses_total", "Pieces read and decoded.", c.misses);
+	metric(b, "cache_waits_total", "Pieces that another reader was decoding.", c.waits);
+	metric(b, "cache_evictions_total", "Pieces dropped to make room.", c.evictions);
+	metric(b, "cache_bytes", "Bytes of decoded pieces kept.", c.bytes);
+	metric(b, "cache_max_bytes", "Their bound.", c.max_bytes);
+	metric(b, "decoded_bytes_total", "Bytes decoded and checked.", c.decoded_bytes);
+	metric(b, "stored_bytes_total", "Bytes read from packs for them.", c.stored_bytes);
 }
 
 static void write_backings(struct base_buf *b, struct fs_mount *m)
@@ -69,29 +78,27 @@ static void write_backings(struct base_buf *b, struct fs_mount *m)
 	struct fs_backings_stats s;
 
 	fs_backings_stat(m->backings, &s);
-	metric(b, "assembled_files", "gauge", "Whole files in memory.", s.files);
-	metric(b, "assembled_bytes", "gauge", "Their bytes.", s.bytes);
-	metric(b, "assembled_max_bytes", "gauge", "Their bound.", s.max_bytes);
-	metric(b, "assembled_reserve_bytes", "gauge", "Memory kept at hand for the next one.", s.reserve_bytes);
-	metric(b, "assemblies_total", "counter", "Files put together.", s.assembled);
-	metric(b, "assemblies_early_total", "counter", "Files that a loader was reading when that began.", s.early);
-	metric(b, "assemblies_given_up_total", "counter", "Those whose loader closed them early.", s.given_up);
-	metric(b, "assemblies_bytes_total", "counter", "Their bytes.", s.assembled_bytes);
-	metric(b, "assemblies_read_bytes_total", "counter",
-		"Bytes that the server gave the kernel out of files in memory.", s.read_bytes);
-	metric(b, "assemblies_failed_total", "counter", "Files that could not be.", s.failed);
-	metric(b, "assemblies_refused_total", "counter", "Files for which there was no room.", s.refused);
-	metric(b, "assemblies_dropped_total", "counter", "Files dropped to make room.", s.dropped);
-	metric(b, "assemblies_pages_dropped_total", "counter",
+	metric(b, "assembled_files", "Whole files in memory.", s.files);
+	metric(b, "assembled_bytes", "Their bytes.", s.bytes);
+	metric(b, "assembled_max_bytes", "Their bound.", s.max_bytes);
+	metric(b, "assembled_reserve_bytes", "Memory kept at hand for the next one.", s.reserve_bytes);
+	metric(b, "assemblies_total", "Files put together.", s.assembled);
+	metric(b, "assemblies_early_total", "Files that a loader was reading when that began.", s.early);
+	metric(b, "assemblies_given_up_total", "Those whose loader closed them early.", s.given_up);
+	metric(b, "assemblies_bytes_total", "Their bytes.", s.assembled_bytes);
+	metric(b, "assemblies_read_bytes_total", "Bytes that the server gave the kernel out of files in memory.",
+		s.read_bytes);
+	metric(b, "assemblies_failed_total", "Files that could not be.", s.failed);
+	metric(b, "assemblies_refused_total", "Files for which there was no room.", s.refused);
+	metric(b, "assemblies_dropped_total", "Files dropped to make room.", s.dropped);
+	metric(b, "assemblies_pages_dropped_total",
 		"Files whose pages the kernel was asked to drop, since it reads them in memory.", s.pages_dropped);
-	base_buf_printf(b, "# HELP vckpt_assembly_seconds_total Time that it took.\n"
-		"# TYPE vckpt_assembly_seconds_total counter\nvckpt_assembly_seconds_total %.6f\n",
-		(double)s.assembled_ns * 1e-9);
-	base_buf_printf(b, "# HELP vckpt_open_files Files of steps that are open, by what serves them.\n"
-		"# TYPE vckpt_open_files gauge\nvckpt_open_files{tier=\"cached\"} %llu\n"
-		"vckpt_open_files{tier=\"passthrough\"} %llu\n", (unsigned long long)s.open_cached,
-		(unsigned long long)s.open_passthrough);
-	metric(b, "passthrough_opens_total", "counter", "Files that were opened for the kernel to read by itself.",
+	head(b, "assembly_seconds_total", "Time that it took.");
+	base_buf_printf(b, "vckpt_assembly_seconds_total %.6f\n", (double)s.assembled_ns * 1e-9);
+	head(b, "open_files", "Files of steps that are open, by what serves them.");
+	base_buf_printf(b, "vckpt_open_files{tier=\"cached\"} %llu\nvckpt_open_files{tier=\"passthrough\"} %llu\n",
+		(unsigned long long)s.open_cached, (unsigned long long)s.open_passthrough);
+	metric(b, "passthrough_opens_total", "Files that were opened for the kernel to read by itself.",
 		s.opens_passthrough);
 }
 
@@ -102,12 +109,12 @@ static void write_steps(struct base_buf *b, struct fs_mount *m)
 	pthread_mutex_lock(&all->lock);
 	uint64_t runs = all->nruns, commits = all->ncommits - 1, open = all->steps_open, bytes = all->steps_bytes;
 	pthread_mutex_unlock(&all->lock);
-	metric(b, "runs", "gauge", "Runs of the store.", runs);
-	metric(b, "steps_seen", "gauge", "Commits that were looked up since the mount.", commits);
-	metric(b, "steps_open", "gauge", "Steps kept open.", open);
-	metric(b, "steps_open_bytes", "gauge", "Memory of the steps kept open, roughly.", bytes);
-	metric(b, "steps_opened_total", "counter", "Steps opened.", all->steps_opened);
-	metric(b, "steps_evicted_total", "counter", "Steps closed to make room.", all->steps_evicted);
+	metric(b, "runs", "Runs of the store.", runs);
+	metric(b, "steps_seen", "Commits that were looked up since the mount.", commits);
+	metric(b, "steps_open", "Steps kept open.", open);
+	metric(b, "steps_open_bytes", "Memory of the steps kept open, roughly.", bytes);
+	metric(b, "steps_opened_total", "Steps opened.", all->steps_opened);
+	metric(b, "steps_evicted_total", "Steps closed to make room.", all->steps_evicted);
 }
 
 static void write_meshes(struct base_buf *b, struct fs_mount *m)
@@ -115,11 +122,10 @@ static void write_meshes(struct base_buf *b, struct fs_mount *m)
 	struct fs_meshes_stats s;
 
 	fs_meshes_stat(m->meshes, &s);
-	metric(b, "meshes", "gauge", "Names of meshes that the kernel knows, or that are in use.", s.known);
-	metric(b, "meshes_looked_up_total", "counter", "Names of meshes that were made known.", s.looked_up);
-	metric(b, "meshes_dropped_total", "counter", "Those that the kernel was asked to drop.", s.dropped);
-	metric(b, "mesh_refusals_total", "counter", "Names looked up that are no mesh of their step.",
-		m->stats.mesh_refusals);
+	metric(b, "meshes", "Names of meshes that the kernel knows, or that are in use.", s.known);
+	metric(b, "meshes_looked_up_total", "Names of meshes that were made known.", s.looked_up);
+	metric(b, "meshes_dropped_total", "Those that the kernel was asked to drop.", s.dropped);
+	metric(b, "mesh_refusals_total", "Names looked up that are no mesh of their step.", m->stats.mesh_refusals);
 }
 
 static void write_memory(struct base_buf *b, const struct fs_mount *m)
@@ -129,14 +135,13 @@ static void write_memory(struct base_buf *b, const struct fs_mount *m)
 
 	if (m->statm_fd >= 0 && pread(m->statm_fd, text, sizeof text - 1, 0) > 0 &&
 			sscanf(text, "%llu %llu", &size, &resident) == 2)
-		metric(b, "resident_bytes", "gauge", "Resident memory of the daemon.",
+		metric(b, "resident_bytes", "Resident memory of the daemon.",
 			resident * (unsigned long long)sysconf(_SC_PAGESIZE));
 }
 
 static void write_features(struct base_buf *b, struct fs_mount *m)
 {
-	base_buf_append_text(b, "# HELP vckpt_feature What is on (1) or off (0), and why.\n"
-		"# TYPE vckpt_feature gauge\n");
+	head(b, "feature", "What is on (1) or off (0), and why.");
 	pthread_mutex_lock(&m->lock);
 	for (unsigned i = 0; i < m->nfeatures; i++) {
 		base_buf_printf(b, "vckpt_feature{name=\"%s\",why=\"", m->features[i].name);
@@ -150,32 +155,29 @@ static void write_stats(struct base_buf *b, struct fs_mount *m)
 {
 	struct fs_stats *s = &m->stats;
 
-	base_buf_printf(b, "# HELP vckpt_info The mount.\n# TYPE vckpt_info gauge\n"
-		"vckpt_info{version=\"" VCKPT_VERSION "\",tier=\"%s\",store=\"", fs_tier_name(m->options->tier));
+	head(b, "info", "The mount.");
+	base_buf_printf(b, "vckpt_info{version=\"" VCKPT_VERSION "\",tier=\"%s\",store=\"",
+		fs_tier_name(m->options->tier));
 	quoted(b, m->options->store);
 	base_buf_printf(b, "\",pid=\"%d\"} 1\n", (int)getpid());
-	base_buf_printf(b, "# HELP vckpt_start_time_seconds When it was mounted.\n"
-		"# TYPE vckpt_start_time_seconds gauge\nvckpt_start_time_seconds %.3f\n",
-		(double)m->start_ns * 1e-9);
+	head(b, "start_time_seconds", "When it was mounted.");
+	base_buf_printf(b, "vckpt_start_time_seconds %.3f\n", (double)m->start_ns * 1e-9);
 	write_ops(b, s);
-	metric(b, "read_bytes_total", "counter", "Bytes handed to the kernel.", s->read_bytes);
-	metric(b, "interrupted_total", "counter", "Requests given up after their caller got a signal.",
-		s->interrupted);
-	metric(b, "memory_given_back_total", "counter", "Times that the kernel reported that memory is short.",
-		s->gave_back);
-	metric(b, "damaged_reads_total", "counter", "Reads answered with an error.", s->damaged_reads);
-	metric(b, "slow_reads_total", "counter", "Reads of more than a quarter of a second (see the file slow).",
-		s->slow_reads);
-	metric(b, "gathered_replies_total", "counter", "Reads of so many fragments that they were copied together.",
+	metric(b, "read_bytes_total", "Bytes handed to the kernel.", s->read_bytes);
+	metric(b, "interrupted_total", "Requests given up after their caller got a signal.", s->interrupted);
+	metric(b, "memory_given_back_total", "Times that the kernel reported that memory is short.", s->gave_back);
+	metric(b, "damaged_reads_total", "Reads answered with an error.", s->damaged_reads);
+	metric(b, "slow_reads_total", "Reads of more than a quarter of a second (see the file slow).", s->slow_reads);
+	metric(b, "gathered_replies_total", "Reads of so many fragments that they were copied together.",
 		s->gathered_replies);
 	write_cache(b, m);
 	write_backings(b, m);
 	write_steps(b, m);
 	write_meshes(b, m);
-	metric(b, "refreshes_total", "counter", "Times the lists of runs were read on.", s->refreshes);
-	metric(b, "refresh_errors_total", "counter", "Times that failed.", s->refresh_errors);
-	metric(b, "new_entries_total", "counter", "Entries found so.", s->new_entries);
-	metric(b, "invalidations_total", "counter", "Names that the kernel was asked to forget.", s->invalidations);
+	metric(b, "refreshes_total", "Times the lists of runs were read on.", s->refreshes);
+	metric(b, "refresh_errors_total", "Times that failed.", s->refresh_errors);
+	metric(b, "new_entries_total", "Entries found so.", s->new_entries);
+	metric(b, "invalidations_total", "Names that the kernel was asked to forget.", s->invalidations);
 	write_memory(b, m);
 	write_features(b, m);
 }

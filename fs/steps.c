@@ -4,7 +4,7 @@
  * longest go first. References keep a step that is in use, whatever the bound says. A step that was evicted and is
  * opened again has the same node ids, since these are a pure function of the step. One thread opens a step while others
  * that need it wait; the lock is not held meanwhile. */
-#include <string.h>
+#include <stdio.h>
 
 #include "core/base/clock.h"
 #include "core/base/log.h"
@@ -40,67 +40,36 @@ void fs_steps_free(struct fs_steps *steps)
 	}
 }
 
-/* A copy of a step in the list, including its strings. */
-struct commit_copy { struct store_list_step step; struct proto_attribute *attributes; char *text; };
-
-static void commit_release(struct commit_copy *c)
-{
-	free(c->attributes);
-	free(c->text);
-}
-
-static char *text_put(char **cursor, const char *s)
-{
-	size_t n = strlen(s) + 1;
-	char *at = memcpy(*cursor, s, n);
-
-	*cursor += n;
-	return at;
-}
-
-static int commit_copy(struct commit_copy *c, const struct store_list_step *s)
-{
-	const struct proto_commit *from = &s->commit;
-	const char *attempt = from->attempt ? from->attempt : "";
-	size_t bytes = strlen(attempt) + 1;
-
-	for (size_t i = 0; i < from->nattributes; i++)
-		bytes += strlen(from->attributes[i].key) + strlen(from->attributes[i].value) + 2;
-	c->text = malloc(bytes);
-	c->attributes = calloc(from->nattributes + 1, sizeof *c->attributes);
-	if (!c->text || !c->attributes)
-		return -ENOMEM;
-	char *cursor = c->text;
-	c->step = *s;
-	c->step.commit.attempt = text_put(&cursor, attempt);
-	for (size_t i = 0; i < from->nattributes; i++) {
-		c->attributes[i].key = text_put(&cursor, from->attributes[i].key);
-		c->attributes[i].value = text_put(&cursor, from->attributes[i].value);
-	}
-	c->step.commit.attributes = c->attributes;
-	return 0;
-}
-
-static int commit_of(struct fs_commit *commit, struct commit_copy *c, struct base_error *err)
+/* A copy of the step in the list, with as much as opening it takes: its attributes are the manifest's. */
+static int step_of(struct fs_commit *commit, char attempt[static PROTO_ATTEMPT_MAX], struct store_list_step *ret_step,
+	struct base_error *err)
 {
 	struct fs_run *run = commit->run;
 
 	pthread_rwlock_rdlock(&run->lock);
 	const struct store_list_step *s = run->list ? store_list_find(run->list, commit->step) : NULL;
-	int r = s && s->entry == commit->entry ? commit_copy(c, s) : -ESTALE;
+	bool there = s && s->entry == commit->entry;
+	if (there) {
+		*ret_step = *s;
+		snprintf(attempt, PROTO_ATTEMPT_MAX, "%s", s->commit.attempt);
+		ret_step->commit.attempt = attempt;
+		ret_step->commit.attributes = NULL;
+		ret_step->commit.nattributes = 0;
+	}
 	pthread_rwlock_unlock(&run->lock);
-	return r ? base_error_set(err, r, "removed or replaced") : 0;
+	return there ? 0 : base_error_set(err, -ESTALE, "removed or replaced");
 }
 
 static int step_open(struct fs_runs *runs, struct fs_commit *commit, struct fs_step **ret_step, struct base_error *err)
 {
-	base_cleanup(commit_release) struct commit_copy copy = {0};
 	struct load_step *loaded = NULL;
 	struct view_tree *tree = NULL;
+	struct store_list_step entry;
+	char attempt[PROTO_ATTEMPT_MAX];
 
-	int r = commit_of(commit, &copy, err);
+	int r = step_of(commit, attempt, &entry, err);
 	if (!r)
-		r = load_step_open(runs->store, commit->run->name, &copy.step, &loaded, err);
+		r = load_step_open(runs->store, commit->run->name, &entry, &loaded, err);
 	if (r)
 		return r;
 	size_t memory = load_step_memory(loaded);

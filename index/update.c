@@ -335,13 +335,12 @@ static int add_begin(struct adding *a)
 }
 
 /* Is it the same object that an own place names? Then it is an own place, too. */
-static bool same_as_own(const struct adding *a, MDB_txn *txn, const struct index_body *old, const struct index_place *p)
+static bool same_as_own(const struct adding *a, MDB_txn *txn, const struct index_body *old, const struct index_place *p,
+	const uint8_t body[static INDEX_PLACE_BODY_BYTES])
 {
 	uint8_t key[12];
 	struct index_body pack;
-	if (!old->bytes[47] || base_get64(old->bytes + 8) != p->offset || base_get64(old->bytes + 16) != p->checks ||
-	    base_get64(old->bytes + 24) != p->raw_len || base_get64(old->bytes + 32) != p->stored_len ||
-	    base_get16(old->bytes + 44) != p->codec || old->bytes[46] != p->kind)
+	if (!old->bytes[47] || memcmp(old->bytes + 8, body + 8, 32) != 0 || memcmp(old->bytes + 44, body + 44, 3) != 0)
 		return false;
 	index_pack_key(key, base_get64(old->bytes), base_get32(old->bytes + 40));
 	return index_get(txn, a->i->dbi, INDEX_PACKS, key, sizeof key, &pack) == 0 && pack.len == strlen(p->pack) &&
@@ -350,17 +349,9 @@ static bool same_as_own(const struct adding *a, MDB_txn *txn, const struct index
 
 static int add_place(struct adding *a, MDB_txn *txn, const struct index_place *p)
 {
-	bool own = a->own || p->own;
 	struct index_body old;
 	uint8_t body[INDEX_PLACE_BODY_BYTES] = {0};
 	const char *pack = p->pack, **found = bsearch(&pack, a->packs, a->npacks, sizeof *a->packs, by_text);
-	if (index_get(txn, a->i->dbi, INDEX_PLACES, p->digest.bytes, 32, &old) == 0 && old.len == INDEX_PLACE_BODY_BYTES
-	    && base_get64(old.bytes) != a->number) {
-		int r = numbers_insert(&a->shadows, base_get64(old.bytes));
-		if (r != 0)
-			return r;
-		own = own || same_as_own(a, txn, &old, p);
-	}
 	base_put64(body, a->number);
 	base_put64(body + 8, p->offset);
 	base_put64(body + 16, p->checks);
@@ -369,7 +360,14 @@ static int add_place(struct adding *a, MDB_txn *txn, const struct index_place *p
 	base_put32(body + 40, (uint32_t)(found - a->packs));
 	base_put16(body + 44, p->codec);
 	body[46] = p->kind;
-	body[47] = own;
+	body[47] = a->own || p->own;
+	if (index_get(txn, a->i->dbi, INDEX_PLACES, p->digest.bytes, 32, &old) == 0 && old.len == INDEX_PLACE_BODY_BYTES
+	    && base_get64(old.bytes) != a->number) {
+		int r = numbers_insert(&a->shadows, base_get64(old.bytes));
+		if (r != 0)
+			return r;
+		body[47] = body[47] || same_as_own(a, txn, &old, p, body);
+	}
 	return index_put(txn, a->i->dbi, INDEX_PLACES, p->digest.bytes, 32, body, sizeof body);
 }
 

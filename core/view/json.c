@@ -49,6 +49,15 @@ void view_json_string(struct base_buf *b, const char *text, size_t len)
 	base_buf_append(b, "\"", 1);
 }
 
+void view_json_shape(struct base_buf *b, const struct tensor_shape *shape)
+{
+	for (uint32_t d = 0; d < shape->ndim; d++) {
+		base_buf_append_text(b, d ? ", " : "[");
+		view_json_number(b, shape->dim[d]);
+	}
+	base_buf_append_text(b, shape->ndim ? "]" : "[]");
+}
+
 void view_json_number(struct base_buf *b, uint64_t v)
 {
 	char digits[20];

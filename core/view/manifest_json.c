@@ -177,12 +177,9 @@ static void put_tensor(struct json *j, uint32_t tensor, uint32_t node)
 	view_json_shown(&j->out.b, info.name, info.name_len);
 	text(j, ", \"dtype\": \"");
 	text(j, tensor_dtype_name(info.dtype));
-	text(j, "\", \"shape\": [");
-	for (uint32_t d = 0; d < info.shape.ndim; d++) {
-		text(j, d ? ", " : "");
-		view_json_number(&j->out.b, info.shape.dim[d]);
-	}
-	text(j, "], \"bytes\": ");
+	text(j, "\", \"shape\": ");
+	view_json_shape(&j->out.b, &info.shape);
+	text(j, ", \"bytes\": ");
 	view_json_number(&j->out.b, info.bytes);
 	put_tensor_digest(j, tensor);
 	text(j, "}");

@@ -58,12 +58,9 @@ static void put_tensor(struct view_text *j, const struct view_mesh *m, const str
 
 	base_buf_printf(&j->b, "    {\"component\": \"%s\", \"name\": ", info->component);
 	view_json_shown(&j->b, info->name, info->name_len);
-	base_buf_append_text(&j->b, ", \"shape\": [");
-	for (uint32_t d = 0; d < info->shape.ndim; d++) {
-		base_buf_append_text(&j->b, d ? ", " : "");
-		view_json_number(&j->b, info->shape.dim[d]);
-	}
-	base_buf_append_text(&j->b, "], ");
+	base_buf_append_text(&j->b, ", \"shape\": ");
+	view_json_shape(&j->b, &info->shape);
+	base_buf_append_text(&j->b, ", ");
 	if (way->own) {
 		put_mesh(&j->b, way->own);
 		base_buf_append_text(&j->b, ", ");

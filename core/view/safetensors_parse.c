@@ -15,6 +15,7 @@
 #include <stdio.h>
 
 #include "core/base/plural.h"
+#include "core/base/text.h"
 #include "core/view/view_internal.h"
 
 #define EXCERPT_BYTES 256
@@ -42,8 +43,8 @@ static void excerpt(const char *name, size_t len, char out[static EXCERPT_BYTES]
 	size_t used = 0, i = 0;
 	while (i < len && used < EXCERPT_BYTES - 16) {
 		unsigned char c = (unsigned char)name[i];
-		size_t n = c < 0xc0 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
-		if (n > len - i || c < 0x20 || c == 0x7f || !proto_utf8_valid(name + i, n)) {
+		size_t n = base_utf8_sequence(name + i, len - i);
+		if (n == 0 || c < 0x20 || c == 0x7f) {
 			used += (size_t)snprintf(out + used, 5, "\\x%02x", c);
 			i++;
 			continue;
@@ -107,23 +108,12 @@ static int hex4(struct header *h, uint32_t *ret)
 
 static void put_utf8(struct base_buf *b, uint32_t c)
 {
+	static const uint8_t first[] = {0, 0, 0xc0, 0xe0, 0xf0};
+	size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
 	uint8_t s[4];
-	size_t n = 0;
-	if (c < 0x80) {
-		s[n++] = (uint8_t)c;
-	} else if (c < 0x800) {
-		s[n++] = (uint8_t)(0xc0 | c >> 6);
-		s[n++] = (uint8_t)(0x80 | (c & 63));
-	} else if (c < 0x10000) {
-		s[n++] = (uint8_t)(0xe0 | c >> 12);
-		s[n++] = (uint8_t)(0x80 | (c >> 6 & 63));
-		s[n++] = (uint8_t)(0x80 | (c & 63));
-	} else {
-		s[n++] = (uint8_t)(0xf0 | c >> 18);
-		s[n++] = (uint8_t)(0x80 | (c >> 12 & 63));
-		s[n++] = (uint8_t)(0x80 | (c >> 6 & 63));
-		s[n++] = (uint8_t)(0x80 | (c & 63));
-	}
+	for (size_t i = n; i-- > 1; c >>= 6)
+		s[i] = (uint8_t)(0x80 | (c & 63));
+	s[0] = (uint8_t)(first[n] | c);
 	base_buf_append(b, s, n);
 }
 

@@ -94,6 +94,7 @@ int view_text_end(struct view_text *t, int r, struct base_buf *ret_text, uint64_
 void view_json_text(struct base_buf *b, const char *text, size_t len);
 void view_json_string(struct base_buf *b, const char *text, size_t len);
 void view_json_number(struct base_buf *b, uint64_t v);
+void view_json_shape(struct base_buf *b, const struct tensor_shape *shape); /* "[2, 3]" */
 /* With quotes, for text that people look at: also escapes what a terminal would obey. */
 void view_json_shown(struct base_buf *b, const char *text, size_t len);
 
