@@ -431,11 +431,11 @@ static int assemble(struct fs_backings *all, struct fs_backing *b, struct view_f
 	if (large && free_bytes)
 		free_bytes += all->reserve.bytes;
 	if (view_file_size(file) != b->size)
-		return base_error_set(err, -BASE_EFORMAT, "it has another size than when it was first opened");
+		return base_error_set(err, -BASE_EFORMAT, "its size has changed since it was first opened");
 	if (!fs_broker_works(all->broker))
 		return base_error_set(err, -EPIPE, "the keeper did not answer");
 	if (free_bytes && (b->size > free_bytes / MEMORY_SHARE || free_bytes - b->size < all->floor_bytes))
-		return base_error_set(err, -ENOMEM, "it has %llu bytes, and %llu bytes of memory could be had",
+		return base_error_set(err, -ENOMEM, "it has %llu bytes, and %llu bytes of memory are available",
 			(unsigned long long)b->size, (unsigned long long)free_bytes);
 	int fd = large ? fs_reserve_memfd(&all->reserve, b->size) : fs_memfd_new(b->size);
 	if (fd < 0)
@@ -461,7 +461,7 @@ static void assemble_locked(struct fs_backings *all, struct fs_backing *b, struc
 	unlock(all);
 	int id = assemble(all, b, file, &err);
 	if (id < 0)
-		base_info("a file stays with the server: %s", err.text);
+		base_info("a file is not assembled: %s", err.text);
 	pthread_mutex_lock(&all->lock);
 	fill_end(all, b, id, base_monotonic_ns() - start);
 }
@@ -684,7 +684,7 @@ static bool can_assemble(struct fs_backings *all)
 	if (!all->gave_up) {
 		all->gave_up = true;
 		fs_mount_feature(all->m, "passthrough", false, "the keeper did not answer");
-		base_warning("the keeper did not answer: no file is put together any more");
+		base_warning("the keeper did not answer: no more files are assembled");
 	}
 	return false;
 }

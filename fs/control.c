@@ -82,7 +82,7 @@ static void write_backings(struct base_buf *b, struct fs_mount *m)
 	metric(b, "assembled_bytes", "Their bytes.", s.bytes);
 	metric(b, "assembled_max_bytes", "Their bound.", s.max_bytes);
 	metric(b, "assembled_reserve_bytes", "Memory kept at hand for the next one.", s.reserve_bytes);
-	metric(b, "assemblies_total", "Files put together.", s.assembled);
+	metric(b, "assemblies_total", "Files assembled.", s.assembled);
 	metric(b, "assemblies_early_total", "Files that a loader was reading when that began.", s.early);
 	metric(b, "assemblies_given_up_total", "Those whose loader closed them early.", s.given_up);
 	metric(b, "assemblies_bytes_total", "Their bytes.", s.assembled_bytes);

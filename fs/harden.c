@@ -185,5 +185,5 @@ void fs_harden_keeper(void)
 		return;  /* it has no privileges, and needs fusermount3, which is setuid */
 	int r = keep_capabilities(1u << CAP_SYS_ADMIN | 1u << CAP_DAC_READ_SEARCH | 1u << CAP_KILL);
 	if (r || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-		base_debug("the keeper cannot give its privileges up: %s", strerror(r ? -r : errno));
+		base_debug("the keeper cannot give up its privileges: %s", strerror(r ? -r : errno));
 }

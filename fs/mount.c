@@ -32,7 +32,7 @@ int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct b
 	fs_scratch_init(&m->scratch);
 	fs_pressure_open(m);
 	if (r < 0)
-		return base_error_set(err, r, "no random number: %s", base_error_name(r));
+		return base_error_set(err, r, "no random number can be had: %s", base_error_name(r));
 	return 0;
 }
 

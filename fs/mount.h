@@ -128,7 +128,7 @@ int fs_mesh_decode(struct fs_mount *m, fuse_ino_t id, struct fs_node *ret_n);
 fuse_ino_t fs_mesh_id(const struct fs_node *n);
 bool fs_mesh_is_directory(const struct fs_node *n);
 int fs_mesh_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *step, struct fuse_entry_param *ret_e);
-/* The node of a name; ret_n: the parent on entry (MESHES, MESH). -ENOENT; what is wrong with a mesh is logged. */
+/* Looks up a name. n: the parent on entry (MESHES, MESH). -ENOENT; what is wrong with the name of a mesh is logged. */
 int fs_mesh_lookup(struct fs_mount *m, struct fs_step *step, const char *name, struct fs_node *n);
 int fs_mesh_open(struct fs_step *step, const struct fs_node *n, struct view_file **ret_f, struct base_error *err);
 

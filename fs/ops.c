@@ -307,7 +307,7 @@ static int reply_slices(struct fs_request *q, struct fs_handle *h, uint64_t offs
 		total += e.iov[i].iov_len;
 	if (total != len) {
 		load_slices_release(&e);
-		fs_mount_log_once(q->m, "internal error: a read gave another number of bytes than it should");
+		fs_mount_log_once(q->m, "internal error: a read returned a wrong number of bytes");
 		return -EIO;
 	}
 	if (e.niov > IOV_MOST) {

@@ -80,7 +80,7 @@ static int option_seconds(const char *name, const char *text, unsigned *ret_ms, 
 static int option_text(char **field, const char *name, const char *text, struct base_error *err)
 {
 	if (!*text)
-		return base_error_set(err, -EINVAL, "option %s= wants a value", name);
+		return base_error_set(err, -EINVAL, "option %s= needs a value", name);
 	free(*field);
 	*field = strdup(text);
 	return *field ? 0 : base_no_memory(err);
@@ -255,7 +255,7 @@ static int scan_short(struct fs_options *o, struct scan *scan, int argc, char **
 		if (strchr("oNt", *c)) {
 			const char *value = c[1] ? c + 1 : *i + 1 < argc ? argv[++*i] : NULL;
 			if (!value)
-				return base_error_set(err, -EINVAL, "option -%c wants a value", *c);
+				return base_error_set(err, -EINVAL, "option -%c needs a value", *c);
 			if (*c == 'o' && scan->nlists == BASE_COUNT(scan->lists))
 				return base_error_set(err, -EINVAL, "too many -o");
 			if (*c == 'o')

@@ -57,12 +57,12 @@ struct fs_commit {                      /* what is above `opened` never changes 
 	_Atomic bool gone;              /* no longer visible, by fs_run_gone */
 };
 
-/* An opened step. References: the cache's and each user's. */
+/* An opened step. */
 struct fs_step {
 	struct fs_commit *commit;
 	struct view_tree *tree;
 	size_t memory;
-	unsigned refs;                  /* protected by runs->lock, as is its place in the list */
+	unsigned refs;                  /* of users; protected by runs->lock, as is its place in the list */
 	TAILQ_ENTRY(fs_step) by_use;
 };
 TAILQ_HEAD(fs_steps, fs_step);

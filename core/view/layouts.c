@@ -251,7 +251,7 @@ int view_layouts_parse(const char *file, const char *text, size_t len, struct vi
 		r = base_error_set(err, -BASE_ELIMIT, "%.200s: a layout file has at most %u bytes", file,
 			VIEW_LAYOUTS_BYTES);
 	if (r == 0 && memchr(text, 0, len))
-		r = base_error_set(err, -EINVAL, "%.200s: this is no layout file: it has a NUL byte", file);
+		r = base_error_set(err, -EINVAL, "%.200s: this is not a layout file: it has a NUL byte", file);
 	if (r == 0)
 		r = parse_file(l, file, text, len, 0, err);
 	if (r < 0) {
@@ -274,7 +274,7 @@ int view_layouts_open(const char *path, struct view_layouts **ret_l, struct base
 		return base_error_set(err, -errno, "the layout file %.200s cannot be read: %s (presets: llama, "
 			"mixtral, deepseek)", path, strerror(errno));
 	if (!S_ISREG(st.st_mode))
-		return base_error_set(err, -EINVAL, "the layout file %.200s is no file", path);
+		return base_error_set(err, -EINVAL, "the layout file %.200s is not a regular file", path);
 	base_cleanup_free char *text = malloc(VIEW_LAYOUTS_BYTES + 1);
 	size_t len = 0;
 	ssize_t n = 1;

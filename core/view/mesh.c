@@ -25,7 +25,7 @@ static int parse_name(const char *name, struct tensor_mesh **ret_mesh, struct ba
 	if (r < 0)
 		base_no_memory(err);
 	else if (strcmp(text, name) != 0)
-		r = base_error_set(err, -ENOENT, "the mesh '%.200s' is shown as '%.200s' only", name, text);
+		r = base_error_set(err, -ENOENT, "the mesh '%.200s' is shown only as '%.200s'", name, text);
 	else if (mesh->count > VIEW_MESH_RANKS_MAX)
 		r = base_error_set(err, -ENOENT, "the mesh '%.200s' has %u ranks: at most %u can be shown", name,
 			mesh->count, VIEW_MESH_RANKS_MAX);
@@ -171,7 +171,7 @@ static int walk_in(struct view_mesh *m, struct view_tree *t, const char *rank_na
 		component = -ENOENT;
 	}
 	if (component < 0)
-		return base_error_set(err, -ENOENT, "'%.200s' is no file of %s", file,
+		return base_error_set(err, -ENOENT, "'%.200s' is not a file of %s", file,
 			rank_name ? "a rank: COMPONENT.safetensors" : "a mesh: manifest.json");
 	return view_mesh_open(m, t, rank, (uint32_t)component, ret_f, err);
 }
@@ -189,7 +189,7 @@ int view_mesh_walk(struct view_tree *t, const struct view_layouts *layouts, cons
 	for (char *part = strtok_r(copy, "/", &state); part && n < 5; part = strtok_r(NULL, "/", &state))
 		word[n++] = part;
 	if (n < 3 || n > 4 || strcmp(word[0], VIEW_MESH_DIRECTORY) != 0)
-		return base_error_set(err, -ENOENT, "'%.200s' is no file under a mesh", path);
+		return base_error_set(err, -ENOENT, "'%.200s' is not a file under a mesh", path);
 	int r = view_mesh_new(view_tree_step(t), layouts, word[1], &m, err);
 	if (r == 0)
 		r = walk_in(m, t, n == 4 ? word[2] : NULL, word[n - 1], ret_f, err);

@@ -36,7 +36,7 @@ static int check_tensor(const struct store_layout *l, const char *component, con
 			tensor_dtype_name(store_layout_dtype(l, (uint32_t)number)));
 	if (!tensor_shape_equal(&shape, &t->shape))
 		return base_error_set(err, -BASE_EFORMAT,
-			"the header of %s.safetensors says another shape of tensor '%.*s' than the layout", component,
+			"the header of %s.safetensors gives tensor '%.*s' another shape than the layout", component,
 			shown, t->name);
 	return 0;
 }
@@ -97,7 +97,7 @@ int view_header_check(const struct store_layout *l, const char *component, const
 			"it has a header of %s.safetensors, and the layout has no such component", component);
 	if (strcmp(view, VIEW_FILES_VIEW) == 0)
 		return view_files_count(header, len) ? 0 : base_error_set(err, -BASE_EFORMAT,
-			"the names of the files of component %s are not such as files can have", component);
+			"the paths of the files of component %s are not valid", component);
 	if (base_add_overflows(len, data_bytes, &size))
 		return base_error_set(err, -BASE_EFORMAT,
 			"it says %" PRIu64 " bytes behind the header of %s.safetensors", data_bytes, component);

@@ -275,7 +275,7 @@ static int add_components(struct builder *b)
 		r = add_tensors(b, b->components[i].directory, first, end, b->components[i].in_file);
 	}
 	if (b->files_warned > VIEW_NAMED)
-		base_warning("%s/%llu: so are %u more components", load_step_info(b->step)->run,
+		base_warning("%s/%llu: the same holds for %u more components", load_step_info(b->step)->run,
 			(unsigned long long)load_step_info(b->step)->step, b->files_warned - VIEW_NAMED);
 	return r;
 }
@@ -415,7 +415,7 @@ static int add_blobs(struct builder *b)
 			return r;
 	}
 	if (b->warned > VIEW_NAMED)
-		base_warning("%s/%llu: so are those of %u more blobs", load_step_info(b->step)->run,
+		base_warning("%s/%llu: the same holds for %u more blobs", load_step_info(b->step)->run,
 			(unsigned long long)load_step_info(b->step)->step, b->warned - VIEW_NAMED);
 	return 0;
 }

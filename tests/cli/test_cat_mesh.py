@@ -75,8 +75,9 @@ def test_rows_that_do_not_divide(vckpt, build, tmp_path):
 
 @pytest.mark.parametrize("path,words", [
     ("mesh", "no file mesh"), ("mesh/", "under a mesh"), ("mesh/tp=2", "under a mesh"),
-    ("mesh/tp=2/rank-2/model.safetensors", "rank-00000 to rank-00001"), ("mesh/tp=2/rank-0", "no file of a mesh"),
-    ("mesh/tp=2/rank-0/config.safetensors", "no file of a rank"), ("mesh/tp=2/rank-0/model", "no file of a rank"),
+    ("mesh/tp=2/rank-2/model.safetensors", "rank-00000 to rank-00001"), ("mesh/tp=2/rank-0", "not a file of a mesh"),
+    ("mesh/tp=2/rank-0/config.safetensors", "not a file of a rank"),
+    ("mesh/tp=2/rank-0/model", "not a file of a rank"),
     ("mesh/tp=2/rank-0/model.safetensors/x", "under a mesh"), ("mesh/tp=x/manifest.json", "tp=x"),
     ("mesh/tp=5/manifest.json", "tensor model/qkv: placement IS(0,3)")])
 def test_paths_that_are_none(vckpt, saved, path, words):

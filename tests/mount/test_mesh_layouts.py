@@ -125,7 +125,8 @@ def test_a_file_that_is_wrong(program, model, tmp_path, text, words, more):
     assert done.returncode == 1 and f"{tmp_path / 'f'}{words}" in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("value,words", [("none", "none cannot be read"), ("/", "is no file"), ("", "wants a value")])
+@pytest.mark.parametrize("value,words", [
+    ("none", "none cannot be read"), ("/", "not a regular file"), ("", "needs a value")])
 def test_no_file(program, model, tmp_path, value, words):
     (tmp_path / "p").mkdir()
     done = subprocess.run([program, model[0], tmp_path / "p", "-o", f"layouts={value}"], capture_output=True, text=True,

@@ -211,7 +211,7 @@ MANIFEST, ENTRY = "runs/run/manifests/", "runs/run/0000"
      "the part of rank 0 has a sample of tensor 3, and its layout has 3"),
     (header(b'"F32","shape":[7]', b'"I32","shape":[7]'), MANIFEST,
      "the header of model.safetensors says that tensor 'small' is i32, the layout f32"),
-    (header(b"[50,300]", b"[300,50]"), MANIFEST, "the header of model.safetensors says another shape of tensor"),
+    (header(b"[50,300]", b"[300,50]"), MANIFEST, "the header of model.safetensors gives tensor"),
     (header(b'"small"', b'"smell"'), MANIFEST, "the header of model.safetensors names tensor 'smell', which the layout "
      "does not have"),
     (view(4, 8), MANIFEST, "and 8 bytes follow its data"),

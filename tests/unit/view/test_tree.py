@@ -509,7 +509,7 @@ def test_the_log_does_not_grow_with_what_a_step_says(lib, store, capfd, paths, w
     Tree(lib, store, b"loud", len(paths)).close()
     said = capfd.readouterr().err.splitlines()
     left = number - 20 - (paths[0] == ord("s"))             # one of those that want the same path has it
-    assert len(said) == 21 and all(word in line for line in said[:20]) and f"so are {left} more components" in said[20]
+    assert len(said) == 21 and all(word in line for line in said[:20]) and f" {left} more components" in said[20]
 
 
 def test_words_for_forms(lib):
@@ -548,7 +548,7 @@ def test_many_blobs_that_give_way_are_counted(lib, store):
         Tree(lib, store, b"away", 1).close()
     finally:
         lib.base_log_set_sink(None)
-    assert len(said) == 21 and said[-1].endswith("away/1: so are those of 30 more blobs")
+    assert len(said) == 21 and said[-1].endswith("away/1: the same holds for 30 more blobs")
 
 
 @pytest.mark.parametrize("names", [[".dcp"], [".dcp/"], [".dcp/", ".dcp//x"], [".dcp", ".dcp/x"]])
