@@ -70,6 +70,10 @@ class InvalidArgument(Error, ValueError):
     """A name, shape, placement, number or option that cannot be."""
 
 
+def invalid(text: str) -> InvalidArgument:
+    return InvalidArgument(errno.EINVAL, text)
+
+
 class StepExists(Error, FileExistsError):
     """The step is there already: replace=True replaces it. Also other things that may be there once only: a tensor of a
     save, a launch id."""
@@ -402,8 +406,7 @@ def _load_of_system(tried: list[str]) -> ctypes.CDLL:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(SYSTEM)
     raise Error(errno.ENOENT, f"libvckpt.so is not found (looked at {', '.join(tried)}): install the package with "
-                              "`python3 -m pip install .`, or name the "
-                "file in VCKPT_LIBRARY")
+                "`python3 -m pip install .`, or name the file in VCKPT_LIBRARY")
 
 
 def lib() -> ctypes.CDLL:
@@ -445,18 +448,18 @@ def call(name: str, *arguments: Any) -> int:
 def text(value: Any, what: str) -> bytes:
     """A str as the library takes it: UTF-8, NUL-terminated."""
     if not isinstance(value, str):
-        raise InvalidArgument(errno.EINVAL, f"{what} must be a string, not {type(value).__name__}")
+        raise invalid(f"{what} must be a string, not {type(value).__name__}")
     if "\0" in value:
-        raise InvalidArgument(errno.EINVAL, f"{what} {value!r} has a NUL in it")
+        raise invalid(f"{what} {value!r} has a NUL in it")
     try:
         return value.encode()
     except UnicodeEncodeError:
-        raise InvalidArgument(errno.EINVAL, f"{what} {value!r} has no UTF-8 form") from None
+        raise invalid(f"{what} {value!r} has no UTF-8 form") from None
 
 
 def _whole(number: Any, what: str, least: int, most: int, words: str) -> int:
     if isinstance(number, bool) or not hasattr(number, "__index__") or not least <= number.__index__() <= most:
-        raise InvalidArgument(errno.EINVAL, f"{what} {number!r}: expected a whole number from {words}")
+        raise invalid(f"{what} {number!r}: expected a whole number from {words}")
     return int(number.__index__())
 
 
@@ -505,8 +508,7 @@ class Mesh:
             self.names = tuple(part.split("=")[0].strip() for part in words.split(","))
             self.sizes = tuple(int(part.split("=")[1]) for part in words.split(","))
         except (IndexError, ValueError, AttributeError):
-            raise InvalidArgument(errno.EINVAL,
-                                  f"mesh {words!r}: expected names and sizes such as 'dp=2,tp=4'") from None
+            raise invalid(f"mesh {words!r}: expected names and sizes such as 'dp=2,tp=4'") from None
         total = 1
         for size in self.sizes:
             total *= size
@@ -525,8 +527,8 @@ class Mesh:
 
     def rank(self, coordinate: Sequence[int]) -> int:
         if len(coordinate) != len(self.sizes):
-            raise InvalidArgument(errno.EINVAL, f"coordinate {tuple(coordinate)!r}: expected {len(self.sizes)} "
-                                                "numbers, one for each dimension of the mesh")
+            raise invalid(f"coordinate {tuple(coordinate)!r}: expected {len(self.sizes)} numbers, one for each "
+                          "dimension of the mesh")
         at = (c_uint32 * len(self.sizes))(*(u32(number, "coordinate") for number in coordinate))
         found = c_uint32()
         call("vckpt_mesh_rank", self.pointer, at, byref(found))

@@ -68,9 +68,8 @@ def of_value(value: object) -> str:
         return ": give dict() of it"
     if isinstance(value, Iterator) or inspect.isgenerator(value):
         return ": give how far it is, as a number"
-    if isinstance(value,
-                  (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView,
-                   collections.abc.Sequence)):
+    if isinstance(value, (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView,
+                          collections.abc.Sequence)):
         return ": give list() of it"
     if type(value).__module__ == "builtins" or isinstance(value, BaseException):
         return ": leave it out, or give what it stands for as plain values"

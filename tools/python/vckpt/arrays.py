@@ -87,17 +87,15 @@ def destination(out: Any, shape: Sequence[int], dtype: int) -> tuple[int, Sequen
         strides: Sequence[int] = out.strides
         address = numpy_address(out)
         if not out.flags.writeable or not out.dtype.isnative:
-            raise _lib.InvalidArgument(errno.EINVAL, "out: the array is read-only or not in native byte order: give "
-                                                     "one that can be written")
+            raise _lib.invalid("out: the array is read-only or not in native byte order: give one that can be written")
     else:
         torch = torch_state() if torch_module() is not None else None
         if torch is None or not torch.is_tensor(out) or out.device.type != "cpu":
-            raise _lib.InvalidArgument(errno.EINVAL, "out: expected a numpy array or a CPU tensor, not "
-                                                     f"{type(out).__name__}")
+            raise _lib.invalid(f"out: expected a numpy array or a CPU tensor, not {type(out).__name__}")
         torch.check_plain(out, "out")
         found, right = tuple(out.shape), torch.DTYPES[out.dtype] == dtype
         address, strides = out.data_ptr(), [n * out.element_size() for n in out.stride()]
     if tuple(found) != tuple(shape) or not right:
-        raise _lib.InvalidArgument(errno.EINVAL, f"out: expected {_lib.DTYPES[dtype]} of shape {list(shape)}, not "
-                                                 f"{out.dtype} of shape {list(found)}")
+        raise _lib.invalid(f"out: expected {_lib.DTYPES[dtype]} of shape {list(shape)}, not {out.dtype} of shape "
+                           f"{list(found)}")
     return address, strides

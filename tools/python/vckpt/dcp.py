@@ -134,15 +134,13 @@ class StorageWriter(_StorageWriter):
     and the options of DCP's FileSystemWriter, in its order; those that have no effect here warn once."""
 
     def __init__(self, path: PathLike, single_file_per_rank: Any = _NOT_GIVEN, sync_files: Any = _NOT_GIVEN,
-                 thread_count: Any = _NOT_GIVEN,
-                 per_thread_copy_ahead: Any = _NOT_GIVEN, cache_staged_state_dict: Any = _NOT_GIVEN,
-                 overwrite: bool = True, _extensions: Any = None,
+                 thread_count: Any = _NOT_GIVEN, per_thread_copy_ahead: Any = _NOT_GIVEN,
+                 cache_staged_state_dict: Any = _NOT_GIVEN, overwrite: bool = True, _extensions: Any = None,
                  serialization_format: Any = _NOT_GIVEN, *, attributes: Mapping[str, str] | None = None,
                  bases: Iterable[PathLike] = (), **options: Unpack[Options]) -> None:
         super().__init__()
         without_effect = {"single_file_per_rank": single_file_per_rank, "sync_files": sync_files,
-                          "thread_count": thread_count,
-                          "per_thread_copy_ahead": per_thread_copy_ahead,
+                          "thread_count": thread_count, "per_thread_copy_ahead": per_thread_copy_ahead,
                           "cache_staged_state_dict": cache_staged_state_dict,
                           "serialization_format": serialization_format, "_extensions": _extensions or _NOT_GIVEN}
         for option, value in without_effect.items():
@@ -183,7 +181,7 @@ class StorageWriter(_StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         target = paths.resolve(self.path)
         if target.step == "latest":
-            raise _lib.InvalidArgument(errno.EINVAL, f"{self.path}: latest can be read, not saved: give a number")
+            raise _lib.invalid(f"{self.path}: latest can be read, not saved: give a number")
         run = target.run if self.use_collectives or self.rank is None else RANK_RUN.format(target.run, self.rank)
         paths.begin(target.store, run)
         there = [] if self.overwrite else paths.steps(os.path.join(target.store, run))
@@ -201,9 +199,8 @@ class StorageWriter(_StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         ticket, _here.ticket = getattr(_here, "ticket", None) or plan.storage_data, None
         if not isinstance(ticket, Ticket) or ticket.used:
-            raise _lib.InvalidArgument(errno.EINVAL, f"{self.path}: the plan has no ticket of this save: write_data "
-                                                     "needs the plan that the coordinator's prepare_global_plan made "
-                                                     "for this rank")
+            raise _lib.invalid(f"{self.path}: the plan has no ticket of this save: write_data needs the plan that the "
+                               "coordinator's prepare_global_plan made for this rank")
         ticket.used = True
         try:
             results, step = self._save(_native(ticket, self.options), ticket, plan, planner)
@@ -244,9 +241,8 @@ class StorageWriter(_StorageWriter):
             return planner.metadata
         plans = self.plans or []
         if not all(getattr(plan, "usable", True) for plan in plans):
-            raise _lib.InvalidArgument(errno.EINVAL, f"{self.path}: the planner caches plans and has no attribute "
-                                                     "`metadata` for the whole state: give one that has it, or that "
-                                                     "does not cache plans")
+            raise _lib.invalid(f"{self.path}: the planner caches plans and has no attribute `metadata` for the whole "
+                               "state: give one that has it, or that does not cache plans")
         return dcp_state.from_plans(plans)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -310,9 +306,8 @@ def _native(ticket: Ticket, options: dict[str, Any]) -> saver.Native:
     native = _open(ticket.store, ticket.run, ticket.rank)
     if native is not None and native.launch_id != ticket.launch:
         if native.users:
-            raise _lib.InvalidArgument(errno.EINVAL, f"{ticket.store}/{ticket.run} is open in this process by a "
-                                                     "vckpt.Saver that other ranks "
-                                       "do not have: close it first")
+            raise _lib.invalid(f"{ticket.store}/{ticket.run} is open in this process by a vckpt.Saver that other ranks "
+                               "do not have: close it first")
         native.check_options(options)
         options = native.options                    # they stay until vckpt.close()
         with contextlib.suppress(_lib.Error):       # of a save before, told where it was waited for
@@ -349,9 +344,8 @@ class _Declared:
         for item in items:
             tensor, chunk = _plain(key, self.planner.resolve_data(item).detach(), item), item.tensor_data.chunk
             if tuple(tensor.shape) != tuple(chunk.sizes):
-                raise _lib.InvalidArgument(errno.EINVAL, f"{key}: the planner gave a tensor of shape "
-                                                         f"{tuple(tensor.shape)} for a chunk of shape "
-                                                         f"{tuple(chunk.sizes)}")
+                raise _lib.invalid(f"{key}: the planner gave a tensor of shape {tuple(tensor.shape)} for a chunk of "
+                                   f"shape {tuple(chunk.sizes)}")
             self.results.append((item.index, tensor.numel() * tensor.element_size(), place))
             if tensor.numel():
                 tensors.append(tensor)
@@ -405,10 +399,10 @@ def _plain(key: str, tensor: torch.Tensor, item: WriteItem) -> torch.Tensor:
     kind = dcp_state.kept_dtype(tensor.dtype)
     if tensor.is_quantized or tensor.layout != torch.strided or kind is None:
         what = "quantized tensor" if tensor.is_quantized else f"tensor of {tensor.layout}, {tensor.dtype}"
-        raise _lib.InvalidArgument(errno.EINVAL, f"{key}: a {what} cannot be kept: give its parts")
+        raise _lib.invalid(f"{key}: a {what} cannot be kept: give its parts")
     if tensor.dtype != item.tensor_data.properties.dtype:
-        raise _lib.InvalidArgument(errno.EINVAL, f"{key}: the plan says dtype {item.tensor_data.properties.dtype}, "
-                                                 f"the planner gave a tensor of {tensor.dtype}: they must agree")
+        raise _lib.invalid(f"{key}: the plan says dtype {item.tensor_data.properties.dtype}, the planner gave a tensor "
+                           f"of {tensor.dtype}: they must agree")
     return tensor if kind == tensor.dtype else tensor.resolve_conj().resolve_neg().view(kind)
 
 
@@ -496,10 +490,9 @@ class StorageReader(_StorageReader):
         if first != commit:
             said = [f"step {one.step}, entry {one.entry}" if one else "one of a run of its own"
                     for one in (first, commit)]
-            raise _lib.InvalidArgument(
-                errno.EINVAL, f"{self.path}: ranks opened different steps, or commits of one that was replaced: rank 0 "
-                              f"{said[0]}, {who} {said[1]}: the run changed just now; load again, or name a step that "
-                              "stays as it is")
+            raise _lib.invalid(f"{self.path}: ranks opened different steps, or commits of one that was replaced: rank "
+                               f"0 {said[0]}, {who} {said[1]}: the run changed just now; load again, or name a step "
+                               "that stays as it is")
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """All items by one load; the future is done, and the planner has all, when this returns."""
@@ -548,10 +541,10 @@ class StorageReader(_StorageReader):
         try:
             return pickles.reencoded(entry)
         except pickles.Refused as error:
-            raise _lib.InvalidArgument(
-                errno.EINVAL, f"{self.path}: {self.opened().run}/{self.opened().number}: entry {key[:300]!r}: {error}. "
-                              "Python's own reader of pickles may take it, and runs whatever it says: if you trust "
-                              "whoever wrote this store, give StorageReader(..., allow_pickle=True)") from None
+            raise _lib.invalid(f"{self.path}: {self.opened().run}/{self.opened().number}: entry {key[:300]!r}: "
+                               f"{error}. Python's own reader of pickles may take it, and runs whatever it says: if "
+                               "you trust whoever wrote this store, give StorageReader(..., "
+                               "allow_pickle=True)") from None
 
     def wanted(self, item: ReadItem, target: torch.Tensor) -> tuple[dcp_state.Kept, PlainBox]:
         """What an item asks for: the tensor of the step, and the box of it."""
@@ -568,9 +561,8 @@ class StorageReader(_StorageReader):
                                         f"{index.fqn[:300]!r}: {dcp_state.DOCUMENT} says shape {list(kept.shape)}, the "
                                         f"step has {list(stored[2])}")
         if tuple(target.shape) != tuple(item.lengths):
-            raise _lib.InvalidArgument(errno.EINVAL, f"{index.fqn}: the planner asks for a box of shape "
-                                                     f"{tuple(item.lengths)}, but gives a tensor of shape "
-                                                     f"{tuple(target.shape)}")
+            raise _lib.invalid(f"{index.fqn}: the planner asks for a box of shape {tuple(item.lengths)}, but gives a "
+                               f"tensor of shape {tuple(target.shape)}")
         chunk = index.offset or [0] * len(item.lengths)
         return kept, (tuple(a + b for a, b in zip(chunk, item.storage_offsets)), tuple(item.lengths))
 
@@ -587,14 +579,12 @@ def _of_step(step: Step) -> tuple[Metadata, dict[str, dcp_state.Kept], dict[str,
     types = {_lib.DTYPES[number]: dtype for dtype, number in DTYPES.items()}
     for info in step.tensors():
         if info.dtype not in types:
-            raise _lib.InvalidArgument(errno.EINVAL, f"{info.component}/{info.name}: it has dtype {info.dtype} in the "
-                                                     f"step, which torch {torch.__version__} lacks: install a newer "
-                                                     "torch")
+            raise _lib.invalid(f"{info.component}/{info.name}: it has dtype {info.dtype} in the step, which torch "
+                               f"{torch.__version__} lacks: install a newer torch")
         key, dtype = f"{info.component}.{info.name}", types[info.dtype]
         if key in kept:         # components have dots in their names, too: whose values would it be?
-            raise _lib.InvalidArgument(errno.EINVAL, f"{kept[key].component}/{kept[key].name} and "
-                                                     f"{info.component}/{info.name} have the same key here, {key}: "
-                                       "read the step by vckpt.load or vckpt.Step")
+            raise _lib.invalid(f"{kept[key].component}/{kept[key].name} and {info.component}/{info.name} have the same "
+                               f"key here, {key}: read the step by vckpt.load or vckpt.Step")
         keys[key] = dcp_state.whole(TensorProperties(dtype=dtype), info.shape)
         paths[key] = info.component, info.name
         kept[key] = dcp_state.Kept(info.component, info.name, dtype, tuple(info.shape))

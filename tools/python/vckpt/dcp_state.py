@@ -7,7 +7,6 @@ depends on nothing else but where two keys would meet."""
 from __future__ import annotations
 
 import dataclasses
-import errno
 import io
 import json
 import pickle
@@ -128,9 +127,8 @@ def tensor_entry(place: Place, metadata: torch_metadata.TensorStorageMetadata) -
 
 
 def plain_paths(data: object, keys: Container[str]) -> bool:
-    return isinstance(data, dict) and all(
-        key in keys and isinstance(path, tuple) and all(type(part) in (str, int) for part in path) for key,
-                                          path in data.items())
+    return isinstance(data, dict) and all(key in keys and isinstance(path, tuple) and {*map(type, path)} <= {str, int}
+                                          for key, path in data.items())
 
 
 def document(metadata: torch_metadata.Metadata) -> bytes:
@@ -146,17 +144,16 @@ def document(metadata: torch_metadata.Metadata) -> bytes:
         entries[key] = tensor_entry(places[key], value) if tensor else {"bytes": True}
         if plain and key in data:
             if len(data[key]) > PATH_MAX_PARTS:
-                raise _lib.InvalidArgument(errno.EINVAL, f"{key[:300]}: it lies in {len(data[key])} containers, at "
-                                                         f"most {PATH_MAX_PARTS} can be read again")
+                raise _lib.invalid(f"{key[:300]}: it lies in {len(data[key])} containers, at most {PATH_MAX_PARTS} can "
+                                   "be read again")
             entries[key]["path"] = list(data[key])
     result = {"vckpt.dcp": VERSION, "torch": torch.__version__.split("+")[0], "paths": plain, "keys": entries}
     if data is not None and not plain:
         result["planner_data"] = json.loads(values.encode(data, path=("planner_data",)))
     text = json.dumps(result, indent=1).encode()
     if len(text) > DOCUMENT_MAX_BYTES:
-        raise _lib.InvalidArgument(errno.EINVAL, f"what the state's {len(keys):,} keys need in {DOCUMENT} are "
-                                                 f"{len(text):,} bytes, at most {DOCUMENT_MAX_BYTES:,} can be read "
-                                                 "again: save it in several parts")
+        raise _lib.invalid(f"what the state's {len(keys):,} keys need in {DOCUMENT} are {len(text):,} bytes, at most "
+                           f"{DOCUMENT_MAX_BYTES:,} can be read again: save it in several parts")
     return text
 
 
@@ -352,9 +349,8 @@ def by_parameter(saved: Any, component: str) -> list[tuple[KeyPath, Any]]:
     if count > GROUP_VALUES_MAX:
         raise BadDocument(f"{component}: its groups have {count:,} values, once for each parameter; at most "
                           f"{GROUP_VALUES_MAX:,} are read")
-    return [((component, f"param_groups.{name}.{key}"), value) for group in groups for name in group["params"] for key,
-            value in group.items()
-            if key != "params" and not is_tensor(value)]
+    return [((component, f"param_groups.{name}.{key}"), value) for group in groups for name in group["params"]
+            for key, value in group.items() if key != "params" and not is_tensor(value)]
 
 
 def plain_values(step: Step) -> dict[str, tuple[KeyPath, Any]]:
@@ -367,9 +363,8 @@ def plain_values(step: Step) -> dict[str, tuple[KeyPath, Any]]:
             continue                    # a file beside the step (config.json), no component's values
         try:
             common = step.values(component, tensors=False)
-            trees = [common] if has_own(common) else [common,
-                                                      *(step.values(component, rank, tensors=False)
-                                                        for rank in step.ranks(component))]
+            trees = [common] if has_own(common) else [common, *(step.values(component, rank, tensors=False)
+                                                                for rank in step.ranks(component))]
         except ValueError as error:
             if isinstance(error, _lib.Error):
                 raise
@@ -401,16 +396,16 @@ def has_own(saved: object) -> bool:
 def saved_bytes(key: str, value: object) -> bytes:
     """A value in the form in which DCP keeps it and loads it."""
     if isinstance(value, Twofold):
-        raise _lib.InvalidArgument(errno.EINVAL, f"{key}: two values of the step have this key, because their own "
-                                                 "keys contain dots: read them with vckpt.Step.values")
+        raise _lib.invalid(f"{key}: two values of the step have this key, because their own keys contain dots: read "
+                           "them with vckpt.Step.values")
     if has_tensor(value):
-        raise _lib.InvalidArgument(errno.EINVAL, f"{key}: the value has tensors in a {type(value).__name__}, which "
-                                                 "DCP does not take apart: read it with vckpt.Step.values")
+        raise _lib.invalid(f"{key}: the value has tensors in a {type(value).__name__}, which DCP does not take apart: "
+                           "read it with vckpt.Step.values")
     data = io.BytesIO()
     try:
         torch.save(value, data)
     except (TypeError, ValueError, RuntimeError, AttributeError, pickle.PicklingError) as error:
-        raise _lib.InvalidArgument(errno.EINVAL, f"{key}: torch.save does not take the value: {error}") from None
+        raise _lib.invalid(f"{key}: torch.save does not take the value: {error}") from None
     return data.getvalue()
 
 
@@ -428,8 +423,8 @@ def parse_index(text: bytes, size: int) -> dict[str, tuple[int, int]]:
     if not isinstance(index, dict):
         raise BadDocument("it is not an object")
     for key, place in index.items():
-        check(isinstance(place, list) and len(place) == 2 and all(type(n) is int and n >= 0 for n in place) and
-              sum(place) <= size, key, f"its place is {{}}, not an offset and a length within {size} bytes", place)
+        check(isinstance(place, list) and len(place) == 2 and all(type(n) is int and n >= 0 for n in place)
+              and sum(place) <= size, key, f"its place is {{}}, not an offset and a length within {size} bytes", place)
     end = 0
     for key, (offset, length) in sorted(index.items(), key=lambda item: item[1]):
         check(not length or offset >= end, key, "its place {} lies upon that of another key", [offset, length])

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import hashlib
 import json
 import os
@@ -55,7 +54,7 @@ class Exchanged(NamedTuple):
 
 def check(mode: str) -> None:
     if mode not in MODES:
-        raise _lib.InvalidArgument(errno.EINVAL, f"exchange={mode!r}: expected one of never, always, auto")
+        raise _lib.invalid(f"exchange={mode!r}: expected one of never, always, auto")
 
 
 class Shared:
@@ -128,8 +127,8 @@ def _held(path: str, timeout: float, said: dict[str, Any]) -> _Meeting:
     meeting.check_own(dist, path)
     store = meeting.store_of(dist)
     if store is None:
-        raise _lib.InvalidArgument(errno.EINVAL, f"{path}: exchange= needs a process group with a store, by which "
-                                                 f"ranks agree, which {dist.get_backend()} has not: leave it out")
+        raise _lib.invalid(f"{path}: exchange= needs a process group with a store, by which ranks agree, which "
+                           f"{dist.get_backend()} has not: leave it out")
     found = _Meeting(store, dist.get_rank(), dist.get_world_size(), NAME, path, timeout, CALL)
     found.said = said
     return found
@@ -163,8 +162,8 @@ def meet(opened: Step, mode: Mode, loads: int, timeout: float, device: torch.dev
     for key, word in (("mode", "exchange="), ("step", STEPS)):
         different = next((rank for rank, one in enumerate(said) if one[key] != said[0][key]), None)
         if different is not None:
-            raise _lib.InvalidArgument(errno.EINVAL, f"{path}: ranks load together with different {word}: rank 0 with "
-                                                     f"{said[0][key]}, rank {different} with {said[different][key]}")
+            raise _lib.invalid(f"{path}: ranks load together with different {word}: rank 0 with {said[0][key]}, rank "
+                               f"{different} with {said[different][key]}")
     hosts = [str(one["host"]) for one in said]
     if len(set(hosts)) > 1 and all(one["links"] is not None for one in said):
         link = exchange_group.taken(held, [one["links"] for one in said], token, TIMEOUT_MS)

@@ -2,7 +2,6 @@
 """A save under way, as its caller has it."""
 from __future__ import annotations
 
-import errno
 import shlex
 import sys
 import time
@@ -11,7 +10,7 @@ from ctypes import byref, sizeof
 from typing import TYPE_CHECKING, Any
 
 from . import _lib
-from ._lib import Error, InvalidArgument
+from ._lib import Error, invalid
 from .signatures import Progress
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class Handle:
         try:
             data = bytes(memoryview(data))
         except TypeError:
-            raise InvalidArgument(errno.EINVAL, f"blob {name!r}: expected bytes, not {type(data).__name__}") from None
+            raise invalid(f"blob {name!r}: expected bytes, not {type(data).__name__}") from None
         _lib.call("vckpt_save_blob", self._at(), _lib.text(name, "blob"), int(per_rank), data, len(data))
 
     def common(self, group: str, name: str, data: Any) -> None:

@@ -60,9 +60,8 @@ SHOWN = 10                              # names in a sentence
 
 
 def load(path: Path | Step, state: State, *, strict: bool = True, missing_ok: bool = False, mesh: Any = None,
-         types: Iterable[type] | Mapping[str, type] = (),
-         rank: int | None = None, world: int | None = None, meet_timeout: float = 600.0,
-         threads: int = 0, verify: Verify = "checks", on_damage: OnDamage = "raise",
+         types: Iterable[type] | Mapping[str, type] = (), rank: int | None = None, world: int | None = None,
+         meet_timeout: float = 600.0, threads: int = 0, verify: Verify = "checks", on_damage: OnDamage = "raise",
          direct: Direct = "auto", exchange: Mode = "never") -> Loaded | None:
     """Fills `state`, which is what a save is given, in place from a step. How many ranks saved it, and in which layout,
     does not matter.
@@ -111,9 +110,8 @@ def load(path: Path | Step, state: State, *, strict: bool = True, missing_ok: bo
 
 
 def async_load(path: Path | Step, state: State, *, strict: bool = True, missing_ok: bool = False, mesh: Any = None,
-               types: Iterable[type] | Mapping[str, type] = (),
-               rank: int | None = None, world: int | None = None, meet_timeout: float = 600.0,
-               threads: int = 0, verify: Verify = "checks", on_damage: OnDamage = "raise",
+               types: Iterable[type] | Mapping[str, type] = (), rank: int | None = None, world: int | None = None,
+               meet_timeout: float = 600.0, threads: int = 0, verify: Verify = "checks", on_damage: OnDamage = "raise",
                direct: Direct = "auto", exchange: Mode = "never") -> LoadHandle:
     """As load, but it returns when the ranks have agreed on the step, all that has to fit fits, and the reading has
     begun. The handle's wait() fills what is left, optimizers, objects and generators, and gives what load gives. Until
@@ -123,9 +121,8 @@ def async_load(path: Path | Step, state: State, *, strict: bool = True, missing_
 
 
 def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, mesh: Any,
-             types: Iterable[type] | Mapping[str, type],
-             rank: int | None, world: int | None, meet_timeout: float, threads: int, verify: Verify,
-             on_damage: OnDamage, direct: Direct, mode: Mode) -> Started | None:
+             types: Iterable[type] | Mapping[str, type], rank: int | None, world: int | None, meet_timeout: float,
+             threads: int, verify: Verify, on_damage: OnDamage, direct: Direct, mode: Mode) -> Started | None:
     """Up to where reading begins; None: there is no step."""
     rank, world, group = _who(rank, world)
     watch = Watch()
@@ -133,8 +130,7 @@ def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, me
         how = chosen(threads, verify, on_damage, direct)._replace(world=world, watch=watch)
         exchange.check(mode)
         if mode == "always" and not group:
-            raise _lib.InvalidArgument(errno.EINVAL, "exchange='always' needs a process group of several ranks, and no "
-                                                     "rank= or world=")
+            raise _lib.invalid("exchange='always' needs a process group of several ranks, and no rank= or world=")
     except BaseException as error:
         if group:
             opening.refuse(path, error)
@@ -163,8 +159,7 @@ def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, me
         step.close()
         raise
     try:
-        shared = (exchange.meet(step, mode, plan.work.loads, meet_timeout, plan.work.device)
-                  if together else None)
+        shared = (exchange.meet(step, mode, plan.work.loads, meet_timeout, plan.work.device) if together else None)
     except BaseException:
         step.close()
         raise
@@ -174,7 +169,7 @@ def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, me
 def _who(rank: int | None, world: int | None) -> tuple[int, int, bool]:
     """(rank, world, whether they are those of a process group)."""
     if (rank is None) != (world is None):
-        raise _lib.InvalidArgument(errno.EINVAL, "rank= and world= belong together: give both or neither")
+        raise _lib.invalid("rank= and world= belong together: give both or neither")
     if rank is not None and world is not None:
         return rank, world, False
     group = saver._group()
@@ -408,12 +403,10 @@ class _Plan:
             self.wrong.append(_in_words([f"{path_text(path)} is a {name}" for name, path in self.classes.items()])
                               + f": give types=[{', '.join(name.rpartition('.')[2] for name in self.classes)}]")
         said += [_in_words(self.wrong)] if self.wrong else []
-        hint = (" (a tensor is filled in its own shape only: make it of the step's shape, or leave it out of the "
-                "state and give strict=False)"
-                if self.shapes else hint)
+        hint = (" (a tensor is filled in its own shape only: make it of the step's shape, or leave it out of the state "
+                "and give strict=False)" if self.shapes else hint)
         if said:
-            raise _lib.InvalidArgument(errno.EINVAL, f"{self.path} does not fit the state: {'; '.join(said)}"
-                                                     f"{when or hint}")
+            raise _lib.invalid(f"{self.path} does not fit the state: {'; '.join(said)}{when or hint}")
 
     def lack(self, path: KeyPath, saved: object = ABSENT) -> None:
         name = _shown(path)
@@ -570,9 +563,8 @@ class _Plan:
         if _is_reference(saved) or not _refers(saved):
             return self.made(path[0], saved)
         inner: dict[Any, Give] = {}
-        _with_parts(saved, lambda key, part: inner.setdefault(key,
-                                                              self.merged(_below(current, key), part, (*path, key),
-                                                                          fill)))
+        _with_parts(saved, lambda key, part: inner.setdefault(key, self.merged(_below(current, key), part, (*path, key),
+                                                                               fill)))
         return lambda: _with_parts(saved, lambda key, _: inner[key]())
 
     # -- tensors --

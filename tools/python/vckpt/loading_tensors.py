@@ -192,8 +192,7 @@ class Work:
         """Gives what did not arrive, where that is no error. Ranks that read for each other take part in as many loads
         as the one of them that needs most."""
         damaged = [part for fills in self.rounds
-                   for part in _read(step, rank, fills, [one.to for one in fills],
-                                     how._replace(streams=self.streams))]
+                   for part in _read(step, rank, fills, [one.to for one in fills], how._replace(streams=self.streams))]
         damaged += [part for batch in self.batches for part in _fill_staged(step, rank, batch, how)]
         if how.shared:
             for _ in range(self.loads, how.shared.loads):

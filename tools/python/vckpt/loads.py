@@ -112,12 +112,11 @@ DEFAULT = How(0, 0)
 def chosen(threads: int, verify: Verify, on_damage: OnDamage, direct: Direct = "auto") -> How:
     """The options of a load, checked."""
     if isinstance(threads, bool) or not isinstance(threads, numbers.Integral) or not 0 <= threads <= MAX_THREADS:
-        raise _lib.InvalidArgument(errno.EINVAL, f"threads={threads!r}: expected a whole number from 0 to "
-                                                 f"{MAX_THREADS}")
+        raise _lib.invalid(f"threads={threads!r}: expected a whole number from 0 to {MAX_THREADS}")
     for name, value, words in (("verify", verify, ("checks", "full")), ("on_damage", on_damage, ("raise", "skip")),
                                ("direct", direct, ("auto", "yes", "no"))):
         if value not in words:
-            raise _lib.InvalidArgument(errno.EINVAL, f"{name}={value!r}: expected one of {', '.join(words)}")
+            raise _lib.invalid(f"{name}={value!r}: expected one of {', '.join(words)}")
     return How(int(threads), (_lib.REHASH if verify == "full" else 0)
                | (_lib.SKIP_DAMAGED if on_damage == "skip" else 0)
                | {"auto": 0, "yes": _lib.DIRECT, "no": _lib.CACHED}[direct])

@@ -112,8 +112,7 @@ def fail(dist: Distributed, error: Exception, run: str, path: str, call: str = S
 def broadcast(dist: Distributed, launch_id: str, path: str, call: str = SAVES) -> str:
     """Where there is no store: nobody knows who is missing, and the wait has no end but the group's."""
     late = threading.Timer(WARN_S, print, [f"vckpt: {path}: rank {dist.get_rank()} waits for ranks that have not made "
-                                           "the same call: "
-                                           f"{call} {ALL}"], {"file": sys.stderr, "flush": True})
+                                           f"the same call: {call} {ALL}"], {"file": sys.stderr, "flush": True})
     late.daemon = True
     late.start()
     try:
@@ -194,8 +193,7 @@ class Meeting:
                 verdict = self.wait(launch_id) if failed is None else self.decide(error=json.loads(failed), failed=True)
         except RuntimeError as error:
             raise _lib.Error(errno.ECONNRESET, f"{self.path}: the process group's store, by which ranks agree on a "
-                                               "launch, "
-                             f"does not answer: {error}") from error
+                             f"launch, does not answer: {error}") from error
         except BaseException as error:
             self.decide(error=[_lib.EABORTED, f"rank {self.rank} was interrupted while it waited for the others: "
                                               f"{type(error).__name__}"])
@@ -260,8 +258,7 @@ class Meeting:
         late = self.missing()
         many = "rank" if len(late) == 1 else "ranks"
         return (f"{many} {ranges(late)} of {self.world} did not come within {now - self.begun:.0f} "
-                f"s{self.elsewhere()}: {self.call} {ALL}; "
-                "meet_timeout= says how long they are waited for")
+                f"s{self.elsewhere()}: {self.call} {ALL}; meet_timeout= says how long they are waited for")
 
     def warn(self, now: float, told: bool) -> bool:
         """By the lowest rank that has come."""
@@ -326,8 +323,7 @@ def check_alone(does: str = "saves", give: str = NEW_LAUNCH) -> None:
     found = launched()
     if found:
         world, many, rank, mine = found
-        raise _lib.InvalidArgument(errno.EINVAL, f"{world}={many}{f' and {rank}={mine}' if mine else ''} in the "
-                                                 "environment say that this process is one "
-                                   f"of {many}, but there is no process group of torch: call "
-                                   "torch.distributed.init_process_group first, or give "
-                                   f"{give}; where this process {does} by itself, give rank=0, world=1")
+        raise _lib.invalid(f"{world}={many}{f' and {rank}={mine}' if mine else ''} in the environment say that this "
+                           f"process is one of {many}, but there is no process group of torch: call "
+                           f"torch.distributed.init_process_group first, or give {give}; where this process {does} by "
+                           "itself, give rank=0, world=1")

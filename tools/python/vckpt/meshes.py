@@ -7,7 +7,6 @@ own) is that of a plain tensor: over the dimensions of the save's mesh that its 
 Pure functions of names and ranks; what they make is kept for ever, for a program has few meshes."""
 from __future__ import annotations
 
-import errno
 import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -68,8 +67,7 @@ def given(mesh: Any, what: str = "mesh") -> NamedRanks | None:
         return list(mesh.names), np.array(mesh.ranks, dtype=np.int64).reshape(mesh.sizes)
     if hasattr(mesh, "mesh") and hasattr(mesh, "mesh_dim_names"):
         return array_of(mesh)
-    raise _lib.InvalidArgument(errno.EINVAL, f"{what}: expected a DeviceMesh, 'dp=2,tp=4' or ('dp=2,tp=4', ranks), "
-                               f"not {type(mesh).__name__}")
+    raise _lib.invalid(f"{what}: expected a DeviceMesh, 'dp=2,tp=4' or ('dp=2,tp=4', ranks), not {type(mesh).__name__}")
 
 
 def within(whole: NamedRanks, part: NamedRanks) -> tuple[list[str], Ranks, int] | None:

@@ -14,7 +14,7 @@ from ctypes import byref, c_char_p, c_void_p
 from typing import TYPE_CHECKING, Any
 
 from . import _lib, paths
-from ._lib import EFORKED, Error, Forked, InvalidArgument
+from ._lib import EFORKED, Error, Forked, invalid
 from .handle import Handle, _why
 from .signatures import Path
 from .state import Memory
@@ -48,11 +48,11 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
         chosen["check_replicas"] = "full" if chosen["check_replicas"] else "off"
     for name, words in (("pin", _lib.PIN), ("check_replicas", _lib.REPLICAS)):
         if name in chosen and chosen[name] not in words:
-            raise InvalidArgument(errno.EINVAL, f"{name}={chosen[name]!r}: expected one of {', '.join(words)}")
+            raise invalid(f"{name}={chosen[name]!r}: expected one of {', '.join(words)}")
     for name, kind, least, wanted in NUMBERS:
         value = chosen.get(name, least)
         if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < 1 << 63:
-            raise InvalidArgument(errno.EINVAL, f"{name}={value!r}: expected {wanted}")
+            raise invalid(f"{name}={value!r}: expected {wanted}")
     return chosen
 
 
@@ -79,8 +79,7 @@ class Native:
                                                      for name in ("heartbeat", "start_timeout", "deadline"))
         o.ring_bytes, o.threads = chosen["ring_bytes"], chosen["threads"]
         o.pin, o.check_replicas = _lib.PIN[chosen["pin"]], _lib.REPLICAS[chosen["check_replicas"]]
-        o.flags = ((_lib.LOW_PRIORITY if chosen["low_priority"] else 0)
-                   | (0 if chosen["use_bases"] else _lib.NO_BASES)
+        o.flags = ((_lib.LOW_PRIORITY if chosen["low_priority"] else 0) | (0 if chosen["use_bases"] else _lib.NO_BASES)
                    | (_lib.KEEP_CACHED if chosen["keep_cached"] else 0))
         pointer = c_void_p()
         _lib.call("vckpt_saver_open", byref(o), byref(pointer))
@@ -90,9 +89,8 @@ class Native:
         for name, value in chosen.items():
             if self.options[name] != value:
                 path = f"{self.store}/{self.run}"
-                raise InvalidArgument(errno.EINVAL, f"{path} is open with {name}={self.options[name]!r}, not "
-                                                    f"{value!r}: close it first, on all ranks: "
-                                      f"vckpt.close({path!r})")
+                raise invalid(f"{path} is open with {name}={self.options[name]!r}, not {value!r}: close it first, on "
+                              f"all ranks: vckpt.close({path!r})")
 
     def check_process(self) -> None:
         if self.pid != os.getpid():
@@ -106,9 +104,8 @@ class Native:
         if not self.open:
             raise Error(errno.ESHUTDOWN, f"the saver of {self.store}/{self.run} is closed")
         if step is None and self.world > 1:
-            raise InvalidArgument(errno.EINVAL, f"{self.store}/{self.run}: {self.world} ranks save together, so a "
-                                                "save needs step=: the trainer's count of "
-                                  "iterations, the same on all ranks")
+            raise invalid(f"{self.store}/{self.run}: {self.world} ranks save together, so a save needs step=: the "
+                          "trainer's count of iterations, the same on all ranks")
         number = _lib.NONE if step is None else _step(step)
         try:
             o = self._save_options(number, attributes, base, replace)
@@ -218,15 +215,14 @@ def _milliseconds(seconds: float) -> int:
 
 def _step(step: Any) -> int:
     if isinstance(step, bool) or not hasattr(step, "__index__") or not 0 <= step.__index__() < 2**44:
-        raise InvalidArgument(errno.EINVAL, f"step {step!r}: expected a whole number from 0 to 2**44 - 1")
+        raise invalid(f"step {step!r}: expected a whole number from 0 to 2**44 - 1")
     return int(step.__index__())
 
 
 def _attribute(key: str, value: object) -> bytes:
     if not isinstance(value, (str, numbers.Real)):
         hint = ": give its item()" if hasattr(value, "item") else ""
-        raise InvalidArgument(errno.EINVAL, f"attribute {key!r}: expected a string or a number, not "
-                                            f"{type(value).__name__}{hint}")
+        raise invalid(f"attribute {key!r}: expected a string or a number, not {type(value).__name__}{hint}")
     return _lib.text(str(value), "attribute")
 
 
@@ -239,7 +235,7 @@ def _several(base: Path | Iterable[Path] | None) -> list[Path]:
 def base_name(base: Path, store: str) -> bytes:
     """RUN/STEP as the library takes it, also from a path into the store."""
     if not isinstance(base, (str, os.PathLike)):
-        raise InvalidArgument(errno.EINVAL, f"base {base!r}: expected RUN/STEP")
+        raise invalid(f"base {base!r}: expected RUN/STEP")
     text = os.fspath(base)
     full = os.path.abspath(text)
     if full.startswith(store + os.sep):

@@ -91,9 +91,9 @@ class _Where:
     def open(self, commit: Commit) -> Step:
         asked = self.number if self.commit is None else self.commit.step
         if asked not in (None, commit.step):
-            raise _lib.InvalidArgument(errno.EINVAL, f"{self.place}: this rank is to load step {asked}, rank 0 loads "
-                                                     f"step {commit.step}: all ranks of the process group load the "
-                                                     "same step; a rank that loads by itself gives rank= and world=")
+            raise _lib.invalid(f"{self.place}: this rank is to load step {asked}, rank 0 loads step {commit.step}: all "
+                               "ranks of the process group load the same step; a rank that loads by itself gives rank= "
+                               "and world=")
         return Step(f"{self.place}/{commit.step}", _framework(), commit)
 
 
@@ -123,9 +123,8 @@ def _agreed(where: _Where, mode: Mode, missing_ok: bool, timeout: float) -> tupl
                     *theirs, commit = json.loads(told)
                     for what, first_s, own in zip(("exchange=", "runs"), theirs, (mode, where.run)):
                         if first_s != own:
-                            raise _lib.InvalidArgument(errno.EINVAL, f"{where.place}: ranks load together with "
-                                                                     f"different {what}: rank 0 with {first_s}, rank "
-                                                                     f"{dist.get_rank()} with {own}")
+                            raise _lib.invalid(f"{where.place}: ranks load together with different {what}: rank 0 with "
+                                               f"{first_s}, rank {dist.get_rank()} with {own}")
                     step = where.open(Commit(*commit)) if commit else None
             if alike:
                 break

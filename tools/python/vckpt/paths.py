@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from . import _lib
-from ._lib import Error, InvalidArgument, NotAStore
+from ._lib import Error, NotAStore, invalid
 from .signatures import Path
 
 if TYPE_CHECKING:
@@ -94,11 +94,11 @@ def local(path: Path) -> str:
                         "vckpt.load(path, state) take the path first, unlike torch.save(obj, path)")
     text = os.fsdecode(path)
     if not text or "\0" in text:
-        raise InvalidArgument(errno.EINVAL, f"{text!r}: a path is a text without NUL that is not empty")
+        raise invalid(f"{text!r}: a path is a text without NUL that is not empty")
     remote = REMOTE.match(text)
     if remote and ("://" in text[:remote.end() + 1] or not os.path.isdir(f"{remote[1]}:")):
-        raise InvalidArgument(errno.EINVAL, f"{text}: this is a URL, and vckpt has no storage for {remote[1]}://: give "
-                                            "a directory of a mounted file system")
+        raise invalid(f"{text}: this is a URL, and vckpt has no storage for {remote[1]}://: give a directory of a "
+                      "mounted file system")
     return text
 
 
@@ -155,8 +155,8 @@ def _inside(given: str, store: str, parts: list[str], kind: Callable[[str], str]
     if not parts:
         # of a save without collectives each rank has a run
         if kind(os.path.join(store, "runs")) == OTHER and not has(DEFAULT_RUN, f"{DEFAULT_RUN}.rank-00000"):
-            raise InvalidArgument(errno.EINVAL, f"{given} is a store: name a run in it, {os.path.join(given, 'RUN')} "
-                                                f"(it has runs, and none of them is {DEFAULT_RUN})")
+            raise invalid(f"{given} is a store: name a run in it, {os.path.join(given, 'RUN')} (it has runs, and none "
+                          f"of them is {DEFAULT_RUN})")
         return Target(store)
     step = step_of(parts[-1])
     if len(parts) == 1 and (step is None or has(parts[0])):
@@ -164,12 +164,11 @@ def _inside(given: str, store: str, parts: list[str], kind: Callable[[str], str]
     else:
         run = parts[0] if len(parts) == 2 else DEFAULT_RUN
     if len(parts) > 2 or (len(parts) == 2 and step is None):
-        raise InvalidArgument(errno.EINVAL, f"{given}: in the store {store} expected RUN, RUN/STEP or STEP, found "
-                                            f"{'/'.join(parts)}: a STEP is latest or a number, alone or after step, "
-                                            "global_step, iter, epoch, checkpoint or ckpt")
+        raise invalid(f"{given}: in the store {store} expected RUN, RUN/STEP or STEP, found {'/'.join(parts)}: a STEP "
+                      "is latest or a number, alone or after step, global_step, iter, epoch, checkpoint or ckpt")
     if run in OWN or not RUN.fullmatch(run):
         what = "is a folder of the store itself" if run in OWN else "cannot be the name of a run"
-        raise InvalidArgument(errno.EINVAL, f"{given}: in the store {store}, {run!r} {what}")
+        raise invalid(f"{given}: in the store {store}, {run!r} {what}")
     return Target(store, run, step)
 
 
@@ -189,8 +188,8 @@ def _outside(given: str, full: str, kind: Callable[[str], str]) -> Target:
     store, run = os.path.split(left)
     if may(store, ABSENT):
         if not RUN.fullmatch(run):
-            raise InvalidArgument(errno.EINVAL, f"{given}: no parent directory is a store, and {run!r} cannot be the "
-                                                "name of a run: give STORE/RUN or STORE/RUN/STEP")
+            raise invalid(f"{given}: no parent directory is a store, and {run!r} cannot be the name of a run: give "
+                          "STORE/RUN or STORE/RUN/STEP")
         return Target(store, run, step, init=True)
     if step is not None and may(left, ABSENT, EMPTY) and kind(full) != EMPTY:
         return Target(left, step=step, init=True)
@@ -201,8 +200,8 @@ def _home_refused(given: str) -> None:
     """A shell expands ~, Python does not: a store in a directory of that name is not what was meant."""
     first = given.split(os.sep)[0]
     if first.startswith("~") and not os.path.isdir(first):
-        raise InvalidArgument(errno.EINVAL, f"{given}: Python does not expand {first}, and there is no directory of "
-                                            f"that name here: give os.path.expanduser({given!r})")
+        raise invalid(f"{given}: Python does not expand {first}, and there is no directory of that name here: give "
+                      f"os.path.expanduser({given!r})")
 
 
 def _mount_refused(given: str, full: str) -> None:
@@ -322,8 +321,7 @@ def _make_parents(path: str) -> None:
     while not os.path.exists(os.path.join(above, "vckpt.store")) and above != os.path.dirname(above):
         above = os.path.dirname(above)
     if os.path.exists(os.path.join(above, "vckpt.store")):
-        raise InvalidArgument(errno.EINVAL, f"{path} lies in the store {above}; nothing was made: choose a directory "
-                                            "outside of that store")
+        raise invalid(f"{path} lies in the store {above}; nothing was made: choose a directory outside of that store")
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
     except OSError as error:

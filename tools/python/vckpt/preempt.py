@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
-import errno
 import os
 import signal
 import sys
@@ -27,7 +26,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from . import meeting
-from ._lib import InvalidArgument
+from ._lib import invalid
 from .saver import _group
 
 if TYPE_CHECKING:
@@ -47,8 +46,7 @@ class Stopping:
         self._round: _Round | None = None
         self._answer, self._closed = False, False
         if threading.current_thread() is not threading.main_thread():
-            raise InvalidArgument(errno.EINVAL, "vckpt.on_sigterm: Python handles signals in the main thread: call it "
-                                                "there")
+            raise invalid("vckpt.on_sigterm: Python handles signals in the main thread: call it there")
         self._ring = _ring(agree)
         _listening.add(self)
         for one in self._signals:
@@ -168,9 +166,8 @@ class _Round:
         self.work.wait()
         stop, highest, lowest = self.box.tolist()
         if highest != -lowest:
-            raise InvalidArgument(errno.EINVAL, f"vckpt.on_sigterm: this rank called stopping({self.step}), the ranks "
-                                                f"together called it for steps {-lowest} to {highest}: "
-                                  "every rank has to call it after every step")
+            raise invalid(f"vckpt.on_sigterm: this rank called stopping({self.step}), the ranks together called it for "
+                          f"steps {-lowest} to {highest}: every rank has to call it after every step")
         return bool(stop)
 
     def finish(self) -> bool:
@@ -190,9 +187,9 @@ def _ring(agree: Callable[[bool], bool] | None) -> _Ring | None:
         return None
     launched = meeting.launched() if found is None else None
     if launched:
-        raise InvalidArgument(errno.EINVAL, f"vckpt.on_sigterm: {launched[0]}={launched[1]} in the environment says "
-                                            "that there are other ranks, but there is no "
-                              "process group of torch: call torch.distributed.init_process_group first, or give agree=")
+        raise invalid(f"vckpt.on_sigterm: {launched[0]}={launched[1]} in the environment says that there are other "
+                      "ranks, but there is no process group of torch: call torch.distributed.init_process_group first, "
+                      "or give agree=")
     return None if found is None else _Ring(sys.modules["torch"])
 
 

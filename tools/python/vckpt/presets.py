@@ -10,7 +10,6 @@ of weights that such frameworks train (the masters) are state as well, `master`.
 Nothing of a framework is imported: what is looked at has had these names since Megatron-Core 0.6 and DeepSpeed 0.9."""
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -169,9 +168,8 @@ def clean(name: str) -> str:
 
 def named(names: Mapping[Any, str], parameter: Any) -> str:
     if parameter not in names:
-        raise _lib.InvalidArgument(errno.EINVAL, f"the optimizer has a parameter of shape {list(parameter.shape)} that "
-                                                 "the model does not have: give the module, or {name: parameter}, of "
-                                                 "all that it trains")
+        raise _lib.invalid(f"the optimizer has a parameter of shape {list(parameter.shape)} that the model does not "
+                           "have: give the module, or {name: parameter}, of all that it trains")
     return names[parameter]
 
 
@@ -179,8 +177,7 @@ def of(thing: Any, framework: str, *attributes: str) -> None:
     """That it has what is looked at."""
     lacking = [name for name in attributes if not hasattr(thing, name)]
     if lacking:
-        raise _lib.InvalidArgument(errno.EINVAL, f"{type(thing).__name__} has no {', '.join(lacking)}: expected "
-                                                 f"{framework}")
+        raise _lib.invalid(f"{type(thing).__name__} has no {', '.join(lacking)}: expected {framework}")
 
 
 def place_in(group: Any) -> int:

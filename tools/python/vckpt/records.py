@@ -5,7 +5,6 @@ hashed and saved again, which gives the same bytes. Neither imports anything. On
 rank, group and the like) uses the library, and only Mesh.to_torch, called by name, makes process groups."""
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -188,8 +187,8 @@ class Mesh:
         for dim in whole:
             if isinstance(dim, str) or not 0 <= dim < self.ndim or whole.count(dim) > 1:
                 from . import _lib
-                raise _lib.InvalidArgument(errno.EINVAL, f"{self!r}: dimension {dim!r} is " + (
-                    "given twice" if whole.count(dim) > 1 else "not one of its own"))
+                raise _lib.invalid(f"{self!r}: dimension {dim!r} "
+                                   "is " + ("given twice" if whole.count(dim) > 1 else "not one of its own"))
         return [dim for dim in whole if not isinstance(dim, str)]
 
     def _words(self, dims: Dims) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import _lib, commons, meeting, paths, state as states
-from ._lib import Error, InvalidArgument
+from ._lib import Error, invalid
 from .handle import Handle as Handle
 from .native import OPTIONS as OPTIONS, Key, Native as Native, _attribute, _options as _options
 from .paths import init as init, latest as latest, split as split, steps as steps  # for those who have the saver
@@ -47,16 +47,15 @@ def _group() -> tuple[int, int] | None:
 def _who(rank: int | None, world: int | None, launch_id: str | None) -> tuple[int, int, str | None]:
     """(rank, world, launch id or None to make one)."""
     if (rank is None) != (world is None):
-        raise InvalidArgument(errno.EINVAL, "rank= and world= belong together: give both or neither")
+        raise invalid("rank= and world= belong together: give both or neither")
     group = _group()
     if rank is None or world is None:
         if group is None:
             meeting.check_alone()
         rank, world = group or (0, 1)
     if launch_id is None and world > 1 and group != (rank, world):
-        raise InvalidArgument(errno.EINVAL, f"rank {rank} of {world} without a process group: give launch_id=, a text "
-                                            "that all ranks share and "
-                              "that is new at every start (random bytes that rank 0 sends to all)")
+        raise invalid(f"rank {rank} of {world} without a process group: give launch_id=, a text that all ranks share "
+                      "and that is new at every start (random bytes that rank 0 sends to all)")
     return rank, world, launch_id
 
 
@@ -70,8 +69,8 @@ def native(store: str, run: str, *, rank: int | None = None, world: int | None =
         with _lock:
             own = [n for (s, r, _), n in _natives.items() if (s, r) == (store, run)]
         if len(own) > 1:
-            raise InvalidArgument(errno.EINVAL, f"{store}/{run} is open for ranks "
-                                                f"{', '.join(str(n.rank) for n in own)} in this process: give rank=")
+            raise invalid(f"{store}/{run} is open for ranks {', '.join(str(n.rank) for n in own)} in this process: "
+                          "give rank=")
         if own and _group() in (None, (own[0].rank, own[0].world)):
             rank, world, launch_id = own[0].rank, own[0].world, launch_id or ""
     rank, world, launch_id = _who(rank, world, launch_id)
@@ -87,8 +86,8 @@ def native(store: str, run: str, *, rank: int | None = None, world: int | None =
         found.check_process()
         if found.world != world:
             path = f"{store}/{run}"
-            raise InvalidArgument(errno.EINVAL, f"{path} is open with {found.world} ranks, not {world}: close it "
-                                                f"first: vckpt.close({path!r})")
+            raise invalid(f"{path} is open with {found.world} ranks, not {world}: close it first: "
+                          f"vckpt.close({path!r})")
         found.check_options(_options(options))
         if user:
             found.users += 1
@@ -210,8 +209,8 @@ def _files_alike(files: Iterable[tuple[str, Any]]) -> list[commons.Row]:
 
 
 def _attributes_alike(attributes: Attributes | None) -> list[commons.Row]:
-    pairs = [("attributes", _lib.text(key, "attribute").decode(), _attribute(key, value)) for key,
-             value in (attributes or {}).items()]
+    pairs = [("attributes", _lib.text(key, "attribute").decode(), _attribute(key, value))
+             for key, value in (attributes or {}).items()]
     return pairs or [("attributes", "none", b"")]
 
 
@@ -220,9 +219,8 @@ def _on_device(device: torch.device | None, handle: Handle, refs: list[object]) 
         return handle.submit(refs)
     torch = torch_module()
     if device.index is not None and device.index != torch.cuda.current_device():
-        raise InvalidArgument(errno.EINVAL, f"the tensors are on {device}, the current device is "
-                                            f"cuda:{torch.cuda.current_device()}: "
-                              "call torch.cuda.set_device first")
+        raise invalid(f"the tensors are on {device}, the current device is cuda:{torch.cuda.current_device()}: call "
+                      "torch.cuda.set_device first")
     torch.cuda.current_stream()                 # makes the context current in this thread
     return handle.submit(refs)
 
@@ -231,9 +229,9 @@ def _place(path: Path, step: int | None) -> tuple[str, str, int | None]:
     """(store, run, step)."""
     store, run, named = split(path, making=True)
     if named == "latest":
-        raise InvalidArgument(errno.EINVAL, f"{path}: latest can be read, not saved: give a number")
+        raise invalid(f"{path}: latest can be read, not saved: give a number")
     if named is not None and step is not None and named != step:
-        raise InvalidArgument(errno.EINVAL, f"{path}: the path says step {named}, step= says {step}")
+        raise invalid(f"{path}: the path says step {named}, step= says {step}")
     return store, run, named if step is None else step
 
 
@@ -279,13 +277,11 @@ class Saver:
     the defaults of its saves; rank, world, launch_id and options as for async_save."""
 
     def __init__(self, path: Path, *, mesh: Any = None, per_rank: str | Iterable[str] = (),
-                 base: Path | Iterable[Path] | None = None,
-                 rank: int | None = None, world: int | None = None, launch_id: str | None = None,
-                 **options: Unpack[Options]) -> None:
+                 base: Path | Iterable[Path] | None = None, rank: int | None = None, world: int | None = None,
+                 launch_id: str | None = None, **options: Unpack[Options]) -> None:
         self.store, self.run, step = split(path, making=True)
         if step is not None:
-            raise InvalidArgument(errno.EINVAL, f"{path}: a Saver saves a run, not one step: give STORE/RUN, and "
-                                                "step= to its saves")
+            raise invalid(f"{path}: a Saver saves a run, not one step: give STORE/RUN, and step= to its saves")
         self._defaults = {"mesh": mesh, "per_rank": per_rank, "base": base}
         self._handles: list[Handle] = []
         self._native: Native | None = native(self.store, self.run, rank=rank, world=world, launch_id=launch_id,

@@ -33,11 +33,10 @@ Where = str | KeyPath           # of an error: a path of keys, or what is to be 
 STALE = None
 # numpy's names (and ml_dtypes') to ours
 NUMPY_DTYPES = {"bool": "bool", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "int8": "i8",
-                "int16": "i16",
-                "int32": "i32", "int64": "i64", "float16": "f16", "bfloat16": "bf16", "float32": "f32",
-                "float64": "f64",
-                "complex64": "c64", "complex128": "c128", "float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2",
-                "float8_e4m3fnuz": "f8_e4m3fnuz", "float8_e5m2fnuz": "f8_e5m2fnuz", "float8_e8m0fnu": "f8_e8m0fnu"}
+                "int16": "i16", "int32": "i32", "int64": "i64", "float16": "f16", "bfloat16": "bf16", "float32": "f32",
+                "float64": "f64", "complex64": "c64", "complex128": "c128", "float8_e4m3fn": "f8_e4m3fn",
+                "float8_e5m2": "f8_e5m2", "float8_e4m3fnuz": "f8_e4m3fnuz", "float8_e5m2fnuz": "f8_e5m2fnuz",
+                "float8_e8m0fnu": "f8_e8m0fnu"}
 
 
 @functools.cache
@@ -87,9 +86,8 @@ class Shard:
     __slots__ = ("tensor", "shape", "mesh", "placements", "flat", "boxes", "same_dims", "alone", "buffer")
 
     def __init__(self, tensor: Any, *, shape: Sequence[int] | None = None, mesh: Any = None, placements: Any = None,
-                 flat: Sequence[int] | None = None,
-                 boxes: Sequence[Box] | None = None, same_dims: str | Sequence[str] | None = None, alone: bool = False,
-                 buffer: bool = False) -> None:
+                 flat: Sequence[int] | None = None, boxes: Sequence[Box] | None = None,
+                 same_dims: str | Sequence[str] | None = None, alone: bool = False, buffer: bool = False) -> None:
         if isinstance(tensor, Shard):
             raise TypeError("Shard: tensor is a Shard itself: give its tensor")
         if flat is not None and boxes is not None:

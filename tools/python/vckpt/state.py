@@ -17,7 +17,6 @@ of its own gives its whole tree under its rank; in the common one a Record("vckp
 a rank does not give has to be what its home gives: commons.py."""
 from __future__ import annotations
 
-import errno
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -104,14 +103,14 @@ def collect(state: Mapping[str, Any], *, mesh: Any = None, rank: int = 0, world:
             per_rank: str | Iterable[str] = (), memory: Memory | None = None) -> Collected:
     """state: {component: anything}, or one state dict."""
     if not isinstance(state, Mapping):
-        raise _lib.InvalidArgument(errno.EINVAL, f"a state is a dict of components, not a {type(state).__name__}: "
-                                   "{\"model\": model, \"optimizer\": optimizer}")
+        raise _lib.invalid(f"a state is a dict of components, not a {type(state).__name__}: {{\"model\": model, "
+                           "\"optimizer\": optimizer}")
     patterns = (per_rank,) if isinstance(per_rank, str) else tuple(per_rank)
     state = components.named(state, patterns, is_tensor)
     placed = meshes.given(mesh)
     if placed and world is not None and placed[1].size and placed[1].max() >= world:
-        raise _lib.InvalidArgument(errno.EINVAL, f"mesh= has rank {placed[1].max()}, and this job has world size "
-                                                 f"{world}: give a mesh of ranks from 0 to {world - 1}")
+        raise _lib.invalid(f"mesh= has rank {placed[1].max()}, and this job has world size {world}: give a mesh of "
+                           f"ranks from 0 to {world - 1}")
     whole = (*placed, meshes.named(*placed)) if placed else None
     world = rank + 1 if world is None else world
     memory = memory if memory is not None else Memory()
@@ -208,10 +207,9 @@ def statistics(walk: Walk) -> frozenset[str]:
     """Names that BatchNorm's statistics have in a module's state dict. They differ between replicas that did not share
     them."""
     shapes = {name: tuple(tensor.shape) for name, tensor in zip(walk.names, walk.tensors) if ".running_" in "." + name
-              and is_tensor(tensor) and
-              hasattr(tensor, "shape")}
-    stems = [name.removesuffix("running_mean") for name, shape in shapes.items() if name.endswith("running_mean") and
-             len(shape) == 1 and shapes.get(name.removesuffix("running_mean") + "running_var") == shape]
+              and is_tensor(tensor) and hasattr(tensor, "shape")}
+    stems = [name.removesuffix("running_mean") for name, shape in shapes.items() if name.endswith("running_mean")
+             and len(shape) == 1 and shapes.get(name.removesuffix("running_mean") + "running_var") == shape]
     return frozenset(stem + last for stem in stems for last in ("running_mean", "running_var", "num_batches_tracked"))
 
 
@@ -374,9 +372,8 @@ def members_of(whole: SaveMesh | None, world: int) -> Collection[int]:
 def of_all(entries: list[Entry], whole: SaveMesh | None, world: int) -> set[_lib.Mesh | None]:
     """The meshes that have all ranks of the save's; None, which is that one, among them."""
     everyone = members_of(whole, world)
-    return {None,
-            *(mesh for mesh in {entry.mesh for entry in entries} if mesh is not None
-              and mesh.members.issuperset(everyone))}
+    return {None, *(mesh for mesh in {entry.mesh for entry in entries} if mesh is not None
+                    and mesh.members.issuperset(everyone))}
 
 
 def home_of(walk: Walk, entries: list[Entry], whole: SaveMesh | None, rank: int, world: int) -> int | None:

@@ -99,7 +99,7 @@ class Step:
                  commit: Commit | None = None) -> None:
         self.store, self.run, step = split(path)
         if framework not in (None, "numpy", "torch"):
-            raise _lib.InvalidArgument(errno.EINVAL, f"framework={framework!r}: expected numpy or torch")
+            raise _lib.invalid(f"framework={framework!r}: expected numpy or torch")
         self.framework = framework or installed()
         pointer, run = c_void_p(), _lib.text(self.run, "run")
         if commit is None:
@@ -108,8 +108,8 @@ class Step:
         elif step in (None, "latest", commit[0]):
             _lib.call("vckpt_step_open_commit", os.fsencode(self.store), run, byref(_commit(*commit)), byref(pointer))
         else:
-            raise _lib.InvalidArgument(errno.EINVAL, f"{path}: the path names step {step}, commit= is of step "
-                                                     f"{commit[0]}: give STORE/RUN with commit=")
+            raise _lib.invalid(f"{path}: the path names step {step}, commit= is of step {commit[0]}: give STORE/RUN "
+                               "with commit=")
         self._pointer = pointer.value
         found = _lib.Commit()
         _lib.lib().vckpt_step_commit(self._pointer, byref(found))
@@ -141,8 +141,8 @@ class Step:
         sums: dict[str, list[int]] = {}
         for component, *_, size in self.tensors() if self._pointer or "_tensors" in vars(self) else ():
             sums.setdefault(component, []).append(size)
-        said = [f"{component} ({_counted(len(sizes), 'tensor')}, {_bytes_text(sum(sizes))})" for component,
-                sizes in sums.items()]
+        said = [f"{component} ({_counted(len(sizes), 'tensor')}, {_bytes_text(sum(sizes))})"
+                for component, sizes in sums.items()]
         blobs = self._blobs if self._pointer or "_blobs" in vars(self) else {}
         said += [_counted(len(blobs), "file")] if blobs else []
         said += [f"{key}={value}" for key, value in self.attributes.items()] if self._pointer else ["closed"]
@@ -257,8 +257,8 @@ class Step:
 
     def tensors(self) -> list[TensorInfo]:
         """[TensorInfo(component, name, dtype, shape, bytes)], in the step's order."""
-        return [TensorInfo(*key, _lib.DTYPES[dtype] or "", shape, size) for key,
-                (_, dtype, shape, size) in self._tensors.items()]
+        return [TensorInfo(*key, _lib.DTYPES[dtype] or "", shape, size)
+                for key, (_, dtype, shape, size) in self._tensors.items()]
 
     def components(self) -> list[str]:
         """Those with tensors, in the step's order, then those with values alone."""
@@ -470,8 +470,7 @@ def _commit(step: int, entry: int, manifest: str) -> _lib.Commit:
     try:
         return _lib.Commit(step, entry, (ctypes.c_uint8 * 32)(*bytes.fromhex(manifest)))
     except (TypeError, ValueError, IndexError):
-        raise _lib.InvalidArgument(errno.EINVAL, f"commit={(step, entry, manifest)!r}: expected the `commit` of a "
-                                                 "Step") from None
+        raise _lib.invalid(f"commit={(step, entry, manifest)!r}: expected the `commit` of a Step") from None
 
 
 def open(path: Path, framework: Literal["numpy", "torch"] | None = None, commit: Commit | None = None) -> Step:

@@ -180,10 +180,9 @@ def check_names(optimizer: torch.optim.Optimizer, names: Names, path: Where) -> 
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
             if id(parameter) not in names:
-                raise Refused(path, f"its parameter {place} of group {number}, of shape {list(parameter.shape)}, is "
-                                    "in no module of the state and is no tensor "
-                                    "of it: add the optimizer's module to the state, or a dict with these very "
-                                    "tensors (their names come from there)")
+                raise Refused(path, f"its parameter {place} of group {number}, of shape {list(parameter.shape)}, is in "
+                              "no module of the state and is no tensor of it: add the optimizer's module to the state, "
+                              "or a dict with these very tensors (their names come from there)")
     seen: dict[str, int] = {}
     for key, given in names.items():
         for name in given:
@@ -246,10 +245,9 @@ def as_shard(value: Any, shard: Shard) -> Any:
     """The state of a parameter, with the tensors of the parameter's shape wrapped in a Shard like the parameter. If one
     rank alone has the parameter, all its tensors are wrapped."""
     if isinstance(value, torch.Tensor) and (shard.alone or value.shape == shard.tensor.shape):
-        return Shard(value, alone=True) if shard.alone else Shard(value, shape=shard.shape, mesh=shard.mesh,
-                                                                  placements=shard.placements, flat=shard.flat,
-                                                                  boxes=shard.boxes, same_dims=shard.same_dims,
-                                                                  buffer=shard.buffer)
+        return Shard(value, alone=True) if shard.alone else Shard(
+            value, shape=shard.shape, mesh=shard.mesh, placements=shard.placements, flat=shard.flat, boxes=shard.boxes,
+            same_dims=shard.same_dims, buffer=shard.buffer)
     if type(value) is dict:
         return {key: as_shard(item, shard) for key, item in value.items()}
     return type(value)(as_shard(item, shard) for item in value) if type(value) in (list, tuple) else value
@@ -278,8 +276,8 @@ def of_flattened(module: torch.nn.Module, optimizer: torch.optim.Optimizer, path
                                   fsdp.ShardedOptimStateDictConfig()):
             taken = kind.optim_state_dict(module, optimizer, {key: own[key] for key in ("state", "param_groups")},
                                           group=None if hybrid else group)
-    clean = {key.replace("_orig_mod.", "") if isinstance(key, str) else key: value for key,
-             value in taken["state"].items()}
+    clean = {key.replace("_orig_mod.", "") if isinstance(key, str) else key: value
+             for key, value in taken["state"].items()}
     groups = [{**group, "params": [name.replace("_orig_mod.", "") for name in group["params"]]}
               for group in taken["param_groups"]]
     return {"state": clean, "param_groups": groups, **more}
@@ -301,8 +299,8 @@ class View:
 
     def answer(self, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
         """The answer, made from the dicts; None if they are not as they were."""
-        if (type(optimizer) is not self.kind or not identical(hooks_of(optimizer), self.hooks) or
-                len(optimizer.state) != len(self.order) or len(optimizer.param_groups) != len(self.groups)):
+        if (type(optimizer) is not self.kind or not identical(hooks_of(optimizer), self.hooks)
+                or len(optimizer.state) != len(self.order) or len(optimizer.param_groups) != len(self.groups)):
             return None
         result: dict[str, Any] = {"state": {}, "param_groups": []}
         for key, name, keys in self.order:
@@ -492,17 +490,15 @@ class Restored:
         if any(type(name) is int for name in known):
             self.missing, self.unexpected = [], []
             self.wrong = ("its parameters have numbers in the step, not names, for its state_dict() was saved: give "
-                          "that to load as well, "
-                          "and what comes back in `values` to load_state_dict()")
+                          "that to load as well, and what comes back in `values` to load_state_dict()")
         elif len(saved) != len(self.order):
             self.wrong = f"it has {len(saved)} groups of parameters in the step and {len(self.order)} in the state"
         elif any((set(names) & known) - self.saved_in_group(number) for number, names in enumerate(self.order)):
             self.wrong = "its groups have other parameters in the step than in the state"
         elif lacking := sorted({key for group in self.groups for key in options_lacking(self.optimizer, group)}):
             self.wrong = (f"an optimizer of another kind was saved: its groups have no {', '.join(lacking)}; give one "
-                          "of the kind that was saved, "
-                          "or leave it out of the state (where its class is your own and has a new option, fill that "
-                          "in by __setstate__)")
+                          "of the kind that was saved, or leave it out of the state (where its class is your own and "
+                          "has a new option, fill that in by __setstate__)")
 
     def saved_in_group(self, number: int) -> set[Any]:
         """Names of the parameters that a rank had in its group of that number."""
@@ -526,8 +522,8 @@ class Restored:
         place = 0
         # param_names: the optimizer's own stay, as its parameters do
         for names, saved in zip(self.order, self.groups):
-            groups.append({**{key: built(value) for key,
-                              value in saved.items() if key not in ("params", "param_names")},
+            groups.append({**{key: built(value) for key, value in saved.items()
+                              if key not in ("params", "param_names")},
                            "params": list(range(place, place + len(names)))})
             place += len(names)
         more = {key: built(value) for key, value in self.trees[0].items()

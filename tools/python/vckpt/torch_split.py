@@ -45,8 +45,7 @@ class Restored:
         elif len(saved) != len(self.by_group):
             self.wrong = f"it has {len(saved)} groups of parameters in the step and {len(self.by_group)} in the state"
         self.groups = [{key: value for key, value in group.items() if key != "params"} for group in saved]
-        self.more = {key: value for key, value in trees[0].items()
-                     if key not in ("state", "param_groups", HAS_MASTERS)}
+        self.more = {key: value for key, value in trees[0].items() if key not in ("state", "param_groups", HAS_MASTERS)}
         self.made: dict[int, dict[str, Any]] = {}       # {id of a holder: {key: tensor}}
         self.later: list[tuple[Part, str, Callable[[], Any]]] = []
         self.asked: set[tuple[str, str]] = set()

@@ -27,13 +27,12 @@ if TYPE_CHECKING:
     from .shard import Where
     from .values_text import KeyPath
 
-DTYPES = {getattr(torch, name): _lib.DTYPES.index(word) for name, word in {
-    "bool": "bool", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "int8": "i8", "int16": "i16",
-    "int32": "i32", "int64": "i64", "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
-    "complex64": "c64", "complex128": "c128", "float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2",
-    "float8_e4m3fnuz": "f8_e4m3fnuz",
-    "float8_e5m2fnuz": "f8_e5m2fnuz", "float8_e8m0fnu": "f8_e8m0fnu", "float4_e2m1fn_x2": "f4_e2m1fn_x2"}.items()
-    if hasattr(torch, name)}
+DTYPES = {getattr(torch, name): _lib.DTYPES.index(word) for name, word
+          in {"bool": "bool", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "int8": "i8",
+              "int16": "i16", "int32": "i32", "int64": "i64", "float16": "f16", "bfloat16": "bf16", "float32": "f32",
+              "float64": "f64", "complex64": "c64", "complex128": "c128", "float8_e4m3fn": "f8_e4m3fn",
+              "float8_e5m2": "f8_e5m2", "float8_e4m3fnuz": "f8_e4m3fnuz", "float8_e5m2fnuz": "f8_e5m2fnuz",
+              "float8_e8m0fnu": "f8_e8m0fnu", "float4_e2m1fn_x2": "f4_e2m1fn_x2"}.items() if hasattr(torch, name)}
 TORCH_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
 PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor)}
 ADVICE = {"ShardedTensor": "give DTensors (FSDP2, or FSDP1 with a device_mesh), or vckpt.Shard with boxes"}
@@ -72,9 +71,8 @@ def check_plain(tensor: torch.Tensor, path: Where) -> None:
     """That this is memory of items of a kept type. Refuses what is not."""
     if type(tensor) not in PLAIN_TYPES and (tensor.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl):
         name = type(tensor).__name__
-        raise Refused(path,
-                      f"a tensor of the class {name} cannot be kept as it is"
-                      + f": {ADVICE.get(name, 'give its parts as plain tensors')}")
+        raise Refused(path, f"a tensor of the class {name} cannot be kept as it is: "
+                            f"{ADVICE.get(name, 'give its parts as plain tensors')}")
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
         raise Refused(path, "a parameter of a lazy module has no shape yet: call the module once before the save")
     if tensor.device.type == "meta":
@@ -133,9 +131,8 @@ class TorchEntry(Entry):
         self.device = tensor.device if behind and tensor.device.type == "cuda" else None
         if not behind:
             tell(tensor.device)
-        self.copy = (self.conjugate or self.negative or not behind or
-                     (self.flattened and not tensor.is_contiguous()) or
-                     (not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) != 0))
+        self.copy = (self.conjugate or self.negative or not behind or (self.flattened and not tensor.is_contiguous())
+                     or (not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) != 0))
         check_items(layout, tensor.numel(), path)
         strides = None
         if not self.copy and not tensor.is_contiguous():
@@ -150,10 +147,9 @@ class TorchEntry(Entry):
         self.conjugate, self.negative = tensor.is_conj(), tensor.is_neg()
 
     def address(self, tensor: Any, refs: list[object]) -> int | None:
-        if (type(tensor) is not self.type or tensor.dtype is not self.dtype or tensor.shape != self.shape or
-                tensor.stride() != self.stride or tensor.device != self.place or tensor.is_conj() is not self.conjugate
-            or
-                tensor.is_neg() is not self.negative):
+        if (type(tensor) is not self.type or tensor.dtype is not self.dtype or tensor.shape != self.shape
+                or tensor.stride() != self.stride or tensor.device != self.place
+                or tensor.is_conj() is not self.conjugate or tensor.is_neg() is not self.negative):
             return STALE
         if self.copy:
             tensor = tensor.detach().resolve_conj().resolve_neg()
@@ -184,9 +180,9 @@ class DTensorEntry(TorchEntry):
         if type(tensor) is not self.outer or tensor.shape != self.whole:
             return STALE
         local = tensor._local_tensor
-        if (tensor._spec is self.spec and not self.copy and type(local) is self.type and local.shape == self.shape and
-                local.stride() == self.stride and local.dtype is self.dtype and local.device == self.place and
-                not local.is_conj() and not local.is_neg()):
+        if (tensor._spec is self.spec and not self.copy and type(local) is self.type and local.shape == self.shape
+                and local.stride() == self.stride and local.dtype is self.dtype and local.device == self.place
+                and not local.is_conj() and not local.is_neg()):
             return int(local.data_ptr())             # the common case, in as few calls as can be
         if tensor._spec is not self.spec:
             if tensor._spec != self.spec or tensor._spec.mesh is not self.spec.mesh:

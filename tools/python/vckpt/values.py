@@ -76,8 +76,7 @@ def encode(value: Any, *, tensor: Keep | None = None, is_tensor: Callable[[objec
         raise refusal(path, "nested too deeply for what is left of the stack") from None
     text = (render(mapping([("$vckpt", str(VERSION)), ("value", node)], hug=True)) + "\n").encode()
     if len(text) > MAX_BYTES:
-        raise refusal(path, f"{len(text)} bytes of values, at most {MAX_BYTES} are kept: large data belongs in "
-                            "tensors")
+        raise refusal(path, f"{len(text)} bytes of values, at most {MAX_BYTES} are kept: large data belongs in tensors")
     return text
 
 
@@ -97,9 +96,9 @@ def _str_text(value: str) -> str:
     return quote(value)
 
 
-SCALARS: dict[type, Callable[[Any], str]] = {type(None): lambda _: "null",
-                                             bool: lambda value: "true" if value else "false", int: _int_text,
-           float: _float_text, str: _str_text}
+SCALARS: dict[type, Callable[[Any], str]] = {
+    type(None): lambda _: "null", bool: lambda value: "true" if value else "false", int: _int_text,
+    float: _float_text, str: _str_text}
 
 
 def _type_name(cls: type) -> str:

@@ -38,8 +38,7 @@ BYTES_IO = "io.BytesIO"
 HEX = re.compile(r"-?0x[1-9a-f][0-9a-f]*")
 TYPE_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,1000}")
 FACTORIES = {"dict": dict, "list": list, "set": set, "tuple": tuple, "int": int, "float": float, "str": str,
-             "bool": bool,
-             "bytes": bytes, "OrderedDict": collections.OrderedDict, "Counter": collections.Counter,
+             "bool": bool, "bytes": bytes, "OrderedDict": collections.OrderedDict, "Counter": collections.Counter,
              "deque": collections.deque}
 
 
@@ -66,9 +65,8 @@ def decode(data: Any, *, types: Types = (), tensor: Fetch | None = None, path: K
 
 def _by_name(types: Types) -> dict[str, type]:
     given = types if isinstance(types, Mapping) else list(types)
-    pairs = list(given.items()) if isinstance(given,
-                                              Mapping) else [(f"{c.__module__}.{c.__qualname__}", c) for c in given
-                                                              if isinstance(c, type)]
+    pairs = (list(given.items()) if isinstance(given, Mapping)
+             else [(f"{c.__module__}.{c.__qualname__}", c) for c in given if isinstance(c, type)])
     if len(pairs) != len(given):
         raise TypeError("types= takes classes")
     known: dict[str, type] = {}
