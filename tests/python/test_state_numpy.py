@@ -310,4 +310,6 @@ def test_what_may_be_a_mesh(build):
 
 def test_one_layout_for_a_shard():
     layout = shard.Layout((2, 2), boxes=(((0, 0), (1, 2)), ((1, 0), (1, 1))))
-    assert shard.flat_items(layout, "x") == (3, 3)
+    shard.check_items(layout, 3, "x")
+    with pytest.raises(shard.Refused, match="the boxes have 3 items, the tensor that was given for them has 4"):
+        shard.check_items(layout, 4, "x")

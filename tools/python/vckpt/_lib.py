@@ -14,6 +14,7 @@ import glob
 import json
 import os
 import threading
+from collections.abc import Iterable, Sequence
 from ctypes import (
     CFUNCTYPE,
     POINTER,
@@ -30,10 +31,7 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from typing import Any
 
 NONE = 2**64 - 1
 EDAMAGED, EFORMAT, EVERSION, ENOSTORE, EABORTED, EUNDECIDED, ETIMEDOUT, EFORKED = 74, 71, 93, 124, 125, 115, 110, 10
@@ -457,7 +455,7 @@ def text(value: Any, what: str) -> bytes:
         raise invalid(f"{what} {value!r} has no UTF-8 form") from None
 
 
-def _whole(number: Any, what: str, least: int, most: int, words: str) -> int:
+def whole(number: Any, what: str, least: int, most: int, words: str) -> int:
     if isinstance(number, bool) or not hasattr(number, "__index__") or not least <= number.__index__() <= most:
         raise invalid(f"{what} {number!r}: expected a whole number from {words}")
     return int(number.__index__())
@@ -465,12 +463,12 @@ def _whole(number: Any, what: str, least: int, most: int, words: str) -> int:
 
 def u32(number: Any, what: str) -> int:
     """A number as the library takes it: ctypes would cut off what does not fit."""
-    return _whole(number, what, 0, 2**32 - 1, "0 to 2**32 - 1")
+    return whole(number, what, 0, 2**32 - 1, "0 to 2**32 - 1")
 
 
 def i64(number: Any, what: str) -> int:
     """The same with a sign."""
-    return _whole(number, what, -2**63, 2**63 - 1, "-2**63 to 2**63 - 1")
+    return whole(number, what, -2**63, 2**63 - 1, "-2**63 to 2**63 - 1")
 
 
 def u64s(numbers: Sequence[int]) -> ctypes.Array[c_uint64]:

@@ -3,27 +3,39 @@
 itself. Nothing is imported: a class of a library is met only where the library is in sys.modules."""
 from __future__ import annotations
 
-import collections
 import decimal
 import fractions
-import inspect
 import io
 import random
 import sys
 import types
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import TYPE_CHECKING, Any
 
-from .values_text import path_text
+from .values_text import KeyPath, path_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .values_text import KeyPath
-
 KINDS = (bool, int, float, complex, str, bytes, bytearray, dict, list, tuple, set, frozenset)
-FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.CodeType)
+LEAVE_OUT = "leave it out, the program sets it again when it restarts"
+PLAIN = "leave it out, or give what it stands for as plain values"
+# the first that fits counts
+ADVICE: list[tuple[Any, str]] = [
+    (type, "give its name"),
+    ((types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.CodeType), LEAVE_OUT),
+    (random.Random, "give its getstate(), with per_rank= where ranks differ"),
+    ((decimal.Decimal, fractions.Fraction, uuid.UUID), "give its str()"),
+    (io.BytesIO, "give one that is open, and no subclass of it"),
+    (memoryview, "give bytes() of it"),
+    *((kind, f"give {kind.__name__}() of it") for kind in KINDS),
+    (Mapping, "give dict() of it"),
+    (Iterator, "give how far it is, as a number"),
+    ((KeysView, ValuesView, ItemsView, Sequence), "give list() of it"),
+    (BaseException, PLAIN)]
+BY_MODULE = {"functools": LEAVE_OUT, "builtins": PLAIN}
+OTHERWISE = "give what it holds as plain values, or a state_dict() that does"
 
 
 def of_library(value: object) -> str | None:
@@ -45,35 +57,9 @@ def of_library(value: object) -> str | None:
 
 
 def of_value(value: object) -> str:
-    """": give …", or "" where nothing is known to be of help."""
-    said = of_library(value)
-    if said:
-        return ": " + said
-    if isinstance(value, type):
-        return ": give its name"
-    if isinstance(value, FUNCTIONS) or type(value).__module__ == "functools":
-        return ": leave it out, the program sets it again when it restarts"
-    if isinstance(value, random.Random):
-        return ": give its getstate(), with per_rank= where ranks differ"
-    if isinstance(value, (decimal.Decimal, fractions.Fraction, uuid.UUID)):
-        return ": give its str()"
-    if isinstance(value, io.BytesIO):
-        return ": give one that is open, and no subclass of it"
-    if isinstance(value, memoryview):
-        return ": give bytes() of it"
-    kind = next((kind for kind in KINDS if isinstance(value, kind)), None)
-    if kind is not None:
-        return f": give {kind.__name__}() of it"
-    if isinstance(value, Mapping):
-        return ": give dict() of it"
-    if isinstance(value, Iterator) or inspect.isgenerator(value):
-        return ": give how far it is, as a number"
-    if isinstance(value, (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView,
-                          collections.abc.Sequence)):
-        return ": give list() of it"
-    if type(value).__module__ == "builtins" or isinstance(value, BaseException):
-        return ": leave it out, or give what it stands for as plain values"
-    return ": give what it holds as plain values, or a state_dict() that does"
+    """": give …", the end of a sentence."""
+    found = of_library(value) or next((what for kind, what in ADVICE if isinstance(value, kind)), None)
+    return f": {found or BY_MODULE.get(type(value).__module__, OTHERWISE)}"
 
 
 def of_array(array: NDArray[Any]) -> str:

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import math
 import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,8 +20,6 @@ from .shard import NUMPY_DTYPES, numpy_address
 from .tensors import torch_module, torch_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from numpy.typing import NDArray
 
 NUMPY = {_lib.DTYPES.index(word): name for name, word in NUMPY_DTYPES.items()}

@@ -5,18 +5,16 @@ objects get memory of their own, which load_state_dict() is given; so do an obje
 Two different ones are left only where the state itself makes them one (a model that ties what the step has apart)."""
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .loading_tensors import Fill
+from .loading_tensors import Destination, Fill
 from .tensors import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from .lazy import Stored
-    from .loading_tensors import Destination
     from .step import Step
     from .values_text import KeyPath
 

@@ -25,15 +25,11 @@ document stays as it is."""
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from . import values
-from .values_text import path_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .values_text import KeyPath
+from .values_text import KeyPath, path_text
 
 Row = tuple[str, str, bytes]        # group, name, bytes
 Named: TypeAlias = "tuple[Callable[[KeyPath, Any], str], Callable[[object], bool]]"

@@ -30,7 +30,7 @@ import secrets
 import threading
 import uuid
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -47,20 +47,17 @@ from torch.futures import Future
 
 from . import _lib, dcp_looks, dcp_reads, dcp_state, loads, paths, pickles, saver
 from .exchange import Exchanged, Mode, check as check_mode
-from .shard import Layout
+from .shard import Layout, PlainBox
 from .signatures import Options, Path as PathLike, Unpack
 from .step import Commit, Step
 from .torch_state import DTYPES, TorchEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
     from torch.distributed.checkpoint.metadata import MetadataIndex
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
 
     from .dcp_state import Place
-    from .shard import PlainBox
     from .values_text import KeyPath
 
 Result: TypeAlias = "tuple[MetadataIndex, int, Place | tuple[()]]"
@@ -73,10 +70,9 @@ _NOT_GIVEN = object()
 RANK_RUN = "{}.rank-{:05d}"     # of a save without collectives: every rank has a run of its own
 
 
+@dataclasses.dataclass(eq=False)
 class Ticket:
-    """What the coordinator tells a rank about the save under way."""
-
-    FIELDS = "store", "run", "step", "launch", "rank", "world", "replace"
+    """What the coordinator sends to a rank about the save under way."""
     store: str
     run: str
     step: int | None
@@ -84,20 +80,14 @@ class Ticket:
     rank: int
     world: int
     replace: bool
+    used: bool = False          # by a save: a plan that the planner kept is not taken for a new one
 
-    def __init__(self, **fields: Any) -> None:
-        self.__dict__.update((name, fields[name]) for name in self.FIELDS)
-        self.used = False       # by a save: a plan that the planner kept is not taken for a new one
-
-    def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Ticket], tuple[dict[str, Any]]]:
-        return _received, ({name: getattr(self, name) for name in self.FIELDS},)
-
-    def __repr__(self) -> str:
-        return f"Ticket({self.__dict__})"
+    def __reduce__(self) -> tuple[Callable[..., Ticket], tuple[Any, ...]]:
+        return _received, dataclasses.astuple(self)[:-1]
 
 
-def _received(fields: dict[str, Any]) -> Ticket:
-    ticket = _here.ticket = Ticket(**fields)
+def _received(*fields: Any) -> Ticket:
+    ticket = _here.ticket = Ticket(*fields)
     return ticket
 
 
@@ -110,21 +100,28 @@ class StorageInfo:
     name: str | None = None
 
 
-def _warn_once(option: str) -> None:
-    if option not in _warned:
-        _warned.add(option)
-        warnings.warn(f"vckpt.dcp.StorageWriter: the option {option} has no effect here", stacklevel=4)
+class _Storage:
+    """What a writer and a reader have alike."""
+    path: Path
+
+    @property
+    def checkpoint_id(self) -> PathLike:
+        return self.path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: PathLike) -> bool:
+        try:
+            path = Path(os.path.abspath(paths.local(checkpoint_id)))
+        except (TypeError, ValueError):
+            return False
+        return any(os.path.isdir(parent) and os.access(parent, os.W_OK) for parent in [path, *path.parents])
+
+    def reset(self, checkpoint_id: PathLike | None = None) -> None:
+        if checkpoint_id:
+            self.path = Path(paths.local(checkpoint_id))
 
 
-def _valid(checkpoint_id: PathLike) -> bool:
-    try:
-        path = os.path.abspath(paths.local(checkpoint_id))
-    except (TypeError, ValueError):
-        return False
-    return any(os.path.isdir(parent) and os.access(parent, os.W_OK) for parent in [path, *map(str, Path(path).parents)])
-
-
-class StorageWriter(_StorageWriter):
+class StorageWriter(_Storage, _StorageWriter):
     """Saves under `path` (docs/dcp.md says what it names).
 
     overwrite    False: refuses where the path holds a step already
@@ -144,8 +141,9 @@ class StorageWriter(_StorageWriter):
                           "cache_staged_state_dict": cache_staged_state_dict,
                           "serialization_format": serialization_format, "_extensions": _extensions or _NOT_GIVEN}
         for option, value in without_effect.items():
-            if value is not _NOT_GIVEN:
-                _warn_once(option)
+            if value is not _NOT_GIVEN and option not in _warned:
+                _warned.add(option)
+                warnings.warn(f"vckpt.dcp.StorageWriter: the option {option} has no effect here", stacklevel=3)
         self.path, self.overwrite = Path(paths.local(path)), overwrite
         self.attributes, self.bases, self.options = dict(attributes or {}), list(bases), saver._options(options)
         self.save_id, self.use_collectives = str(uuid.uuid4()), True
@@ -154,20 +152,11 @@ class StorageWriter(_StorageWriter):
         self.local: SavePlan | None = None
         self.origin: list[str] | None = None       # launches of the process that sent it here
 
-    @property
-    def checkpoint_id(self) -> PathLike:
-        return self.path
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: PathLike) -> bool:
-        return _valid(checkpoint_id)
-
     def storage_meta(self) -> StorageMeta:
         return StorageMeta(checkpoint_id=str(self.path), save_id=self.save_id)
 
     def reset(self, checkpoint_id: PathLike | None = None) -> None:
-        if checkpoint_id:
-            self.path = Path(paths.local(checkpoint_id))
+        super().reset(checkpoint_id)
         self.save_id = str(uuid.uuid4())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -408,7 +397,7 @@ def _plain(key: str, tensor: torch.Tensor, item: WriteItem) -> torch.Tensor:
 
 # ---- reading ----
 
-class StorageReader(_StorageReader):
+class StorageReader(_Storage, _StorageReader):
     """Reads what a StorageWriter saved under `path`, in any layout that the planner asks for; and, by names
     COMPONENT.NAME, the tensors and values of any other step of a store. A path that names no step: the newest.
 
@@ -433,17 +422,8 @@ class StorageReader(_StorageReader):
         self.bytes: dict[str, tuple[str, int, int]] = {}
         self.values: dict[str, Any] = {}
 
-    @property
-    def checkpoint_id(self) -> PathLike:
-        return self.path
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: PathLike) -> bool:
-        return _valid(checkpoint_id)
-
     def reset(self, checkpoint_id: PathLike | None = None) -> None:
-        if checkpoint_id:
-            self.path = Path(paths.local(checkpoint_id))
+        super().reset(checkpoint_id)
         self.step, self.load_id = None, str(uuid.uuid4())
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

@@ -5,6 +5,7 @@ any other by way of host memory, 512 MiB at a time. A planner may give the same 
 as each is committed; so an item whose memory is wanted already is read by a load after that one."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -14,8 +15,6 @@ from .loading_tensors import STAGED_BYTES
 from .torch_state import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch.distributed.checkpoint.planner import ReadItem
 
     from .dcp_state import Kept

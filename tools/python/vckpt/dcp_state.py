@@ -12,7 +12,7 @@ import json
 import pickle
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,8 +24,6 @@ from .state import PER_RANK
 from .torch_state import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
-
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
     from .step import Step
@@ -53,6 +51,7 @@ LAYOUTS = {word: layout for word, layout in vars(torch).items() if isinstance(la
 # Item types that the store has no word for are kept as unsigned integers of their size; the document has the true one.
 STAND_INS = ({1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64} if hasattr(torch, "uint16")
              else {1: torch.uint8})
+TWOFOLD = object()                  # in the place of two values of one key
 
 
 class BadDocument(_lib.FormatError, ValueError):
@@ -252,7 +251,10 @@ def parse(text: bytes) -> tuple[torch_metadata.Metadata, dict[str, Kept]]:
     check_lists(paths)
     data = paths if document_.get("paths") else None
     if "planner_data" in document_:
-        data = read_planner_data(document_["planner_data"])
+        try:
+            data = values.decode(json.dumps(document_["planner_data"]).encode())
+        except (ValueError, RecursionError) as error:
+            raise BadDocument(f"planner_data: {error}") from None
     return torch_metadata.Metadata(state_dict_metadata=keys, planner_data=data), kept
 
 
@@ -274,13 +276,6 @@ def check_lists(paths: Mapping[str, KeyPath]) -> None:
             at = at.setdefault(part, {})
     if places > LISTS_MAX + 16 * len(paths):
         raise BadDocument(f"the paths of its {len(paths):,} keys make lists of {places:,} places")
-
-
-def read_planner_data(found: object) -> Any:
-    try:
-        return values.decode(json.dumps(found).encode())
-    except (ValueError, RecursionError) as error:
-        raise BadDocument(f"planner_data: {error}") from None
 
 
 def read_document(step: Step, blobs: Mapping[str, int]) -> tuple[torch_metadata.Metadata, dict[str, Kept]]:
@@ -358,13 +353,14 @@ def plain_values(step: Step) -> dict[str, tuple[KeyPath, Any]]:
     pipeline's stages) those that it lacks."""
     found: dict[str, tuple[KeyPath, Any]] = {}
     for component in sorted({blob.name.removesuffix(".json") for blob in step.blobs() if blob.rank is None
-                             and valid_document(blob.name)}):
+                             and blob.name.endswith(".json") and valid_component(blob.name.removesuffix(".json"))}):
         if VALUES not in step.blob(f"{component}.json"):
             continue                    # a file beside the step (config.json), no component's values
         try:
             common = step.values(component, tensors=False)
-            trees = [common] if has_own(common) else [common, *(step.values(component, rank, tensors=False)
-                                                                for rank in step.ranks(component))]
+            # where each rank has parts by itself, the tree of one says nothing about another
+            others = () if has(common, lambda part: part == PER_RANK) else step.ranks(component)
+            trees = [common, *(step.values(component, rank, tensors=False) for rank in others)]
         except ValueError as error:
             if isinstance(error, _lib.Error):
                 raise
@@ -375,30 +371,16 @@ def plain_values(step: Step) -> dict[str, tuple[KeyPath, Any]]:
                 first, kept = found.setdefault(".".join(words), (path, value))
                 # keys may contain dots, so two paths can give the same key
                 if list(map(str, first)) != words and kept != value:
-                    found[".".join(words)] = first, Twofold()
+                    found[".".join(words)] = first, TWOFOLD
     return found
-
-
-class Twofold:
-    """Stands for two values of one key."""
-
-
-def valid_document(name: str) -> bool:
-    return name.endswith(".json") and valid_component(name.removesuffix(".json"))
-
-
-def has_own(saved: object) -> bool:
-    """Is there a part that each rank has by itself? Then the tree of one rank says nothing about another rank."""
-    parts = saved.values() if isinstance(saved, dict) else saved if isinstance(saved, (list, tuple)) else ()
-    return saved == PER_RANK or any(map(has_own, parts))
 
 
 def saved_bytes(key: str, value: object) -> bytes:
     """A value in the form in which DCP keeps it and loads it."""
-    if isinstance(value, Twofold):
+    if value is TWOFOLD:
         raise _lib.invalid(f"{key}: two values of the step have this key, because their own keys contain dots: read "
                            "them with vckpt.Step.values")
-    if has_tensor(value):
+    if has(value, is_tensor):
         raise _lib.invalid(f"{key}: the value has tensors in a {type(value).__name__}, which DCP does not take apart: "
                            "read it with vckpt.Step.values")
     data = io.BytesIO()
@@ -409,9 +391,10 @@ def saved_bytes(key: str, value: object) -> bytes:
     return data.getvalue()
 
 
-def has_tensor(saved: object) -> bool:
+def has(saved: object, what: Callable[[object], bool]) -> bool:
+    """It is that, or has a part that is."""
     parts = saved.values() if isinstance(saved, Mapping) else saved if isinstance(saved, (list, tuple)) else ()
-    return is_tensor(saved) or any(map(has_tensor, parts))
+    return what(saved) or any(has(part, what) for part in parts)
 
 
 def parse_index(text: bytes, size: int) -> dict[str, tuple[int, int]]:

@@ -6,21 +6,19 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import _lib, advice, meshes
-from .shard import NUMPY_DTYPES, Layout, NumpyEntry, Refused, Shard, ShardEntry, said
+from .shard import NUMPY_DTYPES, Entry, Layout, NumpyEntry, Refused, Shard, ShardEntry, said
 from .tensors import is_tensor, torch_state
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from .meshes import SaveMesh
-    from .shard import Entry
     from .values_text import KeyPath
 
 

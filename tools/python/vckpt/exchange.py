@@ -21,6 +21,7 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Iterator
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -28,16 +29,13 @@ from . import _lib, exchange_group, meeting
 from .step import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
 Mode = Literal["never", "always", "auto"]
 
 MODES: dict[str, int] = {"auto": 0, "never": 1, "always": 2}
 STEPS = "steps, or commits of one that was replaced just now,"
-CALL = "a load with exchange="
-NAME = "exchange"               # of the meetings, whatever is loaded: who has a wrong path can tell the others, too
+CALL = "a load with exchange="      # also the name of the meetings, whatever is loaded
 TIMEOUT_MS = 300_000            # for a rank that lives and does nothing; one that dies is noticed at once
 
 
@@ -129,7 +127,7 @@ def _held(path: str, timeout: float, said: dict[str, Any]) -> _Meeting:
     if store is None:
         raise _lib.invalid(f"{path}: exchange= needs a process group with a store, by which ranks agree, which "
                            f"{dist.get_backend()} has not: leave it out")
-    found = _Meeting(store, dist.get_rank(), dist.get_world_size(), NAME, path, timeout, CALL)
+    found = _Meeting(store, dist.get_rank(), dist.get_world_size(), CALL, path, timeout, CALL)
     found.said = said
     return found
 
@@ -142,12 +140,8 @@ def together(mode: str) -> bool:
 
 
 def refuse(path: str, error: BaseException) -> None:
-    """Tells the other ranks, who come to the meeting of this load or are there, that this one does not."""
-    try:
-        told = error if isinstance(error, Exception) else _lib.Aborted(_lib.EABORTED, type(error).__name__)
-        _held(path, 0, {}).fail(told)
-    except (RuntimeError, _lib.Error) as late:
-        print(f"vckpt: {path}: the other ranks could not be told of an error: {late}", file=sys.stderr, flush=True)
+    """Reports to the other ranks, which come to the meeting of this load or are there, that this one does not."""
+    meeting.fail(sys.modules["torch.distributed"], error, "", path, CALL)
 
 
 def meet(opened: Step, mode: Mode, loads: int, timeout: float, device: torch.device | None = None) -> Shared:

@@ -43,6 +43,7 @@ import threading
 import time
 import traceback
 import weakref
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_void_p
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,8 +51,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _lib, meeting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     import torch
 
     Works = list[tuple[int, Any]]       # (the other rank, torch's Work)

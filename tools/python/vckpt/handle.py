@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ctypes import byref, sizeof
 from typing import TYPE_CHECKING, Any
 
-from . import _lib
+from . import _lib, commons
 from ._lib import Error, invalid
 from .signatures import Progress
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from . import commons
     from .native import Native
 
 SLICE_MS = 250              # of a wait, so that Ctrl-C is heard

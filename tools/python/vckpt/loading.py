@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import copy
 import dataclasses
 import errno
@@ -24,7 +23,7 @@ import operator
 import sys
 import types as classes
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -43,14 +42,13 @@ from .shard import Shard
 from .signatures import Path, State
 from .step import Step
 from .tensors import dotted, is_tensor, shown as _shown, torch_module, torch_state, uncollected
-from .values_text import path_text
+from .values_text import KeyPath, path_text
 
 if TYPE_CHECKING:
     import torch
 
     from .lazy import Stored
     from .torch_modules import ModuleView, Views
-    from .values_text import KeyPath
 
 Give = Callable[[], Any]        # what stands at a place of the state after the load
 
@@ -290,11 +288,10 @@ def _same(value: Any) -> Any:
     return value
 
 
-@contextlib.contextmanager
-def _filling(path: KeyPath) -> Iterator[None]:
-    """What the caller's own code raises says nothing of the state."""
+def _filling(path: KeyPath, call: Callable[[], Any]) -> Any:
+    """What the caller's own code gives. What that raises says nothing of the state, so the path is added."""
     try:
-        yield
+        return call()
     except Exception as error:
         walk.noted(error, path, "filled")
         raise
@@ -501,14 +498,8 @@ class _Plan:
 
     def object(self, value: Any, saved: Any, path: KeyPath) -> None:
         self.want_classes(saved, path)
-        with _filling(path):
-            current = value.state_dict()
-        give = self.merged(current, saved, path)
-
-        def fill() -> None:
-            with _filling(path):
-                value.load_state_dict(give())
-        self.objects.append(fill)
+        give = self.merged(_filling(path, value.state_dict), saved, path)
+        self.objects.append(lambda: _filling(path, lambda: value.load_state_dict(give())))
 
     def plainly(self, saved: Any, path: KeyPath) -> Give:
         """The state has nothing to be filled there: what the step has, its tensors whole."""
@@ -590,34 +581,31 @@ class _Plan:
             self.lack(path, saved)
             return
         to = destination(path, value, self.mesh, self.rank, self.world)
-        if to.shape != found[2] and not to.absent:
-            self.reshaped(f"{path[0]}/{name}", found[2], to.shape)
-        elif not to.absent and (why := to.refusal()):
-            self.wrong.append(f"{path[0]}/{name} of the state {why}")
-        elif to.dtype != found[1] and not convertible(found[1], to.dtype):
-            self.unlike(f"{path[0]}/{name}", found[1], to.dtype)
-        elif not to.absent:
+        now, why = (found[2], None) if to.absent else (to.shape, to.refusal())
+        if self.fits(path[0], name, found[1], found[2], to.dtype, now, why) and not to.absent:
             self.claims.append(Claim(to, path, name, found))
 
-    def reshaped(self, name: str, saved: Iterable[int], now: Iterable[int]) -> None:
-        self.shapes = True
-        self.wrong.append(f"{name} has the shape {list(saved)} in the step and {list(now)} in the state")
-
-    def unlike(self, name: str, saved: int, now: int) -> None:
-        self.wrong.append(f"{name} is {_lib.DTYPES[saved]} in the step and {_lib.DTYPES[now]} in the state, and the "
-                          "one cannot be converted to the other")
+    def fits(self, component: str, name: str, dtype: int, shape: Sequence[int], to: int, now: Sequence[int],
+             why: str | None) -> bool:
+        """Can a tensor of the step be loaded into that of the state, of dtype `to` and shape `now`? why: the tensor of
+        the state cannot be filled."""
+        said = None
+        if tuple(shape) != tuple(now):
+            self.shapes, said = True, f"has the shape {list(shape)} in the step and {list(now)} in the state"
+        elif why:
+            said = f"of the state {why}"
+        elif dtype != to and not convertible(dtype, to):
+            said = (f"is {_lib.DTYPES[dtype]} in the step and {_lib.DTYPES[to]} in the state, and the one cannot be "
+                    "converted to the other")
+        if said:
+            self.wrong.append(f"{component}/{name} {said}")
+        return said is None
 
     def take_own(self, value: Any, saved: Record, path: KeyPath) -> None:
         """A tensor that this rank kept by itself."""
         found = self.step._rank_array(saved, self.rank)
         dtype, to = _lib.DTYPES.index(saved["dtype"]), self.destination(value, path).dtype
-        if tuple(found.shape) != tuple(value.shape):
-            self.reshaped(f"{path[0]}/{dotted(path)}", found.shape, value.shape)
-        elif refusal(value):
-            self.wrong.append(f"{path[0]}/{dotted(path)} of the state {refusal(value)}")
-        elif not convertible(dtype, to):
-            self.unlike(f"{path[0]}/{dotted(path)}", dtype, to)
-        else:
+        if self.fits(path[0], dotted(path), dtype, found.shape, to, value.shape, refusal(value)):
             self.todo.append(lambda: assign(value, found, dtype, to))
 
     def built(self, component: str, saved: Any, like: Any = None) -> Any:
@@ -647,9 +635,7 @@ class _Plan:
     def empty_like(self, like: Any, dtype: int, shape: tuple[int, ...] | None) -> Any:
         """A DTensor or Shard that is cut as `like` is, or a tensor on the same CUDA device, or None."""
         if type(like) is Shard and not like.alone and shape == (like.shape or tuple(like.tensor.shape)):
-            new = torch_state().empty(like.tensor, dtype)
-            return Shard(new, shape=like.shape, mesh=like.mesh, placements=like.placements, flat=like.flat,
-                         boxes=like.boxes, same_dims=like.same_dims)
+            return like._of(torch_state().empty(like.tensor, dtype))
         if hasattr(like, "_local_tensor") and shape == tuple(like.shape):
             return torch_state().empty(like, dtype)
         if shape and shape == tuple(getattr(like, "shape", ())) and cuda_device(like) is not None:
@@ -709,8 +695,7 @@ class _Plan:
              own: tuple[str, ...]) -> None:
         """To load_state_dict(). Only that can say what is missing of parts that rename what they are given."""
         from .torch_modules import set_module_state
-        with _filling(path):
-            found = set_module_state(module, {key: give() for key, give in gives.items()}, view)
+        found = _filling(path, lambda: set_module_state(module, {key: give() for key, give in gives.items()}, view))
         for names, known in zip(found, (self.missing, self.unexpected)):
             known += [_shown((*path, name)) for name in names if name.startswith(own) and own]
         self.check(self.strict, " (found by its load_state_dict(), after the state was filled)")
@@ -721,53 +706,38 @@ class _Plan:
         if flattened is not None:
             self.split(presets.fsdp1(optimizer, flattened), saved, path)
             return
-        trees = self.optimizer_trees(saved, path)
-        if not trees:
-            self.lack(path, saved)
-            return
-        found = torch_optimizers.Restored(optimizer, self.state, self.views, path, trees)
-        name = _shown(path)
-        self.missing += [f"{name}, its parameter {one}" for one in found.missing]
-        self.of_optimizer(path, found)
-        self.wrong += [f"{name}: {found.wrong}"] if found.wrong else []
-        made = self.later(lambda: found.made(lambda part, like=None: self.built(path[0], part, like)))
+        found = self.restored(saved, path, functools.partial(torch_optimizers.Restored, optimizer, self.state,
+                                                             self.views, path))
+        if found:
+            made = self.later(lambda: found.made(lambda part, like=None: self.built(path[0], part, like)))
+            self.todo.append(lambda: _filling(path, lambda: torch_optimizers.take_state(optimizer, made())))
 
-        def fill() -> None:
-            with _filling(path):
-                torch_optimizers.take_state(optimizer, made())
-        self.todo.append(fill)
-
-    def of_optimizer(self, path: KeyPath, found: Any) -> None:
-        """Names of its parameters, which a component with its tensors may be called as, too."""
-        if self.step._of_ranks(path[0]):            # as of components
-            return
-        label = f"{_shown(path)}, its parameter"
-        self.has(label, found.names, set(found.names).difference(found.unexpected))
-        self.lacks(label, "{} {}", found.unexpected)
-
-    def optimizer_trees(self, saved: Any, path: KeyPath) -> list[Any]:
-        """What ranks saved of an optimizer: one tree, or several where each has a part. Their tensors are asked for."""
-        found = (saved, *(self.at(path, rank) for rank in (None, *self.step.ranks(path[0]))))
-        trees = [tree for tree in {id(tree): tree for tree in found}.values()
+    def restored(self, saved: Any, path: KeyPath, restore: Callable[[list[Any]], Any]) -> Any:
+        """What `restore` makes of what ranks saved of an optimizer: of one tree, or of several where each has a part.
+        None: there is nothing. Their tensors are asked for."""
+        kept = (saved, *(self.at(path, rank) for rank in (None, *self.step.ranks(path[0]))))
+        trees = [tree for tree in {id(tree): tree for tree in kept}.values()
                  if tree is not None and not _is_nothing(tree)]
+        if not trees:
+            return self.lack(path, saved)
         for tree in trees:
             self.asked |= _names(tree)
             self.want_classes(tree, path)
-        return trees
+        found, name = restore(trees), _shown(path)
+        label = f"{name}, its parameter"
+        self.missing += [f"{label} {one}" for one in found.missing]
+        if not self.step._of_ranks(path[0]):        # as of components
+            # names of its parameters, which a component with its tensors may be called as, too
+            self.has(label, found.names, set(found.names).difference(found.unexpected))
+            self.lacks(label, "{} {}", found.unexpected)
+        self.wrong += [f"{name}: {found.wrong}"] if found.wrong else []
+        return found
 
     def split(self, split: SplitOptimizer, saved: Any, path: KeyPath) -> None:
         """Its state is filled through Shards of what is there, or of what is made for it and put there at the end."""
         from . import torch_split
-        trees = self.optimizer_trees(saved, path)
-        if not trees:
-            self.lack(path, saved)
-            return
-        found = torch_split.Restored(split, trees, path)
-        name = _shown(path)
-        self.missing += [f"{name}, its parameter {one}" for one in found.missing]
-        self.of_optimizer(path, found)
-        self.wrong += [f"{name}: {found.wrong}"] if found.wrong else []
-        if found.wrong:
+        found = self.restored(saved, path, functools.partial(torch_split.Restored, split, path))
+        if not found or found.wrong:
             return
         for part, key, kept in found.kept():
             stored = self.stored(path[0], kept)
@@ -775,13 +745,9 @@ class _Plan:
                 found.plain(part, key, self.made(path[0], kept))
             elif part.holder is not None:
                 self.tensor(found.shard(part, key, stored[1]), kept, (*path, "state", part.name, key))
-        self.missing += [f"{name}, {key} of its parameter {one}" for one, key in found.lacking()]
-        groups, more = self.made(path[0], found.groups), self.made(path[0], found.more)
-
-        def fill() -> None:
-            with _filling(path):
-                found.take(groups(), more())
-        self.todo.append(fill)
+        self.missing += [f"{_shown(path)}, {key} of its parameter {one}" for one, key in found.lacking()]
+        groups, more = self.made(path[0], found.options), self.made(path[0], found.more)
+        self.todo.append(lambda: _filling(path, lambda: found.take(groups(), more())))
 
     def at(self, path: KeyPath, rank: int | None) -> Any:
         """A part of the tree that a rank has."""

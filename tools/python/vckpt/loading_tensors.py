@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,18 +17,15 @@ import numpy as np
 from . import _lib, meshes
 from .arrays import numpy_dtype
 from .entries import make_entry
-from .loads import Extents, read, rows
+from .loads import Damage, Extents, How, read, rows
 from .shard import Refused, Shard, numpy_address, numpy_number
 from .tensors import dotted, torch_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     import torch
     from numpy.typing import NDArray
 
     from .lazy import Stored
-    from .loads import Damage, How
     from .meshes import SaveMesh
     from .step import Step
     from .values_text import KeyPath

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import numbers
 import threading
+from collections.abc import Sequence
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -20,8 +21,6 @@ from . import _lib
 from .shard import Entry, Layout, PlainBox
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from .exchange import Shared

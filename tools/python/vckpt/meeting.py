@@ -26,13 +26,12 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import _lib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import torch
 
 Verdict = dict[str, Any]
@@ -99,14 +98,14 @@ def store_of(dist: Distributed) -> Any:
     return None if dist.get_backend() == "fake" else dist.distributed_c10d._world.pg_map[dist.group.WORLD][1]
 
 
-def fail(dist: Distributed, error: Exception, run: str, path: str, call: str = SAVES) -> None:
-    """Tells the others, who may wait in a meeting."""
+def fail(dist: Distributed, error: BaseException, run: str, path: str, call: str = SAVES) -> None:
+    """Reports this rank's error to the others, which may wait in a meeting."""
     held = meeting(dist, run, path, 0, call)
     if held:
         try:
             held.fail(error)
         except RuntimeError as late:
-            print(f"vckpt: {path}: the other ranks could not be told of an error: {late}", file=sys.stderr)
+            print(f"vckpt: {path}: the other ranks could not be told of an error: {late}", file=sys.stderr, flush=True)
 
 
 def broadcast(dist: Distributed, launch_id: str, path: str, call: str = SAVES) -> str:
@@ -225,26 +224,27 @@ class Meeting:
                 return _verdict(found)
             now = time.monotonic()
             if now >= self.begun + self.timeout:
-                return self.decide(error=[_lib.ETIMEDOUT, self.sentence(now)])
+                return self.decide(error=[_lib.ETIMEDOUT, f"{self.late() or 'ranks'} did not come within "
+                                          f"{now - self.begun:.0f} s{self.elsewhere()}: {self.call} {ALL}; "
+                                          "meet_timeout= says how long they are waited for"])
             if now >= warn:
                 warn, told = now + AGAIN_S, self.warn(now, told)
             time.sleep(min(self.pause, max(self.begun + self.timeout - now, 0)))
             self.pause = min(self.pause * 1.5, max(0.05, self.world / 16384))
 
-    def fail(self, error: Exception) -> None:
-        """Tells the others that this rank cannot come, and why."""
-        told = [getattr(error, "errno", None) or _lib.EABORTED, f"rank {self.rank}: {type(error).__name__}: {error}"]
+    def fail(self, error: BaseException) -> None:
+        """Reports to the others that this rank cannot come, and why."""
+        if not isinstance(error, Exception):            # Ctrl-C
+            error = _lib.Aborted(_lib.EABORTED, type(error).__name__)
+        why = [getattr(error, "errno", None) or _lib.EABORTED, f"rank {self.rank}: {type(error).__name__}: {error}"]
         while self.come() is not None:
             pass
-        self.store.set(self.key("failed"), json.dumps(told))
+        self.store.set(self.key("failed"), json.dumps(why))
         if int(self.read(self.key("waiting")) or 0) > 0:
-            self.decide(error=told, failed=True)
+            self.decide(error=why, failed=True)
             self.move_on()
 
     # -- who is late --
-
-    def missing(self) -> list[int]:
-        return [rank for rank in range(self.world) if not self.store.check([self.key(f"rank.{rank}")])]
 
     def elsewhere(self) -> str:
         """A rank that names another path, which is no error where file systems are mounted at different places."""
@@ -254,26 +254,22 @@ class Meeting:
                 return f" (rank {rank} opens {json.loads(found)})"
         return ""
 
-    def sentence(self, now: float) -> str:
-        late = self.missing()
-        many = "rank" if len(late) == 1 else "ranks"
-        return (f"{many} {ranges(late)} of {self.world} did not come within {now - self.begun:.0f} "
-                f"s{self.elsewhere()}: {self.call} {ALL}; meet_timeout= says how long they are waited for")
+    def late(self) -> str:
+        """"ranks 1-3 of 8", or "" where all have come."""
+        ranks = [rank for rank in range(self.world) if not self.store.check([self.key(f"rank.{rank}")])]
+        return f"rank{'s' * (len(ranks) != 1)} {ranges(ranks)} of {self.world}" if ranks else ""
 
     def warn(self, now: float, told: bool) -> bool:
         """By the lowest rank that has come."""
         lower = range(min(self.rank, LOOKED_AT))
         if not told and any(self.store.check([self.key(f"rank.{rank}")]) for rank in lower):
             return False
-        late = self.missing()
-        if not late:
-            return told
-        left = self.begun + self.timeout - now
-        print(f"vckpt: {self.path}: rank {self.rank} has waited {now - self.begun:.0f} s for "
-              f"{'rank' if len(late) == 1 else 'ranks'} {ranges(late)} of "
-              f"{self.world} to make the same call{self.elsewhere()}: {self.call} {ALL}; "
-              f"in {left:.0f} s this becomes an error", file=sys.stderr, flush=True)
-        return True
+        late = self.late()
+        if late:
+            print(f"vckpt: {self.path}: rank {self.rank} has waited {now - self.begun:.0f} s for {late} to make the "
+                  f"same call{self.elsewhere()}: {self.call} {ALL}; in {self.begun + self.timeout - now:.0f} s this "
+                  "becomes an error", file=sys.stderr, flush=True)
+        return told or bool(late)
 
 
 def _said(text: str) -> str:

@@ -8,6 +8,7 @@ Pure functions of names and ranks; what they make is kept for ever, for a progra
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -15,8 +16,6 @@ import numpy as np
 from . import _lib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numpy.typing import NDArray
 
 Ranks: TypeAlias = "NDArray[np.int64]"

@@ -11,17 +11,14 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping
 from ctypes import byref, c_char_p, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _lib, paths
 from ._lib import EFORKED, Error, Forked, invalid
 from .handle import Handle, _why
-from .signatures import Path
+from .signatures import Attributes, Path
 from .state import Memory
 from .tensors import torch_module
-
-if TYPE_CHECKING:
-    from .signatures import Attributes
 
 Key = tuple[str, str, int]      # store, run, rank
 
@@ -106,7 +103,7 @@ class Native:
         if step is None and self.world > 1:
             raise invalid(f"{self.store}/{self.run}: {self.world} ranks save together, so a save needs step=: the "
                           "trainer's count of iterations, the same on all ranks")
-        number = _lib.NONE if step is None else _step(step)
+        number = _lib.NONE if step is None else _lib.whole(step, "step", 0, 2**44 - 1, "0 to 2**44 - 1")
         try:
             o = self._save_options(number, attributes, base, replace)
         except BaseException as error:
@@ -211,12 +208,6 @@ class Native:
 def _milliseconds(seconds: float) -> int:
     """0 has a meaning of its own, so a time above 0 is at least 1 ms."""
     return min(math.ceil(seconds * 1000), 2**63 - 1)
-
-
-def _step(step: Any) -> int:
-    if isinstance(step, bool) or not hasattr(step, "__index__") or not 0 <= step.__index__() < 2**44:
-        raise invalid(f"step {step!r}: expected a whole number from 0 to 2**44 - 1")
-    return int(step.__index__())
 
 
 def _attribute(key: str, value: object) -> bytes:

@@ -15,16 +15,14 @@ import contextlib
 import errno
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
 
 from . import _lib, meeting, paths
 from .step import Commit, Step
 from .tensors import torch_module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Literal
-
     from .exchange import Mode
     from .meeting import Meeting
     from .signatures import Path
@@ -148,7 +146,6 @@ def _telling(place: str) -> Iterator[None]:
 
 
 def _tell(place: str, error: BaseException) -> None:
-    told = error if isinstance(error, Exception) else _lib.Aborted(_lib.EABORTED, type(error).__name__)
     with contextlib.suppress(_lib.Error):
         meeting.check_own(sys.modules["torch.distributed"], place)
-        meeting.fail(sys.modules["torch.distributed"], told, "", place, meeting.LOADS)
+        meeting.fail(sys.modules["torch.distributed"], error, "", place, meeting.LOADS)

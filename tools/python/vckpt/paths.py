@@ -23,15 +23,13 @@ import secrets
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from . import _lib
 from ._lib import Error, NotAStore, invalid
 from .signatures import Path
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WORD = "(?:(?:step|global_step|iter|epoch|checkpoint|ckpt)[-_=.]?)?"
 STEP = re.compile(WORD + "([0-9]{1,18})", re.ASCII)

@@ -13,17 +13,13 @@ import math
 import pathlib
 import re
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from .pickles_machine import Known, Machine, Name, Refused, shown, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from .pickles_machine import Call, State
+from .pickles_machine import Call, Known, Machine, Name, Refused, State, shown, unknown
 
 DTYPE = re.compile(r"[biufcSU][0-9]{1,9}")
 OTHER_DTYPES = {"O": "object", "M": "datetime64", "m": "timedelta64", "V": "void"}
@@ -57,9 +53,11 @@ def _encode(machine: Machine, args: tuple[Any, ...]) -> bytes:
     return bytes(text.encode("latin1"))
 
 
-def _bytes(machine: Machine, args: tuple[Any, ...]) -> bytes:
-    want(not args)
-    return b""
+def _empty(kind: Callable[[], Any]) -> Call:
+    def made(machine: Machine, args: tuple[Any, ...]) -> Any:
+        want(not args)
+        return kind()
+    return made
 
 
 def _bytearray(machine: Machine, args: tuple[Any, ...]) -> bytearray:
@@ -78,33 +76,17 @@ def _keys_of(machine: Machine, args: tuple[Any, ...]) -> list[Any]:
     return found
 
 
-def _set(machine: Machine, args: tuple[Any, ...]) -> set[Any]:
-    return set(_keys_of(machine, args))
-
-
-def _frozenset(machine: Machine, args: tuple[Any, ...]) -> frozenset[Any]:
-    return frozenset(_keys_of(machine, args))
-
-
 def _complex(machine: Machine, args: tuple[Any, ...]) -> complex:
     real, imaginary = args
     want(type(real) is float and type(imaginary) is float)
     return complex(real, imaginary)
 
 
-def _range(machine: Machine, args: tuple[Any, ...]) -> range:
-    want(len(args) == 3 and all(type(number) is int for number in args))
-    return range(*args)
-
-
-def _slice(machine: Machine, args: tuple[Any, ...]) -> slice:
-    want(len(args) == 3 and all(number is None or type(number) is int for number in args))
-    return slice(*args)
-
-
-def _ordered(machine: Machine, args: tuple[Any, ...]) -> collections.OrderedDict[Any, Any]:
-    want(not args)
-    return collections.OrderedDict()
+def _of_three(kind: Callable[..., Any], *types: type) -> Call:
+    def made(machine: Machine, args: tuple[Any, ...]) -> Any:
+        want(len(args) == 3 and all(type(number) in types for number in args))
+        return kind(*args)
+    return made
 
 
 def _counter(machine: Machine, args: tuple[Any, ...]) -> collections.Counter[Any]:
@@ -296,9 +278,11 @@ FACTORIES: dict[str, Callable[[], Any]] = {
     "collections.deque": collections.deque}
 LAYOUTS = {str(layout): layout for layout in vars(torch).values() if isinstance(layout, torch.layout)}
 CALLS: dict[str, Call] = {
-    "_codecs.encode": _encode, "builtins.bytes": _bytes, "builtins.bytearray": _bytearray, "builtins.set": _set,
-    "builtins.frozenset": _frozenset, "builtins.complex": _complex, "builtins.range": _range,
-    "builtins.slice": _slice, "collections.OrderedDict": _ordered, "collections.Counter": _counter,
+    "_codecs.encode": _encode, "builtins.bytes": _empty(bytes), "builtins.bytearray": _bytearray,
+    "builtins.set": lambda machine, args: set(_keys_of(machine, args)),
+    "builtins.frozenset": lambda machine, args: frozenset(_keys_of(machine, args)), "builtins.complex": _complex,
+    "builtins.range": _of_three(range, int), "builtins.slice": _of_three(slice, int, type(None)),
+    "collections.OrderedDict": _empty(collections.OrderedDict), "collections.Counter": _counter,
     "collections.defaultdict": _default, "collections.deque": _deque, "pathlib.PosixPath": _path(pathlib.Path),
     "pathlib._local.PosixPath": _path(pathlib.Path), "pathlib.PurePosixPath": _path(pathlib.PurePosixPath),
     "pathlib._local.PurePosixPath": _path(pathlib.PurePosixPath), "numpy._core.multiarray.scalar": _scalar,

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict, defaultdict, deque
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 Call: TypeAlias = "Callable[[Any, tuple[Any, ...]], Any]"
 State: TypeAlias = "Callable[[Any, tuple[Any, ...], Any], Any]"
@@ -157,9 +155,6 @@ class Machine:
         if self.number(1) not in range(2, 6):
             raise self.wrong("its protocol is none of 2 to 5")
 
-    def frame(self) -> None:
-        self.take(8)                    # says how much may be read ahead
-
     # -- stack and memo --
 
     def push(self, value: Any) -> None:
@@ -192,9 +187,6 @@ class Machine:
             self.marks.pop()            # Python's own reader drops the mark then
         else:
             self.pop()
-
-    def drop_marked(self) -> None:
-        self.marked()
 
     def keep(self, number: int) -> None:
         value = self.memo[number] = self.top()
@@ -303,12 +295,12 @@ class Machine:
 
 
 STOP = ord(".")
-OPCODES: dict[int, Callable[[Machine], None]] = {
+OPCODES: dict[int, Callable[[Machine], object]] = {
     0x80: Machine.proto,
-    0x95: Machine.frame,
+    0x95: lambda m: m.take(8),                                  # FRAME: how much may be read ahead
     ord("("): lambda m: m.marks.append(len(m.stack)),
     ord("0"): Machine.drop,
-    ord("1"): Machine.drop_marked,
+    ord("1"): Machine.marked,
     ord("q"): lambda m: m.keep(m.number(1)),
     ord("r"): lambda m: m.keep(m.number(4)),
     0x94: lambda m: m.keep(len(m.memo)),

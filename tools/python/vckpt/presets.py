@@ -36,6 +36,14 @@ class Part(NamedTuple):
     holder: torch.Tensor | None         # of the inner optimizer: its state has these items ...
     at: int                             # ... from this one on; None: this rank has none
 
+    @staticmethod
+    def plain(name: str, shape: Iterable[int], flat: tuple[int, int], group: int, holder: torch.Tensor | None,
+              at: int) -> Part:
+        """Of a parameter that nothing but the flattening cuts."""
+        found = flat[0] < flat[1]
+        return Part(name, tuple(shape), None, None, flat if found else (0, 0), group, holder if found else None,
+                    at if found else 0)
+
     def shard(self, items: torch.Tensor, mesh: Any) -> Shard:
         return Shard(items, shape=self.shape, mesh=mesh, placements=self.placements, flat=self.flat,
                      same_dims=self.same_dims)
@@ -265,10 +273,8 @@ def zero12(optimizer: Any, model: Any, mesh: Any = None, master: bool = True) ->
         end, at = begin + holder.numel(), 0
         for parameter in parameters:
             low, high = max(at, begin), min(at + parameter.numel(), end)
-            some = low < high
-            parts.append(Part(named(names, parameter), tuple(parameter.shape), None, None,
-                              (low - at, high - at) if some else (0, 0), number, holder if some else None,
-                              low - begin if some else 0))
+            parts.append(Part.plain(named(names, parameter), parameter.shape, (low - at, high - at), number, holder,
+                                    low - begin))
             at += parameter.numel()
     return SplitOptimizer(optimizer.optimizer, parts, mesh, master)
 
@@ -282,10 +288,8 @@ def zero3(optimizer: Any, model: Any, mesh: Any = None, master: bool = True) -> 
     for number, parameters in enumerate(optimizer.fp16_groups):
         holder, at = optimizer.fp32_partitioned_groups_flat[number], 0
         for parameter in parameters:
-            flat = zero3_range(parameter, rank)
-            some = flat[0] < flat[1]
-            parts.append(Part(named(names, parameter), tuple(parameter.ds_shape), None, None, flat if some else (0, 0),
-                              optimizer.sub_group_to_group_id[number], holder if some else None, at if some else 0))
+            parts.append(Part.plain(named(names, parameter), parameter.ds_shape, zero3_range(parameter, rank),
+                                    optimizer.sub_group_to_group_id[number], holder, at))
             at += parameter.ds_tensor.numel()
     return SplitOptimizer(optimizer.optimizer, parts, mesh, master)
 
@@ -347,11 +351,9 @@ def fsdp1(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> SplitOpt
             if holder is None or id(holder) not in numbers:
                 continue
             flattened.add(id(holder))
-            some = place.in_shard
-            parts.append(Part(clean(f"{prefix}.{fqn}" if prefix else fqn), tuple(shape), None, None,
-                              (place.intra_param_start_idx, place.intra_param_end_idx + 1) if some else (0, 0),
-                              numbers[id(holder)], holder if some else None,
-                              place.offset_in_shard if some and holder is flat else 0))
+            items = (place.intra_param_start_idx, place.intra_param_end_idx + 1) if place.in_shard else (0, 0)
+            parts.append(Part.plain(clean(f"{prefix}.{fqn}" if prefix else fqn), shape, items, numbers[id(holder)],
+                                    holder, place.offset_in_shard if holder is flat else 0))
     parts += [Part(name, tuple(parameter.shape), None, None, (0, parameter.numel()), numbers[id(parameter)], parameter,
                    0)
               for parameter, name in names_in(module).items()

@@ -24,13 +24,11 @@ from ._lib import Error, invalid
 from .handle import Handle as Handle
 from .native import OPTIONS as OPTIONS, Key, Native as Native, _attribute, _options as _options
 from .paths import init as init, latest as latest, split as split, steps as steps  # for those who have the saver
-from .signatures import Call, Options, Path, Save, State, Unpack
+from .signatures import Attributes, Call, Options, Path, Save, State, Unpack
 from .tensors import torch_module, torch_state, uncollected
 
 if TYPE_CHECKING:
     import torch
-
-    from .signatures import Attributes
 
 _natives: dict[Key, Native] = {}               # (store, run, rank) -> Native
 _key_locks: dict[Key, threading.RLock] = {}

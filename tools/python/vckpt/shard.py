@@ -13,7 +13,7 @@ import errno
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -106,6 +106,10 @@ class Shard:
         self.boxes = None if boxes is None else tuple(_box(box, self.shape or ()) for box in boxes)
         self.same_dims = same_dims if same_dims is None or isinstance(same_dims, str) else ",".join(same_dims)
 
+    def _of(self, tensor: Any) -> Shard:
+        """The same part of another tensor."""
+        return Shard(tensor, **{name: getattr(self, name) for name in self.__slots__[1:]})
+
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__[1:]
                           if getattr(self, name) not in (None, False))
@@ -132,16 +136,14 @@ def _held(shape: tuple[int, ...]) -> tuple[ctypes.Array[ctypes.c_uint64], int]:
     return array, ctypes.addressof(array)
 
 
-class Layout:
+class Layout(NamedTuple):
     """Mesh, placements and so on of one tensor, for the library."""
-
-    __slots__ = ("shape", "mesh", "placements", "flat", "boxes", "same_dims", "flags")
-
-    def __init__(self, shape: Sequence[int], mesh: _lib.Mesh | None = None, placements: str | None = None,
-                 flat: Sequence[int] | None = None, boxes: Sequence[PlainBox] | None = None,
-                 same_dims: str | None = None, flags: int = 0) -> None:
-        self.shape, self.mesh, self.placements, self.flat = shape, mesh, placements, flat
-        self.boxes, self.same_dims, self.flags = boxes, same_dims, flags
+    shape: Sequence[int]
+    mesh: _lib.Mesh | None = None
+    placements: str | None = None
+    flat: Sequence[int] | None = None
+    boxes: Sequence[PlainBox] | None = None
+    same_dims: str | None = None
 
 
 class Entry:
@@ -165,7 +167,7 @@ class Entry:
         """local_shape None: not compared; strides in bytes, None: contiguous."""
         shape, at = _held(tuple(layout.shape))
         keep: list[Any] = [_lib.text(component, "component"), _lib.text(name, "tensor"), shape]
-        row = _lib.Tensor(keep[0], keep[1], at, ndim=len(layout.shape), dtype=dtype, flags=flags | layout.flags)
+        row = _lib.Tensor(keep[0], keep[1], at, ndim=len(layout.shape), dtype=dtype, flags=flags)
         if layout.mesh is not None:
             row.mesh = layout.mesh.pointer
             keep.append(layout.mesh)
@@ -199,25 +201,19 @@ class Entry:
         return self
 
 
-def flat_items(layout: Layout, path: Where) -> tuple[int, int]:
-    """Items that this rank's buffer must have under flat or boxes: (lowest, highest)."""
-    if layout.boxes is not None:
-        total = sum(math.prod(sizes) for _, sizes in layout.boxes)
-        return total, total
-    assert layout.flat is not None
-    first, last = layout.flat[:2]
-    if not 0 <= first <= last:
-        raise Refused(path, f"flat is {layout.flat}: expected (from, to) with 0 <= from <= to")
-    return last - first, last - first
-
-
 def check_items(layout: Layout, items: int, path: Where) -> None:
-    if layout.flat is None and layout.boxes is None:
+    """That this rank's buffer has as many items as its flat range or boxes."""
+    if layout.boxes is not None:
+        what, expected = "boxes have", sum(math.prod(sizes) for _, sizes in layout.boxes)
+    elif layout.flat is not None:
+        first, last = layout.flat[:2]
+        if not 0 <= first <= last:
+            raise Refused(path, f"flat is {layout.flat}: expected (from, to) with 0 <= from <= to")
+        what, expected = "flat range has", last - first
+    else:
         return
-    low, high = flat_items(layout, path)
-    if not low <= items <= high:
-        what = "boxes have" if layout.boxes is not None else "flat range has"
-        raise Refused(path, f"the {what} {low} items, the tensor that was given for them has {items}")
+    if items != expected:
+        raise Refused(path, f"the {what} {expected} items, the tensor that was given for them has {items}")
 
 
 class NumpyEntry(Entry):

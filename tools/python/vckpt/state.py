@@ -18,7 +18,7 @@ a rank does not give has to be what its home gives: commons.py."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,18 +26,15 @@ import numpy as np
 from . import _lib, advice, commons, components, meshes, values
 from .entries import file_name, make_entry, rank_tensor
 from .records import Record
-from .shard import STALE, Refused, Shard
+from .shard import STALE, Entry, Refused, Shard
 from .tensors import current_device, dotted, is_tensor
 from .walk import DICTS, PerRank, Skeleton, Subtree, Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
     import torch
     from numpy.typing import NDArray
 
     from .meshes import SaveMesh
-    from .shard import Entry
     from .torch_modules import Views
     from .values_text import KeyPath
 
@@ -175,10 +172,10 @@ def one(walk: Walk, value: Any, whole: SaveMesh | None, rank: int, world: int, r
     if not reused and type(tree) is not PerRank:
         text = common_document(tree, walk)
     after = Memo()
-    walk.buffers |= memo.statistics if memo.names == walk.names else statistics(walk)
+    after.statistics = memo.statistics if memo.names == walk.names else statistics(walk)
+    walk.buffers |= after.statistics
     after.subtrees, after.names, after.mixed = walk.subtrees, walk.names, walk.mixed
     after.buffers = frozenset(walk.buffers)
-    after.statistics = memo.statistics if memo.names == walk.names else statistics(walk)
     after.text = text if type(tree) is Subtree else None
     fill_rows(walk, after, whole, rank, world, result)
     lowest = whole[2].lowest if whole else 0
@@ -264,37 +261,33 @@ def common_document(tree: Any, walk: Walk) -> bytes:
     known = {path for subtree in walk.subtrees.values() if subtree.node is None for path in subtree.paths}
 
     def reference(path: KeyPath, value: Any) -> str:
-        if type(value) is PerRank:
-            raise AssertionError("given as a Record")
         if path not in known:
             walk.names.append(dotted(path))
             walk.paths.append(path)
             walk.tensors.append(value)
         return dotted(path)
-    return values.encode(without_rank(tree), tensor=reference, is_tensor=is_tensor, path=walk.root, seen=walk.saw)
+    return values.encode(opened(tree, lambda _: PER_RANK), tensor=reference, is_tensor=is_tensor, path=walk.root,
+                         seen=walk.saw)
 
 
-def without_rank(tree: Any) -> Any:
+def opened(tree: Any, replace: Callable[[PerRank], Any]) -> Any:
+    """The tree with something else for each PerRank."""
     kind = type(tree)
     if kind is PerRank:
-        return PER_RANK
+        return replace(tree)
     if kind in DICTS:
-        return kind((key, without_rank(item)) for key, item in tree.items())
-    return kind(without_rank(item) for item in tree) if kind in (list, tuple) else tree
+        return kind((key, opened(item, replace)) for key, item in tree.items())
+    return kind(opened(item, replace) for item in tree) if kind in (list, tuple) else tree
 
 
 def rank_document(tree: Any, walk: Walk, result: Collected) -> bytes:
     """The whole tree of this rank; its own tensors become blobs."""
-    own = []
+    own: list[KeyPath] = []
+    blobs: set[str] = set()
 
-    def open_(tree: Any) -> Any:
-        kind = type(tree)
-        if kind is PerRank:
-            own.append(tree.path)
-            return tree.value
-        if kind in DICTS:
-            return kind((key, open_(item)) for key, item in tree.items())
-        return kind(open_(item) for item in tree) if kind in (list, tuple) else tree
+    def open_(part: PerRank) -> Any:
+        own.append(part.path)
+        return part.value
 
     def reference(path: KeyPath, value: Any) -> str | tuple[str, dict[str, Any]]:
         if not any(path[:len(begin)] == begin for begin in own):
@@ -306,8 +299,7 @@ def rank_document(tree: Any, walk: Walk, result: Collected) -> bytes:
         blobs.add(blob)
         result.blobs.append((blob, True, data))
         return dotted(path), {"blob": blob, "dtype": word}
-    blobs: set[str] = set()
-    return values.encode(open_(tree), tensor=reference, is_tensor=is_tensor, path=walk.root, seen=walk.saw)
+    return values.encode(opened(tree, open_), tensor=reference, is_tensor=is_tensor, path=walk.root, seen=walk.saw)
 
 
 def fill_rows(walk: Walk, after: Memo, whole: SaveMesh | None, rank: int, world: int, result: Collected) -> None:

@@ -19,7 +19,7 @@ import itertools
 import operator
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -34,8 +34,6 @@ from .signatures import Box, Path
 from .state import SAME_AS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from .values_text import KeyPath

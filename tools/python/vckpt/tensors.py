@@ -7,6 +7,7 @@ import contextlib
 import functools
 import gc
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +15,6 @@ import numpy as np
 from .shard import Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from .values_text import KeyPath
 
 

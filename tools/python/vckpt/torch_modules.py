@@ -18,18 +18,19 @@ import functools
 import inspect
 import operator
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from . import presets
+
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable, Iterable, Sequence
 
 Views: TypeAlias = "weakref.WeakKeyDictionary[Any, Any]"       # of modules and optimizers
 Names = dict[int, list[str]]    # id of a parameter: its names
 
-WRAPPERS = ("module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 METHODS = ("state_dict", "_save_to_state_dict", "get_extra_state")
 # classes whose parts torch's state dicts have under other names, and where they are, if they were imported
@@ -179,7 +180,7 @@ def names_of(module: torch.nn.Module, name: str) -> list[str]:
         from torch.distributed.checkpoint.state_dict import _get_fqns
         return sorted(fqn.replace(COMPILED, "") for fqn in _get_fqns(module, name))
     except (ImportError, AttributeError, RuntimeError):
-        return [".".join(part for part in name.split(".") if part not in WRAPPERS)]
+        return [presets.clean(name)]
 
 
 def namer(module: torch.nn.Module) -> Callable[[str], list[str]]:

@@ -21,20 +21,16 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from . import presets
-from .shard import Refused, Shard
-from .torch_modules import COMPILED, identical, is_torchs, module_view, parameter_names
+from .shard import Refused, Shard, Where
+from .torch_modules import COMPILED, Names, Views, identical, is_torchs, module_view, parameter_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from .shard import Where
-    from .torch_modules import Names, Views
     from .values_text import KeyPath
 
 Found: TypeAlias = "tuple[Names, list[Source] | None, torch.nn.Module | None, dict[int, Shard]]"
@@ -244,13 +240,19 @@ def of_zero(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
 def as_shard(value: Any, shard: Shard) -> Any:
     """The state of a parameter, with the tensors of the parameter's shape wrapped in a Shard like the parameter. If one
     rank alone has the parameter, all its tensors are wrapped."""
-    if isinstance(value, torch.Tensor) and (shard.alone or value.shape == shard.tensor.shape):
-        return Shard(value, alone=True) if shard.alone else Shard(
-            value, shape=shard.shape, mesh=shard.mesh, placements=shard.placements, flat=shard.flat, boxes=shard.boxes,
-            same_dims=shard.same_dims, buffer=shard.buffer)
-    if type(value) is dict:
-        return {key: as_shard(item, shard) for key, item in value.items()}
-    return type(value)(as_shard(item, shard) for item in value) if type(value) in (list, tuple) else value
+    def wrapped(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not (shard.alone or value.shape == shard.tensor.shape):
+            return value
+        return Shard(value, alone=True) if shard.alone else shard._of(value)
+    return mapped(value, wrapped)
+
+
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """function(value), and of dicts, lists and tuples the same with function(part) for all that is in them."""
+    kind = type(value)
+    if kind is dict:
+        return {key: mapped(item, function) for key, item in value.items()}
+    return kind(mapped(item, function) for item in value) if kind in (list, tuple) else function(value)
 
 
 def flattened(module: torch.nn.Module) -> bool:
@@ -463,7 +465,35 @@ def regrouped(tree: Any, order: list[list[str]]) -> Any:
     return {**tree, "param_groups": groups}
 
 
-class Restored:
+class Compared:
+    """What ranks saved of an optimizer, beside one that is to have it. names: of the saved parameters; missing,
+    unexpected: of them; wrong: a sentence, or None."""
+
+    def __init__(self, trees: list[Any], groups: list[Any], order: list[list[str]], numbered: str) -> None:
+        """groups: those of a tree that count; order: names of the optimizer's parameters by group; numbered: what to do
+        where the step has numbers in the place of names."""
+        self.trees, self.groups, self.order = trees, groups, order
+        self.known = {name for tree in trees for group in _by_group(tree["param_groups"]) for name in group}
+        saved, mine = _by_group(groups), dict.fromkeys(name for group in order for name in group)
+        self.names = sorted(map(str, self.known))       # the same at all ranks, whatever groups they have
+        self.missing = [name for name in mine if name not in self.known]
+        self.unexpected = [str(name) for group in saved for name in group if name not in mine]
+        self.wrong = None
+        if any(type(name) is int for name in self.known):
+            self.missing, self.unexpected = [], []
+            self.wrong = f"its parameters have numbers in the step, not names, for its state_dict() was saved{numbered}"
+        elif len(saved) != len(order):
+            self.wrong = f"it has {len(saved)} groups of parameters in the step and {len(order)} in the state"
+        elif any((set(names) & self.known) - self.saved_in_group(number) for number, names in enumerate(order)):
+            self.wrong = "its groups have other parameters in the step than in the state"
+
+    def saved_in_group(self, number: int) -> set[Any]:
+        """Names of the parameters that a rank had in its group of that number."""
+        return {name for tree in self.trees for names in _by_group(tree["param_groups"][number:number + 1])
+                for name in names}
+
+
+class Restored(Compared):
     """What goes into an optimizer from the trees that ranks saved of it: one, or several where each rank has a part (a
     pipeline's stage, experts, ZeroRedundancyOptimizer). Not through torch's set_optimizer_state_dict: of an optimizer
     that has no state yet it makes a step first (pytorch#164929)."""
@@ -472,38 +502,16 @@ class Restored:
                  trees: list[Any]) -> None:
         refuse_odd(optimizer, path)
         names, _, _, self.shards = find_names(optimizer, state, views, path)
-        self.order = [[names[id(parameter)][0] for parameter in group["params"]] for group in optimizer.param_groups]
-        self.optimizer, self.trees = optimizer, checked(trees, self.order, path)
-        trees = self.trees
-        self.groups = next((tree["param_groups"] for tree in trees if _by_group(tree["param_groups"]) == self.order),
-                           trees[0]["param_groups"])
-        self.compare(_by_group(self.groups))
-
-    def compare(self, saved: list[list[Any]]) -> None:
-        """names: of the saved parameters; missing, unexpected: of them; wrong: a sentence, or None."""
-        known = {name for tree in self.trees for group in _by_group(tree["param_groups"]) for name in group}
-        mine = dict.fromkeys(name for group in self.order for name in group)
-        self.names = sorted(map(str, known))            # the same at all ranks, whatever groups they have
-        self.missing = [name for name in mine if name not in known]
-        self.unexpected = [str(name) for group in saved for name in group if name not in mine]
-        self.wrong = None
-        if any(type(name) is int for name in known):
-            self.missing, self.unexpected = [], []
-            self.wrong = ("its parameters have numbers in the step, not names, for its state_dict() was saved: give "
-                          "that to load as well, and what comes back in `values` to load_state_dict()")
-        elif len(saved) != len(self.order):
-            self.wrong = f"it has {len(saved)} groups of parameters in the step and {len(self.order)} in the state"
-        elif any((set(names) & known) - self.saved_in_group(number) for number, names in enumerate(self.order)):
-            self.wrong = "its groups have other parameters in the step than in the state"
-        elif lacking := sorted({key for group in self.groups for key in options_lacking(self.optimizer, group)}):
+        order = [[names[id(parameter)][0] for parameter in group["params"]] for group in optimizer.param_groups]
+        self.optimizer, trees = optimizer, checked(trees, order, path)
+        found = [tree["param_groups"] for tree in trees]
+        super().__init__(trees, next((one for one in found if _by_group(one) == order), found[0]), order,
+                         ": give that to load as well, and what comes back in `values` to load_state_dict()")
+        lacking = sorted({key for group in self.groups for key in options_lacking(optimizer, group)})
+        if lacking and not self.wrong:
             self.wrong = (f"an optimizer of another kind was saved: its groups have no {', '.join(lacking)}; give one "
                           "of the kind that was saved, or leave it out of the state (where its class is your own and "
                           "has a new option, fill that in by __setstate__)")
-
-    def saved_in_group(self, number: int) -> set[Any]:
-        """Names of the parameters that a rank had in its group of that number."""
-        return {name for tree in self.trees for names in _by_group(tree["param_groups"][number:number + 1])
-                for name in names}
 
     def made(self, built: Callable[..., Any]) -> dict[str, Any]:
         """What the optimizer's load_state_dict() gets. built: (part of a tree, the parameter that it is of or None) ->
@@ -516,9 +524,8 @@ class Restored:
                 state[number] = built(kept[name], self.shards.get(id(parameter), parameter))
             elif name in missing and self.optimizer.state.get(parameter):       # stays as it is
                 state[number] = self.optimizer.state[parameter]
-        known = {name for tree in self.trees for group in _by_group(tree["param_groups"]) for name in group}
         # keys of the program's own
-        state.update((key, built(value)) for key, value in kept.items() if key not in known)
+        state.update((key, built(value)) for key, value in kept.items() if key not in self.known)
         place = 0
         # param_names: the optimizer's own stay, as its parameters do
         for names, saved in zip(self.order, self.groups):
@@ -542,21 +549,7 @@ class Held:
 
 
 def held(value: Any) -> Any:
-    kind = type(value)
-    if kind is dict:
-        return {key: held(item) for key, item in value.items()}
-    if kind in (list, tuple):
-        return kind(map(held, value))
     return Held(value) if not isinstance(value, torch.Tensor) and isinstance(value, Iterable) else value
-
-
-def let_go(value: Any) -> Any:
-    kind = type(value)
-    if kind is dict:
-        return {key: let_go(item) for key, item in value.items()}
-    if kind in (list, tuple):
-        return kind(map(let_go, value))
-    return value.value if kind is Held else value
 
 
 def take_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -567,9 +560,9 @@ def take_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
             optimizer.load_state_dict(state)
         return
     with dtypes_kept():
-        optimizer.load_state_dict({**state, "state": {key: held(value) for key, value in state["state"].items()}})
+        optimizer.load_state_dict({**state, "state": mapped(state["state"], held)})
     for key, value in optimizer.state.items():
-        optimizer.state[key] = let_go(value)
+        optimizer.state[key] = mapped(value, lambda part: part.value if type(part) is Held else part)
 
 
 _casting = threading.RLock()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .presets import HAS_MASTERS, MASTER, STEP, Part, SplitOptimizer, is_flat, without_masters
-from .torch_optimizers import checked
+from .torch_optimizers import Compared, checked
 from .torch_state import TORCH_DTYPES
 
 if TYPE_CHECKING:
@@ -17,43 +17,33 @@ if TYPE_CHECKING:
     from .values_text import KeyPath
 
 
-class Restored:
-    """names: of the saved parameters; missing, unexpected: of them; wrong: a sentence, or None; groups: those that were
-    saved, without the names of their parameters; more: what was saved beside state and groups."""
+def fits(groups: list[Any], order: list[list[str]]) -> bool:
+    """No parameter of one group was in another: it would get that one's options."""
+    place = {name: number for number, group in enumerate(groups) for name in group["params"]}
+    return all(place.get(name, number) == number for number, names in enumerate(order) for name in names)
 
-    def __init__(self, split: SplitOptimizer, trees: list[Any], path: KeyPath) -> None:
+
+class Restored(Compared):
+    """options: of the saved groups, without the names of their parameters; more: what was saved beside state and
+    groups."""
+
+    def __init__(self, split: SplitOptimizer, path: KeyPath, trees: list[Any]) -> None:
         self.split = split
-        self.by_group = [[part.name for part in split.parts if part.group == number]
-                         for number in range(len(split.optimizer.param_groups))]
-        trees = checked(trees, self.by_group, path)
+        order = [[part.name for part in split.parts if part.group == number]
+                 for number in range(len(split.optimizer.param_groups))]
+        trees = checked(trees, order, path)
         if not split.master:
             trees = [without_masters(tree) for tree in trees]
         self.saved: dict[str, dict[str, Any]] = {}
         for tree in reversed(trees):
             self.saved.update(tree["state"])
         found = [tree["param_groups"] for tree in trees]
-        saved = next((one for one in found if self.fits(one)), found[0])
-        known = {name for one in found for group in one for name in group["params"]}
-        mine = {part.name for part in split.parts}
-        self.names = sorted(map(str, known))            # the same at all ranks, whatever groups they have
-        self.missing = [part.name for part in split.parts if part.name not in known]
-        self.unexpected = [name for group in saved for name in group["params"] if name not in mine]
-        self.wrong = None if self.fits(saved) else "its groups have other parameters in the step than in the state"
-        if any(type(name) is int for name in known):
-            self.missing, self.unexpected = [], []
-            self.wrong = "its parameters have numbers in the step, not names, for its state_dict() was saved"
-        elif len(saved) != len(self.by_group):
-            self.wrong = f"it has {len(saved)} groups of parameters in the step and {len(self.by_group)} in the state"
-        self.groups = [{key: value for key, value in group.items() if key != "params"} for group in saved]
+        super().__init__(trees, next((one for one in found if fits(one, order)), found[0]), order, "")
+        self.options = [{key: value for key, value in group.items() if key != "params"} for group in self.groups]
         self.more = {key: value for key, value in trees[0].items() if key not in ("state", "param_groups", HAS_MASTERS)}
         self.made: dict[int, dict[str, Any]] = {}       # {id of a holder: {key: tensor}}
         self.later: list[tuple[Part, str, Callable[[], Any]]] = []
         self.asked: set[tuple[str, str]] = set()
-
-    def fits(self, groups: list[Any]) -> bool:
-        """No parameter of one group was in another: it would get that one's options."""
-        place = {name: number for number, group in enumerate(groups) for name in group["params"]}
-        return all(place.get(name, number) == number for number, names in enumerate(self.by_group) for name in names)
 
     def kept(self) -> Iterator[tuple[Part, str, Any]]:
         """(part, key, what was saved there)"""

@@ -10,29 +10,23 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from . import _lib, meshes
-from .shard import STALE, Entry, Layout, Refused, check_items
+from .shard import NUMPY_DTYPES, STALE, Entry, Layout, Refused, Where, check_items
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from numpy.typing import NDArray
 
     from .meshes import NamedRanks, Ranks, SaveMesh
-    from .shard import Where
     from .values_text import KeyPath
 
-DTYPES = {getattr(torch, name): _lib.DTYPES.index(word) for name, word
-          in {"bool": "bool", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "int8": "i8",
-              "int16": "i16", "int32": "i32", "int64": "i64", "float16": "f16", "bfloat16": "bf16", "float32": "f32",
-              "float64": "f64", "complex64": "c64", "complex128": "c128", "float8_e4m3fn": "f8_e4m3fn",
-              "float8_e5m2": "f8_e5m2", "float8_e4m3fnuz": "f8_e4m3fnuz", "float8_e5m2fnuz": "f8_e5m2fnuz",
-              "float8_e8m0fnu": "f8_e8m0fnu", "float4_e2m1fn_x2": "f4_e2m1fn_x2"}.items() if hasattr(torch, name)}
+DTYPES = {getattr(torch, name): _lib.DTYPES.index(word)
+          for name, word in (*NUMPY_DTYPES.items(), ("float4_e2m1fn_x2", "f4_e2m1fn_x2")) if hasattr(torch, name)}
 TORCH_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
 PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor)}
 ADVICE = {"ShardedTensor": "give DTensors (FSDP2, or FSDP1 with a device_mesh), or vckpt.Shard with boxes"}
@@ -323,10 +317,6 @@ def group_rank() -> tuple[int, int] | None:
     if not dist.is_available() or not dist.is_initialized():
         return None
     return dist.get_rank(), dist.get_world_size()
-
-
-def stream_of(device: torch.device) -> int:
-    return int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def to_numpy_bytes(tensor: torch.Tensor, path: KeyPath) -> tuple[str, NDArray[Any]]:

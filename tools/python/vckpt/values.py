@@ -28,6 +28,7 @@ import functools
 import io
 import pathlib
 import types as _types
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import advice, values_foreign, values_read
@@ -47,8 +48,6 @@ from .values_text import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from .values_text import KeyPath, Node
 
 Keep: TypeAlias = "Callable[[KeyPath, Any], str | tuple[str, dict[str, Any]]]"

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from .records import Mesh
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Described = tuple[str, Any, dict[str, Any]]     # tag, content, members
 
@@ -85,16 +83,10 @@ def _dtype_text(numpy: Any, value: Any) -> str:
 
 
 def _describe_torch(torch: Any, cls: type, module: str, value: Any) -> Described | None:
-    if cls is torch.dtype:
-        return "$torch.dtype", str(value).removeprefix("torch."), {}
+    if cls in (torch.dtype, torch.device, torch.layout, torch.memory_format):
+        return f"$torch.{cls.__name__}", str(value).removeprefix("torch."), {}
     if cls is torch.Size:
         return "$torch.Size", [int(size) for size in value], {}
-    if cls is torch.device:
-        return "$torch.device", str(value), {}
-    if cls is torch.layout:
-        return "$torch.layout", str(value).removeprefix("torch."), {}
-    if cls is torch.memory_format:
-        return "$torch.memory_format", str(value).removeprefix("torch."), {}
     if cls.__name__ == "DeviceMesh":
         return describe_mesh(Mesh.from_torch(value))
     if module in PLACEMENT_MODULES and cls.__name__ in PLACEMENTS:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import binascii
 import collections
 import contextlib
 import dataclasses
@@ -18,17 +17,12 @@ import io
 import pathlib
 import re
 import types as _types
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 from . import values_foreign
 from .records import Record
-from .values_text import MAX_DEPTH, MAX_PLAIN, SURROGATE, Attr, Odd, Pairs, parse, refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from .values_text import KeyPath
+from .values_text import MAX_DEPTH, MAX_PLAIN, SURROGATE, Attr, KeyPath, Odd, Pairs, parse, refusal
 
 Types: TypeAlias = "Iterable[type] | Mapping[str, type]"
 Fetch: TypeAlias = "Callable[[KeyPath, str, dict[str, Any]], Any]"
@@ -186,8 +180,7 @@ class _Decoder:
 
     def pairs(self, content: Any, path: KeyPath, depth: int) -> list[tuple[Any, Any]]:
         """[[key, value], ...] as a list of tuples, no key twice."""
-        if type(content) is not list:
-            raise _Malformed("expected a list of pairs")
+        _want(type(content) is list, "expected a list of pairs")
         found: list[tuple[Any, Any]] = []
         seen: set[Any] = set()
         for pair in content:
@@ -208,16 +201,14 @@ class _Decoder:
         return key
 
     def elements(self, content: Any, path: KeyPath, depth: int) -> set[Any]:
-        if type(content) is not list:
-            raise _Malformed("expected a list")
+        _want(type(content) is list, "expected a list")
         seen: set[Any] = set()
         for item in content:
             self.key(item, path, depth, seen)
         return seen
 
     def defaultdict(self, content: Any, path: KeyPath, depth: int, factory: Any) -> collections.defaultdict[Any, Any]:
-        if factory is not None and (type(factory) is not str or factory not in FACTORIES):
-            raise _Malformed("unknown factory")
+        _want(factory is None or (type(factory) is str and factory in FACTORIES), "unknown factory")
         return collections.defaultdict(None if factory is None else FACTORIES[factory],
                                        self.pairs(content, path, depth))
 
@@ -229,58 +220,48 @@ class _Decoder:
 
     def deque(self, content: Any, path: KeyPath, depth: int, maxlen: Any = None) -> collections.deque[Any]:
         items = self.items(content, path, depth)
-        if maxlen is not None and (type(maxlen) is not int or not len(items) <= maxlen):
-            raise _Malformed("maxlen is smaller than the deque")
+        _want(maxlen is None or (type(maxlen) is int and len(items) <= maxlen), "maxlen is smaller than the deque")
         return collections.deque(items, maxlen)
 
     # -- leaves --
 
     def large(self, content: Any, path: KeyPath, depth: int) -> int:
-        if type(content) is not str or not HEX.fullmatch(content):
-            raise _Malformed("not a hexadecimal number")
+        _want(type(content) is str and HEX.fullmatch(content), "not a hexadecimal number")
         value = int(content, 16)
-        if abs(value) <= MAX_PLAIN:
-            raise _Malformed("a number that stands for itself")
+        _want(abs(value) > MAX_PLAIN, "a number that stands for itself")
         return value
 
     def special(self, content: Any, path: KeyPath, depth: int) -> float:
-        if content not in ("nan", "inf", "-inf"):
-            raise _Malformed("not one of nan, inf, -inf")
+        _want(content in ("nan", "inf", "-inf"), "not one of nan, inf, -inf")
         return float(content)
 
     def bytes(self, content: Any, path: KeyPath, depth: int) -> bytes:
-        if type(content) is not str:
-            raise _Malformed("not a string")
+        _want(type(content) is str, "not a string")
         try:
             value = base64.b64decode(content, validate=True)
-        except (binascii.Error, ValueError):
+        except ValueError:
             raise _Malformed("not base64") from None
-        if base64.b64encode(value).decode() != content:
-            raise _Malformed("not base64 as it is written")
+        _want(base64.b64encode(value).decode() == content, "not base64 as it is written")
         return value
 
     def complex(self, content: Any, path: KeyPath, depth: int) -> complex:
         parts = self.items(content, path, depth)
-        if len(parts) != 2 or any(type(part) is not float for part in parts):
-            raise _Malformed("not two floats")
+        _want([*map(type, parts)] == [float] * 2, "not two floats")
         return complex(*parts)
 
     def integers(self, content: Any, path: KeyPath, depth: int) -> list[int]:
         numbers = self.items(content, path, depth)
-        if len(numbers) != 3 or any(type(number) is not int for number in numbers):
-            raise _Malformed("not three integers")
+        _want([*map(type, numbers)] == [int] * 3, "not three integers")
         return numbers
 
     def range(self, content: Any, path: KeyPath, depth: int) -> range:
         numbers = self.integers(content, path, depth)
-        if numbers[2] == 0:
-            raise _Malformed("step 0")
+        _want(numbers[2] != 0, "step 0")
         return range(*numbers)
 
     def slice(self, content: Any, path: KeyPath, depth: int) -> slice:
         parts = self.items(content, path, depth)
-        if len(parts) != 3:
-            raise _Malformed("not three values")
+        _want(len(parts) == 3, "not three values")
         return slice(*parts)
 
     def timedelta(self, content: Any, path: KeyPath, depth: int) -> datetime.timedelta:
@@ -295,13 +276,11 @@ class _Decoder:
             value = kind.fromisoformat(content)
         except (TypeError, ValueError):
             raise _Malformed("not a time in ISO form") from None
-        if value.isoformat() != content:
-            raise _Malformed("not a time as it is written")
+        _want(value.isoformat() == content, "not a time as it is written")
         return value
 
     def path(self, content: Any, path: KeyPath, depth: int, pure: Any = None) -> pathlib.PurePath:
-        if type(content) is not str or pure not in (None, "posix", "windows"):
-            raise _Malformed("not a path")
+        _want(type(content) is str and pure in (None, "posix", "windows"), "not a path")
         self.text(content, path)
         kinds: dict[str | None, type[pathlib.PurePath]] = {None: pathlib.Path, "posix": pathlib.PurePosixPath,
                                                            "windows": pathlib.PureWindowsPath}
@@ -316,8 +295,7 @@ class _Decoder:
 
     def record(self, content: Any, path: KeyPath, depth: int, fields: Any) -> Any:
         type_name = self.type_name(content, path)
-        if type(fields) is not Pairs:
-            raise _Malformed("fields are an object")
+        _want(type(fields) is Pairs, "fields are an object")
         values = {}
         for name, node in fields:
             if self.text(name, path) in values or name.startswith("$"):
@@ -334,18 +312,17 @@ class _Decoder:
         return Record(type_name, values)
 
     def bytes_io(self, values: dict[str, Any]) -> io.BytesIO:
-        data, position = values.get("data"), values.get("position")
-        if values.keys() != {"data", "position"} or type(data) is not bytes or type(position) is not int or not (
-                0 <= position < 1 << 62):
-            raise _Malformed("a BytesIO has data and a position")
+        data: Any = values.get("data")
+        position: Any = values.get("position")
+        _want(values.keys() == {"data", "position"} and type(data) is bytes and type(position) is int
+              and 0 <= position < 1 << 62, "a BytesIO has data and a position")
         made = io.BytesIO(data)
         made.seek(position)
         return made
 
     def enum(self, content: Any, path: KeyPath, depth: int, name: Any, value: Any) -> Any:
         type_name = self.type_name(content, path)
-        if name is not None and type(name) is not str:
-            raise _Malformed("the name of a member is a string")
+        _want(name is None or type(name) is str, "the name of a member is a string")
         fields = {"name": self.value(name, path, depth), "value": self.value(value, path, depth + 1)}
         cls = self.types.get(type_name)
         if cls is None:
@@ -355,6 +332,11 @@ class _Decoder:
 
 class _Malformed(Exception):
     """The content of a tag is not what the tag asks for. The caller, who knows tag and path, reports it."""
+
+
+def _want(condition: object, what: str) -> None:
+    if not condition:
+        raise _Malformed(what)
 
 
 def _member(cls: Any, type_name: str, fields: dict[str, Any], path: KeyPath) -> Any:
@@ -414,32 +396,28 @@ def _factories(cls: Any, kind: str | None, values: dict[str, Any]) -> dict[str, 
             if field.default_factory is not dataclasses.MISSING and field.name not in values}
 
 
-
-
 # tag: handler(decoder, content, path, depth, **members), members that must be there, members that may be
-Handler: TypeAlias = "Callable[..., Any]"
-TAG_ROWS: list[tuple[str, Handler, set[str], set[str]]] = [
-    ("$int", _Decoder.large, set(), set()),
-    ("$float", _Decoder.special, set(), set()),
-    ("$complex", _Decoder.complex, set(), set()),
-    ("$bytes", _Decoder.bytes, set(), set()),
-    ("$bytearray", lambda self, *rest: bytearray(self.bytes(*rest)), set(), set()),
-    ("$tuple", lambda self, content, path, depth: tuple(self.items(content, path, depth)), set(), set()),
-    ("$set", _Decoder.elements, set(), set()),
-    ("$frozenset", lambda self, *rest: frozenset(self.elements(*rest)), set(), set()),
-    ("$dict", lambda self, *rest: dict(self.pairs(*rest)), set(), set()),
-    ("$ordereddict", lambda self, *rest: collections.OrderedDict(self.pairs(*rest)), set(), set()),
-    ("$defaultdict", _Decoder.defaultdict, {"factory"}, set()),
-    ("$counter", _Decoder.counter, set(), set()),
-    ("$deque", _Decoder.deque, set(), {"maxlen"}),
-    ("$range", _Decoder.range, set(), set()),
-    ("$slice", _Decoder.slice, set(), set()),
-    ("$datetime", lambda self, content, *_: self.moment(datetime.datetime, content), set(), set()),
-    ("$date", lambda self, content, *_: self.moment(datetime.date, content), set(), set()),
-    ("$time", lambda self, content, *_: self.moment(datetime.time, content), set(), set()),
-    ("$timedelta", _Decoder.timedelta, set(), set()),
-    ("$path", _Decoder.path, set(), {"pure"}),
-    ("$record", _Decoder.record, {"fields"}, set()),
-    ("$enum", _Decoder.enum, {"name", "value"}, set()),
-]
-TAGS = {tag: (handler, needed, optional) for tag, handler, needed, optional in TAG_ROWS}
+TAGS: dict[str, tuple[Callable[..., Any], set[str], set[str]]] = {
+    "$int": (_Decoder.large, set(), set()),
+    "$float": (_Decoder.special, set(), set()),
+    "$complex": (_Decoder.complex, set(), set()),
+    "$bytes": (_Decoder.bytes, set(), set()),
+    "$bytearray": (lambda self, *rest: bytearray(self.bytes(*rest)), set(), set()),
+    "$tuple": (lambda self, content, path, depth: tuple(self.items(content, path, depth)), set(), set()),
+    "$set": (_Decoder.elements, set(), set()),
+    "$frozenset": (lambda self, *rest: frozenset(self.elements(*rest)), set(), set()),
+    "$dict": (lambda self, *rest: dict(self.pairs(*rest)), set(), set()),
+    "$ordereddict": (lambda self, *rest: collections.OrderedDict(self.pairs(*rest)), set(), set()),
+    "$defaultdict": (_Decoder.defaultdict, {"factory"}, set()),
+    "$counter": (_Decoder.counter, set(), set()),
+    "$deque": (_Decoder.deque, set(), {"maxlen"}),
+    "$range": (_Decoder.range, set(), set()),
+    "$slice": (_Decoder.slice, set(), set()),
+    "$datetime": (lambda self, content, *_: self.moment(datetime.datetime, content), set(), set()),
+    "$date": (lambda self, content, *_: self.moment(datetime.date, content), set(), set()),
+    "$time": (lambda self, content, *_: self.moment(datetime.time, content), set(), set()),
+    "$timedelta": (_Decoder.timedelta, set(), set()),
+    "$path": (_Decoder.path, set(), {"pure"}),
+    "$record": (_Decoder.record, {"fields"}, set()),
+    "$enum": (_Decoder.enum, {"name", "value"}, set()),
+}

@@ -10,10 +10,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 KeyPath = tuple[Any, ...]       # where a value stands: keys, indices, Attr for fields of records
 Node: TypeAlias = "str | Block"

@@ -13,11 +13,10 @@ from .records import Record
 from .rng import RngState
 from .shard import Refused
 from .tensors import dotted, is_tensor, torch_module
-from .values_text import Block
+from .values_text import Block, KeyPath, Node
 
 if TYPE_CHECKING:
     from .state import Memo, Memory
-    from .values_text import KeyPath, Node
 
 Skeleton: TypeAlias = "tuple[Any, list[Any], list[Skeleton | None] | None]"      # type, keys, children
 
