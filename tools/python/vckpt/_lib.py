@@ -532,14 +532,11 @@ class Mesh:
         call("vckpt_mesh_rank", self.pointer, at, byref(found))
         return found.value
 
-    def size(self, dims: str | None = None) -> int:
-        found = c_uint32()
-        call("vckpt_mesh_size", self.pointer, None if dims is None else text(dims, "dimension"), byref(found))
-        return found.value
-
     def group(self, dims: str, rank: int) -> tuple[int, ...]:
-        found = (c_uint32 * self.size(dims))()
-        call("vckpt_mesh_group", self.pointer, text(dims, "dimension"), u32(rank, "rank"), found)
+        words, size = text(dims, "dimension"), c_uint32()
+        call("vckpt_mesh_size", self.pointer, words, byref(size))
+        found = (c_uint32 * size.value)()
+        call("vckpt_mesh_group", self.pointer, words, u32(rank, "rank"), found)
         return tuple(found)
 
     def neighbour(self, dim: str, rank: int, distance: int, wrap: bool) -> int | None:

@@ -33,7 +33,8 @@ ADVICE: list[tuple[Any, str]] = [
     (Mapping, "give dict() of it"),
     (Iterator, "give how far it is, as a number"),
     ((KeysView, ValuesView, ItemsView, Sequence), "give list() of it"),
-    (BaseException, PLAIN)]
+    (BaseException, PLAIN),
+]
 BY_MODULE = {"functools": LEAVE_OUT, "builtins": PLAIN}
 OTHERWISE = "give what it holds as plain values, or a state_dict() that does"
 

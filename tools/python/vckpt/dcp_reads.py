@@ -12,6 +12,7 @@ import torch
 
 from . import dcp_state, exchange, loads
 from .loading_tensors import STAGED_BYTES
+from .tensors import process_group
 from .torch_state import DTYPES
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class Reads:
         self.mode: exchange.Mode = mode if exchange.together(mode) else "never"
         self.path = f"{step.store}/{step.run}/{step.number}"
         self.found: exchange.Exchanged | None = None
-        self.how = how._replace(world=_world(), watch=self.watch)
+        dist = process_group()
+        self.how = how._replace(world=dist.get_world_size() if dist else 1, watch=self.watch)
         self.clear()
 
     def clear(self) -> None:
@@ -86,7 +88,6 @@ class Reads:
                 target.copy_(memory)
             self.commit(item, target)
 
-
     def read(self) -> None:
         if self.mode == "never":
             loads.read(self.step, 0, loads.rows(self.tensors), self.how)
@@ -107,8 +108,3 @@ def extent(memory: torch.Tensor) -> tuple[int, int]:
     """The addresses between which the memory lies."""
     begin, item = memory.data_ptr(), memory.element_size()
     return begin, begin + sum((n - 1) * step for n, step in zip(memory.shape, memory.stride())) * item + item
-
-
-def _world() -> int:
-    dist = torch.distributed
-    return int(dist.get_world_size()) if dist.is_available() and dist.is_initialized() else 1

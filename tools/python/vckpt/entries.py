@@ -55,7 +55,7 @@ def shard_entry(component: str, name: str, path: KeyPath, shard: Shard, mesh: Sa
     words, same = shard.placements, shard.same_dims
     shape = shard.shape if shard.shape is not None else tuple(tensor.shape)
     if words is not None and not isinstance(words, str):
-        words = torch_state().placement_words(words, path, len(shape))
+        words = ",".join(torch_state().word(placement, path, len(shape)) for placement in words)
     native = mesh[2] if mesh and not shard.alone else None
     own = meshes.given(shard.mesh, "Shard: mesh")
     if own is not None:

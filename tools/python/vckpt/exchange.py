@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from . import _lib, exchange_group, meeting
 from .step import Step
+from .tensors import process_group
 
 if TYPE_CHECKING:
     import torch
@@ -134,9 +135,8 @@ def _held(path: str, timeout: float, said: dict[str, Any]) -> _Meeting:
 
 def together(mode: str) -> bool:
     """Is this process one of several ranks that meet?"""
-    dist = sys.modules.get("torch.distributed")
-    return (mode != "never" and dist is not None and bool(dist.is_available()) and bool(dist.is_initialized())
-            and dist.get_world_size() > 1)
+    dist = process_group()
+    return mode != "never" and dist is not None and bool(dist.get_world_size() > 1)
 
 
 def refuse(path: str, error: BaseException) -> None:

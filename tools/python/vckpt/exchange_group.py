@@ -46,7 +46,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_void_p
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from . import _lib, meeting
 
@@ -225,8 +225,12 @@ class Transport:
         self.gathers = 0
         self.failure: Told | None = None
         kind = _lib.CommFunctions
-        self.functions = kind(ctypes.sizeof(kind), None, kind.GATHER(self._gather), kind.START(self._start),
-                              kind.FINISH(self._finish), kind.ABORT(self._abort), kind.FREE(self._free))
+        self.functions = kind(
+            ctypes.sizeof(kind), None,
+            kind.GATHER(lambda _, mine, lens, *rest: self._guarded(self.gather, mine, lens[:self.world], *rest)),
+            kind.START(lambda _, bucket, __: self._guarded(self.start, bucket.contents)),
+            kind.FINISH(lambda _, bucket, __, *rest: self._guarded(self.finish, bucket.contents.number, *rest)),
+            kind.ABORT(self._abort), kind.FREE(self._free))
         self.pointer = c_void_p()
         try:
             _lib.call("vckpt_comm_functions", byref(self.functions), link.rank, link.world, timeout_ms,
@@ -243,15 +247,6 @@ class Transport:
 
     # -- what the library calls: nothing is raised into it --
 
-    def _gather(self, _: int, mine: int, lens: Any, ret_all: int, timeout_ms: int) -> int:
-        return self._guarded(lambda: self.gather(mine, lens[:self.world], ret_all, timeout_ms))
-
-    def _start(self, _: int, bucket: Any, __: Any) -> int:
-        return self._guarded(lambda: self.start(bucket.contents))
-
-    def _finish(self, _: int, bucket: Any, __: int, timeout_ms: int) -> int:
-        return self._guarded(lambda: self.finish(bucket.contents.number, timeout_ms))
-
     def _abort(self, _: int, why: bytes) -> None:
         """After a failure of a function there is nothing to tell that was not told."""
         try:
@@ -265,9 +260,9 @@ class Transport:
         self.flying.clear()
         _links.free(self.link)
 
-    def _guarded(self, function: Callable[[], None]) -> int:
+    def _guarded(self, function: Callable[..., None], *arguments: Any) -> int:
         try:
-            function()
+            function(*arguments)
             return 0
         except BaseException as error:
             return -self._failed(error)
@@ -294,15 +289,9 @@ class Transport:
                                                     dtype=self.torch.uint8)
         return found
 
-    def send(self, data: torch.Tensor, rank: int, tag: int) -> tuple[int, Any]:
-        return rank, self._begun(rank, lambda: self.link.group.send([data], rank, tag))
-
-    def receive(self, data: torch.Tensor, rank: int, tag: int) -> tuple[int, Any]:
-        return rank, self._begun(rank, lambda: self.link.group.recv([data], rank, tag))
-
-    def _begun(self, rank: int, begin: Callable[[], Any]) -> Any:
+    def begin(self, what: Literal["send", "recv"], data: torch.Tensor, rank: int, tag: int) -> tuple[int, Any]:
         try:
-            return begin()
+            return rank, getattr(self.link.group, what)([data], rank, tag)
         except RuntimeError as error:
             raise _closed(rank, error) from error
 
@@ -333,8 +322,9 @@ class Transport:
         self.gathers += 1
         while have < self.world:
             n, to, of = min(have, self.world - have), (self.rank - have) % self.world, (self.rank + have) % self.world
-            works = [self.receive(part, of, tag + k) for k, part in enumerate(parts(of, n)) if part.numel()]
-            works += [self.send(part, to, tag + k) for k, part in enumerate(parts(self.rank, n)) if part.numel()]
+            works = [self.begin("recv", part, of, tag + k) for k, part in enumerate(parts(of, n)) if part.numel()]
+            ours = enumerate(parts(self.rank, n))
+            works += [self.begin("send", part, to, tag + k) for k, part in ours if part.numel()]
             self.wait(works, until, timeout_ms)
             have, tag = have + n, tag + 2
 
@@ -365,14 +355,15 @@ class Transport:
         if of is None and not to:
             return
         data, tag = self.memory(bucket.bytes, bucket.len), bucket.number % BUCKETS
-        works = [self.send(data, rank, tag) for rank in to] if of is None else [self.receive(data, of, tag)]
+        works = ([self.begin("send", data, rank, tag) for rank in to] if of is None
+                 else [self.begin("recv", data, of, tag)])
         self.flying[bucket.number] = _Flying(data, works, [] if of is None else to)
 
     def finish(self, number: int, timeout_ms: int) -> None:
         until = time.monotonic() + timeout_ms / 1000
         found = self.flying.pop(number)
         self.wait(found.works, until, timeout_ms)
-        self.wait([self.send(found.data, rank, number % BUCKETS) for rank in found.after], until, timeout_ms)
+        self.wait([self.begin("send", found.data, rank, number % BUCKETS) for rank in found.after], until, timeout_ms)
 
 
 def _first(ranks: Sequence[int], bucket: Any) -> int:

@@ -77,7 +77,7 @@ class Destination:
                                                                   and all(n > 0 for n in memory.strides)))
         if (self.device is None and memory.device.type != "cpu") or memory.is_conj() or memory.is_neg():
             return False
-        return self.contiguous or (not self.flattened and _apart(memory))
+        return self.contiguous or (not self.flattened and _overlap(memory) == 0)
 
     def row(self, row: _lib.Tensor, fill: Fill, memory: Destination) -> list[Any]:
         """What a load needs beside the row of a whole tensor in contiguous memory of the CPU; what that points to.
@@ -293,20 +293,15 @@ def refusal(memory: Memory) -> str | None:
     """Why nothing can be loaded into it, as the end of a sentence, or None."""
     if isinstance(memory, np.ndarray):
         return None if memory.flags.writeable else "is read-only: nothing can be loaded into it"
-    if not _expanded(memory):
+    if _overlap(memory) != 1:
         return None
     return "has items that share memory, as expand() makes them: nothing can be loaded into it (clone() it)"
 
 
-def _expanded(memory: torch.Tensor) -> bool:
+def _overlap(memory: torch.Tensor) -> int:
+    """0: no two items of a tensor share memory; 1: some do; 2: torch does not know."""
     import torch
-    return bool(torch._debug_has_internal_overlap(memory) == 1)
-
-
-def _apart(memory: torch.Tensor) -> bool:
-    """No two items of a tensor share memory."""
-    import torch
-    return bool(torch._debug_has_internal_overlap(memory) == 0)
+    return int(torch._debug_has_internal_overlap(memory))
 
 
 def convertible(dtype: int, to: int) -> bool:

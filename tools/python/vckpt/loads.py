@@ -93,10 +93,6 @@ class How(NamedTuple):
     shared: Shared | None = None        # ranks that read for each other
     streams: tuple[int, ...] = ()       # of CUDA, on which device memory is ready; none: the default ones
 
-    @property
-    def skips(self) -> bool:
-        return bool(self.flags & _lib.SKIP_DAMAGED)
-
 
 class Damage(NamedTuple):
     """A part of a tensor that a load could not read."""
@@ -147,7 +143,7 @@ def read(step: Step, rank: int, tensors: ctypes.Array[_lib.Tensor], how: How) ->
     load = _Load(step, rank, how)
     try:
         load.run(tensors)
-        return load.damaged() if how.skips else []
+        return load.damaged() if how.flags & _lib.SKIP_DAMAGED else []
     except BaseException as error:
         if how.shared:
             how.shared.abort(error)         # before the load is freed, which tells the others less

@@ -30,6 +30,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import _lib
+from .tensors import process_group
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +61,8 @@ _of_parent: Any = None
 
 def _after_fork() -> None:
     global _of_parent
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
+    dist = process_group()
+    if dist is not None:
         _of_parent = dist.group.WORLD
 
 

@@ -72,8 +72,8 @@ class Native:
         o.store, o.run = os.fsencode(self.store), _lib.text(self.run, "run")
         o.launch_id = _lib.text(launch_id, "launch_id") if launch_id is not None else None
         chosen = self.options
-        o.heartbeat_ms, o.start_ms, o.deadline_ms = (_milliseconds(chosen[name])
-                                                     for name in ("heartbeat", "start_timeout", "deadline"))
+        o.heartbeat_ms, o.start_ms, o.deadline_ms = (       # rounded up, because 0 has a meaning of its own
+            min(math.ceil(chosen[name] * 1000), 2**63 - 1) for name in ("heartbeat", "start_timeout", "deadline"))
         o.ring_bytes, o.threads = chosen["ring_bytes"], chosen["threads"]
         o.pin, o.check_replicas = _lib.PIN[chosen["pin"]], _lib.REPLICAS[chosen["check_replicas"]]
         o.flags = ((_lib.LOW_PRIORITY if chosen["low_priority"] else 0) | (0 if chosen["use_bases"] else _lib.NO_BASES)
@@ -203,11 +203,6 @@ class Native:
             for save in list(self.live):
                 self.free(save)
             _lib.lib().vckpt_saver_free(pointer)
-
-
-def _milliseconds(seconds: float) -> int:
-    """0 has a meaning of its own, so a time above 0 is at least 1 ms."""
-    return min(math.ceil(seconds * 1000), 2**63 - 1)
 
 
 def _attribute(key: str, value: object) -> bytes:

@@ -10,12 +10,12 @@ of weights that such frameworks train (the masters) are state as well, `master`.
 Nothing of a framework is imported: what is looked at has had these names since Megatron-Core 0.6 and DeepSpeed 0.9."""
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _lib
+from . import _lib, meshes
 from .shard import Shard
+from .tensors import process_group
 
 if TYPE_CHECKING:
     import torch
@@ -190,10 +190,8 @@ def of(thing: Any, framework: str, *attributes: str) -> None:
 
 def place_in(group: Any) -> int:
     """This process's rank in a process group."""
-    dist = sys.modules.get("torch.distributed")
-    if group is None or dist is None or not dist.is_initialized():
-        return 0
-    return int(dist.get_rank(group))
+    dist = process_group()
+    return 0 if group is None or dist is None else int(dist.get_rank(group))
 
 
 # ---- Megatron ----
@@ -209,7 +207,8 @@ def megatron(optimizer: Any, model: Any, mesh: Any = None, tp: str = "tp", maste
             them from the weights)"""
     of(optimizer, "a DistributedOptimizer of Megatron-Core", "gbuf_ranges", "buffers", "model_param_group_index_map",
        "optimizer")
-    names, sizes = names_in(model), mesh_sizes(mesh)
+    names, placed = names_in(model), meshes.given(mesh)
+    sizes = dict(zip(placed[0], placed[1].shape)) if placed else {}
     groups = shared_groups(optimizer, names)
     ranges = {parameter: found["param"] for buffer in optimizer.gbuf_ranges for buckets in buffer.values()
               for bucket in buckets for parameter, found in bucket["param_map"].items()}
@@ -241,18 +240,12 @@ def cut_by_megatron(parameter: Any, sizes: Mapping[str, int], tp: str) -> tuple[
     return tuple(shape), ",".join(cut if name == tp else "R" for name in sizes), None
 
 
-def mesh_sizes(mesh: Any) -> dict[str, int]:
-    from . import meshes
-    found = meshes.given(mesh)
-    return dict(zip(found[0], found[1].shape)) if found else {}
-
-
 def shared_groups(optimizer: Any, names: Mapping[Any, str]) -> dict[str, int]:
     """{name: number of its group}: a rank knows those of which it has a part."""
     mine = {named(names, parameter): int(place[0]) for parameter, place
             in optimizer.model_param_group_index_map.items()}
-    dist, group = sys.modules.get("torch.distributed"), getattr(optimizer, "data_parallel_group", None)
-    if group is None or dist is None or not dist.is_initialized() or dist.get_world_size(group) == 1:
+    dist, group = process_group(), getattr(optimizer, "data_parallel_group", None)
+    if group is None or dist is None or dist.get_world_size(group) == 1:
         return mine
     told: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(told, mine, group=group)
@@ -297,9 +290,8 @@ def zero3(optimizer: Any, model: Any, mesh: Any = None, master: bool = True) -> 
 def zero3_weights(model: Any, group: Any = None, mesh: Any = None) -> dict[str, Shard]:
     """{name: what this rank has of it} of a module whose parameters ZeRO-3 has cut. group: their process group; None:
     all ranks."""
-    dist = sys.modules.get("torch.distributed")
-    default = dist.group.WORLD if dist is not None and dist.is_available() and dist.is_initialized() else None
-    found, rank = {}, place_in(group if group is not None else default)
+    dist = process_group()
+    found, rank = {}, place_in(group if group is not None or dist is None else dist.group.WORLD)
     for parameter, name in names_in(model).items():
         of(parameter, "a parameter that ZeRO-3 has cut", "ds_shape", "ds_numel", "ds_tensor")
         low, high = zero3_range(parameter, rank)
@@ -355,7 +347,6 @@ def fsdp1(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> SplitOpt
             parts.append(Part.plain(clean(f"{prefix}.{fqn}" if prefix else fqn), shape, items, numbers[id(holder)],
                                     holder, place.offset_in_shard if holder is flat else 0))
     parts += [Part(name, tuple(parameter.shape), None, None, (0, parameter.numel()), numbers[id(parameter)], parameter,
-                   0)
-              for parameter, name in names_in(module).items()
-              if id(parameter) in numbers and id(parameter) not in flattened]
+                   0) for parameter, name in names_in(module).items() if id(parameter) in numbers
+              and id(parameter) not in flattened]
     return Flattened(optimizer, parts)

@@ -15,7 +15,17 @@ Nested: TypeAlias = "int | tuple[Nested, ...]"     # ranks
 Dims: TypeAlias = int | str | Sequence[int | str]     # one dimension of a mesh by number or name, or several
 
 
-class Record(Mapping[str, Any]):
+class _Unchanging:
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a {type(self).__name__} cannot be changed")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a {type(self).__name__} cannot be changed")
+
+
+class Record(_Unchanging, Mapping[str, Any]):
     """The fields of an object, under the name of its class: `record.lr`, `record["lr"]`, `dict(record)`.
 
     `type_name` is the class's `module.qualname`. A field that is called like a method (`keys`, `type_name`) is reached
@@ -44,14 +54,8 @@ class Record(Mapping[str, Any]):
             return self._fields[name]
         raise AttributeError(f"{type(self).__name__} has no field {name!r}")
 
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a Record cannot be changed")
-
     def __getitem__(self, name: str) -> Any:
         return self._fields[name]
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError("a Record cannot be changed")
 
     def __contains__(self, name: object) -> bool:
         return name in self._fields
@@ -86,7 +90,7 @@ class Record(Mapping[str, Any]):
 _set_type_name, _set_fields, _set_tag = (vars(Record)[name].__set__ for name in Record.__slots__)
 
 
-class Mesh:
+class Mesh(_Unchanging):
     """A device mesh as it was: device type, ranks (nested, outermost dimension first) and names of the dimensions.
     What is asked of it takes dimensions by name ("tp"), by number, or several of them ("dp,tp" or ["dp", "tp"]); ranks
     are those of the job. It communicates with no one.
@@ -109,12 +113,6 @@ class Mesh:
             raise ValueError(f"a mesh of {len(shape)} dimensions needs {len(shape)} names (str), not {names!r}")
         for name, value in zip(Mesh.__slots__, (device_type, nested, names, shape)):
             object.__setattr__(self, name, value)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a Mesh cannot be changed")
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError("a Mesh cannot be changed")
 
     @classmethod
     def from_torch(cls, mesh: Any) -> Mesh:

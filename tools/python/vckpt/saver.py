@@ -25,7 +25,7 @@ from .handle import Handle as Handle
 from .native import OPTIONS as OPTIONS, Key, Native as Native, _attribute, _options as _options
 from .paths import init as init, latest as latest, split as split, steps as steps  # for those who have the saver
 from .signatures import Attributes, Call, Options, Path, Save, State, Unpack
-from .tensors import torch_module, torch_state, uncollected
+from .tensors import process_group, torch_module, uncollected
 
 if TYPE_CHECKING:
     import torch
@@ -34,12 +34,11 @@ _natives: dict[Key, Native] = {}               # (store, run, rank) -> Native
 _key_locks: dict[Key, threading.RLock] = {}
 _lock = threading.Lock()    # protects the two above
 
+
 def _group() -> tuple[int, int] | None:
     """(rank, world) of torch's default process group, or None; does not import torch."""
-    if torch_module() is None or "torch.distributed" not in sys.modules:
-        return None
-    found: tuple[int, int] | None = torch_state().group_rank()
-    return found
+    dist = process_group()
+    return None if dist is None else (dist.get_rank(), dist.get_world_size())
 
 
 def _who(rank: int | None, world: int | None, launch_id: str | None) -> tuple[int, int, str | None]:

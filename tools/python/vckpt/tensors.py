@@ -36,6 +36,12 @@ def torch_module() -> Any:
     return sys.modules.get("torch")
 
 
+def process_group() -> Any:
+    """The module torch.distributed, where torch has a default process group, or None."""
+    dist = sys.modules.get("torch.distributed")
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
+
+
 @functools.cache
 def torch_state() -> Any:
     from . import torch_state as module

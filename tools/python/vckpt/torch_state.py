@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -303,20 +303,6 @@ def find_layout(spec: Any, shape: tuple[int, ...], save_mesh: SaveMesh | None, p
             names, ranks, before = found
             words = ["R"] * before + words
     return meshes.named(names, ranks), ",".join(words)
-
-
-def placement_words(placements: str | Iterable[Any], path: KeyPath, ndim: int) -> str:
-    return placements if isinstance(placements, str) else ",".join(word(p, path, ndim) for p in placements)
-
-
-# ---- the process group ----
-
-def group_rank() -> tuple[int, int] | None:
-    """(rank, world) of the default process group, or None."""
-    dist = torch.distributed
-    if not dist.is_available() or not dist.is_initialized():
-        return None
-    return dist.get_rank(), dist.get_world_size()
 
 
 def to_numpy_bytes(tensor: torch.Tensor, path: KeyPath) -> tuple[str, NDArray[Any]]:

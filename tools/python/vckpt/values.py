@@ -25,6 +25,7 @@ import dataclasses
 import datetime
 import enum
 import functools
+import inspect
 import io
 import pathlib
 import types as _types
@@ -56,9 +57,9 @@ __all__ = ["Attr", "MAX_BYTES", "MAX_DEPTH", "Mesh", "Record", "decode", "encode
 
 VERSION = 1
 decode = values_read.decode
-PATHS: dict[type, dict[str, str]] = {pathlib.PosixPath: {}, pathlib.WindowsPath: {},
-                                     pathlib.PurePosixPath: {"pure": "posix"},
-         pathlib.PureWindowsPath: {"pure": "windows"}}
+PATHS: dict[type, dict[str, str]] = {
+    pathlib.PosixPath: {}, pathlib.WindowsPath: {}, pathlib.PurePosixPath: {"pure": "posix"},
+    pathlib.PureWindowsPath: {"pure": "windows"}}
 FACTORIES = values_read.FACTORIES
 
 
@@ -305,26 +306,22 @@ PLAIN: dict[type, Callable[[_Encoder, Any, KeyPath], Node]] = {
     dict: _Encoder.dict,
     set: _Encoder.set,
     frozenset: _Encoder.set,
-    bytes: lambda self, value, path: self.simple("$bytes", base64.b64encode(value).decode(), path),
-    bytearray: lambda self, value, path: self.simple("$bytearray", base64.b64encode(value).decode(), path),
+    **dict.fromkeys((bytes, bytearray), lambda self, value, path: self.simple(
+        f"${type(value).__name__}", base64.b64encode(value).decode(), path)),
     complex: lambda self, value, path: self.tagged("$complex", self.items([value.real, value.imag], path), path),
-    range: lambda self, value, path: self.tagged("$range", self.items([value.start, value.stop, value.step], path),
-                                                 path),
-    slice: lambda self, value, path: self.tagged("$slice", self.items([value.start, value.stop, value.step], path),
-                                                 path),
+    **dict.fromkeys((range, slice), lambda self, value, path: self.tagged(
+        f"${type(value).__name__}", self.items([value.start, value.stop, value.step], path), path)),
     collections.OrderedDict: lambda self, value, path: self.pairs("$ordereddict", value, path),
     collections.Counter: lambda self, value, path: self.pairs("$counter", value, path),
     collections.defaultdict: _Encoder.defaultdict,
     collections.deque: _Encoder.deque,
-    datetime.datetime: _Encoder.datetime,
-    datetime.date: _Encoder.datetime,
-    datetime.time: _Encoder.datetime,
+    **dict.fromkeys((datetime.datetime, datetime.date, datetime.time), _Encoder.datetime),
     datetime.timedelta: lambda self, value, path: self.tagged(
         "$timedelta", self.items([value.days, value.seconds, value.microseconds], path), path),
     Record: _Encoder.again,
     Mesh: _Encoder.mesh,
-    **{cls: lambda self, value, path: self.simple("$path", value.as_posix(), path, **PATHS[type(value)])
-       for cls in PATHS},
+    **dict.fromkeys(PATHS, lambda self, value, path: self.simple("$path", value.as_posix(), path,
+                                                                 **PATHS[type(value)])),
 }
 
 
@@ -340,13 +337,9 @@ def _dataclass_fields(value: Any, path: KeyPath) -> dict[str, Any]:
         except AttributeError:
             raise refusal((*path, Attr(field.name)), "the field has no value") from None
     for name in getattr(value, "__dict__", {}):
-        if name not in fields and not isinstance(_class_attribute(cls, name), functools.cached_property):
+        if name not in fields and not isinstance(inspect.getattr_static(cls, name, None), functools.cached_property):
             raise refusal((*path, Attr(name)), f"is not a field of {_type_name(cls)}, and would be lost")
     return fields
-
-
-def _class_attribute(cls: type, name: str) -> Any:
-    return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
 
 
 def _what(value: object) -> str:

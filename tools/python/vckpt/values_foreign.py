@@ -27,7 +27,7 @@ DEVICE = re.compile(r"[a-z][a-z0-9_]{0,31}(:[0-9]{1,5})?")
 PLACEMENT_MODULES = ("torch.distributed.tensor.placement_types", "torch.distributed._tensor.placement_types")
 PLACEMENTS: dict[str, dict[str, type]] = {"Replicate": {}, "Shard": {"dim": int},
                                           "_StridedShard": {"dim": int, "split_factor": int},
-              "Partial": {"reduce_op": str}}
+                                          "Partial": {"reduce_op": str}}
 # Placements of libraries over torch, known by their class's name: kept as records.
 PLACEMENT_LIKE = {"InterleavedShard": ("dim", "interleaved_size"), "RaggedShard": ("dims", "local_units")}
 
