@@ -110,7 +110,7 @@ def test_no_store_is_made_in_a_store(tmp_path, monkeypatch):
     before = sorted((tmp_path / "store").rglob("*"))
     for path in ["store/inner", "store/a/b", "new/../store/inner", "link/inner"]:
         for more in {}, {"exist_ok": True}:
-            with pytest.raises(vckpt.InvalidArgument, match=f"lies in the store {tmp_path}/store; nothing was made"):
+            with pytest.raises(vckpt.InvalidArgument, match=f"is in the store {tmp_path}/store; nothing was made"):
                 vckpt.init(path, **more)
     assert sorted((tmp_path / "store").rglob("*")) == before and sorted(os.listdir()) == ["link", "store"]
     vckpt.init("inner")

@@ -119,7 +119,7 @@ def test_what_a_document_says_of_a_key(field, value, words):
 
 
 def test_entries_that_lie_upon_each_other():
-    with pytest.raises(dcp_state.BadDocument, match="key 'b': its place \\[3, 2\\] lies upon that of another key"):
+    with pytest.raises(dcp_state.BadDocument, match="key 'b': its place \\[3, 2\\] overlaps that of another key"):
         dcp_state.parse_index(b'{"a": [0, 4], "b": [3, 2], "c": [1, 0]}', 10)
 
 

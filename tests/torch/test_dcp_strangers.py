@@ -142,7 +142,7 @@ def test_nothing_in_the_package_unpickles():
 @pytest.fixture
 def told(monkeypatch):
     """As in a process that has said nothing yet. Gives the warnings of a save."""
-    monkeypatch.setattr(dcp_looks, "_told", set())
+    monkeypatch.setattr(dcp_looks, "_warned", set())
 
     def warned(*args, **options):
         with warnings.catch_warnings(record=True) as seen:

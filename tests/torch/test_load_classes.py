@@ -52,7 +52,7 @@ class Extra(torch.nn.Linear):
 
 @pytest.fixture
 def run(tmp_path):
-    advice._told.clear()
+    advice._named.clear()
     yield tmp_path / "store/run"
     vckpt.close()
 

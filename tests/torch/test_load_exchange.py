@@ -332,7 +332,7 @@ def _cancels(path, patch):
 
 def _interrupted_again(path, patch):
     """Rank 1, while it tells rank 0 that it was cancelled. Rank 0 says what a wait for rank 1 ended with."""
-    said, finish, tell = [], exchange_group.Transport.finish, exchange_group.Link.tell
+    said, finish, tell = [], exchange_group.Transport.finish, exchange_group.Link.report
 
     def waits(transport, *bucket):
         try:
@@ -347,7 +347,7 @@ def _interrupted_again(path, patch):
             raise KeyboardInterrupt
         return tell(link, told, patience)
     if rank_of() == 1:
-        patch.setattr(exchange_group.Link, "tell", interrupted)
+        patch.setattr(exchange_group.Link, "report", interrupted)
         return _cancels(path, patch)
     patch.setattr(exchange_group.Transport, "finish", waits)
     return failing(path)[0], said[0]

@@ -457,8 +457,8 @@ def test_which_tensors_are_copied_at_the_call(monkeypatch, capsys):
     assert (torch_state.background(torch.device("cpu")) and torch_state.background(torch.device("cuda", 1)) and
             torch_state.background(torch.device("cuda")))
     assert not torch_state.background(torch.device("cuda", 0)) and not torch_state.background(torch.device("xla", 1))
-    torch_state.tell(torch.device("cuda", 7))
-    torch_state.tell(torch.device("cuda", 7))
+    torch_state.warn(torch.device("cuda", 7))
+    torch_state.warn(torch.device("cuda", 7))
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "tensors on cuda:7 are copied at the call" in said and "set_device(7)" in said
     memory, tensor = state.Memory(), torch.ones(3)

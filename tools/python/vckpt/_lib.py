@@ -3,7 +3,7 @@
 
 The library is loaded at the first call: from VCKPT_LIBRARY (a file), else from the package's own directory (an
 installed package), else from the build directory that VCKPT_BUILD names, else from a build folder of the checkout that
-this file stands in, else from where the system's loader finds it (libvckpt0, `meson install`). Every function here may
+this file is in, else from where the system's loader finds it (libvckpt0, `meson install`). Every function here may
 be called from any thread; ctypes lets go of the interpreter's lock meanwhile."""
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ITEM_BYTES = (0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16, 1, 1, 1, 1, 1, 1)
 
 
 class Error(OSError):
-    """What the store or the saver answered: `errno`, and one sentence that names the thing at fault."""
+    """An error of the store or the saver: `errno`, and one sentence that names the thing at fault."""
 
     errno: int
 
@@ -73,12 +73,12 @@ def invalid(text: str) -> InvalidArgument:
 
 
 class StepExists(Error, FileExistsError):
-    """The step is there already: replace=True replaces it. Also other things that may be there once only: a tensor of a
-    save, a launch id."""
+    """The step exists already: replace=True replaces it. Also raised for other things that may exist only once: a
+    tensor of a save, a launch id."""
 
 
 class StoreExists(Error, FileExistsError):
-    """The directory that was to become a store is one already."""
+    """The directory is a store already."""
 
 
 class NotFound(Error, FileNotFoundError):
@@ -102,7 +102,7 @@ class NotAStore(Error):
 
 
 class Aborted(Error):
-    """The save was given up, by this rank or another: the sentence says by whom and why."""
+    """The save was given up, by this rank or another: the sentence says by which and why."""
 
 
 class Undecided(Error):
@@ -124,15 +124,15 @@ _aborting = threading.Lock()
 
 
 def remade(kind: type[Error], code: int, text: str) -> Error:
-    """As pickle makes an error again whose class takes other arguments."""
+    """For pickle: an error whose class takes other arguments."""
     error = kind.__new__(kind, code, text)
     Error.__init__(error, code, text)
     return error
 
 
 def aborted(error: BaseException) -> Aborted:
-    """What ended a save for all its ranks, at the rank where it happened: an Aborted like the others', and what it was
-    (a StepExists, a TypeError) as well, with its errno and sentence."""
+    """The error that ended a save for all its ranks, at the rank where it happened: an Aborted as at the others, and of
+    its own class (StepExists, TypeError) as well, with its errno and sentence."""
     if isinstance(error, Aborted):
         return error
     kind = next((kind for kind in type(error).__mro__ if kind in KINDS), Error)
@@ -157,7 +157,7 @@ CLASSES = {errno.EINVAL: InvalidArgument, errno.EOVERFLOW: InvalidArgument, errn
            EFORKED: Forked}
 
 
-# classes that the error of an aborted save may have besides
+# classes that the error of an aborted save may have besides Aborted
 KINDS = {*CLASSES.values(), StoreExists, TypeError, ValueError} - {Aborted, Timeout, Undecided}
 
 
@@ -353,8 +353,7 @@ _loading = threading.Lock()
 
 
 def _built(path: str) -> float:
-    """When, in seconds; 0: never. A build folder has the library's links from its setup on, whether it is built or
-    not."""
+    """When the library was built, in seconds; 0: never. A build folder has links to it from its setup on."""
     try:
         return os.path.getmtime(path)
     except OSError:
@@ -362,7 +361,7 @@ def _built(path: str) -> float:
 
 
 def _sanitized(path: str) -> bool:
-    """A library under a sanitizer ends a program that was not started with the sanitizer's own library before it."""
+    """A library under a sanitizer ends a program that was not started with the sanitizer's own library."""
     options = os.path.join(path[:-len("core/api/libvckpt.so")], "meson-info/intro-buildoptions.json")
     with contextlib.suppress(OSError, ValueError), open(options, encoding="utf-8") as file:
         return any(option["name"] == "b_sanitize"
@@ -419,7 +418,7 @@ def lib() -> ctypes.CDLL:
             loaded = _load(there) if there else _load_of_system(tried)
             for name, (result, arguments) in FUNCTIONS.items():
                 function = getattr(loaded, name, None)
-                if function is None:        # an older library: whoever calls it is told
+                if function is None:        # an older library: a call of it fails
                     continue
                 function.restype, function.argtypes = result, arguments
             _loaded = loaded
@@ -480,8 +479,7 @@ def i64s(numbers: Sequence[int]) -> ctypes.Array[c_int64]:
 
 
 def numbers(name: str, *arguments: Any, each: int = 1) -> list[int]:
-    """What a function gives as an array of 64-bit numbers that it has allocated, `each` of them for every one that it
-    counts."""
+    """The array of 64-bit numbers that a function has allocated: `each` of them for every one that it counts."""
     found, count = POINTER(c_uint64)(), c_size_t()
     call(name, *arguments, byref(found), byref(count))
     result = found[:count.value * each]

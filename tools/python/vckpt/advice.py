@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What to do about a value that cannot be kept, as the end of a sentence that names it; and where a state is a part of
-itself. Nothing is imported: a class of a library is met only where the library is in sys.modules."""
+itself. Nothing is imported: an object of a library can occur only where the library is in sys.modules."""
 from __future__ import annotations
 
 import decimal
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KINDS = (bool, int, float, complex, str, bytes, bytearray, dict, list, tuple, set, frozenset)
 LEAVE_OUT = "leave it out, the program sets it again when it restarts"
-PLAIN = "leave it out, or give what it stands for as plain values"
+PLAIN = "leave it out, or give the same as plain values"
 # the first that fits counts
 ADVICE: list[tuple[Any, str]] = [
     (type, "give its name"),
@@ -77,13 +77,13 @@ def of_array(array: NDArray[Any]) -> str:
     return "give it as another dtype" if array.dtype.kind in "fc" else "give its tolist()"
 
 
-_told: set[str] = set()                 # names of classes
+_named: set[str] = set()                # classes
 
 
-def tell_classes(found: Mapping[str, KeyPath]) -> None:
-    """Once for each class: a restart has to be given it. found: {name: where it was met first}."""
-    for name in found.keys() - _told:
-        _told.add(name)
+def name_classes(found: Mapping[str, KeyPath]) -> None:
+    """Prints a line for each class, once: a restart has to be given it. found: {name: where it was met first}."""
+    for name in found.keys() - _named:
+        _named.add(name)
         print(f"vckpt: {path_text(found[name])} is a {name}, which goes back to where it was only with "
               f"vckpt.load(..., types=[{name.rpartition('.')[2]}])", file=sys.stderr, flush=True)
 

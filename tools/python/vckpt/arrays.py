@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays and tensors as memory of what the library reads: numpy's dtype for each of ours, torch's tensor over an array,
-and where the memory of a caller's array or tensor lies."""
+and the memory of a caller's array or tensor."""
 from __future__ import annotations
 
 import contextlib
@@ -40,7 +40,7 @@ def numpy_dtype(number: int) -> np.dtype[Any]:
 
 @contextlib.contextmanager
 def memory_for(what: str, size: int) -> Iterator[None]:
-    """What is taken within has `size` bytes: where they cannot be taken, the error says of what they are."""
+    """Around an allocation of `size` bytes: where it fails, the error says for what it was."""
     try:
         yield
     except MemoryError:
@@ -59,7 +59,7 @@ def empty(shape: Sequence[int], number: int, what: str) -> NDArray[Any]:
 
 
 def is_raw(dtype: np.dtype[Any]) -> bool:
-    """Bytes that numpy knows nothing of. (ml_dtypes' dtypes have the same kind.)"""
+    """Bytes without a meaning to numpy. (ml_dtypes' dtypes have the same kind.)"""
     return dtype.type is np.void
 
 

@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks have to hold alike, as (group, name, bytes) for vckpt_save_common. What a rank does not store itself a
-reader gets from another rank, so the two must be equal. If they differ the save is refused, and the error names the
-path.
+"""What has to be equal at several ranks, as (group, name, bytes) for vckpt_save_common. What a rank does not store
+itself a reader gets from another rank, so the two must be equal. If they differ the save is refused, and the error
+names the path.
 
-The group says which ranks are compared: all ranks for which one rank's document stands (state.py) declare the same
-groups.
+The group says which ranks are compared: all ranks with the same home (state.py) declare the same groups.
 
     components of the state (...)   the components, but for those that are wholly per rank or have tensors of some ranks
                                     only
-    COMPONENT               its plain values by path; what is in PerRank is not compared, that it is there is
+    COMPONENT               its plain values by path; of a PerRank only that it is there
     tensors of COMPONENT    the names of its tensors, so that one that a rank lacks is refused before data is written;
                             not of tensors that some ranks only have, or hold parts of as they like (flat ranges, boxes,
                             alone)
     blob NAME               a file that several ranks give
     attributes
 
-A group of which a rank has nothing has a row that says so, else what another rank has in it would be compared with
-nobody's. Where the lowest rank R of a group is not 0 (a pipeline's stage), all these names but the last end in " of
+A rank that has nothing in a group declares a row that says so; else what another rank has in it would be compared with
+nothing. Where the lowest rank R of a group is not 0 (a pipeline's stage), all these names but the last end in " of
 rank R".
 
 Values are declared one by one, but of a component at most LIMIT: beyond, those of one parent are declared together.
@@ -43,7 +42,7 @@ NONE = "~"              # behind all other names, so a sentence names one of tho
 # ---- plain values ----
 
 def value_bytes(value: Any, path: KeyPath, named: Named) -> bytes:
-    """Equal for equal values. named: (path, tensor) -> what stands for a tensor in an object."""
+    """Equal for equal values. named: (path, tensor) -> the name of a tensor in an object, and is_tensor."""
     kind = type(value)
     if kind in (bytes, bytearray):
         return kind.__name__.encode() + b":" + hashlib.sha256(value).digest()
@@ -52,7 +51,7 @@ def value_bytes(value: Any, path: KeyPath, named: Named) -> bytes:
 
 
 def bounded(found: dict[KeyPath, bytes], limit: int = LIMIT) -> dict[KeyPath, bytes]:
-    """{path: bytes} with at most `limit` paths, by taking those of one parent together, the deepest first."""
+    """{path: bytes} with at most `limit` paths: paths of one parent are joined, the deepest first."""
     depth = max(map(len, found), default=0)
     while len(found) > limit and depth > 1:
         depth -= 1
@@ -82,7 +81,7 @@ def none_of(group: str) -> Row:
 
 
 def declare_none(rows: list[Row], group: str) -> None:
-    """The row that stands for nothing, where the group has no other."""
+    """Adds the row that says "nothing", where the group has no other."""
     if not any(one == group for one, _, _ in rows):
         rows.append(none_of(group))
 
@@ -90,7 +89,7 @@ def declare_none(rows: list[Row], group: str) -> None:
 # ---- names of tensors ----
 
 def buckets(names: list[str]) -> dict[str, list[str]]:
-    """{beginning of names: names}, at most BUCKETS, as long beginnings as can be."""
+    """{beginning of names: names}: at most BUCKETS, with the longest possible beginnings."""
     result, depth = {"*": names}, 1
     while True:
         longer: dict[str, list[str]] = {}

@@ -4,9 +4,9 @@ model.state_dict())` does not: what is given there is the state dict of one thin
 
 A state dict is what Module.state_dict() returned (torch marks it with `_metadata`), whatever it holds, and any dict of
 nothing but tensors, with two names or more, or with a dot in the one it has. One tensor under a name without dots is a
-component by itself, and so is each tensor that stands beside other things: {"temperature": tensor, "lr": 0.1}. With a
-dot in its name it is refused there: a state dict that other things were put into, which would become a component for
-each parameter."""
+component by itself, and so is each tensor beside other things: {"temperature": tensor, "lr": 0.1}. With a dot in its
+name it is refused there: that is a state dict with other things put into it, which would become a component for each
+parameter."""
 from __future__ import annotations
 
 import collections
@@ -41,7 +41,7 @@ def _is_flat(state: Mapping[str, Any], patterns: tuple[str, ...], is_tensor: Cal
 
 
 def check(name: str, value: Any, is_tensor: Callable[[object], bool]) -> None:
-    """Refuses what cannot be the name of a component."""
+    """Refuses a name that no component can have."""
     if not NAME.fullmatch(_lib.text(name, "component").decode()):
         raise Refused((name,), "cannot be the name of a component: expected [A-Za-z0-9_][A-Za-z0-9._-]*, at most 64 "
                                "bytes")

@@ -5,16 +5,14 @@ wherever DCP takes a FileSystemWriter and a FileSystemReader.
 A save, rank by rank, as DCP calls it:
 
     set_up_storage_writer, prepare_local_plan     nothing is looked at yet
-    prepare_global_plan (coordinator)             what the path names, the store made if it has to be, the launch id: a
-    Ticket,
-                                                  sent to each rank in its plan
+    prepare_global_plan (coordinator)             resolves the path, makes the store where there is none, chooses the
+                                                  launch id: a Ticket, sent to each rank in its plan
     write_data                                    this rank's save: begun, declared, submitted, and waited for until the
-                                                  step is committed; it commits without a coordinator, once all have
-                                                  announced
+                                                  step is committed, which it is once all ranks have announced
     finish (coordinator)                          the step is there: nothing is left to be done
 
-With plan caching DCP gives write_data the plan of an earlier save, with the Ticket of that save. So a Ticket makes
-itself known to the thread that it arrives in: a rank's plan is received and written by one thread.
+With plan caching DCP gives write_data the plan of an earlier save, with the Ticket of that save. So a Ticket that
+arrives is noted for the thread: a rank's plan is received and written by one thread.
 
 A failure anywhere is DCP's CheckpointException on every rank: one before write_data because DCP stops there, one in it
 because a save that is given up is given up for all. Nothing of a failed save is ever visible."""
@@ -93,7 +91,7 @@ def _received(*fields: Any) -> Ticket:
 
 @dataclasses.dataclass(frozen=True)
 class StorageInfo:
-    """Where an item of the state stands: in Metadata.storage_data of what dcp.save returns."""
+    """Where the step has an item of the state: in Metadata.storage_data of what dcp.save returns."""
     run: str
     step: int
     component: str | None = None       # None: among the byte entries
@@ -101,7 +99,7 @@ class StorageInfo:
 
 
 class _Storage:
-    """What a writer and a reader have alike."""
+    """The path of a writer or a reader."""
     path: Path
 
     @property
@@ -125,7 +123,7 @@ class StorageWriter(_Storage, _StorageWriter):
     """Saves under `path` (docs/dcp.md says what it names).
 
     overwrite    False: refuses where the path holds a step already
-    attributes   {name: text} to stand with the step, equal on all ranks
+    attributes   {name: text} of the step, equal on all ranks
     bases        ["RUN/STEP", ...]: further steps whose data may be reused
     options      of the saver, as for vckpt.async_save: deadline, low_priority, ring_bytes, ...
     and the options of DCP's FileSystemWriter, in its order; those that have no effect here warn once."""
@@ -225,7 +223,7 @@ class StorageWriter(_Storage, _StorageWriter):
         return declared.results, handle.committed()
 
     def _whole(self, planner: SavePlanner) -> Metadata:
-        """What the planner says of the whole state; of one that does not, what the plans do."""
+        """What the planner says of the whole state, or, where it says nothing, what the plans say."""
         if isinstance(getattr(planner, "metadata", None), Metadata):
             return planner.metadata
         plans = self.plans or []
@@ -249,13 +247,12 @@ class StorageWriter(_Storage, _StorageWriter):
 
 # ---- savers ----
 #
-# The launch is that of this process's saver of the run, whoever opened it. The coordinator takes a new one where that
-# may no longer be the run's newest, or ranks may count their saves differently, and the saver is not held by a
-# vckpt.Saver:
+# The launch is that of this process's saver of the run, whatever opened it. Unless a vckpt.Saver holds that saver, the
+# coordinator takes a new launch where that one may no longer be the run's newest, or where ranks may count their saves
+# differently:
 #   after a save that failed: a rank may not even have begun it;
 #   where a writer has been sent to another process since (torch's checkpoint process), which has a launch of its own;
-# and, in
-#   that process, where the sender has opened savers since.
+#   and, in that process, where the sender has opened savers since.
 
 _failed: set[tuple[str, str]] = set()         # (store, run) of saves that this process saw fail
 _sent = 0               # writers that were sent away
@@ -272,8 +269,8 @@ _given: dict[tuple[str, str], int] = {}
 
 
 def _next_step(store: str, run: str) -> int:
-    """All ranks save the step that the coordinator says, where the path names none: after the newest one, and after one
-    that may be under way."""
+    """The step that all ranks save where the path names none: after the newest, and after one that may be under
+    way."""
     key = (os.path.realpath(store), run)
     newest = paths.latest(os.path.join(store, run))
     _given[key] = max(_given.get(key, -1), -1 if newest is None else newest) + 1
@@ -299,7 +296,7 @@ def _native(ticket: Ticket, options: dict[str, Any]) -> saver.Native:
                                "do not have: close it first")
         native.check_options(options)
         options = native.options                    # they stay until vckpt.close()
-        with contextlib.suppress(_lib.Error):       # of a save before, told where it was waited for
+        with contextlib.suppress(_lib.Error):       # of an earlier save, raised where that was waited for
             saver._close(native)                    # what is under way is decided first
     return saver.native(ticket.store, ticket.run, rank=ticket.rank, world=ticket.world, launch_id=ticket.launch,
                         user=False, **options)
@@ -308,7 +305,7 @@ def _native(ticket: Ticket, options: dict[str, Any]) -> saver.Native:
 # ---- a rank's items ----
 
 class _Declared:
-    """What a plan has this rank store, as the library takes it. `refs` live until it is staged."""
+    """What this rank stores by its plan, as the library takes it. `refs` live until it is staged."""
 
     def __init__(self, plan: SavePlan, planner: SavePlanner, known: list[WriteItem]) -> None:
         self.planner = planner
@@ -363,7 +360,7 @@ class _Declared:
         return bytes(row)
 
     def blobs(self, rank: int) -> list[tuple[str, bytes | memoryview]]:
-        """Byte entries are kept as they are, one after another; beside them a document of where each lies."""
+        """Byte entries are kept as they are, one after another, with a document that has the place of each."""
         whole, index, looks = io.BytesIO(), {}, dcp_looks.Looks()
         for item in self.bytes:
             data = self.planner.resolve_data(item).getbuffer()
@@ -376,8 +373,8 @@ class _Declared:
 
 
 def _known(local: SavePlan | None, planner: SavePlanner) -> list[WriteItem]:
-    """Items of all tensors of this rank's state, also of those that another rank stores. They come from the planner's
-    cache where it caches plans."""
+    """Items of all tensors of this rank's state, also of those that another rank stores: from the planner's cache where
+    it caches plans."""
     if local is None and getattr(planner, "_enable_plan_caching", False):
         local = getattr(planner, "_cached_save_plan", {}).get(getattr(planner, "_cached_plans_key", None))
     return [item for item in getattr(local, "items", ()) if item.tensor_data is not None]
@@ -402,9 +399,9 @@ class StorageReader(_Storage, _StorageReader):
     COMPONENT.NAME, the tensors and values of any other step of a store. A path that names no step: the newest.
 
     threads, verify, exchange    as for vckpt.load; with exchange, all ranks of the default process group load together
-    allow_pickle                 True: byte entries are given to the planner, which unpickles them, as they stand in
-                                 the store: whoever wrote it can run any program here. False: only plain values, read
-                                 and written anew by vckpt (docs/dcp.md)
+    allow_pickle                 True: byte entries are given to the planner, which unpickles them, as the store has
+                                 them: its author can run any program here. False: only plain values, read and written
+                                 anew by vckpt (docs/dcp.md)
     bytes_read, exchanged        once a load is over: bytes of the store's packs that this rank read, checks included,
                                  and what came of the exchange"""
 
@@ -456,22 +453,22 @@ class StorageReader(_Storage, _StorageReader):
             self.read_metadata(**({} if kwargs.get("use_collectives", True) else {"rank": kwargs.get("rank")}))
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Each rank opens a step by itself: it says which, in its plan."""
+        """Each rank opens a step by itself, and says in its plan which."""
         return dataclasses.replace(plan, storage_data=self.opened().commit if self.common else None)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """At the coordinator, whose error is all ranks': none has read anything yet."""
+        """At the coordinator, whose error all ranks raise: none has read anything yet."""
         for rank, plan in enumerate(plans):
             self.compare(plans[0].storage_data, f"rank {rank}", plan.storage_data)
         own = self.opened().commit if self.common else None     # for ranks whose planner made plans anew
         return [plan if plan.storage_data else dataclasses.replace(plan, storage_data=own) for plan in plans]
 
-    def compare(self, first: Commit | None, who: str, commit: Commit | None) -> None:
+    def compare(self, first: Commit | None, whose: str, commit: Commit | None) -> None:
         if first != commit:
             said = [f"step {one.step}, entry {one.entry}" if one else "one of a run of its own"
                     for one in (first, commit)]
             raise _lib.invalid(f"{self.path}: ranks opened different steps, or commits of one that was replaced: rank "
-                               f"0 {said[0]}, {who} {said[1]}: the run changed just now; load again, or name a step "
+                               f"0 {said[0]}, {whose} {said[1]}: the run changed just now; load again, or name a step "
                                "that stays as it is")
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -517,13 +514,13 @@ class StorageReader(_Storage, _StorageReader):
         return found if self.allow_pickle else self.plain(key, found)
 
     def plain(self, key: str, entry: bytes) -> bytes:
-        """An entry without anything of the store's pickle."""
+        """An entry that has nothing of the store's pickle."""
         try:
             return pickles.reencoded(entry)
         except pickles.Refused as error:
             raise _lib.invalid(f"{self.path}: {self.opened().run}/{self.opened().number}: entry {key[:300]!r}: "
                                f"{error}. Python's own reader of pickles may take it, and runs whatever it says: if "
-                               "you trust whoever wrote this store, give StorageReader(..., "
+                               "you trust the author of this store, give StorageReader(..., "
                                "allow_pickle=True)") from None
 
     def wanted(self, item: ReadItem, target: torch.Tensor) -> tuple[dcp_state.Kept, PlainBox]:

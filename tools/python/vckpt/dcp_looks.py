@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A save of DCP takes every value, since DCP pickles it; a load takes plain ones alone (docs/dcp.md). So a save looks
-at the entries that it writes by the reader of the load, and warns of what that will refuse: once for each class in a
-process. The entry is saved all the same.
+"""A save of DCP takes every value, since DCP pickles it; a load takes only plain ones (docs/dcp.md). So a save reads
+the entries that it writes as a load would, and warns of what that will refuse: once for each class in a process. The
+entry is saved all the same.
 
 This must not make a save slower: of each entry only the first bytes are looked at (pickles.refusal), and all entries of
 a save together get SECONDS of this thread's processor time. So a large state may hold values that no warning names."""
@@ -14,7 +14,7 @@ from . import pickles
 
 SECONDS = 0.05          # of one save
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 class Looks:
@@ -29,8 +29,8 @@ class Looks:
         begin = time.thread_time()
         what = pickles.refusal(entry)
         self.left -= time.thread_time() - begin
-        if what is not None and what not in _told:
-            _told.add(what)
+        if what is not None and what not in _warned:
+            _warned.add(what)
             warnings.warn(f"vckpt.dcp.StorageWriter: entry {key[:300]!r}: {what}. It is saved, but a dcp.load that "
                           "asks for it will fail unless you give StorageReader(..., allow_pickle=True), which runs "
                           "whatever the pickle says: keep plain values instead (numbers, texts, containers, arrays), "

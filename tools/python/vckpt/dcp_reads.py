@@ -29,19 +29,19 @@ TIMEOUT_S = 600.0               # for ranks that do not come, with exchange=
 
 
 def is_direct(target: torch.Tensor, kept: Kept) -> bool:
-    """It has the items as the step has them, and no two of them share memory."""
+    """Can it be read into as it is? It has items of the step's dtype, and no two of them share memory."""
     return (target.device.type == "cpu" and target.dtype == kept.dtype and kept.dtype in DTYPES
             and target.layout == torch.strided and not target.is_conj() and not target.is_neg()
             and (target.is_contiguous() or torch._debug_has_internal_overlap(target) == 0))
 
 
 class Reads:
-    """One rank's. commit: is called with each item and its tensor once that has arrived. bytes_read: by all loads so
-    far."""
+    """One rank's. commit: is called with each item and its tensor once that has arrived."""
 
     def __init__(self, step: Step, commit: Commit, how: loads.How = loads.DEFAULT,
                  mode: exchange.Mode = "never") -> None:
-        """mode: of the exchange with other ranks, in the first load: nobody knows how many others need."""
+        """mode: of the exchange with other ranks. Only the first load exchanges: how many more loads the others need is
+        not known."""
         self.step, self.commit, self.watch = step, commit, loads.Watch()
         self.mode: exchange.Mode = mode if exchange.together(mode) else "never"
         self.path = f"{step.store}/{step.run}/{step.number}"
@@ -105,6 +105,6 @@ class Reads:
 
 
 def extent(memory: torch.Tensor) -> tuple[int, int]:
-    """The addresses between which the memory lies."""
+    """(first address, address after the last) of the memory."""
     begin, item = memory.data_ptr(), memory.element_size()
     return begin, begin + sum((n - 1) * step for n, step in zip(memory.shape, memory.stride())) * item + item

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step keeps of a DCP state besides its tensors (docs/dcp.md): under which component and name each key's tensor
-stands, and the readable document `.dcp/metadata.json`. No pickle anywhere; the document is checked when it is read.
+"""What a step keeps of a DCP state besides its tensors (docs/dcp.md): the component and the name of each key's tensor,
+and the readable document `.dcp/metadata.json`. No pickle anywhere; the document is checked when it is read.
 
-Every rank names tensors by itself, from the keys and paths of its own state: the same on all ranks, since a key's name
-depends on nothing else but where two keys would meet."""
+Every rank names tensors by itself, from the keys and paths of its own state. The names are the same on all ranks, since
+a key's name depends on nothing else, except where two keys would get the same one."""
 from __future__ import annotations
 
 import dataclasses
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Place = tuple[str, str]     # component, name
 
 DOCUMENT = ".dcp/metadata.json"
-BYTES = ".dcp/bytes.{}"            # the byte entries of one rank, one after another; INDEX says where each of them lies
+BYTES = ".dcp/bytes.{}"            # the byte entries of one rank, one after another; INDEX has the place of each
 INDEX = ".dcp/bytes.{}.json"
 VERSION = 1
 VALUES = b'"$vckpt"'                # in every document of values (docs/format/values.md), and in few other files
@@ -95,7 +95,7 @@ def names(paths: Mapping[str, KeyPath]) -> dict[str, Place]:
 
 
 def paths_of(planner: SavePlanner, plan: SavePlan, keys: Iterable[str]) -> dict[str, KeyPath]:
-    """{key: path} of a rank's whole state, as far as its planner tells the paths. `keys` are always in it."""
+    """{key: path} of a rank's whole state, as far as its planner has paths. `keys` are always in it."""
     said: Any = getattr(planner, "mappings", None) or getattr(plan, "planner_data", None)
     paths: dict[str, KeyPath] = {}
     if isinstance(said, dict):
@@ -143,7 +143,7 @@ def document(metadata: torch_metadata.Metadata) -> bytes:
         entries[key] = tensor_entry(places[key], value) if tensor else {"bytes": True}
         if plain and key in data:
             if len(data[key]) > PATH_MAX_PARTS:
-                raise _lib.invalid(f"{key[:300]}: it lies in {len(data[key])} containers, at most {PATH_MAX_PARTS} can "
+                raise _lib.invalid(f"{key[:300]}: it is in {len(data[key])} containers, at most {PATH_MAX_PARTS} can "
                                    "be read again")
             entries[key]["path"] = list(data[key])
     result = {"vckpt.dcp": VERSION, "torch": torch.__version__.split("+")[0], "paths": plain, "keys": entries}
@@ -179,7 +179,7 @@ def from_plans(plans: list[SavePlan]) -> torch_metadata.Metadata:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """Where a key's tensor stands, and its true type and shape."""
+    """The place of a key's tensor, and its true type and shape."""
     component: str
     name: str
     dtype: torch.dtype
@@ -193,7 +193,7 @@ def check(condition: bool, key: str, what: str, found: object = None) -> None:
 
 
 def word_of(table: Mapping[str, Any], word: object) -> Any:
-    """What a text of the document stands for, or None."""
+    """The value in the table of a text of the document, or None."""
     return table.get(word) if isinstance(word, str) else None
 
 
@@ -218,7 +218,7 @@ def read_tensor(key: str, entry: dict[str, Any]) -> tuple[Kept, torch_metadata.T
 
 
 def whole(properties: torch_metadata.TensorProperties, shape: Sequence[int]) -> torch_metadata.TensorStorageMetadata:
-    """As one chunk: any box of a tensor can be read, whoever wrote it."""
+    """As one chunk: any box of a tensor can be read, in whatever boxes it was written."""
     chunk = torch_metadata.ChunkStorageMetadata(offsets=torch.Size([0] * len(shape)), sizes=torch.Size(shape))
     return torch_metadata.TensorStorageMetadata(properties=properties, size=torch.Size(shape), chunks=[chunk])
 
@@ -264,7 +264,7 @@ def is_path(parts: Sequence[Any]) -> bool:
 
 
 def check_lists(paths: Mapping[str, KeyPath]) -> None:
-    """That the lists which a planner makes by the numbers in paths are not far longer than what is in them."""
+    """Refuses numbers in paths of which a planner would make lists that are far longer than what is in them."""
     root: dict[Any, Any] = {}
     places = 0
     for path in paths.values():
@@ -315,8 +315,8 @@ def is_tensor(saved: object) -> bool:
 
 
 def is_leaf(saved: object) -> bool:
-    """Does DCP keep the value whole? It takes dicts apart, and lists in which there are tensors or dicts, at whatever
-    depth of further lists."""
+    """Does DCP keep the value whole? It takes apart dicts, and lists with tensors or dicts in them, at whatever depth
+    of further lists."""
     if isinstance(saved, list):
         return not any(is_tensor(item) or isinstance(item, dict)
                        or (isinstance(item, list) and not is_leaf(item)) for item in saved)
@@ -324,7 +324,7 @@ def is_leaf(saved: object) -> bool:
 
 
 def leaves(saved: Any, path: KeyPath) -> list[tuple[KeyPath, Any]]:
-    """[(path, value)] of a component's tree, without tensors and without what each rank has by itself."""
+    """[(path, value)] of a component's tree, without tensors and without what each rank keeps for itself."""
     if is_tensor(saved) or saved == PER_RANK:
         return []
     if is_leaf(saved):
@@ -410,6 +410,6 @@ def parse_index(text: bytes, size: int) -> dict[str, tuple[int, int]]:
               and sum(place) <= size, key, f"its place is {{}}, not an offset and a length within {size} bytes", place)
     end = 0
     for key, (offset, length) in sorted(index.items(), key=lambda item: item[1]):
-        check(not length or offset >= end, key, "its place {} lies upon that of another key", [offset, length])
+        check(not length or offset >= end, key, "its place {} overlaps that of another key", [offset, length])
         end = max(end, offset + length)
     return {key: tuple(place) for key, place in index.items()}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Components of a step that a StorageWriter saved, as trees, for vckpt.load: what Step.values gives of a step of
 vckpt.save. DCP pickles values: they are read as data (pickles.py), so nothing that a step holds is run. A value that is
-not plain stands there as vckpt.Record("vckpt.Pickled"): dcp.load reads it, by StorageReader(..., allow_pickle=True)."""
+not plain is a vckpt.Record("vckpt.Pickled"): dcp.load reads it, by StorageReader(..., allow_pickle=True)."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def tree_of(step: Step, component: str) -> Any:
-    """None: DCP has not saved the step, or nothing of that name."""
+    """None where DCP has not saved the step, or nothing of that name."""
     blobs = {blob.name: blob.bytes for blob in step.blobs() if blob.rank is None}
     if dcp_state.DOCUMENT not in blobs:
         return None
@@ -40,7 +40,7 @@ class Node(dict[Any, Any]):
 
 
 def paths_of(metadata: Any) -> dict[str, Any]:
-    """{key: path}, where the planner was one that says paths."""
+    """{key: path}, where the planner had paths."""
     data = metadata.planner_data
     plain = dcp_state.plain_paths(data, metadata.state_dict_metadata) and all(map(dcp_state.is_path, data.values()))
     return data if plain else {}
@@ -50,7 +50,7 @@ def put(root: Node, path: tuple[str | int, ...], value: Any) -> None:
     for part in path[:-1]:
         root = root.setdefault(part, Node())
         if type(root) is not Node:
-            raise dcp_state.BadDocument(f"{dcp_state.DOCUMENT}: a key lies within the value of another one, at "
+            raise dcp_state.BadDocument(f"{dcp_state.DOCUMENT}: a key is within the value of another one, at "
                                         f"{list(path)!s:.300}")
     root[path[-1] if path else ()] = value
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the library is told of one tensor: an entry, made once and used again while the tensor looks the same; and the
-file of a tensor that a rank keeps by itself."""
+"""The description of one tensor for the library: an entry, made once and used again while the tensor looks the same;
+and the file of a tensor that a rank keeps by itself."""
 from __future__ import annotations
 
 import hashlib

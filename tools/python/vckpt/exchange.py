@@ -4,11 +4,11 @@ passed on (docs/load.md, "Exchange"): through shared memory where all ranks of t
 over the network: over NCCL where the ranks fill CUDA tensors and the process group has NCCL, else over gloo
 (exchange_group.py), which carries what is small in both cases.
 
-The ranks meet before each such load through the process group's store, as meeting.py has it: no collective, so what an
-earlier load left undone is in nobody's way, a rank that comes late is named, and one whose call is refused before it
-can come tells the others, which raise its sentence. There each says on which host it is, which step it loads, and in
-how many loads of the library: all ranks take part in as many as the one that needs most. From then on the communicator
-of the library sees to it that all succeed or all fail.
+The ranks meet before each such load through the process group's store (meeting.py). That is no collective: what an
+earlier load left undone does no harm, a rank that comes late is named, and a rank whose call is refused before it can
+come reports that to the others, which raise its sentence. At the meeting each rank says on which host it is, which step
+it loads, and in how many loads of the library: all ranks take part in as many as the one that needs most. From then on
+the communicator of the library makes all succeed or all fail.
 
 Where a rank's torch was built without gloo, nothing goes between hosts, and the ranks of each host share by
 themselves."""
@@ -69,8 +69,8 @@ class Shared:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
-        """After an error the others are told, and nobody waits. The library knows of functions that failed only that
-        they did: the sentence is theirs."""
+        """After an error the other ranks have its sentence, and none waits. Of a function that failed the library knows
+        only that it did, so the sentence comes from the transport."""
         (pointer, self.pointer), (transport, self.transport) = (self.pointer, None), (self.transport, None)
         failure = transport.failure if transport else None
         if pointer and (transport is None or pointer is not transport.pointer):
@@ -85,12 +85,12 @@ class Shared:
             _lib.lib().vckpt_comm_abort(self.pointer, f"{type(error).__name__}: {error}".encode()[:800])
 
     def options(self, options: _lib.LoadOptions) -> None:
-        """Of one load of the library."""
+        """Sets the options of one load of the library."""
         if self.pointer and self.done < self.loads:
             options.comm, options.exchange = self.pointer, MODES[self.mode]
 
     def add(self, load: c_void_p) -> None:
-        """What a load did that is over."""
+        """Adds what a load did that is over."""
         self.done += 1
         if not self.pointer:
             return
@@ -99,7 +99,7 @@ class Shared:
             return
         words = {number: word for word, number in MODES.items()}
         before = self.found
-        # of several loads the one that shared says more
+        # of several loads, one that shared counts
         says = before.chosen != "always" or found.chosen == MODES["always"]
         self.found = Exchanged(words.get(found.chosen, "never") if says else before.chosen, found.ranks,
                                before.bytes_sent + found.bytes_sent, before.bytes_got + found.bytes_got,
@@ -108,7 +108,7 @@ class Shared:
 
 
 class _Meeting(meeting.Meeting):
-    """One at which each rank says something."""
+    """A meeting at which each rank says something."""
 
     said: dict[str, Any]
 
@@ -117,7 +117,7 @@ class _Meeting(meeting.Meeting):
         super().arrive()
 
     def all_said(self) -> list[dict[str, Any]]:
-        """After launch: of this meeting, which all have come to."""
+        """After launch: all ranks have come to this meeting."""
         return [json.loads(self.store.get(self.key(f"said.{rank}"))) for rank in range(self.world)]
 
 
@@ -187,9 +187,9 @@ def _has_nccl() -> bool:
 
 
 def _over_nccl(path: str, transport: exchange_group.Transport, device: torch.device) -> c_void_p | None:
-    """A communicator of NCCL's over that of gloo, which goes on carrying what is small, and says when a rank is dead.
-    It is a new one: the process group's may be in use by another thread, and is there only after its first collective.
-    None where NCCL cannot be had at some rank: the others hear of it, and all go on with gloo."""
+    """A communicator of NCCL over that of gloo, which still carries what is small, and notices when a rank is dead. It
+    is a new one: that of the process group may be in use by another thread, and exists only after its first collective.
+    None where some rank cannot make it: all ranks learn of that, and go on with gloo."""
     pointer = c_void_p()
     try:
         with _current(device):
@@ -210,7 +210,7 @@ def _over_nccl(path: str, transport: exchange_group.Transport, device: torch.dev
 
 @contextlib.contextmanager
 def _current(device: torch.device) -> Iterator[None]:
-    """The device's context is this thread's, also where the thread has not used CUDA yet."""
+    """Within, the device's context is this thread's, also where the thread has not used CUDA yet."""
     cuda = sys.modules["torch"].cuda
     with cuda.device(device):
         cuda.mem_get_info(device)
@@ -224,7 +224,7 @@ def _shared(path: str, mode: Mode, pointer: c_void_p, said: list[dict[str, Any]]
 
 
 def host() -> str:
-    """Where ranks have the same memory, and see each other's processes."""
+    """Equal where ranks have the same memory, and see each other's processes."""
     found = [str(os.geteuid())]
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

@@ -8,11 +8,11 @@ would break the program's group. It is made from the default group's store, not 
 which threads of the program may be in as well, and it counts the program's groups. The default group may be one of
 NCCL: buckets are in host memory.
 
-How long a link lives: at most as long as the default group. A group keeps the store that it was made from, and where a
-program destroys its groups and makes them again, a store of the old ones would be found again with what they wrote. So
-a link is let go of when the default group is. Until then it serves one load after another: it has threads and a
-connection to each rank. Loads that run at the same time have a link each. Which one a load takes all ranks know from
-what they say at the meeting (exchange.py); one that is not whole at all ranks is closed.
+A link lives at most as long as the default group. A group keeps the store that it was made from, and where a program
+destroys its groups and makes them again, it would find the store of the old ones with what they wrote. So a link is
+dropped together with the default group. Until then it serves one load after another: it has threads and a connection to
+each rank. Loads that run at the same time have a link each. The ranks agree on the link of a load at their meeting
+(exchange.py); a link that is not whole at all ranks is closed.
 
 All messages are sends and receives, none is a collective. So an error names a rank; a receiver waits for its sender
 alone; no thread of gloo lets go of a tensor later, which aborts a process that ends; and where the owners of buckets
@@ -25,8 +25,8 @@ share the work, broadcasts would send as much.
 
 Failure: the first rank that sees something wrong writes a sentence into the store, and closes all of its connections.
 That wakes the others, and its own threads that wait. They read the sentence, close theirs, and raise it. A rank that is
-killed closes its connections, too, but writes nothing: so whoever finds a connection closed gives others the time to
-say more, and then names the rank."""
+killed closes its connections, too, but writes nothing: so a rank that finds a connection closed gives the others time
+to say more, and then names the other end."""
 from __future__ import annotations
 
 import atexit
@@ -62,7 +62,7 @@ BUCKETS = 1 << 20               # tags of buckets are below, those of gathers ab
 CLOSING = (1 << 31) - 1         # the tag of no message
 ROUTES = 1024                   # lists of ranks that are remembered
 
-Told = tuple[int, str]          # an errno and a sentence
+Failure = tuple[int, str]       # an errno and a sentence
 
 
 class Lost(Exception):
@@ -84,16 +84,16 @@ class Link:
         self.store = dist.PrefixStore(f"{NAME}/{token}", store)
         self.group: Any = dist.ProcessGroupGloo(self.store, rank, world, datetime.timedelta(milliseconds=timeout_ms))
 
-    def tell(self, told: Told, patience: float) -> Told:
-        """The first that any rank has told, or this. patience: seconds in which another rank may be the first."""
-        found: list[Told] = []
+    def report(self, failure: Failure, patience: float) -> Failure:
+        """Gives the first failure that any rank reported: this one where there was none within `patience` seconds."""
+        found: list[Failure] = []
 
         def ask() -> None:
             until = time.monotonic() + patience
             try:
                 while time.monotonic() < until and not self.store.check(["why"]):
                     time.sleep(0.005)
-                first = json.loads(self.store.compare_set("why", "", json.dumps(told)))
+                first = json.loads(self.store.compare_set("why", "", json.dumps(failure)))
                 found.append((int(first[0]), str(first[1])))
             except (RuntimeError, ValueError):          # the store does not answer
                 return
@@ -103,28 +103,29 @@ class Link:
             thread.join(patience + STORE_S)
         except RuntimeError:                            # the program ends, and starts no threads
             pass
-        return found[0] if found else told
+        return found[0] if found else failure
 
-    def leave(self, told: Told, patience: float) -> Told:
-        """Tells, and closes the connections also where this is interrupted: a second Ctrl-C keeps nobody waiting."""
+    def leave(self, failure: Failure, patience: float) -> Failure:
+        """As report. Closes the connections also where this is interrupted, so that no rank waits after a second
+        Ctrl-C."""
         try:
-            return self.tell(told, patience)
+            return self.report(failure, patience)
         finally:
             self.close()
 
     def close(self) -> None:
-        """Closes the connections: whoever waits for a message, here or at other ranks, gets an error. gloo's own abort
-        and shutdown do nothing, but a wait that times out closes all that the group has. A wait for a rank that is dead
-        fails at once and closes nothing, so each of the others is waited for. Nothing is written to the memory of
-        messages afterwards, whichever thread closes."""
+        """Closes the connections: each thread that waits for a message, here or at other ranks, gets an error. gloo's
+        own abort and shutdown do nothing, but a wait that times out closes all connections of the group. A wait for a
+        dead rank fails at once and closes nothing, so this waits for each of the others. Afterwards nothing is written
+        to the memory of messages, whichever thread closes."""
         with self.lock:
             if not self.whole:
                 return
             self.whole = False
-            nobody = sys.modules["torch"].empty(1, dtype=sys.modules["torch"].uint8)
+            byte = sys.modules["torch"].empty(1, dtype=sys.modules["torch"].uint8)
             for other in range(1, self.world):
                 with contextlib.suppress(RuntimeError):
-                    self.group.recv([nobody], (self.rank + other) % self.world,
+                    self.group.recv([byte], (self.rank + other) % self.world,
                                     CLOSING).wait(datetime.timedelta(milliseconds=1))
 
 
@@ -172,7 +173,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def known() -> dict[str, bool] | None:
-    """What a rank says at a meeting: {token of a link: is it in use?}; None where torch was built without gloo."""
+    """What a rank says at a meeting: {token of a link: whether it is in use}; None where torch was built without
+    gloo."""
     dist = sys.modules["torch.distributed"]
     if not dist.is_gloo_available():
         return None
@@ -211,8 +213,8 @@ class _Flying(NamedTuple):
 
 
 class Transport:
-    """A communicator and its functions; to be freed. failure: the first error that any rank saw of it, once a function
-    has failed here."""
+    """A communicator and its functions; to be freed. failure: the first error that any rank saw, once a function has
+    failed here."""
 
     def __init__(self, link: Link, hosts: Sequence[str], timeout_ms: int) -> None:
         """hosts: of all ranks."""
@@ -223,7 +225,7 @@ class Transport:
         self.flying: dict[int, _Flying] = {}
         self.routes: dict[bytes, dict[int, list[int]]] = {}
         self.gathers = 0
-        self.failure: Told | None = None
+        self.failure: Failure | None = None
         kind = _lib.CommFunctions
         self.functions = kind(
             ctypes.sizeof(kind), None,
@@ -240,15 +242,14 @@ class Transport:
             raise
 
     def free(self) -> None:
-        """Once. Lets go of the link also where an exception's traceback, or the circle by way of the functions, keeps
-        this."""
+        """To be called once. Drops the link also where a traceback, or the cycle through the functions, keeps this."""
         _lib.lib().vckpt_comm_free(self.pointer)
         del self.functions, self.link
 
     # -- what the library calls: nothing is raised into it --
 
     def _abort(self, _: int, why: bytes) -> None:
-        """After a failure of a function there is nothing to tell that was not told."""
+        """A failure of a function has been reported already."""
         try:
             if self.link.whole:
                 self.link.leave((_lib.EABORTED, f"rank {self.rank}: {why.decode('utf-8', 'replace')}"), 0)
@@ -268,7 +269,7 @@ class Transport:
             return -self._failed(error)
 
     def _failed(self, error: BaseException) -> int:
-        """Its errno. If the link was closed by this rank, whoever did that knows why."""
+        """Its errno. Where this rank has closed the link, the cause is reported already."""
         try:
             if self.link.whole:
                 code, patience = (error.code, GRACE_S) if isinstance(error, Lost) else (_lib.EABORTED, 0.0)
@@ -331,7 +332,7 @@ class Transport:
     # -- passes --
 
     def route(self, bucket: Any) -> tuple[int | None, list[int]]:
-        """(of whom this rank gets it, to whom it gives it)."""
+        """(The rank that sends the bucket to this one or None, the ranks to which this one sends it)."""
         owner, here = int(bucket.owner), self.hosts[self.rank]
         key = ctypes.string_at(bucket.ranks, 4 * bucket.nranks)
         hosts = self.routes.get(key)
@@ -367,7 +368,7 @@ class Transport:
 
 
 def _first(ranks: Sequence[int], bucket: Any) -> int:
-    """Of a host: the rank that passes the bucket on to the others there."""
+    """The rank of a host that passes the bucket on to the others there."""
     return ranks[int(bucket.number) % len(ranks)]
 
 

@@ -3,8 +3,8 @@
 one process saved goes into the stages of a pipeline, each of which has some of its layers.
 
 Each rank says through the group's store, once a load, which names it has, as bits in the step's order, and goes on.
-Only ranks that lack some look at what others said: the first of them gathers it for all. Which load it is, all ranks
-know from the meeting at which they agreed on the step (opening.py): these keys are beside that meeting's (meeting.py).
+Only ranks that lack some read what the others said: the first of them gathers it for all. The keys are beside those of
+the meeting at which the ranks agreed on the step (opening.py, meeting.py), so that each load has its own.
 
     has.R      what rank R has, or why its load failed
     gathers    how many ranks lack something; the first gathers
@@ -36,17 +36,17 @@ class Gaps:
 
     def say(self, names: Names, held: Held) -> None:
         bits = {label: "".join("1" if name in held[label] else "0" for name in all_) for label, all_ in names.items()}
-        self.tell({label: format(int(text or "0", 2), "x") for label, text in bits.items()})
+        self.set({label: format(int(text or "0", 2), "x") for label, text in bits.items()})
 
     def fail(self, error: BaseException) -> None:
         """This rank's load failed before it said what it has."""
         if not self.said:
-            self.tell(self.failure(error))
+            self.set(self.failure(error))
 
     def failure(self, error: BaseException) -> dict[str, str]:
         return {"failed": f"rank {self.rank}: {type(error).__name__}: {error}"}
 
-    def tell(self, what: dict[str, str]) -> None:
+    def set(self, what: dict[str, str]) -> None:
         self.said = True
         self.store.set(self.key(f"has.{self.rank}"), json.dumps(what))
 
@@ -62,8 +62,7 @@ class Gaps:
         self.wait(["all"])
         found = json.loads(self.store.get(self.key("all")))
         if "failed" in found:
-            told = _lib.error(found.get("errno", _lib.EABORTED), f"{self.path}: {found['failed']}")
-            raise told if isinstance(told, _lib.Timeout) else _lib.aborted(told)
+            raise meeting.error_of(found.get("errno", _lib.EABORTED), f"{self.path}: {found['failed']}")
         bits = {label: format(int(found.get(label, "0"), 16), "b").zfill(len(all_)) for label, all_ in names.items()}
         return {label: {name for name, bit in zip(all_, bits[label]) if bit == "1"} for label, all_ in names.items()}
 
@@ -75,10 +74,10 @@ class Gaps:
             return {"failed": error.text.partition(": ")[2], "errno": errno.ETIMEDOUT}
         together: dict[str, int] = {}
         for key in keys:
-            told = json.loads(self.store.get(self.key(key)))
-            if "failed" in told:
-                return dict(told)
-            for label, bits in told.items():
+            said: dict[str, str] = json.loads(self.store.get(self.key(key)))
+            if "failed" in said:
+                return said
+            for label, bits in said.items():
                 together[label] = together.get(label, 0) | int(bits, 16)
         return {label: format(bits, "x") for label, bits in together.items()}
 

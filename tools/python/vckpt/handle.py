@@ -23,7 +23,7 @@ SLICE_MS = 250              # of a wait, so that Ctrl-C is heard
 
 
 def _why(error: BaseException) -> bytes:
-    """What other ranks are told of it."""
+    """The sentence for the other ranks."""
     said = "; ".join([str(error), *getattr(error, "__notes__", ())])
     return f"{type(error).__name__}: {said}".replace("\0", "?").encode("utf-8", "replace")[:800]
 
@@ -35,7 +35,7 @@ class Handle:
         self._native, self._pointer, self._replace = native, pointer, replace
         self._refs: list[object] = []
         native.live.add(pointer)
-        self._step, self._submitted, self._called_ns, self._told = step, False, 0, False
+        self._step, self._submitted, self._called_ns, self._raised = step, False, 0, False
 
     # -- the parts of a save; by one thread --
 
@@ -158,7 +158,7 @@ class Handle:
                             if self._native.world > 1 and results else "")
                     raise _lib.Timeout(error.errno, f"{error}{hint}") from None
             except Error as error:
-                self._refs, self._told = [], True
+                self._refs, self._raised = [], True
                 if isinstance(error, _lib.StepExists) and not self._replace:
                     error = _lib.StepExists(error.errno, f"{error}: replace=True replaces it")
                 raise self._native.ended(error) from None

@@ -35,7 +35,7 @@ class LazyTensor:
     """A tensor of an open step: what is known of it, and reads of it or of a part. Every read goes to the store.
 
     t[2:5, ::2] is a numpy array of that part, as numpy's own indexing gives it: whole numbers, slices and an ellipsis.
-    A slice with a step reads the box that it lies in, and takes its items from that; negative steps, too. t.torch() and
+    A slice with a step, also a negative one, reads the box around it, and takes its items from that. t.torch() and
     t.torch(slice(2, 5)) are torch's tensors, t.numpy() and np.asarray(t) the whole as an array. All this does not
     depend on the step's framework. Where numpy lacks the dtype: as docs/python.md says.
 

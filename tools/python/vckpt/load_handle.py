@@ -2,8 +2,8 @@
 """What a load gives, and a load that has begun. `Started` has what is left of it: to read, in whatever thread, and then
 to finish, in the caller's. `LoadHandle` is what async_load gives: it reads in a thread of its own.
 
-That thread writes into the caller's tensors. It holds them as long as it does, and ends by itself when the handle is
-gone or the program's main thread has ended: nobody could ask for the result then."""
+That thread writes into the caller's tensors, and holds them meanwhile. It ends by itself when the handle is gone or the
+program's main thread has ended: nothing can ask for the result then."""
 from __future__ import annotations
 
 import errno
@@ -24,7 +24,7 @@ class Loaded(NamedTuple):
     run: str
     step: int                       # its number
     attributes: dict[str, str]
-    # {component: its plain values; tensors and objects that were filled stand among them}
+    # {component: its plain values, among them tensors and objects that were filled}
     values: dict[str, Any]
     missing: list[str]              # what the state has and the step lacks; empty unless strict=False
     unexpected: list[str]           # tensors that the step has and the state's component lacks; likewise
@@ -44,7 +44,7 @@ class Loaded(NamedTuple):
 
 class LoadProgress(TypedDict):
     bytes_total: int            # of this rank's tensors in the step
-    bytes_done: int             # of those that stand in memory
+    bytes_done: int             # of those that are in memory
 
 
 class Started:
@@ -68,7 +68,7 @@ class Started:
                 raise
 
     def refuse(self, error: BaseException) -> None:
-        """Instead of read: tells the other ranks, who have begun."""
+        """Instead of read: reports the error to the other ranks, which have begun."""
         if self.shared is not None:
             with self.shared:
                 self.shared.abort(error)
@@ -77,7 +77,7 @@ class Started:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Lets go of the state as well."""
+        """Drops the state as well."""
         self._read = self._finish = _gone
         self.step.close()
 
@@ -105,7 +105,7 @@ class _Reading(threading.Thread):
     def run(self) -> None:
         try:
             self.started.read()
-        except BaseException as error:      # whoever waits is told
+        except BaseException as error:      # wait() raises it
             self.error = error
         self.over.set()
 

@@ -2,11 +2,11 @@
 """A step back into a job: `load`, the counterpart of `save`.
 
 A load has two halves. Planning walks through the state as a save would, beside the documents of the step, and notes
-what is to be done for each tensor, optimizer and object. What the step lacks and what the state lacks is found here, so
-that such an error leaves the state as it was. Then the tensors are made that optimizers, objects and values get; those
-and the tensors of the state are read, in one load of the library (loading_tensors.py); and with all that has arrived
-the rest is done: modules and optimizers, then other objects (a loader may look at either), each in the order of the
-state. The random number generators come last, because making objects may use random numbers.
+what to do for each tensor, optimizer and object. What the step lacks and what the state lacks is found here, so that
+such an error leaves the state as it was. The second half makes the tensors of optimizers, objects and values; reads
+those and the tensors of the state in one load of the library (loading_tensors.py); and with all that has arrived fills
+modules and optimizers, then other objects (a loader may look at either), each in the order of the state. The random
+number generators come last, because making objects may use random numbers.
 
 `async_load` plans in the call, reads in a thread of its own, and does the rest where it is waited for, since objects
 and generators belong to the caller's thread."""
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from .lazy import Stored
     from .torch_modules import ModuleView, Views
 
-Give = Callable[[], Any]        # what stands at a place of the state after the load
+Give = Callable[[], Any]        # gives what a place of the state has after the load
 
-ABSENT = Record("vckpt.Absent", {})     # stands for a part that the step does not have
-KNOWN = ("vckpt.", "torch.Generator")   # records that no class stands for
+ABSENT = Record("vckpt.Absent", {})     # in the place of a part that the step does not have
+KNOWN = ("vckpt.", "torch.Generator")   # records without a class
 SHOWN = 10                              # names in a sentence
 
 
@@ -83,7 +83,7 @@ def load(path: Path | Step, state: State, *, strict: bool = True, missing_ok: bo
                 itself then: where several do, give all of them the Step of one (its pickle opens the same commit)
     meet_timeout    seconds in which all ranks of the process group have to come
     threads     that read; 0: as many as there are processors that this process may use, divided by the ranks of the
-                node, if the launcher tells these
+                node, where the launcher says how many those are
     verify      "checks": of each block that is read; "full": the SHA-256 of whole pieces is compared as well
     direct      "yes": what the page cache lacks is read past it, where the file system can; "no": all through it;
                 "auto": past it for 1 GiB and more, if no other rank of the node loads beside this one
@@ -122,7 +122,7 @@ def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, me
              types: Iterable[type] | Mapping[str, type], rank: int | None, world: int | None, meet_timeout: float,
              threads: int, verify: Verify, on_damage: OnDamage, direct: Direct, mode: Mode) -> Started | None:
     """Up to where reading begins; None: there is no step."""
-    rank, world, group = _who(rank, world)
+    rank, world, group = _place(rank, world)
     watch = Watch()
     try:
         how = chosen(threads, verify, on_damage, direct)._replace(world=world, watch=watch)
@@ -164,7 +164,7 @@ def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, me
     return Started(step, watch, plan.size(), lambda: plan.read(how._replace(shared=shared)), plan.finish, shared)
 
 
-def _who(rank: int | None, world: int | None) -> tuple[int, int, bool]:
+def _place(rank: int | None, world: int | None) -> tuple[int, int, bool]:
     """(rank, world, whether they are those of a process group)."""
     if (rank is None) != (world is None):
         raise _lib.invalid("rank= and world= belong together: give both or neither")
@@ -187,7 +187,7 @@ def _is_others(saved: object) -> bool:
 
 
 def _below(saved: Any, key: Any) -> Any:
-    """What stands under a key; of what other ranks have by themselves nothing is known."""
+    """What is under a key. Nothing is known of what other ranks keep for themselves."""
     if type(saved) is dict:
         return saved.get(key, ABSENT)
     if _is_nothing(saved):
@@ -304,7 +304,7 @@ def _in_words(names: list[str]) -> str:
 # ---- one load ----
 
 class _Plan:
-    """One rank's part of one load. A part is planned by a method that gives a function: its result is what stands there
+    """One rank's part of one load. A part is planned by a method that gives a function: its result is what is there
     afterwards. `claims`: memory of the state that is to be filled; `makes`: functions that make tensors, once nothing
     can refuse the load any more; `fills`: what is read then; `todo`, and then `objects`: functions to be called with
     all that has arrived, in order."""
@@ -502,7 +502,7 @@ class _Plan:
         self.objects.append(lambda: _filling(path, lambda: value.load_state_dict(give())))
 
     def plainly(self, saved: Any, path: KeyPath) -> Give:
-        """The state has nothing to be filled there: what the step has, its tensors whole."""
+        """What the step has, its tensors whole: the state has nothing to be filled there."""
         self.plain = True
         self.asked |= _names(saved)
         if _is_others(saved):
@@ -510,7 +510,7 @@ class _Plan:
         return (lambda: None) if _is_nothing(saved) else self.made(path[0], saved)
 
     def want_classes(self, saved: Any, path: KeyPath) -> None:
-        """No code is handed a Record for an object of its own."""
+        """Notes the classes that types= lacks: code is never handed a Record in the place of an object of its own."""
         if isinstance(saved, Record) and saved.tag in ("$record", "$enum") and not saved.type_name.startswith(KNOWN):
             self.classes.setdefault(saved.type_name, path)
         if not _is_reference(saved):
@@ -645,7 +645,7 @@ class _Plan:
     # -- modules and optimizers --
 
     def module(self, module: torch.nn.Module, saved: Any, path: KeyPath) -> None:
-        """Its state dict shares its memory: to fill that is to fill the module. What code besides torch's has a part in
+        """The state dict shares the module's memory, so filling that fills the module. What code besides torch's loads
         is read into memory of its own, and handed to the module as load_state_dict() would."""
         from . import torch_modules
         view, taken = torch_modules.module_view(module, self.views)
@@ -684,7 +684,7 @@ class _Plan:
             self.todo.append(functools.partial(self.hand, module, view, gives, path, own))
 
     def claim_of(self, value: Any, saved: Any, path: KeyPath) -> None:
-        """What load_state_dict() may copy there."""
+        """Claims memory into which load_state_dict() may copy."""
         from .torch_modules import is_lazy
         found = self.stored(path[0], saved)
         if found is not None and is_tensor(value) and not is_lazy(value):
@@ -693,7 +693,7 @@ class _Plan:
 
     def hand(self, module: torch.nn.Module, view: ModuleView, gives: dict[str, Give], path: KeyPath,
              own: tuple[str, ...]) -> None:
-        """To load_state_dict(). Only that can say what is missing of parts that rename what they are given."""
+        """Fills by load_state_dict(). Only that can say what is missing of parts that rename what they are given."""
         from .torch_modules import set_module_state
         found = _filling(path, lambda: set_module_state(module, {key: give() for key, give in gives.items()}, view))
         for names, known in zip(found, (self.missing, self.unexpected)):

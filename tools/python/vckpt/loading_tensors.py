@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of the state that are filled from a step, all of them in one load of the library (loads.py). Which boxes of a
-tensor this rank holds, and where they lie in its memory, follows from the entry that a save would make of it (shard.py,
-torch_state.py): so loading and saving cannot differ in that.
+"""Tensors of the state that are filled from a step, all of them in one load of the library (loads.py). The boxes of a
+tensor that this rank holds, and their places in its memory, follow from the entry that a save would make of it
+(shard.py, torch_state.py): so loading and saving cannot differ in that.
 
-Memory of the CPU and of CUDA devices that has the dtype of the step is read into as it is; any other by way of a copy,
-which the library converts (docs/load.md has the rules)."""
+Memory of the CPU and of CUDA devices with the dtype of the step is read into as it is; any other through a copy, which
+the library converts (docs/load.md has the rules)."""
 from __future__ import annotations
 
 import ctypes
@@ -80,8 +80,8 @@ class Destination:
         return self.contiguous or (not self.flattened and _overlap(memory) == 0)
 
     def row(self, row: _lib.Tensor, fill: Fill, memory: Destination) -> list[Any]:
-        """What a load needs beside the row of a whole tensor in contiguous memory of the CPU; what that points to.
-        memory: where it is read to, this or an array that is assigned to it."""
+        """Completes a row that describes a whole tensor in contiguous memory of the CPU, and gives what that points to.
+        memory: what is read into, this or an array that is assigned to it."""
         row.flags |= _lib.DEVICE if memory.device else 0
         keep = [] if memory.contiguous else [_lib.i64s(memory.strides())]
         row.strides = ctypes.addressof(keep[0]) if keep else None
@@ -92,7 +92,7 @@ class Destination:
         return Destination(np.zeros(tuple(self.memory.shape), numpy_dtype(dtype)), dtype)
 
     def cut(self) -> object:
-        """Which items of the logical tensor the memory has, in which order. A whole tensor's are all, in any shape."""
+        """Which items of the logical tensor the memory has, in which order. None: all, whatever the shape."""
         return None
 
     def place(self) -> object:
@@ -102,7 +102,7 @@ class Destination:
         return (*self.extent(), self.dtype, tuple(self.memory.shape), tuple(self.strides()))
 
     def extent(self) -> tuple[int, int]:
-        """The addresses between which the memory lies."""
+        """(first address, address after the last)."""
         item = _lib.ITEM_BYTES[self.dtype]
         if self.contiguous:
             return self.address, self.address + self.items * item
@@ -169,8 +169,8 @@ class Fill(NamedTuple):
 
 
 class Work:
-    """What is read, in which loads of the library: what can be read into as it is, in one or more where names share
-    memory, then the others by way of host memory, in loads of STAGED_BYTES."""
+    """What is read, in which loads of the library: first what can be read into as it is, in several loads where names
+    share memory, then the rest through host memory, in loads of STAGED_BYTES."""
 
     def __init__(self, fills: Sequence[Fill]) -> None:
         some = [one for one in fills if one.to.items]
@@ -187,8 +187,8 @@ class Work:
         return len(self.rounds) + len(self.batches)
 
     def read(self, step: Step, rank: int, how: How) -> list[Damage]:
-        """Gives what did not arrive, where that is no error. Ranks that read for each other take part in as many loads
-        as the one of them that needs most."""
+        """Gives what did not arrive, where that is no error. Ranks that read for each other all take part in as many
+        loads as the one that needs most."""
         damaged = [part for fills in self.rounds
                    for part in _read(step, rank, fills, [one.to for one in fills], how._replace(streams=self.streams))]
         damaged += [part for batch in self.batches for part in _fill_staged(step, rank, batch, how)]
@@ -199,7 +199,7 @@ class Work:
 
 
 def _read(step: Step, rank: int, fills: Sequence[Fill], memory: Sequence[Destination], how: How) -> list[Damage]:
-    """Reads them into that memory. Most are whole and contiguous: their rows are made all together."""
+    """Reads the fills into that memory. Most are whole and contiguous: their rows are made all together."""
     table = step._rows([one.stored[0] for one in fills])
     table[:, _lib.DATA_WORD] = [to.address for to in memory]
     into = rows(table)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One load of the library: many tensors of a step in one go, each block of the step read once.
 
-The library's threads write into the memory of the tensors until the load is freed, which waits for them. So whatever
-ends the call, an error, Ctrl-C, a signal's handler or another thread's `cancel`, the load is freed before anything lets
-go of that memory."""
+The library's threads write into the memory of the tensors until the load is freed, which waits for them. So however the
+call ends (an error, Ctrl-C, a signal's handler, `cancel` in another thread), the load is freed before that memory."""
 from __future__ import annotations
 
 import bisect
@@ -50,8 +49,8 @@ class Extents:
 
 
 class Watch:
-    """Of one call that loads, which may be several loads of the library: how far it is, and whether it is to end. Any
-    thread may look, and set `cancelled`."""
+    """The progress of one call that loads, which may be several loads of the library, and whether it is to end. Any
+    thread may read it, and set `cancelled`."""
 
     def __init__(self) -> None:
         self.cancelled = False
@@ -146,7 +145,7 @@ def read(step: Step, rank: int, tensors: ctypes.Array[_lib.Tensor], how: How) ->
         return load.damaged() if how.flags & _lib.SKIP_DAMAGED else []
     except BaseException as error:
         if how.shared:
-            how.shared.abort(error)         # before the load is freed, which tells the others less
+            how.shared.abort(error)         # before the load is freed, which would say less to the others
         raise
     finally:
         load.free()
@@ -157,7 +156,7 @@ class _Load:
 
     def __init__(self, step: Step, rank: int, how: How) -> None:
         self.step, self.watch, self.shared, self.streams = step, how.watch, how.shared, how.streams
-        self.pointer = c_void_p()           # filled by the library, so that there is no moment at which nobody has it
+        self.pointer = c_void_p()           # filled by the library, so that it is never lost in between
         options = _lib.LoadOptions(size=ctypes.sizeof(_lib.LoadOptions), rank=rank, threads=how.threads,
                                    flags=how.flags, world=how.world)
         if self.shared:

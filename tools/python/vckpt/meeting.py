@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks of torch's process group come to one launch id, or to one step: through the group's store, not
-by a collective, so that a rank which waits can say for whom, and does not wait for ever.
+"""How the ranks of torch's process group agree on one launch id, or on one step: through the group's store, not by a
+collective, so that a rank which waits can say for which ranks, and does not wait for ever.
 
 Each attempt at a meeting of a run has a number, the same for all ranks, kept in the store:
 
-    RUN/at              the number of the meeting that is held; who has seen a verdict moves it on by one
+    RUN/at              the number of the meeting that is held; a rank that has seen a verdict adds one
     RUN/N/rank.R        rank R has come, and to which path
     RUN/N/waiting       how many ranks have come and wait
     RUN/N/said.TEXT     how many ranks say this (its digest), where it is compared what ranks say
     RUN/N/failed        the error of a rank that could not make the call: its path cannot be, its options are wrong
-    RUN/N/verdict       a launch id (a step), by rank 0, once all wait; or an error, by whoever gives up first
+    RUN/N/verdict       a launch id (a step), by rank 0, once all wait; or an error, by the rank that gives up first
 
 A meeting to which all came shows that all have left the one before, whose keys go then. Loads add keys to theirs
 (exchange.py, gaps.py).
 
-The verdict is set once (compare_set) and is every rank's: where one gives up, all that wait raise the same error, and
-the next call of each comes to the next meeting. The error of a rank that failed before it waited is told to those, too,
-who come later than the others, so that all go on from it alike."""
+The verdict is set once (compare_set) and holds for every rank: where one gives up, all that wait raise the same error,
+and the next call of each comes to the next meeting. Ranks that come later raise the error of a rank that failed before
+it waited, too, so that all go on from there alike."""
 from __future__ import annotations
 
 import errno
@@ -39,7 +39,7 @@ Verdict = dict[str, Any]
 Distributed: TypeAlias = Any           # the module torch.distributed
 
 WARN_S, AGAIN_S = 5.0, 60.0     # the first line about ranks that have not come, and how often it is said again
-LOOKED_AT = 64                  # lower ranks among which one looks for another that would warn
+LOOKED_AT = 64                  # lower ranks: if one of them has come, that one warns
 NAMED = 8                       # ranges of ranks in a sentence
 OF_RANK = ("rank", "said", "has")                                       # keys of a meeting
 OF_ALL = ("waiting", "failed", "verdict", "gathers", "all")
@@ -49,7 +49,8 @@ LOADS = "vckpt.load without rank= and world="
 
 
 def check_own(dist: Distributed, path: str) -> None:
-    """A child's messages to the store would go over its parent's connection, and break what the parent says next."""
+    """Refuses a child of a fork: its messages to the store would go over its parent's connection, and break what the
+    parent sends next."""
     if _of_parent is not None and dist.group.WORLD is _of_parent:
         raise _lib.Forked(_lib.EFORKED, f"{path}: the process group belongs to the process that forked this one "
                                         f"({os.getpid()}): give rank=0, world=1 to load by itself, or call "
@@ -70,16 +71,15 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def agree(dist: Distributed, launch_id: str, run: str, path: str, timeout: float, call: str = SAVES) -> str:
-    """Rank 0's launch id, at all ranks of the default process group. dist: torch.distributed; call: what all ranks have
-    to call."""
+    """Rank 0's launch id, at all ranks of the default process group. call: what all ranks have to call."""
     held = meeting(dist, run, path, timeout, call)
     return held.launch(launch_id) if held else broadcast(dist, launch_id, path, call)
 
 
 def compare(dist: Distributed, said: str, run: str, path: str, timeout: float,
             call: str) -> tuple[str, bool, Meeting | None]:
-    """What rank 0 says, whether all ranks said the same, and the meeting. Without a store no rank knows of the others:
-    True, None."""
+    """(What rank 0 says, whether all ranks said the same, the meeting). Without a store no rank knows what the others
+    said: True, None."""
     held = meeting(dist, run, path, timeout, call)
     if held is None:
         return broadcast(dist, said, path, call), True, None
@@ -106,11 +106,12 @@ def fail(dist: Distributed, error: BaseException, run: str, path: str, call: str
         try:
             held.fail(error)
         except RuntimeError as late:
-            print(f"vckpt: {path}: the other ranks could not be told of an error: {late}", file=sys.stderr, flush=True)
+            print(f"vckpt: {path}: an error could not be reported to the other ranks: {late}", file=sys.stderr,
+                  flush=True)
 
 
 def broadcast(dist: Distributed, launch_id: str, path: str, call: str = SAVES) -> str:
-    """Where there is no store: nobody knows who is missing, and the wait has no end but the group's."""
+    """Where there is no store: no rank knows which one is missing, and the wait ends only with the group."""
     late = threading.Timer(WARN_S, print, [f"vckpt: {path}: rank {dist.get_rank()} waits for ranks that have not made "
                                            f"the same call: {call} {ALL}"], {"file": sys.stderr, "flush": True})
     late.daemon = True
@@ -141,7 +142,7 @@ class Meeting:
         return self.store.get(key).decode() if self.store.check([key]) else None
 
     def decide(self, **verdict: object) -> Verdict:
-        """This verdict, or the one that was there before."""
+        """The verdict: this one, or one that was there before."""
         return _verdict(self.store.compare_set(self.key("verdict"), "", json.dumps(verdict)))
 
     def move_on(self) -> None:
@@ -150,8 +151,8 @@ class Meeting:
     # -- the meeting --
 
     def come(self) -> Verdict | None:
-        """Joins the meeting that is held, unless this rank was there before. Gives the verdict where that is known
-        already: of the last meeting, if a rank failed there before this one came."""
+        """Joins the meeting that is held, unless this rank was there before. Gives the verdict where there is one
+        already: that of the last meeting, if a rank failed there before this one came."""
         while True:
             self.number = int(self.read(f"{self.base}/at") or 0)
             if self.number > 0:
@@ -177,11 +178,11 @@ class Meeting:
         self.store.set(self.key(f"rank.{self.rank}"), json.dumps(self.path))
 
     def launch(self, launch_id: str) -> str:
-        """The launch id of all: rank 0's."""
+        """Rank 0's launch id."""
         return str(self.held(launch_id)["launch"])
 
     def held(self, launch_id: str, compare: bool = False) -> Verdict:
-        """The verdict, where it is no error. compare: its `alike` is whether all ranks gave this launch id."""
+        """The verdict, where it is no error. compare: it has `alike`, whether all ranks gave this launch id."""
         self.compare = compare
         try:
             verdict = self.come()
@@ -201,13 +202,12 @@ class Meeting:
             raise
         self.move_on()
         if "error" in verdict:
-            told = _lib.error(verdict["error"][0], f"{self.path}: {verdict['error'][1]}")
-            raise told if isinstance(told, _lib.Timeout) else _lib.aborted(told)
+            raise error_of(verdict["error"][0], f"{self.path}: {verdict['error'][1]}")
         self.clear(launch_id)
         return verdict
 
     def clear(self, launch_id: str) -> None:
-        """Takes away what this rank, or rank 0 for all, left in the meeting before."""
+        """Deletes what this rank, or rank 0 for all, left in the meeting before."""
         if self.compare:
             self.store.delete_key(self.key(_said(launch_id)))           # rank 0 has counted
         if self.number > 0:
@@ -215,7 +215,7 @@ class Meeting:
                 self.store.delete_key(f"{self.base}/{self.number - 1}/{name}")
 
     def wait(self, launch_id: str) -> Verdict:
-        warn, told = self.begun + WARN_S, False
+        warn, warned = self.begun + WARN_S, False
         while True:
             if self.rank == 0 and int(self.read(self.key("waiting")) or 0) >= self.world:
                 alike = {"alike": int(self.read(self.key(_said(launch_id))) or 0) == self.world} if self.compare else {}
@@ -229,7 +229,7 @@ class Meeting:
                                           f"{now - self.begun:.0f} s{self.elsewhere()}: {self.call} {ALL}; "
                                           "meet_timeout= says how long they are waited for"])
             if now >= warn:
-                warn, told = now + AGAIN_S, self.warn(now, told)
+                warn, warned = now + AGAIN_S, self.warn(now, warned)
             time.sleep(min(self.pause, max(self.begun + self.timeout - now, 0)))
             self.pause = min(self.pause * 1.5, max(0.05, self.world / 16384))
 
@@ -245,7 +245,7 @@ class Meeting:
             self.decide(error=why, failed=True)
             self.move_on()
 
-    # -- who is late --
+    # -- late ranks --
 
     def elsewhere(self) -> str:
         """A rank that names another path, which is no error where file systems are mounted at different places."""
@@ -260,17 +260,23 @@ class Meeting:
         ranks = [rank for rank in range(self.world) if not self.store.check([self.key(f"rank.{rank}")])]
         return f"rank{'s' * (len(ranks) != 1)} {ranges(ranks)} of {self.world}" if ranks else ""
 
-    def warn(self, now: float, told: bool) -> bool:
-        """By the lowest rank that has come."""
+    def warn(self, now: float, warned: bool) -> bool:
+        """Has this rank warned? The lowest that has come does."""
         lower = range(min(self.rank, LOOKED_AT))
-        if not told and any(self.store.check([self.key(f"rank.{rank}")]) for rank in lower):
+        if not warned and any(self.store.check([self.key(f"rank.{rank}")]) for rank in lower):
             return False
         late = self.late()
         if late:
             print(f"vckpt: {self.path}: rank {self.rank} has waited {now - self.begun:.0f} s for {late} to make the "
                   f"same call{self.elsewhere()}: {self.call} {ALL}; in {self.begun + self.timeout - now:.0f} s this "
                   "becomes an error", file=sys.stderr, flush=True)
-        return told or bool(late)
+        return warned or bool(late)
+
+
+def error_of(code: int, text: str) -> _lib.Error:
+    """The error of a rank, as every rank raises it."""
+    error = _lib.error(code, text)
+    return error if isinstance(error, _lib.Timeout) else _lib.aborted(error)
 
 
 def _said(text: str) -> str:
@@ -315,8 +321,8 @@ NEW_LAUNCH = "rank=, world= and launch_id= (a text that all ranks share and that
 
 
 def check_alone(does: str = "saves", give: str = NEW_LAUNCH) -> None:
-    """Where there is no process group: that this process is not one of several, each of which would save steps of its
-    own."""
+    """Where there is no process group: refuses a process that a launcher says is one of several, each of which would
+    save steps of its own."""
     found = launched()
     if found:
         world, many, rank, mine = found

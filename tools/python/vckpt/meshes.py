@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Meshes as the library has them, from what callers give: words, torch's DeviceMesh, a stored Mesh; and where a tensor
-that is placed over some dimensions stands in the mesh of the whole save.
+"""Meshes as the library has them, from what callers give: words, torch's DeviceMesh, a stored Mesh; and the place of a
+mesh of some dimensions in the mesh of the whole save.
 
 The rule for a tensor on a slice of a mesh (`mesh["tp"]` of dp,tp: each data-parallel replica has a device mesh of its
 own) is that of a plain tensor: over the dimensions of the save's mesh that its own mesh leaves out it is replicated.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A saver of the library: one rank's of a run, its options, and what a save of it is told."""
+"""A saver of the library: one rank's of a run, its options, and those of its saves."""
 from __future__ import annotations
 
 import ctypes
@@ -127,8 +127,7 @@ class Native:
             _lib.lib().vckpt_save_give_up(pointer, reason)
 
     def ended(self, error: Exception) -> Exception:
-        """The error of a save, as this rank raises it: with several ranks it is an Aborted at each of them, besides its
-        own class."""
+        """The error of a save, as this rank raises it: of its own class, and with several ranks an Aborted as well."""
         if self.world == 1 or isinstance(error, (Forked, _lib.Timeout, _lib.Undecided)):
             return error
         return _lib.aborted(error)
@@ -147,7 +146,7 @@ class Native:
         return o
 
     def _skip(self, step: int, error: BaseException) -> None:
-        """Begins the save and gives it up: other ranks may not have refused it, and would wait for this rank's part."""
+        """Begins the save and gives it up, because ranks that have not refused it would wait for this rank's part."""
         pointer, o = c_void_p(), _lib.SaveOptions(size=ctypes.sizeof(_lib.SaveOptions), step=step)
         _lib.call("vckpt_save_begin", self._pointer, byref(o), byref(pointer))
         self.live.add(pointer.value)

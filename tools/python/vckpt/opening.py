@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which step a load opens, the same at all ranks of a process group.
 
-A number does not say it: between the looks of two ranks a newer step may appear, or the step be replaced or removed. So
-what the ranks agree on is the commit (step.Commit): the entry in the run's list, and the digest of the manifest, which
-names all data. Each rank opens what it finds, and they meet (meeting.py). Mostly all have found the same, and go on.
-Where they have not, those that found another commit than rank 0 open rank 0's, be it replaced or removed by then,
+The step's number is not enough: between the looks of two ranks a newer step may appear, or the step may be replaced or
+removed. So the ranks agree on the commit (step.Commit): the entry in the run's list, and the digest of the manifest,
+which names all data. Each rank opens what it finds, and they meet (meeting.py). Mostly all have found the same, and go
+on. Otherwise the ranks that found another commit than rank 0 open rank 0's, even if it is replaced or removed by then,
 and they meet again: all have it now, or one that cannot open it says why to all. So a load has one meeting, and a
-second one only where something happened in between. Whether they share what they read (exchange.py), for which they
-meet once more, is compared here, too. All loads of a group meet in one place, whatever they load, so that ranks that
-name different runs, or a path that cannot be, hear of it at once."""
+second one only where something happened in between. Whether the ranks share what they read (exchange.py), for which
+they meet once more, is compared here, too. All loads of a group meet in one place, whatever they load, so that ranks
+that name different runs, or an impossible path, learn of it at once."""
 from __future__ import annotations
 
 import contextlib
@@ -35,14 +35,14 @@ def opened(path: Path | Step, group: bool, mode: Mode, missing_ok: bool,
     if not group:
         return _Where(path).look(missing_ok), None
     meeting.check_own(sys.modules["torch.distributed"], _shown(path))
-    with _telling(_shown(path)):
+    with _reporting(_shown(path)):
         where = _Where(path)
     return _agreed(where, mode, missing_ok, timeout)
 
 
 def refuse(path: Path | Step, error: BaseException) -> None:
-    """Tells the other ranks, which come to the meeting of this load, that this one does not."""
-    _tell(_shown(path), error)
+    """Reports to the other ranks, which come to the meeting of this load, that this one does not."""
+    _report(_shown(path), error)
 
 
 def _shown(path: Path | Step) -> str:
@@ -102,7 +102,7 @@ def _framework() -> Literal["numpy", "torch"]:
 def _agreed(where: _Where, mode: Mode, missing_ok: bool, timeout: float) -> tuple[Step | None, Meeting | None]:
     dist = sys.modules["torch.distributed"]
     first, step, error = dist.get_rank() == 0, None, None
-    with _telling(where.place):
+    with _reporting(where.place):
         try:
             step = where.look(missing_ok)
         except (_lib.NotFound, _lib.NotAStore) as missing:
@@ -112,17 +112,17 @@ def _agreed(where: _Where, mode: Mode, missing_ok: bool, timeout: float) -> tupl
     try:
         while True:
             mine = json.dumps([mode, where.run, step and step.commit])
-            told, alike, held = meeting.compare(dist, mine, where.run, where.place, timeout, meeting.LOADS)
-            if told != mine:
+            first_s, alike, held = meeting.compare(dist, mine, where.run, where.place, timeout, meeting.LOADS)
+            if first_s != mine:
                 before, step = step, None
                 if before is not None:
                     before.close()
-                with _telling(where.place):
-                    *theirs, commit = json.loads(told)
-                    for what, first_s, own in zip(("exchange=", "runs"), theirs, (mode, where.run)):
-                        if first_s != own:
+                with _reporting(where.place):
+                    *theirs, commit = json.loads(first_s)
+                    for what, given, own in zip(("exchange=", "runs"), theirs, (mode, where.run)):
+                        if given != own:
                             raise _lib.invalid(f"{where.place}: ranks load together with different {what}: rank 0 with "
-                                               f"{first_s}, rank {dist.get_rank()} with {own}")
+                                               f"{given}, rank {dist.get_rank()} with {own}")
                     step = where.open(Commit(*commit)) if commit else None
             if alike:
                 break
@@ -136,16 +136,16 @@ def _agreed(where: _Where, mode: Mode, missing_ok: bool, timeout: float) -> tupl
 
 
 @contextlib.contextmanager
-def _telling(place: str) -> Iterator[None]:
-    """The other ranks, of an error."""
+def _reporting(place: str) -> Iterator[None]:
+    """Reports an error to the other ranks."""
     try:
         yield
     except BaseException as error:
-        _tell(place, error)
+        _report(place, error)
         raise
 
 
-def _tell(place: str, error: BaseException) -> None:
+def _report(place: str, error: BaseException) -> None:
     with contextlib.suppress(_lib.Error):
         meeting.check_own(sys.modules["torch.distributed"], place)
         meeting.fail(sys.modules["torch.distributed"], error, "", place, meeting.LOADS)

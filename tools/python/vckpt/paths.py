@@ -2,15 +2,15 @@
 """Stores, and what a path names, wherever the package takes one: a store, a run in it, a step of that. `resolve` looks
 at the file system only through the function that it is given, so that the rules can be read, and tried, as a table.
 
-  1  The nearest store on the path counts, the path itself among them. What stands below it is RUN, RUN/STEP or, of the
-     run `default`, STEP; nothing below it is the run `default`.
+  1  The nearest store on the path counts, the path itself among them. The part below it is RUN, RUN/STEP or, of the
+     run `default`, STEP; no part below it is the run `default`.
   2  Without a store, the path says where one is made. STEP at its end is taken off: what is left is STORE/RUN if the
      folder of RUN is absent, too, else it is STORE, if that is absent or empty, with the run `default`.
   3  Else the whole path becomes a store of its own, with the run `default`.
 
 So a folder that is there becomes a store only if it is empty and the path, or what is left of it without STEP. STEP is
 a number, or one of the words below followed by one; a run of such a name that is there keeps it. A path means the same
-once its store is made, for whoever looks at whatever moment: a store that was absent appears whole."""
+before and after its store is made, in every process: a store that was absent appears whole."""
 from __future__ import annotations
 
 import ctypes
@@ -40,7 +40,7 @@ DEFAULT_RUN = "default"
 STORE, ABSENT, EMPTY, OTHER = "store", "absent", "empty", "other"
 # a store's own
 OWN = {"packs", "runs", "incoming", "hosts", "trash", "damaged", "stats", "index", "reserve", "vckpt.store"}
-TEMPORARY = r".*\.tmp\.[0-9a-f]{16}"    # what stands there for a moment, until it has its name
+TEMPORARY = r".*\.tmp\.[0-9a-f]{16}"    # a file or folder until it gets its name
 PATIENCE = 10.0                         # seconds, with a store that another process is making
 LOOK = 0.25                             # seconds between two looks for a new step
 _said: set[tuple[str, str]] = set()
@@ -71,7 +71,7 @@ def is_store(path: str) -> bool:
 
 
 def kind_of(path: str) -> str:
-    """What stands at a path: STORE, ABSENT, EMPTY (a folder, or a store that is being made in one) or OTHER."""
+    """What is at a path: STORE, ABSENT, EMPTY (a folder, or a store that is being made in one) or OTHER."""
     if is_store(path):
         return STORE
     try:
@@ -86,7 +86,7 @@ def kind_of(path: str) -> str:
 
 
 def local(path: Path) -> str:
-    """A path as it was given, as text. What can be none is refused."""
+    """A path as text. Refuses what cannot be one."""
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise TypeError(f"a path was expected first, not {type(path).__name__}: vckpt.save(path, state) and "
                         "vckpt.load(path, state) take the path first, unlike torch.save(obj, path)")
@@ -119,7 +119,7 @@ def no_store(path: Path, store: str) -> NotAStore:
 
 
 def file_above(path: str) -> str | None:
-    """The file, no directory, that stands at a path or above it."""
+    """The file, no directory, that is at a path or above it."""
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return None if os.path.isdir(path) else path
@@ -132,7 +132,7 @@ def step_of(part: str) -> int | Literal["latest"] | None:
 
 
 def resolve(path: Path, kind: Callable[[str], str] = kind_of) -> Target:
-    """The Target of a path. No one looks whether the step exists."""
+    """The Target of a path, whether or not the step exists."""
     given = local(path)
     store = full = os.path.abspath(given)
     parts: list[str] = []
@@ -203,7 +203,7 @@ def _home_refused(given: str) -> None:
 
 
 def _mount_refused(given: str, full: str) -> None:
-    """What a mount shows are files; the store that they are of is somewhere else."""
+    """Refuses a path in a mount, which shows the files of a store that is elsewhere."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             lines = [line.partition(" - ") for line in file if " - fuse.vckpt " in line]
@@ -234,8 +234,8 @@ def init(path: Path, exist_ok: bool = False) -> None:
 
 
 def make(store: str) -> None:
-    """Makes a store where there is none (any more), and the directories above it. Whoever comes second finds it
-    made."""
+    """Makes a store where there is none (any more), and the directories above it. It is no error if another process
+    was faster."""
     _stores.pop(store, None)
     if is_store(store):
         return
@@ -259,7 +259,7 @@ def make(store: str) -> None:
 
 
 def _make_whole(store: str) -> None:
-    """No other process sees it half made, or as an empty folder."""
+    """Makes a store that no other process sees half made, or as an empty folder."""
     made = f"{store}.tmp.{secrets.token_hex(8)}"
     try:
         _lib.store_init(made)
@@ -293,7 +293,7 @@ def begin(store: str, run: str, first: bool = True) -> None:
 
 
 def _store_beside(above: str, name: str) -> bool:
-    """A folder that holds thousands is no run's."""
+    """Is there another store in the folder? Of thousands of names only some are looked at."""
     try:
         with os.scandir(above) as entries:
             return any(os.path.exists(os.path.join(one.path, "vckpt.store"))
@@ -314,12 +314,13 @@ def _numbered_alike(store: str, run: str) -> str | None:
 
 
 def _make_parents(path: str) -> None:
-    """Not where they would lie in a store: the library refuses that, but they would be there."""
+    """Makes the directories above a path, but none in a store: the library refuses a store there, and they would stay
+    behind."""
     above = os.path.dirname(os.path.realpath(path))
     while not os.path.exists(os.path.join(above, "vckpt.store")) and above != os.path.dirname(above):
         above = os.path.dirname(above)
     if os.path.exists(os.path.join(above, "vckpt.store")):
-        raise invalid(f"{path} lies in the store {above}; nothing was made: choose a directory outside of that store")
+        raise invalid(f"{path} is in the store {above}; nothing was made: choose a directory outside of that store")
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
     except OSError as error:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Byte entries of a DCP state, which are archives of torch.save or pickles, without Python's or torch's reader of
-pickles: `tree` gives the value, `reencoded` the entry written anew from the value, so that whoever unpickles that
-runs nothing that stands in the store. What is not plain is Refused, by the name of its class.
+pickles: `tree` gives the value, `reencoded` the entry written anew from the value: to unpickle that runs nothing of the
+store. What is not plain is Refused, by the name of its class.
 
 Why not torch.load(weights_only=True): any module can add classes to its list for the whole process; it calls torch's
-own constructors with whatever arguments stand there; it had holes (CVE-2025-32434, mended in torch 2.6, and this
+own constructors with whatever arguments the pickle has; it had holes (CVE-2025-32434, mended in torch 2.6, and this
 package takes torch 2.4); and it refuses numpy's scalars, frozensets and deques, which states have."""
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ DEVICES = "cuda", "xpu"         # whose tensors come back there
 
 
 class Archive:
-    """The members of what torch.save wrote. All are stored as they are. Their CRC-32 are not compared, since torch may
-    be told to write none."""
+    """The members of what torch.save wrote. All are stored uncompressed. Their CRC-32 are not compared, since torch can
+    be set to write none."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.left = data, len(data)
@@ -57,9 +57,9 @@ class Archive:
             raise Refused(f"{name!r} of its archive is compressed or encrypted")
         head = self.data[info.header_offset:info.header_offset + 30] if info.header_offset >= 0 else b""
         begin = info.header_offset + 30 + sum(int.from_bytes(head[at:at + 2], "little") for at in (26, 28))
-        self.left -= info.file_size     # members may lie upon each other
+        self.left -= info.file_size     # members may overlap
         if not head.startswith(ARCHIVE) or len(head) != 30 or begin + info.file_size > len(self.data) or self.left < 0:
-            raise Refused(f"{name!r} of its archive does not lie within it")
+            raise Refused(f"{name!r} of its archive is not within it")
         return self.data[begin:begin + info.file_size]
 
 
@@ -142,8 +142,8 @@ def decoded(data: bytes) -> Any:
 
 
 def refusal(entry: memoryview) -> str | None:
-    """Why `decoded` will refuse an entry that this process has just written, if its first bytes tell: the sentence
-    without the place. This takes the time of some thousand steps at most, however large the entry."""
+    """Why `decoded` will refuse an entry that this process has just written, as far as its first bytes show: the
+    sentence without the place. Takes the time of some thousand steps at most, however large the entry."""
     head = bytes(entry[:30])
     if not head.startswith((ARCHIVE, PICKLE)):
         return NO_ENTRY
@@ -158,8 +158,8 @@ def _refusal(first: bytes, is_archive: bool, whole_bytes: int) -> str | None:
 
 
 def tree(data: bytes) -> Any:
-    """The value of an entry, which may be walked through by a function that calls itself, and that does not know where
-    it was already: so not every value of a stranger's."""
+    """The value of an entry, for a recursive walk that does not remember where it was: so values that a stranger can
+    make deep, or large by references, are refused."""
     value = decoded(data)
     rest, left = [(value, 0)], TREE_PARTS * len(data)
     while rest:

@@ -46,7 +46,7 @@ def naturals(numbers: object) -> bool:
 # ---- Python's own ----
 
 def _encode(machine: Machine, args: tuple[Any, ...]) -> bytes:
-    """Protocol 2 has no bytes: a text whose letters stand for them."""
+    """Protocol 2 has no bytes, but a text with a letter for each."""
     text, codec = args
     want(type(text) is str and codec in ("latin1", "latin-1"))
     machine.charge(len(text))
@@ -214,7 +214,7 @@ def _layout(machine: Machine, args: tuple[Any, ...]) -> Any:
 
 
 def _check_place(storage: Storage, dtype: Any, offset: Any, size: Any, stride: Any) -> int:
-    """Every item lies in the storage. How many bytes the tensor would have by itself beyond those of the storage."""
+    """Refuses items outside the storage. Gives how many bytes the tensor by itself would have beyond the storage's."""
     want(naturals((offset,)) and naturals(size) and naturals(stride))
     want(len(size) == len(stride) and len(size) <= MAX_DIMS and math.prod(max(n, 1) for n in size) < 1 << 63)
     if 0 in size:
@@ -279,15 +279,14 @@ FACTORIES: dict[str, Callable[[], Any]] = {
 LAYOUTS = {str(layout): layout for layout in vars(torch).values() if isinstance(layout, torch.layout)}
 CALLS: dict[str, Call] = {
     "_codecs.encode": _encode, "builtins.bytes": _empty(bytes), "builtins.bytearray": _bytearray,
-    "builtins.set": lambda machine, args: set(_keys_of(machine, args)),
-    "builtins.frozenset": lambda machine, args: frozenset(_keys_of(machine, args)), "builtins.complex": _complex,
-    "builtins.range": _of_three(range, int), "builtins.slice": _of_three(slice, int, type(None)),
-    "collections.OrderedDict": _empty(collections.OrderedDict), "collections.Counter": _counter,
-    "collections.defaultdict": _default, "collections.deque": _deque, "pathlib.PosixPath": _path(pathlib.Path),
-    "pathlib._local.PosixPath": _path(pathlib.Path), "pathlib.PurePosixPath": _path(pathlib.PurePosixPath),
-    "pathlib._local.PurePosixPath": _path(pathlib.PurePosixPath), "numpy._core.multiarray.scalar": _scalar,
-    "numpy._core.numeric._frombuffer": _from_buffer, "torch.Size": _size, "torch.device": _device,
-    "torch.serialization._get_layout": _layout, "torch._utils._rebuild_tensor_v2": _tensor_v2,
+    "builtins.set": lambda machine, args: set(_keys_of(machine, args)), "builtins.frozenset": lambda machine, args
+    : frozenset(_keys_of(machine, args)), "builtins.complex": _complex, "builtins.range": _of_three(range, int),
+    "builtins.slice": _of_three(slice, int, type(None)), "collections.OrderedDict": _empty(collections.OrderedDict),
+    "collections.Counter": _counter, "collections.defaultdict": _default, "collections.deque": _deque,
+    "pathlib.PosixPath": _path(pathlib.Path), "pathlib._local.PosixPath": _path(pathlib.Path),
+    "pathlib.PurePosixPath": _path(pathlib.PurePosixPath), "pathlib._local.PurePosixPath": _path(pathlib.PurePosixPath),
+    "numpy._core.multiarray.scalar": _scalar, "numpy._core.numeric._frombuffer": _from_buffer, "torch.Size": _size,
+    "torch.device": _device, "torch.serialization._get_layout": _layout, "torch._utils._rebuild_tensor_v2": _tensor_v2,
     "torch._utils._rebuild_tensor_v3": _tensor_v3, "torch._utils._rebuild_parameter": _parameter}
 STATES: dict[str, State] = {"numpy.dtype": _dtype, "numpy._core.multiarray._reconstruct": _array,
                             "_io.BytesIO": _bytes_io}
@@ -306,8 +305,8 @@ PAIRS = {dict, collections.OrderedDict, collections.Counter, collections.default
 
 
 def check(value: Any) -> None:
-    """That a value consists of these types and of no others, whatever the tables above let in: no storage without a
-    tensor, no class by itself, nothing that waits for its state."""
+    """Refuses a value with parts of other types, whatever the tables above let in: a storage without a tensor, a class
+    by itself, something that waits for its state."""
     rest, seen = [value], set()
     while rest:
         part = rest.pop()
@@ -316,7 +315,7 @@ def check(value: Any) -> None:
             continue
         if kind not in ITEMS and kind not in PAIRS:
             what = f"the class {shown(part.text)}" if kind is Name else "an object that is not complete"
-            raise Refused(f"{what} stands where only a value can")
+            raise Refused(f"{what} is where only a value can be")
         seen.add(id(part))
         rest.extend(part)
         if kind in PAIRS:

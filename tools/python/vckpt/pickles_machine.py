@@ -7,8 +7,8 @@ attribute is read. What a pickle calls is a function of those tables, which look
 A state is given to what waits for one, never to an object that is there already; so no __setstate__ runs, and no
 attribute is set. Containers are filled only where they are exactly list, dict and the like.
 
-Memory and work are linear in the pickle's bytes: what is copied from values that may stand at many places is counted
-(`charge`), keys whose hash others can choose are few, and nothing recurses. Protocols 2 to 5, as Python writes them."""
+Memory and work are linear in the pickle's bytes: copies of values that may be at many places are counted (`charge`),
+keys whose hash others can choose are few, and nothing recurses. Protocols 2 to 5, as Python writes them."""
 from __future__ import annotations
 
 import struct
@@ -48,7 +48,7 @@ class Name:
 
 
 class Unfinished:
-    """It was called, and gets what it holds by the state that follows. numbers: where the memo has it."""
+    """The result of a call that gets its content by the state that follows. numbers: its places in the memo."""
 
     __slots__ = ("args", "numbers", "text")
 
@@ -59,7 +59,7 @@ class Unfinished:
 
 class Known(NamedTuple):
     """All that a pickle may name, as MODULE.NAME."""
-    constants: Mapping[str, Any]        # the values that they stand for
+    constants: Mapping[str, Any]        # their values
     calls: Mapping[str, Call]           # (machine, arguments) -> value
     states: Mapping[str, State]         # those that wait for a state: (machine, arguments, state) -> value
     words: frozenset[str]               # arguments only
@@ -174,7 +174,7 @@ class Machine:
         return [self.pop() for _ in range(count)][::-1]
 
     def marked(self) -> list[Any]:
-        """What stands above the last mark."""
+        """What is above the last mark."""
         if not self.marks:
             raise self.wrong("it has no mark")
         floor = self.marks.pop()
@@ -230,7 +230,7 @@ class Machine:
 
     def check_keys(self, keys: list[Any]) -> None:
         """Python's hashes of numbers and tuples are no secret: many keys of one hash would take quadratic time, and
-        tuples of tuples of tuples, each of them standing twice in the next, an exponential one."""
+        tuples of tuples of tuples, each of them twice in the next, an exponential one."""
         for key in keys:
             kind = type(key)
             if kind not in PLAIN_KEYS and (kind is not int or key.bit_length() > 63):
@@ -285,7 +285,7 @@ class Machine:
                 self.memo[number] = value
 
     def made(self, text: str, function: Callable[..., Any], *given: Any) -> Any:
-        """Of the functions of the tables, of numpy and of torch: whatever one says, it is the arguments."""
+        """Calls a function of the tables. Whatever error it, numpy or torch raises, the arguments are at fault."""
         try:
             return function(self, *given)
         except Refused:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job that is told to end (SIGTERM, before it is killed) and ends with its last step saved: `on_sigterm`.
+"""A job that is asked to end (SIGTERM, before it is killed) and ends with its last step saved: `on_sigterm`.
 
 The signal comes to the ranks at different times, in the middle of a step, or to some ranks only. So the handler only
 notes it, and the ranks agree: after each step every rank calls `stopping(step)`, and all get the same answer for the
-same step. What each has noted goes round while the next step is computed (an all-reduce over a gloo group of its own,
+same step. What each has noted is sent while the next step is computed (an all-reduce over a gloo group of its own,
 not waited for until then), so the answer comes one step after the signal at the earliest and costs next to nothing.
 
     0   step k      rank 1 is signalled
@@ -53,7 +53,7 @@ class Stopping:
             self._before[one] = signal.signal(one, self._note)
 
     def _note(self, number: int, _frame: Any) -> None:
-        """May come more than once: from torchrun's agent, and from Slurm to every process."""
+        """The signal may come more than once: from torchrun's agent, and from Slurm to every process."""
         if os.getpid() != self._pid:
             return self._child(number)
         if self._noted is None:
@@ -118,9 +118,9 @@ _listening: weakref.WeakSet[Stopping] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """In a child the signals do what they did before. Who ends it by one (Process.terminate, and multiprocessing when
-    the program ends) would wait for ever, and the default needs no Python code, which a child in a long call would come
-    to late."""
+    """In a child the signals do what they did before. A parent that ends it by one (Process.terminate, and
+    multiprocessing when the program ends) would wait for ever, and the default needs no Python code, which a child in a
+    long call would run late."""
     for stopping in list(_listening):
         stopping._restore()
 
@@ -171,11 +171,11 @@ class _Round:
         return bool(stop)
 
     def finish(self) -> bool:
-        """Waits for a round whose answer nobody wants, so that its group is not destroyed under it. False: it goes
+        """Waits for a round whose answer is not needed, so that its group is not destroyed meanwhile. False: it goes
         on."""
         try:
             self.work.wait(datetime.timedelta(seconds=FINISH_S))
-        except RuntimeError:            # others have ended: the round has no answer, and nobody asks for one
+        except RuntimeError:            # others have ended: the round has no answer, and none is needed
             return bool(self.work.is_completed())
         return True
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers whose frameworks flatten the state and cut it without regard to tensors: Megatron's distributed optimizer,
 DeepSpeed's ZeRO-1, 2 and 3, FSDP1. A preset looks at the framework's own bookkeeping and says, for each parameter,
-which items of it this rank has and where; that is a SplitOptimizer, to stand in a state in the optimizer's place.
+which items of it this rank has and where; that is a SplitOptimizer, for a state in the optimizer's place.
 
 What is saved of it is what is saved of a torch optimizer: state and groups by the names of parameters, each tensor of
 the parameter's whole shape. So a step goes on under any of these, under FSDP2 and on one process alike. The fp32 copies
@@ -50,8 +50,8 @@ class Part(NamedTuple):
 
 
 class SplitOptimizer:
-    """An optimizer of which this rank has parts, as a preset found them. It stands in a state in the optimizer's place.
-    The presets make it; so may a program whose own optimizer cuts in this way.
+    """An optimizer of which this rank has parts, as a preset found them. In a state it takes the optimizer's place. The
+    presets make it; so may a program whose own optimizer cuts in this way.
 
     optimizer   with `state` ({tensor: {key: value}}) and `param_groups`
     parts       of all parameters, in the same order at all ranks
@@ -72,8 +72,8 @@ class SplitOptimizer:
                 **({HAS_MASTERS: True} if self.master else {})}
 
     def of(self, part: Part) -> dict[str, Any]:
-        """The state of one parameter: Shards, and values that are the same at all ranks. Of a parameter that this rank
-        has nothing of: as of another."""
+        """The state of one parameter: Shards, and values that are the same at all ranks. Where this rank has nothing of
+        the parameter: empty Shards, for the keys of another parameter."""
         holder = part.holder if part.holder is not None else self.any_holder(part.group)
         if holder is None:
             return {}
@@ -130,7 +130,7 @@ class SplitOptimizer:
                 live[STEP] = as_tensor(step) if counts else int(step)
 
     def steps_by_group(self, number: int) -> bool:
-        """Before the first step nothing but the class tells."""
+        """Does the optimizer count steps by group? Before the first step only its class shows it."""
         if any(STEP in state for state in self.optimizer.state.values()):
             return False
         return STEP in self.optimizer.param_groups[number] or is_of(self.optimizer, "apex", "transformer_engine")
@@ -182,7 +182,7 @@ def named(names: Mapping[Any, str], parameter: Any) -> str:
 
 
 def of(thing: Any, framework: str, *attributes: str) -> None:
-    """That it has what is looked at."""
+    """Refuses a thing that lacks these attributes."""
     lacking = [name for name in attributes if not hasattr(thing, name)]
     if lacking:
         raise _lib.invalid(f"{type(thing).__name__} has no {', '.join(lacking)}: expected {framework}")
@@ -198,7 +198,7 @@ def place_in(group: Any) -> int:
 
 def megatron(optimizer: Any, model: Any, mesh: Any = None, tp: str = "tp", master: bool = True) -> SplitOptimizer:
     """Megatron-Core's DistributedOptimizer (of a ChainedOptimizer give each of its chained_optimizers). All ranks of
-    its data-parallel group call this together: they tell each other which parameters are in which group.
+    its data-parallel group call this together: they exchange which parameters are in which group.
 
     model   the model chunk, or a list of them, or {name: parameter}, as the model is saved
     mesh    of the stage, "dp=2,tp=4" (Megatron numbers tensor-parallel neighbours first, so tp comes last)
@@ -247,9 +247,9 @@ def shared_groups(optimizer: Any, names: Mapping[Any, str]) -> dict[str, int]:
     dist, group = process_group(), getattr(optimizer, "data_parallel_group", None)
     if group is None or dist is None or dist.get_world_size(group) == 1:
         return mine
-    told: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(told, mine, group=group)
-    return {name: number for one in told for name, number in one.items()}
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, mine, group=group)
+    return {name: number for one in found for name, number in one.items()}
 
 
 # ---- DeepSpeed ----

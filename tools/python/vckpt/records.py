@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in a restored state for things that are not built anew: `Record` for an object whose class was not given,
-`Mesh` for a device mesh. Both are plain, immutable values: they compare by content, can be copied, pickled,
-hashed and saved again, which gives the same bytes. Neither imports anything. Only what is asked of a Mesh (coordinate,
-rank, group and the like) uses the library, and only Mesh.to_torch, called by name, makes process groups."""
+"""What a restored state has in the place of things that are not built anew: a `Record` for an object whose class was
+not given, a `Mesh` for a device mesh. Both are plain, immutable values: they compare by content, can be copied,
+pickled, hashed and saved again, which gives the same bytes. Neither imports anything. Only questions to a Mesh
+(coordinate, rank, group and the like) use the library, and only Mesh.to_torch makes process groups."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,10 +92,10 @@ _set_type_name, _set_fields, _set_tag = (vars(Record)[name].__set__ for name in 
 
 class Mesh(_Unchanging):
     """A device mesh as it was: device type, ranks (nested, outermost dimension first) and names of the dimensions.
-    What is asked of it takes dimensions by name ("tp"), by number, or several of them ("dp,tp" or ["dp", "tp"]); ranks
-    are those of the job. It communicates with no one.
+    Its methods take dimensions by name ("tp"), by number, or several of them ("dp,tp" or ["dp", "tp"]); ranks are those
+    of the job. It communicates with no one.
 
-    Equal to a torch DeviceMesh of the same content when it stands on the left (`mesh == device_mesh`); torch's own
+    Equal to a torch DeviceMesh of the same content when it is on the left (`mesh == device_mesh`); torch's own
     comparison, with the DeviceMesh on the left, knows its own class only."""
 
     __slots__ = ("device_type", "mesh", "mesh_dim_names", "shape")

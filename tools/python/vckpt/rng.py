@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of random number generators, as they stand in a state that is saved."""
+"""The states of random number generators in a state that is saved."""
 from __future__ import annotations
 
 import random
@@ -39,8 +39,8 @@ def rng_state() -> RngState:
 
 
 def set_rng_state(state: Any, generator: Any = None) -> None:
-    """Sets the generators back: what rng_state() gave, or what Step.values gives for it. generator: a torch.Generator,
-    set to what Step.values gives for one that stood in the state."""
+    """Sets the generators back to what rng_state() gave, or what Step.values gives for it. generator: a
+    torch.Generator, set to what Step.values gives for one that was in the state."""
     if generator is not None:
         import torch
         generator.set_state(torch.frombuffer(bytearray(state["state"]), dtype=torch.uint8))

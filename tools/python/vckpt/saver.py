@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saving: `save`, `async_save`, `Saver`, and under them one native saver for each process, store, run and rank.
 
-The native saver lives until its last user closes it, or the process ends: `save` and `async_save` are users for good
-(until `close`), each Saver and each StorageWriter is one until its own close. All of them share one launch, so a second
+The native saver lives until its last user closes it, or the process ends: `save` and `async_save` use it until `close`,
+each Saver and each StorageWriter until its own close. All of them share one launch, so a second
 call never starts a new launch that would abort a save still under way. All ranks open and close together, and in the
 same order: each opening makes a launch id, and the ranks agree on it through the process group.
 
@@ -23,7 +23,7 @@ from . import _lib, commons, meeting, paths, state as states
 from ._lib import Error, invalid
 from .handle import Handle as Handle
 from .native import OPTIONS as OPTIONS, Key, Native as Native, _attribute, _options as _options
-from .paths import init as init, latest as latest, split as split, steps as steps  # for those who have the saver
+from .paths import init as init, latest as latest, split as split, steps as steps  # for users of this module
 from .signatures import Attributes, Call, Options, Path, Save, State, Unpack
 from .tensors import process_group, torch_module, uncollected
 
@@ -314,11 +314,11 @@ class Saver:
             return
         error = None
         for handle in self._handles:
-            told = handle._told
+            raised = handle._raised
             try:
                 handle.committed()
             except Error as failed:
-                error = error if told else error or failed
+                error = error if raised else error or failed
         self._handles = []
         try:
             release(one)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this rank holds of a logical tensor, told to the library: `Shard` for callers that know their own layout, and
-`Entry`, the description of one tensor of the state, numpy arrays' among them (torch's: torch_state.py).
+"""What this rank holds of a logical tensor, as the library takes it: `Shard` for callers that know their own layout,
+and `Entry`, the description of one tensor of the state: here of numpy's, in torch_state.py of torch's.
 
-An entry holds a filled struct vckpt_tensor but for the address of the data, everything that the struct points to, and
-what was looked at to fill it. The next save of the same thing asks `address`: the data's address if all that was looked
-at is as it was, None if not; then the entry is made anew. So nothing is ever described by an entry that it does not
-fit."""
+An entry holds a struct vckpt_tensor, filled except for the address of the data, everything that the struct points to,
+and what it was made from. The next save of the same thing asks for `address`: the data's address if all that the entry
+was made from is as it was, else None; then the entry is made anew. So no entry ever describes something that it does
+not fit."""
 from __future__ import annotations
 
 import ctypes
@@ -147,7 +147,7 @@ class Layout(NamedTuple):
 
 
 class Entry:
-    """One tensor as the library is told of it. `absent`: this rank is not in its mesh and holds nothing."""
+    """One tensor as the library takes it. `absent`: this rank is not in its mesh and holds nothing."""
 
     __slots__ = ("component", "name", "row", "keep", "absent", "device", "mesh")
     component: str
@@ -159,7 +159,7 @@ class Entry:
     mesh: _lib.Mesh | None
 
     def address(self, tensor: Any, refs: list[object]) -> int | None:
-        """The address of the data now, or STALE. What has to stay alive beside `tensor` is appended to refs."""
+        """The address of the data now, or STALE. Appends to refs what has to stay alive beside `tensor`."""
         raise NotImplementedError
 
     def fill(self, component: str, name: str, layout: Layout, dtype: int, local_shape: Sequence[int] | None,
@@ -196,13 +196,13 @@ class Entry:
         return self
 
     def at(self, rank: int) -> Self:
-        """On a rank outside of the tensor's mesh it is absent."""
+        """Marks it absent on a rank outside of the tensor's mesh."""
         self.absent = self.mesh is not None and rank not in self.mesh.members
         return self
 
 
 def check_items(layout: Layout, items: int, path: Where) -> None:
-    """That this rank's buffer has as many items as its flat range or boxes."""
+    """Refuses a buffer with more or fewer items than its flat range or boxes have."""
     if layout.boxes is not None:
         what, expected = "boxes have", sum(math.prod(sizes) for _, sizes in layout.boxes)
     elif layout.flat is not None:
@@ -243,7 +243,7 @@ class NumpyEntry(Entry):
 
 
 class ShardEntry(Entry):
-    """Around the entry of the Shard's tensor; says the same again as long as all that the Shard says is equal."""
+    """Around the entry of the Shard's tensor; stale once anything that the Shard says has changed."""
 
     __slots__ = ("said", "inner")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a state (any nesting of dicts, lists, tensors and plain values under component names) to what the library takes:
 tensors by dotted name, and for each component one document of values (`<component>.json`, docs/format/values.md) in
-which a reference stands for each tensor, so that the whole state can be built again.
+which each tensor is a reference, so that the whole state can be built again.
 
 A walk goes through dicts, lists and tuples. Modules, optimizers and objects with state_dict() give their state dict;
 what is kept for each rank by itself (`rng_state`, `per_rank`) becomes a PerRank; and a subtree of nothing but tensors,
@@ -9,12 +9,12 @@ which is most of any state, becomes a Subtree. A memo of the last save has all S
 and the entry of every tensor: a save of the same structure compares keys and what the tensors look like now, and makes
 nothing anew. What does not compare equal is made as if there were no memo.
 
-Whose document stands for a rank: that of the lowest rank which is in the save's mesh and in the meshes of all tensors
-of the component that this rank holds a part of (its *home*). A rank that is its own home gives its document; of several
-the lowest counts. All but rank 0 give it under their rank too, where it is not lost (pipeline stages whose trees
-differ), and for a rank whose home is another one than 0 a Record("vckpt.SameAs") says whose it has. A rank with values
-of its own gives its whole tree under its rank; in the common one a Record("vckpt.PerRank") stands in their place. What
-a rank does not give has to be what its home gives: commons.py."""
+A rank's document is that of its *home*: the lowest rank which is in the save's mesh and in the meshes of all tensors of
+the component that this rank holds a part of. A rank that is its own home gives its document; of several the lowest
+counts. All but rank 0 give it under their rank too, where it is not lost (pipeline stages whose trees differ), and a
+rank whose home is not 0 gives a Record("vckpt.SameAs") that names its home. A rank with values of its own gives its
+whole tree under its rank; the common one has a Record("vckpt.PerRank") in their place. What a rank does not give has to
+equal what its home gives: commons.py."""
 from __future__ import annotations
 
 import weakref
@@ -43,9 +43,8 @@ SAME_AS = "vckpt.SameAs"
 
 
 def parameter_names(optimizer: Any, state: Mapping[str, Any]) -> list[str]:
-    """By which names a save of `state` keeps the state of an optimizer's parameters, in the order of its groups;
-    changes nothing of it. state: {"model": model}, with all modules (and loose parameters) that the optimizer is
-    over."""
+    """The names under which a save of `state` keeps the state of an optimizer's parameters, in the order of its groups.
+    Changes nothing. state: {"model": model}, with all modules (and loose parameters) that the optimizer trains."""
     from . import torch_optimizers
     return torch_optimizers.ordered_names(optimizer, state)
 
@@ -148,8 +147,8 @@ def remembered(component: str, value: Any, memory: Memory, state: Mapping[str, A
 
 
 def of_nothing(result: Collected, staged: bool, home: int) -> None:
-    """Components of which this rank has nothing. Where other ranks than the lowest stand for its documents, it is in a
-    stage that has no part of them, and keeps the nothing under its rank; else the home has nothing either."""
+    """Components of which this rank has nothing. staged: some home is not the lowest rank, so this rank is in a stage
+    that has no part of them, and keeps the nothing under its rank; else the home has nothing either."""
     for walk, tree, text, memo, after in result.empty:
         if staged:
             result.blobs.append((f"{walk.component}.json", True, text))
@@ -158,7 +157,7 @@ def of_nothing(result: Collected, staged: bool, home: int) -> None:
 
 
 class Stale(Exception):
-    """Something that is no tensor stands where the memo has one."""
+    """Something that is no tensor is where the memo has one."""
 
 
 def one(walk: Walk, value: Any, whole: SaveMesh | None, rank: int, world: int, result: Collected) -> Memo:
@@ -196,7 +195,7 @@ def one(walk: Walk, value: Any, whole: SaveMesh | None, rank: int, world: int, r
     elif home != 0 and after.home is not None:
         result.blobs.append((f"{component}.json", True, values.encode(Record(SAME_AS, {"rank": home}))))
     if rank == home:
-        advice.tell_classes(walk.classes)
+        advice.name_classes(walk.classes)
     return after
 
 
@@ -211,7 +210,7 @@ def statistics(walk: Walk) -> frozenset[str]:
 
 
 def add_commons(walk: Walk, tree: Any, text: bytes, memo: Memo, after: Memo, home: int, result: Collected) -> None:
-    """What this rank and its home have to hold alike of a component."""
+    """What has to be equal at this rank and its home of a component."""
     if memo.document is not None and memo.home == after.home and (memo.document is text or memo.document == text):
         after.value_commons = memo.value_commons
     else:
@@ -257,7 +256,7 @@ def empty_parts(skeleton: Skeleton, path: KeyPath, found: dict[KeyPath, bytes]) 
 
 
 def common_document(tree: Any, walk: Walk) -> bytes:
-    """The text of the tree; tensors outside of Subtrees are found here, wherever in it they stand."""
+    """The text of the tree. Tensors outside of Subtrees are found here, wherever in it they are."""
     known = {path for subtree in walk.subtrees.values() if subtree.node is None for path in subtree.paths}
 
     def reference(path: KeyPath, value: Any) -> str:
@@ -369,7 +368,7 @@ def of_all(entries: list[Entry], whole: SaveMesh | None, world: int) -> set[_lib
 
 
 def home_of(walk: Walk, entries: list[Entry], whole: SaveMesh | None, rank: int, world: int) -> int | None:
-    """The rank whose document stands for this one's. None: this one is in no mesh of it, and holds nothing."""
+    """The rank whose document is this one's. None: this one is in no mesh of the component, and holds nothing."""
     if walk.own or any(type(tensor) is Shard and tensor.alone for tensor in walk.tensors):
         return rank
     within, held = set(members_of(whole, world)), {entry.mesh.members for entry in entries if not entry.absent

@@ -399,7 +399,7 @@ class Step:
         return next(self._ranks(component), None) is not None
 
     def _same_as(self, component: str, rank: int) -> int | None:
-        """The rank whose tree stands for this one's, or None."""
+        """The rank whose tree this one shares, or None."""
         name = f"{component}.json"
         size = self._blob_bytes(name, rank)
         if size is None or size >= SAME_AS_BYTES:
@@ -415,7 +415,7 @@ class Step:
         name = f"{component}.json"
         own = rank is not None and self._blob_bytes(name, rank) is not None
         home = self._same_as(component, rank) if own and rank is not None else None
-        # what that rank has stands for this one
+        # this rank shares that one's tree
         if home is not None:
             return self.values(component, home, types, tensors)
         if not own and rank is None and self._blob_bytes(name, None) is None:

@@ -2,12 +2,12 @@
 """Modules: what torch's own state-dict functions give for them, so that FSDP, DDP and their like are taken as torch
 takes them, and the names of their parameters, which optimizers' state goes by (torch_optimizers.py).
 
-Those functions take a tenth of a second for a thousand parameters, at every save. Mostly they give the very tensors
-that stand in the module, under other names. Where that was so the last time (every tensor of the state dict is the
-memory of one in the module), and everything that it was made from is still the same object (submodules and their
-classes, parameters, buffers, hooks, names), the answer is taken from the module itself. Anything else asks torch again;
-so does a module whose state dict is made by code besides torch's (its own state_dict(), a hook), because that may give
-something else each time. A view holds no reference to the module that it is of.
+Those functions take a tenth of a second for a thousand parameters, at every save. Mostly they give the very tensors of
+the module, under other names. Where that was so the last time (every tensor of the state dict is the memory of one in
+the module), and everything that it was made from is still the same object (submodules and their classes, parameters,
+buffers, hooks, names), the answer is taken from the module itself. Otherwise torch is asked again; also for a module
+whose state dict is made by code besides torch's (its own state_dict(), a hook), because that may give something else
+each time. A view holds no reference to its module.
 
 On the way back a module's memory is filled in place, which is what load_state_dict() would do, unless code besides
 torch's takes part in loading (`loading`), or torch's own that does more than to copy: observers, lazy modules."""
@@ -47,8 +47,8 @@ def identical(these: Sequence[object], those: Sequence[object]) -> bool:
 
 
 def memory_of(tensor: torch.Tensor) -> object:
-    """What makes two tensors the same memory, seen the same way. All tensors without items have the address 0: of two
-    sharded ones that have none on this rank the whole shape tells which is which."""
+    """Equal for two tensors that are the same memory, seen the same way. All tensors without items have the address 0:
+    two sharded ones that have none on this rank differ in the whole shape."""
     local = getattr(tensor, "_local_tensor", tensor)
     spec = getattr(tensor, "_spec", None)
     try:
@@ -68,7 +68,7 @@ def is_torchs(function: Any, within: str | tuple[str, ...] = "torch.") -> bool:
 # ---- modules ----
 
 def is_plain(parts: Sequence[torch.nn.Module]) -> bool:
-    """Nobody but torch takes part in the state dict of a module with these parts."""
+    """Only torch's code takes part in the state dict of a module with these parts."""
     return (all(is_torchs(getattr(kind, name)) for kind in set(map(type, parts)) for name in METHODS)
             and all(is_torchs(part.__dict__[name]) for part in parts for name in METHODS if name in part.__dict__)
             and all(is_torchs(hook) for part in parts for name in HOOKS
@@ -76,15 +76,15 @@ def is_plain(parts: Sequence[torch.nn.Module]) -> bool:
 
 
 def keeps_names(parts: Iterable[torch.nn.Module]) -> bool:
-    """Every one of them has in torch's state dicts the name that the module itself has for it, but for PREFIXES."""
+    """Do torch's state dicts have all parts under the names that the module itself has for them, but for PREFIXES?"""
     known = tuple(getattr(sys.modules[name], kind) for name, kind in RENAMING if hasattr(sys.modules.get(name), kind))
     return not any(isinstance(part, known) or "_fqn_modifiers" in part.__dict__ or hasattr(type(part), "_fqn_modifiers")
                    for part in parts)
 
 
 def own_state(module: torch.nn.Module) -> dict[str, Any] | None:
-    """What torch's functions give of a module, where that is its own tensors under its own names. None: they have to be
-    asked."""
+    """What torch's functions give of a module, where that is its own tensors under its own names. None: only those
+    functions know."""
     parts = list(module.modules())
     if not is_plain(parts) or not keeps_names(parts):
         return None
@@ -209,10 +209,10 @@ def is_lazy(tensor: Any) -> bool:
 
 
 def loading(module: torch.nn.Module) -> tuple[tuple[str, ...], bool]:
-    """What the names begin with of all that is to be loaded by load_state_dict() from memory of its own: parts with a
-    hook before the load, or with a way of loading of their own, which may rename, convert or leave out what they are
-    given, or give themselves another shape. And whether load_state_dict() does anything else besides copies: a hook
-    after the load, extra state."""
+    """(Beginnings of the names of all that load_state_dict() has to load from memory of its own, whether
+    load_state_dict() does anything else besides copies). The first are parts with a hook before the load, or with a way
+    of loading of their own, which may rename, convert or leave out what they are given, or give themselves another
+    shape; the second a hook after the load, extra state."""
     own = [] if is_torchs(module.load_state_dict, COPIES) else [""]
     runs, copies = False, functools.cache(lambda function: is_torchs(function, COPIES))
     names = namer(module)

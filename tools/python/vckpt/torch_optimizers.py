@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers: their state by the names of their parameters, as torch's get_optimizer_state_dict gives it. That function
 is never called: of an optimizer that has no state yet it makes a step (pytorch#164929), which counts, runs hooks, and
-changes weights. So the state is the optimizer's own state_dict(), and the names are found here; only FSDP1, whose
-flattened parameters nobody else can take apart, is asked for them (FSDP.optim_state_dict, which makes no step).
+changes weights. So the state is the optimizer's own state_dict(), and the names are found here; only FSDP1, which alone
+can take apart its flattened parameters, is asked for them (FSDP.optim_state_dict, which makes no step).
 
-Names. Where one module of the state has all parameters they are those that it gives them. Else each is named by where
-it stands in the state: the path of a module before its own name, the path of a tensor that is a parameter by itself; so
-an optimizer over `actor` and `critic` is named as that of torch.nn.ModuleDict({"actor": …, "critic": …}) would be. A
-dict with tensors over the parameters' own memory (a module's state_dict()) names them as the module would. A parameter
-given as a vckpt.Shard lends its layout to the state that is kept for it.
+Names. Where one module of the state has all parameters, its names count. Otherwise each parameter is named by its place
+in the state: the path of a module before its own name, the path of a tensor that is a parameter by itself; so an
+optimizer over `actor` and `critic` is named as that of torch.nn.ModuleDict({"actor": …, "critic": …}) would be. A dict
+with tensors over the parameters' own memory (a module's state_dict()) names them as the module would. A parameter given
+as a vckpt.Shard lends its layout to the state that is kept for it.
 
-ZeroRedundancyOptimizer has the state of each parameter at one rank: there it is kept, under its name, by that rank
-alone.
+ZeroRedundancyOptimizer has the state of each parameter at one rank, which alone keeps it, under its name.
 
-What was found is a View: with it the next answer comes from the optimizer's own dicts, where everything that it follows
-from is as it was. A view holds no reference to the optimizer or a module."""
+What was found is a View: with it the next answer comes from the optimizer's own dicts, as long as everything that it
+follows from is as it was. A view holds no reference to the optimizer or a module."""
 from __future__ import annotations
 
 import contextlib
@@ -52,7 +51,7 @@ class Source:
         self.view = module_view(found, views)[0] if isinstance(found, torch.nn.Module) else None
 
     def holds(self, state: Mapping[str, Any], views: Views) -> bool:
-        """Does the object still stand there, and is it what it was?"""
+        """Is the object still there, and is it what it was?"""
         found = self.object()
         at = state
         for key in self.path:
@@ -67,7 +66,7 @@ class Source:
 
 def holders(state: Mapping[str, Any]) -> tuple[list[tuple[KeyPath, torch.nn.Module]], list[tuple[KeyPath, Any]],
                                                list[tuple[KeyPath, dict[Any, Any]]]]:
-    """[(path, module)] of a state, [(path, tensor or Shard of one)], and [(path, dict)], wherever they stand in dicts,
+    """[(path, module)] of a state, [(path, tensor or Shard of one)], and [(path, dict)], wherever they are in dicts,
     lists and tuples; outer ones first."""
     modules: list[tuple[KeyPath, torch.nn.Module]] = []
     tensors: list[tuple[KeyPath, Any]] = []
@@ -97,7 +96,7 @@ def tensor_in(value: Any) -> Any:
 
 
 def place_of(tensor: torch.Tensor) -> object:
-    """What makes two tensors the same memory, also where they have no items."""
+    """Equal for two tensors that are the same memory, also where they have no items."""
     local = getattr(tensor, "_local_tensor", tensor)
     try:
         return local.untyped_storage()._cdata, local.storage_offset(), local.dtype, local.shape, local.stride()
@@ -418,8 +417,8 @@ def is_optimizer(tree: Any) -> bool:
 
 
 def by_parameter(found: Any) -> Any:
-    """A state that get_state_dict has flattened, whoever saved it, with a level for each parameter again; its groups
-    stay by parameter."""
+    """A state that get_state_dict has flattened, with a level for each parameter again; its groups stay by
+    parameter."""
     flat = "state.", "param_groups."
     if type(found) is not dict or not found or not all(isinstance(key, str) and key.startswith(flat) for key in found):
         return found
@@ -553,8 +552,8 @@ def held(value: Any) -> Any:
 
 
 def take_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """By the optimizer's load_state_dict(), so that its hooks run; each value as it was saved. Of a class with a
-    load_state_dict() of its own only tensors are seen to: where it puts the rest is not known."""
+    """Loads by the optimizer's load_state_dict(), so that its hooks run; each value as it was saved. For a class with a
+    load_state_dict() of its own only tensors are kept so: where it puts the rest is not known."""
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
         with dtypes_kept():
             optimizer.load_state_dict(state)

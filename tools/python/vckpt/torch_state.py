@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's tensors as the library is told of them, and torch's process group. Imported only where torch is.
+"""torch's tensors as the library takes them. Imported only where torch is.
 
-Layouts are those of docs/torch.md. The trap stands there: what fully_shard cuts after tensor parallelism it calls
-`_StridedShard`, and where that is uneven the label says another layout than the data has. The order in which it was cut
-is what the data has, so for uneven sizes that is what is said: `S(0),S(0)` over the mesh with its dimensions in that
-order."""
+Layouts are those of docs/torch.md, which has the trap, too: fully_shard calls what it cuts after tensor parallelism
+`_StridedShard`, and where that is uneven the label says another layout than the data has. The data follows the order of
+cutting, so for uneven sizes the entry says that: `S(0),S(0)` over the mesh with its dimensions in that order."""
 from __future__ import annotations
 
 import itertools
@@ -62,7 +61,7 @@ def local_shape(local: torch.Tensor, spec: Any, shape: Sequence[int], rank: int)
 
 
 def check_plain(tensor: torch.Tensor, path: Where) -> None:
-    """That this is memory of items of a kept type. Refuses what is not."""
+    """Refuses what is not memory of items of a kept type."""
     if type(tensor) not in PLAIN_TYPES and (tensor.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl):
         name = type(tensor).__name__
         raise Refused(path, f"a tensor of the class {name} cannot be kept as it is: "
@@ -81,7 +80,7 @@ def check_plain(tensor: torch.Tensor, path: Where) -> None:
 
 
 def is_memory(tensor: torch.Tensor) -> bool:
-    """It is what check_plain lets pass, on a device with memory that is read as it is."""
+    """Does check_plain let it pass? (Its device may be any.)"""
     return (type(tensor) in PLAIN_TYPES and tensor.dtype in DTYPES and tensor.layout is torch.strided
             and not tensor.is_nested)
 
@@ -92,19 +91,19 @@ def settled(local: torch.Tensor) -> torch.Tensor:
     return local if type(local) in PLAIN_TYPES or wait is None else wait()
 
 
-_told: set[torch.device] = set()           # devices of which a line was printed
+_warned: set[torch.device] = set()         # devices of which a line was printed
 
 
 def background(device: torch.device) -> bool:
-    """Is what lies there copied while training goes on? The CPU's memory, and that of the current CUDA device, whose
-    stream the save begins behind. What lies on other devices is brought to the host at the call, behind their current
+    """Is memory of the device copied while training goes on? Yes for the CPU, and for the current CUDA device, whose
+    stream the save begins behind. Tensors on other devices are copied to the host at the call, behind their current
     streams."""
     return device.type == "cpu" or (device.type == "cuda" and device.index in (None, torch.cuda.current_device()))
 
 
-def tell(device: torch.device) -> None:
-    if device.type == "cuda" and device not in _told:
-        _told.add(device)
+def warn(device: torch.device) -> None:
+    if device.type == "cuda" and device not in _warned:
+        _warned.add(device)
         print(f"vckpt: tensors on {device} are copied at the call, not in the background, because "
               f"cuda:{torch.cuda.current_device()} is the current device: "
               f"torch.cuda.set_device({device.index}) first if they are most of the state", file=sys.stderr)
@@ -124,7 +123,7 @@ class TorchEntry(Entry):
         behind = background(tensor.device)
         self.device = tensor.device if behind and tensor.device.type == "cuda" else None
         if not behind:
-            tell(tensor.device)
+            warn(tensor.device)
         self.copy = (self.conjugate or self.negative or not behind or (self.flattened and not tensor.is_contiguous())
                      or (not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) != 0))
         check_items(layout, tensor.numel(), path)
@@ -212,8 +211,8 @@ def word(placement: Any, path: KeyPath, ndim: int) -> str:
 
 
 def cut_order(placements: Sequence[Any], sizes: Sequence[int]) -> dict[int, list[int]] | None:
-    """For each tensor dimension the mesh dimensions in the order in which they cut it, as the split factors tell it:
-    each is the product of the sizes that cut before and stand behind. None where no order gives them."""
+    """For each tensor dimension the mesh dimensions in the order in which they cut it, by the split factors: each is
+    the product of the sizes that cut before it and come behind it. None where no order gives them."""
     orders: dict[int, list[int]] = {}
     for mesh_dim in reversed(range(len(placements))):
         placement = placements[mesh_dim]

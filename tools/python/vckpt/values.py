@@ -4,10 +4,10 @@
     text = encode(state, tensor=keep, is_tensor=lambda value: isinstance(value, torch.Tensor))
     state = decode(text, types=[Config, Phase], tensor=fetch)
 
-JSON's own values stand for themselves; everything else is an object with one name that begins with "$", its tag. The
+JSON's own values are written as such; everything else is an object with one name that begins with "$", its tag. The
 same value gives the same bytes. Nothing is imported or called by a name that is read: a class is used only where the
-caller gave it in `types`, matched by `module.qualname`; without it a vckpt.Record stands for the object, and saves as
-the same bytes.
+caller gave it in `types`, matched by `module.qualname`; otherwise the object comes back as a vckpt.Record, which saves
+as the same bytes.
 
 Tensors are the caller's: where `is_tensor(value)` says so, `tensor(path, value)` is called and gives the name under
 which the tensor is kept, or (name, members) with plain members to keep beside it; decode calls `tensor(path, name,
@@ -65,7 +65,7 @@ FACTORIES = values_read.FACTORIES
 
 def encode(value: Any, *, tensor: Keep | None = None, is_tensor: Callable[[object], bool] | None = None,
            path: KeyPath = (), seen: Callable[[KeyPath, str], None] | None = None) -> bytes:
-    """The document, as bytes. `path` is where the value stands in the state: hooks and errors see it. seen is called
+    """The document, as bytes. `path` is where the value is in the state: hooks and errors see it. seen is called
     with (path, name) for each object of a class that decode has to be given."""
     if (tensor is None) != (is_tensor is None):
         raise TypeError("tensor= and is_tensor= belong together")
@@ -96,9 +96,8 @@ def _str_text(value: str) -> str:
     return quote(value)
 
 
-SCALARS: dict[type, Callable[[Any], str]] = {
-    type(None): lambda _: "null", bool: lambda value: "true" if value else "false", int: _int_text,
-    float: _float_text, str: _str_text}
+SCALARS: dict[type, Callable[[Any], str]] = {type(None): lambda _: "null", bool: lambda value: "true" if value
+                                             else "false", int: _int_text, float: _float_text, str: _str_text}
 
 
 def _type_name(cls: type) -> str:

@@ -2,10 +2,10 @@
 """Values of numpy and torch that are no tensors: scalars, dtypes, sizes, devices, placements, meshes.
 
 `describe` turns one into (tag, content, members), all plain; `restore` does the reverse. Describing imports nothing: an
-object of a library can be met only where the library is in sys.modules. Restoring imports numpy or torch, by names that
-stand here; where one is missing, or lacks the thing (a dtype of a later version, a device of another build), Missing is
-raised and a Record stands for the value. Names that are read are looked up in tables or checked against a class, never
-called."""
+object of a library can occur only where the library is in sys.modules. Restoring imports numpy or torch, by names that
+are written here; where one is missing, or lacks the thing (a dtype of a later version, a device of another build),
+Missing is raised and the value comes back as a Record. Names that are read are looked up in tables or checked against a
+class, never called."""
 from __future__ import annotations
 
 import re

@@ -228,7 +228,7 @@ class _Decoder:
     def large(self, content: Any, path: KeyPath, depth: int) -> int:
         _want(type(content) is str and HEX.fullmatch(content), "not a hexadecimal number")
         value = int(content, 16)
-        _want(abs(value) > MAX_PLAIN, "a number that stands for itself")
+        _want(abs(value) > MAX_PLAIN, "a number that is written plainly")
         return value
 
     def special(self, content: Any, path: KeyPath, depth: int) -> float:
@@ -331,7 +331,7 @@ class _Decoder:
 
 
 class _Malformed(Exception):
-    """The content of a tag is not what the tag asks for. The caller, who knows tag and path, reports it."""
+    """The content of a tag is not what the tag asks for. The caller, which knows tag and path, reports it."""
 
 
 def _want(condition: object, what: str) -> None:

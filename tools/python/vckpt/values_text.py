@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of tagged JSON, both ways, and the paths that errors name. It knows JSON, nothing of the tags.
 
-Out: a node is either a str (a text that stands on one line) or a Block (a container that does not fit one). Nodes are
+Out: a node is either a str (a text on one line) or a Block (a container that does not fit one). Nodes are
 built from the inside outwards, so each text is laid out once. In: `parse` gives JSON's own values, but objects as
-`Pairs`, so that a name given twice is seen, and numbers that no writer writes as `Odd`: whoever walks the tree knows
+`Pairs`, so that a name given twice is seen, and numbers that no writer writes as `Odd`: the walk through the tree knows
 the path and complains."""
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import re
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-KeyPath = tuple[Any, ...]       # where a value stands: keys, indices, Attr for fields of records
+KeyPath = tuple[Any, ...]       # where a value is: keys, indices, Attr for fields of records
 Node: TypeAlias = "str | Block"
 Entries: TypeAlias = "list[tuple[str, Node]]"
 
 WIDTH = 100                     # columns of a container that stays on one line, indentation not counted
 MAX_BYTES = 64 << 20            # of a whole document
 MAX_DEPTH = 100                 # of values in values
-MAX_PLAIN = (1 << 53) - 1       # integers up to here stand as numbers: every JSON reader has them exactly
+MAX_PLAIN = (1 << 53) - 1       # integers up to here are written as numbers: every JSON reader has them exactly
 JSON_DEPTH = 4 * MAX_DEPTH + 8  # one value takes up to four levels: {"$dict": [[key, value]]}
 
 quote = json.encoder.encode_basestring
@@ -58,7 +58,7 @@ def refusal(path: KeyPath, sentence: str, kind: type[Exception] = ValueError) ->
 # ---- out ----
 
 class Block:
-    """`open`, entries (what stands before the node on its line, the node), `close`. `hug`: the last entry goes on the
+    """`open`, entries (what is before the node on its line, the node), `close`. `hug`: the last entry goes on the
     same line and is not indented once more. `kept`: of a node that goes into more than one document, its text by
     indentation."""
 
