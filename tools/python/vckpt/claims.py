@@ -6,17 +6,15 @@ Two different ones are left only where the state itself makes them one (a model 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from .lazy import Stored
 from .loading_tensors import Destination, Fill
+from .step import Step
 from .tensors import shown
-
-if TYPE_CHECKING:
-    from .lazy import Stored
-    from .step import Step
-    from .values_text import KeyPath
+from .values_text import KeyPath
 
 COMPARED_BYTES = 16 << 20       # of each of two tensors at once
 

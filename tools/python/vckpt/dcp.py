@@ -44,19 +44,18 @@ from torch.distributed.checkpoint.storage import (
 from torch.futures import Future
 
 from . import _lib, dcp_looks, dcp_reads, dcp_state, loads, paths, pickles, saver
+from .dcp_state import Place
 from .exchange import Exchanged, Mode, check as check_mode
 from .shard import Layout, PlainBox
 from .signatures import Options, Path as PathLike, Unpack
 from .step import Commit, Step
 from .torch_state import DTYPES, TorchEntry
+from .values_text import KeyPath
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed.checkpoint.metadata import MetadataIndex
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
-
-    from .dcp_state import Place
-    from .values_text import KeyPath
 
 Result: TypeAlias = "tuple[MetadataIndex, int, Place | tuple[()]]"
 

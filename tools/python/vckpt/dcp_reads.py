@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from . import dcp_state, exchange, loads
+from .dcp_state import Kept
 from .loading_tensors import STAGED_BYTES
+from .shard import PlainBox
+from .step import Step
 from .tensors import process_group
 from .torch_state import DTYPES
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import ReadItem
-
-    from .dcp_state import Kept
-    from .shard import PlainBox
-    from .step import Step
 
     Commit: TypeAlias = "Callable[[ReadItem, torch.Tensor], None]"
 

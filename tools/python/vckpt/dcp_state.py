@@ -21,13 +21,12 @@ from torch.distributed.checkpoint import metadata as torch_metadata
 from . import _lib, values
 from .records import Record
 from .state import PER_RANK
+from .step import Step
 from .torch_state import DTYPES
+from .values_text import KeyPath
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-
-    from .step import Step
-    from .values_text import KeyPath
 
 Place = tuple[str, str]     # component, name
 

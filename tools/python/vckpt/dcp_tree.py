@@ -4,13 +4,11 @@ vckpt.save. DCP pickles values: they are read as data (pickles.py), so nothing t
 not plain is a vckpt.Record("vckpt.Pickled"): dcp.load reads it, by StorageReader(..., allow_pickle=True)."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import dcp_state, pickles
 from .records import Record
-
-if TYPE_CHECKING:
-    from .step import Step
+from .step import Step
 
 
 def tree_of(step: Step, component: str) -> Any:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _lib, advice, meshes
+from .meshes import SaveMesh
 from .shard import NUMPY_DTYPES, Entry, Layout, NumpyEntry, Refused, Shard, ShardEntry, said
 from .tensors import is_tensor, torch_state
+from .values_text import KeyPath
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from .meshes import SaveMesh
-    from .values_text import KeyPath
 
 
 def make_entry(component: str, name: str, path: KeyPath, tensor: Any, mesh: SaveMesh | None, rank: int,

@@ -14,12 +14,10 @@ from __future__ import annotations
 import errno
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _lib, meeting
-
-if TYPE_CHECKING:
-    from .meeting import Meeting
+from .meeting import Meeting
 
 Names = dict[str, list[str]]                # of what a component, or an optimizer, has in the step
 Held = dict[str, set[str]]                  # which of them this rank has

@@ -32,6 +32,7 @@ from . import _lib, components, exchange, gaps, meeting, meshes, opening, saver,
 from .arrays import numpy_dtype
 from .claims import Claim, settle
 from .exchange import Mode
+from .lazy import Stored
 from .load_handle import Loaded, LoadHandle, Started
 from .loading_tensors import Destination, Fill, Work, assign, convertible, cuda_device, destination, refusal
 from .loads import Damage, Direct, How, OnDamage, Verify, Watch, chosen
@@ -47,7 +48,6 @@ from .values_text import KeyPath, path_text
 if TYPE_CHECKING:
     import torch
 
-    from .lazy import Stored
     from .torch_modules import ModuleView, Views
 
 Give = Callable[[], Any]        # gives what a place of the state has after the load

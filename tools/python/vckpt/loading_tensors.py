@@ -17,18 +17,17 @@ import numpy as np
 from . import _lib, meshes
 from .arrays import numpy_dtype
 from .entries import make_entry
+from .lazy import Stored
 from .loads import Damage, Extents, How, read, rows
+from .meshes import SaveMesh
 from .shard import Refused, Shard, numpy_address, numpy_number
+from .step import Step
 from .tensors import dotted, torch_state
+from .values_text import KeyPath
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
-
-    from .lazy import Stored
-    from .meshes import SaveMesh
-    from .step import Step
-    from .values_text import KeyPath
 
 Memory: TypeAlias = "NDArray[Any] | torch.Tensor"
 

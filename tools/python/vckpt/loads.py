@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from . import _lib
+from .exchange import Shared
 from .shard import Entry, Layout, PlainBox
+from .step import Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from .exchange import Shared
-    from .step import Step
 
 Described: TypeAlias = "tuple[_lib.Tensor, list[Any]]"      # a tensor for the library, and what it points to
 Verify = Literal["checks", "full"]

@@ -16,16 +16,14 @@ import errno
 import json
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from . import _lib, meeting, paths
+from .exchange import Mode
+from .meeting import Meeting
+from .signatures import Path
 from .step import Commit, Step
 from .tensors import torch_module
-
-if TYPE_CHECKING:
-    from .exchange import Mode
-    from .meeting import Meeting
-    from .signatures import Path
 
 
 def opened(path: Path | Step, group: bool, mode: Mode, missing_ok: bool,

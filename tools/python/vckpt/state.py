@@ -25,18 +25,18 @@ import numpy as np
 
 from . import _lib, advice, commons, components, meshes, values
 from .entries import file_name, make_entry, rank_tensor
+from .meshes import SaveMesh
 from .records import Record
 from .shard import STALE, Entry, Refused, Shard
 from .tensors import current_device, dotted, is_tensor
+from .values_text import KeyPath
 from .walk import DICTS, PerRank, Skeleton, Subtree, Walk
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from .meshes import SaveMesh
     from .torch_modules import Views
-    from .values_text import KeyPath
 
 PER_RANK = Record("vckpt.PerRank", {})
 SAME_AS = "vckpt.SameAs"

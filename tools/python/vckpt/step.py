@@ -32,11 +32,10 @@ from .paths import split
 from .shard import _box
 from .signatures import Box, Path
 from .state import SAME_AS
+from .values_text import KeyPath
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from .values_text import KeyPath
 
 
 class TensorInfo(NamedTuple):

@@ -8,14 +8,12 @@ import functools
 import gc
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .shard import Shard
-
-if TYPE_CHECKING:
-    from .values_text import KeyPath
+from .values_text import KeyPath
 
 
 @contextlib.contextmanager

@@ -18,15 +18,13 @@ import functools
 import inspect
 import operator
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from . import presets
-
-if TYPE_CHECKING:
-    import weakref
 
 Views: TypeAlias = "weakref.WeakKeyDictionary[Any, Any]"       # of modules and optimizers
 Names = dict[int, list[str]]    # id of a parameter: its names

@@ -21,16 +21,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from . import presets
 from .shard import Refused, Shard, Where
 from .torch_modules import COMPILED, Names, Views, identical, is_torchs, module_view, parameter_names
-
-if TYPE_CHECKING:
-    from .values_text import KeyPath
+from .values_text import KeyPath
 
 Found: TypeAlias = "tuple[Names, list[Source] | None, torch.nn.Module | None, dict[int, Shard]]"
 

@@ -4,17 +4,15 @@ optimizer does not have yet is made beside it, and given to it when all has arri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .presets import HAS_MASTERS, MASTER, STEP, Part, SplitOptimizer, is_flat, without_masters
+from .shard import Shard
 from .torch_optimizers import Compared, checked
 from .torch_state import TORCH_DTYPES
-
-if TYPE_CHECKING:
-    from .shard import Shard
-    from .values_text import KeyPath
+from .values_text import KeyPath
 
 
 def fits(groups: list[Any], order: list[list[str]]) -> bool:

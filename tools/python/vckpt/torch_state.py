@@ -16,13 +16,12 @@ import numpy as np
 import torch
 
 from . import _lib, meshes
+from .meshes import NamedRanks, Ranks, SaveMesh
 from .shard import NUMPY_DTYPES, STALE, Entry, Layout, Refused, Where, check_items
+from .values_text import KeyPath
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from .meshes import NamedRanks, Ranks, SaveMesh
-    from .values_text import KeyPath
 
 DTYPES = {getattr(torch, name): _lib.DTYPES.index(word)
           for name, word in (*NUMPY_DTYPES.items(), ("float4_e2m1fn_x2", "f4_e2m1fn_x2")) if hasattr(torch, name)}

@@ -30,7 +30,7 @@ import io
 import pathlib
 import types as _types
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from . import advice, values_foreign, values_read
 from .records import Mesh, Record
@@ -39,6 +39,8 @@ from .values_text import (
     MAX_DEPTH,
     MAX_PLAIN,
     Attr,
+    KeyPath,
+    Node,
     array,
     container,
     mapping,
@@ -47,9 +49,6 @@ from .values_text import (
     refusal,
     render,
 )
-
-if TYPE_CHECKING:
-    from .values_text import KeyPath, Node
 
 Keep: TypeAlias = "Callable[[KeyPath, Any], str | tuple[str, dict[str, Any]]]"
 
