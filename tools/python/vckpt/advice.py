@@ -35,26 +35,22 @@ ADVICE: list[tuple[Any, str]] = [
     ((KeysView, ValuesView, ItemsView, Sequence), "give list() of it"),
     (BaseException, PLAIN),
 ]
+OF_LIBRARIES = [
+    (f"{__package__}.lazy", "LazyTensor", "give its numpy() or its torch()"),
+    ("numpy.random", "Generator", "give its bit_generator.state, with per_rank= where ranks differ"),
+    ("numpy.random", "RandomState", "give its get_state(legacy=False), with per_rank= where ranks differ"),
+    ("numpy", "generic", "give it as another dtype"),
+    ("torch.utils.data", "DataLoader", "it has no state of its own: give epoch and position of its sampler, or use "
+                                       "torchdata's StatefulDataLoader, with per_rank="),
+]
 BY_MODULE = {"functools": LEAVE_OUT, "builtins": PLAIN}
 OTHERWISE = "give what it holds as plain values, or a state_dict() that does"
 
 
 def of_library(value: object) -> str | None:
-    """Of numpy's and torch's objects, and of a tensor of an open step."""
-    numpy, data = sys.modules.get("numpy"), sys.modules.get("torch.utils.data")
-    lazy = sys.modules.get(f"{__package__}.lazy")
-    if lazy and isinstance(value, lazy.LazyTensor):
-        return "give its numpy() or its torch()"
-    if numpy and isinstance(value, numpy.random.Generator):
-        return "give its bit_generator.state, with per_rank= where ranks differ"
-    if numpy and isinstance(value, numpy.random.RandomState):
-        return "give its get_state(legacy=False), with per_rank= where ranks differ"
-    if numpy and isinstance(value, numpy.generic):
-        return "give it as another dtype"
-    if data and isinstance(value, data.DataLoader):
-        return ("it has no state of its own: give epoch and position of its sampler, or use torchdata's "
-                "StatefulDataLoader, with per_rank=")
-    return None
+    """Of objects of libraries, which are not imported for it."""
+    kinds = ((getattr(sys.modules.get(module), name, None), what) for module, name, what in OF_LIBRARIES)
+    return next((what for kind, what in kinds if kind and isinstance(value, kind)), None)
 
 
 def of_value(value: object) -> str:

@@ -40,7 +40,10 @@ def settle(step: Step, claims: Iterable[Claim]) -> tuple[list[Fill], list[Callab
     fills: list[Fill] = []
     moves: list[Callable[[], Any]] = []
     differ: list[tuple[str, str]] = []
-    for same in _together(claims, places):
+    together: dict[object, list[Claim]] = {}            # claims of the same memory
+    for one, place in zip(claims, places):
+        together.setdefault(place, []).append(one)
+    for same in together.values():
         if len(same) == 1:
             fills += [same[0].fill()] if same[0].fills else []
             continue
@@ -52,14 +55,6 @@ def settle(step: Step, claims: Iterable[Claim]) -> tuple[list[Fill], list[Callab
             differ.append((shown(kinds[0][0].path), shown(kinds[-1][0].path)))
         fills += [one.fill() for one in kinds[-1] if one.fills][:1] if kinds else []
     return fills, moves, differ
-
-
-def _together(claims: Iterable[Claim], places: Iterable[object]) -> Iterable[list[Claim]]:
-    """Claims of the same memory."""
-    found: dict[object, list[Claim]] = {}
-    for one, place in zip(claims, places):
-        found.setdefault(place, []).append(one)
-    return found.values()
 
 
 def _by_value(step: Step, claims: list[Claim]) -> list[list[Claim]]:

@@ -77,13 +77,8 @@ def rows(group: str, found: dict[KeyPath, bytes]) -> list[Row]:
 
 
 def none_of(group: str) -> Row:
+    """The row that says "nothing", of a group that has no other."""
     return group, NONE, b""
-
-
-def declare_none(rows: list[Row], group: str) -> None:
-    """Adds the row that says "nothing", where the group has no other."""
-    if not any(one == group for one, _, _ in rows):
-        rows.append(none_of(group))
 
 
 # ---- names of tensors ----

@@ -497,9 +497,11 @@ class StorageReader(_Storage, _StorageReader):
         assert self.step is not None
         return self.step
 
+    def where(self) -> str:
+        return f"{self.path}: {self.opened().run}/{self.opened().number}"
+
     def missing(self, key: str) -> _lib.NotFound:
-        return _lib.NotFound(errno.ENOENT, f"{self.path}: {self.opened().run}/{self.opened().number} has no entry "
-                                           f"{key!r}")
+        return _lib.NotFound(errno.ENOENT, f"{self.where()} has no entry {key!r}")
 
     def entry(self, key: str) -> bytes:
         if key in self.values:
@@ -517,10 +519,9 @@ class StorageReader(_Storage, _StorageReader):
         try:
             return pickles.reencoded(entry)
         except pickles.Refused as error:
-            raise _lib.invalid(f"{self.path}: {self.opened().run}/{self.opened().number}: entry {key[:300]!r}: "
-                               f"{error}. Python's own reader of pickles may take it, and runs whatever it says: if "
-                               "you trust the author of this store, give StorageReader(..., "
-                               "allow_pickle=True)") from None
+            raise _lib.invalid(f"{self.where()}: entry {key[:300]!r}: {error}. Python's own reader of pickles may take "
+                               "it, and runs whatever it says: if you trust the author of this store, give "
+                               "StorageReader(..., allow_pickle=True)") from None
 
     def wanted(self, item: ReadItem, target: torch.Tensor) -> tuple[dcp_state.Kept, PlainBox]:
         """What an item asks for: the tensor of the step, and the box of it."""
@@ -528,14 +529,13 @@ class StorageReader(_Storage, _StorageReader):
         stored = None if kept is None else self.opened()._find(kept.component, kept.name)
         if kept is None or stored is None:
             raise self.missing(index.fqn)
+        wrong = None
         if DTYPES.get(dcp_state.kept_dtype(kept.dtype)) != stored[1]:
-            raise dcp_state.BadDocument(f"{self.path}: {self.opened().run}/{self.opened().number}: key "
-                                        f"{index.fqn[:300]!r}: {dcp_state.DOCUMENT} says {kept.dtype}, the step has "
-                                        f"{_lib.DTYPES[stored[1]]}")
-        if kept.shape != stored[2]:
-            raise dcp_state.BadDocument(f"{self.path}: {self.opened().run}/{self.opened().number}: key "
-                                        f"{index.fqn[:300]!r}: {dcp_state.DOCUMENT} says shape {list(kept.shape)}, the "
-                                        f"step has {list(stored[2])}")
+            wrong = f"says {kept.dtype}, the step has {_lib.DTYPES[stored[1]]}"
+        elif kept.shape != stored[2]:
+            wrong = f"says shape {list(kept.shape)}, the step has {list(stored[2])}"
+        if wrong:
+            raise dcp_state.BadDocument(f"{self.where()}: key {index.fqn[:300]!r}: {dcp_state.DOCUMENT} {wrong}")
         if tuple(target.shape) != tuple(item.lengths):
             raise _lib.invalid(f"{index.fqn}: the planner asks for a box of shape {tuple(item.lengths)}, but gives a "
                                f"tensor of shape {tuple(target.shape)}")

@@ -78,9 +78,7 @@ class Handle:
         """Of a save that was not submitted: the other ranks learn why."""
         if not self._submitted:
             self._refs = []
-            pointer, self._pointer = self._pointer, None
-            if pointer:
-                self._native.free(pointer, _why(error))
+            self._free(_why(error))
 
     # -- asking --
 
@@ -169,10 +167,10 @@ class Handle:
             self._refs = []
         return not self._refs
 
-    def _free(self) -> None:
+    def _free(self, reason: bytes | None = None) -> None:
         pointer, self._pointer = self._pointer, None
         if pointer:
-            self._native.free(pointer)
+            self._native.free(pointer, reason)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import _lib, paths
 from ._lib import EFORKED, Error, Forked, invalid
-from .handle import Handle, _why
+from .handle import Handle
 from .signatures import Attributes, Path
 from .state import Memory
 from .tensors import torch_module
@@ -104,14 +104,18 @@ class Native:
             raise invalid(f"{self.store}/{self.run}: {self.world} ranks save together, so a save needs step=: the "
                           "trainer's count of iterations, the same on all ranks")
         number = _lib.NONE if step is None else _lib.whole(step, "step", 0, 2**44 - 1, "0 to 2**44 - 1")
+        refused = None
         try:
             o = self._save_options(number, attributes, base, replace)
-        except BaseException as error:
-            self._skip(number, error)
-            raise
+        except BaseException as error:      # ranks that have not refused it would wait for this rank's part
+            refused, o = error, _lib.SaveOptions(size=ctypes.sizeof(_lib.SaveOptions), step=number)
         pointer = c_void_p()
         _lib.call("vckpt_save_begin", self._pointer, byref(o), byref(pointer))
-        return Handle(self, pointer.value, step, replace)
+        handle = Handle(self, pointer.value, step, replace)
+        if refused is not None:
+            handle.give_up(refused)
+            raise refused
+        return handle
 
     def free(self, pointer: int | None, reason: bytes | None = None) -> None:
         """reason: why it was not submitted, for the other ranks."""
@@ -134,23 +138,14 @@ class Native:
 
     def _save_options(self, step: int, attributes: Attributes | None, base: Path | Iterable[Path] | None,
                       replace: bool) -> _lib.SaveOptions:
-        o = _lib.SaveOptions(size=ctypes.sizeof(_lib.SaveOptions))
-        o.step = step
+        o = _lib.SaveOptions(size=ctypes.sizeof(_lib.SaveOptions), step=step, stream=_stream())
         pairs = [(_lib.text(key, "attribute"), _attribute(key, value)) for key, value in (attributes or {}).items()]
-        o.attributes, o.nattributes = (_lib.Attribute * max(len(pairs),
-                                                            1))(*(_lib.Attribute(*pair) for pair in pairs)), len(pairs)
+        o.attributes = (_lib.Attribute * max(len(pairs), 1))(*(_lib.Attribute(*pair) for pair in pairs))
+        o.nattributes = len(pairs)
         bases = [base_name(one, self.store) for one in _several(base)]
         o.bases, o.nbases = (c_char_p * max(len(bases), 1))(*bases), len(bases)
-        o.stream = _stream()
         o.flags = _lib.REPLACE if replace else 0
         return o
-
-    def _skip(self, step: int, error: BaseException) -> None:
-        """Begins the save and gives it up, because ranks that have not refused it would wait for this rank's part."""
-        pointer, o = c_void_p(), _lib.SaveOptions(size=ctypes.sizeof(_lib.SaveOptions), step=step)
-        _lib.call("vckpt_save_begin", self._pointer, byref(o), byref(pointer))
-        self.live.add(pointer.value)
-        self.free(pointer.value, _why(error))
 
     # A thread drops what handles keep for staging once staging is over, whether or not the caller asks.
 

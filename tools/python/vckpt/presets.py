@@ -242,8 +242,8 @@ def cut_by_megatron(parameter: Any, sizes: Mapping[str, int], tp: str) -> tuple[
 
 def shared_groups(optimizer: Any, names: Mapping[Any, str]) -> dict[str, int]:
     """{name: number of its group}: a rank knows those of which it has a part."""
-    mine = {named(names, parameter): int(place[0]) for parameter, place
-            in optimizer.model_param_group_index_map.items()}
+    mine = {named(names, parameter): int(place[0])
+            for parameter, place in optimizer.model_param_group_index_map.items()}
     dist, group = process_group(), getattr(optimizer, "data_parallel_group", None)
     if group is None or dist is None or dist.get_world_size(group) == 1:
         return mine

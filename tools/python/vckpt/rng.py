@@ -42,8 +42,7 @@ def set_rng_state(state: Any, generator: Any = None) -> None:
     """Sets the generators back to what rng_state() gave, or what Step.values gives for it. generator: a
     torch.Generator, set to what Step.values gives for one that was in the state."""
     if generator is not None:
-        import torch
-        generator.set_state(torch.frombuffer(bytearray(state["state"]), dtype=torch.uint8))
+        generator.set_state(_tensor(state["state"]))
         return
     states = state.states if isinstance(state, RngState) else state
     random.setstate(states["python"])
@@ -52,11 +51,15 @@ def set_rng_state(state: Any, generator: Any = None) -> None:
                          kept["has_gauss"], kept["gauss"]))
     if "torch" in states:
         import torch
-        torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
+        torch.set_rng_state(_tensor(states["torch"]))
         if "cuda" in states and torch.cuda.is_available():
             kept = states.get("cuda_devices")
             if (kept and len(kept["states"]) == torch.cuda.device_count()
                     and kept["current"] == torch.cuda.current_device()):
-                torch.cuda.set_rng_state_all([torch.frombuffer(bytearray(state), dtype=torch.uint8)
-                                              for state in kept["states"]])
-            torch.cuda.set_rng_state(torch.frombuffer(bytearray(states["cuda"]), dtype=torch.uint8))
+                torch.cuda.set_rng_state_all([*map(_tensor, kept["states"])])
+            torch.cuda.set_rng_state(_tensor(states["cuda"]))
+
+
+def _tensor(state: bytes) -> Any:
+    import torch
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)

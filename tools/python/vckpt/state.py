@@ -127,7 +127,9 @@ def collect(state: Mapping[str, Any], *, mesh: Any = None, rank: int = 0, world:
     if world > 1:
         of_nothing(result, any(memo.home not in (None, lowest) for memo in memory.memos.values()), lowest)
         if rank in members_of(whole, world) and (rank == lowest or not any(map(len, result.rows))):
-            commons.declare_none(result.commons, commons.group_name(commons.COMPONENTS, lowest))
+            group = commons.group_name(commons.COMPONENTS, lowest)
+            if not any(row[0] == group for row in result.commons):
+                result.commons.append(commons.none_of(group))
     return result
 
 
@@ -182,7 +184,8 @@ def one(walk: Walk, value: Any, whole: SaveMesh | None, rank: int, world: int, r
     if text is not None:
         if world > 1:
             result.commons += after.tensor_commons
-            if rank == home or not is_nothing(tree):
+            nothing = tree is None or (type(tree) in (*DICTS, list, tuple) and not tree)
+            if rank == home or not nothing:
                 add_commons(walk, tree, text, memo, after, home, result)
             elif after.home is not None:
                 result.empty.append((walk, tree, text, memo, after))
@@ -222,10 +225,6 @@ def add_commons(walk: Walk, tree: Any, text: bytes, memo: Memo, after: Memo, hom
     result.commons += after.value_commons
     if after.everyone:
         result.commons.append((commons.group_name(commons.COMPONENTS, home), values.path_text(walk.root), b""))
-
-
-def is_nothing(tree: Any) -> bool:
-    return tree is None or (type(tree) in (*DICTS, list, tuple) and not tree)
 
 
 def leaves(tree: Any, path: KeyPath, named: commons.Named, found: dict[KeyPath, bytes]) -> None:

@@ -202,11 +202,11 @@ def own_state(optimizer: torch.optim.Optimizer, path: Where) -> tuple[dict[str, 
     """(The optimizer's own state_dict(), what it has beside "state" and "param_groups": a loss scale, a hook's
     values.)"""
     taken = optimizer.state_dict()
-    if not isinstance(taken, dict) or not isinstance(taken.get("state"),
-                                                     dict) or not isinstance(taken.get("param_groups"), list):
-        raise Refused(path, f'the state_dict() of {type(optimizer).__name__} has no "state" and "param_groups", so '
-                            'the parameters\' names cannot be put '
-                            "into it: put its state_dict() into the state instead of the optimizer")
+    if (not isinstance(taken, dict) or not isinstance(taken.get("state"), dict)
+            or not isinstance(taken.get("param_groups"), list)):
+        raise Refused(path, f'the state_dict() of {type(optimizer).__name__} has no "state" and "param_groups", so the '
+                            "parameters' names cannot be put into it: put its state_dict() into the state instead of "
+                            "the optimizer")
     return taken, {key: value for key, value in taken.items() if key not in ("state", "param_groups")}
 
 
@@ -308,8 +308,8 @@ class View:
                 return None
             result["state"][name] = dict(state)
         for (keys, parameters, names), group in zip(self.groups, optimizer.param_groups):
-            if len(keys) != len(group) or not identical(group["params"],
-                                                        parameters) or any(key not in group for key in keys):
+            if (len(keys) != len(group) or not identical(group["params"], parameters)
+                    or any(key not in group for key in keys)):
                 return None
             result["param_groups"].append({key: names if key == "params" else group[key] for key in keys})
         return result

@@ -249,8 +249,8 @@ class _Encoder:
         like = values_foreign.PLACEMENT_LIKE.get(cls.__name__)
         if like and all(hasattr(value, name) for name in like):
             fields = {name: getattr(value, name) for name in like}
-        elif isinstance(value, tuple) and isinstance(getattr(cls, "_fields", None),
-                                                     tuple) and len(cls._fields) == len(value):
+        elif (isinstance(value, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
+              and len(cls._fields) == len(value)):
             fields = dict(zip(cls._fields, value))
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = _dataclass_fields(value, path)

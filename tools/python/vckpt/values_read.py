@@ -372,10 +372,12 @@ def _build(cls: Any, type_name: str, values: dict[str, Any], path: KeyPath) -> A
             known = [field.name for field in dataclasses.fields(cls)]
             defaults = {field.name: field.default for field in dataclasses.fields(cls)
                         if field.default is not dataclasses.MISSING}
+            defaults.update((field.name, field.default_factory()) for field in dataclasses.fields(cls)
+                            if field.default_factory is not dataclasses.MISSING and field.name not in values)
         for name in values:
             if name not in known:
                 raise refusal((*path, Attr(name)), f"{type_name} has no such field")
-        filled = {**_factories(cls, kind, values), **defaults, **values}
+        filled = {**defaults, **values}
         for name in known:
             if name not in filled:
                 raise refusal((*path, Attr(name)), f"the field is missing, and {type_name} has no default for it")
@@ -387,13 +389,6 @@ def _build(cls: Any, type_name: str, values: dict[str, Any], path: KeyPath) -> A
         return made
     except (TypeError, AttributeError) as error:
         raise refusal(path, f"{type_name} cannot be made from its fields: {error}") from None
-
-
-def _factories(cls: Any, kind: str | None, values: dict[str, Any]) -> dict[str, Any]:
-    if kind != "dataclass":
-        return {}
-    return {field.name: field.default_factory() for field in dataclasses.fields(cls)
-            if field.default_factory is not dataclasses.MISSING and field.name not in values}
 
 
 # tag: handler(decoder, content, path, depth, **members), members that must be there, members that may be
