@@ -74,9 +74,12 @@ class SplitOptimizer:
     def of(self, part: Part) -> dict[str, Any]:
         """The state of one parameter: Shards, and values that are the same at all ranks. Where this rank has nothing of
         the parameter: empty Shards, for the keys of another parameter."""
-        holder = part.holder if part.holder is not None else self.any_holder(part.group)
-        if holder is None:
-            return {}
+        holder = part.holder
+        if holder is None:                  # that of another parameter, of the same group if there is one
+            others = (one for one in self.parts if one.holder is not None)
+            other = min(others, key=lambda one: one.group != part.group, default=part)
+            if (holder := other.holder) is None:
+                return {}
         kept, group = self.optimizer.state.get(holder, {}), self.optimizer.param_groups[part.group]
         found = {key: part.shard(self.items(part, value), self.mesh) if is_flat(value, holder) else value
                  for key, value in kept.items()}
@@ -89,12 +92,6 @@ class SplitOptimizer:
     def items(self, part: Part, flat: torch.Tensor) -> torch.Tensor:
         count = part.flat[1] - part.flat[0] if part.holder is not None else 0
         return flat.detach().view(-1)[part.at:part.at + count]
-
-    def any_holder(self, group: int) -> torch.Tensor | None:
-        """One of that group if there is one, else any."""
-        found = [part for part in self.parts if part.holder is not None]
-        found.sort(key=lambda part: part.group != group)
-        return found[0].holder if found else None
 
     def dtype(self, holder: torch.Tensor, saved: torch.dtype, live: torch.Tensor | None) -> torch.dtype:
         """Of a flat tensor that a load fills. live: the one that the optimizer has. These frameworks' kernels want the

@@ -150,7 +150,7 @@ class ModuleView:
 
 
 def module_view(module: torch.nn.Module, views: Views) -> tuple[ModuleView, dict[str, Any]]:
-    """The view of a module as it is now."""
+    """(The view of a module as it is now, its state dict)."""
     view = views.get(module)
     if view is None or view.tensors is None or not identical(signature(module), view.signature):
         own = own_state(module)
@@ -162,12 +162,6 @@ def module_view(module: torch.nn.Module, views: Views) -> tuple[ModuleView, dict
                                           getattr(found, "_metadata", None), own is not None)
         return view, taken if view.tensors is None else view.tensors
     return view, view.tensors
-
-
-def module_state(module: torch.nn.Module, views: Views) -> tuple[dict[str, Any], set[str]]:
-    """(state dict, names of its buffers)."""
-    view, tensors = module_view(module, views)
-    return tensors, view.buffers
 
 
 def names_of(module: torch.nn.Module, name: str) -> list[str]:

@@ -252,11 +252,15 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     return kind(mapped(item, function) for item in value) if kind in (list, tuple) else function(value)
 
 
-def flattened(module: torch.nn.Module) -> bool:
-    """Is any part of the module under FSDP1?"""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    kind = getattr(fsdp, "FullyShardedDataParallel", None)
-    return kind is not None and any(isinstance(part, kind) for part in module.modules())
+def flattened_in(found: Found, path: Where) -> torch.nn.Module | None:
+    """The module that has all parameters of an optimizer, if any part of the modules that have some is under FSDP1."""
+    kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    modules: list[Any] = [source.object() for source in found[1] or () if source.view is not None and kind is not None]
+    if not any(isinstance(part, kind) for module in modules for part in module.modules()):
+        return None
+    if found[2] is None:
+        raise Refused(path, ONE_MODULE)
+    return found[2]
 
 
 def of_flattened(module: torch.nn.Module, optimizer: torch.optim.Optimizer, path: Where) -> dict[str, Any]:
@@ -340,18 +344,18 @@ def optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], 
     if is_zero(optimizer):
         own()
         return of_zero(optimizer, find_names(optimizer, state, views, path)[0])
-    view = views.get(optimizer)
+    view: View | None = views.get(optimizer)
     if view is not None and all(source.holds(state, views) for source in view.sources):
-        known: dict[str, Any] | None = view.answer(optimizer)
+        known = view.answer(optimizer)
         if known is not None:
             return known
     views.pop(optimizer, None)
     refuse_odd(optimizer, path)
-    names, sources, module, shards = find_names(optimizer, state, views, path)
-    if any(flattened(source.object()) for source in sources or () if source.view is not None):
-        if module is None:
-            raise Refused(path, ONE_MODULE)
+    found = find_names(optimizer, state, views, path)
+    module = flattened_in(found, path)
+    if module is not None:
         return of_flattened(module, optimizer, path)
+    names, sources, _, shards = found
     taken = named(optimizer, names, path)
     if any(shard.alone for shard in shards.values()):
         own()
@@ -363,10 +367,10 @@ def optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], 
     plain = is_torchs(optimizer.state_dict) and all(map(is_torchs, hooks_of(optimizer)))
     if sources is not None and plain and all(isinstance(value, dict) for value in taken["state"].values()):
         view = View(optimizer, names, sources, taken)
-        found = view.answer(optimizer)
-        if found is not None and equal(taken, found):
+        known = view.answer(optimizer)
+        if known is not None and equal(taken, known):
             views[optimizer] = view
-            return found
+            return known
     return taken
 
 
@@ -384,12 +388,7 @@ def flattened_module(optimizer: torch.optim.Optimizer, state: Mapping[str, Any],
     """The module whose parameters the optimizer has, if FSDP1 has flattened any of them."""
     if sys.modules.get("torch.distributed.fsdp") is None or is_zero(optimizer):
         return None
-    _, sources, module, _ = find_names(optimizer, state, views, path)
-    if not any(flattened(source.object()) for source in sources or () if source.view is not None):
-        return None
-    if module is None:
-        raise Refused(path, ONE_MODULE)
-    return module
+    return flattened_in(find_names(optimizer, state, views, path), path)
 
 
 def checked(trees: list[Any], order: list[list[str]], path: KeyPath) -> list[Any]:

@@ -187,9 +187,9 @@ class Walk:
         torch = torch_module()
         self.handed.add(path)
         if torch is not None and isinstance(value, torch.nn.Module):
-            from .torch_modules import module_state
-            tensors, buffers = module_state(value, self.memory.views)
-            self.buffers |= {dotted((*path, name)) for name in buffers}
+            from .torch_modules import module_view
+            view, tensors = module_view(value, self.memory.views)
+            self.buffers |= {dotted((*path, name)) for name in view.buffers}
             return tensors
         if torch is not None and isinstance(value, torch.optim.Optimizer):
             from .torch_optimizers import optimizer_state
