@@ -58,16 +58,12 @@ def shard_entry(component: str, name: str, path: KeyPath, shard: Shard, mesh: Sa
     native = mesh[2] if mesh and not shard.alone else None
     own = meshes.given(shard.mesh, "Shard: mesh")
     if own is not None:
-        names, ranks = own
         whole = (mesh[:2] if mesh else meshes.array_of(torch_state().root_of(shard.mesh))
                  if type(shard.mesh).__name__ == "DeviceMesh" else None)
-        if whole is not None and set(whole[1].reshape(-1)) != set(ranks.reshape(-1)):
-            found = meshes.within(whole, (names, ranks))
-            if found is not None:                       # a slice: the same along the dimensions that it leaves out
-                names, ranks, before = found
-                words = words and ",".join(["R"] * before + [words])
-                if shard.flat is not None or shard.boxes is not None:
-                    same = ",".join(names[:before] + ([same] if same else [])) or None
+        names, ranks, before = meshes.placed(whole, own)        # a slice: the same along the dimensions that it lacks
+        words = words and ",".join(["R"] * before + [words])
+        if before and (shard.flat is not None or shard.boxes is not None):
+            same = ",".join(names[:before] + ([same] if same else [])) or None
         native = meshes.named(names, ranks)
     flags |= (_lib.BUFFER if shard.buffer else 0) | (_lib.ALONE if shard.alone else 0)
     layout = Layout(shape, native, words, shard.flat, shard.boxes, same)

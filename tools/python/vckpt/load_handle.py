@@ -10,7 +10,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from . import _lib
 from .exchange import Exchanged, Shared
@@ -78,17 +78,13 @@ class Started:
 
     def __exit__(self, *_: object) -> None:
         """Drops the state as well."""
-        self._read = self._finish = _gone
+        del self._read, self._finish
         self.step.close()
 
     def finished(self) -> Loaded:
         """Once everything has been read."""
         found = self._finish(self.watch.read)
         return found._replace(exchange=self.shared.found) if self.shared else found
-
-
-def _gone(*_: object) -> NoReturn:
-    raise AssertionError("the load is over")
 
 
 class _Reading(threading.Thread):

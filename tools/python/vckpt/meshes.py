@@ -90,3 +90,9 @@ def within(whole: NamedRanks, part: NamedRanks) -> tuple[list[str], Ranks, int] 
     rest = [d for d in rest if ranks.shape[d] > 1]
     full = full.reshape([ranks.shape[d] for d in rest] + list(part_ranks.shape))
     return dimension_names([names[d] for d in rest] + list(part_names), full.ndim), full, len(rest)
+
+
+def placed(whole: NamedRanks | None, part: NamedRanks) -> tuple[list[str], Ranks, int]:
+    """`within` a whole that has other ranks, too; else `part` as it is."""
+    found = within(whole, part) if whole is not None and {*whole[1].flat} != {*part[1].flat} else None
+    return found or (*part, 0)

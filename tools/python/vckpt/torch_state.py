@@ -295,12 +295,8 @@ def find_layout(spec: Any, shape: tuple[int, ...], save_mesh: SaveMesh | None, p
     if whole is None:
         root = root_of(spec.mesh)
         whole = meshes.array_of(root) if root is not None and root is not spec.mesh else None
-    if whole is not None and set(whole[1].reshape(-1)) != set(ranks.reshape(-1)):
-        found = meshes.within(whole, (names, ranks))
-        if found is not None:
-            names, ranks, before = found
-            words = ["R"] * before + words
-    return meshes.named(names, ranks), ",".join(words)
+    names, ranks, before = meshes.placed(whole, (names, ranks))
+    return meshes.named(names, ranks), ",".join(["R"] * before + words)
 
 
 def to_numpy_bytes(tensor: torch.Tensor, path: KeyPath) -> tuple[str, NDArray[Any]]:
