@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt: checkpoints of training jobs. docs/python.md is the manual.
 
-    vckpt.save("/ckpt/llama", {"model": model, "optimizer": optimizer, "rng": vckpt.rng_state()}, attributes={"loss":
-    2.31})
+    state = {"model": model, "optimizer": optimizer, "rng": vckpt.rng_state()}
+    vckpt.save("/ckpt/llama", state, attributes={"loss": 2.31})
 
     with vckpt.Saver("/ckpt/llama") as saver:
         handle = saver.async_save(state, step=1000)
@@ -57,7 +57,7 @@ __all__ = ["Aborted", "BlobInfo", "Commit", "Damage", "Damaged", "Error", "Excha
 
 
 def version() -> str:
-    """Of the library, which is vckpt.__version__."""
+    """The version of the library, as in vckpt.__version__."""
     from . import _lib
     found: bytes = _lib.lib().vckpt_version()
     return found.decode()

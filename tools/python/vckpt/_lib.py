@@ -65,7 +65,7 @@ class Error(OSError):
 
 
 class InvalidArgument(Error, ValueError):
-    """A name, shape, placement, number or option that cannot be."""
+    """An impossible name, shape, placement, number or option."""
 
 
 def invalid(text: str) -> InvalidArgument:
@@ -111,7 +111,7 @@ class Undecided(Error):
 
 
 class Timeout(Error, TimeoutError):
-    """Not decided within the time-out: ask again."""
+    """There was no decision within the time-out: ask again."""
 
 
 class Forked(Error, ChildProcessError):
@@ -387,7 +387,7 @@ def candidates() -> list[str]:
 
 
 def _load(paths: list[str]) -> ctypes.CDLL:
-    """The first that is whole: a build that was stopped or had no room leaves a part of a library."""
+    """Loads the first that is whole: a build that was stopped or had no room leaves a part of a library."""
     wrong = []
     for path in paths:
         try:
@@ -434,7 +434,7 @@ def error(code: int, text: str, where: str | None = None) -> Error:
 
 
 def call(name: str, *arguments: Any) -> int:
-    """Calls a function whose last argument is the error; its result, or raises."""
+    """Calls a function whose last argument is the error. Gives its result, or raises."""
     err = ErrorText()
     result: int = getattr(lib(), name)(*arguments, byref(err))
     if result < 0:

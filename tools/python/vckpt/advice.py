@@ -48,7 +48,7 @@ OTHERWISE = "give what it holds as plain values, or a state_dict() that does"
 
 
 def of_library(value: object) -> str | None:
-    """Of objects of libraries, which are not imported for it."""
+    """What to do about an object of a library. None is imported for it."""
     kinds = ((getattr(sys.modules.get(module), name, None), what) for module, name, what in OF_LIBRARIES)
     return next((what for kind, what in kinds if kind and isinstance(value, kind)), None)
 
@@ -60,7 +60,7 @@ def of_value(value: object) -> str:
 
 
 def of_array(array: NDArray[Any]) -> str:
-    """Of a numpy array, of a dtype or class that is not kept."""
+    """What to do about a numpy array of a dtype or class that is not kept."""
     numpy = sys.modules["numpy"]
     if isinstance(array, numpy.ma.MaskedArray):
         return "give its data and its mask"

@@ -49,7 +49,7 @@ def memory_for(what: str, size: int) -> Iterator[None]:
 
 
 def empty(shape: Sequence[int], number: int, what: str) -> NDArray[Any]:
-    """Memory for a tensor, or a part of one, of that dtype of ours."""
+    """Memory for a tensor, or a part of one, of the dtype with that number."""
     dtype = numpy_dtype(number)
     size = math.prod(shape) * dtype.itemsize
     with memory_for(what, size):
@@ -73,7 +73,7 @@ def installed() -> Literal["numpy", "torch"]:
 
 
 def torch_tensor(array: NDArray[Any], dtype: int) -> Any:
-    """Over the array's memory."""
+    """A tensor over the array's memory."""
     return torch_state().from_numpy(array, dtype)
 
 

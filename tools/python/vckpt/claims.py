@@ -58,7 +58,7 @@ def settle(step: Step, claims: Iterable[Claim]) -> tuple[list[Fill], list[Callab
 
 
 def _by_value(step: Step, claims: list[Claim]) -> list[list[Claim]]:
-    """In the order of the state, by the last of each."""
+    """Claims with equal bytes together, in the order of the state by the last of each."""
     kinds: list[list[Claim]] = []
     for one in claims:
         kind = next((kind for kind in kinds if _equal(step, kind[0], one)), [])

@@ -324,7 +324,7 @@ class _Declared:
         return np.frombuffer(b"".join(self.table), np.uint64).reshape(len(self.table), _lib.TENSOR_BYTES // 8)
 
     def row(self, key: str, place: Place, items: list[WriteItem]) -> bytes:
-        """One tensor, of which this rank has one box or several: then they are put one after another."""
+        """The row of a tensor. Several boxes of this rank are put one after another."""
         tensors, boxes = [], []
         for item in items:
             tensor, chunk = _plain(key, self.planner.resolve_data(item).detach(), item), item.tensor_data.chunk
@@ -423,7 +423,7 @@ class StorageReader(_Storage, _StorageReader):
         self.step, self.load_id = None, str(uuid.uuid4())
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """`rank`: of what was saved without collectives, that rank's."""
+        """rank: given without collectives: the metadata of that rank's own save."""
         target, rank = paths.resolve(self.path), kwargs.get("rank")
         run = target.run if rank is None else RANK_RUN.format(target.run, rank)
         self.common = rank is None
@@ -456,7 +456,7 @@ class StorageReader(_Storage, _StorageReader):
         return dataclasses.replace(plan, storage_data=self.opened().commit if self.common else None)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """At the coordinator, whose error all ranks raise: none has read anything yet."""
+        """Compares the steps of the ranks, at the coordinator, whose error all raise: none has read anything yet."""
         for rank, plan in enumerate(plans):
             self.compare(plans[0].storage_data, f"rank {rank}", plan.storage_data)
         own = self.opened().commit if self.common else None     # for ranks whose planner made plans anew
@@ -471,7 +471,7 @@ class StorageReader(_Storage, _StorageReader):
                                "that stays as it is")
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """All items by one load; the future is done, and the planner has all, when this returns."""
+        """Reads all items by one load. When this returns, the future is done, and the planner has everything."""
         if self.common and plan.storage_data is not None:
             self.compare(plan.storage_data, "this rank", self.opened().commit)
         reads = dcp_reads.Reads(self.opened(), planner.commit_tensor, self.how, self.mode)

@@ -18,7 +18,7 @@ _warned: set[str] = set()
 
 
 class Looks:
-    """Those of one save."""
+    """The looks of one save."""
 
     def __init__(self) -> None:
         self.left = SECONDS

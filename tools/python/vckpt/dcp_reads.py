@@ -56,7 +56,7 @@ class Reads:
         self.extents, self.staged_bytes = loads.Extents(), 0
 
     def add(self, item: ReadItem, target: torch.Tensor, kept: Kept, box: PlainBox) -> None:
-        """An item of a tensor that the step has."""
+        """Adds an item of a tensor that the step has."""
         stored = self.step._find(kept.component, kept.name)
         assert stored is not None
         shape, memory = stored[2], target
@@ -97,7 +97,7 @@ class Reads:
             self.found = shared.found
 
     def refuse(self, error: BaseException) -> None:
-        """Before the first load."""
+        """Reports an error to the other ranks before the first load."""
         if self.mode != "never":
             self.mode = "never"
             exchange.refuse(self.path, error)

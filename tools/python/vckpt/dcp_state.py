@@ -70,7 +70,7 @@ def valid_component(text: str) -> bool:
 
 
 def split(key: str, path: KeyPath) -> Place:
-    """(component, name) of one key, looked at alone."""
+    """(component, name) of a key, without regard to other keys."""
     if len(path) > 1 and isinstance(path[0], str) and valid_component(path[0]):
         name = ".".join(map(str, path[1:]))
         if name:
@@ -186,7 +186,7 @@ class Kept:
 
 
 def check(condition: bool, key: str, what: str, found: object = None) -> None:
-    """what: with {} for what was found, which may be of any size."""
+    """Refuses a key unless the condition holds. what: with {} for what was found, which may be of any size."""
     if not condition:
         raise BadDocument(f"key {key[:300]!r}: {what.format(reprlib.repr(found))}")
 
@@ -391,7 +391,7 @@ def saved_bytes(key: str, value: object) -> bytes:
 
 
 def has(saved: object, what: Callable[[object], bool]) -> bool:
-    """It is that, or has a part that is."""
+    """Does it fit, or any part of it?"""
     parts = saved.values() if isinstance(saved, Mapping) else saved if isinstance(saved, (list, tuple)) else ()
     return what(saved) or any(has(part, what) for part in parts)
 

@@ -54,7 +54,7 @@ def put(root: Node, path: tuple[str | int, ...], value: Any) -> None:
 
 
 def lists(found: Any) -> Any:
-    """Dicts whose keys are the numbers from 0 on were lists."""
+    """The tree with lists in the place of dicts whose keys are the numbers from 0 on."""
     if type(found) is not Node:
         return found
     made = {key: lists(value) for key, value in found.items()}

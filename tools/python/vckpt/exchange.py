@@ -182,7 +182,7 @@ def _within_host(path: str, mode: Mode, token: str, said: list[dict[str, Any]], 
 
 
 def _has_nccl() -> bool:
-    """Of the default process group, for CUDA."""
+    """Has the default process group NCCL, for CUDA?"""
     return "nccl" in str(sys.modules["torch.distributed"].get_backend_config())
 
 

@@ -132,7 +132,7 @@ class Link:
 # ---- which link ----
 
 class _Links:
-    """Those of the default process group, by their tokens. Protected by the lock."""
+    """The links of the default process group, by their tokens. Protected by the lock."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -373,7 +373,7 @@ def _first(ranks: Sequence[int], bucket: Any) -> int:
 
 
 def _said(error: Exception) -> str:
-    """Without the place in gloo's sources, and its advice to look at the logs."""
+    """gloo's sentence without the place in its sources and the advice to look at the logs."""
     return re.sub(r"^\[[^]]*\] |\. This is typically .*$", "", str(error).split("\n")[0])
 
 

@@ -37,7 +37,7 @@ class Gaps:
         self.set({label: format(int(text or "0", 2), "x") for label, text in bits.items()})
 
     def fail(self, error: BaseException) -> None:
-        """This rank's load failed before it said what it has."""
+        """Reports that this rank's load failed before it said what it has."""
         if not self.said:
             self.set(self.failure(error))
 

@@ -75,7 +75,7 @@ class Handle:
         self._native.started(self)
 
     def give_up(self, error: BaseException) -> None:
-        """Of a save that was not submitted: the other ranks learn why."""
+        """Gives up a save that was not submitted; the other ranks learn why."""
         if not self._submitted:
             self._refs = []
             self._free(_why(error))
@@ -93,12 +93,12 @@ class Handle:
 
     @property
     def done(self) -> bool:
-        """It is committed, or it failed."""
+        """The save is committed, or it failed."""
         return self.state in ("committed", "failed")
 
     @property
     def progress(self) -> Progress:
-        """Of what this rank stores: bytes in all, staged, done."""
+        """Bytes of what this rank stores: in all, staged, done."""
         found = self._progress()
         return {"bytes_total": found.bytes_total, "bytes_staged": found.bytes_staged, "bytes_done": found.bytes_done}
 

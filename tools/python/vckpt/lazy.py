@@ -96,7 +96,7 @@ class LazyTensor:
         return bytes(found).hex()
 
     def _parts(self, key: Part | tuple[Part, ...]) -> list[SupportsIndex | slice]:
-        """One for each dimension."""
+        """The part of each dimension."""
         parts = list(key) if isinstance(key, tuple) else [key]
         places = [at for at, part in enumerate(parts) if part is Ellipsis] or [len(parts)]
         given = [part for part in parts if part is not Ellipsis]

@@ -82,13 +82,13 @@ class Started:
         self.step.close()
 
     def finished(self) -> Loaded:
-        """Once everything has been read."""
+        """What the load gives, once everything has been read."""
         found = self._finish(self.watch.read)
         return found._replace(exchange=self.shared.found) if self.shared else found
 
 
 class _Reading(threading.Thread):
-    """error: what it ended with."""
+    """The thread of a LoadHandle. error: what the reading ended with."""
 
     def __init__(self, started: Started) -> None:
         super().__init__(name="vckpt load")

@@ -121,7 +121,7 @@ def async_load(path: Path | Step, state: State, *, strict: bool = True, missing_
 def _started(path: Path | Step, state: State, strict: bool, missing_ok: bool, mesh: Any,
              types: Iterable[type] | Mapping[str, type], rank: int | None, world: int | None, meet_timeout: float,
              threads: int, verify: Verify, on_damage: OnDamage, direct: Direct, mode: Mode) -> Started | None:
-    """Up to where reading begins; None: there is no step."""
+    """A load up to where reading begins. None: there is no step."""
     rank, world, group = _place(rank, world)
     watch = Watch()
     try:
@@ -233,7 +233,7 @@ def _items(saved: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _names(saved: Any, found: set[str] | None = None) -> set[str]:
-    """Of the tensors that a tree refers to."""
+    """The names of the tensors that a tree refers to."""
     found = set() if found is None else found
     if _is_reference(saved):
         found.add(saved["name"])
@@ -244,7 +244,7 @@ def _names(saved: Any, found: set[str] | None = None) -> set[str]:
 
 
 def _refers(saved: Any) -> bool:
-    """There is a tensor in the tree."""
+    """Is there a tensor in the tree?"""
     return _is_reference(saved) or any(_refers(part) for _, part in _items(saved))
 
 
@@ -270,7 +270,7 @@ def _with_parts(saved: Any, make: Callable[[Any, Any], Any]) -> Any:
 
 
 def _fillable(value: object) -> bool:
-    """There is something in it that a load changes in place."""
+    """Is there something in it that a load changes in place?"""
     if is_tensor(value):
         return True
     if isinstance(value, (Mapping, list, tuple)):
@@ -344,7 +344,7 @@ class _Plan:
             self.component(component, value)
 
     def look_for(self, others: gaps.Gaps) -> None:
-        """What another rank has is no gap."""
+        """Takes what another rank has from the gaps."""
         others.say(self.of_step, self.of_state)
         if self.lacked:
             held = others.held_by_any(self.of_step)
@@ -352,11 +352,11 @@ class _Plan:
                                if self.lacked[said][1] not in held.get(self.lacked[said][0], ())]
 
     def has(self, label: str, names: list[str], held: Iterable[str]) -> None:
-        """Which names of the step this rank has; label: as in the lists of what is missing."""
+        """Notes which names of the step this rank has. label: as in the lists of what is missing."""
         self.of_step[label], self.of_state[label] = names, set(held)
 
     def lacks(self, label: str, said: str, names: Iterable[str]) -> None:
-        """What the state lacks."""
+        """Notes what the state lacks."""
         new = {said.format(label, name): (label, name) for name in names}
         self.unexpected += new
         self.lacked |= new
@@ -411,7 +411,7 @@ class _Plan:
                             if _is_others(saved) else name)
 
     def set_generators(self) -> bool:
-        """Last of all."""
+        """Sets the random number generators, last of all."""
         if self.rng and self.step.world == self.world and not any(map(_is_nothing, self.rng)):
             for saved in self.rng:
                 set_rng_state(saved)
@@ -564,7 +564,7 @@ class _Plan:
         return destination(path, value, self.mesh, self.rank, self.world)
 
     def stored(self, component: str, saved: Any) -> Stored | None:
-        """Of the tensor that a part of a tree refers to; a rank's own is none of the step's."""
+        """What is known of the tensor that a part of a tree refers to. None for one that a rank keeps by itself."""
         if not _is_reference(saved) or "blob" in saved:
             return None
         return self.tensors.get((component, saved["name"]))
@@ -602,7 +602,7 @@ class _Plan:
         return said is None
 
     def take_own(self, value: Any, saved: Record, path: KeyPath) -> None:
-        """A tensor that this rank kept by itself."""
+        """Fills a tensor that this rank kept by itself."""
         found = self.step._rank_array(saved, self.rank)
         dtype, to = _lib.DTYPES.index(saved["dtype"]), self.destination(value, path).dtype
         if self.fits(path[0], dotted(path), dtype, found.shape, to, value.shape, refusal(value)):

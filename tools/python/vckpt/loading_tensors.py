@@ -57,7 +57,7 @@ class Destination:
             self.address, self.sound = memory.data_ptr(), self.contiguous
 
     def refusal(self) -> str | None:
-        """As that of its memory."""
+        """Why nothing can be loaded into its memory, or None."""
         return None if self.sound else refusal(self.memory)
 
     def strides(self) -> Sequence[int]:
@@ -210,7 +210,7 @@ def _read(step: Step, rank: int, fills: Sequence[Fill], memory: Sequence[Destina
 
 
 def _streams(devices: Iterable[torch.device]) -> tuple[int, ...]:
-    """On which the caller works with memory of these devices; the default streams are known to the library."""
+    """The streams on which the caller works with memory of these devices, without the default ones."""
     cuda = sys.modules["torch"].cuda if devices else None
     return tuple(filter(None, (cuda.current_stream(device).cuda_stream for device in devices))) if cuda else ()
 
@@ -237,14 +237,14 @@ def _rounds(fills: list[Fill]) -> list[list[Fill]]:
 
 
 def _apart_all(extents: list[tuple[int, int]]) -> bool:
-    """No two of them overlap: most often."""
+    """Do no two of them overlap? Mostly so."""
     table = np.array(extents, np.uint64).reshape(-1, 2)
     begins, ends = table[table[:, 0].argsort()].T
     return bool((begins[1:] >= ends[:-1]).all())
 
 
 def _touching(extents: list[tuple[int, int]]) -> Iterator[list[int]]:
-    """Which of them overlap, if only by way of others."""
+    """Groups of extents that overlap, if only by way of others."""
     same: list[int] = []
     last = 0
     for one in sorted(range(len(extents)), key=extents.__getitem__):

@@ -34,7 +34,7 @@ SLICE_MS = 100              # of a wait, so that Ctrl-C is heard
 
 
 class Extents:
-    """Of memory: ranges of addresses that do not overlap."""
+    """Ranges of addresses that do not overlap."""
 
     def __init__(self) -> None:
         self.ranges: list[tuple[int, int]] = []         # ascending
@@ -57,7 +57,7 @@ class Watch:
         self.before = self.now = (0, 0)     # (bytes placed, bytes read): by loads that are over, by the one that runs
 
     def look(self, progress: _lib.LoadProgress) -> None:
-        """Between two slices of a wait, and at the end."""
+        """Takes the progress between two slices of a wait, and at the end."""
         self.now = int(progress.bytes_placed), int(progress.bytes_read)
         if not progress.over:
             self.check()
@@ -126,7 +126,7 @@ def described(component: str, name: str, dtype: int, shape: Sequence[int], addre
 
 
 def rows(tensors: Sequence[Described] | NDArray[np.uint64]) -> ctypes.Array[_lib.Tensor]:
-    """As the library takes them; of a table of words they are its memory."""
+    """Tensors as the library takes them; those of a table of words share its memory."""
     if isinstance(tensors, np.ndarray):
         return (_lib.Tensor * len(tensors)).from_buffer(tensors.data)
     return (_lib.Tensor * len(tensors))(*(row for row, _ in tensors))
@@ -151,7 +151,7 @@ def read(step: Step, rank: int, tensors: ctypes.Array[_lib.Tensor], how: How) ->
 
 
 class _Load:
-    """Freed in any case before its step is closed."""
+    """A load of the library, which is always freed before its step is closed."""
 
     def __init__(self, step: Step, rank: int, how: How) -> None:
         self.step, self.watch, self.shared, self.streams = step, how.watch, how.shared, how.streams
@@ -183,7 +183,7 @@ class _Load:
             self.watch.ended()
 
     def over(self) -> bool:
-        """Waits for a while. Raises what the load failed with, or that it is to end."""
+        """Waits for a while: is the load over? Raises its error, or that it is to end."""
         try:
             _lib.call("vckpt_load_wait", self.pointer, SLICE_MS)
         except _lib.Timeout:

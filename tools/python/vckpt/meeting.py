@@ -88,14 +88,14 @@ def compare(dist: Distributed, said: str, run: str, path: str, timeout: float,
 
 
 def meeting(dist: Distributed, run: str, path: str, timeout: float, call: str = SAVES) -> Meeting | None:
-    """None where the process group has no store (MPI)."""
+    """A meeting, or None where the process group has no store (MPI)."""
     store = store_of(dist)
     name = run if call == SAVES else call           # loads have meetings of their own, one after another of any run
     return None if store is None else Meeting(store, dist.get_rank(), dist.get_world_size(), name, path, timeout, call)
 
 
 def store_of(dist: Distributed) -> Any:
-    """The default process group's, or None."""
+    """The store of the default process group, or None."""
     return None if dist.get_backend() == "fake" else dist.distributed_c10d._world.pg_map[dist.group.WORLD][1]
 
 
@@ -248,7 +248,7 @@ class Meeting:
     # -- late ranks --
 
     def elsewhere(self) -> str:
-        """A rank that names another path, which is no error where file systems are mounted at different places."""
+        """Names a rank that gave another path, which is no error where file systems are mounted at different places."""
         for rank in range(min(self.world, LOOKED_AT)):
             found = self.read(self.key(f"rank.{rank}"))
             if found is not None and json.loads(found) != self.path:

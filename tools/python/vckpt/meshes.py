@@ -33,7 +33,7 @@ def native(words: str, ranks: Iterable[int] | None = None) -> _lib.Mesh:
 
 
 def named(names: Iterable[str], ranks: Ranks) -> _lib.Mesh:
-    """From dimension names and an array of ranks."""
+    """The mesh of these dimension names and this array of ranks."""
     ranks = np.asarray(ranks)
     words = ",".join(f"{name}={size}" for name, size in zip(names, ranks.shape))
     return native(words, tuple(int(r) for r in ranks.reshape(-1)))

@@ -34,7 +34,7 @@ NUMBERS: list[tuple[str, Any, int, str]] = [
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that were given (not None), checked."""
+    """The options that were given (not None), checked."""
     unknown = [name for name in given if name not in OPTIONS]
     if unknown:
         raise TypeError(f"unknown option {unknown[0]!r}: expected one of {', '.join(OPTIONS)}")

@@ -48,7 +48,7 @@ def _shown(path: Path | Step) -> str:
 
 
 class _Where:
-    """What a caller gave."""
+    """What a caller gave to load, resolved."""
 
     def __init__(self, path: Path | Step) -> None:
         self.given, self.commit, self.number = _shown(path), None, None
@@ -72,7 +72,7 @@ class _Where:
         return Step(f"{self.place}/{number}", _framework())
 
     def newest(self, missing_ok: bool) -> Step | None:
-        """In one look: the list that says which step is the newest says which commit it is, too."""
+        """Opens the newest step in one look: the list that says which step it is says which commit, too."""
         newest = f"{self.place}/latest"                     # STORE/RUN alone may be a step of the run `default`
         try:
             return Step(newest, _framework())

@@ -109,7 +109,7 @@ def split(path: Path, making: bool = False) -> tuple[str, str, int | Literal["la
 
 
 def no_store(path: Path, store: str) -> NotAStore:
-    """What to raise where there should be one."""
+    """The error where there should be a store."""
     file, given = file_above(store), os.fsdecode(path)
     if file is not None:
         return NotAStore(_lib.ENOSTORE, f"{given}: {file} is a file, not a store: what torch.save wrote comes in by "
@@ -146,7 +146,7 @@ def resolve(path: Path, kind: Callable[[str], str] = kind_of) -> Target:
 
 
 def _inside(given: str, store: str, parts: list[str], kind: Callable[[str], str]) -> Target:
-    """Rule 1."""
+    """The target by rule 1."""
     def has(*runs: str) -> bool:
         return any(kind(os.path.join(store, "runs", run)) != ABSENT for run in runs)
 
@@ -171,13 +171,13 @@ def _inside(given: str, store: str, parts: list[str], kind: Callable[[str], str]
 
 
 def _outside(given: str, full: str, kind: Callable[[str], str]) -> Target:
-    """Rules 2 and 3."""
+    """The target by rules 2 and 3."""
     _home_refused(given)
     _mount_refused(given, full)
     here = "/" if os.path.isabs(given) else os.getcwd()
 
     def may(folder: str, *kinds: str) -> bool:
-        """Its parts are named: it is neither the working directory nor above it."""
+        """Is it of these kinds, and neither the working directory nor above it?"""
         return folder != "/" and not (here + os.sep).startswith(folder + os.sep) and kind(folder) in kinds
 
     step, left = step_of(os.path.basename(full)), full
@@ -195,7 +195,7 @@ def _outside(given: str, full: str, kind: Callable[[str], str]) -> Target:
 
 
 def _home_refused(given: str) -> None:
-    """A shell expands ~, Python does not: a store in a directory of that name is not what was meant."""
+    """Refuses a ~, which a shell expands and Python does not: a directory of that name is not what was meant."""
     first = given.split(os.sep)[0]
     if first.startswith("~") and not os.path.isdir(first):
         raise invalid(f"{given}: Python does not expand {first}, and there is no directory of that name here: give "
@@ -277,7 +277,7 @@ def _make_whole(store: str) -> None:
 
 
 def begin(store: str, run: str, first: bool = True) -> None:
-    """Before a run is written: makes its store. first: this rank says what may not have been meant."""
+    """Makes the store of a run before that is written. first: this rank prints what may not have been meant."""
     made = not os.path.exists(os.path.join(store, "vckpt.store"))
     make(store)
     above, name = os.path.split(store)

@@ -34,7 +34,7 @@ class Storage(NamedTuple):
 
 
 def want(condition: bool) -> None:
-    """The machine turns it into its own sentence."""
+    """Raises what the machine turns into its own sentence."""
     if not condition:
         raise ValueError
 
@@ -187,7 +187,7 @@ def _array(machine: Machine, args: tuple[Any, ...], state: Any) -> Any:
 
 
 def _from_buffer(machine: Machine, args: tuple[Any, ...]) -> Any:
-    """As protocol 5 has it."""
+    """An array as protocol 5 has it."""
     data, dtype, shape, order = args
     want(order in ("C", "F"))
     return _items(machine, data, dtype, shape, order == "F")

@@ -129,7 +129,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _at_exit() -> None:
-    """Those that were not closed: see _Ring.destroy."""
+    """Leaves the groups of those that were not closed: see _Ring.destroy."""
     for stopping in list(_listening):
         if stopping._pid == os.getpid():
             stopping._leave()
@@ -181,7 +181,7 @@ class _Round:
 
 
 def _ring(agree: Callable[[bool], bool] | None) -> _Ring | None:
-    """None: this process is by itself, or has another way."""
+    """The ring of all ranks. None: this process is alone, or agrees in another way."""
     found = _group()
     if agree is not None or (found and found[1] == 1):
         return None

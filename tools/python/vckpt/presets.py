@@ -39,7 +39,7 @@ class Part(NamedTuple):
     @staticmethod
     def plain(name: str, shape: Iterable[int], flat: tuple[int, int], group: int, holder: torch.Tensor | None,
               at: int) -> Part:
-        """Of a parameter that nothing but the flattening cuts."""
+        """The part of a parameter that nothing but the flattening cuts."""
         found = flat[0] < flat[1]
         return Part(name, tuple(shape), None, None, flat if found else (0, 0), group, holder if found else None,
                     at if found else 0)
@@ -102,7 +102,7 @@ class SplitOptimizer:
 
     @staticmethod
     def options(group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a saved group those that the optimizer's has."""
+        """The options of a saved group that the optimizer's group has."""
         return {key: value for key, value in saved.items()
                 if (key in group or key == "initial_lr") and key not in ("params", "param_names", STEP)}
 
@@ -153,7 +153,7 @@ def as_tensor(value: Any) -> torch.Tensor:
 
 
 def is_flat(value: Any, holder: torch.Tensor) -> bool:
-    """One item for each of the holder's, not a value of all."""
+    """Has it one item for each item of the holder, or is it a value of all?"""
     return hasattr(value, "numel") and value.ndim > 0 and value.numel() == holder.numel()
 
 

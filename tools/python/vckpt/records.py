@@ -143,7 +143,7 @@ class Mesh(_Unchanging):
         return tuple(flat)
 
     def size(self, dim: Dims | None = None) -> int:
-        """Of a dimension, of the group along several, or of the whole mesh (None)."""
+        """The size of a dimension, of the group along several, or of the whole mesh (None)."""
         size = 1
         for d in range(self.ndim) if dim is None else self._dims(dim):
             size *= self.shape[d]
@@ -193,7 +193,7 @@ class Mesh(_Unchanging):
         return ",".join(f"d{d}" for d in self._dims(dims))
 
     def _native(self) -> _lib.Mesh:
-        """The library's, whose dimensions are d0, d1, ...: torch's names may be any text."""
+        """The library's mesh, with dimensions d0, d1, ...: torch's names may be any text."""
         from . import meshes
         return meshes.native(",".join(f"d{d}={size}" for d, size in enumerate(self.shape)), self.ranks)
 

@@ -148,7 +148,7 @@ def close(path: Path | None = None) -> None:
 
 
 def _after_fork() -> None:
-    """In the child: locks that another thread may have held."""
+    """Makes new locks in the child: another thread may have held the old ones."""
     global _lock
     _lock = threading.Lock()
     _key_locks.clear()
@@ -201,7 +201,7 @@ def _start(one: Native, state: State, *, mesh: Any = None, step: int | None = No
 
 
 def _files_alike(files: Iterable[tuple[str, Any]]) -> list[commons.Row]:
-    """Ranks may give files of their own; one that several give is one."""
+    """Ranks may give files of their own; a file that several give has to be equal."""
     return [(commons.group_name(f"blob {name}", 0), "its bytes", data) for name, data in files]
 
 
@@ -253,7 +253,7 @@ def async_save(path: Path, state: State, *, mesh: Any = None, step: int | None =
     blobs       {name: bytes}: files of the step ("config.json")
     rank, world, launch_id   where there is no torch process group (MPI, tests)
     options     of the saver, at the first save: heartbeat, start_timeout, deadline (s), ring_bytes, pin, check_replicas
-                 ("sample", "full", "off"), threads, low_priority, use_bases, keep_cached"""
+                ("sample", "full", "off"), threads, low_priority, use_bases, keep_cached"""
     store, run, step = _place(path, step)
     found = None
     if not paths.is_store(store) and _who(rank, world, launch_id)[1] == 1:      # no store for what is refused

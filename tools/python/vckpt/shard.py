@@ -47,7 +47,7 @@ def numpy_number(dtype: np.dtype[Any]) -> int | None:
 
 
 def numpy_address(array: NDArray[Any]) -> int:
-    """Of the first item. An array's __array_interface__ says it, too, and takes four times as long."""
+    """The address of the first item. __array_interface__ has it, too, and takes four times as long."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
     except (BufferError, TypeError, ValueError):    # empty, read-only, with gaps, or of a dtype that no buffer has
@@ -243,7 +243,7 @@ class NumpyEntry(Entry):
 
 
 class ShardEntry(Entry):
-    """Around the entry of the Shard's tensor; stale once anything that the Shard says has changed."""
+    """Wraps the entry of the Shard's tensor; stale once anything that the Shard says has changed."""
 
     __slots__ = ("said", "inner")
 

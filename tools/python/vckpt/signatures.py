@@ -24,7 +24,7 @@ Box = Sequence[slice] | tuple[Sequence[int], Sequence[int]]
 
 
 class Options(TypedDict, total=False):
-    """Of a saver, given at the first call of a run (docs/python.md)."""
+    """Options of a saver, given at the first call of a run (docs/python.md)."""
     heartbeat: float
     start_timeout: float
     meet_timeout: float
@@ -39,7 +39,7 @@ class Options(TypedDict, total=False):
 
 
 class Save(TypedDict, total=False):
-    """Of a save of a Saver."""
+    """Arguments of a save of a Saver."""
     mesh: Any
     step: int | None
     attributes: Attributes | None
@@ -50,7 +50,7 @@ class Save(TypedDict, total=False):
 
 
 class Call(Save, Options, total=False):
-    """Of vckpt.save and vckpt.async_save."""
+    """Arguments of vckpt.save and vckpt.async_save."""
     rank: int | None
     world: int | None
     launch_id: str | None

@@ -135,7 +135,7 @@ def collect(state: Mapping[str, Any], *, mesh: Any = None, rank: int = 0, world:
 
 def remembered(component: str, value: Any, memory: Memory, state: Mapping[str, Any], patterns: tuple[str, ...],
                place: tuple[SaveMesh | None, int, int, Collected]) -> None:
-    """A component into the result and into the memory."""
+    """Puts a component into the result and into the memory."""
     components.check(component, value, is_tensor)
     memo = memory.memos.get(component) or Memo()
     try:
@@ -163,7 +163,7 @@ class Stale(Exception):
 
 
 def one(walk: Walk, value: Any, whole: SaveMesh | None, rank: int, world: int, result: Collected) -> Memo:
-    """A component: its tensors, documents and commons into `result`; the memo for the next save."""
+    """Puts a component's tensors, documents and commons into `result`. Gives the memo for the next save."""
     component, memo = walk.component, walk.memo
     tree = walk.walk(value, walk.root)
     if walk.failed:
@@ -269,7 +269,7 @@ def common_document(tree: Any, walk: Walk) -> bytes:
 
 
 def opened(tree: Any, replace: Callable[[PerRank], Any]) -> Any:
-    """The tree with something else for each PerRank."""
+    """The tree with replace(part) for each PerRank."""
     kind = type(tree)
     if kind is PerRank:
         return replace(tree)
@@ -301,7 +301,7 @@ def rank_document(tree: Any, walk: Walk, result: Collected) -> bytes:
 
 
 def fill_rows(walk: Walk, after: Memo, whole: SaveMesh | None, rank: int, world: int, result: Collected) -> None:
-    """Entries for the tensors, old ones where they still say what is."""
+    """Makes entries for the tensors, or takes old ones that still hold."""
     memo = walk.memo
     same = memo.names == walk.names and memo.buffers == after.buffers and memo.own == walk.own
     after.own = walk.own
@@ -351,7 +351,7 @@ def fill_rows(walk: Walk, after: Memo, whole: SaveMesh | None, rank: int, world:
 
 
 def loose(tensor: object) -> bool:
-    """Ranks hold parts of it as they like: one that holds none need not name it."""
+    """Do ranks hold parts of it as they like? Then a rank that holds none need not name it."""
     return type(tensor) is Shard and (tensor.alone or tensor.flat is not None or tensor.boxes is not None)
 
 

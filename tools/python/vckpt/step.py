@@ -239,7 +239,7 @@ class Step:
         return found
 
     def _blob_bytes(self, name: str, rank: int | None) -> int | None:
-        """None: there is no such file. It needs something of one rank, and not of all."""
+        """The size of a file, or None where there is none. Reads something of one rank, and not of all."""
         info, place = _lib.BlobInfo(), _place(name, rank)
         if place is None or not _lib.call("vckpt_step_blob_find", self._at(), *place, byref(info)):
             return None
@@ -280,7 +280,7 @@ class Step:
         return bool(self._named(key))
 
     def __len__(self) -> int:
-        """How many tensors."""
+        """The number of tensors."""
         count: int = _lib.lib().vckpt_step_tensor_count(self._at())
         return count
 
@@ -390,11 +390,11 @@ class Step:
         return list(self._ranks(component))
 
     def _ranks(self, component: str) -> Iterator[int]:
-        """As `ranks`. It reads something of each rank that it passes."""
+        """As `ranks`, one by one: it reads something of each rank that it passes."""
         return (rank for rank in self._blob_ranks(f"{component}.json") if self._same_as(component, rank) is None)
 
     def _of_ranks(self, component: str) -> bool:
-        """Are there such ranks?"""
+        """Is there any such rank?"""
         return next(self._ranks(component), None) is not None
 
     def _same_as(self, component: str, rank: int) -> int | None:
@@ -471,7 +471,7 @@ def _commit(step: int, entry: int, manifest: str) -> _lib.Commit:
 
 
 def open(path: Path, framework: Literal["numpy", "torch"] | None = None, commit: Commit | None = None) -> Step:
-    """A step whose tensors are read when they are asked for, and only the parts that are: vckpt.open(path)["model/w"]
-    [2:5] reads three rows. path, framework, commit: as for Step. Each process opens what it finds at that moment:
-    several that have to read the same step open it by `commit=`, or get the Step of one of them by pickle."""
+    """A step whose tensors are read when they are asked for, and only the parts that are: open(path)["model/w"][2:5]
+    reads three rows. path, framework, commit: as for Step. Each process opens what it finds at that moment: several
+    that have to read the same step open it by `commit=`, or get the Step of one of them by pickle."""
     return Step(path, framework, commit)

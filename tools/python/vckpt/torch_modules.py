@@ -57,7 +57,7 @@ def memory_of(tensor: torch.Tensor) -> object:
 
 
 def is_torchs(function: Any, within: str | tuple[str, ...] = "torch.") -> bool:
-    """It is code of torch itself."""
+    """Is it code of torch itself?"""
     while isinstance(function, functools.partial):
         function = function.func
     return f"{getattr(function, '__module__', None)}.".startswith(within)
@@ -176,7 +176,7 @@ def names_of(module: torch.nn.Module, name: str) -> list[str]:
 
 
 def namer(module: torch.nn.Module) -> Callable[[str], list[str]]:
-    """names_of(module, ...) for many."""
+    """names_of(module, ...), quicker for many names."""
     if not keeps_names(module.modules()):
         return functools.partial(names_of, module)
     return lambda name: [functools.reduce(lambda left, prefix: left.replace(prefix, ""), PREFIXES, name)]

@@ -402,7 +402,7 @@ def checked(trees: list[Any], order: list[list[str]], path: KeyPath) -> list[Any
 
 
 def is_optimizer(tree: Any) -> bool:
-    """Its groups may be by parameter, as DCP keeps them."""
+    """Is it what was saved of one? Its groups may be by parameter, as DCP keeps them."""
     if not isinstance(tree, dict) or not isinstance(tree.get("state"), dict):
         return False
     groups = tree.get("param_groups")

@@ -16,7 +16,7 @@ from .values_text import KeyPath
 
 
 def fits(groups: list[Any], order: list[list[str]]) -> bool:
-    """No parameter of one group was in another: it would get that one's options."""
+    """Was no parameter of one group in another, whose options it would get?"""
     place = {name: number for number, group in enumerate(groups) for name in group["params"]}
     return all(place.get(name, number) == number for number, names in enumerate(order) for name in names)
 
@@ -69,7 +69,7 @@ class Restored(Compared):
         return part.shard(self.split.items(part, flat), self.split.mesh)
 
     def plain(self, part: Part, key: str, give: Callable[[], Any]) -> None:
-        """What is the same for all items: a count of steps."""
+        """Notes a value that is the same for all items: a count of steps."""
         self.later.append((part, key, give))
 
     def lacking(self) -> list[tuple[str, str]]:

@@ -35,7 +35,7 @@ def is_tensor(value: object) -> bool:
 
 
 def is_dtensor(value: object) -> bool:
-    """torch's, or one that is built like it: veScale's is a class of its own. (torch's is not imported to ask.)"""
+    """Is it a DTensor of torch, or built like one, as veScale's? (torch's class is not imported for this.)"""
     if type(value) in PLAIN_TYPES:
         return False
     spec = getattr(value, "_spec", None) if isinstance(value, torch.Tensor) else None
@@ -85,7 +85,7 @@ def is_memory(tensor: torch.Tensor) -> bool:
 
 
 def settled(local: torch.Tensor) -> torch.Tensor:
-    """What a pending collective gives."""
+    """The tensor, once a pending collective has given it."""
     wait = getattr(local, "trigger_wait", None) or getattr(local, "wait", None)
     return local if type(local) in PLAIN_TYPES or wait is None else wait()
 
@@ -189,7 +189,7 @@ class DTensorEntry(TorchEntry):
 # ---- placements ----
 
 def word(placement: Any, path: KeyPath, ndim: int) -> str:
-    """As docs/layouts.md writes it."""
+    """A placement as docs/layouts.md writes it."""
     kind = type(placement).__name__
     if kind == "Replicate":
         return "R"

@@ -273,7 +273,7 @@ class _Encoder:
         return mapping([("$record", self.node(type_name, path)), ("fields", inner)], hug=True)
 
     def again(self, value: Record, path: KeyPath) -> Node:
-        """A Record: what it was read from."""
+        """Writes a Record as what it was read from."""
         fields = dict(value.items())
         if value.tag == "$record":
             return self.record(value.type_name, fields, path)

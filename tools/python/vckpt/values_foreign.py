@@ -159,7 +159,7 @@ def restore_scalar_type(content: Any) -> Any:
 
 
 def _torch_name(kind: str) -> Callable[[Any], Any]:
-    """An attribute of torch, if it is of that kind."""
+    """Restores an attribute of torch, if it is of that kind."""
     def restore(content: Any) -> Any:
         _text(content, NAME, f"a torch.{kind}")
         torch = _import("torch")

@@ -83,7 +83,7 @@ def _kind(cls: type) -> str | None:
 
 
 def _is_plain_reference(node: Any) -> bool:
-    """Of a tensor, by a name that needs no further look: most of what there is."""
+    """Is it a tensor by a name that needs no further look? Most of what there is are such."""
     if type(node) is not Pairs or len(node) != 1:
         return False
     tag, name = node[0]

@@ -126,7 +126,7 @@ class _Lines:
             self.out.append(f"\n{' ' * indent}{node.close}")
 
     def fill(self, texts: list[str], indent: int) -> None:
-        """As many on a line as fit."""
+        """Puts as many texts on a line as fit."""
         line: list[str] = []
         length, before = 0, ""
         for text in texts:
@@ -161,7 +161,7 @@ def _number(text: str) -> float | Odd:
 
 
 def _check_depth(text: str) -> None:
-    """Before json's scanner recurses into it."""
+    """Refuses deep nesting before json's scanner recurses into it."""
     if text.count("[") + text.count("{") <= JSON_DEPTH:
         return
     outside = "".join(ESCAPED.sub("", text).split('"')[::2]) if "\\" in text else "".join(text.split('"')[::2])

@@ -68,7 +68,7 @@ def skeleton_of(value: Any, path: KeyPath, paths: list[KeyPath], tensors: list[A
 
 
 def matches(value: Any, skeleton: Skeleton, tensors: list[Any]) -> bool:
-    """Is it so built? Leaves go into `tensors` unseen: their entries look at them."""
+    """Is it built so? Leaves go into `tensors` unchecked: their entries check them."""
     kind, keys, children = skeleton
     if type(value) is not kind:
         return False
@@ -204,7 +204,7 @@ class Walk:
 
 
 def noted(error: Exception, path: KeyPath, did: str = "took") -> Exception:
-    """An error of the caller's own state_dict() or load_state_dict() says nothing of the state."""
+    """Adds the path to an error of the caller's own state_dict() or load_state_dict(), which does not have it."""
     if not isinstance(error, Refused) and hasattr(error, "add_note"):
         error.add_note(f"while vckpt {did} {values.path_text(path)}")
     return error
