@@ -34,15 +34,17 @@ class Best:
 
 
 @pytest.mark.parametrize("how, kind", [("keeps", "torch"), ("keeps", "numpy"), ("keeps", "other dtype"),
-                                       ("copies", "torch"), ("copies", "other dtype")])
+                                       ("keeps", "numpy, other shape"), ("copies", "torch"), ("copies", "other dtype")])
 def test_an_object_with_one_tensor_twice(run, how, kind):
     def made(value):
-        return np.full(4, value, "f4") if kind == "numpy" else torch.full((4,), value, dtype=torch.float32)
+        return np.full(4, value, "f4") if "numpy" in kind else torch.full((4,), value, dtype=torch.float32)
     saved = Best(made(1.0))
     saved.best = made(2.0)
     vckpt.save(run, {"o": saved}, **PIN)
-    fresh = Best(made(0.0) if kind != "other dtype" else made(0.0).double(), how)
+    now = made(0.0).double() if kind == "other dtype" else made(0.0)[:1] if "shape" in kind else made(0.0)
+    fresh = Best(now, how)
     found = vckpt.load(run, {"o": fresh})
+    assert type(fresh.best) is type(fresh.current) is type(now)
     assert fresh.best.tolist() == [2.0] * 4 and fresh.current.tolist() == [1.0] * 4 and not found.shared
 
 

@@ -610,7 +610,7 @@ class _Plan:
 
     def built(self, component: str, saved: Any, like: Any = None) -> Any:
         """A part of a tree with tensors that are going to be filled: whole, or cut as the parameter `like` is whose
-        shape they have (a Shard: as that says)."""
+        shape they have (a Shard: as that says); arrays where it is one."""
         if not _is_reference(saved):
             if not _refers(saved):
                 return saved
@@ -626,7 +626,7 @@ class _Plan:
         if found is None:
             array = np.zeros(stored[2], numpy_dtype(stored[1]))
             self.fills.append(Fill(Destination(array, stored[1]), name, stored))
-            return self.step._of_framework(array, stored[1])
+            return array if isinstance(like, np.ndarray) else self.step._of_framework(array, stored[1])
         to = self.destination(found, (component, name))
         if not to.absent:
             self.fills.append(Fill(to, name, stored))
