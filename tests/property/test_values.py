@@ -386,7 +386,7 @@ def test_classes_change():
     with pytest.raises(ValueError, match="valuelib.Phase has no member GONE"):
         read('{"$enum": "valuelib.Phase", "name": "GONE", "value": 1}', types=[Phase])
     assert read('{"$enum": "valuelib.Level", "name": "LOW", "value": 77}', types=[Level]) is Level.LOW      # renumbered
-    for wrong in ([Plain], [Plain()], [dict], {"a": 1}, [torch_like := 5]):
+    for wrong in ([Plain], [Plain()], [dict], {"a": 1}, [torch_like := 5], Config, Phase, 5):
         with pytest.raises(TypeError, match="types="):
             values.decode(text, types=wrong)
     del torch_like

@@ -243,7 +243,7 @@ class One:
 SAID = {
     "value": 'state["t"]["x"]: an object cannot be kept', "tensor": 'state["model"]["w"]: a sparse_coo tensor',
     "error": "the loader is closed",
-    "module": 'state["optimizer"]: its parameter 0 of group 0', "state": "a state is a dict of components, not a list",
+    "module": 'state["optimizer"]: its parameter 0 of group 0', "state": "a state is a dict of components, found list",
     "meta": 'state["model"]["weight"]: a tensor on the meta device', "component": "component must be a string",
     "dtype": 'tensor "model/w"',
     "shape": 'tensor "model/w"', "alone": "model", "loss": 'tensor "trainer/loss" differs',

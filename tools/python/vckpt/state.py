@@ -99,7 +99,7 @@ def collect(state: Mapping[str, Any], *, mesh: Any = None, rank: int = 0, world:
             per_rank: str | Iterable[str] = (), memory: Memory | None = None) -> Collected:
     """state: {component: anything}, or one state dict."""
     if not isinstance(state, Mapping):
-        raise _lib.invalid(f"a state is a dict of components, not a {type(state).__name__}: {{\"model\": model, "
+        raise _lib.invalid(f"a state is a dict of components, found {type(state).__name__}: {{\"model\": model, "
                            "\"optimizer\": optimizer}")
     patterns = (per_rank,) if isinstance(per_rank, str) else tuple(per_rank)
     state = components.named(state, patterns, is_tensor)

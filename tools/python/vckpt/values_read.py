@@ -58,6 +58,8 @@ def decode(data: Any, *, types: Types = (), tensor: Fetch | None = None, path: K
 
 
 def _by_name(types: Types) -> dict[str, type]:
+    if isinstance(types, type) or not isinstance(types, Iterable):
+        raise TypeError(f"types= takes a list of classes, not {types!r}")
     given = types if isinstance(types, Mapping) else list(types)
     pairs = (list(given.items()) if isinstance(given, Mapping)
              else [(f"{c.__module__}.{c.__qualname__}", c) for c in given if isinstance(c, type)])
