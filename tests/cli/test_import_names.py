@@ -450,6 +450,22 @@ def test_a_git_lfs_pointer(vckpt, store, source, name):
         f"vckpt import: {source}/{name}: a Git LFS pointer in place of the file: run git lfs pull in its repository\n")
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "x.npy"])
+def test_a_pickle_under_another_name(vckpt, store, source, name):
+    put(source / name, b"PK\3\4" + bytes(1000))
+    done = vckpt("import", store, "run", source / name if name == "x.npy" else source, check=False)
+    assert done.returncode == 1 and f"{source}/{name}: vckpt opens no pickled file" in done.stderr
+
+
+def test_one_file_of_a_checkpoint(vckpt, store, source):
+    """Where a directory is what an import takes, the error names that."""
+    for name in ".metadata", "__0_0.distcp", "manifest.json", "model.safetensors.index.json":
+        put(source / name, b"PK\3\4" + bytes(100))
+        done = vckpt("import", store, "run", source / name, check=False)
+        assert done.returncode == 1 and done.stderr == (
+            f"vckpt import: {source}/{name}: one file of a checkpoint: give the directory that it is in\n")
+
+
 def test_a_git_lfs_pointer_beside_weights(vckpt, store, source):
     put(source / "model.safetensors", tensors(1))
     put(source / "pytorch_model.bin", LFS)

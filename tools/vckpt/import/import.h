@@ -180,6 +180,8 @@ int import_exported_check(struct import_plan *p, struct import_manifest *m, size
 /* by its first bytes: a pickle, or a zip archive as torch.save writes it */
 bool import_is_pickle(struct import_file *f);
 bool import_may_be_pickle(const char *path); /* by its name */
+/* Is a file of this name taken only with the directory that it is in? */
+bool import_is_part(const char *name);
 bool import_has_suffix(const char *text, const char *suffix);
 
 #endif

@@ -48,6 +48,11 @@ static bool is_dcp_file(const char *rel)
 		(!strncmp(rel, "__", 2) && import_has_suffix(rel, ".distcp"));
 }
 
+bool import_is_part(const char *name)
+{
+	return is_dcp_file(name) || !strcmp(name, "manifest.json") || strstr(name, ".safetensors.index.");
+}
+
 bool import_may_be_pickle(const char *path)
 {
 	static const char *const suffixes[] = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"};

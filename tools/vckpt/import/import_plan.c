@@ -217,6 +217,12 @@ static int add_metadata(struct import_component *c, const struct view_safetensor
 	return 0;
 }
 
+static int refuse_pickle(const char *path, struct base_error *err)
+{
+	return base_error_set(err, -EINVAL, "%s: vckpt opens no pickled file; Python takes its state over: "
+		"vckpt.save(\"STORE/RUN\", torch.load(\"%s\"), step=N)", path, path);
+}
+
 int import_read_header(struct import_file *f, uint64_t offset, void **ret_header, size_t *ret_len,
 	struct base_error *err)
 {
@@ -231,6 +237,8 @@ int import_read_header(struct import_file *f, uint64_t offset, void **ret_header
 	if (import_file_read(f, offset, prefix, 8, err) < 0)
 		return err->code;
 	uint64_t len = base_get64(prefix);
+	if (len > base_min(size - 8, VIEW_SAFETENSORS_MAX_HEADER) && !offset && import_is_pickle(f))
+		return refuse_pickle(f->path, err);
 	if (len > VIEW_SAFETENSORS_MAX_HEADER)
 		return base_error_set(err, -BASE_EFORMAT,
 			"%s: it says that its header has %" PRIu64 " bytes; at most %u are allowed", f->path, len,
@@ -313,7 +321,7 @@ static int npy_name(const char *path, char **ret_name, struct base_error *err)
 static int read_npy(struct import_file *f, enum tensor_dtype void_dtype, enum tensor_dtype *ret_dtype,
 	struct tensor_shape *ret_shape, uint64_t *ret_offset, struct base_error *err)
 {
-	if (import_refuse_pointer(f, err) < 0)
+	if (import_refuse_pointer(f, err) < 0 || (import_is_pickle(f) && refuse_pickle(f->path, err) < 0))
 		return err->code;
 	size_t head_len = base_min((uint64_t)f->stat.st_size, 65536 + 12);
 	base_cleanup_free void *head = malloc(head_len + 1);
@@ -393,9 +401,11 @@ static int refuse_file(struct import_plan *p, const char *path, struct base_erro
 
 	if (r < 0 || (r = import_refuse_pointer(f, err)) < 0)
 		return r;
+	if (import_is_part(import_base_of(path)))
+		return base_error_set(err, -EINVAL, "%s: one file of a checkpoint: give the directory that it is in",
+			path);
 	if (import_may_be_pickle(path) || import_is_pickle(f))
-		return base_error_set(err, -EINVAL, "%s: vckpt opens no pickled file; Python takes its state over: "
-			"vckpt.save(\"STORE/RUN\", torch.load(\"%s\"), step=N)", path, path);
+		return refuse_pickle(path, err);
 	return base_error_set(err, -EINVAL, "%s: not a SOURCE: give a .safetensors or .npy file, or a directory: one "
 		"in Hugging Face layout, a checkpoint of torch's distributed checkpoint (DCP), or an exported step",
 		TOOL_WORD(path));
