@@ -118,6 +118,22 @@ def test_the_path_that_python_takes(vckpt, filled, tmp_path, monkeypatch, words,
     assert len(vckpt.json("ls", filled, "run")["steps"]) == 2 and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("words", [("gc",), ("mend",), ("index",), ("mount", "mnt"), ("mount", "mnt", "--fake")],
+                         ids=" ".join)
+@pytest.mark.parametrize("inside", ["run", "run/1", "runs/run", "packs"])
+def test_a_command_for_the_whole_store(vckpt, filled, tmp_path, words, inside):
+    (tmp_path / "mnt").mkdir()
+    more = [tmp_path / word if word == "mnt" else word for word in words[1:]]
+    done = vckpt(words[0], filled / inside, *more, check=False)
+    assert (done.returncode, done.stderr) == (1, f"vckpt {words[0]}: {filled}/{inside} is in the store {filled}: give "
+                                              f"that, for the command is for a whole store\n")
+
+
+def test_the_folder_of_a_run_in_the_store(vckpt, filled):
+    done = vckpt("ls", filled / "runs/run", check=False)
+    assert done.stderr == f"vckpt ls: {filled}/runs/run is in the store {filled}: give the two apart: {filled} run\n"
+
+
 @pytest.mark.parametrize("given", ["./in", "w.npy", "in/w.npy", "."])
 def test_a_source_is_not_taken_for_a_run(vckpt, filled, tmp_path, monkeypatch, given):
     monkeypatch.chdir(tmp_path)

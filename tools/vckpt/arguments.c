@@ -86,6 +86,11 @@ int tool_arguments_order(const struct tool *t)
 	return tool_usage(t, "%s is not a store, and %s is: give STORE first", typed[0], typed[1]);
 }
 
+bool tool_takes_run(const struct tool *t)
+{
+	return memmem(t->command->help, strcspn(t->command->help, "\n"), "RUN", 3) != NULL;
+}
+
 bool tool_arguments_apart(const struct tool *t, char *text, size_t size)
 {
 	const char *path = t->arguments[0];
@@ -97,8 +102,13 @@ bool tool_arguments_apart(const struct tool *t, char *text, size_t size)
 		slash[0] = 0;
 		if (!is_store(store, false))
 			continue;
-		snprintf(text, size, "%s is in the store %s: give the two apart: %s %s", path, store, store,
-			path + (slash - store) + 1);
+		const char *rest = path + (slash - store) + 1;
+		if (tool_takes_run(t))
+			snprintf(text, size, "%s is in the store %s: give the two apart: %s %s", path, store, store,
+				rest + (strncmp(rest, "runs/", 5) == 0 ? 5 : 0));
+		else
+			snprintf(text, size, "%s is in the store %s: give that, for the command is for a whole store",
+				path, store);
 		return true;
 	}
 	return false;

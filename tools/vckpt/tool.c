@@ -224,11 +224,6 @@ static int refuse_run(const struct tool *t, const char *text, int r)
 	return tool_arguments_wrong(t, said);
 }
 
-static bool takes_run(const struct tool *t)
-{
-	return memmem(t->command->help, strcspn(t->command->help, "\n"), "RUN", 3) != NULL;
-}
-
 /* The first argument is no store: maybe it is a run, and STORE was left out. */
 static int open_failed(const struct tool *t, struct base_error *err)
 {
@@ -238,9 +233,9 @@ static int open_failed(const struct tool *t, struct base_error *err)
 	if (t->command == &tool_import && (err->code == -ENOENT || err->code == -BASE_ENOSTORE))
 		snprintf(err->text + len, sizeof err->text - len, " (vckpt init %s makes a store there)",
 			TOOL_WORD(t->arguments[0]));
-	if (t->narguments == 1 && !t->from_environment && takes_run(t) &&
-		(err->code == -ENOENT || err->code == -BASE_ENOSTORE) &&
-		!tool_arguments_apart(t, err->text, sizeof err->text) && target_split(t->arguments[0], &target) == 0)
+	if (!t->from_environment && (err->code == -ENOENT || err->code == -BASE_ENOSTORE) &&
+		!tool_arguments_apart(t, err->text, sizeof err->text) && t->narguments == 1 && tool_takes_run(t) &&
+		target_split(t->arguments[0], &target) == 0)
 		snprintf(err->text + len, sizeof err->text - len, ": if %.100s is a run, give STORE before it",
 			t->arguments[0]);
 	return tool_fail(t, err);

@@ -72,6 +72,7 @@ void tool_argument_add(struct tool *t, const char *text);
 int tool_arguments_end(struct tool *t);
 int tool_arguments_order(const struct tool *t);
 int tool_arguments_no_store(const struct tool *t);
+bool tool_takes_run(const struct tool *t); /* by its help */
 /* STORE/RUN/STEP in one word, as the Python package takes it: writes into `text` how a command takes it. */
 bool tool_arguments_apart(const struct tool *t, char *text, size_t size);
 /* tool_usage, and the usage line after it */
