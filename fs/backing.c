@@ -85,9 +85,9 @@ struct fs_backing {
 	unsigned held;                   /* of these, the kernel's: others are kept by what is at work with them */
 	int id;                          /* READY */
 	/* FILLING, and READY while the server has readers of it: its memory, else -1. So many bytes of it are there,
-	 * and so many reads are under way, without the lock. */
+	 * from `from` to its end and then from its beginning; so many reads are under way, without the lock. */
 	_Atomic int fd;
-	_Atomic uint64_t ready, filling; /* filling: so many there will be soon */
+	_Atomic uint64_t from, ready, filling; /* filling: so many there will be soon */
 	unsigned reading;
 	bool sealing;                    /* no read begins: the kernel seals no memory that one is using */
 };
@@ -328,8 +328,7 @@ struct assembly {
 	struct fs_backings *all;
 	struct fs_backing *b;
 	struct fs_memfd_map map;
-	bool slow;                       /* the kernel has no huge pages at hand: from `small` on it has small ones */
-	uint64_t small;
+	bool slow;                       /* the kernel has no huge pages at hand: the rest has small ones */
 };
 
 static int no_memory(const struct fs_backing *b, int r, struct base_error *err)
@@ -350,42 +349,40 @@ static uint64_t processor_ns(void)
 }
 
 /* Huge pages, but where a loader would wait for the kernel to make them. */
-static int take_memory(struct assembly *a, uint64_t end)
+static int take_memory(struct assembly *a, uint64_t at, uint64_t end)
 {
-	uint64_t from = a->map.taken, start = processor_ns();
+	uint64_t start = processor_ns();
+	int64_t taken = fs_memfd_take(&a->map, at, end, !a->slow);
 
-	int r = fs_memfd_take(&a->map, end, !a->slow);
-	if (r < 0 || a->slow || !a->b->early || a->map.taken == from)
-		return r;
-	a->slow = processor_ns() - start > ((a->map.taken - from) >> 20) * HUGE_NS;
-	a->small = a->map.taken;
-	return 0;
+	if (taken > 0 && a->b->early && !a->slow)
+		a->slow = processor_ns() - start > ((uint64_t)taken >> 20) * HUGE_NS;
+	return taken < 0 ? (int)taken : 0;
 }
 
-/* Readers that wait for what is there now get it, and may wait for what comes up to `end`. */
-static void fill_reaches(struct assembly *a, uint64_t end)
+/* Readers that wait for what is there now get it, and may wait for so much more. */
+static void fill_reaches(struct assembly *a, uint64_t more)
 {
 	pthread_mutex_lock(&a->all->lock);
-	a->b->filling = end;
+	a->b->filling = a->b->ready + more;
 	pthread_cond_broadcast(&a->all->changed);
 	unlock(a->all);
 }
 
-static int fill_stretch(void *arg, uint64_t end, struct base_error *err)
+static int fill_stretch(void *arg, uint64_t at, uint64_t end, struct base_error *err)
 {
 	struct assembly *a = arg;
 
 	if (is_given_up(a))
 		return base_error_set(err, -ECANCELED, "no one reads it any more");
-	fill_reaches(a, end);
-	int r = take_memory(a, end);
+	fill_reaches(a, end - at);
+	int r = take_memory(a, at, end);
 	return r < 0 ? no_memory(a->b, r, err) : 0;
 }
 
 /* A loader that waited for huge pages has gone on without: they are made now. */
 static void collapse(struct assembly *a)
 {
-	for (uint64_t from = a->small, to; a->slow && from < a->b->size && !is_given_up(a); from = to) {
+	for (uint64_t from = 0, to; a->slow && from < a->b->size && !is_given_up(a); from = to) {
 		to = base_min(from + COLLAPSE_BYTES, a->b->size);
 		fs_memfd_collapse(&a->map, from, to);
 	}
@@ -398,10 +395,10 @@ static int fill(struct fs_backings *all, struct fs_backing *b, int fd, struct vi
 
 	if (r < 0)
 		return no_memory(b, r, err);
-	r = view_file_fill(file, all->m->cache, &(struct view_filling){.to = a.map.bytes, .ready = &b->ready,
-		.begin = fill_stretch, .arg = &a}, err);
+	r = view_file_fill(file, all->m->cache, &(struct view_filling){.to = a.map.bytes, .from = b->from,
+		.ready = &b->ready, .begin = fill_stretch, .arg = &a}, err);
 	if (r == 0) {
-		fill_reaches(&a, b->size);
+		fill_reaches(&a, 0);
 		collapse(&a);
 	}
 	fs_memfd_unmap(&a.map);
@@ -441,6 +438,7 @@ static int assemble(struct fs_backings *all, struct fs_backing *b, struct view_f
 	if (fd < 0)
 		return base_error_set(err, fd, "no memory file of %llu bytes: %s", (unsigned long long)b->size,
 			strerror(-fd));
+	b->from = b->early ? b->from : 0;
 	b->fd = fd;              /* settle_memory closes it: not before b has left FILLING */
 	int r = fill(all, b, fd, file, err);
 	if (r < 0)
@@ -816,21 +814,29 @@ void fs_backing_closed(struct fs_backings *all, struct fs_handle *h)
 	unlock(all);
 }
 
+/* Are the bytes among the first n, in the order in which it is filled? */
+static bool is_among(const struct fs_backing *b, uint64_t n, uint64_t offset, uint64_t len)
+{
+	uint64_t at = offset >= b->from ? offset - b->from : offset + b->size - b->from;
+
+	return n >= b->size || at + len <= n;
+}
+
 /* Is it in the stretch that is filled now, or in the next one? A reader of much waits for it, instead of taking the
  * processors away from that to decode the same once more: it comes no later than if it had to do all by itself. */
 static bool is_coming(const struct fs_backing *b, uint64_t offset, uint64_t len)
 {
 	uint64_t filling = b->filling, ready = b->ready;
 
-	return len >= LONG_BYTES && offset + len <= filling + (filling - base_min(ready, filling));
+	return len >= LONG_BYTES && is_among(b, filling + (filling - base_min(ready, filling)), offset, len);
 }
 
 /* With the lock. */
-static void wait_coming(struct fs_backings *all, const struct fs_backing *b, uint64_t end)
+static void wait_coming(struct fs_backings *all, const struct fs_backing *b, uint64_t offset, uint64_t len)
 {
 	struct timespec until = base_clock_in_ms(CLOCK_MONOTONIC, LONG_MS);
 
-	while (b->state == FILLING && b->ready < end && !fs_request_abandoned() &&
+	while (b->state == FILLING && !is_among(b, b->ready, offset, len) && !fs_request_abandoned() &&
 			pthread_cond_timedwait(&all->changed, &all->lock, &until) == 0)
 		;
 }
@@ -839,12 +845,13 @@ bool fs_backing_read(struct fs_backings *all, struct fs_handle *h, uint64_t offs
 {
 	struct fs_backing *b = h->backing;
 
-	if (!b || h->passthrough || b->fd < 0 || (b->ready < offset + len && !is_coming(b, offset, len)))
+	if (!b || h->passthrough || b->fd < 0)
+		return false;
+	if (!is_among(b, b->ready, offset, len) && !is_coming(b, offset, len))
 		return false;
 	pthread_mutex_lock(&all->lock);
-	if (b->ready < offset + len)
-		wait_coming(all, b, offset + len);
-	bool there = stands_in_memory(b) && !b->sealing && b->ready >= offset + len;
+	wait_coming(all, b, offset, len);
+	bool there = stands_in_memory(b) && !b->sealing && is_among(b, b->ready, offset, len);
 	b->reading += there;
 	unlock(all);
 	if (!there)
@@ -873,6 +880,7 @@ void fs_backing_served(struct fs_backings *all, struct fs_handle *h, uint64_t of
 	pthread_mutex_lock(&all->lock);
 	if (b->state == COUNTING && b->watched && fs_loader_read(&b->loader, h->file, offset, len)) {
 		b->watched = false;
+		b->from = fs_loader_from(h->file, offset, b->served - b->served_before);
 		queue(all, b, h, true);
 	}
 	unlock(all);

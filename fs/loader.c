@@ -60,3 +60,12 @@ bool fs_loader_read(struct fs_loader *l, const struct view_file *f, uint64_t off
 		l->found = touch(l, tensor_around(f, offset), tensor_around(f, offset + AROUND_BYTES));
 	return l->found;
 }
+
+/* A loader that has read what is before the tensor it is at goes on from there. One that has only touched tensors, as
+ * load_file does with each of them before it gives one away, reads all of them later, from the first on. */
+uint64_t fs_loader_from(const struct view_file *f, uint64_t offset, uint64_t served)
+{
+	uint64_t from = view_file_from(f, offset + AROUND_BYTES);
+
+	return served >= from / 2 ? from : 0;
+}

@@ -28,5 +28,7 @@ struct fs_loader {
 void fs_loader_opened(struct fs_loader *l, uint64_t served);
 /* Bytes [offset, offset + len) are read. Returns true once: when it is clear that a loader reads the file. */
 bool fs_loader_read(struct fs_loader *l, const struct view_file *f, uint64_t offset, uint64_t len);
+/* Where to begin with what such a loader has yet to read. It reads at `offset`, and has read `served` bytes. */
+uint64_t fs_loader_from(const struct view_file *f, uint64_t offset, uint64_t served);
 
 #endif

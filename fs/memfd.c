@@ -53,7 +53,7 @@ int fs_memfd_map(int fd, uint64_t size, struct fs_memfd_map *ret_m)
 		munmap(area, area_bytes);
 		return -error;
 	}
-	*ret_m = (struct fs_memfd_map){bytes, area, area_bytes, fd, size, 0};
+	*ret_m = (struct fs_memfd_map){bytes, area, area_bytes, fd, size, 0, 0};
 	return 0;
 }
 
@@ -67,21 +67,23 @@ void fs_memfd_collapse(const struct fs_memfd_map *m, uint64_t from, uint64_t to)
 
 /* Only extents with a page are collapsed, and one call costs much more than one extent: so each call takes as much as
  * there is already, within bounds. */
-int fs_memfd_take(struct fs_memfd_map *m, uint64_t end, bool huge)
+int64_t fs_memfd_take(struct fs_memfd_map *m, uint64_t at, uint64_t end, bool huge)
 {
-	uint64_t from = m->taken, at = from;
+	if (at < m->from || at > m->taken)
+		m->from = m->taken = at / HUGE_BYTES * HUGE_BYTES;
+	uint64_t from = m->taken, to = from;
 
 	if (end <= from)
 		return 0;
-	end = base_max(end, from + base_min(base_max(from, TAKE_LEAST_BYTES), TAKE_MOST_BYTES));
+	end = base_max(end, from + base_min(base_max(from - m->from, TAKE_LEAST_BYTES), TAKE_MOST_BYTES));
 	end = base_min(base_align(end, HUGE_BYTES), m->size);
-	while (huge && end - at >= HUGE_BYTES && fallocate(m->fd, 0, (off_t)at, 1) == 0)
-		at += HUGE_BYTES;
-	fs_memfd_collapse(m, from, at);
+	while (huge && end - to >= HUGE_BYTES && fallocate(m->fd, 0, (off_t)to, 1) == 0)
+		to += HUGE_BYTES;
+	fs_memfd_collapse(m, from, to);
 	if (fallocate(m->fd, 0, (off_t)from, (off_t)(end - from)))
 		return -errno;
 	m->taken = end;
-	return 0;
+	return (int64_t)(end - from);
 }
 
 void fs_memfd_unmap(const struct fs_memfd_map *m)

@@ -64,11 +64,11 @@ static int grow(struct fs_reserve *v, uint64_t bytes)
 	if (r < 0)
 		return r;
 	map.taken = v->bytes;
-	r = fs_memfd_take(&map, bytes, true);
+	int64_t taken = fs_memfd_take(&map, v->bytes, bytes, true);
 	fs_memfd_unmap(&map);
-	if (r == 0)
+	if (taken >= 0)
 		v->bytes = bytes;
-	return r;
+	return taken < 0 ? (int)taken : 0;
 }
 
 bool fs_reserve_grow(struct fs_reserve *v, uint64_t most)

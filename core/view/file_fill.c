@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A whole file into memory, from its beginning to its end by stretches, so that it can be read as far as it is there.
- * Tensors of a stretch go there as a load puts them (core/load/fill/fill.h): sorted by pack and offset, read by all
- * cores, each checked before it counts and placed where it belongs, without the cache of decoded pieces. Past the page
- * cache, too: this memory is where the bytes are kept. A stretch is a share of the file, so that many cores have enough
- * to do in one. */
+ * A whole file into memory, by stretches one behind another, so that it can be read as far as it is there: from where
+ * its reader is to its end, and then what is before that. Tensors of a stretch go there as a load puts them
+ * (core/load/fill/fill.h): sorted by pack and offset, read by all cores, each checked before it counts and placed where
+ * it belongs, without the cache of decoded pieces. Past the page cache, too: this memory is where the bytes are kept. A
+ * stretch is a share of the file, so that many cores have enough to do in one. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -24,17 +24,19 @@ struct filling {
 	uint64_t stretch_bytes;
 	struct load_fill *fill;          /* of the current stretch; NULL: it has nothing yet */
 	uint64_t begin;                  /* of it, in the file */
+	uint64_t done;                   /* bytes that are there */
 };
 
 static void filled_to(struct filling *g, uint64_t end)
 {
-	atomic_store_explicit(g->out->ready, end, memory_order_release);
+	g->done += end - g->begin;
+	atomic_store_explicit(g->out->ready, g->done, memory_order_release);
 	g->begin = end;
 }
 
 static int fill_begins(struct filling *g, uint64_t end, struct base_error *err)
 {
-	return g->out->begin ? g->out->begin(g->out->arg, end, err) : 0;
+	return g->out->begin ? g->out->begin(g->out->arg, g->begin, end, err) : 0;
 }
 
 static int run_stretch(struct filling *g, uint64_t end, struct base_error *err)
@@ -96,14 +98,20 @@ static int fill_tensor(struct filling *g, const struct view_place *p, struct bas
 	return r;
 }
 
-static int fill_tensors(struct filling *g, struct base_error *err)
+/* Those that begin in [g->begin, end). */
+static int fill_tensors(struct filling *g, uint64_t end, struct base_error *err)
 {
+	uint64_t begin = g->begin;
 	int r = 0;
 
-	for (uint32_t i = 0; r == 0 && i < g->f->nplaces; i++)
-		r = fill_tensor(g, &g->f->places[i], err);
+	for (uint32_t i = 0; r == 0 && i < g->f->nplaces; i++) {
+		uint64_t at = g->f->head_len + g->f->places[i].begin;
+
+		if (at >= begin && at < end)
+			r = fill_tensor(g, &g->f->places[i], err);
+	}
 	if (r == 0)
-		r = run_stretch(g, g->f->size, err);
+		r = run_stretch(g, end, err);
 	load_fill_free(g->fill);
 	return r;
 }
@@ -165,23 +173,41 @@ static int copy_put(void *arg, const void *bytes, size_t len, struct base_error 
 	return 0;
 }
 
-int view_file_fill(struct view_file *f, struct load_cache *c, const struct view_filling *to, struct base_error *err)
+uint64_t view_file_from(const struct view_file *f, uint64_t offset)
 {
-	struct filling g = {.f = f, .out = to, .to = to->to,
-		.stretch_bytes = base_max(CORE_BYTES * base_cpu_count(), f->size / STRETCHES)};
+	int64_t i = view_file_tensor(f, base_min(offset, f->size - base_min(f->size, 1)));
 
-	filled_to(&g, 0);
-	if (f->mesh) {
-		int r = view_file_stream(f, c, 0, 0, copy_put, &g, err);
-		return r == 0 && g.begin != f->size ? base_error_set(err, -BASE_EFORMAT, "a file ends early") : r;
-	}
-	int r = fill_begins(&g, f->head_len, err);
+	return f->mesh || i <= 0 ? 0 : f->head_len + f->places[i].begin;
+}
+
+/* The header, and what follows it up to `end`. */
+static int fill_from_head(struct filling *g, uint64_t end, struct base_error *err)
+{
+	int r = fill_begins(g, g->f->head_len, err);
+
 	if (r < 0)
 		return r;
-	if (f->head_len)
-		memcpy(g.to, f->head, f->head_len);
-	filled_to(&g, f->head_len);
-	if (f->nplaces == 0)
+	if (g->f->head_len)
+		memcpy(g->to, g->f->head, g->f->head_len);
+	filled_to(g, g->f->head_len);
+	if (g->f->nplaces == 0)
 		return 0;
-	return f->kind == VIEW_BLOB ? fill_blob(&g, err) : fill_tensors(&g, err);
+	return g->f->kind == VIEW_BLOB ? fill_blob(g, err) : fill_tensors(g, end, err);
+}
+
+int view_file_fill(struct view_file *f, struct load_cache *c, const struct view_filling *to, struct base_error *err)
+{
+	struct filling g = {.f = f, .out = to, .to = to->to, .begin = to->from,
+		.stretch_bytes = base_max(CORE_BYTES * base_cpu_count(), f->size / STRETCHES)};
+	int r = 0;
+
+	filled_to(&g, to->from);
+	if (f->mesh) {
+		r = view_file_stream(f, c, 0, 0, copy_put, &g, err);
+		return r == 0 && g.begin != f->size ? base_error_set(err, -BASE_EFORMAT, "a file ends early") : r;
+	}
+	if (to->from)
+		r = fill_tensors(&g, f->size, err);
+	g.begin = 0;
+	return r < 0 ? r : fill_from_head(&g, to->from ? to->from : f->size, err);
 }

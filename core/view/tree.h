@@ -71,15 +71,19 @@ int view_file_slices(struct view_file *f, struct load_cache *c, uint64_t offset,
  * the header's. Of any other file: -1. */
 int64_t view_file_tensor(const struct view_file *f, uint64_t offset);
 /* The whole file to `to`, with room for its size, by all cores: what is checked and decoded goes there, not through the
- * cache, but for files under a mesh. It is filled from its beginning on. `begin` is called before bytes up to `end` are
- * written, those before being there: an error ends it. So many bytes are there at a time as *ready says (it is stored
- * with release, and is the size in the end). After an error those stay right, and anything may be in the rest. */
+ * cache, but for files under a mesh. It is filled from `from` to its end, and then from its beginning to `from`: of
+ * that order, the first *ready bytes are there (it is stored with release, and is the size in the end). `begin` is
+ * called before bytes [at, end) are written, with all before them there; its error ends the call. After an error what
+ * was there stays right, and the rest may hold anything. */
 struct view_filling {
 	void *to;
+	uint64_t from;                  /* 0, or from view_file_from */
 	_Atomic uint64_t *ready;
-	int (*begin)(void *arg, uint64_t end, struct base_error *err); /* NULL: nothing is to be done */
+	int (*begin)(void *arg, uint64_t at, uint64_t end, struct base_error *err); /* NULL: nothing is to be done */
 	void *arg;
 };
+/* Where the tensor at `offset` of a .safetensors begins, to fill it from there; 0: it cannot, or need not. */
+uint64_t view_file_from(const struct view_file *f, uint64_t offset);
 int view_file_fill(struct view_file *f, struct load_cache *c, const struct view_filling *to, struct base_error *err);
 /* The whole file (from `offset`) in order to a sink, read ahead by `threads` (0: all cores). */
 int view_file_stream(struct view_file *f, struct load_cache *c, uint64_t offset, unsigned threads,

@@ -28,7 +28,7 @@ NAMES = {
     "storelow.Footer": "store_pack_footer",
     "storelow.VerifyCalls": "store_pack_verify_calls", "test_api_step.Described": "vckpt_tensor",
     "test_note.Ref": "store_object_ref",
-    "measure.Copy2d": "cuda_copy_2d", "gatherlib.Gather": "device_gather",
+    "test_tree.Filling": "view_filling", "measure.Copy2d": "cuda_copy_2d", "gatherlib.Gather": "device_gather",
     "test_layout_part.Held": "store_layout_held",
     "test_base_boxes.Held": "store_layout_held", "test_base.Method": "base_sha256_method",
     "test_part_excerpt.Head": "store_part_excerpt...",

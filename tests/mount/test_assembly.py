@@ -331,6 +331,27 @@ def test_a_loader_reads_what_was_put_together_ahead_of_it(slow, large):
         store.rate(0)
 
 
+def test_a_loader_that_has_read_what_is_before_gets_the_rest_first(slow, large):
+    """It is put together from the tensor on that the loader is at, and its beginning comes last."""
+    make, store = slow
+    m = make(large[0])
+    file = m / "a" / "latest" / "model.safetensors"
+    with opened_by_a_loader(file) as (tensor, _):
+        assert large[1].count(tensor("a")) == 1
+        store.rate(40 * MiB)
+        store.start()
+        tensor("b")
+        assert wait_until(lambda: m.stats()[EARLY] == 1)
+        assert wait_until(lambda: store.bytes_read() > 56 * MiB, step=0.001)    # 17 for "b", and all from "b" on
+        store.rate(MiB)
+        before = store.bytes_read()
+        assert large[1].endswith(b"".join(tensor(f"e{i}") for i in range(18)))
+        assert store.bytes_read() - before < 8 * MiB                            # of 19
+        store.rate(0)
+    assert wait_until(lambda: m.stats()["vckpt_assemblies_total"] == 1) and alone(m)
+    assert read(file) == large[1] and m.stats()["vckpt_passthrough_opens_total"] == 1
+
+
 def test_the_end_of_a_file_waits_for_no_huge_pages(slow, large, tmp_path):
     """Where the kernel is slow to make them, they are made when the file is complete, and its readers have it before.
     Of three tries one has to be quick: a read that waits for more than it needs gives up after a second."""

@@ -24,6 +24,7 @@ READ = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_uint64, C.c_void_p, C.c_size_t, C.c_
 TELL = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_char_p, C.c_char_p)
 SINK = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_void_p, C.c_size_t, C.c_void_p)
 LOG = C.CFUNCTYPE(None, C.c_int, C.c_char_p)
+BEGIN = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_uint64, C.c_uint64, C.c_void_p)
 CODE = {"?": 1, "u1": 2, "u2": 3, "u4": 4, "u8": 5, "i1": 6, "i2": 7, "i4": 8, "i8": 9, "f2": 10, "f4": 12, "f8": 13,
         "c8": 14, "c16": 15}
 
@@ -68,6 +69,11 @@ class Vector(C.Structure):
 class Slices(C.Structure):
     _fields_ = [("iov", C.POINTER(Vector)), ("niov", C.c_uint), ("pins", C.c_void_p), ("npins", C.c_uint),
                 ("memory", C.c_void_p)]
+
+
+class Filling(C.Structure):
+    _fields_ = [("to", C.c_void_p), ("from", C.c_uint64), ("ready", C.POINTER(C.c_uint64)), ("begin", BEGIN),
+                ("arg", C.c_void_p)]
 
 
 def checked(code, err, what=""):
@@ -608,6 +614,35 @@ def test_stream(tree):
                 assert tree.stream(f, offset, threads) == (0, raw[offset:])
         assert tree.stream(f, 0, 3, stop_after=1)[0] == (-5 if raw else 0)
         tree.lib.view_file_close(f)
+
+
+def test_a_file_is_filled_from_any_tensor_on(tree):
+    """To its end, and then from its beginning to there: what was begun before is complete, and counted."""
+    lib, err = tree.lib, Error()
+    lib.view_file_from.restype = C.c_uint64
+    for path in ["model.safetensors", "model/x.npy", "big.bin", "empty"]:
+        raw, f = tree.whole(path), tree.open(tree.files()[path])
+        n = 8 + struct.unpack("<Q", raw[:8])[0] if path == "model.safetensors" else 0
+        ends = {tuple(at["data_offsets"]) for name, at in json.loads(raw[8:n]).items() if "dtype" in at} if n else ()
+        begins = {0} | {n + begin for begin, end in ends if end > begin > 0}
+        found = {lib.view_file_from(f, C.c_uint64(at)) for at in [0, *range(0, len(raw) + 1000, 500), *begins, 2**63]}
+        assert found == begins and (len(found) > 3 or not n)
+        for begin in found:
+            room, ready, at = bytearray(len(raw) + 1), C.c_uint64(), begin
+
+            def begins(_, where, end, err):
+                """-EPROTO: it is not what should come next, or what came before is not there."""
+                nonlocal at
+                after, wrapped = begin + ready.value, max(0, begin + ready.value - len(raw))
+                right = where == at and end <= len(raw) and room[begin:after - wrapped] == raw[begin:after] \
+                    and room[:wrapped] == raw[:wrapped]
+                at = end if end < len(raw) or not begin else 0
+                return 0 if right else -errno.EPROTO
+            to = (C.c_char * len(room)).from_buffer(room)
+            filling = Filling(C.addressof(to), begin, C.pointer(ready), BEGIN(begins), None)
+            checked(lib.view_file_fill(f, tree.cache, C.byref(filling), C.byref(err)), err, f"{path} from {begin}")
+            assert ready.value == len(raw) and room[:-1] == raw and room[-1] == 0
+        lib.view_file_close(f)
 
 
 def test_readers_side_by_side(tree):
