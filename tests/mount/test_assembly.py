@@ -362,7 +362,7 @@ def test_the_end_of_a_file_waits_for_no_huge_pages(slow, large, tmp_path):
         m = make(large[0])
         file = m / "a" / "latest" / "model.safetensors"
         with opened_by_a_loader(file) as (tensor, names):
-            tensor("e0")
+            tensor("e17", 9)                                            # far from "b", so another tensor for sure
             store.rate(200 * MiB)
             store.start()
             tensor("b", 9)
