@@ -87,6 +87,7 @@ struct fs_backing {
 	/* FILLING, and READY while the server has readers of it: its memory, else -1. So many bytes of it are there,
 	 * from `from` to its end and then from its beginning; so many reads are under way, without the lock. */
 	_Atomic int fd;
+	struct fs_memfd_map map;         /* of it; of the thread that assembles, but for its bytes */
 	_Atomic uint64_t from, ready, filling; /* filling: so many there will be soon */
 	unsigned reading;
 	bool sealing;                    /* no read begins: the kernel seals no memory that one is using */
@@ -109,7 +110,7 @@ struct fs_backings {
 	uint64_t *stale; size_t nstale, stale_room; /* nodes whose pages the kernel is to drop */
 	uint64_t reserve_most;           /* bytes to keep at hand, if there is room */
 	uint64_t reserve_until_ms;
-	int closing[8]; unsigned nclosing; /* memfds: unlock closes them, which may take long */
+	struct fs_memfd_map closing[8]; unsigned nclosing; /* memory: unlock gives it back, which may take long */
 	bool gave_up;                    /* on the keeper, and has said so */
 	uint64_t clock;                  /* counts uses of files */
 	uint64_t quiet_until_ms;         /* nothing is assembled before */
@@ -177,15 +178,22 @@ static bool stands_in_memory(const struct fs_backing *b)
 	return b->state == FILLING || b->state == READY;
 }
 
-/* The kernel has the memory by its id; the server keeps a descriptor only while it reads from it itself. */
+static void give_back(struct fs_memfd_map *map)
+{
+	fs_memfd_unmap(map);
+	close(map->fd);
+}
+
+/* The kernel has the memory by its id, if at all; the server needs it for readers of its own only. */
 static void settle_memory(struct fs_backings *all, struct fs_backing *b)
 {
 	if (b->fd < 0 || b->reading || b->state == FILLING || (b->state == READY && b->cached_opens))
 		return;
 	if (all->nclosing < BASE_COUNT(all->closing))
-		all->closing[all->nclosing++] = b->fd;
+		all->closing[all->nclosing++] = b->map;
 	else
-		close(b->fd);
+		give_back(&b->map);
+	b->map.bytes = NULL;
 	b->fd = -1;
 	b->ready = b->filling = 0;
 }
@@ -202,14 +210,14 @@ static void settle_pages(struct fs_backings *all, struct fs_backing *b)
 
 static void unlock(struct fs_backings *all)
 {
-	int fds[BASE_COUNT(all->closing)];
+	struct fs_memfd_map maps[BASE_COUNT(all->closing)];
 	unsigned n = all->nclosing;
 
-	memcpy(fds, all->closing, n * sizeof *fds);
+	memcpy(maps, all->closing, n * sizeof *maps);
 	all->nclosing = 0;
 	pthread_mutex_unlock(&all->lock);
 	for (unsigned i = 0; i < n; i++)
-		close(fds[i]);
+		give_back(&maps[i]);
 }
 
 /* After a change of its descriptors or its state. Files in memory are bounded by their bytes, in room(). */
@@ -327,7 +335,6 @@ static void fill_end(struct fs_backings *all, struct fs_backing *b, int r, uint6
 struct assembly {
 	struct fs_backings *all;
 	struct fs_backing *b;
-	struct fs_memfd_map map;
 	bool slow;                       /* the kernel has no huge pages at hand: the rest has small ones */
 };
 
@@ -352,7 +359,7 @@ static uint64_t processor_ns(void)
 static int take_memory(struct assembly *a, uint64_t at, uint64_t end)
 {
 	uint64_t start = processor_ns();
-	int64_t taken = fs_memfd_take(&a->map, at, end, !a->slow);
+	int64_t taken = fs_memfd_take(&a->b->map, at, end, !a->slow);
 
 	if (taken > 0 && a->b->early && !a->slow)
 		a->slow = processor_ns() - start > ((uint64_t)taken >> 20) * HUGE_NS;
@@ -384,27 +391,27 @@ static void collapse(struct assembly *a)
 {
 	for (uint64_t from = 0, to; a->slow && from < a->b->size && !is_given_up(a); from = to) {
 		to = base_min(from + COLLAPSE_BYTES, a->b->size);
-		fs_memfd_collapse(&a->map, from, to);
+		fs_memfd_collapse(&a->b->map, from, to);
 	}
 }
 
 static int fill(struct fs_backings *all, struct fs_backing *b, int fd, struct view_file *file, struct base_error *err)
 {
 	struct assembly a = {.all = all, .b = b};
-	int r = fs_memfd_map(fd, b->size, &a.map);
+	int r = fs_memfd_map(fd, b->size, true, &b->map);
 
 	if (r < 0)
 		return no_memory(b, r, err);
-	r = view_file_fill(file, all->m->cache, &(struct view_filling){.to = a.map.bytes, .from = b->from,
+	r = view_file_fill(file, all->m->cache, &(struct view_filling){.to = b->map.bytes, .from = b->from,
 		.ready = &b->ready, .begin = fill_stretch, .arg = &a}, err);
 	if (r == 0) {
 		fill_reaches(&a, 0);
 		collapse(&a);
 	}
-	fs_memfd_unmap(&a.map);
 	return r;
 }
 
+/* Readers go on with a mapping that nobody can write to. */
 static int seal(struct fs_backings *all, struct fs_backing *b, int fd)
 {
 	pthread_mutex_lock(&all->lock);
@@ -412,7 +419,10 @@ static int seal(struct fs_backings *all, struct fs_backing *b, int fd)
 	while (b->reading)
 		pthread_cond_wait(&all->changed, &all->lock);
 	unlock(all);
+	fs_memfd_unmap(&b->map);
 	int r = fs_memfd_seal(fd);
+	if (r == 0)
+		r = fs_memfd_map(fd, b->size, false, &b->map);
 	pthread_mutex_lock(&all->lock);
 	b->sealing = false;
 	unlock(all);
@@ -439,6 +449,7 @@ static int assemble(struct fs_backings *all, struct fs_backing *b, struct view_f
 		return base_error_set(err, fd, "no memory file of %llu bytes: %s", (unsigned long long)b->size,
 			strerror(-fd));
 	b->from = b->early ? b->from : 0;
+	b->map = (struct fs_memfd_map){.fd = fd};
 	b->fd = fd;              /* settle_memory closes it: not before b has left FILLING */
 	int r = fill(all, b, fd, file, err);
 	if (r < 0)
@@ -579,7 +590,7 @@ void fs_backings_free(struct fs_backings *all)
 	for (size_t i = 0; i < BUCKETS; i++)
 		for (struct fs_backing *b; (b = LIST_FIRST(&all->buckets[i])) != NULL;) {
 			if (b->fd >= 0)
-				close(b->fd);
+				give_back(&b->map);
 			forget(b);
 		}
 	free(all->queue);
@@ -841,31 +852,34 @@ static void wait_coming(struct fs_backings *all, const struct fs_backing *b, uin
 		;
 }
 
-bool fs_backing_read(struct fs_backings *all, struct fs_handle *h, uint64_t offset, size_t len, void *to)
+const void *fs_backing_look(struct fs_backings *all, struct fs_handle *h, uint64_t offset, size_t len)
 {
 	struct fs_backing *b = h->backing;
 
 	if (!b || h->passthrough || b->fd < 0)
-		return false;
+		return NULL;
 	if (!is_among(b, b->ready, offset, len) && !is_coming(b, offset, len))
-		return false;
+		return NULL;
 	pthread_mutex_lock(&all->lock);
 	wait_coming(all, b, offset, len);
-	bool there = stands_in_memory(b) && !b->sealing && is_among(b, b->ready, offset, len);
+	bool there = stands_in_memory(b) && !b->sealing && b->map.bytes && is_among(b, b->ready, offset, len);
 	b->reading += there;
 	unlock(all);
-	if (!there)
-		return false;
-	there = fs_memfd_read(b->fd, offset, to, len) == 0;
+	return there ? b->map.bytes + offset : NULL;
+}
+
+void fs_backing_looked(struct fs_backings *all, struct fs_handle *h, size_t len)
+{
+	struct fs_backing *b = h->backing;
+
 	pthread_mutex_lock(&all->lock);
 	b->reading--;
-	all->stats.read_bytes += there ? len : 0;
-	b->owed -= there ? base_min(b->owed, len) : 0;
+	all->stats.read_bytes += len;
+	b->owed -= base_min(b->owed, len);
 	if (b->sealing)
 		pthread_cond_broadcast(&all->changed);
 	settle_memory(all, b);
 	unlock(all);
-	return there;
 }
 
 void fs_backing_served(struct fs_backings *all, struct fs_handle *h, uint64_t offset, uint64_t len)

@@ -36,10 +36,11 @@ int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 /* The kernel has released it. */
 void fs_backing_release(struct fs_backings *all, struct fs_handle *h);
 void fs_backing_closed(struct fs_backings *all, struct fs_handle *h);
-/* Copies bytes [offset, offset + len), which are inside the file, to `to` if the memory has them: the server also
- * serves descriptors of files that are being assembled. false: it does not have them, and `to` may hold anything. A
- * long read waits briefly for bytes that are about to be there. */
-bool fs_backing_read(struct fs_backings *all, struct fs_handle *h, uint64_t offset, size_t len, void *to);
+/* Bytes [offset, offset + len), which are inside the file, if the memory has them: the server also serves descriptors
+ * of files that are being assembled. They stay until fs_backing_looked. NULL: it does not have them. A long read waits
+ * briefly for bytes that are about to be there. */
+const void *fs_backing_look(struct fs_backings *all, struct fs_handle *h, uint64_t offset, size_t len);
+void fs_backing_looked(struct fs_backings *all, struct fs_handle *h, size_t len);
 /* The server has answered a read of these bytes. */
 void fs_backing_served(struct fs_backings *all, struct fs_handle *h, uint64_t offset, uint64_t len);
 bool fs_backing_ready(struct fs_backings *all, uint64_t node); /* the next open may be passed through */

@@ -39,7 +39,7 @@ int fs_memfd_seal(int fd)
 	return fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) ? -errno : 0;
 }
 
-int fs_memfd_map(int fd, uint64_t size, struct fs_memfd_map *ret_m)
+int fs_memfd_map(int fd, uint64_t size, bool writable, struct fs_memfd_map *ret_m)
 {
 	size_t area_bytes = base_align(size, HUGE_BYTES) + HUGE_BYTES;
 	void *area = mmap(NULL, area_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -47,7 +47,7 @@ int fs_memfd_map(int fd, uint64_t size, struct fs_memfd_map *ret_m)
 	if (area == MAP_FAILED)
 		return -errno;
 	uint8_t *at = (uint8_t *)base_align((uintptr_t)area, HUGE_BYTES);
-	uint8_t *bytes = mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+	uint8_t *bytes = mmap(at, size, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED | MAP_FIXED, fd, 0);
 	if (bytes == MAP_FAILED) {
 		int error = errno;
 		munmap(area, area_bytes);
@@ -86,21 +86,9 @@ int64_t fs_memfd_take(struct fs_memfd_map *m, uint64_t at, uint64_t end, bool hu
 	return (int64_t)(end - from);
 }
 
-void fs_memfd_unmap(const struct fs_memfd_map *m)
+void fs_memfd_unmap(struct fs_memfd_map *m)
 {
-	munmap(m->area, m->area_bytes);
-}
-
-int fs_memfd_read(int fd, uint64_t offset, void *to, size_t len)
-{
-	for (size_t done = 0; done < len;) {
-		ssize_t n = pread(fd, (char *)to + done, len - done, (off_t)(offset + done));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return n < 0 ? -errno : -ENODATA;
-		done += (size_t)n;
-	}
-	return 0;
+	if (m->bytes)
+		munmap(m->area, m->area_bytes);
+	m->bytes = NULL;
 }

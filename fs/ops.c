@@ -330,13 +330,17 @@ static int read_step(struct fs_request *q, struct fs_handle *h, size_t size, uin
 			fuse_reply_buf(q->req, NULL, 0);
 		return 0;
 	}
-	void *scratch = fs_scratch_take(&q->m->scratch, len);
-	int r = scratch ? 0 : -ENOMEM;
-	if (scratch && !fs_backing_read(q->m->backings, h, offset, len, scratch))
-		r = reply_slices(q, h, offset, len, scratch);
-	else if (scratch && fs_request_claim(q))
-		fuse_reply_buf(q->req, scratch, len);
-	fs_scratch_give(&q->m->scratch, scratch, len);
+	const void *there = fs_backing_look(q->m->backings, h, offset, len);
+	int r = 0;
+	if (there) {
+		if (fs_request_claim(q))
+			fuse_reply_buf(q->req, there, len);
+		fs_backing_looked(q->m->backings, h, len);
+	} else {
+		void *scratch = fs_scratch_take(&q->m->scratch, len);
+		r = scratch ? reply_slices(q, h, offset, len, scratch) : -ENOMEM;
+		fs_scratch_give(&q->m->scratch, scratch, len);
+	}
 	if (r == 0) {
 		atomic_fetch_add_explicit(&q->m->stats.read_bytes, len, memory_order_relaxed);
 		fs_backing_served(q->m->backings, h, offset, len);

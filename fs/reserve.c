@@ -60,7 +60,7 @@ static int grow(struct fs_reserve *v, uint64_t bytes)
 		return v->fd;
 	if (ftruncate(v->fd, (off_t)bytes))
 		return -errno;
-	int r = fs_memfd_map(v->fd, bytes, &map);
+	int r = fs_memfd_map(v->fd, bytes, true, &map);
 	if (r < 0)
 		return r;
 	map.taken = v->bytes;
