@@ -22,9 +22,9 @@
  *
  * Invariants: (1) cached_opens and passthrough_opens are never both above 0, because the kernel refuses that with EIO:
  * both count an open from before the kernel learns of it until after the kernel has forgotten it; while one is above 0,
- * no record leaves or enters READY for the other. (2) A record that is being opened, open, QUEUED or FILLING is kept.
- * (3) The memfds of READY and FILLING records together have at most max_bytes. (4) The lock is not held across a read,
- * nor across a question that the keeper answers. */
+ * no record leaves or enters READY for the other. (2) A record that is being opened, open, QUEUED, FILLING or collapsed
+ * is kept. (3) The memfds of READY and FILLING records together have at most max_bytes. (4) The lock is not held across
+ * a read, nor across a question that the keeper answers. */
 #include "fs/backing.h"
 
 #include <pthread.h>
@@ -91,6 +91,7 @@ struct fs_backing {
 	_Atomic uint64_t from, ready, filling; /* filling: so many there will be soon */
 	unsigned reading;
 	bool sealing;                    /* no read begins: the kernel seals no memory that one is using */
+	bool small, collapsing;          /* its memory has small pages, and is kept until they were made huge */
 };
 
 struct backing_list { TAILQ_HEAD(fs_backing_list, fs_backing) items; unsigned n; }; /* the oldest first */
@@ -108,6 +109,8 @@ struct fs_backings {
 	struct backing_list idle, ready; /* records that are not open: COUNTING and REFUSED; READY */
 	struct fs_handle **queue; size_t nqueue, queue_room; /* references */
 	uint64_t *stale; size_t nstale, stale_room; /* nodes whose pages the kernel is to drop */
+	uint64_t *small; size_t nsmall, small_room; /* nodes whose pages are to be made huge, */
+	uint64_t collapsed;              /* and how many bytes of the first one's were */
 	uint64_t reserve_most;           /* bytes to keep at hand, if there is room */
 	uint64_t reserve_until_ms;
 	struct fs_memfd_map closing[8]; unsigned nclosing; /* memory: unlock gives it back, which may take long */
@@ -160,6 +163,7 @@ static void drop(struct fs_backings *all, struct fs_backing *b)
 	if (!all->m->session || fs_broker_close(all->broker, fuse_session_fd(all->m->session), b->id) < 0)
 		return;                  /* the keeper was not asked: the kernel still has it, and later opens get it */
 	b->state = COUNTING;
+	b->small = false;
 	all->stats.files--;
 	all->stats.bytes -= b->size;
 	all->stats.dropped++;
@@ -184,10 +188,10 @@ static void give_back(struct fs_memfd_map *map)
 	close(map->fd);
 }
 
-/* The kernel has the memory by its id, if at all; the server needs it for readers of its own only. */
+/* The kernel has the memory by its id, if at all; the server needs it for readers of its own, and to collapse it. */
 static void settle_memory(struct fs_backings *all, struct fs_backing *b)
 {
-	if (b->fd < 0 || b->reading || b->state == FILLING || (b->state == READY && b->cached_opens))
+	if (b->fd < 0 || b->reading || b->state == FILLING || (b->state == READY && (b->cached_opens || b->small)))
 		return;
 	if (all->nclosing < BASE_COUNT(all->closing))
 		all->closing[all->nclosing++] = b->map;
@@ -223,7 +227,7 @@ static void unlock(struct fs_backings *all)
 /* After a change of its descriptors or its state. Files in memory are bounded by their bytes, in room(). */
 static void settle(struct fs_backings *all, struct fs_backing *b)
 {
-	bool used = b->opening || b->cached_opens || b->passthrough_opens;
+	bool used = b->opening || b->cached_opens || b->passthrough_opens || b->collapsing;
 
 	list_remove(b);
 	settle_memory(all, b);
@@ -314,6 +318,9 @@ static void fill_end(struct fs_backings *all, struct fs_backing *b, int r, uint6
 	if (r > 0) {
 		b->state = READY;
 		b->id = r;
+		b->small = b->small && base_array_room(all->small, all->small_room, all->nsmall + 1) == 0;
+		if (b->small)
+			all->small[all->nsmall++] = b->node;
 		all->stats.assembled++;
 		all->stats.assembled_bytes += b->size;
 		all->stats.assembled_ns += ns;
@@ -386,15 +393,6 @@ static int fill_stretch(void *arg, uint64_t at, uint64_t end, struct base_error 
 	return r < 0 ? no_memory(a->b, r, err) : 0;
 }
 
-/* A loader that waited for huge pages has gone on without: they are made now. */
-static void collapse(struct assembly *a)
-{
-	for (uint64_t from = 0, to; a->slow && from < a->b->size && !is_given_up(a); from = to) {
-		to = base_min(from + COLLAPSE_BYTES, a->b->size);
-		fs_memfd_collapse(&a->b->map, from, to);
-	}
-}
-
 static int fill(struct fs_backings *all, struct fs_backing *b, int fd, struct view_file *file, struct base_error *err)
 {
 	struct assembly a = {.all = all, .b = b};
@@ -404,10 +402,9 @@ static int fill(struct fs_backings *all, struct fs_backing *b, int fd, struct vi
 		return no_memory(b, r, err);
 	r = view_file_fill(file, all->m->cache, &(struct view_filling){.to = b->map.bytes, .from = b->from,
 		.ready = &b->ready, .begin = fill_stretch, .arg = &a}, err);
-	if (r == 0) {
+	if (r == 0)
 		fill_reaches(&a, 0);
-		collapse(&a);
-	}
+	b->small = a.slow;
 	return r;
 }
 
@@ -505,6 +502,34 @@ static void do_stale(struct fs_backings *all)
 	all->stats.pages_dropped += r == 0;
 }
 
+/* A loader that would have waited for huge pages went on without them: they are made when no one reads through the
+ * server, because readers need the processors. false: there is nothing to do. */
+static bool do_collapse(struct fs_backings *all)
+{
+	struct fs_backing *b = all->nsmall && !all->stats.open_cached ? find(all, all->small[0]) : NULL;
+	uint64_t from = all->collapsed;
+
+	if (!all->nsmall || all->stats.open_cached)
+		return false;
+	if (b && b->small && from < b->size) {
+		all->collapsed = base_min(from + COLLAPSE_BYTES, b->size);
+		b->collapsing = true;
+		settle(all, b);
+		unlock(all);
+		fs_memfd_collapse(&b->map, from, base_min(from + COLLAPSE_BYTES, b->size));
+		pthread_mutex_lock(&all->lock);
+		b->collapsing = false;
+	} else {
+		memmove(all->small, all->small + 1, --all->nsmall * sizeof *all->small);
+		all->collapsed = 0;
+		if (b)
+			b->small = false;
+	}
+	if (b)
+		settle(all, b);
+	return true;
+}
+
 /* Bytes to keep at hand: the size of the last file, while files are being assembled, within the room that is left. */
 static uint64_t reserve_most(const struct fs_backings *all)
 {
@@ -547,7 +572,7 @@ static void *backings_main(void *arg)
 			do_queued(all);
 		else if (all->nstale)
 			do_stale(all);
-		else if (!do_reserve(all)) {
+		else if (!do_collapse(all) && !do_reserve(all)) {
 			struct timespec until = base_clock_in_ms(CLOCK_MONOTONIC, RESERVE_MS);
 
 			if (all->reserve.bytes)
@@ -595,6 +620,7 @@ void fs_backings_free(struct fs_backings *all)
 		}
 	free(all->queue);
 	free(all->stale);
+	free(all->small);
 	fs_reserve_release(&all->reserve);
 	fs_broker_free(all->broker);
 	pthread_cond_destroy(&all->changed);
@@ -819,7 +845,7 @@ void fs_backing_closed(struct fs_backings *all, struct fs_handle *h)
 	--*(h->passthrough ? &b->passthrough_opens : &b->cached_opens);
 	--*(h->passthrough ? &all->stats.open_passthrough : &all->stats.open_cached);
 	b->left = all->clock;
-	if (!all->stats.open_cached && all->reserve.bytes < all->reserve_most)
+	if (!all->stats.open_cached && (all->nsmall || all->reserve.bytes < all->reserve_most))
 		pthread_cond_broadcast(&all->changed);
 	settle(all, b);
 	unlock(all);
