@@ -20,7 +20,7 @@
 #include "core/base/error.h"
 #include "core/load/open/step.h"
 #include "core/step/store.h"
-#include "core/tensor/mesh.h"
+#include "core/tensor/description.h"
 
 _Static_assert(sizeof(struct vckpt_error) == sizeof(struct base_error) &&
 	offsetof(struct vckpt_error, code) == offsetof(struct base_error, code) &&
@@ -44,8 +44,9 @@ struct store_list;
 /* Opened for its newest steps (store_list_open_newest). */
 int api_run_open(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err);
 
-/* What every description has: shape, dimensions, dtype, flags. -EINVAL, without the tensor's name. */
-int api_tensor_check(const struct vckpt_tensor *t, struct base_error *err);
+/* A caller's description, after a check of what it says by numbers alone: shape, dimensions, dtype, flags. It still
+ * points to the caller's memory. -EINVAL, without the tensor's name. */
+int api_tensor_describe(const struct vckpt_tensor *t, struct tensor_description *ret_d, struct base_error *err);
 /* what: "its dtype", "the dtype to convert to:" */
 int api_dtype_check(uint32_t dtype, const char *what, struct base_error *err);
 

@@ -7,10 +7,10 @@
 #include <string.h>
 
 #include "core/api/api_internal.h"
-#include "core/base/cleanup.h"
 #include "core/base/plural.h"
-#include "core/tensor/dtype.h"
-#include "core/tensor/shard.h"
+
+_Static_assert(sizeof(struct tensor_flat) == 3 * sizeof(uint64_t) && offsetof(struct tensor_flat, to) == 8
+	&& offsetof(struct tensor_flat, len) == 16, "a flat range is handed through");
 
 int api_dtype_check(uint32_t dtype, const char *what, struct base_error *err)
 {
@@ -18,7 +18,8 @@ int api_dtype_check(uint32_t dtype, const char *what, struct base_error *err)
 		"of enum vckpt_dtype, %d to %d", what, dtype, VCKPT_BOOL, VCKPT_F4_E2M1FN_X2);
 }
 
-int api_tensor_check(const struct vckpt_tensor *t, struct base_error *err)
+/* Shape, dimensions, dtype, flags. */
+static int tensor_check(const struct vckpt_tensor *t, struct base_error *err)
 {
 	const uint32_t known = VCKPT_TENSOR_DEVICE | VCKPT_TENSOR_BUFFER | VCKPT_TENSOR_BOXES | VCKPT_TENSOR_ALONE;
 	int r;
@@ -35,18 +36,22 @@ int api_tensor_check(const struct vckpt_tensor *t, struct base_error *err)
 	return r < 0 ? r : api_flags_check(t->flags, known, "the tensor", "VCKPT_TENSOR_...", err);
 }
 
-static int boxes_shard(const struct vckpt_tensor *t, const struct tensor_placements *words, uint32_t rank,
-	struct tensor_shard *ret_shard, struct base_error *err)
+int api_tensor_describe(const struct vckpt_tensor *t, struct tensor_description *ret_d, struct base_error *err)
 {
-	static const struct tensor_placement replicate[TENSOR_MAX_DIMS];
-	struct tensor_sharding s = {.shape.ndim = t->ndim, .mesh = t->mesh->mesh,
-		.item_bytes = tensor_dtype_bytes((enum tensor_dtype)t->dtype),
-		.placement = words ? words->at : replicate};
-	int r;
+	int r = tensor_check(t, err);
 
-	memcpy(s.shape.dim, t->shape, t->ndim * sizeof *t->shape);
-	r = tensor_sharding_check(&s, words ? words->n : s.mesh->ndim, err);
-	return r < 0 ? r : tensor_shard_of(&s, rank, (const struct tensor_flat *)t->flat, ret_shard, err);
+	if (r < 0)
+		return r;
+	*ret_d = (struct tensor_description){.component = t->component, .name = t->name,
+		.dtype = (enum tensor_dtype)t->dtype, .shape.ndim = t->ndim, .mesh = t->mesh ? t->mesh->mesh : NULL,
+		.placements = t->placements, .flat = (const struct tensor_flat *)t->flat,
+		.has_boxes = t->flags & VCKPT_TENSOR_BOXES, .boxes = t->boxes, .nboxes = t->nboxes,
+		.same_dims = t->same_dims, .data = t->data, .strides = t->strides, .local_shape = t->local_shape,
+		.local_ndim = t->local_ndim, .device = t->flags & VCKPT_TENSOR_DEVICE,
+		.buffer = t->flags & VCKPT_TENSOR_BUFFER, .alone = t->flags & VCKPT_TENSOR_ALONE};
+	if (t->ndim)
+		memcpy(ret_d->shape.dim, t->shape, t->ndim * sizeof *t->shape);
+	return 0;
 }
 
 /* (offset, size) of each dimension, the place in the buffer, its strides. */
@@ -81,8 +86,8 @@ static int boxes_list(const struct tensor_shard *shard, uint64_t **ret_boxes, si
 int vckpt_tensor_boxes(const struct vckpt_tensor *t, uint32_t rank, uint64_t **ret_boxes, size_t *ret_n,
 	struct vckpt_error *err)
 {
-	base_cleanup_free struct tensor_placements *words = NULL;
 	struct base_error *e = api_error(err);
+	struct tensor_description d;
 	struct tensor_shard shard;
 	int r = api_given(t, "tensor", e);
 
@@ -90,16 +95,14 @@ int vckpt_tensor_boxes(const struct vckpt_tensor *t, uint32_t rank, uint64_t **r
 		r = base_error_set(e, -EINVAL, "no place for the boxes is given");
 	if (r < 0)
 		return r;
-	r = api_tensor_check(t, e);
+	r = api_tensor_describe(t, &d, e);
 	if (r == 0 && (t->flags & (VCKPT_TENSOR_BOXES | VCKPT_TENSOR_ALONE)))
 		r = base_error_set(e, -EINVAL, "boxes are computed of a mesh and placements, which VCKPT_TENSOR_BOXES "
 			"and VCKPT_TENSOR_ALONE exclude");
 	if (r == 0)
 		r = api_given(t->mesh, "mesh", e);
-	if (r == 0 && t->placements)
-		r = tensor_placements_parse(t->placements, &words, e);
 	if (r == 0)
-		r = boxes_shard(t, words, rank, &shard, e);
+		r = tensor_description_shard(&d, d.mesh, rank, &shard, e);
 	if (r == 0)
 		r = boxes_list(&shard, ret_boxes, ret_n, e);
 	return r == 0 ? 0 : base_error_prefix(e, r, "tensor %.100s/%.200s", t->component ? t->component : "",

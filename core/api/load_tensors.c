@@ -12,7 +12,8 @@
 
 static int holding_known(const struct vckpt_tensor *t, struct base_error *err)
 {
-	int r = api_tensor_check(t, err);
+	struct tensor_description d;
+	int r = api_tensor_describe(t, &d, err);
 
 	if (r < 0)
 		return r;

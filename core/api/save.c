@@ -16,8 +16,6 @@ _Static_assert((int)VCKPT_REPLICAS_FULL == (int)SAVE_REPLICAS_FULL && (int)VCKPT
 	"handed through");
 _Static_assert((int)VCKPT_COMMITTED == (int)SAVE_COMMITTED && (int)VCKPT_FAILED == (int)SAVE_FAILED, "handed through");
 _Static_assert(VCKPT_PHASES == SAVE_PHASES, "handed through");
-_Static_assert(sizeof(struct tensor_flat) == 3 * sizeof(uint64_t) && offsetof(struct tensor_flat, to) == 8
-	&& offsetof(struct tensor_flat, len) == 16, "a flat range is handed through");
 _Static_assert(sizeof(struct vckpt_attribute) == sizeof(struct proto_attribute), "handed through");
 _Static_assert((int)VCKPT_EDAMAGED == (int)BASE_EDAMAGED && (int)VCKPT_EFORMAT == (int)BASE_EFORMAT
 	&& (int)VCKPT_EVERSION == (int)BASE_EVERSION && (int)VCKPT_EFORKED == (int)BASE_EFORKED
@@ -180,22 +178,13 @@ int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options 
 
 static int save_tensor(struct save_flight *f, const struct vckpt_tensor *t, struct base_error *err)
 {
-	struct save_tensor to = {.component = t->component, .name = t->name, .dtype = (enum tensor_dtype)t->dtype,
-		.flat = (const struct tensor_flat *)t->flat, .buffer = t->flags & VCKPT_TENSOR_BUFFER,
-		.device = t->flags & VCKPT_TENSOR_DEVICE, .strides = t->strides, .data = t->data};
-	const struct save_declared declared = {.mesh = t->mesh ? t->mesh->mesh : NULL, .placements = t->placements,
-		.same_dims = t->same_dims, .has_boxes = t->flags & VCKPT_TENSOR_BOXES, .boxes = t->boxes,
-		.nboxes = t->nboxes, .local_shape = t->local_shape, .local_ndim = t->local_ndim,
-		.alone = t->flags & VCKPT_TENSOR_ALONE};
-	int r = api_tensor_check(t, err);
+	struct tensor_description d;
+	int r = api_tensor_describe(t, &d, err);
 
 	if (r < 0)
 		return base_error_prefix(err, r, "tensor %.100s/%.200s", t->component ? t->component : "",
 			t->name ? t->name : "");
-	to.sharding.shape.ndim = t->ndim;
-	if (t->ndim)
-		memcpy(to.sharding.shape.dim, t->shape, t->ndim * sizeof *t->shape);
-	return save_flight_tensor(f, &to, &declared, err);
+	return save_flight_tensor(f, &d, err);
 }
 
 int vckpt_save_tensors(struct vckpt_save *save, const struct vckpt_tensor *tensors, size_t n, struct vckpt_error *err)

@@ -165,7 +165,7 @@ static const struct save_tensor *tensor_find(const struct save_flight *f, const 
 	return NULL;
 }
 
-static int tensor_check_names(const struct save_tensor *t, struct base_error *err)
+static int tensor_check_names(const struct tensor_description *t, struct base_error *err)
 {
 	size_t len = t->name ? strlen(t->name) : 0;
 
@@ -181,7 +181,7 @@ static int tensor_check_names(const struct save_tensor *t, struct base_error *er
 	return 0;
 }
 
-static int tensor_set_sharding(struct save_flight *f, const struct save_declared *d, struct save_tensor *t,
+static int tensor_set_sharding(struct save_flight *f, const struct tensor_description *d, struct save_tensor *t,
 	struct base_error *err)
 {
 	static const struct tensor_placement replicate[TENSOR_MAX_DIMS];
@@ -212,7 +212,7 @@ static int tensor_set_sharding(struct save_flight *f, const struct save_declared
 	return r;
 }
 
-static int tensor_set_boxes(struct save_flight *f, const struct save_declared *d, struct save_tensor *t,
+static int tensor_set_boxes(struct save_flight *f, const struct tensor_description *d, struct save_tensor *t,
 	struct base_error *err)
 {
 	const struct tensor_shape *shape = &t->sharding.shape;
@@ -239,7 +239,7 @@ static int tensor_set_boxes(struct save_flight *f, const struct save_declared *d
 	return r;
 }
 
-static int tensor_set_local(struct save_flight *f, const struct save_declared *d, struct save_tensor *t,
+static int tensor_set_local(struct save_flight *f, const struct tensor_description *d, struct save_tensor *t,
 	struct base_error *err)
 {
 	struct tensor_shard shard = {.local_shape = t->sharding.shape};
@@ -260,7 +260,7 @@ static int tensor_set_local(struct save_flight *f, const struct save_declared *d
 	return r;
 }
 
-static int tensor_check_local(const struct save_flight *f, const struct save_declared *d, const struct save_tensor *t,
+static int tensor_check_local(const struct save_flight *f, const struct tensor_description *d, const struct save_tensor *t,
 	struct base_error *err)
 {
 	uint64_t items;
@@ -291,7 +291,7 @@ static bool tensor_is_contiguous(const struct save_tensor *t)
 }
 
 /* Completes the caller's description, and copies all that it points to but the data. */
-static int tensor_set(struct save_flight *f, const struct save_declared *d, struct save_tensor *t,
+static int tensor_set(struct save_flight *f, const struct tensor_description *d, struct save_tensor *t,
 	struct base_error *err)
 {
 	const char *before = f->ntensors ? t[-1].component : NULL; /* tensors of one component come together */
@@ -328,8 +328,7 @@ static int tensor_check_again(const struct save_tensor *first, const struct save
 	return 0;
 }
 
-int save_flight_tensor(struct save_flight *f, const struct save_tensor *t, const struct save_declared *d,
-	struct base_error *err)
+int save_flight_tensor(struct save_flight *f, const struct tensor_description *d, struct base_error *err)
 {
 	const struct save_tensor *first;
 	struct save_tensor *to;
@@ -340,23 +339,25 @@ int save_flight_tensor(struct save_flight *f, const struct save_tensor *t, const
 		r = base_error_set(err, -EINVAL, "the save of %s has %u tensors, and no more are possible",
 			saver_name(f).text, DECLARE_TENSORS_MAX);
 	if (r == 0)
-		r = tensor_check_names(t, err);
+		r = tensor_check_names(d, err);
 	if (r == 0 && (base_array_room(f->tensors, f->tensors_room, f->ntensors + 1) < 0
 			|| base_table_reserve(&f->by_name, 1) < 0))
 		r = base_no_memory(err);
 	if (r < 0)
 		return r;
 	to = &f->tensors[f->ntensors];
-	*to = *t;
+	*to = (struct save_tensor){.component = d->component, .name = d->name, .dtype = d->dtype,
+		.sharding.shape = d->shape, .flat = d->flat, .buffer = d->buffer, .device = d->device,
+		.strides = d->strides, .data = d->data};
 	r = tensor_set(f, d, to, err);
 	hash = r == 0 ? tensor_hash(to) : 0;
 	first = r == 0 ? tensor_find(f, to, hash) : NULL;
 	if (first)
 		r = tensor_check_again(first, to, err);
 	if (r < 0)
-		return base_error_prefix(err, r, "tensor %s/%.*s", t->component,
-			store_layout_shown(t->name, strlen(t->name)), t->name);
-	if (first && tensor_shape_empty(&t->sharding.shape))
+		return base_error_prefix(err, r, "tensor %s/%.*s", d->component,
+			store_layout_shown(d->name, strlen(d->name)), d->name);
+	if (first && tensor_shape_empty(&d->shape))
 		return 0; /* it has no more boxes */
 	if (!first)
 		base_table_add(&f->by_name, hash, f->ntensors);

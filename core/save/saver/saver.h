@@ -12,6 +12,7 @@
 #include "core/device/ring.h"
 #include "core/save/plan/replica.h"
 #include "core/save/write/writer.h"
+#include "core/tensor/description.h"
 #include "proto/stats.h"
 
 struct save_saver;
@@ -33,13 +34,6 @@ int save_saver_close(struct save_saver *s, struct base_error *err);
 void save_saver_free(struct save_saver *s); /* closes; NULL-safe; flights were freed before */
 bool save_saver_is_child(const struct save_saver *s); /* after a fork */
 
-struct save_declared {                  /* what else a caller says of a tensor, as struct vckpt_tensor says */
-	const struct tensor_mesh *mesh; /* NULL: the saver's; copied */
-	const char *placements, *same_dims;
-	bool has_boxes; const uint64_t *boxes; uint32_t nboxes;
-	const uint64_t *local_shape; uint32_t local_ndim; /* local_ndim: of the strides, too */
-	bool alone;
-};
 struct save_flight;
 struct save_flight_options {
 	uint64_t step; bool replace;
@@ -49,10 +43,8 @@ struct save_flight_options {
 };
 int save_flight_begin(struct save_saver *s, const struct save_flight_options *o, struct save_flight **ret_f,
 	struct base_error *err);
-/* t: names, dtype, shape, flat range, `buffer`, memory and strides; the rest follows from `d`. All but the data is
- * copied. */
-int save_flight_tensor(struct save_flight *f, const struct save_tensor *t, const struct save_declared *d,
-	struct base_error *err);
+/* All that it points to is copied, but not the data. */
+int save_flight_tensor(struct save_flight *f, const struct tensor_description *t, struct base_error *err);
 size_t save_flight_count(const struct save_flight *f);
 void save_flight_truncate(struct save_flight *f, size_t count); /* forgets the tensors after the first `count` */
 int save_flight_blob(struct save_flight *f, const char *name, bool per_rank, const void *bytes, size_t len,
