@@ -4,18 +4,15 @@
 #ifndef CORE_API_API_COMM_INTERNAL_H
 #define CORE_API_API_COMM_INTERNAL_H
 
-#include <stdatomic.h>
-
 #include "core/api/api_internal.h"
 #include "core/comm/comm.h"
 
 struct vckpt_comm {
 	struct comm *comm;
 	pid_t pid;                       /* that made it */
-	atomic_bool taken;               /* a load uses it, a call, or another communicator */
 	struct vckpt_comm *base;         /* that this one has taken; or NULL */
 };
-/* Takes it for one call or load, which sets `taken` to false at its end. -EINVAL: NULL; -BASE_EFORKED; -EBUSY. */
+/* Takes it for one call (comm_take), which gives it back (comm_give). -EINVAL: NULL; -BASE_EFORKED; -EBUSY. */
 int api_comm_take(struct vckpt_comm *comm, struct base_error *err);
 /* -BASE_EFORKED in a child of the process that made it. */
 int api_comm_alive(const struct vckpt_comm *comm, struct base_error *err);

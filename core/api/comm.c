@@ -34,7 +34,6 @@ static int comm_wrap(int r, struct comm *inner, struct vckpt_comm **ret_comm, st
 	}
 	comm->comm = inner;
 	comm->pid = getpid();
-	atomic_init(&comm->taken, false);
 	*ret_comm = comm;
 	return 0;
 }
@@ -103,11 +102,7 @@ int api_comm_take(struct vckpt_comm *comm, struct base_error *err)
 
 	if (r == 0)
 		r = api_comm_alive(comm, err);
-	if (r < 0)
-		return r;
-	if (atomic_exchange(&comm->taken, true))
-		return base_error_set(err, -EBUSY, "the communicator is in use by another load, call or communicator");
-	return 0;
+	return r < 0 ? r : comm_take(comm->comm, err);
 }
 
 int vckpt_comm_nccl(struct vckpt_comm *base, uint32_t timeout_ms, struct vckpt_comm **ret_comm,
@@ -127,7 +122,7 @@ int vckpt_comm_nccl(struct vckpt_comm *base, uint32_t timeout_ms, struct vckpt_c
 	if (r == 0)
 		(*ret_comm)->base = base;
 	else
-		atomic_store(&base->taken, false);
+		comm_give(base->comm);
 	return r;
 }
 
@@ -159,6 +154,6 @@ void vckpt_comm_free(struct vckpt_comm *comm)
 		return;
 	comm_free(comm->comm);
 	if (comm->base)
-		atomic_store(&comm->base->taken, false);
+		comm_give(comm->base->comm);
 	free(comm);
 }

@@ -72,6 +72,6 @@ int vckpt_launch_id(struct vckpt_comm *comm, char *ret_id, struct vckpt_error *e
 	if (r < 0)
 		return r;
 	r = ret_id ? id_agree(comm->comm, ret_id, e) : base_error_set(e, -EINVAL, "no place for a launch id is given");
-	atomic_store(&comm->taken, false);
+	comm_give(comm->comm);
 	return api_result(r, e);
 }

@@ -321,7 +321,7 @@ static void *load_main(void *arg)
 	if (r == -ETIMEDOUT)
 		load->error.code = r = load->comm ? -BASE_EABORTED : -EIO;
 	if (load->comm)
-		atomic_store(&load->comm->taken, false);
+		comm_give(load->comm->comm);
 	pthread_mutex_lock(&load->lock);
 	load->r = api_result(r, &load->error);
 	load->state = LOAD_OVER;
@@ -374,7 +374,7 @@ static int load_fill_make(struct vckpt_load *load, struct base_error *err)
 		if (r < 0)
 			base_error_set(err, r, "no thread can be started for the load: %s", base_error_name(r));
 		if (r < 0 && load->comm)
-			atomic_store(&load->comm->taken, false);
+			comm_give(load->comm->comm);
 	}
 	if (r < 0) {
 		load_exchange_free(base_steal(load->shared));

@@ -58,6 +58,12 @@ void comm_free(struct comm *c)
 		c->ops->free(c);
 }
 
+int comm_take(struct comm *c, struct base_error *err)
+{
+	return !atomic_exchange(&c->taken, true) ? 0 : base_error_set(err, -EBUSY,
+		"the communicator is in use by another load, call or communicator");
+}
+
 /* ---- failure ---- */
 
 static int comm_works(struct comm *c, struct base_error *err)

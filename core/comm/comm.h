@@ -80,6 +80,7 @@ struct comm {
 	uint32_t rank, size;
 	uint32_t timeout_ms;
 	bool lends;                      /* finish gives memory of the transport's own */
+	atomic_bool taken;               /* by a load, a call, or another communicator */
 	const atomic_bool *stop;         /* NULL, or ends waits: the caller's, set between calls */
 	uint64_t gathers, passes;        /* calls so far */
 	uint64_t flying;                 /* passes that this rank owns or wants, started and not finished */
@@ -91,6 +92,10 @@ struct comm {
 };
 
 /* ---- for users ---- */
+
+/* For one load or call, until comm_give. -EBUSY: it is taken. */
+int comm_take(struct comm *c, struct base_error *err);
+static inline void comm_give(struct comm *c) { atomic_store(&c->taken, false); }
 
 /* What every rank gave; comm_gathered_release. */
 struct comm_gathered { uint64_t *len; uint8_t **bytes; };

@@ -413,7 +413,6 @@ ELSEWHERE = {
     "the step was opened before this process was forked: open it again",
     "the load was begun before this process was forked: begin one of its own",
     "the communicator was made before this process was forked: make one of its own",
-    "the communicator is in use by another load, call or communicator",
     "the saver of run %s belongs to process %d: a child of it has to open one of its own",
     "run %s of %s has another commit in entry %PRIu64 of its list than the one of step %PRIu64 that was asked "
     "for: this "
