@@ -50,11 +50,6 @@ int api_tensor_describe(const struct vckpt_tensor *t, struct tensor_description 
 /* what: "its dtype", "the dtype to convert to:" */
 int api_dtype_check(uint32_t dtype, const char *what, struct base_error *err);
 
-/* Strides of memory that is to be written, in bytes, one for each of ndim sizes, none of them 0: no two items may share
- * a byte. -EINVAL names the dimension. */
-int api_strides_check(uint32_t ndim, const uint64_t *size, unsigned item_bytes, const int64_t *strides,
-	struct base_error *err);
-
 static inline int api_given(const void *what, const char *name, struct base_error *err)
 {
 	return what ? 0 : base_error_set(err, -EINVAL, "no %s is given", name);

@@ -326,13 +326,16 @@ static void target_strides_rows(struct step_target *t)
 
 static int target_strides(struct step_target *t, const int64_t *strides, struct base_error *err)
 {
+	struct tensor_shape shape = {.ndim = t->info.shape.ndim};
+
 	if (!strides) {
 		target_strides_rows(t);
 		return 0;
 	}
 	for (uint32_t d = 0; d < t->info.shape.ndim; d++)
 		t->stride[d] = (uint64_t)strides[d];
-	return api_strides_check(t->info.shape.ndim, t->box.size, tensor_dtype_bytes(t->info.dtype), strides, err);
+	memcpy(shape.dim, t->box.size, sizeof shape.dim);
+	return tensor_strides_check(&shape, tensor_dtype_bytes(t->info.dtype), strides, err);
 }
 
 int api_step_alive(const struct vckpt_step *step, struct base_error *err)

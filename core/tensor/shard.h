@@ -111,6 +111,10 @@ void tensor_shard_memory(const struct tensor_shard_box *at, uint32_t ndim, const
  * dimensions. -EINVAL: the local tensor of the rank has another shape, or another number of dimensions. */
 int tensor_shard_check_local(const struct tensor_shape *local, uint32_t rank, uint32_t ndim, const uint64_t *shape,
 	const int64_t *strides, struct base_error *err);
+/* Strides of memory of that shape that is to be written, in bytes; no size is 0. -EINVAL names the dimension: two items
+ * would share a byte. */
+int tensor_strides_check(const struct tensor_shape *s, unsigned item_bytes, const int64_t *strides,
+	struct base_error *err);
 
 /* Calls f for every rank whose shard (no flat range) overlaps the window, in no order, without trying every rank: it
  * narrows one cutting mesh dimension after the other. replicas false: calls f only for the first, in mesh order, of

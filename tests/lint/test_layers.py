@@ -9,8 +9,8 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYERS = ["core/base", "core/tensor", "proto", "index", "core/storage", "core/pack", "core/step", "core/commit",
           "core/upkeep", "core/device", "core/comm", "core/save/plan", "core/save/write", "core/save/saver",
-          "core/load/open", "core/load/read", "core/load/fill", "core/load/exchange", "core/view",
-          "core/foreign", "core/api", "fs", "tools"]
+          "core/load/open", "core/load/read", "core/load/fill", "core/load/exchange", "core/load/loader",
+          "core/view", "core/foreign", "core/api", "fs", "tools"]
 APART = [{"proto", "index"}]  # these do not include each other
 SOLE = {
     r"protobuf-c/|proto/vckpt\.pb-c\.h": {"proto"},

@@ -107,12 +107,26 @@ int load_fill_add_to(struct load_fill *f, uint32_t tensor, const struct tensor_b
 		return base_no_memory(err);
 	b = &f->boxes[f->nboxes++];
 	*b = (struct fill_box){.tensor = tensor, .box = *box, .data = memory->data,
-		.dtype = dtype == info.dtype ? 0 : dtype, .device = memory->device};
+		.dtype = dtype == info.dtype ? 0 : dtype, .device = memory->device,
+		.destination = memory->destination};
 	memcpy(b->stride, memory->stride, info.shape.ndim * sizeof *memory->stride);
 	bytes = tensor_box_items(&info.shape, box) * tensor_dtype_bytes(info.dtype);
 	f->wanted += bytes;
 	f->device_bytes += b->device ? bytes : 0;
 	return 0;
+}
+
+struct load_fill_mark load_fill_mark(const struct load_fill *f)
+{
+	return (struct load_fill_mark){f->nboxes, f->nzeros, f->wanted, f->device_bytes};
+}
+
+void load_fill_cut(struct load_fill *f, const struct load_fill_mark *mark)
+{
+	f->nboxes = mark->nboxes;
+	f->nzeros = mark->nzeros;
+	f->wanted = mark->wanted;
+	f->device_bytes = mark->device_bytes;
 }
 
 void load_fill_past_cache(struct load_fill *f) { f->past_cache = true; }
@@ -129,7 +143,8 @@ int fill_lose(struct load_fill *f, size_t box, const struct tensor_box *part, in
 
 	pthread_mutex_lock(&f->lock);
 	if (said && base_array_room(f->lost, f->lost_room, f->nlost + 1) == 0) {
-		f->lost[f->nlost++] = (struct load_fill_lost){box, *part, code, base_steal(said)};
+		f->lost[f->nlost++] = (struct load_fill_lost){box, f->boxes[box].tensor, *part, code,
+			base_steal(said)};
 		r = 0;
 	}
 	pthread_mutex_unlock(&f->lock);

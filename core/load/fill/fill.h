@@ -34,14 +34,28 @@ int load_fill_add(struct load_fill *f, uint32_t tensor, const struct tensor_box 
 	const uint64_t *stride, struct base_error *err);
 
 /* The same with other memory: of another dtype, to which the items are converted (core/tensor/convert.h; 0: the
- * step's), or of a CUDA device. -EINVAL: there is no such conversion; the sentence names both dtypes. */
-struct load_fill_memory { void *data; const uint64_t *stride; enum tensor_dtype dtype; bool device; };
+ * step's), or of a CUDA device. -EINVAL: there is no such conversion; the sentence names both dtypes. Boxes that are
+ * added one after another with the same number are of one destination, and known to share no byte. */
+struct load_fill_memory {
+	void *data;
+	const uint64_t *stride;
+	enum tensor_dtype dtype;
+	bool device;
+	uint32_t destination;
+};
 int load_fill_add_to(struct load_fill *f, uint32_t tensor, const struct tensor_box *box,
 	const struct load_fill_memory *memory, struct base_error *err);
 /* Memory for `size` items in each dimension is to be zero, as a part of that tensor (for messages). run zeroes it
  * first: it may overlap boxes. -ENOMEM. */
 int load_fill_zero(struct load_fill *f, uint32_t tensor, const struct tensor_shape *size,
 	const struct load_fill_memory *memory);
+/* Takes back what was added after the mark. */
+struct load_fill_mark { size_t nboxes, nzeros; uint64_t wanted, device_bytes; };
+struct load_fill_mark load_fill_mark(const struct load_fill *f);
+void load_fill_cut(struct load_fill *f, const struct load_fill_mark *mark);
+/* Do two destinations share a byte? -EINVAL names the tensors. The search ends without an answer after 2^24 steps,
+ * which only strides that nearly agree make up. */
+int load_fill_overlap(const struct load_fill *f, struct base_error *err);
 /* After all boxes were added, if any is device memory: in a thread of the program, before run. What these streams
  * (CUstream; none: the default streams) do now is finished before the memory is written. -ENOENT: no CUDA driver;
  * -EBUSY: a stream is being captured into a graph. */
@@ -53,7 +67,13 @@ int load_fill_run(struct load_fill *f, struct base_error *err);
 void load_fill_stop(struct load_fill *f); /* run ends soon */
 
 /* With LOAD_FILL_SKIP_DAMAGED, after run: what did not arrive. `box` holds anything there. */
-struct load_fill_lost { size_t added; struct tensor_box box; int code; const char *why; }; /* added: 0 for the first */
+struct load_fill_lost {
+	size_t added;                    /* number of the box that was added: 0 for the first */
+	uint32_t tensor;
+	struct tensor_box box;
+	int code;
+	const char *why;
+};
 size_t load_fill_lost_count(const struct load_fill *f);
 const struct load_fill_lost *load_fill_lost(const struct load_fill *f, size_t i);
 

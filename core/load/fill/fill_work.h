@@ -28,6 +28,7 @@ struct fill_box {                        /* what was added */
 	enum tensor_dtype dtype;         /* of the memory; 0: the step's */
 	bool device;
 	unsigned place;                  /* of device memory: that of the fence */
+	uint32_t destination;            /* overlap.c */
 };
 
 struct fill_zeros {                      /* memory that is to be zero: a box of no tensor (its offsets are 0) */

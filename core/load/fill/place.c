@@ -155,7 +155,6 @@ static void host_put(void *arg, const struct tensor_box *some)
 
 static void place_job_do(struct place_job *j, const struct tensor_box *part, bool device, unsigned place)
 {
-	place_order(j);
 	if (device)
 		place_device_job(j, part, place);
 	else
@@ -164,17 +163,36 @@ static void place_job_do(struct place_job *j, const struct tensor_box *part, boo
 
 /* ---- for the fill ---- */
 
-void place_part(struct load_fill *f, const struct fill_box *b, const struct tensor_grid *g,
-	const struct tensor_box *piece, const struct tensor_box *part, const uint8_t *bytes)
+/* The job of all that a box is to get, without its bytes. */
+static void box_job(const struct load_fill *f, const struct fill_box *b, struct place_job *j)
 {
-	struct place_job j = {.f = f, .grid = g, .piece = piece, .bytes = bytes, .box = b->box, .tensor = b->tensor,
-		.ndim = g->shape.ndim, .data = b->data, .stride = b->stride};
 	struct load_tensor_info info;
 
 	load_step_tensor_info(f->step, b->tensor, &info);
-	j.from = info.dtype;
-	j.to = b->dtype ? b->dtype : info.dtype;
-	j.item_bytes = tensor_dtype_bytes(j.to);
+	*j = (struct place_job){.box = b->box, .tensor = b->tensor, .ndim = info.shape.ndim, .data = b->data,
+		.stride = b->stride, .from = info.dtype, .to = b->dtype ? b->dtype : info.dtype};
+	j->item_bytes = tensor_dtype_bytes(j->to);
+	place_order(j);
+}
+
+void place_box(const struct load_fill *f, const struct fill_box *b, struct device_gather *ret_g)
+{
+	struct place_job j;
+
+	box_job(f, b, &j);
+	place_describe(&j, &b->box, ret_g);
+}
+
+void place_part(struct load_fill *f, const struct fill_box *b, const struct tensor_grid *g,
+	const struct tensor_box *piece, const struct tensor_box *part, const uint8_t *bytes)
+{
+	struct place_job j;
+
+	box_job(f, b, &j);
+	j.f = f;
+	j.grid = g;
+	j.piece = piece;
+	j.bytes = bytes;
 	place_job_do(&j, part, b->device, b->place);
 }
 
@@ -185,6 +203,7 @@ void place_zeros(struct load_fill *f)
 		struct place_job j = {.f = f, .box = z->box, .tensor = z->tensor, .ndim = z->ndim, .data = z->data,
 			.stride = z->stride, .item_bytes = z->item_bytes};
 
+		place_order(&j);
 		if (!atomic_load(&f->stopped) && place_items(&j, &z->box))
 			place_job_do(&j, &z->box, z->device, z->place);
 	}

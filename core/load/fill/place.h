@@ -19,6 +19,8 @@ static inline bool place_is_plain(const struct fill_box *b) { return b->dtype ==
  * is on its way on return, and `bytes` are free. */
 void place_part(struct load_fill *f, const struct fill_box *b, const struct tensor_grid *g,
 	const struct tensor_box *piece, const struct tensor_box *part, const uint8_t *bytes);
+/* Where all of a box goes: dimensions by descending stride, folded. */
+void place_box(const struct load_fill *f, const struct fill_box *b, struct device_gather *ret_g);
 /* Writes the zeros, before anything is read. They are there on return, on devices as well: what is read is copied by
  * other streams. */
 void place_zeros(struct load_fill *f);

@@ -83,6 +83,7 @@ int load_fill_devices(struct load_fill *f, void *const *streams, size_t n, struc
 	struct place_device *d;
 	int r;
 
+	place_device_end(f); /* of a call before */
 	if (!f->device_bytes)
 		return 0;
 	d = calloc(1, sizeof *d);

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * load_names: the names that only the caller of a load has (missing) or only the step (unexpected). */
+ * names: the tensors that only the caller of a load has (missing) or only the step (unexpected). */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/api/api_load_internal.h"
 #include "core/base/array.h"
 #include "core/base/cleanup.h"
 #include "core/base/plural.h"
+#include "core/load/loader/loader_internal.h"
 
 #define NAMES_SHOWN 10u
 #define NAMES_TEXT 390u                  /* two lists and the words around them fit into struct vckpt_error */
 
 /* Takes the text. */
-static int names_take(struct load_names *names, char *text)
+static int names_take(struct loader_names *names, char *text)
 {
 	if (!text || base_array_room(names->all, names->room, names->n + 1) < 0) {
 		free(text);
@@ -25,23 +25,16 @@ static int names_take(struct load_names *names, char *text)
 	return 0;
 }
 
-int load_names_add(struct load_names *names, const char *component, const char *name, size_t name_len,
+int names_add(struct loader_names *names, const char *component, const char *name, size_t name_len,
 	const char *stored)
 {
-	size_t len = strlen(component);
-	char *text = malloc(len + name_len + strlen(stored) + 3);
+	char *text;
+	int len = asprintf(&text, "%s/%.*s%c%s", component, (int)name_len, name, 0, stored);
 
-	if (!text)
-		return -ENOMEM;
-	memcpy(text, component, len);
-	text[len] = '/';
-	memcpy(text + len + 1, name, name_len);
-	text[len + 1 + name_len] = 0;
-	strcpy(text + len + 2 + name_len, stored);
-	return names_take(names, text);
+	return names_take(names, len < 0 ? NULL : text);
 }
 
-void load_names_cut(struct load_names *names, size_t n)
+void names_cut(struct loader_names *names, size_t n)
 {
 	while (names->n > n)
 		free(names->all[--names->n]);
@@ -65,7 +58,7 @@ static char *name_copy(const char *text)
 }
 
 /* Sorted, each once. */
-static void names_sort(struct load_names *names)
+static void names_sort(struct loader_names *names)
 {
 	size_t kept = 0;
 
@@ -81,9 +74,9 @@ static void names_sort(struct load_names *names)
 }
 
 /* A copy, because the caller may look at it while more is declared. */
-static int names_missing(struct load_names *missing, const struct load_names *lacking)
+static int names_missing(struct loader_names *missing, const struct loader_names *lacking)
 {
-	load_names_cut(missing, 0);
+	names_cut(missing, 0);
 	for (size_t i = 0; i < lacking->n; i++)
 		if (names_take(missing, name_copy(lacking->all[i])) < 0)
 			return -ENOMEM;
@@ -91,44 +84,36 @@ static int names_missing(struct load_names *missing, const struct load_names *la
 	return 0;
 }
 
-/* The tensors of the step that are on the tape. */
-static void names_mark(const struct vckpt_load *load, bool *declared)
+static int names_unexpected(struct loader *l)
 {
-	struct load_entry entry;
-
-	for (size_t at = 0; load_tape_next(load, &at, &entry);)
-		declared[entry.tensor] = true;
-}
-
-static int names_unexpected(struct vckpt_load *load)
-{
-	const struct load_step *step = load->step->step;
+	const struct load_step *step = l->step;
 	base_cleanup_free bool *declared = calloc((size_t)load_step_tensor_count(step) + 1, sizeof *declared);
 	struct load_tensor_info info;
 	uint32_t first, end;
 
 	if (!declared)
 		return -ENOMEM;
-	names_mark(load, declared);
-	load_names_cut(&load->unexpected, 0);
+	for (size_t i = 0; i < l->ndeclared; i++)
+		declared[l->declared[i]] = true;
+	names_cut(&l->unexpected, 0);
 	for (uint32_t c = 0; c < load_step_component_count(step); c++) {
-		if (!load->expected[c])
+		if (!l->expected[c])
 			continue;
 		load_step_component(step, c, &first, &end);
 		for (uint32_t i = first; i < end; i++) {
 			if (declared[i])
 				continue;
 			load_step_tensor_info(step, i, &info);
-			if (load_names_add(&load->unexpected, info.component, info.name, info.name_len, "") < 0)
+			if (names_add(&l->unexpected, info.component, info.name, info.name_len, "") < 0)
 				return -ENOMEM;
 		}
 	}
-	names_sort(&load->unexpected);
+	names_sort(&l->unexpected);
 	return 0;
 }
 
 /* "a, b and 3 more": as many as there is room for. */
-static void names_text(const struct load_names *names, char text[static NAMES_TEXT])
+static void names_text(const struct loader_names *names, char text[static NAMES_TEXT])
 {
 	size_t len = 0, i = 0;
 
@@ -143,23 +128,23 @@ static void names_text(const struct load_names *names, char text[static NAMES_TE
 		snprintf(text + len, NAMES_TEXT - len, " and %zu more", names->n - i);
 }
 
-int load_names_compare(struct vckpt_load *load, struct base_error *err)
+int names_compare(struct loader *l, struct base_error *err)
 {
-	const struct load_step_info *step = load_step_info(load->step->step);
+	const struct load_step_info *step = load_step_info(l->step);
 	char missing[NAMES_TEXT], unexpected[NAMES_TEXT], lacks[NAMES_TEXT + 80] = "", has[NAMES_TEXT + 80] = "";
 
-	if (names_missing(&load->missing, &load->lacking) < 0 || names_unexpected(load) < 0)
+	if (names_missing(&l->missing, &l->lacking) < 0 || names_unexpected(l) < 0)
 		return base_no_memory(err);
-	if ((load->flags & VCKPT_LOAD_NOT_STRICT) || load->missing.n + load->unexpected.n == 0)
+	if ((l->options.flags & LOADER_NOT_STRICT) || l->missing.n + l->unexpected.n == 0)
 		return 0;
-	names_text(&load->missing, missing);
-	names_text(&load->unexpected, unexpected);
-	if (load->missing.n)
-		snprintf(lacks, sizeof lacks, "it lacks %zu %s to be loaded: %s", load->missing.n,
-			base_plural(load->missing.n, "tensor that is", "tensors that are"), missing);
-	if (load->unexpected.n)
-		snprintf(has, sizeof has, "%sit has %zu %s not to be loaded: %s", load->missing.n ? "; " : "",
-			load->unexpected.n, base_plural(load->unexpected.n, "tensor that is", "tensors that are"),
+	names_text(&l->missing, missing);
+	names_text(&l->unexpected, unexpected);
+	if (l->missing.n)
+		snprintf(lacks, sizeof lacks, "it lacks %zu %s to be loaded: %s", l->missing.n,
+			base_plural(l->missing.n, "tensor that is", "tensors that are"), missing);
+	if (l->unexpected.n)
+		snprintf(has, sizeof has, "%sit has %zu %s not to be loaded: %s", l->missing.n ? "; " : "",
+			l->unexpected.n, base_plural(l->unexpected.n, "tensor that is", "tensors that are"),
 			unexpected);
 	return base_error_set(err, -EINVAL, "%.100s/%" PRIu64 ": %s%s", step->run, step->step, lacks, has);
 }
