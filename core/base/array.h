@@ -48,4 +48,9 @@
  * is more, but for `most` at most. NULL: no memory, too many bytes, or need > most; nothing has changed then. */
 void *base_array_grow(void *array, size_t *room, size_t need, size_t item_bytes, size_t most);
 
+/* Sorts `n` items of `item_bytes` and drops those that equal the one before. Returns how many are left. */
+size_t base_array_unique(void *items, size_t n, size_t item_bytes, int (*compare)(const void *a, const void *b));
+int base_compare_32(const void *a, const void *b); /* of uint32_t, and of uint64_t: for qsort */
+int base_compare_64(const void *a, const void *b);
+
 #endif

@@ -118,16 +118,9 @@ static int group_find(struct merge *m, uint32_t *ret_group)
 
 /* ---- one object ---- */
 
-static int bound_compare(const void *a, const void *b)
-{
-	const uint32_t *x = a, *y = b;
-
-	return (*x > *y) - (*x < *y);
-}
-
 static int object_bounds(struct merge *m)
 {
-	size_t n = 0, kept = 0;
+	size_t n = 0;
 
 	for (uint32_t i = 0; i < m->nat; i++)
 		n += 2 * (size_t)m->cursors[m->at[i]].nruns;
@@ -142,11 +135,7 @@ static int object_bounds(struct merge *m)
 			m->bounds[n++] = c->runs[k].first + c->runs[k].n;
 		}
 	}
-	qsort(m->bounds, n, sizeof *m->bounds, bound_compare);
-	for (size_t i = 0; i < n; i++)
-		if (i == 0 || m->bounds[i] != m->bounds[kept - 1])
-			m->bounds[kept++] = m->bounds[i];
-	m->nbounds = kept;
+	m->nbounds = base_array_unique(m->bounds, n, sizeof *m->bounds, base_compare_32);
 	return 0;
 }
 

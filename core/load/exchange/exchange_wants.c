@@ -11,24 +11,15 @@
 
 #include "core/base/array.h"
 #include "core/load/exchange/exchange_internal.h"
-#include "core/tensor/boxes.h"
 
 /* ---- what this rank wants ---- */
-
-static int block_mark(void *arg, uint64_t offset, uint64_t len)
-{
-	uint64_t *blocks = arg;
-
-	for (uint64_t b = offset / BASE_BLOCK_BYTES; b <= (offset + len - 1) / BASE_BLOCK_BYTES; b++)
-		blocks[b / 64] |= UINT64_C(1) << b % 64;
-	return 0;
-}
 
 struct listing {
 	struct load_exchange *x;
 	struct exchange_key last;
-	uint64_t *blocks; size_t blocks_room;
+	struct fill_worker w;            /* for fill_wanted_runs */
 	struct exchange_run *runs; size_t runs_room;
+	uint32_t nruns;
 };
 
 static struct exchange_key need_key(const struct load_fill *f, const struct fill_need *need)
@@ -44,56 +35,39 @@ static struct exchange_key need_key(const struct load_fill *f, const struct fill
 		.hash = base_xxh64_of(0, rest, sizeof rest)};
 }
 
-/* The blocks that needs [first, end) want of their object, as runs. */
-static int listing_runs(struct listing *l, size_t first, size_t end, uint64_t raw_len, uint32_t *ret_n)
+static int listing_run(void *arg, uint64_t first, uint64_t n)
 {
-	const struct load_fill *f = l->x->f;
-	uint64_t nblocks = base_block_count(raw_len);
-	size_t words = base_div_up(nblocks, 64);
-	bool whole = f->flags & LOAD_FILL_REHASH;
-	uint32_t n = 0;
+	struct listing *l = arg;
 
-	if (base_array_room(l->runs, l->runs_room, nblocks / 2 + 1) < 0 ||
-		base_array_room(l->blocks, l->blocks_room, words) < 0)
+	if (base_array_room(l->runs, l->runs_room, (size_t)l->nruns + 1) < 0)
 		return -ENOMEM;
-	memset(l->blocks, 0, words * sizeof *l->blocks);
-	for (size_t i = first; !whole && i < end; i++) {
-		const struct tensor_grid *g = &need_object(f, &f->needs[i])->grid;
-		struct tensor_box piece, part;
-
-		fill_need_boxes(f, &f->needs[i], &piece, &part);
-		whole = tensor_box_items(&g->shape, &piece) == tensor_box_items(&g->shape, &part);
-		if (!whole)
-			tensor_piece_ranges(g, &piece, &part, block_mark, l->blocks);
-	}
-	if (whole)
-		l->runs[n++] = (struct exchange_run){0, (uint32_t)nblocks};
-	for (uint64_t b = 0; !whole && b < nblocks; b++) {
-		if (!(l->blocks[b / 64] >> b % 64 & 1))
-			continue;
-		if (n && l->runs[n - 1].first + l->runs[n - 1].n == b)
-			l->runs[n - 1].n++;
-		else
-			l->runs[n++] = (struct exchange_run){(uint32_t)b, 1};
-	}
-	*ret_n = n;
+	l->runs[l->nruns++] = (struct exchange_run){(uint32_t)first, (uint32_t)n};
 	return 0;
+}
+
+/* The blocks that needs [first, end) want of their object, as runs. */
+static int listing_runs(struct listing *l, size_t first, size_t end, uint64_t raw_len)
+{
+	l->nruns = 0;
+	if (l->x->f->flags & LOAD_FILL_REHASH || fill_group_is_whole(l->x->f, first, end))
+		return listing_run(l, 0, base_block_count(raw_len));
+	return fill_wanted_runs(&l->w, first, end, listing_run, l);
 }
 
 static int listing_add(struct listing *l, size_t first, size_t end, const struct exchange_key *key)
 {
 	struct load_exchange *x = l->x;
-	uint32_t nruns, blocks = 0;
+	uint32_t blocks = 0;
 
-	if (listing_runs(l, first, end, key->raw_len, &nruns) < 0 ||
+	if (listing_runs(l, first, end, key->raw_len) < 0 ||
 		base_array_room(x->mine, x->mine_room, x->nmine + 1) < 0)
 		return -ENOMEM;
-	for (uint32_t i = 0; i < nruns; i++)
+	for (uint32_t i = 0; i < l->nruns; i++)
 		blocks += l->runs[i].n;
 	x->mine[x->nmine] = (struct exchange_mine){.first = first, .end = end};
 	atomic_init(&x->mine[x->nmine].left, blocks);
 	atomic_init(&x->mine[x->nmine++].lost, false);
-	exchange_list_add(&x->list, &l->last, key, l->runs, nruns);
+	exchange_list_add(&x->list, &l->last, key, l->runs, l->nruns);
 	return x->list.error;
 }
 
@@ -113,7 +87,7 @@ static bool key_shares(const struct listing *l, const struct exchange_key *key, 
 int exchange_list(struct load_exchange *x)
 {
 	struct load_fill *f = x->f;
-	struct listing l = {.x = x};
+	struct listing l = {.x = x, .w.f = f};
 	int r = 0;
 
 	x->needs = f->needs;
@@ -133,7 +107,7 @@ int exchange_list(struct load_exchange *x)
 		if (key_shares(&l, &key, end - i))
 			r = listing_add(&l, i, end, &key);
 	}
-	free(l.blocks);
+	fill_worker_release(&l.w);
 	free(l.runs);
 	return r;
 }

@@ -2,7 +2,6 @@
  *
  * fill_burst: pieces of a pack, as far as they are wanted, read with few requests (burst.h). */
 #include "core/load/fill/burst.h"
-#include "core/tensor/boxes.h"
 
 struct fill_burst {
 	struct burst burst;
@@ -10,29 +9,6 @@ struct fill_burst {
 	struct fill_burst_piece { size_t end; unsigned run; } piece[BURST_RUNS]; /* of its needs; its first run */
 	unsigned n;
 };
-
-/* Some box wants all of the piece. */
-static bool piece_is_whole(const struct load_fill *f, size_t first, size_t end)
-{
-	for (size_t i = first; i < end; i++) {
-		const struct tensor_shape *s = &need_object(f, &f->needs[i])->grid.shape;
-		struct tensor_box piece, part;
-
-		fill_need_boxes(f, &f->needs[i], &piece, &part);
-		if (tensor_box_items(s, &piece) == tensor_box_items(s, &part))
-			return true;
-	}
-	return false;
-}
-
-static uint8_t *piece_place(const struct load_fill *f, size_t first, size_t end)
-{
-	uint8_t *place = NULL;
-
-	for (size_t i = first; i < end && !place; i++)
-		place = fill_need_place(f, &f->needs[i]);
-	return place;
-}
 
 struct piece_run { struct burst *burst; const struct store_object_ref *ref; };
 
@@ -49,8 +25,8 @@ static bool piece_add(struct fill_burst *b, size_t first, size_t end)
 	const struct store_object_ref *ref = need_ref(b->w->f, &b->w->f->needs[first]);
 	unsigned had = b->burst.n;
 
-	if (b->w->f->flags & LOAD_FILL_REHASH || piece_is_whole(b->w->f, first, end))
-		return burst_add(&b->burst, ref, 0, base_block_count(ref->raw_len), piece_place(b->w->f, first, end));
+	if (b->w->f->flags & LOAD_FILL_REHASH || fill_group_is_whole(b->w->f, first, end))
+		return burst_add(&b->burst, ref, 0, base_block_count(ref->raw_len), fill_group_place(b->w->f, first, end));
 	if (fill_wanted_runs(b->w, first, end, piece_run, &(struct piece_run){&b->burst, ref}) == 0)
 		return true;
 	burst_cut(&b->burst, had);

@@ -16,27 +16,17 @@
 
 /* ---- tensors ---- */
 
-static int number_compare(const void *a, const void *b)
-{
-	const uint32_t *x = a, *y = b;
-
-	return (*x > *y) - (*x < *y);
-}
-
 /* Each tensor that some box is of, once, with these boxes. */
 static int plan_objects(struct load_fill *f)
 {
 	base_cleanup_free uint32_t *tensors = malloc((f->nboxes + 1) * sizeof *tensors);
-	uint32_t n = 0;
+	uint32_t n;
 
 	if (!tensors)
 		return -ENOMEM;
 	for (size_t i = 0; i < f->nboxes; i++)
 		tensors[i] = f->boxes[i].tensor;
-	qsort(tensors, f->nboxes, sizeof *tensors, number_compare);
-	for (size_t i = 0; i < f->nboxes; i++)
-		if (n == 0 || tensors[n - 1] != tensors[i])
-			tensors[n++] = tensors[i];
+	n = (uint32_t)base_array_unique(tensors, f->nboxes, sizeof *tensors, base_compare_32);
 	f->objects = calloc((size_t)n + 1, sizeof *f->objects);
 	if (!f->objects)
 		return -ENOMEM;

@@ -52,6 +52,29 @@ uint8_t *fill_need_place(const struct load_fill *f, const struct fill_need *need
 	return at;
 }
 
+uint8_t *fill_group_place(const struct load_fill *f, size_t first, size_t end)
+{
+	uint8_t *place = NULL;
+
+	for (size_t i = first; i < end && !place; i++)
+		place = fill_need_place(f, &f->needs[i]);
+	return place;
+}
+
+bool fill_group_is_whole(const struct load_fill *f, size_t first, size_t end)
+{
+	struct tensor_box piece, part;
+	bool whole = false;
+
+	for (size_t i = first; i < end && !whole; i++) {
+		const struct tensor_shape *s = &need_object(f, &f->needs[i])->grid.shape;
+
+		fill_need_boxes(f, &f->needs[i], &piece, &part);
+		whole = tensor_box_items(s, &piece) == tensor_box_items(s, &part);
+	}
+	return whole;
+}
+
 int fill_pack(struct fill_worker *w, uint32_t number)
 {
 	struct store *s = load_step_store(w->f->step);
@@ -236,14 +259,11 @@ int fill_piece(struct fill_worker *w, size_t first, size_t end)
 {
 	const struct fill_need *needs = w->f->needs;
 	const uint8_t *bytes = need_object(w->f, &needs[first])->pieces[needs[first].piece].inline_bytes;
-	uint8_t *place = NULL;
+	uint8_t *place = bytes ? NULL : fill_group_place(w->f, first, end);
 
 	if (!bytes) {
-		int r;
+		int r = piece_read(w, first, end, place, &bytes);
 
-		for (size_t i = first; i < end && !place; i++)
-			place = fill_need_place(w->f, &needs[i]);
-		r = piece_read(w, first, end, place, &bytes);
 		if (r < 0)
 			return fill_piece_failed(w, &needs[first], r);
 	}

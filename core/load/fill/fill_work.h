@@ -126,6 +126,9 @@ int fill_piece_failed(struct fill_worker *w, const struct fill_need *need, int r
 /* Where the first item of the piece has its place, if the box wants all of it and its bytes lie there as stored; else
  * NULL. */
 uint8_t *fill_need_place(const struct load_fill *f, const struct fill_need *need);
+/* The first such place of needs [first, end) of one piece; and whether one of these wants all of the piece. */
+uint8_t *fill_group_place(const struct load_fill *f, size_t first, size_t end);
+bool fill_group_is_whole(const struct load_fill *f, size_t first, size_t end);
 /* w->room for that many bytes; what was in it is gone. */
 int fill_room(struct fill_worker *w, uint64_t len);
 /* Opens the pack of that number as w->pack. */

@@ -38,13 +38,8 @@ static int layout_mesh(const struct step_layout *l, uint32_t tensor, const struc
 	struct tensor_mesh *mesh = atomic_load_explicit(at, memory_order_acquire), *mine;
 	int r = mesh ? 0 : store_layout_mesh(l->layout, tensor, &mine, NULL);
 
-	if (!mesh && r == 0) {
-		if (atomic_compare_exchange_strong_explicit(at, &mesh, mine, memory_order_acq_rel,
-			memory_order_acquire))
-			mesh = mine;
-		else
-			tensor_mesh_free(mine);
-	}
+	if (!mesh && r == 0)
+		mesh = step_publish(at, mine, tensor_mesh_free);
 	*ret_mesh = mesh;
 	return r;
 }
@@ -55,12 +50,8 @@ static int layout_placements(const struct step_layout *l, uint32_t tensor, const
 	struct tensor_placements *p = atomic_load_explicit(at, memory_order_acquire), *mine;
 	int r = p ? 0 : store_layout_placements(l->layout, tensor, &mine, NULL);
 
-	if (!p && r == 0) {
-		if (atomic_compare_exchange_strong_explicit(at, &p, mine, memory_order_acq_rel, memory_order_acquire))
-			p = mine;
-		else
-			free(mine);
-	}
+	if (!p && r == 0)
+		p = step_publish(at, mine, free);
 	*ret_p = p;
 	return r;
 }

@@ -48,13 +48,6 @@ void load_row_release(struct load_row *row)
 	*row = (struct load_row){0};
 }
 
-static int number_compare(const void *a, const void *b)
-{
-	const uint64_t *x = a, *y = b;
-
-	return (*x > *y) - (*x < *y);
-}
-
 /* The pieces of the box under way that meet a wanted box. */
 static int take_window(void *arg, size_t number)
 {
@@ -72,18 +65,6 @@ static int take_window(void *arg, size_t number)
 	return 0;
 }
 
-/* Two wanted boxes may want something of one piece: it counts once. */
-static void take_sort(struct row_take *t, uint64_t first)
-{
-	uint64_t n = first;
-
-	qsort(t->numbers + first, t->n - first, sizeof *t->numbers, number_compare);
-	for (uint64_t i = first; i < t->n; i++)
-		if (n == first || t->numbers[n - 1] != t->numbers[i])
-			t->numbers[n++] = t->numbers[i];
-	t->n = n;
-}
-
 /* `from`: the number of its first piece in the row. */
 static int take_box(struct row_take *t, const struct tensor_box *box, uint64_t from)
 {
@@ -95,8 +76,8 @@ static int take_box(struct row_take *t, const struct tensor_box *box, uint64_t f
 		return -ENOMEM;
 	if (t->windows == 0)
 		return 0;
-	if (t->windows > 1)
-		take_sort(t, first);
+	if (t->windows > 1) /* two wanted boxes may want something of one piece: it counts once */
+		t->n = first + base_array_unique(t->numbers + first, t->n - first, sizeof *t->numbers, base_compare_64);
 	if (base_array_room(t->boxes, t->boxes_room, t->nboxes + 1) < 0
 		|| base_array_room(t->first, t->first_room, (size_t)t->nboxes + 2) < 0
 		|| base_array_room(t->from, t->from_room, (size_t)t->nboxes + 1) < 0)

@@ -408,11 +408,7 @@ int load_step_packs(struct load_step *step, const char *const **ret_packs, uint3
 			return -ENOMEM;
 		for (uint32_t i = 0; i < step->manifest.npacks; i++)
 			mine[i] = step->manifest.packs[i].pack;
-		if (atomic_compare_exchange_strong_explicit(&step->packs, &names, mine, memory_order_acq_rel,
-			memory_order_acquire))
-			names = mine;
-		else
-			free(mine); /* another thread was faster */
+		names = step_publish(&step->packs, mine, free);
 	}
 	*ret_packs = names;
 	return 0;

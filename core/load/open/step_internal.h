@@ -15,6 +15,17 @@
 #include "core/step/open.h"
 #include "core/tensor/shard.h"
 
+/* Publishes `mine` at an atomic pointer that was NULL, unless another thread was faster: then `mine` is let go. Evaluates
+ * to what is there now. */
+#define step_publish(at, mine, let_go) ({ \
+	__typeof__(mine) publish_mine_ = (mine), publish_there_ = NULL; \
+	if (atomic_compare_exchange_strong_explicit((at), &publish_there_, publish_mine_, memory_order_acq_rel, \
+		memory_order_acquire)) \
+		publish_there_ = publish_mine_; \
+	else \
+		let_go(publish_mine_); \
+	publish_there_; })
+
 struct step_other { uint32_t number; struct load_tensor_place place; }; /* a tensor's place in a further layout */
 struct step_component { const char *name; uint32_t first, end; };
 struct step_blob { uint32_t line, blob; }; /* rank line of the manifest, blob of its part */

@@ -16,42 +16,37 @@ static struct store_opened_part *part_at(const struct load_step *step, uint32_t 
 	return atomic_load_explicit(&step->parts[line], memory_order_acquire);
 }
 
+static void part_free(struct store_opened_part *part)
+{
+	if (part)
+		store_opened_part_release(part);
+	free(part);
+}
+
 int load_step_part(const struct load_step *step, uint32_t line, const struct store_opened_part **ret_part,
 	struct base_error *err)
 {
 	struct store_opened_part *part = part_at(step, line), *mine;
-	int r;
+	int r = 0;
 
-	if (part) {
-		*ret_part = part;
-		return 0;
+	if (!part) {
+		mine = calloc(1, sizeof *mine);
+		if (!mine)
+			return base_no_memory(err);
+		r = store_open_part(step->store, &step->manifest, line, mine, err);
+		if (r < 0)
+			free(mine);
+		else
+			part = step_publish(&step->parts[line], mine, part_free);
 	}
-	mine = calloc(1, sizeof *mine);
-	if (!mine)
-		return base_no_memory(err);
-	r = store_open_part(step->store, &step->manifest, line, mine, err);
-	if (r == 0 && atomic_compare_exchange_strong_explicit(&step->parts[line], &part, mine, memory_order_acq_rel,
-		memory_order_acquire)) {
-		*ret_part = mine;
-		return 0;
-	}
-	if (r == 0) { /* another thread was faster */
-		store_opened_part_release(mine);
-		*ret_part = part;
-	}
-	free(mine);
+	*ret_part = part;
 	return r;
 }
 
 void load_step_parts_free(struct load_step *step)
 {
-	for (uint32_t i = 0; step->parts && i < step->manifest.nranks; i++) {
-		struct store_opened_part *part = part_at(step, i);
-
-		if (part)
-			store_opened_part_release(part);
-		free(part);
-	}
+	for (uint32_t i = 0; step->parts && i < step->manifest.nranks; i++)
+		part_free(part_at(step, i));
 	free(step->parts);
 	free(atomic_load_explicit(&step->blobs, memory_order_relaxed));
 }
@@ -174,7 +169,7 @@ static int blobs_named(struct load_step *step, struct base_error *err)
 
 int load_step_blobs(struct load_step *step, struct base_error *err)
 {
-	struct step_blobs *none = NULL, *mine;
+	struct step_blobs *mine;
 	int r;
 
 	if (blobs_of(step))
@@ -186,9 +181,7 @@ int load_step_blobs(struct load_step *step, struct base_error *err)
 	mine = blobs_make(step);
 	if (!mine)
 		return base_no_memory(err);
-	if (!atomic_compare_exchange_strong_explicit(&step->blobs, &none, mine, memory_order_acq_rel,
-		memory_order_acquire))
-		free(mine); /* another thread was faster */
+	step_publish(&step->blobs, mine, free);
 	return 0;
 }
 

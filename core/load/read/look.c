@@ -9,6 +9,7 @@
  * It is a short cut only: whatever does not fit, and every error, goes the way of all other reads. */
 #include <stdlib.h>
 
+#include "core/base/array.h"
 #include "core/load/read/read_internal.h"
 
 #define LOOK_FRAGMENTS 128u
@@ -75,19 +76,6 @@ static bool add_fragments(struct look *l, uint64_t offset, uint64_t end)
 		at += f.len;
 	}
 	return true;
-}
-
-/* Each once. false: too many. */
-static bool sort_blocks(struct look *l)
-{
-	unsigned kept = 0;
-
-	qsort(l->blocks, l->nblocks, sizeof *l->blocks, block_compare);
-	for (unsigned i = 0; i < l->nblocks; i++)
-		if (kept == 0 || block_compare(&l->blocks[kept - 1], &l->blocks[i]) != 0)
-			l->blocks[kept++] = l->blocks[i];
-	l->nblocks = kept;
-	return kept <= LOOK_BLOCKS;
 }
 
 /* The segments, and whether the blocks are less than half of them. */
@@ -184,9 +172,10 @@ bool load_object_look(const struct load_object *o, struct load_cache *c, uint64_
 		return false;
 	l->o = o;
 	l->nparts = l->nblocks = l->nwants = 0;
-	if (!add_fragments(l, offset, offset + len) || !sort_blocks(l))
+	if (!add_fragments(l, offset, offset + len))
 		return false;
-	if (!is_worth(l) || load_cache_met(c, o, l->wants, l->nwants))
+	l->nblocks = (unsigned)base_array_unique(l->blocks, l->nblocks, sizeof *l->blocks, block_compare);
+	if (l->nblocks > LOOK_BLOCKS || !is_worth(l) || load_cache_met(c, o, l->wants, l->nwants))
 		return false;
 	memory = malloc(l->nblocks * BASE_BLOCK_BYTES);
 	if (!memory || !read_blocks(l, memory) || !copy_parts(l, memory, out))

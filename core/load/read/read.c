@@ -20,6 +20,7 @@
  *   fragments  each begins where the last one ended; one that is empty, or not in its piece, is an error */
 #include <stdlib.h>
 
+#include "core/base/array.h"
 #include "core/base/bisect.h"
 #include "core/load/read/read_internal.h"
 #include "core/tensor/reshard.h"
@@ -102,18 +103,13 @@ static int read_want_compare(const void *a, const void *b)
 
 static void read_sort_wants(struct read_request *request)
 {
-	size_t kept = 0;
 	bool sorted = true;
 
 	for (size_t i = 1; i < request->nwants && sorted; i++)
 		sorted = read_want_compare(&request->wants[i - 1], &request->wants[i]) < 0;
-	if (sorted)
-		return;
-	qsort(request->wants, request->nwants, sizeof *request->wants, read_want_compare);
-	for (size_t i = 0; i < request->nwants; i++)
-		if (kept == 0 || read_want_compare(&request->wants[kept - 1], &request->wants[i]) != 0)
-			request->wants[kept++] = request->wants[i];
-	request->nwants = kept;
+	if (!sorted)
+		request->nwants = base_array_unique(request->wants, request->nwants, sizeof *request->wants,
+			read_want_compare);
 }
 
 /* The bytes of a segment of a piece that this request has pinned, of which it gives `len`. NULL: it has not; but all
