@@ -8,12 +8,12 @@
 #include "core/pack/codec.h"
 
 #define BURST_BYTES (1u << 20)
-#define BURST_PAGE 4096u                 /* less than that between runs, as their alignment, is read in any case */
-#define BURST_REQUEST_BYTES (64u << 10)  /* a request takes about the time of so many bytes */
+#define BURST_PAGE 4096u                 /* a shorter gap between runs, such as their alignment, is always read */
+#define BURST_REQUEST_BYTES (64u << 10)  /* a request takes as long as reading about so many bytes */
 #define BURST_CHECKS_BYTES (64u << 10)
 #define BURST_PAST_BYTES (2u << 20)
 #define BURST_PAST_LEAST (256u << 10)    /* less is not worth a request of its own past the page cache */
-#define BURST_THROUGH 15u                /* bursts after one that the page cache had: it has those, too, most likely */
+#define BURST_THROUGH 15u                /* bursts after one that the page cache had: it probably has those, too */
 #define BURST_HUGE (2u << 20)            /* bytes of a huge page */
 #define BURST_HASH_BLOCKS 64u            /* about so many are hashed together */
 
@@ -37,7 +37,7 @@ static bool burst_hashes(const struct burst *s) { return s->w->f->flags & LOAD_F
 
 static bool run_is_whole(const struct burst_run *run) { return run->n == base_block_count(run->ref->raw_len); }
 
-/* Of encoded blocks that are not all: an upper bound. */
+/* Stored bytes; an upper bound for some blocks of an encoded object. */
 static uint64_t run_most(const struct burst_run *run)
 {
 	if (run_is_whole(run))
@@ -45,7 +45,7 @@ static uint64_t run_most(const struct burst_run *run)
 	return base_min(run->ref->stored_len, run->n * BASE_BLOCK_BYTES);
 }
 
-/* Does it come behind the one before, in the pack and among the checks? */
+/* Is it behind the last one, in the pack and among the checks? */
 static bool run_follows(const struct burst *s, const struct burst_run *run)
 {
 	const struct burst_run *last = &s->run[s->n - 1];
@@ -112,7 +112,7 @@ void burst_cut(struct burst *s, unsigned n)
 
 /* ---- reading ---- */
 
-/* Memory for bursts, in huge pages where these are to be had. */
+/* Memory for bursts, in huge pages if there are any. */
 static int burst_memory(struct fill_worker *w)
 {
 	if (w->burst)
@@ -138,8 +138,8 @@ static bool read_flush(struct burst *s)
 	return n == 0 || store_pack_readv(s->w->pack, s->iov_from, s->iov, n, NULL) == 0;
 }
 
-/* Is one request better than two? What lies between costs time, and counts for whoever pays for bytes: in all of a
- * burst it is at most a quarter of what is wanted; of a load of more than one task, which has other requests under way
+/* Is one request better than two? The bytes between cost time, and money where reads are paid for: in a whole burst
+ * they are at most a quarter of what is wanted; in a load of more than one task, which has other requests under way
  * meanwhile, a 32nd. */
 static bool read_joins(struct burst *s, uint64_t from)
 {
@@ -163,7 +163,7 @@ static void iov_add(struct burst *s, uint8_t *to, uint64_t len)
 		s->iov[s->niov++] = (struct iovec){to, len};
 }
 
-/* Bytes of the pack that are wanted next; those between go where no one looks, behind the runs. */
+/* Bytes of the pack that are wanted next. Those between go behind the runs, and are never used. */
 static bool read_next(struct burst *s, uint64_t from, uint8_t *to, uint64_t len)
 {
 	if (len == 0)
@@ -205,7 +205,7 @@ static bool runs_locate(struct burst *s)
 	return true;
 }
 
-/* Each run where it goes: raw blocks to their place, all others behind each other. */
+/* Raw blocks go to their place, all others behind each other. */
 static bool read_runs(struct burst *s)
 {
 	uint8_t *to = s->w->burst;
@@ -280,7 +280,7 @@ static const uint8_t *run_take(struct burst *s, unsigned i, uint8_t *to)
 		? to : NULL;
 }
 
-/* Takes runs from number i on whose bytes can be there at the same time, and hashes them together
+/* Takes runs from number i on, as long as their bytes stay where they are, and hashes them together
  * (core/base/digest.h). */
 static void runs_hash(struct burst *s, unsigned i)
 {

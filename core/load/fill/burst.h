@@ -4,18 +4,18 @@
  *
  *   begin -> add, add, ... -> read -> take, take, ...
  *
- * What is added is a run: neighbouring blocks of an object; all of them, or some. Runs come in the order of the pack.
- * The checks of all runs are one request, since those of an extent follow each other at its end; runs between which
- * little lies are one as well, and the checks with them where the stored lengths of encoded blocks need not be known
- * first. What is little is what a request costs: see read_joins. Stored bytes of raw blocks that have a place go
- * straight there, all others into the thread's memory.
+ * A run, which is what is added, is neighbouring blocks of an object: all of them, or some. Runs are added in the order
+ * of the pack. The checks of all runs are one request, since those of an extent follow each other at its end. Runs with
+ * a small gap between them are one request as well, and the checks with them if the stored lengths of encoded blocks
+ * need not be known first. A gap is small if it costs less than a request (read_joins). Stored bytes of raw blocks that
+ * have a place go straight there, all others into the thread's memory.
  *
  * A fill that reads past the page cache takes longer bursts of whole objects that follow each other, and all bytes go
  * to the thread's memory first: a disk writes only to aligned memory, and what was just checked is copied out of the
  * processor's cache.
  *
- * A burst only makes things faster: whatever does not fit, and any run that fails, is left to the caller, who reads it
- * by itself and finds the words. */
+ * A burst only makes things faster: the caller reads by itself whatever does not fit, and any run that fails, and words
+ * the error. */
 #ifndef CORE_LOAD_FILL_BURST_H
 #define CORE_LOAD_FILL_BURST_H
 
@@ -42,7 +42,7 @@ struct burst {
 	bool parts;                      /* a whole object begins another burst, which may go past the page cache */
 	bool encoded_parts;              /* the checks are read first */
 	uint64_t checks_from, checks_to;
-	uint64_t gaps;                   /* so much that no one wants may still be read */
+	uint64_t gaps;                   /* bytes that are not wanted and may still be read */
 	struct iovec iov[2 * BURST_RUNS + 2];
 	unsigned niov;
 	uint64_t iov_from, iov_to;       /* bytes of the pack */

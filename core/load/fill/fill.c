@@ -2,13 +2,13 @@
  *
  * fill: what is to be filled, and the threads that do it.
  *
- * run plans on the caller's thread (opening tensors asks several parts at once). Then threads take tasks in order, each
- * the next one that nobody has, the caller's thread among them; so at any time the packs are read in a few places that
- * lie near each other. A piece that fails ends the run, unless damage is to be skipped: pieces after it are left, those
- * before it are still read. Tasks before its own have all been taken, so this takes a thread no longer than one task;
- * and of several pieces that fail it is always the first by pack and offset that is told.
+ * load_fill_run plans on the caller's thread (several parts are opened at once). Then the threads, the caller's among
+ * them, take the tasks in order; so at any time the packs are read in a few places near each other. A piece that fails
+ * ends the run, unless damage is to be skipped: pieces after it are left out, those before it are still read. Tasks
+ * before its own have all been taken, so this takes a thread no longer than one task; and if several pieces fail, the
+ * error is always that of the first by pack and offset.
  *
- * Memory: 32 bytes a piece, the opened tensors, and for each thread one piece; for devices place_device.c's. */
+ * Memory: 32 bytes a piece, the opened tensors, and one piece for each thread; place_device.c has that for devices. */
 #include <stdlib.h>
 
 #include "core/base/array.h"
@@ -19,7 +19,7 @@
 #include "core/tensor/convert.h"
 
 #define FILL_THREADS_MAX 256u
-#define FILL_PAST_THREADS 4u              /* times as many, where they wait for the disk */
+#define FILL_PAST_THREADS 4u              /* so many times as many, if they wait for the disk */
 
 struct load_fill *load_fill_new(struct load_step *step, unsigned threads, unsigned flags)
 {
@@ -138,17 +138,17 @@ void load_fill_stop(struct load_fill *f)
 
 int fill_lose(struct load_fill *f, size_t box, const struct tensor_box *part, int code, const char *why)
 {
-	char *said = strdup(why);
+	char *copy = strdup(why);
 	int r = -ENOMEM;
 
 	pthread_mutex_lock(&f->lock);
-	if (said && base_array_room(f->lost, f->lost_room, f->nlost + 1) == 0) {
+	if (copy && base_array_room(f->lost, f->lost_room, f->nlost + 1) == 0) {
 		f->lost[f->nlost++] = (struct load_fill_lost){box, f->boxes[box].tensor, *part, code,
-			base_steal(said)};
+			base_steal(copy)};
 		r = 0;
 	}
 	pthread_mutex_unlock(&f->lock);
-	free(said);
+	free(copy);
 	return r;
 }
 
@@ -157,7 +157,7 @@ bool fill_skips(const struct load_fill *f, int r)
 	return f->flags & LOAD_FILL_SKIP_DAMAGED && r != -ENOMEM && r != -EMFILE && r != -ENFILE && r != -ECANCELED;
 }
 
-/* What the piece of these needs failed with. */
+/* The piece of these needs failed with r. */
 static int fill_failed(struct load_fill *f, struct fill_worker *w, size_t first, size_t end, int r)
 {
 	if (fill_skips(f, r)) {
@@ -243,7 +243,7 @@ static void *fill_main(void *arg)
 	return NULL;
 }
 
-/* One more thread, if there may be so many; only one that is in the crew starts one while others run. */
+/* Starts one more thread, if there may be so many. While others run, only a thread of the crew calls it. */
 static bool crew_start(struct load_fill *f, unsigned most)
 {
 	bool started = false;
@@ -258,12 +258,12 @@ static bool crew_start(struct load_fill *f, unsigned most)
 
 void fill_crew_grow(struct load_fill *f)
 {
-	size_t tasks = f->ntasks - base_min(atomic_load(&f->next), f->ntasks); /* that nobody has */
+	size_t tasks = f->ntasks - base_min(atomic_load(&f->next), f->ntasks); /* that no thread has taken */
 
 	crew_start(f, (unsigned)base_min(FILL_PAST_THREADS * f->threads, tasks));
 }
 
-/* The last one of the crew that is not yet joined: it may grow until its last thread has ended. */
+/* The next thread of the crew to be joined: the crew may grow until its last thread has ended. */
 static bool crew_next(struct load_fill *f, unsigned joined, pthread_t *ret_thread)
 {
 	bool more;
@@ -276,7 +276,7 @@ static bool crew_next(struct load_fill *f, unsigned joined, pthread_t *ret_threa
 	return more;
 }
 
-/* The caller's thread is one of them. Where no more can be started, those that run do all. */
+/* The caller's thread is one of them. If no more can be started, those that run do all. */
 static void fill_threads(struct load_fill *f)
 {
 	unsigned room = (f->past_cache ? FILL_PAST_THREADS : 1) * f->threads;

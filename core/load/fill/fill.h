@@ -6,8 +6,8 @@
  *
  * run opens the tensors as far as the boxes want them (wanted.c), finds by search which pieces meet which box, sorts
  * them by pack and offset, and lets threads read, check, decode and place them (fill_plan.c, fill_read.c,
- * fill_burst.c). Of a piece only the blocks that are wanted are read, each once, however many boxes want it, and what
- * lies between them where that costs less than another request (burst.c).
+ * fill_burst.c). Only the wanted blocks of a piece are read, each once, however many boxes want it, and the blocks
+ * between them if that costs less than another request (burst.c).
  *
  * new, add, run and free come from one thread; progress and stop from any. */
 #ifndef CORE_LOAD_FILL_FILL_H
@@ -24,7 +24,7 @@ struct load_fill;
 struct load_fill *load_fill_new(struct load_step *step, unsigned threads, unsigned flags);
 void load_fill_free(struct load_fill *f); /* NULL-safe */
 
-/* Before run: large reads go past the page cache where the medium can and does not have their bytes there. */
+/* Before run: large reads go past the page cache, if the medium can and the page cache does not have the bytes. */
 void load_fill_past_cache(struct load_fill *f);
 
 /* The items of `box` of a tensor are to go to `data`, the first one there, with `stride` bytes between neighbours in
@@ -77,9 +77,8 @@ struct load_fill_lost {
 size_t load_fill_lost_count(const struct load_fill *f);
 const struct load_fill_lost *load_fill_lost(const struct load_fill *f, size_t i);
 
-/* Bytes. wanted: of the boxes; placed: of them, what has arrived, counted while run is under way. needed: stored bytes
- * of the wanted blocks of raw pieces, of the whole piece for encoded ones; read: what was read from packs, checks
- * included. */
+/* Bytes. wanted: of the boxes; placed: of them, what has arrived, counted while run is under way; read: from packs,
+ * checks included. */
 struct load_fill_progress { uint64_t wanted, placed, read, pieces; };
 void load_fill_progress(const struct load_fill *f, struct load_fill_progress *ret_progress);
 struct load_fill_times { uint64_t open_ns, plan_ns, read_ns; unsigned threads; };

@@ -19,14 +19,15 @@ static int piece_run(void *arg, uint64_t first, uint64_t n)
 	return burst_add(run->burst, run->ref, first, n, NULL) ? 0 : -ENOBUFS;
 }
 
-/* What is wanted of the piece, or nothing of it. */
+/* Adds what is wanted of the piece, or nothing. */
 static bool piece_add(struct fill_burst *b, size_t first, size_t end)
 {
 	const struct store_object_ref *ref = need_ref(b->w->f, &b->w->f->needs[first]);
 	unsigned had = b->burst.n;
 
 	if (b->w->f->flags & LOAD_FILL_REHASH || fill_group_is_whole(b->w->f, first, end))
-		return burst_add(&b->burst, ref, 0, base_block_count(ref->raw_len), fill_group_place(b->w->f, first, end));
+		return burst_add(&b->burst, ref, 0, base_block_count(ref->raw_len),
+			fill_group_place(b->w->f, first, end));
 	if (fill_wanted_runs(b->w, first, end, piece_run, &(struct piece_run){&b->burst, ref}) == 0)
 		return true;
 	burst_cut(&b->burst, had);
@@ -48,7 +49,7 @@ static void burst_collect(struct fill_burst *b, size_t first, size_t end)
 	}
 }
 
-/* The bytes of a piece from its first one on, as far as they are wanted: runs [from, to). NULL: a check failed. */
+/* The wanted bytes of a piece, which are runs [from, to), each at its place in the piece. NULL: a check failed. */
 static const uint8_t *piece_take(struct fill_burst *b, unsigned from, unsigned to)
 {
 	const struct burst_run *run = &b->burst.run[from];
@@ -68,7 +69,7 @@ static const uint8_t *piece_take(struct fill_burst *b, unsigned from, unsigned t
 
 size_t fill_burst(struct fill_worker *w, size_t first, size_t end)
 {
-	struct fill_burst b; /* large: what is not set is not read */
+	struct fill_burst b; /* large, so only what is read is set */
 
 	b.w = w;
 	b.n = 0;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * fill_plan: from boxes to needs and tasks (fill_work.h). All tensors are opened together, each once and as far as
- * its boxes want it (wanted.c). Which stored boxes meet a wanted one, an index tells; which of their pieces do,
- * arithmetic; so the work grows with what is wanted, not with what the step holds.
+ * its boxes want it (wanted.c). An index finds the stored boxes that meet a wanted one, and their pieces are computed;
+ * so the work grows with what is wanted, not with what the step holds.
  *
  * The needs of a box have each of its items once: stored boxes were cut to it and checked (wanted.c), and the pieces of
- * one are disjoint. In the end what was placed is compared with what was wanted (fill_check). */
+ * one are disjoint. In the end the bytes that were placed are compared with those wanted (fill_check). */
 #include <stdlib.h>
 
 #include "core/base/array.h"
@@ -16,7 +16,7 @@
 
 /* ---- tensors ---- */
 
-/* Each tensor that some box is of, once, with these boxes. */
+/* Each tensor that has boxes, once, with its boxes. */
 static int plan_objects(struct load_fill *f)
 {
 	base_cleanup_free uint32_t *tensors = malloc((f->nboxes + 1) * sizeof *tensors);
@@ -60,11 +60,11 @@ static int plan_open(struct load_fill *f, struct base_error *err)
 
 /* ---- needs ---- */
 
-/* The box whose needs are made, and where its last one stands: number of its stored box, and in the object. */
+/* The box whose needs are made, and its last piece: number of the stored box, and number in the object. */
 struct plan_box { struct load_fill *f; uint32_t number; size_t stored; uint64_t at; };
 
-/* A piece that the box wants something of. The object has all of these, by stored box in the same order, since the same
- * arithmetic found them there (row_part.c). */
+/* A piece that the box wants something of. The object has all of these, by stored box in the same order, since they
+ * were computed in the same way when it was opened (row_part.c). */
 static int need_line(void *arg, const struct tensor_reshard_line *line)
 {
 	struct plan_box *b = arg;
@@ -124,7 +124,7 @@ static int need_compare(const void *a, const void *b)
 
 /* ---- tasks ---- */
 
-/* The same object. A reference into the same place that differs in anything is read, and checked, by itself. */
+/* The same object? A reference to the same place that differs in anything is read, and checked, by itself. */
 static bool need_same(const struct load_fill *f, const struct fill_need *x, const struct fill_need *y)
 {
 	const struct store_object_ref *a, *b;

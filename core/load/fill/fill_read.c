@@ -2,9 +2,9 @@
  *
  * fill_read: one piece, read, checked and placed.
  *
- * Where some box wants all of a piece, and its bytes lie there as they are stored, they are read and decoded straight
- * to their place. Else the blocks that are wanted, of all boxes together, are read into the thread's room, and what
- * each box has of the piece is copied from there. */
+ * If some box wants all of a piece, and its memory has the bytes in the stored order, they are read and decoded
+ * straight to their place. Else the blocks that all boxes together want are read into the thread's room, and the part
+ * of each box is copied from there. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -105,7 +105,7 @@ int fill_room(struct fill_worker *w, uint64_t len)
 	return 0;
 }
 
-/* No block of a piece is wanted. */
+/* Unmarks all blocks of a piece. */
 static int blocks_clear(struct fill_worker *w, uint64_t len)
 {
 	size_t words = base_div_up(base_block_count(len), 64);

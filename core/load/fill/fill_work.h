@@ -3,9 +3,9 @@
  * What the files of a fill share.
  *
  * A need says that some box wants something of some piece. Needs are sorted by pack, offset and box, so that those of
- * one piece stand together (a group) and a pack is read forwards. They hold numbers only, 32 bytes for a piece of up to
- * 1 MiB: what is wanted of the piece is computed again when its turn comes. A task is a few groups, about
- * FILL_TASK_BYTES of pieces: what a thread takes at once. */
+ * one piece are neighbours (a group) and a pack is read forwards. They hold numbers only, 32 bytes for a piece of up to
+ * 1 MiB: what is wanted of the piece is computed again when it is read. A task, which is what a thread takes at once,
+ * is a few groups: about FILL_TASK_BYTES of pieces. */
 #ifndef CORE_LOAD_FILL_FILL_WORK_H
 #define CORE_LOAD_FILL_FILL_WORK_H
 
@@ -17,7 +17,7 @@
 
 #define FILL_TASK_BYTES (UINT64_C(4) << 20)
 #define FILL_TASK_NEEDS 256u
-#define FILL_GROUP_NEEDS 64u             /* an object is read once more for so many pieces that it is */
+#define FILL_GROUP_NEEDS 64u             /* an object that is more pieces than this is read once for so many of them */
 #define FILL_INLINE UINT32_MAX           /* in place of a pack: the piece's bytes are in its row */
 
 struct fill_box {                        /* what was added */
@@ -84,12 +84,12 @@ static inline const struct store_object_ref *need_ref(const struct load_fill *f,
 	return &need_object(f, need)->pieces[need->piece].ref;
 }
 
-/* What goes before all reading (the plan, memory for devices, zeros), and after it, also where the first failed. */
+/* What comes before all reading (the plan, memory for devices, zeros), and after it, even if fill_begin failed. */
 int fill_begin(struct load_fill *f, struct base_error *err);
 void fill_end(struct load_fill *f);
 /* Opens the tensors and makes needs and tasks. */
 int fill_plan(struct load_fill *f, struct base_error *err);
-/* Makes f->tasks anew, of needs that are sorted. -ENOMEM. */
+/* Makes f->tasks anew; the needs are sorted. -ENOMEM. */
 int fill_plan_tasks(struct load_fill *f);
 
 /* One thread's means; zero-initialise with f. */
@@ -97,9 +97,9 @@ struct fill_worker {
 	struct load_fill *f;
 	struct store_pack *pack;         /* the one read last, kept while pieces follow each other in it */
 	uint32_t pack_number;
-	uint8_t *room; size_t room_bytes; /* for a piece whose bytes have no place of their own */
+	uint8_t *room; size_t room_bytes; /* for a piece whose bytes do not go straight to their place */
 	uint64_t *blocks; size_t blocks_room; /* a bit for each block of a piece: wanted */
-	unsigned through;                 /* so many bursts more go through the page cache, which had the last one */
+	unsigned through;                 /* so many more bursts go through the page cache, which had the last one */
 	uint8_t *burst, *checks;          /* burst.h: stored blocks of a pack, and their checks */
 	struct base_error err;
 };
@@ -109,12 +109,11 @@ void fill_worker_release(struct fill_worker *w);
 void fill_crew_grow(struct load_fill *f);
 /* Reads the piece of needs [first, end) and places it in their boxes; w->err says why it failed. */
 int fill_piece(struct fill_worker *w, size_t first, size_t end);
-/* Pieces from need `first` on, of its pack, as far as they are wanted, with few requests; they end before `end`.
- * Returns where those end that have been placed: `first`, where the piece does not fit, or where a read or a check
- * failed, which fill_piece then says. */
+/* Reads and places what is wanted of pieces of one pack, from need `first` on and before `end`, with few requests.
+ * Returns the end of those that have been placed. It is `first` if the piece does not fit, or a read or a check failed:
+ * then fill_piece reads it, and finds the error. */
 size_t fill_burst(struct fill_worker *w, size_t first, size_t end);
-/* Calls f with the runs of blocks that needs [first, end) want of their piece, until it returns another number than
- * 0. */
+/* Calls f with the runs of blocks that needs [first, end) want of their piece, until it does not return 0. */
 int fill_wanted_runs(struct fill_worker *w, size_t first, size_t end,
 	int (*f)(void *arg, uint64_t first, uint64_t n), void *arg);
 /* Takes the next task, if there is one, and does it. */
@@ -123,7 +122,7 @@ bool fill_take(struct fill_worker *w);
 int fill_piece_whole(struct fill_worker *w, const struct store_object_ref *ref, uint8_t *to);
 /* w->err, with step, tensor and piece before it. */
 int fill_piece_failed(struct fill_worker *w, const struct fill_need *need, int r);
-/* Where the first item of the piece has its place, if the box wants all of it and its bytes lie there as stored; else
+/* The place of the first item of the piece, if the box wants all of it and has the bytes in the stored order; else
  * NULL. */
 uint8_t *fill_need_place(const struct load_fill *f, const struct fill_need *need);
 /* The first such place of needs [first, end) of one piece; and whether one of these wants all of the piece. */
@@ -133,22 +132,23 @@ bool fill_group_is_whole(const struct load_fill *f, size_t first, size_t end);
 int fill_room(struct fill_worker *w, uint64_t len);
 /* Opens the pack of that number as w->pack. */
 int fill_pack(struct fill_worker *w, uint32_t number);
-/* Copies what the boxes of needs [first, end) want of the piece to their places, but for the one that has it there, and
- * counts them. */
+/* Copies what the boxes of needs [first, end) want of the piece, and counts it. The box whose place this is has it
+ * already. */
 void fill_place(struct load_fill *f, size_t first, size_t end, const uint8_t *bytes, const uint8_t *place);
-/* Ends the fill with this error, whatever is to be skipped. The first one counts. */
+/* Ends the fill with this error, even if damage is to be skipped. The first one counts. */
 void fill_fatal(struct load_fill *f, int r, const struct base_error *err);
-/* Is what failed with r left out? What this process lacks (memory, descriptors) is no damage. */
+/* Is what failed with r left out? A lack of memory or descriptors is no damage. */
 bool fill_skips(const struct load_fill *f, int r);
-/* After a run, once nothing is on its way any more: have all bytes that were wanted been placed? Fewer where something
- * is listed as lost. -BASE_EFORMAT; 0 also where the run ended early, which has an error of its own. */
+/* After a run, when nothing is on its way any more: have all bytes that were wanted been placed, but for those listed
+ * as lost? Else -BASE_EFORMAT. 0 also if the run ended early, which has an error of its own. */
 int fill_check(struct load_fill *f, struct base_error *err);
 /* Lists what a box does not get. -ENOMEM. */
 int fill_lose(struct load_fill *f, size_t box, const struct tensor_box *part, int code, const char *why);
-/* The needs of the object that need `first` is of end here; or about the first FILL_GROUP_NEEDS of them, where it is
- * very many pieces (zeros are one object): the others are a group of their own, so that other threads copy them. */
+/* The end of the needs of the same object as need `first`; or of about the first FILL_GROUP_NEEDS of them, if the
+ * object is very many pieces (zeros are one object): the others are a group of their own, so that other threads copy
+ * them. */
 size_t fill_group_end(const struct load_fill *f, size_t first);
-/* The box of the piece of a need, and what its box wants of it: something, since it was planned. */
+/* The box of the piece of a need, and the part that its box wants of it, which is not empty. */
 void fill_need_boxes(const struct load_fill *f, const struct fill_need *need, struct tensor_box *ret_piece,
 	struct tensor_box *ret_part);
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * place: a part of a piece is cut into chunks that stay in the processor's nearest cache. Of a chunk the items are put
- * into the order in which they lie in the destination, one after another, then converted all at once, and then written
- * in the longest runs that the destination's strides leave. So neither the piece's order nor the strides slow down the
- * conversion. */
+ * place: a part of a piece is cut into chunks that stay in the processor's nearest cache. The items of a chunk are put
+ * into the order of the destination, one after another, then converted all at once, and then written in the longest
+ * runs that the destination's strides leave. So neither the piece's order nor the strides slow down the conversion. */
 #include "core/load/fill/place.h"
 
 #include <string.h>
@@ -50,7 +49,7 @@ static uint64_t place_items(const struct place_job *j, const struct tensor_box *
 	return items;
 }
 
-/* Along the dimension whose neighbours are furthest from each other in the destination, and so on. */
+/* Cuts along the dimension with the largest stride in the destination first. */
 void place_cut(const struct place_job *j, const struct tensor_box *part, uint64_t most,
 	void (*put)(void *arg, const struct tensor_box *some), void *arg)
 {

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * place_device: destinations in the memory of CUDA devices. Items are lined up in staging memory, pinned where the
- * driver can, in the order in which they lie in the destination; from there copies of one, two or three dimensions take
- * them to their places (cuda_copy.c), while the threads go on reading and lining up.
+ * place_device: destinations in the memory of CUDA devices. Items are put into staging memory, pinned if the driver
+ * can, in the order of the destination; from there copies of one, two or three dimensions take them to their places
+ * (cuda_copy.c), while the threads go on reading.
  *
  * A lane is a stream of one context and LANE_SLOTS slots of staging memory. A thread takes an idle lane for a part of a
  * piece and gives it back. It fills a slot with as many parts as fit, small tensors together, and then sets the slot's
- * event behind their copies; a slot is filled again when its event was waited for. So memory is bounded by the number
- * of lanes, and a thread waits only when all slots of its lane are on their way.
+ * event behind their copies; a slot is filled again after a wait for its event. So memory is bounded by the number of
+ * lanes, and a thread waits only when all slots of its lane are on their way.
  *
  * The fence makes the streams wait for what the program's streams still do with the destinations. It is set in the
  * program's thread (load_fill_devices), since the default stream is that of a context.
  *
- * An error of a copy is known only when its slot is waited for: it is told with the tensor that begins the slot and the
- * number of others in it. */
+ * An error of a copy is known only when its slot is waited for: the sentence names the tensor that begins the slot, and
+ * the number of others in it. */
 #include <stdlib.h>
 
 #include "core/base/cleanup.h"
@@ -165,7 +165,7 @@ static int lane_take(struct place_device *d, unsigned place, struct place_lane *
 	pthread_mutex_lock(&d->lock);
 	if (r < 0) {
 		d->made[place]--;
-		pthread_cond_broadcast(&d->given); /* who waits for it fails, too */
+		pthread_cond_broadcast(&d->given); /* a thread that waits for it fails, too */
 	} else {
 		(*ret_lane)->next = d->lanes;
 		d->lanes = *ret_lane;
@@ -174,8 +174,8 @@ static int lane_take(struct place_device *d, unsigned place, struct place_lane *
 	return r;
 }
 
-/* A lane on which something failed is never idle again: its memory may still be read by copies. Who waits for a lane
- * then makes another one, or fails like it. */
+/* A lane on which something failed is never idle again: copies may still read its memory. A thread that waits for a
+ * lane then makes another one, or fails likewise. */
 static void lane_give(struct place_device *d, struct place_lane *lane, bool failed)
 {
 	pthread_mutex_lock(&d->lock);
@@ -309,7 +309,7 @@ int place_device_begin(struct load_fill *f, struct base_error *err)
 	return device_ring_new(lanes * d->nplaces * LANE_BYTES, DEVICE_PIN_AUTO, d->fence, &d->ring, err);
 }
 
-/* A lane on which something failed is left out: to free its stream waits for it. */
+/* A lane on which something failed is left out: its stream waits when it is freed. */
 static void lane_wait(struct load_fill *f, struct place_lane *lane)
 {
 	for (unsigned i = 1; i <= LANE_SLOTS && lane->idle; i++) { /* the oldest first */

@@ -3,15 +3,15 @@
  * boxes: a tensor that several writers hold in boxes, put together when it is opened.
  *
  * The rows of all parts that have the tensor come by ascending rank. Their boxes are sorted by place; of equal ones the
- * lowest rank's stays. What stays must cover the tensor exactly, no item twice: only then every byte that is
- * asked for was stored by somebody. Their pieces are copied into one row, with packs by number in the manifest.
+ * lowest rank's stays. What stays must cover the tensor exactly, no item twice: only then some rank stored every byte
+ * that a caller asks for. Their pieces are copied into one row, with packs by number in the manifest.
  *
- * Boxes along the lines of the grid (most shards, by its design) are cut into the very pieces that the whole tensor
- * would be cut into. Then these are put in the order of the whole, and nothing is left to tell the object from one that
- * a single writer stored: same way of reading, same digest. Otherwise an index tells which boxes a range touches.
+ * Boxes along the lines of the grid (most shards, by its design) are cut into the same pieces as the whole tensor. Then
+ * the pieces are put in the order of the whole, and the object is like one that a single writer stored: it is read in
+ * the same way, and has the same digest. Otherwise an index finds the boxes that a range touches.
  *
- * Memory: during the gathering all rows and one copy; then what the pieces need, and for each box its place and an
- * entry in the index. One thread; the result is read-only. */
+ * Memory: all rows and one copy while they are gathered; then what the pieces need, and a place and an entry in the
+ * index for each box. One thread; the result is read-only. */
 #include <stdlib.h>
 
 #include "core/load/open/gather_internal.h"
@@ -155,7 +155,7 @@ static int gather_cover(const struct load_gather *g)
 
 /* ---- one row of them ---- */
 
-/* Are the pieces of the boxes those of the whole tensor? The boxes cover it: then it is enough that each is one. */
+/* Are the pieces of the boxes those of the whole tensor? As the boxes cover it, it is enough that each piece is one. */
 static bool gather_aligned(const struct load_gather *g)
 {
 	const struct load_object *o = g->o;
@@ -195,7 +195,7 @@ static int row_make(struct load_gather *g)
 	return 0;
 }
 
-/* Copies the pieces of all boxes: to where the whole tensor has them, or one after another. */
+/* Copies the pieces of all boxes: in the order of the whole tensor, or box after box. */
 static void row_fill(struct load_gather *g, bool aligned, uint64_t *first_piece)
 {
 	struct load_object *o = g->o;
@@ -237,7 +237,7 @@ static int boxes_make(struct load_gather *g)
 	return b->first_piece && tensor_box_index_new(&b->list, &b->index) == 0 ? 0 : gather_memory(g);
 }
 
-/* The mean fragment: all bytes by the number of fragments, about. */
+/* The mean fragment: about all bytes divided by the number of fragments. */
 static void boxes_measure(struct load_object *o)
 {
 	uint64_t fragments = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gather: boxes of rows of several parts, each once: what a tensor is put together from, whole (boxes.c) or as far as
- * it is wanted (wanted.c). One thread. */
+ * gather: the boxes in the rows of several parts, each once. A tensor is put together from them, whole (boxes.c) or as
+ * far as it is wanted (wanted.c). One thread. */
 #ifndef CORE_LOAD_OPEN_GATHER_INTERNAL_H
 #define CORE_LOAD_OPEN_GATHER_INTERNAL_H
 
@@ -30,7 +30,7 @@ static inline const struct tensor_box *load_gather_box(const struct load_gather 
 	return &g->rows[f->row].row.boxes[f->box];
 }
 
-/* Sorts `from` by place; of equal boxes the lowest rank's stays. They are the list then. -ENOMEM. */
+/* Sorts `from` by place and makes the list of it; of equal boxes the lowest rank's stays. -ENOMEM. */
 int load_gather_fold(struct load_gather *g);
 /* What tensor_boxes_cover found of boxes of the list, in words. Returns r, or -BASE_EFORMAT. */
 int load_gather_fault(const struct load_gather *g, int r, const struct tensor_cover *where);

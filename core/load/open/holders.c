@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * holders: which parts may have rows of a box, told by the layouts alone. A layout records mesh and placements of its
- * tensors; they give each rank of the mesh a shard, and a rank stores nothing outside its own (docs/format/layout.md).
- * So only parts of ranks are asked whose shards meet a wanted box: they are found from the box (core/tensor/shard.h),
- * not by a look at every rank. Of a tensor of which nothing is recorded (flat ranges, lists of boxes, a writer without
- * a mesh), or nothing that can be understood, every part of the layout may have rows.
+ * holders: which parts may have rows of a box, by the layouts alone. A layout records mesh and placements of its
+ * tensors. They give each rank of the mesh a shard, and a rank stores nothing outside its own (docs/format/layout.md).
+ * So only those ranks are asked whose shards meet a wanted box, and they are computed from the box
+ * (core/tensor/shard.h) without a walk over all ranks. Every part of the layout may have rows of a tensor of which
+ * nothing is recorded (flat ranges, lists of boxes, a writer without a mesh), or nothing that can be understood.
  *
- * A row that has items outside the shard would not be found by this, and is refused where it is read. */
+ * A row with items outside its rank's shard would not be found so; it is refused where it is read. */
 #include <stdlib.h>
 
 #include "core/base/bisect.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * object: an opened tensor or blob: where its pieces lie. A tensor's row is read and believed by its chunk's digest;
- * then every piece must have the length that the grid gives it, so that readers may trust offsets computed from the
- * grid. Where the lowest rank that has the tensor holds only boxes of it, those of all ranks are gathered (boxes.c). */
+ * object: an opened tensor or blob: where its pieces are. A tensor's row is checked by its chunk's digest; then every
+ * piece must have the length that the grid gives it, so that readers may compute offsets from the grid. If the lowest
+ * rank that has the tensor holds only boxes of it, the boxes of all ranks are gathered (boxes.c). */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -85,7 +85,7 @@ int load_pieces_check(struct load_object *o, const struct tensor_box *box, const
 	return 0;
 }
 
-/* What a writer of the whole would have stored of a tensor without items. */
+/* A tensor without items: what a writer of the whole tensor would have stored. */
 static int object_nothing(struct load_object *o)
 {
 	o->one.ref.kind = STORE_OBJECT_PIECE;
@@ -99,7 +99,7 @@ static int object_nothing(struct load_object *o)
 	return store_row_digest(o->pieces, 1, &o->digest);
 }
 
-/* The row of the lowest rank that has the tensor, where that has all of it, or those of all ranks put together. */
+/* The row of the lowest rank that has the tensor, if it has all of it; else those of all ranks, put together. */
 static int object_row(struct load_object *o, uint32_t tensor, struct base_error *err)
 {
 	base_cleanup(load_question_release) struct load_question q = {.tensor = tensor, .grid = &o->grid};
@@ -128,7 +128,7 @@ static int object_row(struct load_object *o, uint32_t tensor, struct base_error 
 	return load_pieces_check(o, &o->whole, o->pieces, o->npieces, o->npacks, err);
 }
 
-/* The pieces' digests say nothing of how their bytes are to be read: the tensor's own does. */
+/* The digests of the pieces do not cover dtype and shape; the tensor's own does. */
 static int object_digest(struct load_object *o, enum tensor_dtype dtype)
 {
 	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * row_part: of a row, the pieces that can hold what is wanted, and no others.
+ * row_part: the pieces of a row that can hold what is wanted, and no others.
  *
- * An index over the wanted boxes tells which of them a stored box meets; arithmetic tells which pieces of it those are
- * (tensor_piece_window). A short row is taken out of its chunk, which is checked as a whole. A long row (its chunk is
- * longer than chunks are made, so it is alone there) is read by ranges: its boxes and extents, and the pieces that are
- * wanted (core/step/part_excerpt.h). */
+ * An index over the wanted boxes finds those that a stored box meets; the pieces of the box that meet them are computed
+ * (tensor_piece_window). A short row is taken out of its chunk, which is checked as a whole. A long row (alone in its
+ * chunk, which is longer than chunks are made) is read by ranges: its boxes and extents, and the wanted pieces
+ * (core/step/part_excerpt.h). */
 #include <stdlib.h>
 
 #include "core/base/array.h"
@@ -96,7 +96,7 @@ static void take_piece(struct row_take *t, uint64_t i, const struct store_piece 
 		base_buf_append(&t->inlined, p->inline_bytes, p->ref.raw_len);
 }
 
-/* An array without the room that it does not need: there are as many rows as tensors times writers. */
+/* Gives back the room that an array does not need: there are as many rows as tensors times writers. */
 static void *take_exact(void *array, uint64_t n, size_t item_bytes)
 {
 	void *exact = realloc(array, n * item_bytes);
@@ -149,7 +149,7 @@ int load_row_take(const struct load_question *q, const struct store_row *all, st
 
 /* ---- long rows ---- */
 
-/* Pieces of one box, those that follow each other with one call. */
+/* Pieces of one box; one call for those that follow each other. */
 static int excerpt_pieces(struct row_take *t, struct store_part_excerpt *e, uint32_t box, struct base_error *err)
 {
 	int r = 0;

@@ -2,14 +2,14 @@
  *
  * rows: see rows_internal.h.
  *
- *   whom      the layouts tell which parts may have rows of what is wanted (holders.c), the chunks of a part whether
- *             the tensor's number can be in it
- *   when      in rounds. In the first one each question goes to the lowest rank that may have it, for that often has
- *             all of the tensor; then to twice as many each time, and to all that are left once one of them has a box
- *   how       the questions of a round are sorted by part. A job is some questions to one part, by ascending tensor, so
- *             that its chunks are read in order; jobs are done several at once
- *   what      rows come back by ascending rank, and of several failures the lowest rank's counts: the answer does not
- *             depend on threads
+ *   which parts  the layouts say which may have rows of what is wanted (holders.c); the chunks of a part, whether the
+ *                tensor's number can be in it
+ *   when         in rounds. In the first one each question goes to the lowest rank that may have it, since that often
+ *                has all of the tensor; then to twice as many each time, and to all that are left once one has a box
+ *   how          the questions of a round are sorted by part. A job is some questions to one part, by ascending tensor,
+ *                so that its chunks are read in order; several jobs are done at once
+ *   answers      rows come back by ascending rank, and of several failures the lowest rank's counts, so the answer does
+ *                not depend on threads
  */
 #include <stdlib.h>
 
@@ -21,8 +21,8 @@
 #define ROWS_ASKED_MAX 512u     /* parts asked at once before one is known to have something of the tensor */
 #define ROWS_JOB_MAX 512u       /* questions to one part that one thread takes at once */
 
-/* Of one question: whom to ask. */
-struct rows_whom { uint32_t *lines, n, next; bool over; };
+/* The parts that one question goes to. */
+struct rows_asked { uint32_t *lines, n, next; bool over; };
 
 struct rows_one { uint32_t question, line; int r; struct load_row *row; char *why; }; /* one question to one part */
 
@@ -30,7 +30,7 @@ struct rows_asking {
 	const struct load_step *step;
 	struct load_question *questions; uint32_t n;
 	const atomic_bool *stop;
-	struct rows_whom *whom;
+	struct rows_asked *asked;
 	uint64_t *lines;                 /* a bit for each */
 	/* the round */
 	struct rows_one *ones; size_t nones;
@@ -55,9 +55,9 @@ static void round_release(struct rows_asking *a)
 static void asking_release(struct rows_asking *a)
 {
 	round_release(a);
-	for (uint32_t i = 0; a->whom && i < a->n; i++)
-		free(a->whom[i].lines);
-	free(a->whom);
+	for (uint32_t i = 0; a->asked && i < a->n; i++)
+		free(a->asked[i].lines);
+	free(a->asked);
 	free(a->lines);
 }
 
@@ -71,7 +71,7 @@ void load_question_release(struct load_question *q)
 
 /* ---- one question to one part ---- */
 
-/* Every box of a row lies in the shard of its rank. */
+/* Is every box of a row in the shard of its rank? */
 static int row_agrees(const struct load_step *step, uint32_t line, uint32_t number, const struct tensor_box *boxes,
 	const struct tensor_boxes *packed, struct base_error *err)
 {
@@ -190,10 +190,10 @@ static int asking_job(void *arg, uint32_t job, struct base_error *err)
 
 /* ---- rounds ---- */
 
-static int whom_find(struct rows_asking *a, uint32_t question)
+static int asked_find(struct rows_asking *a, uint32_t question)
 {
 	const struct load_question *q = &a->questions[question];
-	struct rows_whom *whom = &a->whom[question];
+	struct rows_asked *asked = &a->asked[question];
 	size_t words = a->step->manifest.nranks / 64 + 1;
 	uint32_t n = 0;
 
@@ -202,32 +202,32 @@ static int whom_find(struct rows_asking *a, uint32_t question)
 		return -ENOMEM;
 	for (size_t i = 0; i < words; i++)
 		n += (uint32_t)__builtin_popcountll(a->lines[i]);
-	whom->lines = malloc(((size_t)n + 1) * sizeof *whom->lines);
-	if (!whom->lines)
+	asked->lines = malloc(((size_t)n + 1) * sizeof *asked->lines);
+	if (!asked->lines)
 		return -ENOMEM;
 	for (size_t i = 0; i < words; i++)
 		for (uint64_t bits = a->lines[i]; bits; bits &= bits - 1)
-			whom->lines[whom->n++] = (uint32_t)(64 * i) + (uint32_t)__builtin_ctzll(bits);
+			asked->lines[asked->n++] = (uint32_t)(64 * i) + (uint32_t)__builtin_ctzll(bits);
 	return 0;
 }
 
-static uint32_t whom_next(const struct rows_asking *a, uint32_t question)
+static uint32_t asked_next(const struct rows_asking *a, uint32_t question)
 {
-	const struct rows_whom *whom = &a->whom[question];
-	uint32_t left = whom->n - whom->next;
+	const struct rows_asked *asked = &a->asked[question];
+	uint32_t left = asked->n - asked->next;
 
-	if (whom->over)
+	if (asked->over)
 		return 0;
-	return a->questions[question].nrows ? left : base_min(base_min(whom->next + 1, ROWS_ASKED_MAX), left);
+	return a->questions[question].nrows ? left : base_min(base_min(asked->next + 1, ROWS_ASKED_MAX), left);
 }
 
-/* Who is asked what in this round, question by question. */
+/* The questions of this round, and the part that each goes to. */
 static int round_fill(struct rows_asking *a)
 {
 	size_t n = 0;
 
 	for (uint32_t q = 0; q < a->n; q++)
-		n += whom_next(a, q);
+		n += asked_next(a, q);
 	if (n == 0)
 		return 0;
 	a->ones = calloc(n, sizeof *a->ones);
@@ -236,13 +236,13 @@ static int round_fill(struct rows_asking *a)
 	if (!a->ones || !a->order || !a->jobs)
 		return -ENOMEM;
 	for (uint32_t q = 0; q < a->n; q++)
-		for (uint32_t i = 0, more = whom_next(a, q); i < more; i++)
+		for (uint32_t i = 0, more = asked_next(a, q); i < more; i++)
 			a->ones[a->nones++] = (struct rows_one){.question = q, .r = -ENODATA,
-				.line = a->whom[q].lines[a->whom[q].next + i]};
+				.line = a->asked[q].lines[a->asked[q].next + i]};
 	return 0;
 }
 
-/* Sorts them by line, the questions to each in order, and cuts them into jobs. */
+/* Sorts them by line, keeps the order of those to one part, and cuts them into jobs. */
 static int round_sort(struct rows_asking *a)
 {
 	base_cleanup_free size_t *at = calloc((size_t)a->step->manifest.nranks + 1, sizeof *at);
@@ -273,24 +273,24 @@ static void question_failed(struct load_question *q, struct rows_one *one)
 static int question_take(struct rows_asking *a, struct rows_one *one, const struct rows_one *end)
 {
 	struct load_question *q = &a->questions[one->question];
-	struct rows_whom *whom = &a->whom[one->question];
+	struct rows_asked *asked = &a->asked[one->question];
 	struct load_row *rows = realloc(q->rows, (q->nrows + (size_t)(end - one)) * sizeof *rows);
 
 	if (!rows)
 		return -ENOMEM;
 	q->rows = rows;
-	whom->next += (uint32_t)(end - one);
-	for (; one < end && !whom->over; one++) {
+	asked->next += (uint32_t)(end - one);
+	for (; one < end && !asked->over; one++) {
 		if (one->r == -ENODATA)
 			continue;
-		whom->over = true;
+		asked->over = true;
 		if (one->r < 0) {
 			question_failed(q, one);
 			continue;
 		}
 		q->rows[q->nrows++] = *one->row;
 		free(base_steal(one->row));
-		whom->over = q->nrows == 1 && q->rows[0].whole;
+		asked->over = q->nrows == 1 && q->rows[0].whole;
 	}
 	return 0;
 }
@@ -314,12 +314,12 @@ int load_rows_ask(const struct load_step *step, struct load_question *questions,
 		.stop = stop};
 	int r = 0;
 
-	a.whom = calloc((size_t)n + 1, sizeof *a.whom);
+	a.asked = calloc((size_t)n + 1, sizeof *a.asked);
 	a.lines = malloc((step->manifest.nranks / 64 + 1) * sizeof *a.lines);
-	if (!a.whom || !a.lines)
+	if (!a.asked || !a.lines)
 		return base_no_memory(err);
 	for (uint32_t i = 0; r == 0 && i < n; i++)
-		r = whom_find(&a, i);
+		r = asked_find(&a, i);
 	if (r == 0)
 		r = round_fill(&a);
 	while (r == 0 && a.nones) {

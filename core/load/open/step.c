@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step: manifest and layouts of one commit, kept as they were decoded; parts come when they are asked for
+ * step: manifest and layouts of one commit, kept as they were decoded; parts are read when they are needed
  * (step_parts.c).
  *
- * Everything here is general in the number of layouts and parts: tensors of all layouts stand in one table sorted by
- * (component, name), each naming its layout and its number there; where else a tensor stands (the layouts of two
- * pipeline stages may share one) is kept beside the table.
+ * There may be any number of layouts and parts. The tensors of all layouts are in one table sorted by (component,
+ * name); each entry has the number of the layout and of the tensor there. The other layouts that have a tensor (two
+ * pipeline stages may share one) are kept beside the table.
  *
  * Ownership: a step owns what it decoded; its strings (pack names, run, attempt, attributes, blob names) live as
  * long as it does. Threads: after load_step_open nothing changes but the reference count, the cache of chunks, and what
@@ -112,8 +112,7 @@ static bool step_place_same(const struct load_step *step, const struct load_tens
 		tensor_grid_params_equal(&x->m.grid, &y->m.grid);
 }
 
-/* A tensor may stand in several layouts (a tied embedding in the first and last pipeline stage); then they must
- * agree. */
+/* A tensor may be in several layouts (a tied embedding in the first and last pipeline stage); then they must agree. */
 static int step_merge_tensors(struct load_step *step, struct base_error *err)
 {
 	uint32_t kept = 0;
@@ -195,7 +194,8 @@ static int step_read(struct load_step *step, const struct store_list_step *entry
 	return r;
 }
 
-/* What it holds when all parts are read, and as much as fits of their chunks, which lie in the packs of the parts. */
+/* The memory of a step when all parts are read, with as much as fits of their chunks, which are in the packs of the
+ * parts. */
 static size_t step_bytes(const struct load_step *step)
 {
 	const struct proto_manifest *m = &step->manifest;
@@ -212,7 +212,7 @@ static size_t step_bytes(const struct load_step *step)
 	return bytes + base_min(chunks, step_chunks_bytes(step));
 }
 
-/* Files of a step that was removed may be missing: the list says whether it was. What cannot be found out is no. */
+/* Files of a step that was removed may be missing: does the list say that it was? If the list cannot be read: no. */
 static bool step_removed(const struct load_step *step)
 {
 	struct store_list *l;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step: an opened step: manifest, layouts and parts, and where each tensor's pieces lie. Opening reads the manifest
- * and the layouts: no footer, no index, no part. Heads and rows of parts are read when a tensor is opened that they may
- * have, or for the blobs that are asked for. Safe from any thread. */
+ * step: an opened step: manifest, layouts and parts, and where each tensor's pieces are. Opening reads the manifest
+ * and the layouts: no footer, no index, no part. Heads and rows of parts are read when a tensor is opened that the part
+ * may have, or when its blobs are asked for. Safe from any thread. */
 #ifndef CORE_LOAD_OPEN_STEP_H
 #define CORE_LOAD_OPEN_STEP_H
 
@@ -20,7 +20,7 @@ struct load_step_info {
 /* `entry` is copied. Missing or damaged records: an error that names them. */
 int load_step_open(struct store *s, const char *run, const struct store_list_step *entry, struct load_step **ret_step,
 	struct base_error *err);
-/* Returns r, of a failure to read something of the step, whose sentence gets RUN/STEP and `what` (or NULL) before it.
+/* Returns r, an error of reading the step, and puts RUN/STEP and `what` (may be NULL) before its sentence.
  * If a file is missing (-ENOENT) and the list says that the step was removed or replaced: -ESTALE, and err says so. */
 int load_step_failed(const struct load_step *step, int r, const char *what, struct base_error *err);
 struct load_step *load_step_ref(struct load_step *step);
@@ -48,21 +48,21 @@ uint32_t load_step_component_count(const struct load_step *step);
 const char *load_step_component(const struct load_step *step, uint32_t component, uint32_t *ret_first,
 	uint32_t *ret_end);
 
-/* The layout that has a tensor, for who holds it, and the tensor's number there. */
+/* The layout that has a tensor, and the tensor's number there. */
 const struct store_layout *load_step_layout(const struct load_step *step, uint32_t tensor, uint32_t *ret_index);
 
-/* Finds all blobs: reads the heads of the parts that have some, once; of all parts, where the manifest does not say
- * which these are. Until it has returned 0 their number is 0. load_blob_open calls it. */
+/* Finds all blobs: reads the heads of the parts that have some, once; of all parts, if the manifest does not say which
+ * these are. Before it has returned 0 there are no blobs. load_blob_open calls it. */
 int load_step_blobs(struct load_step *step, struct base_error *err);
 int load_step_heads(struct load_step *step, struct base_error *err); /* reads the heads of all parts, once */
-/* Bytes that had not changed when the step was saved and were written again all the same, and how many of them because
- * earlier steps could not be used: as the parts say whose heads were read. */
+/* Bytes that were unchanged when the step was saved and were written again all the same, and how many of them because
+ * earlier steps could not be used. Sums over the parts whose heads were read. */
 uint64_t load_step_again(const struct load_step *step, uint64_t *ret_no_base);
 struct load_blob_info { const char *name; bool per_rank; uint32_t rank; uint64_t bytes; struct base_digest digest; };
 uint32_t load_step_blob_count(const struct load_step *step);
 void load_step_blob_info(const struct load_step *step, uint32_t blob, struct load_blob_info *ret_info);
-/* 1: *ret_rank is the first rank from `from` on that has a blob of its own of that name; 0: none has. Reads nothing,
- * where the manifest says it. */
+/* 1: *ret_rank is the first rank from `from` on that has a blob of its own of that name; 0: none has. Reads nothing if
+ * the manifest lists the blobs. */
 int load_step_blob_rank(struct load_step *step, const char *name, uint32_t from, uint32_t *ret_rank,
 	struct base_error *err);
 
@@ -82,7 +82,7 @@ struct load_object;
  * chunk, or the chunks of all parts that may have rows of the tensor. A tensor without items may have no row. */
 int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object **ret_o, struct base_error *err);
 int load_blob_open(struct load_step *step, uint32_t blob, struct load_object **ret_o, struct base_error *err);
-/* By its name; rank: whose own it is, -1: none's. Reads the head of one part, where the manifest says which has it.
+/* By its name; rank: whose own it is, -1: none's. Reads the head of one part, if the manifest says which part has it.
  * 1: opened; 0: there is none. ret_info may be NULL. */
 int load_blob_open_named(struct load_step *step, const char *name, int64_t rank, struct load_blob_info *ret_info,
 	struct load_object **ret_o, struct base_error *err);
@@ -94,8 +94,8 @@ uint64_t load_object_bytes(const struct load_object *o);
 const struct base_digest *load_object_digest(const struct load_object *o);
 const struct tensor_grid *load_object_grid(const struct load_object *o);      /* NULL: a blob */
 uint64_t load_object_piece_count(const struct load_object *o);
-/* In storage order; where boxes were not cut as the whole would have been, box after box by ascending offset.
- * ref.pack: number in the table of the part that has it, or the manifest's where several parts have boxes of it. */
+/* In storage order; if boxes were not cut as the whole would have been, box after box by ascending offset. ref.pack:
+ * the number in the table of the part that has it, or in the manifest's if several parts have boxes of it. */
 const struct store_piece *load_object_piece(const struct load_object *o, uint64_t piece);
 size_t load_object_memory(const struct load_object *o);
 
@@ -104,8 +104,8 @@ size_t load_object_memory(const struct load_object *o);
 int load_blob_read(struct load_object *o, void *data, struct base_error *err);
 /* Blocks [first, first + n) of it only (BASE_BLOCK_BYTES each, the last one may be shorter). */
 int load_blob_read_blocks(struct load_object *o, uint64_t first, uint64_t n, void *data, struct base_error *err);
-/* Looks before memory is taken for all bytes of a long blob (LOAD_BLOB_LOOK_BYTES): -ENOMEM if this process could not
- * allocate so many now, and what load_blob_read would say of its first block and of its last. */
+/* To be called before memory is taken for a long blob (LOAD_BLOB_LOOK_BYTES). -ENOMEM: this process could not allocate
+ * so many bytes now. Errors of load_blob_read for its first and last block. */
 #define LOAD_BLOB_LOOK_BYTES (UINT64_C(16) << 20)
 int load_blob_look(struct load_object *o, struct base_error *err);
 

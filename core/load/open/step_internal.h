@@ -3,8 +3,8 @@
  * What the files of a step share: the step itself (step.c), its parts and blobs, read when first asked for
  * (step_parts.c), who holds what by its layouts (holders.c), and the rows of parts (rows.c).
  *
- * What is made later is published by an atomic pointer, once: two threads that miss the same one both make it, and one
- * of them throws its own away. So no lock is held while anything is read. */
+ * What is made later is published by an atomic pointer, once (step_publish): if two threads make it at the same time,
+ * one of them lets its own go. So no lock is held while anything is read. */
 #ifndef CORE_LOAD_OPEN_STEP_INTERNAL_H
 #define CORE_LOAD_OPEN_STEP_INTERNAL_H
 
@@ -15,8 +15,8 @@
 #include "core/step/open.h"
 #include "core/tensor/shard.h"
 
-/* Publishes `mine` at an atomic pointer that was NULL, unless another thread was faster: then `mine` is let go. Evaluates
- * to what is there now. */
+/* Publishes `mine` at an atomic pointer that was NULL; if another thread was faster, `mine` is let go. Evaluates to
+ * what is there now. */
 #define step_publish(at, mine, let_go) ({ \
 	__typeof__(mine) publish_mine_ = (mine), publish_there_ = NULL; \
 	if (atomic_compare_exchange_strong_explicit((at), &publish_there_, publish_mine_, memory_order_acq_rel, \

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step_parts: the parts of a step and the blobs that they name, read when they are first asked for. A part's head is an
- * object in a pack of its own rank: of a step of 8,192 writers a load that wants one rank's share opens a few. The
- * manifest says which parts have which blobs, so one blob needs one head. Where it does not say (an older step, or one
- * of very many names) all heads are needed, and are read several at once. */
+ * step_parts: the parts of a step and the blobs that they name, read when they are first needed. A part's head is an
+ * object in a pack of its own rank: a load that wants one rank's share of a step of 8,192 writers opens a few. The
+ * manifest says which parts have which blobs, so one blob needs one head. If it does not say (an older step, or one of
+ * very many names), all heads are read, several at once. */
 #include <stdlib.h>
 
 #include "core/base/bisect.h"
@@ -107,7 +107,7 @@ uint64_t load_step_again(const struct load_step *step, uint64_t *ret_no_base)
 	return again;
 }
 
-/* Of the parts that were read: global blobs by name (the lowest rank's, where several have one), then ranks' own. */
+/* Blobs of the parts that were read: global ones by name (the lowest rank's, if several have one), then ranks' own. */
 static struct step_blobs *blobs_make(struct load_step *step)
 {
 	struct step_blobs *blobs;
@@ -284,7 +284,7 @@ int load_step_blob_find(struct load_step *step, const char *name, int64_t rank, 
 	return r;
 }
 
-/* In their order: is it no rank's own, or that of a rank before `rank`? */
+/* Does it come before the blobs of `rank`: as no rank's own, or that of a lower rank? */
 static bool blob_before(const struct load_step *step, uint32_t blob, uint32_t rank)
 {
 	const struct step_blob *b = load_step_blob_at(step, blob);

@@ -2,12 +2,11 @@
  *
  * wanted: tensors, opened as far as boxes of them are wanted: what a load opens.
  *
- * The rows that come (rows.c) have only stored boxes that meet a wanted one, and of their pieces likewise. Equal boxes
- * count once. What protects a whole tensor protects what is wanted of it: the stored boxes, cut to a wanted box, have
- * to cover that exactly, no item twice. What lies outside is not looked at: it may be read by other ranks, or by
- * nobody.
+ * The rows that come (rows.c) have only the stored boxes and the pieces that meet a wanted box. Equal boxes count once.
+ * The rule for a whole tensor holds for what is wanted of it: the stored boxes, cut to a wanted box, have to cover it
+ * exactly, no item twice. What is outside is not checked: other ranks may read it, or none.
  *
- * Memory: of each stored box that is met its place, an entry in the index, and what its wanted pieces need. */
+ * Memory: the place of each stored box, an entry in the index, and what its wanted pieces need. */
 #include <stdlib.h>
 
 #include "core/base/cleanup.h"
@@ -99,7 +98,7 @@ static int wanted_covered(const struct load_gather *g, const struct tensor_box *
 
 /* ---- the pieces ---- */
 
-/* How many there are, and how many bytes of them are inline. */
+/* How many pieces there are, and how many bytes of them are inline. */
 static uint64_t wanted_count(const struct load_gather *g, uint64_t *ret_inlined)
 {
 	uint64_t n = 0, inlined = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * blob: all bytes of a blob, or some blocks of it, checked, straight into the caller's memory and past the cache. A
- * part says how long a blob is, and a file with holes may be as long as that while nothing is stored: so a caller can
- * have the ends looked at before it takes the memory. */
+ * blob: all bytes of a blob, or some blocks of it, checked, straight into the caller's memory and past the cache. The
+ * length of a blob is what its part says, and a file with holes may be as long without any bytes stored. So a caller
+ * can have both ends checked before it takes the memory. */
 #include "core/base/machine.h"
 #include "core/load/read/read_internal.h"
 

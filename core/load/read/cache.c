@@ -4,28 +4,28 @@
  *
  * A segment (struct load_pin) is in one of three states:
  *   FILLING  one thread reads and decodes it; others that want it wait for `filled`
- *   READY    its bytes never change; with pins == 0 it stands in the list of the unused, oldest first, and may be
- *     evicted
- *   FAILED   out of the table; kept only for those that wait for it, who take the error from it
+ *   READY    its bytes never change; with pins == 0 it is in the list of the unused, oldest first, and may be evicted
+ *   FAILED   out of the table; kept only for the threads that wait for it, which take the error from it
  *
- * A segment whose bytes were all given out in long reads goes with its last pin: whoever reads from end to end has
- * them, or the kernel's page cache has. So a large file passes through few buffers, which stay in the processor's cache
- * (first reads through the mount: 1.47 of what they were with 256 MiB kept, 1.3 with 8 MiB kept), and takes nothing
- * from what is read in parts. A segment that several pieces refer to is kept all the same: two of them were in use at
- * once, or the second one came soon after the first was let go.
+ * A segment whose bytes were all given out in long reads goes with its last pin: a reader from end to end has the
+ * bytes, or the kernel's page cache has. So a large file passes through few buffers, which stay in the processor's
+ * cache (first reads through the mount: 1.47 of what they were with 256 MiB kept, 1.3 with 8 MiB kept), and evicts
+ * nothing of what is read in parts. A segment that several pieces refer to is kept all the same, if two of them were in
+ * use at once, or the second one came soon after the first was let go.
  *
  * A segment is known by all that decides its bytes and its length: pack, place, lengths, codec and digest of its
- * object, and its number. Not by the digest alone: a reference may claim any digest, and what one run's claims is not
- * to be served to another. Steps that share a piece refer to the same place, so they share segments all the same.
+ * object, and its number. The digest alone is not enough: a reference may claim any digest, and bytes that one run
+ * claims must not be served to another. Steps that share a piece refer to the same place, so they share segments all
+ * the same.
  *
  * A request first takes or makes all its segments under the lock, then fills those that it made (those of a pack in
- * file order, several packs at once), and only then waits for those that others fill: so nobody waits while somebody
- * waits for him, and there is no deadlock.
+ * file order, several packs at once), and only then waits for those that other threads fill. So no thread waits while
+ * another waits for it, and there is no deadlock.
  *
- * Memory: on a machine whose fresh pages must be faulted in, a page costs more than the copy into it. So buffers
- * come in a few size classes (four to a power of two) and evicted ones stay in the list of their class; buffers go
- * back to the kernel only when another class needs their room and more than an eighth of the bound lies idle.
- * `bytes` counts all buffers, idle ones included.
+ * Memory: where fresh pages must be faulted in, a page costs more than the copy into it. So buffers come in a few size
+ * classes (four to a power of two), and evicted ones stay in the list of their class. Buffers go back to the kernel
+ * only when another class needs their room and more than an eighth of the bound is idle. `bytes` counts all buffers,
+ * idle ones included.
  *
  * Invariants: (1) a segment's bytes are written only by the thread that made it, before it is READY; (2) a pinned
  * segment keeps its bytes; (3) no lock is held across a read. Allocation under the lock happens only while the cache
@@ -42,9 +42,9 @@
 
 #define CACHE_CLASS_MIN 4096u
 #define CACHE_CLASSES 33u            /* 4 KiB, 5, 6, 7, 8, 10, ... 1 MiB */
-#define CACHE_MET 4096u
+#define CACHE_MARKS 4096u
 #define CACHE_GONE 1024u
-#define CACHE_SAID 512u              /* places whose damage is remembered as told */
+#define CACHE_WARNED 512u            /* places whose damage was logged */
 
 enum cache_state { CACHE_FILLING, CACHE_READY, CACHE_FAILED };
 
@@ -59,8 +59,8 @@ struct load_pin {
 	uint32_t len, class;
 	unsigned pins, waiters;
 	_Atomic uint64_t given;          /* of its bytes, in all */
-	const struct load_object *maker; uint64_t piece; /* who made it, to compare with; nothing is read there */
-	bool shared;                     /* somebody else, or another piece, took it too */
+	const struct load_object *maker; uint64_t piece; /* for which it was made: compared, never read */
+	bool shared;                     /* another object or piece took it, too */
 	enum cache_state state;
 	struct base_error *error;        /* FAILED; may be NULL */
 	int code;
@@ -71,7 +71,7 @@ struct cache_gone { uint32_t hash; const struct load_object *maker; uint64_t pie
 
 struct load_cache {
 	pthread_mutex_t lock;            /* protects all below */
-	pthread_cond_t filled;           /* a segment that somebody waits for left FILLING */
+	pthread_cond_t filled;           /* a segment that a thread waits for left FILLING */
 	struct load_pin **buckets; size_t nbuckets, nentries;
 	struct load_pin *spare;          /* structs for reuse */
 	struct load_pin *oldest, *newest;
@@ -79,9 +79,9 @@ struct load_cache {
 	uint64_t idle_bytes;
 	struct load_cache_stats stats;
 	bool quiet;
-	struct cache_gone gone[CACHE_GONE]; /* segments that were read whole and let go, each at its own place */
-	uint32_t met[CACHE_MET];         /* hashes of segments that were looked into (look.c), each at its own place */
-	uint64_t said[CACHE_SAID]; unsigned nsaid; /* hashes of (pack, offset), the last ones; nsaid counts on */
+	struct cache_gone gone[CACHE_GONE]; /* segments that were read whole and let go, by hash */
+	uint32_t marks[CACHE_MARKS];       /* hashes of segments of which a few bytes were read (peek.c), by hash */
+	uint64_t warned[CACHE_WARNED]; unsigned nwarned; /* hashes of (pack, offset), a ring; nwarned counts on */
 };
 
 static size_t cache_class_bytes(unsigned class)
@@ -193,7 +193,7 @@ static void cache_unlink(struct load_pin *e)
 	e->newer = e->older = NULL;
 }
 
-/* Who wrote the records chose the digests and the places in them: nobody can choose their hashes. */
+/* The writer of the records chose the digests and places in them, but cannot choose their hashes. */
 uint32_t load_cache_hash(const struct store_object_ref *ref, const char *pack, uint64_t segment)
 {
 	uint64_t place[] = {ref->offset, ref->checks, ref->raw_len, ref->stored_len, ref->codec, segment};
@@ -238,7 +238,7 @@ static void cache_evict_oldest(struct load_cache *c)
 	c->stats.evictions++;
 }
 
-/* Room for one more buffer: idle ones of other classes go first, as far as many lie idle, then the oldest segments. */
+/* Room for one more buffer: idle ones of other classes go first, if many are idle, then the oldest segments. */
 static uint8_t *cache_buffer(struct load_cache *c, unsigned class)
 {
 	struct cache_class *k = &c->classes[class];
@@ -268,7 +268,7 @@ static uint8_t *cache_buffer(struct load_cache *c, unsigned class)
 	return bytes;
 }
 
-/* Over the bound after a burst of pins: give back what lies idle. */
+/* Over the bound after many pins at once: gives back what is idle. */
 static void cache_trim(struct load_cache *c)
 {
 	while (c->stats.bytes > c->stats.max_bytes && (c->idle_bytes || c->oldest)) {
@@ -339,7 +339,7 @@ static uint32_t cache_segment_len(uint64_t raw_len, uint64_t segment)
 	return (uint32_t)base_min(LOAD_SEGMENT_BYTES, raw_len - segment * LOAD_SEGMENT_BYTES);
 }
 
-/* Was this segment let go a moment ago, after another piece of the same object? Then more pieces refer to it. */
+/* Was this segment let go a moment ago, made for another piece of the same object? Then several pieces refer to it. */
 static bool cache_comes_again(const struct load_cache *c, const struct load_pin *e)
 {
 	uint32_t hash = load_cache_hash(&e->ref, e->pack, e->segment);
@@ -411,22 +411,22 @@ static void cache_unpin_locked(struct load_pin *e)
 		cache_trim(c);
 }
 
-bool load_cache_met(struct load_cache *c, const struct load_object *o, const struct load_want *wants, size_t n)
+bool load_cache_mark(struct load_cache *c, const struct load_object *o, const struct load_want *wants, size_t n)
 {
-	bool met = false;
+	bool known = false;
 
 	pthread_mutex_lock(&c->lock);
 	for (size_t i = 0; i < n; i++) {
 		const struct store_object_ref *ref = &o->pieces[wants[i].piece].ref;
 		const char *pack = ref->pack < o->npacks ? o->packs[ref->pack] : "";
 		uint32_t hash = load_cache_hash(ref, pack, wants[i].segment) | 1;
-		uint32_t *mark = &c->met[hash / 2 % CACHE_MET];
+		uint32_t *mark = &c->marks[hash / 2 % CACHE_MARKS];
 
-		met |= *mark == hash || cache_find(c, ref, pack, wants[i].segment);
+		known |= *mark == hash || cache_find(c, ref, pack, wants[i].segment);
 		*mark = hash;
 	}
 	pthread_mutex_unlock(&c->lock);
-	return met;
+	return known;
 }
 
 void load_cache_count(struct load_cache *c, uint64_t decoded, uint64_t stored)
@@ -511,9 +511,9 @@ static int cache_read(const struct load_object *o, const struct load_want *w, st
 	return store_object_read_blocks(*pack, ref, first, base_block_count(w->pin->len), w->pin->bytes, err);
 }
 
-/* The fill is over, well or not: whoever waits goes on. A failed segment leaves the table, so that the next reader
- * tries again. */
-static void cache_settle(struct load_cache *c, struct load_pin *e, int r, const struct base_error *why,
+/* The fill has ended, with success or not: threads that wait go on. A failed segment leaves the table, so that the next
+ * reader tries again. */
+static void cache_filled(struct load_cache *c, struct load_pin *e, int r, const struct base_error *why,
 	uint64_t stored)
 {
 	struct base_error *copy = NULL;
@@ -538,19 +538,19 @@ static void cache_settle(struct load_cache *c, struct load_pin *e, int r, const 
 	pthread_mutex_unlock(&c->lock);
 }
 
-/* Readers try again (the kernel does, page by page): each damaged place is told once. */
-static bool cache_say(struct load_cache *c, const char *pack, uint64_t offset)
+/* Should damage at this place be logged? Once: readers try again (the kernel does, page by page). */
+static bool cache_warns(struct load_cache *c, const char *pack, uint64_t offset)
 {
 	uint64_t hash = base_xxh64_of(offset, pack, strlen(pack));
-	bool told = false;
+	bool known = false;
 
 	pthread_mutex_lock(&c->lock);
-	for (unsigned i = 0; !told && i < base_min(c->nsaid, CACHE_SAID); i++)
-		told = c->said[i] == hash;
-	if (!told)
-		c->said[c->nsaid++ % CACHE_SAID] = hash;
+	for (unsigned i = 0; !known && i < base_min(c->nwarned, CACHE_WARNED); i++)
+		known = c->warned[i] == hash;
+	if (!known)
+		c->warned[c->nwarned++ % CACHE_WARNED] = hash;
 	pthread_mutex_unlock(&c->lock);
-	return !told;
+	return !known;
 }
 
 static void cache_fill_one(struct load_cache *c, const struct load_object *o, struct load_want *w,
@@ -565,10 +565,10 @@ static void cache_fill_one(struct load_cache *c, const struct load_object *o, st
 
 		base_error_prefix(&why, r, "piece %llu", (unsigned long long)w->piece);
 		r = load_object_fail(o, r, &why);
-		if (!c->quiet && cache_say(c, name, ref->offset + w->segment))
+		if (!c->quiet && cache_warns(c, name, ref->offset + w->segment))
 			base_warning("%s", why.text);
 	}
-	cache_settle(c, w->pin, r, &why,
+	cache_filled(c, w->pin, r, &why,
 		ref->stored_len / base_block_count(ref->raw_len) * base_block_count(w->pin->len));
 }
 
@@ -593,7 +593,7 @@ struct cache_filling {
 	uint32_t *first;                 /* where those of each pack begin, and one past the last */
 };
 
-/* All segments of one pack. An error stops nothing, for others may wait for the rest. */
+/* All segments of one pack. An error stops nothing, because other threads may wait for the rest. */
 static int cache_fill_pack(void *arg, uint32_t i, struct base_error *err)
 {
 	const struct cache_filling *f = arg;
@@ -616,7 +616,7 @@ static void cache_fill(struct load_cache *c, const struct load_object *o, struct
 	base_cleanup_free uint32_t *many_first = large ? malloc((n + 1) * sizeof *many_first) : NULL;
 	struct cache_filling f = {c, o, large ? many : few, large ? many_first : few_first};
 
-	if (!f.order || !f.first) { /* then as many at a time as there is room for */
+	if (!f.order || !f.first) { /* then a few at a time */
 		for (size_t i = 0; i < n; i += BASE_COUNT(few))
 			cache_fill(c, o, wants + i, base_min(n - i, BASE_COUNT(few)));
 		return;
@@ -636,7 +636,7 @@ static void cache_fill(struct load_cache *c, const struct load_object *o, struct
 	store_spread(packs, cache_fill_pack, &f, NULL);
 }
 
-/* Step 3: those of others are waited for; the first error, of whatever segment. */
+/* Step 3: waits for those that other threads fill. Returns the first error, of any segment. */
 static int cache_wait(struct load_cache *c, struct load_want *wants, size_t n, struct base_error *err)
 {
 	int r = 0;

@@ -15,10 +15,10 @@
 
 struct load_cache;
 struct load_cache *load_cache_new(uint64_t max_bytes);
-/* The caller reports errors of reads, so damage is not logged here. Call it before the first read. */
+/* Damage is not logged, because the caller reports errors of reads. To be called before the first read. */
 void load_cache_quiet(struct load_cache *c);
 void load_cache_free(struct load_cache *c); /* nothing may be pinned; NULL-safe */
-void load_cache_shrink(struct load_cache *c); /* gives back all that nobody has pinned */
+void load_cache_shrink(struct load_cache *c); /* gives back all that is not pinned */
 struct load_cache_stats { uint64_t hits, misses, waits, bytes, max_bytes, evictions, decoded_bytes, stored_bytes; };
 void load_cache_stat(struct load_cache *c, struct load_cache_stats *ret_s);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * prove: piece by piece. The items of a piece come run by run (as many bytes as lie together in the tensor), row-major;
- * then they are put in stored order and hashed. Memory: a piece, twice; of a blob 1 MiB. */
+ * prove: piece by piece. The items of a piece are read run by run (a run is contiguous in the tensor), row-major; then
+ * they are put in stored order and hashed. Memory: a piece, twice; for a blob 1 MiB. */
 #include "core/load/read/prove.h"
 
 #include <inttypes.h>
@@ -24,7 +24,7 @@ static void prove_release(struct prove *p)
 	free(p->stored);
 }
 
-/* How many innermost dimensions of the piece lie together in the tensor, and the bytes of one such run. */
+/* From which dimension on the piece is contiguous in the tensor, and the bytes of one such run. */
 static unsigned prove_run(const struct prove *p, const struct tensor_box *piece, uint64_t *ret_len)
 {
 	const struct tensor_shape *s = &p->o->grid.shape;

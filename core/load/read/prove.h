@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * prove: is what readers get of a tensor or a blob what the step says that it is? It reads all bytes as readers read
- * them, cuts them again as a writer would, and compares SHA-256 digests. So it sees what checks of stored bytes cannot:
- * right bytes in a wrong place. Any thread. */
+ * prove: do readers get the bytes of a tensor or a blob that the step names by digest? All bytes are read as readers
+ * read them, cut again as a writer would, and compared by SHA-256. This finds what checks of stored bytes cannot: right
+ * bytes in a wrong place. Any thread. */
 #ifndef CORE_LOAD_READ_PROVE_H
 #define CORE_LOAD_READ_PROVE_H
 

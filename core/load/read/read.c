@@ -3,20 +3,20 @@
  * read: any range of an object's row-major bytes, out of the cache.
  *
  * Two ways, by the length of the fragments, which are contiguous both in the tensor and in its cells:
- *   short ones (under LOAD_GATHER_BYTES): the range is cut into at most 2d-1 boxes whose bytes lie one after another;
- *     each box is gathered into the caller's scratch piece by piece (tensor_piece_scatter with a window: one tight copy
- *     loop a piece);
- *   long ones, and blobs: the range is walked fragment by fragment; long fragments are handed out where they lie in
- *     the cache, short ones (edges, inline pieces) copied into scratch at their own place, so that neighbours there
+ *   short ones (under LOAD_GATHER_BYTES): the range is cut into at most 2d-1 boxes whose bytes follow each other; each
+ *     box is gathered into the caller's scratch piece by piece (tensor_piece_scatter with a window: one tight copy loop
+ *     a piece);
+ *   long ones, and blobs: the range is walked fragment by fragment; long fragments are handed out where they are in
+ *     the cache, short ones (edges, inline pieces) are copied into scratch at their own place, so that neighbours there
  *     are one slice.
  *
- * Of a tensor with boxes (struct load_boxes) both ways first ask the index which of these have what is wanted; the
- * mean fragment decides between the ways.
+ * For a tensor with boxes (struct load_boxes) both ways first ask the index which boxes have what is wanted; the mean
+ * fragment decides between the ways.
  *
- * Scratch is laid out as the range itself: byte i of the range has its place at scratch + i in both ways. It is not
- * cleared: what is left out would be what somebody else has read before. So nothing is:
- *   boxes      the items that pieces have of them are counted, in both passes; another sum than the range's is an
- *     error. None is counted twice: the grid's pieces are disjoint, and so are stored boxes, since a tensor was opened
+ * Scratch is laid out as the range itself: byte i of the range is at scratch + i in both ways. It is not cleared, so a
+ * byte that was left out would show what another reader got before. No byte is left out:
+ *   boxes      the items that pieces have of them are counted, in both passes; a sum that is not the range's is an
+ *     error. No item is counted twice: the grid's pieces are disjoint, and so are the stored boxes of an open tensor
  *   fragments  each begins where the last one ended; one that is empty, or not in its piece, is an error */
 #include <stdlib.h>
 
@@ -27,7 +27,7 @@
 
 struct read_fragment { uint64_t piece, offset, len; };
 
-/* What one request needs; memory is its own and goes before it returns (pins go into the slices or are let go). */
+/* One request. Its memory is freed before it returns; pins go into the slices or are let go. */
 struct read_request {
 	struct load_object *o;
 	struct load_cache *c;
@@ -112,8 +112,8 @@ static void read_sort_wants(struct read_request *request)
 			read_want_compare);
 }
 
-/* The bytes of a segment of a piece that this request has pinned, of which it gives `len`. NULL: it has not; but all
- * passes walk the same pieces. */
+/* The bytes of a segment of a piece that this request has pinned, of which it gives `len`. NULL: it is not pinned,
+ * although all passes walk the same pieces. */
 static const uint8_t *read_bytes(const struct read_request *request, uint64_t piece, uint64_t segment, uint64_t len)
 {
 	const struct load_want key = {.piece = piece, .segment = segment};
@@ -147,7 +147,7 @@ static void read_unpin(struct read_request *request)
 		load_unpin(request->wants[i].pin);
 }
 
-/* -ENOMEM, or -BASE_EFORMAT: what a request finds contradicts what was checked when the object was opened. */
+/* r: -ENOMEM, or -BASE_EFORMAT: the pieces contradict what was checked when the object was opened. */
 static int read_failed(const struct read_request *request, int r, struct base_error *err)
 {
 	if (r == -ENOMEM)
@@ -169,7 +169,7 @@ struct read_walk {
 	struct tensor_box piece, window; /* the current piece and what the box has of it */
 };
 
-/* The largest box that begins at item `at`, whose items lie one after another, and that does not pass `end`. */
+/* The largest box that begins at item `at`, is contiguous, and ends at `end` or before. */
 static void walk_box(struct read_walk *w)
 {
 	const struct load_object *o = w->o;
@@ -224,7 +224,7 @@ static bool walk_next(struct read_walk *w)
 		tensor_box_intersect(g->shape.ndim, &w->piece, &w->box, &w->window);
 }
 
-/* Whole items only: the one that an end of the range cuts is wanted, and copied, by itself. */
+/* An item that an end of the range cuts is wanted, and copied, by itself. */
 static int read_partial(struct read_request *request, uint64_t from, uint64_t to, bool copy)
 {
 	struct tensor_fragment f;
@@ -268,7 +268,7 @@ static int read_piece(struct read_request *request, const struct read_walk *w, u
 	return 0;
 }
 
-/* What the current box of the walk wants of a box that was stored. */
+/* What the current box of the walk wants of a stored box. */
 struct read_stored { struct read_request *request; const struct read_walk *w; bool copy; };
 
 static int read_stored(void *arg, size_t box)
@@ -369,7 +369,7 @@ static void read_add_slice(struct load_slices *e, const uint8_t *bytes, size_t l
 		e->iov[e->niov++] = (struct iovec){(void *)bytes, len};
 }
 
-/* Of what is pinned: long fragments where they lie, short ones in scratch. */
+/* Gives what is pinned: long fragments where they are, short ones in scratch. */
 static int read_give(struct read_request *request, struct load_slices *e)
 {
 	uint8_t *to = request->scratch;
@@ -440,7 +440,7 @@ int load_object_slices(struct load_object *o, struct load_cache *c, uint64_t off
 			(unsigned long long)offset, len);
 	if (len == 0)
 		return 0;
-	if (len <= LOAD_LOOK_BYTES && load_object_look(o, c, offset, len, scratch))
+	if (len <= LOAD_PEEK_BYTES && load_object_peek(o, c, offset, len, scratch))
 		return read_scratch(ret_e, scratch, len, err);
 	request.o = o;
 	request.c = c;
@@ -472,7 +472,7 @@ void load_slices_release(struct load_slices *e)
 	*e = (struct load_slices){0};
 }
 
-/* By steps that end at multiples of 2 MiB, so that few segments are pinned at once. */
+/* In steps that end at multiples of 2 MiB, so that few segments are pinned at once. */
 int load_object_read(struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *out,
 	struct base_error *err)
 {

@@ -19,18 +19,18 @@ struct load_want { uint64_t piece, segment; struct load_pin *pin; bool mine; };
 /* Pins all of them, filling those that are missing, in file order. On an error nothing is pinned. */
 int load_cache_pin(struct load_cache *c, const struct load_object *o, struct load_want *wants, size_t n,
 	struct base_error *err);
-/* Is one of these segments in the cache, or was one met before? If not, all of them are met now. */
-bool load_cache_met(struct load_cache *c, const struct load_object *o, const struct load_want *wants, size_t n);
+/* Is one of these segments in the cache, or was it marked by an earlier call? Marks all of them. */
+bool load_cache_mark(struct load_cache *c, const struct load_object *o, const struct load_want *wants, size_t n);
 void load_cache_count(struct load_cache *c, uint64_t decoded, uint64_t stored); /* bytes read past the cache */
 const uint8_t *load_pin_bytes(const struct load_pin *pin);
-/* The same, for who hands `len` of the bytes on. What was handed on whole is not kept. */
+/* The same, for a reader that takes `len` of the bytes. A segment whose bytes were all taken is not kept. */
 const uint8_t *load_pin_give(struct load_pin *pin, uint64_t len);
 #define LOAD_STREAM_BYTES (UINT64_C(256) << 10) /* shorter reads are not counted: they may come again */
-/* By which the cache finds a segment; another one in every process. For the tests, which give it references. */
+/* By which the cache finds a segment; different in every process. Public for the tests. */
 uint32_t load_cache_hash(const struct store_object_ref *ref, const char *pack, uint64_t segment);
 
-/* A few bytes past the cache (look.c). false: not so; `out` has anything then. */
-#define LOAD_LOOK_BYTES (64u << 10)
-bool load_object_look(const struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *out);
+/* A few bytes past the cache (peek.c). False: they were not read, and `out` has anything. */
+#define LOAD_PEEK_BYTES (64u << 10)
+bool load_object_peek(const struct load_object *o, struct load_cache *c, uint64_t offset, size_t len, void *out);
 
 #endif

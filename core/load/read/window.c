@@ -6,7 +6,7 @@
  * however many its box meets, and those of one batch are read together. Pieces longer than a segment of the cache have
  * no bytes in one place: their tensors are read row after row, as ranges of the whole tensor.
  *
- * The items that come are counted: memory that a read says to have filled has nothing else in it. */
+ * The items are counted, so that a read that succeeds has filled all of its memory. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,7 +28,7 @@ struct window {
 	struct base_error *err;
 };
 
-/* Stored boxes and pieces contradict what was checked when the object was opened. */
+/* Stored boxes or pieces contradict what was checked when the object was opened. */
 static int window_bad(const struct window *w)
 {
 	char text[800];
@@ -38,8 +38,8 @@ static int window_bad(const struct window *w)
 	return load_object_fail(w->o, -BASE_EFORMAT, w->err);
 }
 
-/* Copies what has been collected. Pieces come by ascending number from each stored box, and stored boxes in any order;
- * no piece comes twice, since stored boxes are disjoint. */
+/* Copies what has been collected. The pieces of a stored box are ascending, the stored boxes are in any order; no piece
+ * comes twice, since stored boxes are disjoint. */
 static int window_flush(struct window *w)
 {
 	struct load_want wants[WINDOW_PINS];
@@ -92,8 +92,7 @@ static int window_box(void *arg, size_t box)
 	return window_stored(w, &stored, w->o->boxes->first_piece[box]);
 }
 
-/* Row after row; `out` may have any strides but in the last dimension, where the items of a row are copied one by one
- * if they do not lie together. */
+/* Row after row; the items of a row are copied one by one, since neighbours may be apart in `out`. */
 static int window_rows(struct window *w)
 {
 	unsigned ndim = w->o->grid.shape.ndim, item = w->o->grid.item_bytes;
