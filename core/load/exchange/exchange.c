@@ -3,18 +3,18 @@
  * exchange: ranks that fill at the same time. What several of them want is read by one, which passes it on while it
  * reads on.
  *
- *   greet      what does each rank ask for, and has it got that far? A difference is told to all by name
+ *   greet      each rank says what it asks for, and whether it has failed so far. All report the first difference
  *   lists      which blocks of which objects each rank wants; equal lists are sent once
- *   plan       every rank makes the same (exchange_plan.c), and they compare it
- *   probe      "auto": a few buckets are read, then passed on; the times decide, at all ranks alike
- *   rounds     buckets go from owners to those that want them (exchange_turns.c), then the ranks vote
- *   last vote  again and again until every rank has read what it alone wants
+ *   plan       every rank makes the same plan (exchange_plan.c), and they compare it
+ *   probe      "auto": a few buckets are read, then passed on; the times decide, the same at all ranks
+ *   rounds     buckets go from owners to the ranks that want them (exchange_turns.c), then the ranks vote
+ *   last vote  repeated until every rank has read what it alone wants
  *
  * Votes: each rank says whether it has failed. If one has, all end there with the sentence of the lowest such rank, and
- * the communicator can be used for the next load. Between votes nobody leaves: who has failed passes on empty buckets.
- * So an error of any rank is an error of all, and success is told when all have it. What breaks the communicator (a
- * rank that dies, a time-out, a load that is stopped while it waits for others) ends the exchange at once.
- */
+ * the communicator can be used for the next load. No rank leaves between votes: one that has failed passes on empty
+ * buckets. So an error of any rank is an error of all, and a rank reports success when all have succeeded. What breaks
+ * the communicator (a rank that dies, a time-out, a load that is stopped while it waits for others) ends the exchange
+ * at once. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +27,7 @@
 #include "core/load/exchange/exchange_words.h"
 #include "core/load/fill/place.h"
 
-#define EXCHANGE_IDLE_MS 1000            /* between votes, while somebody reads what it alone wants */
+#define EXCHANGE_IDLE_MS 1000            /* between votes, while some rank reads what it alone wants */
 
 struct load_exchange *load_exchange_new(struct load_fill *f, struct comm *comm, enum load_exchange_mode mode)
 {
@@ -83,7 +83,7 @@ void exchange_rooms(struct load_exchange *x, unsigned want)
 	}
 	while (n > 0)
 		comm_room_free(x->comm, rooms[--n]);
-	if (r == 0 || r == -EAGAIN) /* all there are */
+	if (r == 0 || r == -EAGAIN) /* there are no more */
 		return;
 	base_error_set(&err, r, "the buckets of an exchange: %s", base_error_name(r));
 	exchange_fail(x, &err);
@@ -108,7 +108,7 @@ static void threads_start(struct load_exchange *x)
 }
 
 /* After an error: buckets that were read and not passed on, and those that came and were not placed. The communicator
- * serves on, and needs its memory back. */
+ * can still be used, and needs its memory back. */
 static void leftovers_free(struct load_exchange *x)
 {
 	for (struct exchange_pass *p = x->arrived, *next; p; p = next) {
@@ -147,7 +147,7 @@ static int exchange_own(struct load_exchange *x)
 	return 0;
 }
 
-/* How many buckets are passed on, and how many of them have been. */
+/* How many buckets are to be passed on, and how many of them have been. */
 static int exchange_choose(struct load_exchange *x, size_t *ret_done, size_t *ret_n, struct base_error *err)
 {
 	struct exchange_plan *p = &x->plan;
@@ -159,11 +159,11 @@ static int exchange_choose(struct load_exchange *x, size_t *ret_done, size_t *re
 	if (x->mode == LOAD_EXCHANGE_NEVER || p->nbuckets == 0)
 		shares = false;
 	if (x->mode == LOAD_EXCHANGE_NEVER)
-		snprintf(x->why, sizeof x->why, "not shared: so it was asked for");
+		snprintf(x->why, sizeof x->why, "not shared, as the caller asked");
 	else if (p->nbuckets == 0 && !x->why[0])
 		snprintf(x->why, sizeof x->why, "not shared: no two ranks want the same bytes");
 	else if (shares)
-		snprintf(x->why, sizeof x->why, "shared: so it was asked for; %u ranks want %.1f MiB, of which %.1f "
+		snprintf(x->why, sizeof x->why, "shared, as the caller asked; %u ranks want %.1f MiB, of which %.1f "
 			"MiB differ", x->comm->size, (double)p->wanted / 1048576, (double)p->distinct / 1048576);
 	else if (p->nbuckets && exchange_probe_order(x, ret_done, &bytes) < 0)
 		return exchange_short(x, err);
@@ -196,7 +196,7 @@ static void exchange_begin(struct load_exchange *x, size_t n)
 	pthread_mutex_unlock(&x->lock);
 }
 
-/* Has everything come, and been read? Waits for it a while. */
+/* Has everything come, and been read? Waits a while for it. */
 static bool exchange_is_done(struct load_exchange *x)
 {
 	const struct timespec until = base_clock_in_ms(CLOCK_MONOTONIC, EXCHANGE_IDLE_MS);
@@ -230,7 +230,7 @@ static int exchange_end(struct load_exchange *x, struct base_error *err)
 		uint64_t numbers[EXCHANGE_VOTE_NUMBERS] = {exchange_is_done(x)};
 		struct exchange_vote *votes = NULL;
 
-		if (numbers[0]) /* no thread of this rank places anything any more */
+		if (numbers[0]) /* all threads of this rank have placed all they have */
 			exchange_check(x);
 		r = exchange_agree(x, "the end of a load", numbers, &votes, err);
 		all = r == 0;
@@ -264,7 +264,7 @@ static int exchange_rounds(struct load_exchange *x, struct base_error *err)
 	return r < 0 ? r : exchange_end(x, err);
 }
 
-/* All ranks have the same plan. Afterwards they can share. */
+/* Do all ranks have the same plan? */
 static int exchange_compare(struct load_exchange *x, struct base_error *err)
 {
 	const uint64_t numbers[EXCHANGE_VOTE_NUMBERS] = {x->plan.sum, x->plan.nbuckets};
@@ -284,7 +284,7 @@ static int exchange_meet(struct load_exchange *x, int r, struct base_error *err)
 	base_cleanup_free struct exchange_greeting *all = calloc(x->comm->size, sizeof *all);
 	struct base_error failed = {0};
 
-	if (r == 0 && x->mode != LOAD_EXCHANGE_NEVER && exchange_list(x) < 0)
+	if (r == 0 && x->mode != LOAD_EXCHANGE_NEVER && exchange_wants(x) < 0)
 		r = base_no_memory_for(err, "what is wanted of a load");
 	if (r < 0)
 		base_error_set(&failed, r, "%s", err && err->code ? err->text : base_error_name(r));
@@ -293,7 +293,7 @@ static int exchange_meet(struct load_exchange *x, int r, struct base_error *err)
 	r = exchange_greet(x, &failed, all, err);
 	if (r < 0 || x->mode == LOAD_EXCHANGE_NEVER)
 		return r;
-	r = exchange_plan(x, all, err);
+	r = exchange_lists(x, all, err);
 	if (r == -BASE_ELIMIT) { /* at all ranks alike */
 		snprintf(x->why, sizeof x->why, "not shared: %.300s", err->text);
 		exchange_plan_release(&x->plan);
@@ -303,7 +303,7 @@ static int exchange_meet(struct load_exchange *x, int r, struct base_error *err)
 	return r;
 }
 
-/* r: what this rank's own beginning came to; err has its sentence. */
+/* r: the result of this rank's fill_begin; err has its sentence. */
 static int exchange_together(struct load_exchange *x, int r, struct base_error *err)
 {
 	x->comm->stop = &x->f->stopped;

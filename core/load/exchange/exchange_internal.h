@@ -2,10 +2,10 @@
  *
  * What the files of an exchange share. exchange.c has the idea.
  *
- * Of what a rank wants of an object, blocks are counted. An object is known to all ranks by its place: pack, offset,
- * length, and a hash of the rest of its reference, so that references which differ in anything are different objects.
- * A segment is blocks of one object that the same ranks want; after the plan has cut it, one of them owns it. A bucket
- * is segments of one owner that the same ranks want, at most EXCHANGE_BUCKET_BYTES of raw bytes. */
+ * What a rank wants of an object is counted in blocks. All ranks know an object by its place: pack, offset, length, and
+ * a hash of the rest of its reference, so that references that differ in anything are different objects. A segment is
+ * blocks of one object that the same ranks want; after the plan has cut it, one of them owns it. A bucket is segments
+ * of one owner that the same ranks want, at most EXCHANGE_BUCKET_BYTES of raw bytes. */
 #ifndef CORE_LOAD_EXCHANGE_EXCHANGE_INTERNAL_H
 #define CORE_LOAD_EXCHANGE_EXCHANGE_INTERNAL_H
 
@@ -17,7 +17,7 @@
 #define EXCHANGE_HEAD_BYTES 128u         /* of a bucket, before its raw bytes */
 #define EXCHANGE_BUCKET_BYTES (2u << 20)
 #define EXCHANGE_BUCKET_SEGMENTS 256u
-#define EXCHANGE_PROBE_BYTES (UINT64_C(6) << 20) /* of a rank, read before any is passed on: they fit into its rooms */
+#define EXCHANGE_PROBE_BYTES (UINT64_C(6) << 20) /* of a rank, read before any is passed on; they fit into its rooms */
 #define EXCHANGE_NONE UINT32_MAX
 #define EXCHANGE_TEXT_MAX 1000u
 
@@ -45,12 +45,12 @@ static inline uint64_t exchange_bytes(uint64_t raw_len, uint64_t first, uint64_t
 	return base_min((first + n) * BASE_BLOCK_BYTES, raw_len) - first * BASE_BLOCK_BYTES;
 }
 
-/* Appends an object that comes after `last` (zeros: the first one) and the blocks that are wanted of it: runs that
- * ascend and do not touch. Errors stay in the buffer. */
+/* Appends an object that comes after `last` (zeros: the first one) and the blocks that are wanted of it, as ascending
+ * runs that do not touch. Errors stay in the buffer. */
 void exchange_list_add(struct base_buf *list, struct exchange_key *last, const struct exchange_key *key,
 	const struct exchange_run *runs, uint32_t nruns);
 
-/* Reads a list that a peer sent: objects ascend, no number is out of its range, no run leaves its object. */
+/* Reads a list that a peer sent. Checked: objects ascend, numbers are in their range, runs are inside their object. */
 struct exchange_cursor {
 	const uint8_t *at, *end;
 	uint32_t npacks;                 /* packs that there are */
@@ -96,7 +96,7 @@ struct exchange_terms {
 	bool whole;                      /* objects are not cut */
 	bool small;                      /* buckets small enough for a probe of a tenth */
 };
-/* -BASE_EFORMAT names the rank whose list is none. */
+/* -BASE_EFORMAT names the rank whose list breaks its format. */
 int exchange_plan_make(const struct exchange_list *lists, uint32_t nlists, const struct exchange_terms *terms,
 	struct exchange_plan *ret_plan, struct base_error *err);
 void exchange_plan_release(struct exchange_plan *p);
@@ -152,11 +152,11 @@ struct load_exchange {
 };
 
 /* exchange_wants.c. Makes x->list, x->mine and x->needs. -ENOMEM. */
-int exchange_list(struct load_exchange *x);
-/* The first n buckets are passed on, no others: the needs of their objects go from the fill to x->needs. -ENOMEM. */
+int exchange_wants(struct load_exchange *x);
+/* Only the first n buckets are passed on: the needs of their objects go from the fill to x->needs. -ENOMEM. */
 int exchange_split(struct load_exchange *x, size_t n);
 
-/* exchange_votes.c. Each rank tells the others whether it has failed, and four numbers (NULL: zeros). An error is the
+/* exchange_votes.c. Each rank sends the others whether it has failed, and four numbers (NULL: zeros). An error is the
  * communicator's, or that of the lowest rank that has failed; at a rank that has failed itself, its own. Free the votes
  * (NULL: not wanted). */
 struct exchange_greeting;
@@ -166,8 +166,8 @@ int exchange_agree(struct load_exchange *x, const char *what, const uint64_t *nu
 /* Compares what the ranks ask for. failed: with .code, what this rank has failed with. ret_all: of each rank. */
 int exchange_greet(struct load_exchange *x, const struct base_error *failed, struct exchange_greeting *ret_all,
 	struct base_error *err);
-/* Gathers the lists and makes the plan. -BASE_ELIMIT: it is too much to be shared, at all ranks alike. */
-int exchange_plan(struct load_exchange *x, const struct exchange_greeting *all, struct base_error *err);
+/* Gathers the lists and makes the plan. -BASE_ELIMIT at all ranks: it is too much to be shared. */
+int exchange_lists(struct load_exchange *x, const struct exchange_greeting *all, struct base_error *err);
 /* This rank has no memory to take part: breaks the communicator. -ENOMEM. */
 int exchange_short(struct load_exchange *x, struct base_error *err);
 
@@ -176,13 +176,13 @@ int exchange_probe_order(struct load_exchange *x, size_t *ret_n, uint64_t *ret_b
 /* Reads and passes on the buckets [0, n), of so many bytes, and decides whether all are shared. */
 int exchange_probe(struct load_exchange *x, size_t n, uint64_t bytes, bool *ret_shares, struct base_error *err);
 
-/* Takes that many rooms once, while none is taken, and touches them: so memory that cannot be had is an error of this
- * exchange, which the next vote tells, and none has to be got while something is measured. */
+/* Takes that many rooms once, while none is taken, and writes to them: so a lack of memory is an error of this
+ * exchange, which the next vote reports, and none is allocated while something is measured. */
 void exchange_rooms(struct load_exchange *x, unsigned want);
 void *exchange_worker(void *arg);        /* arg: the exchange */
 /* Remembers the first error, and ends the fill's own tasks. Any thread. */
 void exchange_fail(struct load_exchange *x, const struct base_error *err);
-/* What has failed here so far: 0, or that error. err is zeros. */
+/* The first error here so far, or 0. err is zeros. */
 int exchange_failed(struct load_exchange *x, struct base_error *err);
 /* Passes on the buckets [from, to) of the plan, and finishes all of them. An error is the communicator's. */
 int exchange_turns(struct load_exchange *x, size_t from, size_t to, struct base_error *err);

@@ -4,9 +4,9 @@
  *
  *   object := pack (less the one before) | offset (less the one before, in the same pack) | raw length | hash (8 bytes)
  *             | number of runs | runs; no run: all blocks
- *   run    := blocks that are left out before it | blocks - 1
+ *   run    := blocks that are skipped before it | blocks - 1
  *
- * Numbers have 7 bits a byte, low ones first. So a whole piece has about 16 bytes, however many blocks it has. */
+ * Numbers have 7 bits a byte, low ones first. So a whole piece takes about 16 bytes, however many blocks it has. */
 #include <stdlib.h>
 
 #include "core/base/array.h"

@@ -2,9 +2,9 @@
  *
  * exchange_merge: the lists of all ranks side by side, object after object: which blocks do the same ranks want?
  *
- * Every list is read once, from its beginning to its end, and nothing of it is kept but the object at hand. What one
- * rank alone wants leaves only its number of bytes; what several want becomes a segment of their group. Groups are
- * numbered as they come, so all ranks number them alike. */
+ * Every list is read once, from its beginning to its end, and only the current object of it is kept. What one rank
+ * alone wants leaves only its number of bytes; what several want becomes a segment of their group. Groups are numbered
+ * in the order in which they are found, so all ranks give them the same numbers. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@
 #include "core/base/table.h"
 #include "core/load/exchange/exchange_internal.h"
 
-#define MERGE_DISTINCT_MAX (UINT64_C(1) << 46) /* so that no sum overflows, and a plan keeps to a few 100 MiB */
+#define MERGE_DISTINCT_MAX (UINT64_C(1) << 46) /* so that no sum overflows, and a plan takes at most a few 100 MiB */
 
 struct merge {
 	const struct exchange_list *lists;
@@ -21,9 +21,9 @@ struct merge {
 	struct exchange_cursor *cursors; /* one a list */
 	uint32_t *heap, nheap;           /* lists, the one with the first object at the top */
 	uint32_t own, own_object;        /* this rank's list, and the number of its current object */
-	uint32_t *at, nat;               /* lists that have the object at hand, ascending */
+	uint32_t *at, nat;               /* lists that have the current object, ascending */
 	uint32_t *run;                   /* of each of these: the run that is not over */
-	uint32_t *set, nset;             /* of these, those that want the blocks at hand */
+	uint32_t *set, nset;             /* of these, those that want the current blocks */
 	uint32_t *bounds; size_t nbounds, bounds_room; /* blocks of the object where something begins or ends */
 	struct base_table table;         /* groups by their lists */
 	uint32_t **sets, *nsets; uint32_t sets_room, nsets_room; /* of each group: its lists */
@@ -86,7 +86,7 @@ static int group_new(struct merge *m, uint32_t hash, uint32_t *ret_group)
 	for (uint32_t i = 0; i < m->nset; i++) {
 		const struct exchange_list *l = &m->lists[m->set[i]];
 
-		for (uint32_t k = 0; k < l->nranks; k++) { /* ascending, and so is what is there */
+		for (uint32_t k = 0; k < l->nranks; k++) { /* both are ascending */
 			uint32_t to = g.n++;
 
 			for (; to > 0 && g.ranks[to - 1] > l->ranks[k]; to--)
@@ -102,7 +102,7 @@ static int group_new(struct merge *m, uint32_t hash, uint32_t *ret_group)
 	return 0;
 }
 
-/* The group of the ranks that want the blocks at hand. */
+/* The group of the ranks that want the current blocks. */
 static int group_find(struct merge *m, uint32_t *ret_group)
 {
 	uint32_t hash = base_table_hash(m->set, m->nset * sizeof *m->set), i;
@@ -139,7 +139,7 @@ static int object_bounds(struct merge *m)
 	return 0;
 }
 
-/* Which lists want the blocks from `first` on, and how many ranks these are. */
+/* Finds the lists that want the blocks from `first` on. Returns how many ranks these are. */
 static uint32_t object_set(struct merge *m, uint32_t first)
 {
 	uint32_t ranks = 0;
@@ -213,7 +213,7 @@ static int object_merge(struct merge *m, const struct exchange_key *key)
 	}
 	if (r < 0)
 		return r;
-	if (p->nsegments == segments) { /* it is read like all that nobody else wants */
+	if (p->nsegments == segments) { /* it is read like all that no other rank wants */
 		p->nalone = alone;
 		return 0;
 	}

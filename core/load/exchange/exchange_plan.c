@@ -2,14 +2,14 @@
  *
  * exchange_plan: which rank reads what several want, and in which buckets it passes it on.
  *
- * What a group of n ranks wants is cut into n spans of equal bytes, one a rank, at the blocks of longer objects and
- * between short ones. A group that wants less than a megabyte a rank goes, 256 KiB at a time, to that of its ranks
- * which reads least so far; so many small groups are shared evenly as well. Then each owner's segments are packed into
- * buckets, one group's in one bucket; an owner passes its buckets on in the order in which they lie in the packs, all
- * owners by turns.
+ * What a group of n ranks wants is cut into n spans of equal bytes, one for each rank, at the blocks of longer objects
+ * and between short ones. What a group wants that has less than a megabyte a rank is given, 256 KiB at a time, to the
+ * rank of the group that reads least so far; so many small groups are shared evenly as well. Then each owner's segments
+ * are packed into buckets of one group each. An owner passes its buckets on in the order of the packs, and the owners
+ * take turns.
  *
- * Everything is computed from the lists alone, in integers, so that all ranks make the same plan; `sum` lets them
- * compare. */
+ * Everything is computed from the lists alone, in integers, so that all ranks make the same plan; they compare
+ * `sum`. */
 #include <stdlib.h>
 
 #include "core/base/array.h"
@@ -18,7 +18,7 @@
 #define PLAN_CUT_BYTES (128u << 10)      /* shorter objects are not cut: each part costs a read */
 #define PLAN_SPAN_BYTES (1u << 20)       /* of each rank, for a group to be cut into spans */
 #define PLAN_CHUNK_BYTES (256u << 10)
-#define PLAN_PROBE_PARTS 16u             /* so many buckets has an owner at least, where there is a probe */
+#define PLAN_PROBE_PARTS 16u             /* an owner has at least so many buckets, if there is a probe */
 #define PLAN_PROBE_BYTES (128u << 10)    /* but none is smaller for that */
 
 struct segments { struct exchange_segment *at; size_t n, room; };
@@ -77,7 +77,7 @@ static int segment_span(struct exchange_plan *p, const struct exchange_segment *
 	return 0;
 }
 
-/* Gives a segment of a small group to the rank that reads least, where the last one has its chunk. */
+/* Gives a segment of a small group to the current rank; to the one that reads least, if that has its chunk. */
 static int segment_give(struct exchange_plan *p, const struct exchange_segment *s, struct span *span,
 	struct segments *out)
 {
@@ -168,7 +168,7 @@ static int segment_pack(struct packing *k, const struct exchange_segment *s)
 
 		n = end - first;
 		bytes = exchange_bytes(raw_len, first, n);
-		/* what would not fit is cut if half of the bucket is still free, and begins a new one else */
+		/* a segment that does not fit is cut if half of the bucket is free; else it begins a new bucket */
 		if (bytes > left && (left < k->room / 2 || k->whole || raw_len <= PLAN_CUT_BYTES)) {
 			r = bucket_begin(k, s);
 			left = k->whole ? EXCHANGE_BUCKET_BYTES : k->room;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * exchange_probe: what storage and link give, measured with the first buckets of the load itself.
+ * exchange_probe: the rates of storage and link, measured with the first buckets of the load itself.
  *
- * Each rank reads the first tenth of what it owns, at most what its rooms hold, all ranks at once: what they get
- * together is what the store gives to all of them, whether the store or the readers set the limit. Reading counts with
- * checks, decoding and placing, as each rank does it that reads for itself; what owners do only because others are to
- * have the bytes counts as passing on. Then these buckets are passed on, and placed by those that want them. Of reading
- * the mean of the ranks counts: a probe takes milliseconds, and where ranks share processors, one of them may have
- * waited for one just as long. Of passing on the slowest counts. All ranks know all times, and decide alike. */
+ * All ranks at once read the first tenth of what they own, at most what their rooms hold. What they get together is
+ * what the store gives to all of them, whether the store or the readers are the limit. The time of reading includes
+ * checks, decoding and placing, as in a rank that reads for itself; what owners do only for other ranks counts as
+ * passing on. Then these buckets are passed on, and placed by the ranks that want them. The rate of reading is the mean
+ * of the ranks: a probe takes milliseconds, and a rank that shares a processor may have waited as long for it. The rate
+ * of passing on is that of the slowest. All ranks know all times, and decide in the same way. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +21,7 @@
 
 struct probe_owner { uint64_t all, bytes; uint32_t n; }; /* n: its first buckets that are read for the probe */
 
-/* A tenth of what each owner has, by bytes, and no more than its rooms take. */
+/* A tenth of the bytes of each owner, and no more than its rooms take. */
 static void probe_count(const struct exchange_plan *p, struct probe_owner *owners)
 {
 	for (size_t i = 0; i < p->nbuckets; i++)
@@ -148,7 +148,7 @@ int exchange_probe(struct load_exchange *x, size_t n, uint64_t bytes, bool *ret_
 	int r;
 
 	exchange_rooms(x, probe_own(x, n, &numbers[1]));
-	r = exchange_agree(x, "memory for a probe", NULL, NULL, err); /* now all begin together */
+	r = exchange_agree(x, "memory for a probe", NULL, NULL, err); /* so that all begin together */
 	from = base_monotonic_ns();
 	if (r == 0)
 		r = exchange_agree(x, "a probe", NULL, NULL, err);

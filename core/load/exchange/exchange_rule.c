@@ -3,7 +3,7 @@
  * exchange_rule: when it pays to read once and pass on (exchange.h). A pure function. */
 #include "core/load/exchange/exchange.h"
 
-/* What was too quick to be measured, or not measured at all, costs nothing. */
+/* What was too quick to measure, or was not measured, costs nothing. */
 static double rule_seconds(double bytes, double rate) { return rate > 0 ? bytes / rate : 0; }
 
 bool load_exchange_pays(const struct load_exchange_measured *m, struct load_exchange_times *ret_times)

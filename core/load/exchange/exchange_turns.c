@@ -2,11 +2,11 @@
  *
  * exchange_turns: the calls of the communicator that pass buckets on, by the one thread that makes them.
  *
- * All ranks start all passes in the order of the plan. Each finishes its own (those that it owns or wants) in that
- * order too, but late: when 32 of its own are in flight, or 4 that it owns, since the other rooms are being filled
- * meanwhile; and all of them before the ranks vote. So no ranks wait for each other in a circle: of all passes that are
- * not finished take the first; each of its ranks has finished its own passes before it, so nothing keeps that rank from
- * starting and finishing this one, but a bucket that is still being read. */
+ * All ranks start all passes in the order of the plan. Each finishes its own (those that it owns or wants) in the same
+ * order, but late: when 32 of its own are in flight, or 4 that it owns, since the other rooms are being filled
+ * meanwhile; and all of them before the ranks vote. So no ranks wait for each other in a circle. Proof: take the first
+ * pass that is not finished. Each of its ranks has finished its own passes before it, so that rank can start and finish
+ * this one; it waits at most for a bucket that is still being read. */
 #include <stdlib.h>
 
 #include "core/load/exchange/exchange_internal.h"
@@ -17,8 +17,8 @@ struct turns {
 	uint32_t flying, own;            /* how many; of these, owned by this rank */
 };
 
-/* Hands what has arrived to the workers, and room that is free again as well. */
-static void turn_over(struct turns *t, struct exchange_pass *p)
+/* Hands a bucket that has arrived, or a room that is free again, to the workers. */
+static void turn_end(struct turns *t, struct exchange_pass *p)
 {
 	struct load_exchange *x = t->x;
 	bool own = p->pass.owner == x->comm->rank;
@@ -55,7 +55,7 @@ static int turn_finish(struct turns *t, struct base_error *err)
 		t->x->result.sent += b->bytes;
 	} else
 		t->x->result.got += b->bytes;
-	turn_over(t, p);
+	turn_end(t, p);
 	return 0;
 }
 

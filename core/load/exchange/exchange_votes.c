@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * exchange_votes: the gathers of an exchange: greetings, lists, votes. All ranks judge the same strings by the same
- * rules, so what one of them finds wrong all do, and none goes on alone. Where a rank cannot take part, for want of
- * memory, it breaks the communicator instead. */
+ * exchange_votes: the gathers of an exchange: greetings, lists, votes. All ranks check the same strings by the same
+ * rules, so all find the same errors, and none goes on alone. A rank that cannot take part, for want of memory, breaks
+ * the communicator instead. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -110,7 +110,7 @@ static void greetings_group(const struct exchange_greeting *all, uint32_t n, uin
 	}
 }
 
-/* What was gathered, by the ranks that sent it and those whose lists are equal. `ranks`: room for all ranks. */
+/* The lists that were gathered, each with the ranks that want it. `ranks`: room for all ranks. */
 static int lists_sort(const struct load_exchange *x, const struct exchange_greeting *all, const uint32_t *leader,
 	const struct comm_gathered *g, struct exchange_list *lists, uint32_t *ranks, uint32_t *ret_n,
 	struct base_error *err)
@@ -123,7 +123,8 @@ static int lists_sort(const struct load_exchange *x, const struct exchange_greet
 			continue;
 		base_sha256(g->bytes[i], g->len[i], &digest);
 		if (g->len[i] != all[i].list_len || !base_digest_equal(&digest, &all[i].list))
-			return base_error_set(err, -BASE_EFORMAT, "rank %u sent another list than it said", i);
+			return base_error_set(err, -BASE_EFORMAT, "rank %u sent a list that is not the one it "
+				"announced", i);
 		lists[n] = (struct exchange_list){.bytes = g->bytes[i], .len = g->len[i], .ranks = ranks};
 		for (uint32_t k = i; k < x->comm->size; k++)
 			if (leader[k] == i)
@@ -134,7 +135,7 @@ static int lists_sort(const struct load_exchange *x, const struct exchange_greet
 	return 0;
 }
 
-int exchange_plan(struct load_exchange *x, const struct exchange_greeting *all, struct base_error *err)
+int exchange_lists(struct load_exchange *x, const struct exchange_greeting *all, struct base_error *err)
 {
 	const struct exchange_terms terms = {.rank = x->comm->rank, .size = x->comm->size, .npacks = x->f->npacks,
 		.whole = x->f->flags & LOAD_FILL_REHASH, .small = x->mode == LOAD_EXCHANGE_AUTO};
@@ -158,7 +159,7 @@ int exchange_plan(struct load_exchange *x, const struct exchange_greeting *all, 
 	comm_gathered_release(&g);
 	base_buf_release(&x->list);
 	if (r < 0 && r != -BASE_ELIMIT) {
-		exchange_fail(x, &why); /* told in the vote that follows */
+		exchange_fail(x, &why); /* the next vote reports it */
 		return 0;
 	}
 	return r < 0 ? base_error_set(err, r, "%s", why.text) : 0;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * exchange_wants: from the needs of a fill to the list that the others get; and, once it is known what is shared, which
- * needs stay with the fill.
+ * exchange_wants: from the needs of a fill to the list that the other ranks get; and, once it is known what is shared,
+ * which needs stay with the fill.
  *
- * Not listed are pieces that a row holds inline, objects that are more than FILL_GROUP_NEEDS pieces (zeros, mostly:
- * little to read, much to copy), and with LOAD_FILL_REHASH those longer than a bucket, which are read as a whole: each
- * rank reads these for itself. */
+ * Each rank reads for itself, and does not list: pieces that a row holds inline, objects that are more than
+ * FILL_GROUP_NEEDS pieces (mostly zeros: little to read, much to copy), and with LOAD_FILL_REHASH those longer than a
+ * bucket, which are read as a whole. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -71,7 +71,7 @@ static int listing_add(struct listing *l, size_t first, size_t end, const struct
 	return x->list.error;
 }
 
-/* Can others have it, or give it? Its place must be another than that of the last one that was listed. */
+/* Can it be shared? Its place must not be that of the last one that was listed. */
 static bool key_shares(const struct listing *l, const struct exchange_key *key, size_t needs)
 {
 	const struct load_exchange *x = l->x;
@@ -84,7 +84,7 @@ static bool key_shares(const struct listing *l, const struct exchange_key *key, 
 		key->offset != l->last.offset);
 }
 
-int exchange_list(struct load_exchange *x)
+int exchange_wants(struct load_exchange *x)
 {
 	struct load_fill *f = x->f;
 	struct listing l = {.x = x, .w.f = f};
@@ -125,7 +125,7 @@ static uint32_t segment_mine(const struct load_exchange *x, const struct exchang
 	return EXCHANGE_NONE;
 }
 
-/* Marks the objects of this rank that buckets [0, n) have something for it of. */
+/* Marks the objects of which buckets [0, n) have something for this rank. */
 static uint8_t *mine_marked(const struct load_exchange *x, size_t n)
 {
 	uint8_t *marked = calloc(x->nmine + 1, 1);
@@ -140,7 +140,7 @@ static uint8_t *mine_marked(const struct load_exchange *x, size_t n)
 	return marked;
 }
 
-/* Of the objects that are split off: what buckets from n on would have brought is read alone. */
+/* This rank reads alone what the buckets from n on would have brought of the objects that are split off. */
 static int alone_rest(struct load_exchange *x, const uint8_t *marked, size_t n)
 {
 	struct exchange_plan *p = &x->plan;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * exchange_words: what the ranks of an exchange tell each other beside buckets: greetings and votes.
+ * exchange_words: what the ranks of an exchange send each other beside buckets: greetings and votes.
  *
  *   greeting   "VXG1" | code, flags, mode: 4 bytes each | store: 16 | manifest: 32 | digest of the list: 32 |
  *              its length: 8 | length of the step's name: 4 | the name | the sentence of the code
  *   vote       code: 4 | four numbers of 8 | the sentence of the code
  *
- * A code is 0 or a negative errno. Nothing of a peer is believed that is not checked here: a greeting or vote that
- * breaks its form is the error of the rank that sent it, at all ranks alike. */
+ * A code is 0 or a negative errno. All that comes from a peer is checked here: a greeting or vote that breaks its form
+ * is an error at all ranks, which names the rank that sent it. */
 #include <stdio.h>
 #include <string.h>
 
@@ -19,7 +19,7 @@
 #define VOTE_FIXED (4 + 8 * EXCHANGE_VOTE_NUMBERS)
 #define CODE_LEAST (-4095)
 
-/* A text that a peer sent, without what a terminal would act upon. */
+/* A text that a peer sent, without control characters. */
 static void text_take(char *to, size_t room, const uint8_t *from, size_t len)
 {
 	size_t n = base_min(len, room - 1);
@@ -99,10 +99,12 @@ int exchange_greetings_compare(const struct exchange_greeting *first, const stru
 			"have to open the same step", rank, other->step, strcmp(first->step, other->step) == 0 ?
 			"another commit of " : "step ", first->step);
 	if (first->mode != other->mode)
-		return base_error_set(err, -EINVAL, "rank %u was told the exchange \"%s\", rank 0 \"%s\"", rank,
+		return base_error_set(err, -EINVAL, "the exchange of rank %u is \"%s\", that of rank 0 \"%s\": all "
+			"ranks of a load need the same", rank,
 			mode_name(other->mode), mode_name(first->mode));
 	if (first->flags != other->flags)
-		return base_error_set(err, -EINVAL, "rank %u was told: %s; rank 0: %s", rank, flags_name(other->flags),
+		return base_error_set(err, -EINVAL, "the flags of rank %u say: %s; those of rank 0: %s: all ranks of a "
+			"load need the same", rank, flags_name(other->flags),
 			flags_name(first->flags));
 	return 0;
 }

@@ -5,13 +5,13 @@
  * another rank, so a bucket that has arrived is always placed.
  *
  *   bucket  "VXB1" | code: 4 | number of the bucket: 8 | raw bytes: 8 | a bit for each segment that is lost: 32 |
- *           XXH3-64 of what comes after, seeded with that of what stands before: 8 | zeros | at 128: the blocks of its
+ *           XXH3-64 of what comes after, seeded with that of what comes before: 8 | zeros | at 128: the blocks of its
  *           segments, decoded
  *
- * Bytes are passed on decoded: all ranks know from the plan how many these are, so a bucket needs no answer and no
+ * Bytes are passed on decoded: all ranks know from the plan how many there are, so a bucket needs no answer and no
  * length that could be wrong, and each block is decoded once. Every block has been checked before. The hash shows that
- * what has come is what was sent: nothing else would, if ranks or their functions mixed up two buckets. Of a segment
- * that is lost the bytes are the sentence that says why, as far as it fits. */
+ * a rank has got what was sent; without it two buckets could be mixed up. The bytes of a lost segment are the sentence
+ * that says why, as far as it fits. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,7 +74,7 @@ struct mine_part {
 	const struct fill_box *box;
 	const struct tensor_grid *grid;
 	const struct tensor_box *piece;
-	const uint8_t *bytes;            /* where byte 0 of the piece would lie */
+	const uint8_t *bytes;            /* where byte 0 of the piece would be */
 };
 
 static void mine_part_place(void *arg, const struct tensor_box *part)
@@ -84,7 +84,7 @@ static void mine_part_place(void *arg, const struct tensor_box *part)
 	place_part(p->f, p->box, p->grid, p->piece, part, p->bytes);
 }
 
-/* What lies in the blocks and in the part, to the box. Returns how many items that is. */
+/* Places the items that are in the blocks and in the part. Returns how many these are. */
 static uint64_t mine_place_box(struct load_fill *f, const struct fill_box *b, const struct tensor_grid *g,
 	const struct tensor_box *piece, const struct tensor_box *part, const uint8_t *bytes, uint64_t from,
 	uint64_t len)
@@ -155,7 +155,7 @@ static int mine_read(struct load_exchange *x, struct fill_worker *w, const struc
 
 /* ---- a bucket of this rank's ---- */
 
-/* A bucket that says that its owner has failed has no bytes. */
+/* The bytes of a bucket do not count if its owner has failed. */
 static uint64_t bucket_sum(const uint8_t *head, uint64_t bytes)
 {
 	return base_xxh64_of(base_xxh64_of(0, head, BUCKET_SUM_AT), head + EXCHANGE_HEAD_BYTES,
@@ -171,8 +171,8 @@ static void bucket_lose(uint8_t *head, uint32_t segment, uint8_t *to, uint64_t l
 	memcpy(to, why->text, n);
 }
 
-/* What this rank owns and wants itself, from its bucket. Alone it would read much of it straight to its place: then the
- * time counts as that of passing on. */
+/* Places what this rank owns and wants itself, from its bucket. Without others it might be read straight to its place:
+ * then the time counts as that of passing on. */
 static void bucket_mine(struct load_exchange *x, struct exchange_mine *m, uint32_t first, uint32_t n,
 	const uint8_t *bytes)
 {
@@ -202,8 +202,8 @@ static int bucket_segment(struct load_exchange *x, struct fill_worker *w, uint8_
 	return r < 0 ? base_no_memory(&w->err) : 0;
 }
 
-/* Segments from `first` on, of one pack, with few requests. Returns the number of the first one that is not there
- * afterwards, which bucket_segment reads. */
+/* Reads segments from `first` on, of one pack, with few requests. Returns the number of the first one that was not
+ * read, for bucket_segment. */
 static uint32_t bucket_burst(struct load_exchange *x, struct fill_worker *w, const struct exchange_bucket *b,
 	uint32_t first, uint8_t *to)
 {
@@ -241,7 +241,7 @@ static uint64_t bucket_bytes(const struct load_exchange *x, const struct exchang
 	return bytes;
 }
 
-/* After a failure buckets are passed on all the same, until the ranks vote, so that all make the same calls. */
+/* After a failure buckets are still passed on until the ranks vote, so that all make the same calls. */
 static void bucket_read(struct load_exchange *x, struct fill_worker *w, uint32_t bucket, uint8_t *head)
 {
 	const struct exchange_bucket *b = &x->plan.buckets[bucket];

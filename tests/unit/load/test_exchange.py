@@ -82,6 +82,6 @@ def test_replicas_read_once(api, store, step, kind, size):  # noqa: F811
             read = [p.bytes_read for p in progress]
             assert max(read) - min(read) < 3 << 20
             for x in exchanged:
-                assert (x.chosen, x.ranks) == (ALWAYS, size) and x.why.startswith(b"shared: so it was asked for")
+                assert (x.chosen, x.ranks) == (ALWAYS, size) and x.why.startswith(b"shared, as the caller asked")
                 assert x.bytes_wanted == size * x.bytes_shared
                 assert x.bytes_sent + x.bytes_got == x.bytes_shared

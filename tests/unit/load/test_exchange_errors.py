@@ -153,8 +153,8 @@ def test_ranks_that_ask_for_different_things_are_told_so(api, store, arrays, kin
     save(api, other, arrays)
     cases = [({"store": other}, "^rank 2 loads from another store than rank 0 does$"),
              ({"step": 0}, "^rank 2 loads step run/0, rank 0 step run/1: all ranks"),
-             ({"exchange": NEVER}, '^rank 2 was told the exchange "never", rank 0 "always"$'),
-             ({"flags": SKIP_DAMAGED}, "^rank 2 was told: no check of SHA-256, damage is skipped; rank 0: no check of")]
+             ({"exchange": NEVER}, '^the exchange of rank 2 is "never", that of rank 0 "always": all ranks of a load'),
+             ({"flags": SKIP_DAMAGED}, "^the flags of rank 2 say: no check of SHA-256, damage is skipped; those of")]
     with Ranks(api, 3, kind) as ranks:
         for differs, sentence in cases:
             told = failed(ranks.run(store, whole(arrays, {}), r2=differs))
