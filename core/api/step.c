@@ -265,6 +265,11 @@ int64_t vckpt_step_blob_count(struct vckpt_step *step, struct vckpt_error *err)
 	return r < 0 ? api_result(r, e) : (int64_t)load_step_blob_count(step->step);
 }
 
+static struct vckpt_blob_info blob_info(const struct load_blob_info *b)
+{
+	return (struct vckpt_blob_info){.name = b->name, .bytes = b->bytes, .per_rank = b->per_rank, .rank = b->rank};
+}
+
 int vckpt_step_blob(struct vckpt_step *step, uint32_t blob, struct vckpt_blob_info *ret_info)
 {
 	struct load_blob_info b;
@@ -277,7 +282,7 @@ int vckpt_step_blob(struct vckpt_step *step, uint32_t blob, struct vckpt_blob_in
 	if (blob >= load_step_blob_count(step->step))
 		return -ENOENT;
 	load_step_blob_info(step->step, blob, &b);
-	*ret_info = (struct vckpt_blob_info){.name = b.name, .bytes = b.bytes, .per_rank = b.per_rank, .rank = b.rank};
+	*ret_info = blob_info(&b);
 	return 0;
 }
 
@@ -288,15 +293,6 @@ struct step_target {                     /* of a read: all that the caller said,
 	struct tensor_box box;
 	uint64_t stride[TENSOR_MAX_DIMS];
 };
-
-/* "RUN/STEP: tensor COMPONENT/NAME: " in front of what a caller got wrong. */
-static int target_refuse(const struct vckpt_step *step, const struct load_tensor_info *t, struct base_error *err)
-{
-	const struct load_step_info *info = load_step_info(step->step);
-
-	return base_error_prefix(err, -EINVAL, "%s/%" PRIu64 ": tensor %s/%.*s", info->run, info->step, t->component,
-		(int)(t->name_len < 400 ? t->name_len : 400), t->name);
-}
 
 static int target_box(struct step_target *t, const uint64_t *box, struct base_error *err)
 {
@@ -385,7 +381,7 @@ int vckpt_step_read(struct vckpt_step *step, uint32_t tensor, const uint64_t *bo
 	if (r == 0 && !data)
 		r = base_error_set(e, -EINVAL, "no memory is given to read into");
 	if (r < 0)
-		return target_refuse(step, &t.info, e);
+		return load_step_tensor_failed(step->step, tensor, r, e);
 	return api_result(target_fill(step, tensor, &t, data, e), e);
 }
 
@@ -414,17 +410,20 @@ static int step_blob_open(struct vckpt_step *step, uint32_t blob, struct load_ob
 	return r < 0 ? r : api_result(load_blob_open(step->step, blob, ret_o, e), e);
 }
 
+/* Lets a blob go. Returns r, what it was opened for. */
+static int blob_done(struct load_object *o, int r, struct base_error *e)
+{
+	load_object_unref(o);
+	return api_result(r, e);
+}
+
 int vckpt_step_blob_look(struct vckpt_step *step, uint32_t blob, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
 	struct load_object *o;
 	int r = step_blob_open(step, blob, &o, e);
 
-	if (r < 0)
-		return r;
-	r = load_blob_look(o, e);
-	load_object_unref(o);
-	return api_result(r, e);
+	return r < 0 ? r : blob_done(o, load_blob_look(o, e), e);
 }
 
 int vckpt_step_blob_read(struct vckpt_step *step, uint32_t blob, void *bytes, struct vckpt_error *err)
@@ -433,15 +432,7 @@ int vckpt_step_blob_read(struct vckpt_step *step, uint32_t blob, void *bytes, st
 	struct load_object *o;
 	int r = step_blob_open(step, blob, &o, e);
 
-	if (r < 0)
-		return r;
-	if (load_object_bytes(o) && !bytes)
-		r = base_error_set(e, -EINVAL, "%s/%" PRIu64 ": no memory is given to read blob %" PRIu32 " into",
-			load_step_info(step->step)->run, load_step_info(step->step)->step, blob);
-	else
-		r = load_blob_read(o, bytes, e);
-	load_object_unref(o);
-	return api_result(r, e);
+	return r < 0 ? r : blob_done(o, load_blob_read(o, bytes, e), e);
 }
 
 /* rank -1: of no rank's own. */
@@ -466,13 +457,11 @@ int vckpt_step_blob_find(struct vckpt_step *step, const char *name, int64_t rank
 
 	if (r <= 0)
 		return r;
-	r = load_blob_look(o, e);
-	load_object_unref(o);
+	r = blob_done(o, load_blob_look(o, e), e);
 	if (r < 0)
-		return api_result(r, e);
+		return r;
 	if (ret_info)
-		*ret_info = (struct vckpt_blob_info){.name = b.name, .bytes = b.bytes, .per_rank = b.per_rank,
-			.rank = b.rank};
+		*ret_info = blob_info(&b);
 	return 1;
 }
 
@@ -485,16 +474,7 @@ int vckpt_step_blob_get(struct vckpt_step *step, const char *name, int64_t rank,
 	if (r == 0)
 		r = api_result(base_error_set(e, -ENOENT, "%s/%" PRIu64 ": there is no blob %.400s",
 			load_step_info(step->step)->run, load_step_info(step->step)->step, name), e);
-	if (r < 0)
-		return r;
-	r = 0;
-	if (load_object_bytes(o) && !bytes)
-		r = base_error_set(e, -EINVAL, "%s/%" PRIu64 ": no memory is given to read blob %.400s into",
-			load_step_info(step->step)->run, load_step_info(step->step)->step, name);
-	else
-		r = load_blob_read(o, bytes, e);
-	load_object_unref(o);
-	return api_result(r, e);
+	return r < 0 ? r : blob_done(o, load_blob_read(o, bytes, e), e);
 }
 
 int vckpt_step_blob_rank(struct vckpt_step *step, const char *name, uint32_t from, uint32_t *ret_rank,

@@ -88,19 +88,19 @@ int load_fill_add_to(struct load_fill *f, uint32_t tensor, const struct tensor_b
 	struct load_tensor_info info;
 	struct fill_box *b;
 	uint64_t bytes;
+	int r = 0;
 
 	if (tensor >= load_step_tensor_count(f->step))
 		return base_error_set(err, -ENOENT, "%s/%llu: there is no tensor %u", step->run,
 			(unsigned long long)step->step, tensor);
 	load_step_tensor_info(f->step, tensor, &info);
 	if (!tensor_box_inside(&info.shape, box))
-		return base_error_set(err, -EINVAL, "%s/%llu: tensor %s/%.*s: the box is not inside the tensor",
-			step->run, (unsigned long long)step->step, info.component,
-			(int)base_min(info.name_len, 400), info.name);
-	if (dtype && !tensor_convert_possible(info.dtype, dtype))
-		return base_error_set(err, -EINVAL, "%s/%llu: tensor %s/%.*s: %s cannot be converted to %s", step->run,
-			(unsigned long long)step->step, info.component, (int)base_min(info.name_len, 400), info.name,
-			tensor_dtype_name(info.dtype), tensor_dtype_name(dtype));
+		r = base_error_set(err, -EINVAL, "the box is not inside the tensor");
+	else if (dtype && !tensor_convert_possible(info.dtype, dtype))
+		r = base_error_set(err, -EINVAL, "%s cannot be converted to %s", tensor_dtype_name(info.dtype),
+			tensor_dtype_name(dtype));
+	if (r < 0)
+		return load_step_tensor_failed(f->step, tensor, r, err);
 	if (tensor_box_empty(info.shape.ndim, box))
 		return 0;
 	if (f->nboxes == UINT32_MAX || base_array_room(f->boxes, f->boxes_room, f->nboxes + 1) < 0)

@@ -189,16 +189,9 @@ static void lane_give(struct place_device *d, struct place_lane *lane, bool fail
 
 static int copy_failed(struct load_fill *f, uint32_t tensor, uint32_t others, int r, struct base_error *err)
 {
-	const struct load_step_info *step = load_step_info(f->step);
-	struct load_tensor_info info;
-
-	load_step_tensor_info(f->step, tensor, &info);
 	if (others)
-		return base_error_prefix(err, r, "%s/%llu: tensor %s/%.*s, or one of %u that were copied with it",
-			step->run, (unsigned long long)step->step, info.component, (int)base_min(info.name_len, 200),
-			info.name, others);
-	return base_error_prefix(err, r, "%s/%llu: tensor %s/%.*s", step->run, (unsigned long long)step->step,
-		info.component, (int)base_min(info.name_len, 200), info.name);
+		base_error_prefix(err, r, "a copy of it, or of one of %u tensors that were copied with it", others);
+	return load_step_tensor_failed(f->step, tensor, r, err);
 }
 
 static int slot_wait(struct load_fill *f, struct place_slot *slot, struct base_error *err)

@@ -48,16 +48,15 @@ static int gather_row(struct load_gather *g, uint32_t number)
 {
 	const struct store_row *row = &g->rows[number].row;
 	struct load_gather_from from = {.row = number};
-	uint64_t n;
 	int r = 0;
 
-	for (; r == 0 && from.box < row->nboxes; from.box++, from.first += n) {
+	for (; r == 0 && from.box < row->nboxes; from.box++, from.first += from.n) {
 		const struct tensor_box *box = &row->boxes[from.box];
 
-		n = tensor_piece_count(&g->o->grid, box);
-		if (n > row->npieces - from.first)
+		from.n = tensor_piece_count(&g->o->grid, box);
+		if (from.n > row->npieces - from.first)
 			return base_error_set(g->err, -BASE_EFORMAT, "its row has fewer pieces than its boxes");
-		r = load_pieces_check(g->o, box, row->pieces + from.first, n, g->rows[number].npacks,
+		r = load_pieces_check(g->o, box, row->pieces + from.first, from.n, g->rows[number].npacks,
 			g->err);
 		base_buf_append(&g->from, &from, sizeof from);
 	}
@@ -173,54 +172,59 @@ static bool gather_aligned(const struct load_gather *g)
 	return true;
 }
 
-static int row_make(struct load_gather *g)
+int load_gather_room(struct load_gather *g, uint8_t **ret_inlined)
 {
 	struct store_row *row = &g->o->row;
-	const struct load_gather_from *from = load_gather_from(g);
-	uint64_t inlined = 0, npieces = 0;
+	uint64_t inlined = 0;
 
 	for (size_t i = 0; i < g->list.n; i++) {
-		const struct store_piece *p = g->rows[from[i].row].row.pieces + from[i].first;
-		uint64_t n = tensor_piece_count(&g->o->grid, load_gather_box(g, &from[i]));
+		const struct load_gather_from *from = &load_gather_from(g)[i];
+		const struct store_piece *p = g->rows[from->row].row.pieces + from->first;
 
-		npieces += n; /* no more than there are in memory */
-		for (uint64_t k = 0; k < n; k++)
+		row->npieces += from->n; /* no more than there are in memory */
+		for (uint64_t k = 0; k < from->n; k++)
 			inlined += p[k].inline_bytes ? p[k].ref.raw_len : 0;
 	}
-	row->memory = malloc(npieces * sizeof *row->pieces + inlined);
+	row->memory = malloc(row->npieces * sizeof *row->pieces + inlined + 1);
 	if (!row->memory)
 		return gather_memory(g);
-	row->pieces = row->memory;
-	row->npieces = npieces;
+	g->o->pieces = row->pieces = row->memory;
+	g->o->npieces = row->npieces;
+	*ret_inlined = (uint8_t *)(row->pieces + row->npieces);
 	return 0;
 }
 
+void load_gather_piece(const struct load_gather *g, const struct load_gather_from *from, uint64_t i,
+	struct store_piece *to, uint8_t **inlined)
+{
+	const struct load_row *row = &g->rows[from->row];
+
+	*to = row->row.pieces[from->first + i];
+	if (!to->inline_bytes) {
+		to->ref.pack = load_step_pack(g->o->step, row->line, to->ref.pack);
+		return;
+	}
+	to->inline_bytes = memcpy(*inlined, to->inline_bytes, to->ref.raw_len);
+	*inlined += to->ref.raw_len;
+}
+
 /* Copies the pieces of all boxes: in the order of the whole tensor, or box after box. */
-static void row_fill(struct load_gather *g, bool aligned, uint64_t *first_piece)
+static void row_fill(struct load_gather *g, bool aligned, uint8_t *inlined)
 {
 	struct load_object *o = g->o;
-	uint8_t *inlined = (uint8_t *)(o->row.pieces + o->row.npieces);
 	struct tensor_piece_iter it;
 	uint64_t next = 0;
 
 	for (size_t i = 0; i < g->list.n; i++) {
 		const struct load_gather_from *from = &load_gather_from(g)[i];
-		const struct load_row *row = &g->rows[from->row];
 
-		if (first_piece)
-			first_piece[i] = next;
+		if (!aligned)
+			o->boxes->first_piece[i] = next;
 		for (tensor_piece_first(&it, &o->grid, load_gather_box(g, from)); !it.done; tensor_piece_next(&it)) {
-			struct store_piece *to = &o->row.pieces[aligned
-				? tensor_piece_find(&o->grid, it.piece.offset) : next];
+			uint64_t to = aligned ? tensor_piece_find(&o->grid, it.piece.offset) : next;
 
 			next++;
-			*to = row->row.pieces[from->first + it.number];
-			if (!to->inline_bytes) {
-				to->ref.pack = load_step_pack(o->step, row->line, to->ref.pack);
-				continue;
-			}
-			to->inline_bytes = memcpy(inlined, to->inline_bytes, to->ref.raw_len);
-			inlined += to->ref.raw_len;
+			load_gather_piece(g, from, it.number, &o->row.pieces[to], &inlined);
 		}
 	}
 }
@@ -272,15 +276,14 @@ static int gather_finish(struct load_gather *g)
 {
 	struct load_object *o = g->o;
 	bool aligned = gather_aligned(g);
-	int r = row_make(g);
+	uint8_t *inlined;
+	int r = load_gather_room(g, &inlined);
 
 	if (r == 0 && !aligned)
 		r = boxes_make(g);
 	if (r < 0)
 		return r;
-	row_fill(g, aligned, aligned ? NULL : o->boxes->first_piece);
-	o->pieces = o->row.pieces;
-	o->npieces = o->row.npieces;
+	row_fill(g, aligned, inlined);
 	r = load_step_packs(o->step, &o->packs, &o->npacks);
 	if (r == 0)
 		r = store_row_digest(o->pieces, o->npieces, &o->digest);

@@ -9,8 +9,8 @@
 
 #define BOX_TEXT 800u   /* 16 dimensions of two numbers of 20 digits */
 
-/* A box: its number in a row, and that of its first piece there. */
-struct load_gather_from { uint32_t row, box; uint64_t first; };
+/* A box: its number in a row, the number of its first piece there, and how many pieces of it the row has. */
+struct load_gather_from { uint32_t row, box; uint64_t first, n; };
 
 struct load_gather {
 	struct load_object *o;
@@ -32,6 +32,11 @@ static inline const struct tensor_box *load_gather_box(const struct load_gather 
 
 /* Sorts `from` by place and makes the list of it; of equal boxes the lowest rank's stays. -ENOMEM. */
 int load_gather_fold(struct load_gather *g);
+/* Makes room for the pieces of the list in g->o->row; *ret_inlined: for their inline bytes, behind. -ENOMEM. */
+int load_gather_room(struct load_gather *g, uint8_t **ret_inlined);
+/* Copies piece i of a box, with the manifest's number of its pack, and moves *inlined past the piece's inline bytes. */
+void load_gather_piece(const struct load_gather *g, const struct load_gather_from *from, uint64_t i,
+	struct store_piece *to, uint8_t **inlined);
 /* What tensor_boxes_cover found of boxes of the list, in words. Returns r, or -BASE_EFORMAT. */
 int load_gather_fault(const struct load_gather *g, int r, const struct tensor_cover *where);
 

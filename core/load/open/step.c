@@ -311,6 +311,15 @@ const uint64_t *load_step_tensor_dims(const struct load_step *step, uint32_t ten
 	return l->m.tensors[i].ndim ? l->m.dims + l->m.tensors[i].first_dim : &none;
 }
 
+int load_step_tensor_failed(const struct load_step *step, uint32_t tensor, int r, struct base_error *err)
+{
+	struct load_tensor_info info;
+
+	load_step_tensor_info(step, tensor, &info);
+	return base_error_prefix(err, r, "%s/%llu: tensor %s/%.*s", step->run, (unsigned long long)step->info.step,
+		info.component, (int)base_min(info.name_len, 400), info.name);
+}
+
 int64_t load_step_tensor_find(const struct load_step *step, const char *component, const char *name, size_t name_len)
 {
 	return base_search(i, 0, step->ntensors,

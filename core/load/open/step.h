@@ -23,6 +23,8 @@ int load_step_open(struct store *s, const char *run, const struct store_list_ste
 /* Returns r, an error of reading the step, and puts RUN/STEP and `what` (may be NULL) before its sentence.
  * If a file is missing (-ENOENT) and the list says that the step was removed or replaced: -ESTALE, and err says so. */
 int load_step_failed(const struct load_step *step, int r, const char *what, struct base_error *err);
+/* Returns r, and puts "RUN/STEP: tensor COMPONENT/NAME: " before the sentence. */
+int load_step_tensor_failed(const struct load_step *step, uint32_t tensor, int r, struct base_error *err);
 struct load_step *load_step_ref(struct load_step *step);
 void load_step_unref(struct load_step *step); /* NULL-safe */
 const struct load_step_info *load_step_info(const struct load_step *step);

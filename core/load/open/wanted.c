@@ -30,8 +30,8 @@ static int wanted_boxes(struct load_gather *g, const struct load_question *q)
 
 	for (uint32_t r = 0; r < q->nrows; r++)
 		for (uint32_t i = 0; i < q->rows[r].row.nboxes; i++)
-			base_buf_append(&g->from, &(struct load_gather_from){r, i, q->rows[r].first[i]},
-				sizeof(struct load_gather_from));
+			base_buf_append(&g->from, &(struct load_gather_from){r, i, q->rows[r].first[i],
+				q->rows[r].first[i + 1] - q->rows[r].first[i]}, sizeof(struct load_gather_from));
 	if (!b || g->from.error)
 		return base_no_memory(g->err);
 	if (g->from.len && load_gather_fold(g) < 0)
@@ -98,52 +98,25 @@ static int wanted_covered(const struct load_gather *g, const struct tensor_box *
 
 /* ---- the pieces ---- */
 
-/* How many pieces there are, and how many bytes of them are inline. */
-static uint64_t wanted_count(const struct load_gather *g, uint64_t *ret_inlined)
-{
-	uint64_t n = 0, inlined = 0;
-
-	for (size_t i = 0; i < g->list.n; i++) {
-		const struct load_gather_from *from = &load_gather_from(g)[i];
-		const struct load_row *row = &g->rows[from->row];
-
-		n += row->first[from->box + 1] - from->first;
-		for (uint64_t k = from->first; k < row->first[from->box + 1]; k++)
-			inlined += row->row.pieces[k].inline_bytes ? row->row.pieces[k].ref.raw_len : 0;
-	}
-	*ret_inlined = inlined;
-	return n;
-}
-
 static int wanted_pieces(struct load_gather *g)
 {
 	struct load_object *o = g->o;
-	uint64_t inline_bytes, n = wanted_count(g, &inline_bytes), next = 0;
+	uint64_t next = 0;
 	uint8_t *inlined;
+	int r = load_gather_room(g, &inlined);
 
-	o->row.memory = malloc(n * sizeof *o->row.pieces + inline_bytes + 1);
-	o->numbers = malloc((n + 1) * sizeof *o->numbers);
-	if (!o->row.memory || !o->numbers)
+	if (r < 0)
+		return r;
+	o->numbers = malloc((o->npieces + 1) * sizeof *o->numbers);
+	if (!o->numbers)
 		return base_no_memory(g->err);
-	o->pieces = o->row.pieces = o->row.memory;
-	o->npieces = o->row.npieces = n;
-	inlined = (uint8_t *)(o->row.pieces + n);
 	for (size_t i = 0; i < g->list.n; i++) {
 		const struct load_gather_from *from = &load_gather_from(g)[i];
-		const struct load_row *row = &g->rows[from->row];
 
 		o->boxes->first_piece[i] = next;
-		for (uint64_t k = from->first; k < row->first[from->box + 1]; k++, next++) {
-			struct store_piece *to = &o->row.pieces[next];
-
-			*to = row->row.pieces[k];
-			o->numbers[next] = row->numbers[k];
-			if (!to->inline_bytes) {
-				to->ref.pack = load_step_pack(o->step, row->line, to->ref.pack);
-				continue;
-			}
-			to->inline_bytes = memcpy(inlined, to->inline_bytes, to->ref.raw_len);
-			inlined += to->ref.raw_len;
+		for (uint64_t k = 0; k < from->n; k++, next++) {
+			load_gather_piece(g, from, k, &o->row.pieces[next], &inlined);
+			o->numbers[next] = g->rows[from->row].numbers[from->first + k];
 		}
 	}
 	o->boxes->first_piece[g->list.n] = next;

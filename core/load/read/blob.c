@@ -33,6 +33,8 @@ int load_blob_read_blocks(struct load_object *o, uint64_t first, uint64_t n, voi
 {
 	if (!o->blob)
 		return base_error_set(err, -EINVAL, "%s is not a blob", o->label);
+	if (o->bytes && !data)
+		return blob_named(o, base_error_set(err, -EINVAL, "no memory is given to read it into"), err);
 	return n && o->npieces ? blob_named(o, blob_read(o, first, n, data, err), err) : 0;
 }
 

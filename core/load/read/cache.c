@@ -171,6 +171,16 @@ static void cache_class_shrink(struct load_cache *c, unsigned class)
 	c->stats.bytes -= cache_class_bytes(class);
 }
 
+/* Gives back an idle buffer, of the largest class that has one. */
+static void cache_idle_shrink(struct load_cache *c)
+{
+	unsigned class = CACHE_CLASSES;
+
+	while (c->classes[--class].nidle == 0)
+		;
+	cache_class_shrink(c, class);
+}
+
 static void cache_buffer_idle(struct load_cache *c, unsigned class, uint8_t *bytes)
 {
 	struct cache_class *k = &c->classes[class];
@@ -246,17 +256,12 @@ static uint8_t *cache_buffer(struct load_cache *c, unsigned class)
 	uint8_t *bytes;
 
 	while (k->nidle == 0 && c->stats.bytes + size > c->stats.max_bytes) {
-		if (c->idle_bytes > c->stats.max_bytes / 8 || (!c->oldest && c->idle_bytes)) {
-			unsigned other = CACHE_CLASSES;
-
-			while (c->classes[--other].nidle == 0)
-				;
-			cache_class_shrink(c, other);
-		} else if (c->oldest) {
+		if (c->idle_bytes > c->stats.max_bytes / 8 || (!c->oldest && c->idle_bytes))
+			cache_idle_shrink(c);
+		else if (c->oldest)
 			cache_evict_oldest(c);
-		} else {
+		else
 			break; /* all is pinned: the bound is exceeded rather than a reader blocked */
-		}
 	}
 	if (k->nidle) {
 		c->idle_bytes -= size;
@@ -272,15 +277,10 @@ static uint8_t *cache_buffer(struct load_cache *c, unsigned class)
 static void cache_trim(struct load_cache *c)
 {
 	while (c->stats.bytes > c->stats.max_bytes && (c->idle_bytes || c->oldest)) {
-		unsigned other = CACHE_CLASSES;
-
-		if (!c->idle_bytes) {
+		if (c->idle_bytes)
+			cache_idle_shrink(c);
+		else
 			cache_evict_oldest(c);
-			continue;
-		}
-		while (c->classes[--other].nidle == 0)
-			;
-		cache_class_shrink(c, other);
 	}
 }
 
