@@ -260,8 +260,8 @@ static int tensor_set_local(struct save_flight *f, const struct tensor_descripti
 	return r;
 }
 
-static int tensor_check_local(const struct save_flight *f, const struct tensor_description *d, const struct save_tensor *t,
-	struct base_error *err)
+static int tensor_check_local(const struct save_flight *f, const struct tensor_description *d,
+	const struct save_tensor *t, struct base_error *err)
 {
 	uint64_t items;
 	int r = tensor_shape_items(&t->local, t->sharding.item_bytes, &items);

@@ -430,7 +430,7 @@ ELSEWHERE = {
 
 
 def formats():
-    """The sentences of core/api, of the loader, of core/save/saver/flight.c and declare.c, as their sources have them."""
+    """The sentences of core/api, of the loader, of flight.c and declare.c, as their sources have them."""
     for path in [*sorted((ROOT / "core/api").glob("*.c")), ROOT / "core/api/api_internal.h",
                  *sorted((ROOT / "core/load/loader").glob("*.c")), ROOT / "core/tensor/strides.c",
                  ROOT / "core/save/saver/flight.c", ROOT / "core/save/saver/declare.c"]:
