@@ -14,9 +14,9 @@
 _Static_assert(sizeof(struct vckpt_comm_functions) == sizeof(struct comm_functions) &&
 	offsetof(struct vckpt_comm_functions, gather) == offsetof(struct comm_functions, gather) &&
 	offsetof(struct vckpt_comm_functions, free) == offsetof(struct comm_functions, free) &&
-	sizeof(struct vckpt_comm_pass) == sizeof(struct comm_functions_pass) &&
-	offsetof(struct vckpt_comm_pass, bytes) == offsetof(struct comm_functions_pass, bytes) &&
-	offsetof(struct vckpt_comm_pass, owner) == offsetof(struct comm_functions_pass, owner), "handed through");
+	sizeof(struct vckpt_comm_pass) == offsetof(struct comm_pass, request) &&
+	offsetof(struct vckpt_comm_pass, bytes) == offsetof(struct comm_pass, bytes) &&
+	offsetof(struct vckpt_comm_pass, owner) == offsetof(struct comm_pass, owner), "handed through");
 
 #define COMM_PLACE "place for the communicator"
 

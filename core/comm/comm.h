@@ -35,17 +35,16 @@
 #define COMM_ROOMS 8u                    /* buckets that a rank owns at one time: filled, or on their way */
 #define COMM_TIMEOUT_MS 300000u          /* the meaning of 0 */
 
-/* A bucket on its way. Zero-initialise it, set the first four, and do not move it until it is finished or a call has
- * failed. */
+/* A bucket on its way. Zero-initialise it, set owner, ranks and len, and do not move it until it is finished or a call
+ * has failed. The functions of a caller (functions.h) see what is before `request`, as struct vckpt_comm_pass. */
 struct comm_pass {
-	uint32_t owner;
-	uint32_t nranks;
-	const uint32_t *ranks;           /* that want it: ascending, one at least, not the owner; the caller's */
+	uint64_t number;                 /* of passes that were started before, by all owners; start sets it */
 	uint64_t len;                    /* 1 to COMM_PASS_BYTES, the same at all ranks */
 	/* Host memory. At the owner: its room, which is read until finish. At a rank that wants it: where the bytes are
 	 * from finish until done; no one else may write there. Elsewhere NULL. */
 	uint8_t *bytes;
-	uint64_t number;                 /* of passes that were started before, by all owners; start sets it */
+	const uint32_t *ranks;           /* that want it: ascending, one at least, not the owner; the caller's */
+	uint32_t nranks, owner;
 	void *request;                   /* the transport's */
 	uint64_t word[2];                /* the transport's */
 };

@@ -19,12 +19,6 @@ static int functions_said(const char *which, int r, struct base_error *err)
 	return base_error_set(err, r, "the caller's function \"%s\" failed: %s", which, base_error_name(r));
 }
 
-static struct comm_functions_pass pass_of(const struct comm_pass *p)
-{
-	return (struct comm_functions_pass){.number = p->number, .len = p->len, .bytes = p->bytes, .ranks = p->ranks,
-		.nranks = p->nranks, .owner = p->owner};
-}
-
 static int functions_gather(struct comm *c, const void *mine, const uint64_t *lens, uint8_t *ret_all,
 	struct base_error *err)
 {
@@ -36,17 +30,15 @@ static int functions_gather(struct comm *c, const void *mine, const uint64_t *le
 static int functions_start(struct comm *c, struct comm_pass *p, struct base_error *err)
 {
 	struct comm_functions *f = functions_of(c);
-	const struct comm_functions_pass pass = pass_of(p);
 
-	return functions_said("start", f->start(f->arg, &pass, &p->request), err);
+	return functions_said("start", f->start(f->arg, p, &p->request), err);
 }
 
 static int functions_finish(struct comm *c, struct comm_pass *p, struct base_error *err)
 {
 	struct comm_functions *f = functions_of(c);
-	const struct comm_functions_pass pass = pass_of(p);
 
-	return functions_said("finish", f->finish(f->arg, &pass, p->request, c->timeout_ms), err);
+	return functions_said("finish", f->finish(f->arg, p, p->request, c->timeout_ms), err);
 }
 
 static void functions_abort(struct comm *c, const char *why)

@@ -8,20 +8,13 @@
 
 #include "core/comm/comm.h"
 
-/* As struct vckpt_comm_pass and struct vckpt_comm_functions, which say what they mean. */
-struct comm_functions_pass {
-	uint64_t number, len;
-	void *bytes;
-	const uint32_t *ranks;
-	uint32_t nranks, owner;
-};
-
+/* As struct vckpt_comm_functions says. */
 struct comm_functions {
 	size_t size;
 	void *arg;
 	int (*gather)(void *arg, const void *mine, const uint64_t *lens, void *ret_all, uint32_t timeout_ms);
-	int (*start)(void *arg, const struct comm_functions_pass *pass, void **ret_request);
-	int (*finish)(void *arg, const struct comm_functions_pass *pass, void *request, uint32_t timeout_ms);
+	int (*start)(void *arg, const struct comm_pass *pass, void **ret_request);
+	int (*finish)(void *arg, const struct comm_pass *pass, void *request, uint32_t timeout_ms);
 	void (*abort)(void *arg, const char *why);
 	void (*free)(void *arg);
 };

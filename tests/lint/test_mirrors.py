@@ -43,7 +43,7 @@ NAMES = {
     "test_layout_files.Info": "load_tensor_info", "test_layout_files.Line": "view_layouts_line",
     "test_stats.Name": "store_stats_name", "test_tree.Buffer": "base_buf", "test_tree.Vector": "iovec",
     "commlib.Functions": "comm_functions", "commlib.Gathered": "comm_gathered", "commlib.Pass": "comm_pass",
-    "commlib.PassTold": "comm_functions_pass", "commrank.Head": "comm...",
+    "commrank.Head": "comm...",
     "test_verify_index.Index": "verify_index", "_lib.ErrorText": "vckpt_error",
 }
 FLAT = {"test_save_load.Piece": ("store_piece", {"ref": "store_object_ref"})}       # a struct within, written out

@@ -16,8 +16,8 @@ class Error(c.Structure):
 
 
 class Pass(c.Structure):
-    _fields_ = [("owner", u32), ("nranks", u32), ("ranks", c.POINTER(u32)), ("len", u64), ("bytes", c.POINTER(u8)),
-                ("number", u64), ("request", ptr), ("word", u64 * 2)]
+    _fields_ = [("number", u64), ("len", u64), ("bytes", c.POINTER(u8)), ("ranks", c.POINTER(u32)),
+                ("nranks", u32), ("owner", u32), ("request", ptr), ("word", u64 * 2)]
 
 
 class Gathered(c.Structure):
@@ -32,14 +32,9 @@ class Failed(Exception):
 
 # ---- functions of the caller's ----
 
-class PassTold(c.Structure):
-    _fields_ = [("number", u64), ("len", u64), ("bytes", ptr), ("ranks", c.POINTER(u32)), ("nranks", u32),
-                ("owner", u32)]
-
-
 GATHER = c.CFUNCTYPE(c.c_int, ptr, ptr, c.POINTER(u64), ptr, u32)
-START = c.CFUNCTYPE(c.c_int, ptr, c.POINTER(PassTold), c.POINTER(ptr))
-FINISH = c.CFUNCTYPE(c.c_int, ptr, c.POINTER(PassTold), ptr, u32)
+START = c.CFUNCTYPE(c.c_int, ptr, c.POINTER(Pass), c.POINTER(ptr))
+FINISH = c.CFUNCTYPE(c.c_int, ptr, c.POINTER(Pass), ptr, u32)
 ABORT = c.CFUNCTYPE(None, ptr, c.c_char_p)
 FREE = c.CFUNCTYPE(None, ptr)
 

@@ -44,7 +44,7 @@ struct save_base {
 	uint32_t near;                          /* line that had something the last time */
 	struct store_chunk_cache *chunks;
 	struct save_base_row *rows[BASE_ROWS]; unsigned next;
-	struct save_base *whole;                /* of an excerpt that is not enough: the same with the whole manifest */
+	struct save_base *whole;                /* of an excerpt that is not enough: the base with all of it */
 };
 /* The base with all of its manifest; b itself unless it is an excerpt. NULL: out of memory. Under the lock, or while no
  * other thread knows the base. */
