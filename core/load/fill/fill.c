@@ -64,18 +64,23 @@ int load_fill_add(struct load_fill *f, uint32_t tensor, const struct tensor_box 
 	return load_fill_add_to(f, tensor, box, &memory, err);
 }
 
+static void box_init(struct fill_box *b, uint32_t tensor, uint32_t ndim, const struct load_fill_memory *memory)
+{
+	*b = (struct fill_box){.tensor = tensor, .ndim = ndim, .data = memory->data, .dtype = memory->dtype,
+		.device = memory->device, .destination = memory->destination};
+	memcpy(b->stride, memory->stride, ndim * sizeof *memory->stride);
+}
+
 int load_fill_zero(struct load_fill *f, uint32_t tensor, const struct tensor_shape *size,
 	const struct load_fill_memory *memory)
 {
-	struct fill_zeros *z;
+	struct fill_box *z;
 
 	if (base_array_room(f->zeros, f->zeros_room, f->nzeros + 1) < 0)
 		return -ENOMEM;
 	z = &f->zeros[f->nzeros++];
-	*z = (struct fill_zeros){.tensor = tensor, .ndim = size->ndim, .item_bytes = tensor_dtype_bytes(memory->dtype),
-		.data = memory->data, .device = memory->device};
-	memcpy(z->box.size, size->dim, size->ndim * sizeof *memory->stride);
-	memcpy(z->stride, memory->stride, size->ndim * sizeof *memory->stride);
+	box_init(z, tensor, size->ndim, memory);
+	memcpy(z->box.size, size->dim, size->ndim * sizeof *size->dim);
 	f->device_bytes += z->device; /* not nothing */
 	return 0;
 }
@@ -106,10 +111,9 @@ int load_fill_add_to(struct load_fill *f, uint32_t tensor, const struct tensor_b
 	if (f->nboxes == UINT32_MAX || base_array_room(f->boxes, f->boxes_room, f->nboxes + 1) < 0)
 		return base_no_memory(err);
 	b = &f->boxes[f->nboxes++];
-	*b = (struct fill_box){.tensor = tensor, .box = *box, .data = memory->data,
-		.dtype = dtype == info.dtype ? 0 : dtype, .device = memory->device,
-		.destination = memory->destination};
-	memcpy(b->stride, memory->stride, info.shape.ndim * sizeof *memory->stride);
+	box_init(b, tensor, info.shape.ndim, memory);
+	b->box = *box;
+	b->dtype = dtype == info.dtype ? 0 : dtype;
 	bytes = tensor_box_items(&info.shape, box) * tensor_dtype_bytes(info.dtype);
 	f->wanted += bytes;
 	f->device_bytes += b->device ? bytes : 0;

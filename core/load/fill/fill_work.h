@@ -20,8 +20,9 @@
 #define FILL_GROUP_NEEDS 64u             /* an object that is more pieces than this is read once for so many of them */
 #define FILL_INLINE UINT32_MAX           /* in place of a pack: the piece's bytes are in its row */
 
-struct fill_box {                        /* what was added */
+struct fill_box {                        /* what was added; or memory that is to be zero, with offsets of 0 */
 	uint32_t tensor, object;         /* object: number in load_fill.objects */
+	uint32_t ndim;
 	struct tensor_box box;
 	uint8_t *data;
 	uint64_t stride[TENSOR_MAX_DIMS];
@@ -29,15 +30,6 @@ struct fill_box {                        /* what was added */
 	bool device;
 	unsigned place;                  /* of device memory: that of the fence */
 	uint32_t destination;            /* overlap.c */
-};
-
-struct fill_zeros {                      /* memory that is to be zero: a box of no tensor (its offsets are 0) */
-	uint32_t tensor, ndim, item_bytes; /* tensor: for messages */
-	struct tensor_box box;
-	uint8_t *data;
-	uint64_t stride[TENSOR_MAX_DIMS];
-	bool device;
-	unsigned place;
 };
 
 struct fill_need {
@@ -52,7 +44,7 @@ struct load_fill {
 	struct load_step *step;
 	unsigned threads, flags;
 	struct fill_box *boxes; size_t nboxes, boxes_room;
-	struct fill_zeros *zeros; size_t nzeros, zeros_room;
+	struct fill_box *zeros; size_t nzeros, zeros_room;
 	uint64_t device_bytes;           /* about so many go to devices */
 	struct place_device *device;     /* NULL: none do */
 	struct load_wanted *objects; uint32_t nobjects; /* tensors, each with the boxes that are wanted of it */

@@ -168,7 +168,7 @@ static void box_job(const struct load_fill *f, const struct fill_box *b, struct 
 	struct load_tensor_info info;
 
 	load_step_tensor_info(f->step, b->tensor, &info);
-	*j = (struct place_job){.box = b->box, .tensor = b->tensor, .ndim = info.shape.ndim, .data = b->data,
+	*j = (struct place_job){.box = b->box, .tensor = b->tensor, .ndim = b->ndim, .data = b->data,
 		.stride = b->stride, .from = info.dtype, .to = b->dtype ? b->dtype : info.dtype};
 	j->item_bytes = tensor_dtype_bytes(j->to);
 	place_order(j);
@@ -198,11 +198,11 @@ void place_part(struct load_fill *f, const struct fill_box *b, const struct tens
 void place_zeros(struct load_fill *f)
 {
 	for (size_t i = 0; i < f->nzeros; i++) {
-		const struct fill_zeros *z = &f->zeros[i];
-		struct place_job j = {.f = f, .box = z->box, .tensor = z->tensor, .ndim = z->ndim, .data = z->data,
-			.stride = z->stride, .item_bytes = z->item_bytes};
+		const struct fill_box *z = &f->zeros[i];
+		struct place_job j;
 
-		place_order(&j);
+		box_job(f, z, &j);
+		j.f = f;
 		if (!atomic_load(&f->stopped) && place_items(&j, &z->box))
 			place_job_do(&j, &z->box, z->device, z->place);
 	}

@@ -44,7 +44,7 @@ struct place_job {
 	uint32_t ndim, tensor;
 	uint8_t *data;
 	const uint64_t *stride;
-	enum tensor_dtype from, to;      /* of zeros: 0 */
+	enum tensor_dtype from, to;
 	unsigned item_bytes;             /* of the destination */
 	uint32_t order[TENSOR_MAX_DIMS]; /* the dimensions, the destination's largest stride first */
 };

@@ -58,22 +58,15 @@ struct place_device {
 
 /* ---- the fence ---- */
 
-static int devices_find(struct load_fill *f, struct place_device *d, struct base_error *err)
+static int devices_find(struct place_device *d, struct fill_box *boxes, size_t n, struct base_error *err)
 {
-	unsigned nplaces = 0;
 	int r = 0;
 
-	for (size_t i = 0; r == 0 && i < f->nboxes; i++)
-		if (f->boxes[i].device) {
-			r = device_fence_context(d->fence, f->boxes[i].data, &f->boxes[i].place, err);
-			nplaces = base_max(nplaces, f->boxes[i].place + 1);
+	for (size_t i = 0; r == 0 && i < n; i++)
+		if (boxes[i].device) {
+			r = device_fence_context(d->fence, boxes[i].data, &boxes[i].place, err);
+			d->nplaces = base_max(d->nplaces, boxes[i].place + 1);
 		}
-	for (size_t i = 0; r == 0 && i < f->nzeros; i++)
-		if (f->zeros[i].device) {
-			r = device_fence_context(d->fence, f->zeros[i].data, &f->zeros[i].place, err);
-			nplaces = base_max(nplaces, f->zeros[i].place + 1);
-		}
-	d->nplaces = nplaces;
 	return r;
 }
 
@@ -94,7 +87,9 @@ int load_fill_devices(struct load_fill *f, void *const *streams, size_t n, struc
 	f->device = d; /* ended with the fill */
 	r = device_fence_new(&d->fence, err);
 	if (r == 0)
-		r = devices_find(f, d, err);
+		r = devices_find(d, f->boxes, f->nboxes, err);
+	if (r == 0)
+		r = devices_find(d, f->zeros, f->nzeros, err);
 	if (r == 0)
 		r = device_fence_set(d->fence, n ? streams : standard, n ? n : 1, err);
 	return r;
