@@ -88,7 +88,7 @@ static inline struct base_error *api_error(struct vckpt_error *err)
 	return (struct base_error *)err;
 }
 
-/* What a public function returns: a failure that nobody put into words gets its errno's. */
+/* What a public function returns. A failure without a sentence gets that of its errno. */
 static inline int api_result(int r, struct base_error *err)
 {
 	if (r < 0 && err && !err->code)
