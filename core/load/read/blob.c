@@ -46,11 +46,12 @@ int load_blob_read(struct load_object *o, void *data, struct base_error *err)
 int load_blob_look(struct load_object *o, struct base_error *err)
 {
 	uint64_t memory = base_machine_memory(""), ends[] = {0, base_block_count(o->bytes) - 1};
+	base_cleanup_free void *block = NULL;
 	int r = 0;
 
 	if (!o->blob || o->bytes < LOAD_BLOB_LOOK_BYTES)
 		return 0;
-	base_cleanup_free void *block = malloc(BASE_BLOCK_BYTES);
+	block = malloc(BASE_BLOCK_BYTES);
 	if (!block)
 		return base_no_memory_for(err, "%s", o->label);
 	for (unsigned i = 0; r == 0 && i < BASE_COUNT(ends); i++)

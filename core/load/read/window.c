@@ -44,11 +44,12 @@ static int window_flush(struct window *w)
 {
 	struct load_want wants[WINDOW_PINS];
 	unsigned n = w->n;
+	int r;
 
 	w->n = 0;
 	for (unsigned i = 0; i < n; i++)
 		wants[i] = (struct load_want){.piece = w->parts[i].number};
-	int r = n ? load_cache_pin(w->c, w->o, wants, n, w->err) : 0;
+	r = n ? load_cache_pin(w->c, w->o, wants, n, w->err) : 0;
 	if (r < 0)
 		return r;
 	for (unsigned i = 0; i < n; i++) {
@@ -98,6 +99,7 @@ static int window_rows(struct window *w)
 	unsigned ndim = w->o->grid.shape.ndim, item = w->o->grid.item_bytes;
 	uint64_t at[TENSOR_MAX_DIMS] = {0}, len = ndim ? w->box->size[ndim - 1] * item : item;
 	base_cleanup_free uint8_t *row = malloc(len);
+	int r;
 
 	if (!row)
 		return base_no_memory(w->err);
@@ -109,7 +111,7 @@ static int window_rows(struct window *w)
 			from += (w->box->offset[i] + at[i]) * w->o->stride[i];
 			to += at[i] * w->stride[i];
 		}
-		int r = load_object_read(w->o, w->c, from, len, row, w->err);
+		r = load_object_read(w->o, w->c, from, len, row, w->err);
 		if (r < 0)
 			return r;
 		for (uint64_t i = 0; i < len / item; i++)
