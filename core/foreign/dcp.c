@@ -92,7 +92,7 @@ static int read_place(const struct foreign_value *v, const struct foreign_text *
 	if (!path || path->kind != FOREIGN_TEXT || !foreign_natural(foreign_items_find(f, "offset"), &ret_p->offset) ||
 		!foreign_natural(foreign_items_find(f, "length"), &ret_p->bytes))
 		return wrong_key(err, key, "its place is not written as FileSystemWriter writes it");
-	ret_p->path = (struct foreign_text){path->text.bytes, path->text.len};
+	ret_p->path = path->text;
 	if (!extensions || extensions->kind == FOREIGN_NONE)
 		return 0;
 	if ((extensions->kind == FOREIGN_LIST || extensions->kind == FOREIGN_TUPLE) && !extensions->items.n)
@@ -113,7 +113,7 @@ static int read_index(const struct foreign_value *v, struct place_row *ret_row, 
 
 	if (!is_utf8(key))
 		return wrong(err, "a key of storage_data is no MetadataIndex, or its name is not UTF-8");
-	ret_row->key = (struct foreign_text){key->text.bytes, key->text.len};
+	ret_row->key = key->text;
 	ret_row->has_offset = offset && offset->kind != FOREIGN_NONE;
 	if (ret_row->has_offset && foreign_sizes(offset, ret_row->offset, &ret_row->n) < 0)
 		return wrong_key(err, &ret_row->key, "the offset in storage_data is no list of numbers");
@@ -293,7 +293,7 @@ static int read_entry(const struct foreign_value *key, const struct foreign_valu
 
 	if (!is_utf8(key) || !key->text.len)
 		return wrong(err, "a key of state_dict_metadata is no text, or not UTF-8, or has a NUL");
-	e->key = (struct foreign_text){key->text.bytes, key->text.len};
+	e->key = key->text;
 	e->is_tensor = tensor != NULL;
 	if (tensor)
 		return read_tensor(tensor, e, places, left, err);

@@ -11,8 +11,7 @@
 #include "core/tensor/boxes.h"
 #include "core/tensor/dtype.h"
 
-struct foreign_text { const char *bytes; size_t len; };        /* not terminated; keys are UTF-8, paths need not be */
-struct foreign_place { struct foreign_text path; uint64_t offset, bytes; };
+struct foreign_place { struct foreign_text path; uint64_t offset, bytes; };     /* the path need not be UTF-8 */
 
 struct foreign_dcp_entry {
 	struct foreign_text key;

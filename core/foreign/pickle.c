@@ -84,13 +84,12 @@ struct foreign_value *foreign_pop(struct foreign_pickle *p)
 	return v;
 }
 
-struct foreign_value *foreign_new(struct foreign_pickle *p, enum foreign_kind kind)
+int foreign_pop_mark(struct foreign_pickle *p, size_t *ret_floor)
 {
-	struct foreign_value *v = foreign_alloc(p, sizeof *v);
-
-	if (v)
-		v->kind = kind;
-	return v;
+	if (!p->nmarks)
+		return foreign_wrong(p, "it has no mark");
+	*ret_floor = p->marks[--p->nmarks];
+	return 0;
 }
 
 /* ---- opcodes of the machine itself ---- */
@@ -110,14 +109,6 @@ static int pop(struct foreign_pickle *p)
 		return 0;
 	}
 	return foreign_pop(p) ? 0 : -BASE_EFORMAT;
-}
-
-static int pop_mark(struct foreign_pickle *p)
-{
-	if (!p->nmarks)
-		return foreign_wrong(p, "it has no mark");
-	p->nstack = p->marks[--p->nmarks];
-	return 0;
 }
 
 /* A writer numbers fewer values than the pickle has bytes. So a larger number is wrong, and the memo stays small. */
@@ -170,7 +161,7 @@ static int run_one(struct foreign_pickle *p, uint8_t opcode)
 	case '0':
 		return pop(p);
 	case '1':
-		return pop_mark(p);
+		return foreign_pop_mark(p, &p->nstack);
 	case '2':
 		return foreign_top(p) ? foreign_push(p, foreign_top(p)) : -BASE_EFORMAT;
 	case 'q':

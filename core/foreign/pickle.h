@@ -26,6 +26,7 @@ enum foreign_kind {
 	FOREIGN_PERSISTENT,     /* object->args: its id outside the pickle */
 };
 
+struct foreign_text { const char *bytes; size_t len; };        /* in the file's own memory, not terminated */
 struct foreign_value;
 struct foreign_items { struct foreign_value **at; size_t n, room; };
 struct foreign_object {
@@ -41,7 +42,7 @@ struct foreign_value {
 		bool truth;
 		int64_t number;
 		double real;
-		struct { const char *bytes; size_t len; } text; /* in the pickle's own memory, not terminated */
+		struct foreign_text text;
 		struct foreign_items items;
 		const char *class;
 		struct foreign_object *object;

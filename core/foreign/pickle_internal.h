@@ -29,7 +29,8 @@ int foreign_push(struct foreign_pickle *p, struct foreign_value *v);
 /* NULL: nothing is above the last mark; the error is in p->err. */
 struct foreign_value *foreign_pop(struct foreign_pickle *p);
 struct foreign_value *foreign_top(struct foreign_pickle *p);
-struct foreign_value *foreign_new(struct foreign_pickle *p, enum foreign_kind kind);
+/* The height of the stack at the last mark, which goes. */
+int foreign_pop_mark(struct foreign_pickle *p, size_t *ret_floor);
 /* Executes one opcode that builds values. 1: it is none of them. */
 int foreign_build(struct foreign_pickle *p, uint8_t opcode);
 

@@ -9,37 +9,32 @@
 
 /* ---- plain values ---- */
 
-static int push_int(struct foreign_pickle *p, int64_t number)
+static int push_value(struct foreign_pickle *p, struct foreign_value value)
 {
-	struct foreign_value *v = foreign_new(p, FOREIGN_INT);
+	struct foreign_value *v = foreign_alloc(p, sizeof *v);
 
 	if (v)
-		v->number = number;
+		*v = value;
 	return foreign_push(p, v);
 }
 
-static int push_bool(struct foreign_pickle *p, bool truth)
+static int push_int(struct foreign_pickle *p, int64_t number)
 {
-	struct foreign_value *v = foreign_new(p, FOREIGN_BOOL);
-
-	if (v)
-		v->truth = truth;
-	return foreign_push(p, v);
+	return push_value(p, (struct foreign_value){FOREIGN_INT, .number = number});
 }
 
 static int push_float(struct foreign_pickle *p)
 {
 	const uint8_t *bytes = foreign_take(p, 8);
+	struct foreign_value v = {FOREIGN_FLOAT};
 	uint64_t bits;
 
 	if (!bytes)
 		return -BASE_EFORMAT;
 	memcpy(&bits, bytes, 8);
 	bits = be64toh(bits);
-	struct foreign_value *v = foreign_new(p, FOREIGN_FLOAT);
-	if (v)
-		memcpy(&v->real, &bits, 8);
-	return foreign_push(p, v);
+	memcpy(&v.real, &bits, 8);
+	return push_value(p, v);
 }
 
 /* A length of n bytes, then as many bytes. */
@@ -51,12 +46,8 @@ static int push_text(struct foreign_pickle *p, enum foreign_kind kind, unsigned 
 		bytes = foreign_take(p, n == 1 ? *size : n == 4 ? base_get32(size) : base_get64(size));
 	if (!bytes)
 		return -BASE_EFORMAT;
-	struct foreign_value *v = foreign_new(p, kind);
-	if (v) {
-		v->text.bytes = (const char *)bytes;
-		v->text.len = (size_t)(p->bytes + p->at - bytes);
-	}
-	return foreign_push(p, v);
+	return push_value(p, (struct foreign_value){kind,
+		.text = {(const char *)bytes, (size_t)(p->bytes + p->at - bytes)}});
 }
 
 /* LONG1, LONG4: two's complement, as many bytes as needed */
@@ -114,29 +105,19 @@ static int items_take(struct foreign_pickle *p, struct foreign_items *items, siz
 	return 0;
 }
 
-static int take_mark(struct foreign_pickle *p, size_t *ret_floor)
-{
-	if (!p->nmarks)
-		return foreign_wrong(p, "it has no mark");
-	*ret_floor = p->marks[--p->nmarks];
-	return 0;
-}
-
 static int push_items(struct foreign_pickle *p, enum foreign_kind kind, size_t floor)
 {
-	struct foreign_value *v = foreign_new(p, kind);
+	struct foreign_value v = {kind};
 
-	if (!v)
-		return -ENOMEM;
 	if (kind == FOREIGN_DICT && (p->nstack - floor) % 2)
 		return foreign_wrong(p, "a dict has a key without a value");
-	return items_take(p, &v->items, floor) < 0 ? -ENOMEM : foreign_push(p, v);
+	return items_take(p, &v.items, floor) < 0 ? -ENOMEM : push_value(p, v);
 }
 
 static int push_marked(struct foreign_pickle *p, enum foreign_kind kind)
 {
 	size_t floor = 0;
-	int r = take_mark(p, &floor);
+	int r = foreign_pop_mark(p, &floor);
 
 	return r < 0 ? r : push_items(p, kind, floor);
 }
@@ -172,7 +153,7 @@ static int fill(struct foreign_pickle *p, size_t floor, bool is_dict)
 static int fill_marked(struct foreign_pickle *p, bool is_dict)
 {
 	size_t floor = 0;
-	int r = take_mark(p, &floor);
+	int r = foreign_pop_mark(p, &floor);
 
 	return r < 0 ? r : fill(p, floor, is_dict);
 }
@@ -195,10 +176,7 @@ static int push_class(struct foreign_pickle *p, const char *module, size_t modul
 		if (len != module_len + 1 + name_len || memcmp(*known, module, module_len) != 0 ||
 			(*known)[module_len] != '.' || memcmp(*known + module_len + 1, name, name_len) != 0)
 			continue;
-		struct foreign_value *v = foreign_new(p, FOREIGN_CLASS);
-		if (v)
-			v->class = *known;
-		return foreign_push(p, v);
+		return push_value(p, (struct foreign_value){FOREIGN_CLASS, .class = *known});
 	}
 	size_t n = 0;
 	for (size_t i = 0; i < module_len + 1 + name_len && n < sizeof shown - 1; i++) {
@@ -233,6 +211,16 @@ static int push_stack_global(struct foreign_pickle *p)
 	return push_class(p, module->text.bytes, module->text.len, name->text.bytes, name->text.len);
 }
 
+static int push_call(struct foreign_pickle *p, enum foreign_kind kind, const char *class, struct foreign_value *args)
+{
+	struct foreign_object *o = foreign_alloc(p, sizeof *o);
+
+	if (!o)
+		return -ENOMEM;
+	*o = (struct foreign_object){.class = class, .args = args};
+	return push_value(p, (struct foreign_value){kind, .object = o});
+}
+
 static int push_object(struct foreign_pickle *p)
 {
 	struct foreign_value *args = foreign_pop(p), *class = args ? foreign_pop(p) : NULL;
@@ -241,12 +229,7 @@ static int push_object(struct foreign_pickle *p)
 		return -BASE_EFORMAT;
 	if (class->kind != FOREIGN_CLASS || args->kind != FOREIGN_TUPLE)
 		return foreign_wrong(p, "it calls something that is no class");
-	struct foreign_value *v = foreign_new(p, FOREIGN_OBJECT);
-	if (!v || !(v->object = foreign_alloc(p, sizeof *v->object)))
-		return -ENOMEM;
-	v->object->class = class->class;
-	v->object->args = args;
-	return foreign_push(p, v);
+	return push_call(p, FOREIGN_OBJECT, class->class, args);
 }
 
 static int push_persistent(struct foreign_pickle *p)
@@ -257,11 +240,7 @@ static int push_persistent(struct foreign_pickle *p)
 		return -BASE_EFORMAT;
 	if (!p->known->persistent)
 		return foreign_wrong(p, "it refers to an object outside of it");
-	struct foreign_value *v = foreign_new(p, FOREIGN_PERSISTENT);
-	if (!v || !(v->object = foreign_alloc(p, sizeof *v->object)))
-		return -ENOMEM;
-	v->object->args = id;
-	return foreign_push(p, v);
+	return push_call(p, FOREIGN_PERSISTENT, NULL, id);
 }
 
 static int build(struct foreign_pickle *p)
@@ -284,10 +263,10 @@ static int build_plain(struct foreign_pickle *p, uint8_t opcode)
 
 	switch (opcode) {
 	case 'N':
-		return foreign_push(p, foreign_new(p, FOREIGN_NONE));
+		return push_value(p, (struct foreign_value){FOREIGN_NONE});
 	case 0x88:
 	case 0x89:
-		return push_bool(p, opcode == 0x88);
+		return push_value(p, (struct foreign_value){FOREIGN_BOOL, .truth = opcode == 0x88});
 	case 'J':
 		return (n = foreign_take(p, 4)) ? push_int(p, (int32_t)base_get32(n)) : -BASE_EFORMAT;
 	case 'K':
