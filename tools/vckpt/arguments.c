@@ -6,6 +6,7 @@
  * Where VCKPT_STORE is set and the first argument is no store, STORE was left out: the variable's value is put before
  * the arguments, and the commands see what they would see if it had been typed. An argument that cannot be looked at is
  * taken to be a store, so that the error names it. */
+#include <stdarg.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -69,12 +70,17 @@ void tool_argument_add(struct tool *t, const char *text)
 	t->arguments[t->narguments++] = text;
 }
 
-int tool_arguments_wrong(const struct tool *t, const char *text)
+int tool_arguments_wrong(const struct tool *t, const char *format, ...)
 {
-	int code = tool_usage(t, "%s", text);
+	char text[1024];
+	va_list args;
 
+	va_start(args, format);
+	vsnprintf(text, sizeof text, format, args);
+	va_end(args);
+	tool_usage(t, "%s", text);
 	fprintf(stderr, "%.*s\n", (int)strcspn(t->command->help, "\n"), t->command->help);
-	return code;
+	return TOOL_USAGE;
 }
 
 int tool_arguments_order(const struct tool *t)
@@ -121,10 +127,10 @@ int tool_arguments_no_store(const struct tool *t)
 	if (!takes_store(t) || t->command->makes_store || t->from_environment || !t->narguments ||
 		is_store(t->arguments[0], true))
 		return 0;
-	if (!tool_arguments_apart(t, text, sizeof text))
-		snprintf(text, sizeof text, "%s is not a store: STORE comes first, unless VCKPT_STORE names it",
-			t->arguments[0]);
-	return tool_arguments_wrong(t, text);
+	if (tool_arguments_apart(t, text, sizeof text))
+		return tool_arguments_wrong(t, "%s", text);
+	return tool_arguments_wrong(t, "%s is not a store: STORE comes first, unless VCKPT_STORE names it",
+		t->arguments[0]);
 }
 
 static bool repeated(struct word word)
@@ -134,41 +140,32 @@ static bool repeated(struct word word)
 
 static int too_few(const struct tool *t, struct word word)
 {
-	char text[1024];
 	int code = tool_arguments_no_store(t);
 
 	if (code)
 		return code;
 	if (repeated(word))
 		word.len -= 3;
-	snprintf(text, sizeof text, "%.*s is missing%s", (int)word.len, word.text,
+	return tool_arguments_wrong(t, "%.*s is missing%s", (int)word.len, word.text,
 		t->narguments == 0 && takes_store(t) ? ", and VCKPT_STORE is not set" : "");
-	return tool_arguments_wrong(t, text);
 }
 
 /* as an unset "$VARIABLE" gives it */
 static int is_empty(const struct tool *t, struct word word)
 {
-	char text[1024];
-
 	if (repeated(word))
 		word.len -= 3;
 	if (word.text[0] == '[')
 		word = (struct word){word.text + 1, word.len - 2};
-	snprintf(text, sizeof text, "an empty argument is given where %.*s is expected", (int)word.len, word.text);
-	return tool_arguments_wrong(t, text);
+	return tool_arguments_wrong(t, "an empty argument is given where %.*s is expected", (int)word.len, word.text);
 }
 
 static int too_many(const struct tool *t, const char *argument)
 {
-	char text[1024];
-
-	if (t->from_environment)
-		snprintf(text, sizeof text, "\"%s\" is one argument too many; the first one, \"%s\", is not a store",
-			argument, t->arguments[1]);
-	else
-		snprintf(text, sizeof text, "\"%s\" is one argument too many", argument);
-	return tool_arguments_wrong(t, text);
+	if (!t->from_environment)
+		return tool_arguments_wrong(t, "\"%s\" is one argument too many", argument);
+	return tool_arguments_wrong(t, "\"%s\" is one argument too many; the first one, \"%s\", is not a store",
+		argument, t->arguments[1]);
 }
 
 /* In any place: no command reads or writes a URL. */

@@ -164,10 +164,22 @@ int tool_usage(const struct tool *t, const char *format, ...)
 	return TOOL_USAGE;
 }
 
+int tool_failed(const struct tool *t, const char *format, ...)
+{
+	char text[1024];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(text, sizeof text, format, args);
+	va_end(args);
+	complain(t, text);
+	fputc('\n', stderr);
+	return TOOL_FAILED;
+}
+
 int tool_fail(const struct tool *t, const struct base_error *err)
 {
-	complain(t, err->text[0] ? err->text : base_error_name(err->code));
-	fputc('\n', stderr);
+	tool_failed(t, "%s", err->text[0] ? err->text : base_error_name(err->code));
 	switch (err->code) {
 	case -BASE_EDAMAGED: return TOOL_DAMAGE;
 	case -BASE_EUNDECIDED: return TOOL_UNDECIDED;
@@ -196,20 +208,15 @@ static int target_split(const char *text, struct tool_target *ret_target)
 
 int tool_missing_run(const struct tool *t, const char *path)
 {
-	char text[1024];
 	int code = tool_arguments_no_store(t);
 
-	if (code)
-		return code;
-	snprintf(text, sizeof text,
-		"RUN is expected where %s is given, which is a file or directory: is RUN missing before it?", path);
-	return tool_arguments_wrong(t, text);
+	return code ? code : tool_arguments_wrong(t, "RUN is expected where %s is given, which is a file or directory: "
+		"is RUN missing before it?", path);
 }
 
 /* r: of target_split */
 static int refuse_run(const struct tool *t, const char *text, int r)
 {
-	char said[1024];
 	int code;
 
 	if (access(text, F_OK) == 0)
@@ -218,10 +225,8 @@ static int refuse_run(const struct tool *t, const char *text, int r)
 		return code;
 	if (r == -ENAMETOOLONG)
 		return tool_usage(t, "run names have at most %d bytes", PROTO_RUN_MAX);
-	snprintf(said, sizeof said,
-		"\"%s\" %s a run's name: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 128 bytes", text,
+	return tool_arguments_wrong(t, "\"%s\" %s a run's name: [A-Za-z0-9_][A-Za-z0-9._-]*, at most 128 bytes", text,
 		t->from_environment ? "is not a store, and does not begin with" : "does not begin with");
-	return tool_arguments_wrong(t, said);
 }
 
 /* The first argument is no store: maybe it is a run, and STORE was left out. */
@@ -318,27 +323,20 @@ int tool_target_parse(const struct tool *t, const char *text, struct tool_target
 
 int tool_no_run(const struct tool *t, const char *run)
 {
-	struct base_error err = {0};
-
-	base_error_set(&err, -ENOENT, "there is no run %s (vckpt ls %s lists the runs)%s", run,
-		TOOL_WORD(t->store->path), run[strspn(run, "0123456789")] ? "" : "; a step is RUN/STEP");
-	return tool_fail(t, &err);
+	return tool_failed(t, "there is no run %s (vckpt ls %s lists the runs)%s", run, TOOL_WORD(t->store->path),
+		run[strspn(run, "0123456789")] ? "" : "; a step is RUN/STEP");
 }
 
 int tool_no_step(const struct tool *t, const struct store_list *l, const char *which)
 {
 	const char *run = store_list_run(l);
-	struct base_error err = {0};
 
 	if (store_list_next(l) == 0)
 		return tool_no_run(t, run);
 	if (store_list_count(l) == 0)
-		base_error_set(&err, -ENOENT, "%s has no step (vckpt ls %s lists the runs)", run,
-			TOOL_WORD(t->store->path));
-	else
-		base_error_set(&err, -ENOENT, "%s has no step %s (vckpt ls %s %s lists them)", run, which,
-			TOOL_WORD(t->store->path), run);
-	return tool_fail(t, &err);
+		return tool_failed(t, "%s has no step (vckpt ls %s lists the runs)", run, TOOL_WORD(t->store->path));
+	return tool_failed(t, "%s has no step %s (vckpt ls %s %s lists them)", run, which, TOOL_WORD(t->store->path),
+		run);
 }
 
 int tool_target_find(struct tool *t, const struct tool_target *target, const struct store_list_step **ret_step)

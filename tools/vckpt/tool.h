@@ -76,9 +76,11 @@ bool tool_takes_run(const struct tool *t); /* by its help */
 /* STORE/RUN/STEP in one word, as the Python package takes it: writes into `text` how a command takes it. */
 bool tool_arguments_apart(const struct tool *t, char *text, size_t size);
 /* tool_usage, and the usage line after it */
-int tool_arguments_wrong(const struct tool *t, const char *text);
+int tool_arguments_wrong(const struct tool *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* prints the sentence; returns TOOL_FAILED, TOOL_DAMAGE for damaged data, or TOOL_UNDECIDED */
+/* prints the sentence; returns TOOL_FAILED */
+int tool_failed(const struct tool *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* the same of an error; TOOL_DAMAGE for damaged data, or TOOL_UNDECIDED */
 int tool_fail(const struct tool *t, const struct base_error *err);
 
 int tool_open_store(struct tool *t, unsigned flags); /* t->store; 0 or an exit code */

@@ -5,6 +5,7 @@
 #ifndef TOOLS_VCKPT_IMPORT_IMPORT_CHUNKS_H
 #define TOOLS_VCKPT_IMPORT_IMPORT_CHUNKS_H
 
+#include "core/base/cleanup.h"
 #include "core/tensor/boxes.h"
 #include "tools/vckpt/import/import.h"
 
@@ -19,6 +20,7 @@ struct import_chunks;
 
 int import_chunks_new(const struct tensor_shape *shape, unsigned item_bytes, struct import_chunks **ret_c);
 void import_chunks_free(struct import_chunks *c); /* NULL-safe */
+BASE_CLEANUP_DEFINE(struct import_chunks *, import_chunks_free)
 /* Takes chunk->stride if it succeeds. All items of the box must be in the file. -ENOMEM */
 int import_chunks_add(struct import_chunks *c, const struct tensor_box *box, const struct import_chunk *chunk);
 /* After the last one: the boxes must cover the tensor exactly; -BASE_EFORMAT names those that do not. -ENOMEM */

@@ -239,7 +239,7 @@ static int add_tensor(struct import_dcp *d, size_t entry)
 {
 	const struct foreign_dcp_entry *e = &d->metadata.entries[entry];
 	const struct import_place *p = &d->places[entry];
-	struct import_chunks *chunks = NULL;
+	base_cleanup(import_chunks_free_p) struct import_chunks *chunks = NULL;
 	int r = import_chunks_new(&e->shape, tensor_dtype_bytes(e->kept), &chunks);
 
 	if (r < 0)
@@ -251,16 +251,12 @@ static int add_tensor(struct import_dcp *d, size_t entry)
 	}
 	if (r == 0)
 		r = import_chunks_finish(chunks, d->err);
-	if (r < 0) {
-		import_chunks_free(chunks);
+	if (r < 0)
 		return base_error_prefix(d->err, r, "%.*s", (int)base_min(e->key.len, 300), e->key.bytes);
-	}
 	base_cleanup_free char *place = tool_string("%s/%s", p->component, p->name);
-	if (!place || json_object_set_new(d->taken, place, json_null()) < 0) {
-		import_chunks_free(chunks);
+	if (!place || json_object_set_new(d->taken, place, json_null()) < 0)
 		return base_no_memory(d->err);
-	}
-	r = import_add_chunks(d->plan, p->component, p->name, e->kept, &e->shape, d->file, chunks, d->err);
+	r = import_add_chunks(d->plan, p->component, p->name, e->kept, &e->shape, d->file, base_steal(chunks), d->err);
 	if (r == 0 && d->plan->ncomponents > PROTO_COMPONENTS_MAX)
 		r = base_error_set(d->err, -BASE_ELIMIT, "%s: the paths of its keys begin in more ways than the %u "
 			"components that a step can have", d->file->path, PROTO_COMPONENTS_MAX);
@@ -312,8 +308,8 @@ static int add_bytes(struct import_dcp *d, size_t entry, struct import_range *ra
 
 static int add_all_bytes(struct import_dcp *d)
 {
-	struct import_range *ranges = calloc(d->metadata.nentries + 1, sizeof *ranges);
-	json_t *index = json_object();
+	base_cleanup_free struct import_range *ranges = calloc(d->metadata.nentries + 1, sizeof *ranges);
+	json_auto_t *index = json_object();
 	uint64_t at = 0;
 	size_t n = 0;
 	int r = ranges && index ? 0 : base_no_memory(d->err);
@@ -321,18 +317,13 @@ static int add_all_bytes(struct import_dcp *d)
 	for (size_t i = 0; r == 0 && i < d->metadata.nentries; i++)
 		if (!d->metadata.entries[i].is_tensor)
 			r = add_bytes(d, i, &ranges[n++], index, &at);
-	char *text = r == 0 && n ? json_dumps(index, JSON_INDENT(1) | JSON_ENSURE_ASCII) : NULL;
-	json_decref(index);
-	if (r < 0 || !n) {
-		free(ranges);
+	if (r < 0 || !n)
 		return r;
-	}
-	r = import_add_ranges(d->plan, d->file, BYTES_NAME, ranges, n, d->err);
-	if (r < 0 || !text) {
-		free(text);
-		return r < 0 ? r : base_no_memory(d->err);
-	}
-	return import_add_text(d->plan, d->file, BYTES_NAME ".json", text, strlen(text), d->err);
+	if ((r = import_add_ranges(d->plan, d->file, BYTES_NAME, base_steal(ranges), n, d->err)) < 0)
+		return r;
+	char *text = json_dumps(index, JSON_INDENT(1) | JSON_ENSURE_ASCII);
+	return text ? import_add_text(d->plan, d->file, BYTES_NAME ".json", text, strlen(text), d->err)
+		: base_no_memory(d->err);
 }
 
 /* ---- the whole ---- */

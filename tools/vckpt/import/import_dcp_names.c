@@ -125,7 +125,7 @@ static int move_apart(struct import_dcp *d, json_t *holders)
 
 static int check_apart(struct import_dcp *d)
 {
-	json_t *holders = json_object();
+	json_auto_t *holders = json_object();
 	json_int_t n = 0;
 	int r = 0;
 
@@ -136,13 +136,12 @@ static int check_apart(struct import_dcp *d)
 				d->file->path, (int)base_min(d->metadata.entries[i].key.len, 300),
 				d->metadata.entries[i].key.bytes, d->places[i].component, d->places[i].name);
 	}
-	json_decref(holders);
 	return r;
 }
 
 int import_dcp_names(struct import_dcp *d)
 {
-	json_t *holders = json_object();
+	json_auto_t *holders = json_object();
 	json_int_t n, most = 0;
 	int r = 0;
 
@@ -159,6 +158,5 @@ int import_dcp_names(struct import_dcp *d)
 	}
 	if (r == 0 && most > 1)
 		r = move_apart(d, holders);
-	json_decref(holders);
 	return r == 0 && most > 1 ? check_apart(d) : r;
 }

@@ -101,7 +101,7 @@ int import_dcp_leaf(struct import_dcp *d, size_t entry, json_t *leaf)
 	const struct foreign_dcp_entry *e = &d->metadata.entries[entry];
 	const struct import_place *p = &d->places[entry];
 	char component[PROTO_COMPONENT_MAX + 1];
-	struct foreign_value key = {.kind = FOREIGN_TEXT, .text = {e->key.bytes, e->key.len}};
+	struct foreign_value key = {.kind = FOREIGN_TEXT, .text = e->key};
 	struct foreign_value *parts[] = {&key, &key};
 	struct foreign_items alone = {parts, 2, 2};
 	json_t *node;
@@ -109,12 +109,13 @@ int import_dcp_leaf(struct import_dcp *d, size_t entry, json_t *leaf)
 	import_dcp_component(d, entry, component);
 	if (strcmp(component, p->component) != 0)
 		alone.n = 1;
-	node = leaf ? walk(d, component, p->nested ? e->path : &alone) : NULL;
-	if (!node) {
-		json_decref(leaf);
-		return leaf ? clash(d, entry) : base_no_memory(d->err);
-	}
-	return json_array_set_new(node, 1, leaf) < 0 ? base_no_memory(d->err) : 0;
+	if (!leaf)
+		return base_no_memory(d->err);
+	node = walk(d, component, p->nested ? e->path : &alone);
+	if (node)
+		return json_array_set_new(node, 1, leaf) < 0 ? base_no_memory(d->err) : 0;
+	json_decref(leaf);
+	return clash(d, entry);
 }
 
 /* As docs/format/values.md has it. As deep as paths are long (core/foreign/dcp.h). gaps: how many items of lists may
@@ -182,13 +183,11 @@ static int add_trees(struct import_dcp *d)
 		char name[PROTO_COMPONENT_MAX + 8];
 
 		snprintf(name, sizeof name, "%s.json", component);
-		json_t *value = finish_node(node, &gaps);
-		if (gaps == 0) {
-			json_decref(value);
+		json_auto_t *value = finish_node(node, &gaps);
+		if (gaps == 0)
 			return base_error_set(d->err, -BASE_ELIMIT, "%s: the lists of %s lack more than %zu items",
 				d->file->path, component, GAPS_MAX);
-		}
-		r = add_document(d, name, json_pack("{s:i, s:o}", "$vckpt", 1, "value", value),
+		r = add_document(d, name, json_pack("{s:i, s:O}", "$vckpt", 1, "value", value),
 			VALUES_MAX_BYTES);
 		if (r < 0)
 			break;
@@ -228,7 +227,7 @@ static json_t *path_json(const struct foreign_items *path)
 
 static int add_metadata(struct import_dcp *d)
 {
-	json_t *keys = json_object();
+	json_auto_t *keys = json_object();
 
 	for (size_t i = 0; i < d->metadata.nentries; i++) {
 		const struct foreign_dcp_entry *e = &d->metadata.entries[i];
@@ -236,13 +235,11 @@ static int add_metadata(struct import_dcp *d)
 
 		if (d->metadata.paths && e->path)
 			json_object_set_new(made, "path", path_json(e->path));
-		if (json_object_setn_new(keys, e->key.bytes, e->key.len, made) < 0) {
-			json_decref(keys);
+		if (json_object_setn_new(keys, e->key.bytes, e->key.len, made) < 0)
 			return base_no_memory_for(d->err, "%s", d->file->path);
-		}
 	}
-	keys = json_pack("{s:i, s:b, s:o}", "vckpt.dcp", 1, "paths", d->metadata.paths, "keys", keys);
-	return add_document(d, DOCUMENT, keys, SIZE_MAX);
+	return add_document(d, DOCUMENT, json_pack("{s:i, s:b, s:O}", "vckpt.dcp", 1, "paths", d->metadata.paths,
+		"keys", keys), SIZE_MAX);
 }
 
 int import_dcp_documents(struct import_dcp *d)

@@ -108,10 +108,8 @@ static json_t *convert_big(struct values *v, const char *bytes, size_t len)
 		base_buf_printf(&b, begun ? "%02x" : "%x", size[i]);
 		begun = true;
 	}
-	char *text = base_buf_steal_text(&b);
-	json_t *made = text ? tag("$int", json_string(text)) : NULL;
-	free(text);
-	return made;
+	base_cleanup_free char *text = base_buf_steal_text(&b);
+	return text ? tag("$int", json_string(text)) : NULL;
 }
 
 static json_t *convert_float(double real)
@@ -134,7 +132,8 @@ static json_t *base64(struct values *v, const uint8_t *bytes, size_t len)
 
 	if (!spend(v, len))
 		return NULL;
-	char *text = malloc(len / 3 * 4 + 5), *to = text;
+	base_cleanup_free char *text = malloc(len / 3 * 4 + 5);
+	char *to = text;
 	if (!text)
 		return NULL;
 	for (size_t i = 0; i < len; i += 3) {
@@ -147,9 +146,7 @@ static json_t *base64(struct values *v, const uint8_t *bytes, size_t len)
 		*to++ = i + 1 < len ? digits[n >> 6 & 63] : '=';
 		*to++ = i + 2 < len ? digits[n & 63] : '=';
 	}
-	json_t *made = json_stringn(text, (size_t)(to - text));
-	free(text);
-	return made;
+	return json_stringn(text, (size_t)(to - text));
 }
 
 /* Protocol 2 has no bytes: they are written as a text with a letter for each. */
@@ -190,19 +187,16 @@ static json_t *convert_part(struct values *v, const struct foreign_value *x, con
 
 static json_t *convert_list(struct values *v, const struct foreign_items *items)
 {
-	json_t *made = json_array();
+	json_auto_t *made = json_array();
 
-	for (size_t i = 0; made && i < items->n; i++) {
+	for (size_t i = 0; i < items->n; i++) {
 		char number[24];
 		int len = snprintf(number, sizeof number, "%zu", i);
-		json_t *part = convert_part(v, items->at[i], number, (size_t)len);
 
-		if (!part || json_array_append_new(made, part) < 0) {
-			json_decref(made);
+		if (json_array_append_new(made, convert_part(v, items->at[i], number, (size_t)len)) < 0)
 			return NULL;
-		}
 	}
-	return made;
+	return base_steal(made);
 }
 
 /* Can it be hashed? So can a tuple of such keys; the conversion has already checked its depth. */
@@ -221,45 +215,33 @@ static bool is_key(const struct foreign_value *x)
 /* Refuses a key that is in `seen` already, as a reader would. */
 static json_t *convert_key(struct values *v, const struct foreign_value *x, json_t *seen)
 {
-	json_t *made = convert(v, x);
-	char *text = made && is_key(x) ? json_dumps(made, JSON_ENCODE_ANY) : NULL;
+	json_auto_t *made = convert(v, x);
+	base_cleanup_free char *text = made && is_key(x) ? json_dumps(made, JSON_ENCODE_ANY) : NULL;
 
-	if (text && !json_object_get(seen, text) && json_object_set_new(seen, text, json_null()) == 0) {
-		free(text);
-		return made;
-	}
-	if (made)
-		no_form(v, "a dict or set with a key that it has twice, or that cannot be a key");
-	json_decref(made);
-	free(text);
-	return NULL;
+	if (text && !json_object_get(seen, text) && json_object_set_new(seen, text, json_null()) == 0)
+		return base_steal(made);
+	return made ? no_form(v, "a dict or set with a key that it has twice, or that cannot be a key") : NULL;
 }
 
 static json_t *convert_pairs(struct values *v, const struct foreign_items *items)
 {
-	json_t *made = json_array(), *seen = json_object();
+	json_auto_t *made = json_array(), *seen = json_object();
 
-	for (size_t i = 0; made && i < items->n / 2; i++) {
+	for (size_t i = 0; i < items->n / 2; i++) {
 		const struct foreign_value *x = items->at[2 * i];
 		bool text = x->kind == FOREIGN_TEXT;
-		json_t *key = convert_key(v, x, seen);
-		json_t *part = key ? convert_part(v, items->at[2 * i + 1], text ? x->text.bytes : "key",
+		json_auto_t *key = convert_key(v, x, seen);
+		json_auto_t *part = key ? convert_part(v, items->at[2 * i + 1], text ? x->text.bytes : "key",
 			text ? x->text.len : 3) : NULL;
 
-		if (!part || json_array_append_new(made, json_pack("[o, o]", key, part)) < 0) {
-			if (!part)
-				json_decref(key);
-			json_decref(made);
-			made = NULL;
-		}
+		if (!part || json_array_append_new(made, json_pack("[O, O]", key, part)) < 0)
+			return NULL;
 	}
-	json_decref(seen);
-	return made;
+	return base_steal(made);
 }
 
 static json_t *convert_dict(struct values *v, const struct foreign_items *items)
 {
-	json_t *made;
 	bool plain = true;
 
 	for (size_t i = 0; plain && i < items->n / 2; i++) {
@@ -270,33 +252,25 @@ static json_t *convert_dict(struct values *v, const struct foreign_items *items)
 	}
 	if (!plain)
 		return tag("$dict", convert_pairs(v, items));
-	made = json_object();
-	for (size_t i = 0; made && i < items->n / 2; i++) {
-		const struct foreign_value *key = items->at[2 * i];
-		json_t *part = convert_part(v, items->at[2 * i + 1], key->text.bytes, key->text.len);
+	json_auto_t *made = json_object();
+	for (size_t i = 0; i < items->n / 2; i++) {
+		const struct foreign_text *key = &items->at[2 * i]->text;
 
-		if (!part || json_object_setn_new(made, key->text.bytes, key->text.len, part) < 0) {
-			json_decref(made);
+		if (json_object_setn_new(made, key->bytes, key->len, convert_part(v, items->at[2 * i + 1], key->bytes,
+				key->len)) < 0)
 			return NULL;
-		}
 	}
-	return made;
+	return base_steal(made);
 }
 
 static json_t *convert_set(struct values *v, const struct foreign_items *items, const char *name)
 {
-	json_t *made = json_array(), *seen = json_object();
+	json_auto_t *made = json_array(), *seen = json_object();
 
-	for (size_t i = 0; made && i < items->n; i++) {
-		json_t *key = convert_key(v, items->at[i], seen);
-
-		if (!key || json_array_append_new(made, key) < 0) {
-			json_decref(made);
-			made = NULL;
-		}
-	}
-	json_decref(seen);
-	return tag(name, made);
+	for (size_t i = 0; i < items->n; i++)
+		if (json_array_append_new(made, convert_key(v, items->at[i], seen)) < 0)
+			return NULL;
+	return tag(name, base_steal(made));
 }
 
 /* ---- objects ---- */
@@ -504,7 +478,7 @@ static json_t *convert(struct values *v, const struct foreign_value *x)
 
 static int add_tensor(struct values *v, struct import_file *file, const struct found *f)
 {
-	struct import_chunks *chunks = NULL;
+	base_cleanup(import_chunks_free_p) struct import_chunks *chunks = NULL;
 	struct tensor_box box;
 	uint64_t items;
 	int r = import_chunks_new(&f->t.shape, tensor_dtype_bytes(f->dtype), &chunks);
@@ -516,12 +490,8 @@ static int add_tensor(struct values *v, struct import_file *file, const struct f
 		r = import_dcp_chunk(chunks, &box, file, &f->t, v->d->err);
 	if (r == 0)
 		r = import_chunks_finish(chunks, v->d->err);
-	if (r < 0) {
-		import_chunks_free(chunks);
-		return r;
-	}
-	return import_add_chunks(v->d->plan, v->component, f->name, f->dtype, &f->t.shape, v->d->file, chunks,
-		v->d->err);
+	return r < 0 ? r : import_add_chunks(v->d->plan, v->component, f->name, f->dtype, &f->t.shape, v->d->file,
+		base_steal(chunks), v->d->err);
 }
 
 static json_t *read_value(struct values *v, const struct import_range *range)
@@ -578,7 +548,7 @@ int import_dcp_value(struct import_dcp *d, size_t entry, const struct import_ran
 	import_dcp_component(d, entry, v.component);
 	if (!strcmp(v.component, p->component))
 		base_buf_append_text(&v.name, p->name);
-	json_t *made = read_value(&v, range);
+	json_auto_t *made = read_value(&v, range);
 	if (made && !may_grow(&v, range->bytes)) {
 		json_decref(made);
 		made = no_form(&v, "tensors that are far larger than what is stored of them");
@@ -595,10 +565,10 @@ int import_dcp_value(struct import_dcp *d, size_t entry, const struct import_ran
 	free(v.tensors);
 	foreign_archive_close(v.a);
 	base_buf_release(&v.name);
-	if (r < 0 || !made)
-		json_decref(made);
 	if (r == 0 && !made && why->code == 0)
 		r = base_no_memory(d->err);
-	*ret_value = r == 0 ? made : NULL;
-	return r < 0 ? r : made ? 0 : 1;
+	if (r < 0 || !made)
+		return r < 0 ? r : 1;
+	*ret_value = base_steal(made);
+	return 0;
 }

@@ -305,21 +305,17 @@ int import_manifest_parse(const char *path, const char *text, size_t len, struct
 	struct base_error *err)
 {
 	json_error_t fault;
-	json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &fault);
+	json_auto_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &fault);
 	int r;
 
 	if (!root && import_manifest_begins(text, len))
 		return base_error_set(err, -BASE_EFORMAT, "%s: line %d: not JSON: %s", path, fault.line, fault.text);
-	if (!json_object_get(root, "run") || !json_object_get(root, "components")) {
-		json_decref(root);
+	if (!json_object_get(root, "run") || !json_object_get(root, "components"))
 		return 1;
-	}
 	struct import_manifest *m = calloc(1, sizeof *m);
-	if (!m) {
-		json_decref(root);
+	if (!m)
 		return base_no_memory_for(err, "%s", path);
-	}
-	m->root = root;
+	m->root = base_steal(root);
 	m->path = strdup(path);
 	r = m->path ? take_all(m, err) : base_no_memory_for(err, "%s", path);
 	if (r < 0)

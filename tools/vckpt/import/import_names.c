@@ -116,13 +116,11 @@ static size_t names_bytes(const struct import_component *c)
 
 int import_names_settle(struct import_plan *p, struct base_error *err)
 {
-	json_t *seen = json_object();
+	json_auto_t *seen = json_object();
 	size_t more = p->ncomponents, bytes = 0, own;
 
-	if (!seen || count_names(p, seen) < 0) {
-		json_decref(seen);
+	if (!seen || count_names(p, seen) < 0)
 		return base_no_memory(err);
-	}
 	for (size_t i = 0; i < p->ncomponents; i++) {
 		struct import_component *c = &p->components[i];
 
@@ -141,7 +139,6 @@ int import_names_settle(struct import_plan *p, struct base_error *err)
 			base_warning("component %s has %u files, too many to be shown under their names: it will be "
 				"shown as %s.safetensors", c->name, c->nheaders, c->name);
 	}
-	json_decref(seen);
 	return 0;
 }
 

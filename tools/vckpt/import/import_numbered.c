@@ -96,7 +96,8 @@ static int check_parts(const char *key, json_t *seen, struct base_error *err)
 
 int import_numbered_check(const char *const *paths, size_t n, struct base_error *err)
 {
-	json_t *all = json_object(), *seen;
+	json_auto_t *all = json_object();
+	json_t *seen;
 	const char *key;
 	int r = all ? 0 : base_no_memory(err);
 
@@ -105,6 +106,5 @@ int import_numbered_check(const char *const *paths, size_t n, struct base_error 
 	json_object_foreach(all, key, seen)
 		if (r == 0)
 			r = check_parts(key, seen, err);
-	json_decref(all);
 	return r;
 }

@@ -165,12 +165,13 @@ static struct import_component *component_get(struct import_plan *p, const char 
 }
 
 static int add_tensor(struct import_plan *p, const char *component, const char *name, uint32_t name_len,
-	enum tensor_dtype dtype, const struct tensor_shape *shape, uint64_t offset, uint64_t bytes,
-	struct import_file *file)
+	enum tensor_dtype dtype, const struct tensor_shape *shape, uint64_t offset, struct import_file *file)
 {
 	char *copy = malloc(name_len + 1);
+	uint64_t items;
 
-	if (!copy || base_array_more(p->tensors, p->ntensors) < 0) {
+	if (!copy || tensor_shape_items(shape, tensor_dtype_bytes(dtype), &items) < 0 || !component_get(p, component) ||
+		base_array_more(p->tensors, p->ntensors) < 0) {
 		free(copy);
 		return -ENOMEM;
 	}
@@ -178,7 +179,7 @@ static int add_tensor(struct import_plan *p, const char *component, const char *
 	copy[name_len] = 0;
 	struct import_tensor *t = &p->tensors[p->ntensors++];
 	*t = (struct import_tensor){.name = copy, .name_len = name_len, .dtype = dtype, .shape = *shape,
-		.offset = offset, .bytes = bytes, .file = file};
+		.offset = offset, .bytes = items * tensor_dtype_bytes(dtype), .file = file};
 	snprintf(t->component, sizeof t->component, "%s", component);
 	return 0;
 }
@@ -269,7 +270,7 @@ static int take_safetensors(struct import_plan *p, struct import_file *f, void *
 		const struct view_safetensors_tensor *t = &s->tensors[i];
 
 		if (add_tensor(p, component, t->name, t->name_len, t->dtype, &t->shape, s->data_offset + t->begin,
-				t->end - t->begin, f) < 0)
+				f) < 0)
 			return -ENOMEM;
 		p->tensors[p->ntensors - 1].in_header = true;
 	}
@@ -343,7 +344,7 @@ int import_add_npy(struct import_plan *p, const char *path, const char *componen
 	base_cleanup_free char *own = NULL;
 	struct tensor_shape shape;
 	struct import_file *f;
-	uint64_t offset, items;
+	uint64_t offset;
 	int r = import_file_open(p, path, &f, err);
 
 	if (r < 0 || (r = read_npy(f, dtype, &dtype, &shape, &offset, err)) < 0)
@@ -351,11 +352,8 @@ int import_add_npy(struct import_plan *p, const char *path, const char *componen
 	if (!name && (r = npy_name(path, &own, err)) < 0)
 		return r;
 	name = name ? name : own;
-	if (tensor_shape_items(&shape, tensor_dtype_bytes(dtype), &items) < 0 || !component_get(p, component) ||
-		add_tensor(p, component, name, (uint32_t)strlen(name), dtype, &shape, offset,
-			items * tensor_dtype_bytes(dtype), f) < 0)
-		return base_no_memory_for(err, "%s", path);
-	return 0;
+	return add_tensor(p, component, name, (uint32_t)strlen(name), dtype, &shape, offset, f) < 0
+		? base_no_memory_for(err, "%s", path) : 0;
 }
 
 int import_add_attribute(struct import_plan *p, const struct proto_attribute *a)
@@ -381,11 +379,7 @@ int import_add_chunks(struct import_plan *p, const char *component, const char *
 	const struct tensor_shape *shape, struct import_file *file, struct import_chunks *chunks,
 	struct base_error *err)
 {
-	uint64_t items;
-
-	if (tensor_shape_items(shape, tensor_dtype_bytes(dtype), &items) < 0 || !component_get(p, component) ||
-		add_tensor(p, component, name, (uint32_t)strlen(name), dtype, shape, 0,
-			items * tensor_dtype_bytes(dtype), file) < 0) {
+	if (add_tensor(p, component, name, (uint32_t)strlen(name), dtype, shape, 0, file) < 0) {
 		import_chunks_free(chunks);
 		return base_no_memory_for(err, "%s", file->path);
 	}

@@ -100,16 +100,14 @@ static int read_weight_map(struct import_weights *w, const struct import_found *
 
 	if (r < 0 || (r = import_refuse_pointer(file, err)) < 0 || (r = import_file_text(file, &text, err)) < 0)
 		return r;
-	json_t *root = json_loadb(text, (size_t)file->stat.st_size, JSON_REJECT_DUPLICATES, &error);
+	json_auto_t *root = json_loadb(text, (size_t)file->stat.st_size, JSON_REJECT_DUPLICATES, &error);
+	json_t *map = json_object_get(root, "weight_map");
 	if (!root)
 		return base_error_set(err, -BASE_EFORMAT, "%s: not JSON: %s", f->path, error.text);
-	*ret_map = json_incref(json_object_get(root, "weight_map"));
-	json_decref(root);
-	if (json_is_object(*ret_map))
-		return 0;
-	json_decref(*ret_map);
-	*ret_map = NULL;
-	return base_error_set(err, -BASE_EFORMAT, "%s: it has no object \"weight_map\"", f->path);
+	if (!json_is_object(map))
+		return base_error_set(err, -BASE_EFORMAT, "%s: it has no object \"weight_map\"", f->path);
+	*ret_map = json_incref(map);
+	return 0;
 }
 
 /* The file's path from the index's folder; "./a" is "a". NULL: it leads out of there, or to no .safetensors. */
@@ -377,10 +375,9 @@ int import_weights_check(struct import_weights *w, struct base_error *err)
 	int r = 0;
 
 	for (uint32_t i = 0; r == 0 && i < w->nindices; i++) {
-		json_t *there = json_object();
+		json_auto_t *there = json_object();
 
 		r = there ? compare_index(w, &w->indices[i], there, err) : base_no_memory_for(err, "%s", w->root);
-		json_decref(there);
 	}
 	return r;
 }

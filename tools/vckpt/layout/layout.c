@@ -52,7 +52,7 @@ static uint64_t count_boxes(const struct layout *l, const struct tensor_shard *s
 	return n;
 }
 
-/* 0 or an exit code, said. */
+/* 0 or an exit code. */
 static int check_ranks(struct layout *l)
 {
 	struct base_error err = {0};
@@ -67,11 +67,9 @@ static int check_ranks(struct layout *l)
 		if (!all)
 			continue;
 		if (base_add_overflows(l->boxes, count_boxes(l, &shard, BOXES_MAX - l->boxes), &l->boxes) ||
-			l->boxes > BOXES_MAX) {
-			base_error_set(&err, -BASE_ELIMIT, "--place %.200s: more than %" PRIu64 " boxes%s", l->on.place,
+			l->boxes > BOXES_MAX)
+			return tool_failed(l->t, "--place %.200s: more than %" PRIu64 " boxes%s", l->on.place,
 				BOXES_MAX, l->ranks.one ? "" : "; --rank N picks one rank");
-			return tool_fail(l->t, &err);
-		}
 	}
 	return 0;
 }

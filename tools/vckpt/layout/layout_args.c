@@ -53,7 +53,6 @@ int tool_number_read(const struct tool *t, const char *option, const char *text,
 
 int tool_ranks_read(const struct tool *t, struct tool_ranks *ranks, const struct tool_mesh *m)
 {
-	struct base_error err = {0};
 	uint64_t v = 0;
 	int code = ranks->text ? tool_number_read(t, "--rank", ranks->text, UINT32_MAX, &v) : 0;
 
@@ -63,9 +62,8 @@ int tool_ranks_read(const struct tool *t, struct tool_ranks *ranks, const struct
 	ranks->count = ranks->one ? 1 : m->mesh->count;
 	if (code || ranks->count <= TOOL_RANKS_MAX)
 		return code;
-	base_error_set(&err, -BASE_ELIMIT, "%s %.*s: %" PRIu32 " ranks are too many to describe; --rank N picks one",
-		m->option, SHOWN, m->text, m->mesh->count);
-	return tool_fail(t, &err);
+	return tool_failed(t, "%s %.*s: %" PRIu32 " ranks are too many to describe; --rank N picks one", m->option,
+		SHOWN, m->text, m->mesh->count);
 }
 
 uint32_t tool_ranks_at(const struct tool_ranks *ranks, uint32_t i)

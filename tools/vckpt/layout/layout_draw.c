@@ -59,9 +59,8 @@ static void drawing_release(struct drawing *d)
 static int compare_held(const void *x, const void *y)
 {
 	const struct held *a = x, *b = y;
-	int order = memcmp(a->edge, b->edge, sizeof a->edge) == 0 ? 0 : 1;
 
-	for (int i = 0; order && i < 4; i++)
+	for (int i = 0; i < 4; i++)
 		if (a->edge[i / 2][i % 2] != b->edge[i / 2][i % 2])
 			return a->edge[i / 2][i % 2] < b->edge[i / 2][i % 2] ? -1 : 1;
 	return a->rank < b->rank ? -1 : a->rank > b->rank;
@@ -488,11 +487,8 @@ int layout_draw(const struct layout *l)
 		puts("nothing to draw: the tensor has no items");
 		return tool_output_end(l->t);
 	}
-	if (r < 0 || (r = make_groups(&d)) < 0 || (r = make_edges(&d, 0)) < 0 || (r = make_edges(&d, 1)) < 0) {
-		err.code = r;
-		return tool_fail(l->t, &err);
-	}
-	if ((r = fit(&d)) < 0 || (r = paint(&d)) < 0) {
+	if (r < 0 || (r = make_groups(&d)) < 0 || (r = make_edges(&d, 0)) < 0 || (r = make_edges(&d, 1)) < 0 ||
+		(r = fit(&d)) < 0 || (r = paint(&d)) < 0) {
 		err.code = r;
 		return tool_fail(l->t, &err);
 	}

@@ -95,13 +95,9 @@ static int print_json(const struct mesh_command *c)
 	for (uint32_t i = 0; i < set_count(c->mesh.mesh); i++)
 		numbers += tensor_mesh_group_size(c->mesh.mesh, set_at(c->mesh.mesh, i));
 	numbers *= c->ranks.count; /* 136 groups of 2^24, 2^24 times: fits */
-	if (numbers > MEMBERS_MAX) {
-		struct base_error err = {0};
-
-		base_error_set(&err, -BASE_ELIMIT, "--mesh %.200s: groups of %" PRIu64 " ranks in all are too many for "
-			"JSON%s", c->mesh.text, numbers, c->ranks.one ? "" : "; --rank N picks one rank");
-		return tool_fail(c->t, &err);
-	}
+	if (numbers > MEMBERS_MAX)
+		return tool_failed(c->t, "--mesh %.200s: groups of %" PRIu64 " ranks in all are too many for JSON%s",
+			c->mesh.text, numbers, c->ranks.one ? "" : "; --rank N picks one rank");
 	tool_output_begin();
 	fputs("{\"ranks\": [", stdout);
 	for (uint32_t i = 0; i < c->ranks.count && !ferror(stdout); i++) {

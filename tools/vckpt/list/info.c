@@ -21,28 +21,6 @@ struct info {
 	struct base_error err;
 };
 
-static int add_tensor(struct info *in, uint32_t tensor, struct tool_sums *s)
-{
-	struct load_tensor_info info;
-	struct load_object *o, *before = NULL;
-	int r = load_tensor_open(in->t->step, tensor, &o, &in->err);
-
-	if (r < 0)
-		return r;
-	load_step_tensor_info(in->t->step, tensor, &info);
-	int64_t number = -ENOENT;
-	if (in->before)
-		number = load_step_tensor_find(in->before, info.component, info.name, info.name_len);
-	if (number >= 0)
-		r = load_tensor_open(in->before, (uint32_t)number, &before, &in->err);
-	if (r == 0)
-		tool_sums_add(s, info.dtype, o, before);
-	if (before)
-		load_object_unref(before);
-	load_object_unref(o);
-	return r;
-}
-
 static json_t *sums_json(const struct tool_sums *s, bool before)
 {
 	json_t *o = json_pack("{s:I, s:I, s:I, s:o}", "pieces", (json_int_t)s->pieces, "bytes", (json_int_t)s->bytes,
@@ -112,7 +90,8 @@ static int tensor_info(struct info *in, uint32_t tensor)
 	struct tool_sums sums = {0};
 	struct tensor_shape tile;
 
-	if (add_tensor(in, tensor, &sums) < 0 || load_tensor_open(in->t->step, tensor, &o, &in->err) < 0)
+	if (tool_sums_tensor(&sums, in->t->step, in->before, tensor, &in->err) < 0 ||
+		load_tensor_open(in->t->step, tensor, &o, &in->err) < 0)
 		return tool_fail(in->t, &in->err);
 	load_step_tensor_info(in->t->step, tensor, &info);
 	tile = (struct tensor_shape){.ndim = info.shape.ndim};
@@ -254,33 +233,29 @@ static void print_head(const struct info *in)
 static int step_info(struct info *in)
 {
 	struct tool_sums sums = {0};
-	json_t *packs = json_array();
-	int code = TOOL_DONE, r = 0;
+	json_auto_t *packs = json_array();
+	int r = 0;
 
 	for (uint32_t i = 0; i < load_step_tensor_count(in->t->step) && r == 0; i++)
-		r = add_tensor(in, i, &sums);
+		r = tool_sums_tensor(&sums, in->t->step, in->before, i, &in->err);
 	if (r == 0)
 		r = packs_json(in, packs);
-	if (r < 0) {
-		json_decref(packs);
+	if (r < 0)
 		return tool_fail(in->t, &in->err);
-	}
 	if (in->t->json) {
 		json_t *all = step_head(in);
 
 		json_object_update_new(all, sums_json(&sums, in->before));
 		json_object_set_new(all, "dtypes", tool_sums_dtypes_json(&sums));
 		json_object_set(all, "packs", packs);
-		code = tool_print_json(all);
-	} else {
-		print_head(in);
-		printf("  types        %s\n", tool_sums_dtypes(&sums, (char[TOOL_SUMS_TEXT]){0}));
-		tool_sums_print_numpy(&sums, "  numpy        ");
-		print_sums(&sums, in->before);
-		print_packs(packs);
+		return tool_print_json(all);
 	}
-	json_decref(packs);
-	return code;
+	print_head(in);
+	printf("  types        %s\n", tool_sums_dtypes(&sums, (char[TOOL_SUMS_TEXT]){0}));
+	tool_sums_print_numpy(&sums, "  numpy        ");
+	print_sums(&sums, in->before);
+	print_packs(packs);
+	return TOOL_DONE;
 }
 
 /* The tensor at a path: model/NAME as the mount shows it, or with the true name. */

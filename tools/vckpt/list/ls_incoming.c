@@ -105,9 +105,9 @@ int tool_list_incoming(struct tool *t, const char *run)
 	struct store_incoming *all = NULL;
 	struct base_error err = {0};
 	int64_t now_ns = base_realtime_ns();
-	json_t *shown = json_array();
+	json_auto_t *shown = json_array();
 	size_t n = 0;
-	int r = store_incoming_read(t->store, &all, &n, &err), code;
+	int r = store_incoming_read(t->store, &all, &n, &err);
 
 	for (size_t k = 0; r == 0 && k < n; k++) {
 		struct incoming i = {.in = &all[k], .now_ns = now_ns};
@@ -121,9 +121,7 @@ int tool_list_incoming(struct tool *t, const char *run)
 			print_incoming(&i);
 	}
 	store_incoming_free(all, n);
-	code = r < 0 ? tool_fail(t, &err) : TOOL_DONE;
-	if (r == 0 && t->json)
-		code = tool_print_json(json_pack("{s:O}", "incoming", shown));
-	json_decref(shown);
-	return code;
+	if (r < 0)
+		return tool_fail(t, &err);
+	return t->json ? tool_print_json(json_pack("{s:O}", "incoming", shown)) : TOOL_DONE;
 }

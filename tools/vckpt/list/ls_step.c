@@ -28,13 +28,10 @@ static void sums_json(json_t *o, const struct tool_sums *s)
 static int find_component(const struct ls *ls, struct load_step *step, const char *component, uint32_t *ret_first,
 	uint32_t *ret_end)
 {
-	struct base_error err = {0};
-
 	for (uint32_t c = 0; c < load_step_component_count(step); c++)
 		if (!strcmp(load_step_component(step, c, ret_first, ret_end), component))
 			return 0;
-	base_error_set(&err, -ENOENT, "step %" PRIu64 " has no component %s", load_step_info(step)->step, component);
-	return tool_fail(ls->t, &err);
+	return tool_failed(ls->t, "step %" PRIu64 " has no component %s", load_step_info(step)->step, component);
 }
 
 static json_t *tensor_json(const struct load_tensor_info *info)
@@ -65,7 +62,7 @@ static int add_tensors(const struct ls *ls, struct load_step *step, const struct
 		struct base_error err = {0};
 
 		load_step_tensor_info(step, (uint32_t)items[i].index, &info);
-		if (ls->more && tool_sums_tensor(&sums, step, (uint32_t)items[i].index, &err) < 0)
+		if (ls->more && tool_sums_tensor(&sums, step, NULL, (uint32_t)items[i].index, &err) < 0)
 			return tool_fail(ls->t, &err);
 		ret_total->bytes += info.bytes;
 		ret_total->stored += sums.stored;
@@ -122,7 +119,7 @@ int ls_tensors(const struct ls *ls, struct load_step *step, const char *componen
 		return code;
 	base_cleanup_free struct ls_item *items = tensor_items(step, first, end);
 	struct tool_table *table = ls->t->json ? NULL : tool_table_new(columns, ls->more ? 7 : 4);
-	json_t *all = json_array();
+	json_auto_t *all = json_array();
 	if (items)
 		code = ls_sort(ls, "tensors", LS_NAME | LS_SIZE, items, end - first);
 	if (items && code == 0)
@@ -134,7 +131,6 @@ int ls_tensors(const struct ls *ls, struct load_step *step, const char *componen
 	if (code == 0 && !ls->t->json)
 		say_tensors(ls, end - first, &total);
 	tool_table_free(table);
-	json_decref(all);
 	return code;
 }
 
@@ -154,7 +150,7 @@ static int sum_component(struct contents *c, uint32_t first, uint32_t end, struc
 	struct base_error err = {0};
 
 	for (uint32_t i = first; i < end; i++)
-		if (tool_sums_tensor(s, c->step, i, &err) < 0)
+		if (tool_sums_tensor(s, c->step, NULL, i, &err) < 0)
 			return tool_fail(c->ls->t, &err);
 	return 0;
 }

@@ -21,7 +21,7 @@ static void add_codec(struct tool_sums *s, const struct store_object_ref *ref)
 	s->codecs[i].stored += ref->stored_len;
 }
 
-void tool_sums_add(struct tool_sums *s, enum tensor_dtype dtype, const struct load_object *o,
+static void add_object(struct tool_sums *s, enum tensor_dtype dtype, const struct load_object *o,
 	const struct load_object *before)
 {
 	uint64_t n = load_object_piece_count(o);
@@ -46,18 +46,25 @@ void tool_sums_add(struct tool_sums *s, enum tensor_dtype dtype, const struct lo
 	}
 }
 
-int tool_sums_tensor(struct tool_sums *s, struct load_step *step, uint32_t number, struct base_error *err)
+int tool_sums_tensor(struct tool_sums *s, struct load_step *step, struct load_step *before, uint32_t number,
+	struct base_error *err)
 {
 	struct load_tensor_info info;
-	struct load_object *o;
+	struct load_object *o, *old = NULL;
 	int r = load_tensor_open(step, number, &o, err);
 
 	if (r < 0)
 		return r;
 	load_step_tensor_info(step, number, &info);
-	tool_sums_add(s, info.dtype, o, NULL);
+	int64_t same = before ? load_step_tensor_find(before, info.component, info.name, info.name_len) : -ENOENT;
+	if (same >= 0)
+		r = load_tensor_open(before, (uint32_t)same, &old, err);
+	if (r == 0)
+		add_object(s, info.dtype, o, old);
+	if (old)
+		load_object_unref(old);
 	load_object_unref(o);
-	return 0;
+	return r;
 }
 
 /* Appends "NAME N" to a list; what does not fit any more is left out. */

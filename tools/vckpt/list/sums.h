@@ -22,11 +22,10 @@ struct tool_sums {
 	struct base_digest digest; /* of the last one */
 };
 
-/* before: the same tensor of another step, or NULL */
-void tool_sums_add(struct tool_sums *s, enum tensor_dtype dtype, const struct load_object *o,
-	const struct load_object *before);
-/* Opens tensor `number` of the step and adds it. 0 or a negative errno, with a sentence in err. */
-int tool_sums_tensor(struct tool_sums *s, struct load_step *step, uint32_t number, struct base_error *err);
+/* Opens tensor `number` of the step and adds it. before: a step to compare with, or NULL. 0 or a negative errno, with a
+ * sentence in err. */
+int tool_sums_tensor(struct tool_sums *s, struct load_step *step, struct load_step *before, uint32_t number,
+	struct base_error *err);
 
 #define TOOL_SUMS_TEXT 640
 /* "bf16 291, f32 2"; "-": none. Of codecs the numbers of pieces. They write into `text` and return it. */

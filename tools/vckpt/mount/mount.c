@@ -50,7 +50,6 @@ static void become(char **argv)
 static int call(const struct tool *t, const struct mount *m)
 {
 	const char *argv[2 * OPTIONS_MAX + 8] = {"mount.vckpt"};
-	struct base_error err = {0};
 	unsigned n = 1;
 
 	if (m->foreground)
@@ -67,8 +66,7 @@ static int call(const struct tool *t, const struct mount *m)
 	argv[n++] = t->arguments[0];
 	argv[n++] = t->arguments[1];
 	become((char **)argv);
-	base_error_set(&err, -ENOENT, "mount.vckpt is not there: neither beside vckpt nor in PATH, /sbin or /usr/sbin");
-	return tool_fail(t, &err);
+	return tool_failed(t, "mount.vckpt is not there: neither beside vckpt nor in PATH, /sbin or /usr/sbin");
 }
 
 static int mount_run(struct tool *t, int argc, char **argv)

@@ -177,11 +177,9 @@ static int stalls_show(struct tool *t, const struct stalls *st, const char *trac
 		code = tool_print_json(stalls_json(st));
 	else if (r == 0 && !t->quiet)
 		r = stalls_print(st);
-	if (r < 0) {
-		if (!err.text[0])
-			base_error_set(&err, r, "%s", base_error_name(r));
+	err.code = r;
+	if (r < 0)
 		return tool_fail(t, &err);
-	}
 	return code == TOOL_DONE && st->damaged ? TOOL_DAMAGE : code;
 }
 
@@ -201,8 +199,7 @@ static int stalls_step(struct tool *t, const char *run, const struct store_list_
 		r = phase_number(&st, usual[i]);
 	if (r >= 0)
 		r = stalls_fill(&st, t->store, &m, all, n);
-	if (r < 0 && !err.text[0])
-		base_error_set(&err, r, "%s", base_error_name(r));
+	err.code = r;
 	code = r < 0 ? tool_fail(t, &err) : stalls_show(t, &st, trace);
 	stalls_release(&st);
 	store_stats_free(all, n);

@@ -57,17 +57,13 @@ static json_t *undecided_json(const struct stop *a)
 /* Several, and none was named. */
 static int say_several(const struct stop *a, size_t n)
 {
-	struct base_error err = {0};
-
 	if (a->t->json)
 		tool_print_json(json_pack("{s:s, s:n, s:n, s:n, s:n, s:n, s:o}", "run", a->run, "attempt", "step",
 			"entry", "state", "reason", "undecided", undecided_json(a)));
 	for (size_t i = 0; !a->t->json && i < a->n; i++)
 		if (undecided(a, &a->all[i]))
 			tool_print_incoming(&a->all[i]);
-	base_error_set(&err, -EINVAL, "run %s has %zu saves under way: name the attempt that is to be aborted",
-		a->run, n);
-	return tool_fail(a->t, &err);
+	return tool_failed(a->t, "run %s has %zu saves under way: name the attempt that is to be aborted", a->run, n);
 }
 
 /* A writer is at work there, or may be. */
@@ -130,9 +126,8 @@ static int stop_one(struct stop *a)
 	if (!attempt || (!in && store_list_attempt(list, attempt, NULL, NULL) == STORE_ATTEMPT_UNDECIDED)) {
 		if (!in && store_list_next(list) == 0)
 			return tool_no_run(a->t, a->run);
-		base_error_set(&err, -ENOENT, attempt ? "run %s has no save under way whose attempt is %.64s"
-						      : "run %s has no save under way", a->run, attempt);
-		return tool_fail(a->t, &err);
+		return tool_failed(a->t, attempt ? "run %s has no save under way whose attempt is %.64s"
+			: "run %s has no save under way", a->run, attempt);
 	}
 	if (in && undecided(a, in))
 		warn_alive(a->t->store, in);

@@ -302,17 +302,13 @@ static bool needs_answer(const struct wanted *w)
 
 static int read_answer(struct rm *rm)
 {
-	struct base_error err = {0};
 	char answer[16] = "";
 
 	fputs("Remove them? [y/N] ", stderr);
 	fflush(stderr);
 	if (!fgets(answer, sizeof answer, stdin))
 		fputc('\n', stderr);
-	if (answer[0] == 'y' || answer[0] == 'Y')
-		return 0;
-	base_error_set(&err, -ECANCELED, "nothing was removed");
-	return tool_fail(rm->t, &err);
+	return answer[0] == 'y' || answer[0] == 'Y' ? 0 : tool_failed(rm->t, "nothing was removed");
 }
 
 /* 0: go on */
@@ -427,7 +423,6 @@ static bool has_index(const struct store *s)
 
 static int remove_and_say(struct rm *rm)
 {
-	struct base_error err = {0};
 	size_t removed = 0;
 
 	tool_interrupt_ends(rm->t, rm->dry_run ? "nothing was changed"
@@ -437,10 +432,8 @@ static int remove_and_say(struct rm *rm)
 	/* The index may have steps that share its data under its name only. */
 	if (removed && !rm->dry_run && has_index(rm->t->store) && !tool_update_index(rm->t->store->path, NULL))
 		base_debug("the index could not be brought up to date");
-	if (worst && rm->nvictims > 1) {
-		base_error_set(&err, -EIO, "%zu of %zu steps were removed", removed, rm->nvictims);
-		tool_fail(rm->t, &err);
-	}
+	if (worst && rm->nvictims > 1)
+		tool_failed(rm->t, "%zu of %zu steps were removed", removed, rm->nvictims);
 	if (rm->t->json) {
 		int code = tool_print_json(json_pack("{s:b, s:o, s:O, s:O}", "dry_run", rm->dry_run, "freed_bytes",
 			rm->frees ? json_integer((json_int_t)rm->freed_bytes) : json_null(), "removed", rm->removed,
