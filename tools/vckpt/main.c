@@ -27,20 +27,16 @@ static const struct tool_command *command_at(size_t i)
 	return NULL;
 }
 
-static void help_group(FILE *to, const struct group *g)
-{
-	fprintf(to, "\n%s:\n", g->title);
-	for (size_t i = 0; g->commands[i]; i++)
-		fprintf(to, "  %-8s %s\n", g->commands[i]->name, g->commands[i]->summary);
-}
-
 static int help(FILE *to, int code)
 {
 	fputs("usage: vckpt COMMAND [OPTION...] [ARGUMENT...]\n\n"
 		"A checkpoint store: steps of training runs as logical tensors, each distinct piece kept once.\n",
 		to);
-	for (size_t i = 0; i < BASE_COUNT(groups); i++)
-		help_group(to, &groups[i]);
+	for (const struct group *g = groups; g < groups + BASE_COUNT(groups); g++) {
+		fprintf(to, "\n%s:\n", g->title);
+		for (size_t i = 0; g->commands[i]; i++)
+			fprintf(to, "  %-8s %s\n", g->commands[i]->name, g->commands[i]->summary);
+	}
 	fputs("\nvckpt help COMMAND says more; so does vckpt(1). vckpt version prints the version.\n"
 		"STORE may be left out where VCKPT_STORE names it.\n"
 		"Exit codes: 0 done, 1 failed, 2 usage, 3 damage found, 4 verify met only what a newer vckpt wrote,\n"

@@ -22,11 +22,6 @@ enum node { LEAF, DICT, LIST };
 
 /* ---- trees ---- */
 
-static json_t *node_new(enum node kind, json_t *content)
-{
-	return json_pack("[i, o]", (int)kind, content);
-}
-
 static enum node node_kind(const json_t *node)
 {
 	return (enum node)json_integer_value(json_array_get(node, 0));
@@ -52,7 +47,7 @@ static json_t *node_under(json_t *object, const char *key, size_t len, enum node
 
 	if (node)
 		return kind != LEAF && node_kind(node) == kind ? node : NULL;
-	node = node_new(kind, kind == LEAF ? json_null() : json_object());
+	node = json_pack("[i, o]", (int)kind, kind == LEAF ? json_null() : json_object());
 	return json_object_setn_new(object, key, len, node) < 0 ? NULL : node;
 }
 

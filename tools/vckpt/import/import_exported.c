@@ -154,15 +154,6 @@ static int check_blobs(const struct import_manifest *m, struct base_error *err)
 	return 0;
 }
 
-/* Of equal keys the first source's value stays. */
-static int take_attributes(struct import_plan *p, const struct import_manifest *m, struct base_error *err)
-{
-	for (size_t i = 0; i < m->nattributes; i++)
-		if (import_add_attribute(p, &m->attributes[i]) < 0)
-			return base_no_memory_for(err, "%s", m->path);
-	return 0;
-}
-
 int import_exported_check(struct import_plan *p, struct import_manifest *m, size_t first, struct base_error *err)
 {
 	int r = 0;
@@ -177,5 +168,8 @@ int import_exported_check(struct import_plan *p, struct import_manifest *m, size
 	if (r == 0)
 		r = check_blobs(m, err);
 	r = say_way_out(m, r, err);
-	return r == 0 ? take_attributes(p, m, err) : r;
+	for (size_t i = 0; r == 0 && i < m->nattributes; i++) /* of equal keys the first source's value stays */
+		if (import_add_attribute(p, &m->attributes[i]) < 0)
+			r = base_no_memory_for(err, "%s", m->path);
+	return r;
 }

@@ -339,12 +339,6 @@ static int paint(struct drawing *d)
 
 /* ---- writing ---- */
 
-/* May box characters be written? To a terminal with UTF-8. */
-static bool draws_lines(void)
-{
-	return isatty(STDOUT_FILENO) && setlocale(LC_CTYPE, "") && !strcmp(nl_langinfo(CODESET), "UTF-8");
-}
-
 static void print_canvas(const struct drawing *d)
 {
 	static const char *const lines[16] = {" ", "│", "─", "└", "│", "│", "┌", "├",
@@ -352,7 +346,7 @@ static void print_canvas(const struct drawing *d)
 	static const char ascii[] = " |-+||++-+-+++++";
 	const struct axis *rows = &d->axis[0], *columns = &d->axis[1];
 	int margin = tool_digits(d->l->shape.dim[0]), row = 0;
-	bool unicode = draws_lines();
+	bool unicode = isatty(STDOUT_FILENO) && setlocale(LC_CTYPE, "") && !strcmp(nl_langinfo(CODESET), "UTF-8");
 	unsigned at = 0;
 
 	printf("%*s ", margin, "");

@@ -60,8 +60,7 @@ static int store_info(struct info *in)
 		store_packs_bytes(in->t->store, &packs, &bytes, &in->err) < 0)
 		return tool_fail(in->t, &in->err);
 	spare = bytes - base_min(n.kept_bytes, bytes);
-	for (unsigned i = 0; i < 16; i++)
-		snprintf(id + 2 * i, 3, "%02x", p->id[i]);
+	tool_format_id(p->id, id);
 	if (in->t->json)
 		return tool_print_json(json_pack("{s:o, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "store",
 			tool_json_text(in->t->store->path, strlen(in->t->store->path)),

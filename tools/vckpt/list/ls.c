@@ -97,23 +97,6 @@ static void read_run(struct run *run, const struct store_list *l)
 	}
 }
 
-static json_t *run_json(const struct run *run)
-{
-	return json_pack("{s:s, s:I, s:I, s:s, s:I, s:I}", "run", run->name, "steps", (json_int_t)run->steps, "latest",
-		(json_int_t)run->latest, "time", TOOL_TIME(run->time_ns), "bytes", (json_int_t)run->bytes, "new_bytes",
-		(json_int_t)run->added);
-}
-
-static void add_run(const struct ls *ls, struct tool_table *table, const struct run *run)
-{
-	tool_table_add(table, TOOL_RUN, run->name, strlen(run->name));
-	tool_table_number(table, run->steps);
-	add_step(table, run->latest, true);
-	add_time(ls, table, run->time_ns);
-	ls_add_bytes(ls, table, run->bytes);
-	ls_add_bytes(ls, table, run->added);
-}
-
 static int print_runs(const struct ls *ls, const struct run *runs, const struct ls_item *items, size_t n)
 {
 	const struct tool_column columns[] = {{"RUN", .shorten = true}, {"STEPS", true}, {"LATEST"},
@@ -124,7 +107,12 @@ static int print_runs(const struct ls *ls, const struct run *runs, const struct 
 	for (size_t i = 0; table && i < n; i++) {
 		const struct run *run = &runs[items[i].index];
 
-		add_run(ls, table, run);
+		tool_table_add(table, TOOL_RUN, run->name, strlen(run->name));
+		tool_table_number(table, run->steps);
+		add_step(table, run->latest, true);
+		add_time(ls, table, run->time_ns);
+		ls_add_bytes(ls, table, run->bytes);
+		ls_add_bytes(ls, table, run->added);
 		steps += run->steps;
 		bytes += run->bytes;
 		added += run->added;
@@ -141,8 +129,13 @@ static int print_runs_json(const struct run *runs, const struct ls_item *items, 
 {
 	json_t *all = json_array();
 
-	for (size_t i = 0; i < n; i++)
-		json_array_append_new(all, run_json(&runs[items[i].index]));
+	for (size_t i = 0; i < n; i++) {
+		const struct run *run = &runs[items[i].index];
+
+		json_array_append_new(all, json_pack("{s:s, s:I, s:I, s:s, s:I, s:I}", "run", run->name, "steps",
+			(json_int_t)run->steps, "latest", (json_int_t)run->latest, "time", TOOL_TIME(run->time_ns),
+			"bytes", (json_int_t)run->bytes, "new_bytes", (json_int_t)run->added));
+	}
 	return tool_print_json(json_pack("{s:o}", "runs", all));
 }
 

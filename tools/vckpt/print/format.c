@@ -185,6 +185,13 @@ char *tool_format_digest(const struct base_digest *d, char text[static BASE_DIGE
 	return text;
 }
 
+char *tool_format_id(const uint8_t id[static 16], char text[static 33])
+{
+	for (int i = 0; i < 16; i++)
+		sprintf(text + 2 * i, "%02x", id[i]);
+	return text;
+}
+
 char *tool_format_ranks(const uint32_t *ranks, size_t n, char text[static TOOL_RANKS_TEXT])
 {
 	size_t at = 0, end;

@@ -33,6 +33,7 @@ char *tool_format_left(double seconds, char text[static 40]);
 #define TOOL_SHAPE_TEXT (TENSOR_MAX_DIMS * 22 + 3)
 char *tool_format_shape(uint32_t ndim, const uint64_t *dim, char text[static TOOL_SHAPE_TEXT]); /* "[4096, 1024]" */
 char *tool_format_digest(const struct base_digest *d, char text[static BASE_DIGEST_HEX]);
+char *tool_format_id(const uint8_t id[static 16], char text[static 33]); /* of a store */
 #define TOOL_RANKS_TEXT 160
 /* Ascending numbers: "0-3, 7, 9-12 and 31 more". */
 char *tool_format_ranks(const uint32_t *ranks, size_t n, char text[static TOOL_RANKS_TEXT]);

@@ -46,16 +46,6 @@ static int set_shared(struct tool *t, void *arg, const char *value)
 	return 0;
 }
 
-static json_t *store_json(const struct store *s, bool made)
-{
-	char id[33];
-
-	for (int i = 0; i < 16; i++)
-		snprintf(id + 2 * i, 3, "%02x", s->info.id[i]);
-	return json_pack("{s:s, s:s, s:i, s:b}", "store", s->path, "id", id, "format", (int)s->info.version, "made",
-		made);
-}
-
 /* Makes one directory whose parent is there, durably. 1: it was made. */
 static int make_directory(struct init *in, const char *path)
 {
@@ -206,7 +196,7 @@ static int init_run(struct tool *t, int argc, char **argv)
 	const struct tool_option options[] = {{"no-reserve", .flag = &in.no_reserve},
 		{"exist-ok", .flag = &in.exist_ok},
 		{"shared", .call = set_shared, .arg = &in, .optional = true}, {0}};
-	char group[128];
+	char group[128], id[33];
 	int code = tool_parse(t, argc, argv, options);
 
 	if (code)
@@ -215,7 +205,8 @@ static int init_run(struct tool *t, int argc, char **argv)
 	if (init_store(&in, &t->store) < 0)
 		return tool_fail(t, &in.err);
 	if (t->json)
-		return tool_print_json(store_json(t->store, in.made));
+		return tool_print_json(json_pack("{s:s, s:s, s:i, s:b}", "store", t->store->path, "id",
+			tool_format_id(t->store->info.id, id), "format", (int)t->store->info.version, "made", in.made));
 	if (!t->quiet && in.made)
 		printf("%s is a store now%s; next: vckpt import %s RUN SOURCE\n", t->store->path,
 			shared_by(&in, group), TOOL_WORD(in.path));

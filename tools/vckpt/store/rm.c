@@ -295,11 +295,6 @@ static void describe(const struct wanted *w, char *text, size_t len)
 			w->target.run, w->steps, w->lowest, w->highest, bytes);
 }
 
-static bool needs_answer(const struct wanted *w)
-{
-	return w->steps && (w->kind == WANTED_LATEST || w->kind == WANTED_RUN);
-}
-
 static int read_answer(struct rm *rm)
 {
 	char answer[16] = "";
@@ -318,9 +313,11 @@ static int ask(struct rm *rm)
 	char text[300];
 
 	for (size_t i = 0; i < rm->nwanted && !rm->yes; i++) {
-		if (!needs_answer(&rm->wanted[i]))
+		const struct wanted *w = &rm->wanted[i];
+
+		if (!w->steps || (w->kind != WANTED_LATEST && w->kind != WANTED_RUN))
 			continue;
-		describe(&rm->wanted[i], text, sizeof text);
+		describe(w, text, sizeof text);
 		if (!terminal)
 			return tool_usage(rm->t, "%s: there is no terminal to ask on: give --yes to remove it", text);
 		fprintf(stderr, "%s\n", text);
