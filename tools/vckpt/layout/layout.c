@@ -79,6 +79,7 @@ static int check_ranks(struct layout *l)
 static void print_rank_json(const struct layout *l, uint32_t rank, const struct tensor_shard *shard)
 {
 	uint32_t at[TENSOR_MAX_DIMS], ndim = l->shape.ndim;
+	char offset[TOOL_SHAPE_TEXT], size[TOOL_SHAPE_TEXT], stride[TOOL_SHAPE_TEXT];
 	struct tensor_shard_iter it;
 	const char *comma = "";
 
@@ -91,8 +92,9 @@ static void print_rank_json(const struct layout *l, uint32_t rank, const struct 
 	printf(", \"local_shape\": %s, \"boxes\": [", TOOL_SHAPE(&shard->local_shape));
 	for (tensor_shard_first(&it, shard, NULL); !it.done && !ferror(stdout); tensor_shard_next(&it)) {
 		printf("%s{\"offset\": %s, \"size\": %s, \"local_offset\": %" PRIu64 ", \"local_stride\": %s}", comma,
-			TOOL_NUMBERS(ndim, it.at.box.offset), TOOL_NUMBERS(ndim, it.at.box.size), it.at.local_offset,
-			TOOL_NUMBERS(ndim, it.at.local_stride));
+			tool_format_shape(ndim, it.at.box.offset, offset),
+			tool_format_shape(ndim, it.at.box.size, size), it.at.local_offset,
+			tool_format_shape(ndim, it.at.local_stride, stride));
 		comma = ", ";
 	}
 	fputs("]}", stdout);

@@ -108,16 +108,14 @@ static int collect(struct drawing *d, struct base_error *err)
 	return 0;
 }
 
-static void ranks_of(const struct drawing *d, const struct group *g, struct base_buf *b)
+/* Free it; NULL: no memory. */
+static uint32_t *ranks_of(const struct drawing *d, const struct group *g)
 {
-	base_cleanup_free uint32_t *ranks = calloc(g->n, sizeof *ranks);
+	uint32_t *ranks = calloc(g->n, sizeof *ranks);
 
 	for (size_t i = 0; ranks && i < g->n; i++)
 		ranks[i] = d->held[g->first + i].rank;
-	if (ranks)
-		tool_ranks_text(ranks, g->n, b);
-	else
-		b->error = -ENOMEM;
+	return ranks;
 }
 
 static int make_groups(struct drawing *d)
@@ -138,11 +136,13 @@ static int make_labels(struct drawing *d, size_t room)
 {
 	for (size_t i = 0; i < d->ngroups; i++) {
 		struct group *g = &d->groups[i];
+		base_cleanup_free uint32_t *ranks = ranks_of(d, g);
 		struct base_buf text base_cleanup_buf = BASE_BUF_INIT;
 
-		ranks_of(d, g, &text);
-		if (text.error)
-			return text.error;
+		if (ranks)
+			tool_ranks_text(ranks, g->n, &text);
+		if (!ranks || text.error)
+			return -ENOMEM;
 		g->spelled = g->n == 1 || text.len <= room;
 		if (g->spelled)
 			snprintf(g->label, sizeof g->label, "%.*s", (int)text.len, (const char *)text.data);
@@ -429,15 +429,13 @@ static int print_unseen(const struct drawing *d)
 static int print_legend(const struct drawing *d)
 {
 	for (size_t g = 0; g < d->ngroups; g++) {
-		struct base_buf text base_cleanup_buf = BASE_BUF_INIT;
+		const struct group *group = &d->groups[g];
 
-		if (!d->groups[g].seen || d->groups[g].spelled)
+		if (!group->seen || group->spelled)
 			continue;
-		ranks_of(d, &d->groups[g], &text);
-		if (text.error)
-			return text.error;
-		printf("%s: %s %.*s\n", d->groups[g].label, base_plural(d->groups[g].n, "rank", "ranks"),
-			(int)text.len, (const char *)text.data);
+		base_cleanup_free uint32_t *ranks = ranks_of(d, group);
+		if (!ranks || print_ranks(group->label, ranks, group->n) < 0)
+			return -ENOMEM;
 	}
 	return print_unseen(d);
 }
