@@ -613,7 +613,8 @@ void fs_backings_free(struct fs_backings *all)
 	if (!all)
 		return;
 	for (size_t i = 0; i < BUCKETS; i++)
-		for (struct fs_backing *b; (b = LIST_FIRST(&all->buckets[i])) != NULL;) {
+		for (struct fs_backing *b = LIST_FIRST(&all->buckets[i]), *next; b; b = next) {
+			next = LIST_NEXT(b, by_node);
 			if (b->fd >= 0)
 				give_back(&b->map);
 			forget(b);
@@ -716,8 +717,8 @@ static bool can_assemble(struct fs_backings *all)
 		return false;
 	if (fs_broker_works(all->broker))
 		return true;
-	if (!all->gave_up) {
-		all->gave_up = true;
+	if (!all->told) {
+		all->told = true;
 		fs_mount_feature(all->m, "passthrough", false, "the keeper did not answer");
 		base_warning("the keeper did not answer: no more files are assembled");
 	}

@@ -109,9 +109,9 @@ bool fs_broker_serve(int channel)
 {
 	struct request request;
 	union control control;
-	struct msghdr message = {.msg_iov = &(struct iovec){ &request, sizeof request }, .msg_iovlen = 1,
+	struct msghdr message = {.msg_iov = &(struct iovec){&request, sizeof request}, .msg_iovlen = 1,
 		.msg_control = &control, .msg_controllen = sizeof control};
-	int fds[2] = { -1, -1 };
+	int fds[2] = {-1, -1};
 
 	ssize_t n = recvmsg(channel, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 	if (n <= 0)
@@ -160,7 +160,7 @@ void fs_broker_free(struct fs_broker *b)
 static int send_request(struct fs_broker *b, const struct request *request, const int *fds, size_t nfds)
 {
 	union control control = {0};
-	struct msghdr message = {.msg_iov = &(struct iovec){ (void *)request, sizeof *request }, .msg_iovlen = 1};
+	struct msghdr message = {.msg_iov = &(struct iovec){(void *)request, sizeof *request}, .msg_iovlen = 1};
 
 	if (nfds) {
 		message.msg_control = &control;
@@ -203,7 +203,7 @@ static int ask(struct fs_broker *b, const struct request *request, const int *fd
 int fs_broker_open(struct fs_broker *b, int fuse_fd, int memfd)
 {
 	struct answer answer;
-	int r = ask(b, &(struct request){.op = OP_OPEN}, (int[]){ fuse_fd, memfd }, 2, &answer);
+	int r = ask(b, &(struct request){.op = OP_OPEN}, (int[]){fuse_fd, memfd}, 2, &answer);
 
 	return r < 0 ? r : answer.result;
 }

@@ -11,9 +11,9 @@
 #include "core/base/log.h"
 #include "fs/mount.h"
 
-static const char *const op_names[FS_OP_COUNT] = { "lookup", "getattr", "readlink", "opendir", "readdir",
+static const char *const op_names[FS_OP_COUNT] = {"lookup", "getattr", "readlink", "opendir", "readdir",
 	"readdirplus", "open", "read", "release", "statfs",
-	"getxattr", "listxattr" };
+	"getxattr", "listxattr"};
 
 /* The type follows from the name, by the rules of Prometheus. */
 static void head(struct base_buf *b, const char *name, const char *help)
@@ -192,7 +192,7 @@ static void write_slow(struct base_buf *b, struct fs_mount *m)
 	pthread_mutex_unlock(&m->lock);
 }
 
-static const char *const names[] = { "stats", "version", "slow" };
+static const char *const names[] = {"stats", "version", "slow"};
 
 unsigned fs_control_count(void) { return BASE_COUNT(names); }
 const char *fs_control_name(unsigned i) { return names[i]; }

@@ -110,7 +110,7 @@ static int take_signals(void)
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	sigemptyset(&mine);
 	for (size_t i = 0; i < 3; i++)
-		sigaddset(&mine, (int[]){ SIGTERM, SIGINT, SIGCHLD }[i]);
+		sigaddset(&mine, (int[]){SIGTERM, SIGINT, SIGCHLD}[i]);
 	if (sigaction(SIGHUP, NULL, &hup) == 0 && hup.sa_handler != SIG_IGN)  /* nohup */
 		sigaddset(&mine, SIGHUP);
 	return signalfd(-1, &mine, SFD_CLOEXEC);
@@ -161,8 +161,8 @@ static enum event wait_event(struct keeper *k, int timeout_ms, struct fs_report 
 	uint64_t end = base_monotonic_ms() + (uint64_t)(timeout_ms < 0 ? 0 : timeout_ms);
 
 	for (;;) {
-		struct pollfd p[3] = { {.fd = k->channel, .events = POLLIN}, {.fd = k->signals, .events = POLLIN},
-			{.fd = k->broker, .events = POLLIN} };
+		struct pollfd p[3] = {{.fd = k->channel, .events = POLLIN}, {.fd = k->signals, .events = POLLIN},
+			{.fd = k->broker, .events = POLLIN}};
 		struct signalfd_siginfo s;
 		uint64_t now = base_monotonic_ms();
 		int n = poll(p, 3, timeout_ms < 0 ? -1 : (int)(end - base_min(now, end)));
@@ -219,9 +219,9 @@ static int hand_over(struct keeper *k, int fuse_fd, struct base_error *err)
 	union { struct cmsghdr head; char room[CMSG_SPACE(2 * sizeof(int))]; } control = {0};
 	base_cleanup_close int readahead = fs_session_open_readahead(k->device);
 	struct fs_handed handed = {.readahead_error = readahead < 0 ? -readahead : 0};
-	int fds[2] = { fuse_fd, readahead };
+	int fds[2] = {fuse_fd, readahead};
 	size_t size = readahead < 0 ? sizeof fds[0] : sizeof fds;
-	struct msghdr message = {.msg_iov = &(struct iovec){ &handed, sizeof handed }, .msg_iovlen = 1,
+	struct msghdr message = {.msg_iov = &(struct iovec){&handed, sizeof handed}, .msg_iovlen = 1,
 		.msg_control = &control, .msg_controllen = CMSG_SPACE(size)};
 
 	control.head = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,

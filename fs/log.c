@@ -19,7 +19,7 @@ static pid_t command; /* in the foreground: what the user started */
 
 static void to_file(enum base_log_level level, const char *text)
 {
-	static const char *const names[] = { "error", "warning", "info", "debug" };
+	static const char *const names[] = {"error", "warning", "info", "debug"};
 	char line[4096 + 100], stamp[32] = "";
 	time_t now = time(NULL);
 	struct tm tm;
@@ -42,7 +42,7 @@ static void to_file_and_user(enum base_log_level level, const char *text)
 
 static void to_syslog(enum base_log_level level, const char *text)
 {
-	static const int levels[] = { LOG_ERR, LOG_WARNING, LOG_INFO, LOG_DEBUG };
+	static const int levels[] = {LOG_ERR, LOG_WARNING, LOG_INFO, LOG_DEBUG};
 
 	syslog(levels[level], "%s", text);
 }

@@ -17,7 +17,7 @@
 #include "core/base/clock.h"
 #include "fs/mount.h"
 
-static const char *const above[] = { "", "runs", "packs" };
+static const char *const above[] = {"", "runs", "packs"};
 
 /* A directory that the daemon may not stat is shown to the daemon's user alone. An error of the storage does not mean
  * that, and is returned, because the kernel keeps the modes of steps and files for good. 1: there is none. */

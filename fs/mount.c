@@ -11,7 +11,7 @@
 
 static void show_forms(struct fs_mount *m, unsigned show)
 {
-	static const char *const why[] = { "left out, as asked", "shown" };
+	static const char *const why[] = {"left out, as asked", "shown"};
 	bool npy = show & VIEW_SHOW_NPY, safetensors = show & VIEW_SHOW_SAFETENSORS;
 
 	fs_mount_feature(m, "npy", npy, "%s", why[npy]);

@@ -116,8 +116,8 @@ static int mount_find(const char *path, bool exact, struct mount_line *ret_m, st
 
 static int run_fusermount(const char *path, bool lazy)
 {
-	const char *argv[] = { "fusermount3", "-u", "-q", lazy ? "-z" : "--", lazy ? "--" : path, lazy ? path : NULL,
-		NULL };
+	const char *argv[] = {"fusermount3", "-u", "-q", lazy ? "-z" : "--", lazy ? "--" : path, lazy ? path : NULL,
+		NULL};
 	pid_t pid;
 	int status;
 

@@ -24,7 +24,7 @@ static const char *const ignored[] = {
 	"async", "dirsync", "iversion", "noiversion", "mand", "nomand", "silent", "loud", "default_permissions",
 	"nosymfollow", "kernel_cache",
 };
-static const char *const ignored_prefix[] = { "x-", "X-", "comment=", "user=" };
+static const char *const ignored_prefix[] = {"x-", "X-", "comment=", "user="};
 
 static int option_unsigned(const char *name, const char *text, int base, uint64_t max, unsigned *ret,
 	struct base_error *err)
@@ -120,8 +120,8 @@ static int option_views(struct fs_options *o, const char *value, struct base_err
 	return 0;
 }
 
-static const char *const tiers[] = { [FS_TIER_AUTO] = "auto", [FS_TIER_CACHED] = "cached",
-	[FS_TIER_PASSTHROUGH] = "passthrough" };
+static const char *const tiers[] = {[FS_TIER_AUTO] = "auto", [FS_TIER_CACHED] = "cached",
+	[FS_TIER_PASSTHROUGH] = "passthrough"};
 
 const char *fs_tier_name(enum fs_tier tier) { return tiers[tier]; }
 

@@ -54,7 +54,7 @@ static int open_group(void)
 		if (strncmp(line, "0::/", 4) != 0)
 			continue;
 		const char *group = line[4] ? line + 3 : "";
-		static const char *const places[] = { "/sys/fs/cgroup", "/sys/fs/cgroup/unified" };
+		static const char *const places[] = {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"};
 		for (size_t i = 0; i < 4 && fd < 0; i++) {
 			snprintf(path, sizeof path, "%s%s/cgroup.type", places[i % 2], i < 2 ? group : "");
 			if (access(path, F_OK) < 0)
@@ -119,8 +119,8 @@ static void *pressure_main(void *arg)
 {
 	struct fs_mount *m = arg;
 	struct fs_pressure *p = &m->pressure;
-	struct pollfd fds[3] = { {.fd = p->wake_fd, .events = POLLIN}, {.fd = p->fds[0], .events = POLLPRI},
-		{.fd = p->fds[1], .events = POLLPRI} };
+	struct pollfd fds[3] = {{.fd = p->wake_fd, .events = POLLIN}, {.fd = p->fds[0], .events = POLLPRI},
+		{.fd = p->fds[1], .events = POLLPRI}};
 
 	prctl(PR_SET_NAME, "vckpt-pressure");
 	for (;;) {

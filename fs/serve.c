@@ -190,10 +190,10 @@ static int serve_until_end(struct serving *s, const sigset_t *signals)
 static int take_handed(struct serving *s)
 {
 	union { struct cmsghdr head; char room[CMSG_SPACE(2 * sizeof(int))]; } control;
-	struct iovec iov = { &s->handed, sizeof s->handed };
+	struct iovec iov = {&s->handed, sizeof s->handed};
 	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
 		.msg_controllen = sizeof control};
-	int fds[2] = { -1, -1 };
+	int fds[2] = {-1, -1};
 
 	ssize_t n = recvmsg(s->channel, &message, MSG_CMSG_CLOEXEC);
 	const struct cmsghdr *c = n == (ssize_t)sizeof s->handed ? CMSG_FIRSTHDR(&message) : NULL;

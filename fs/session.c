@@ -47,7 +47,7 @@ static void agree_to_passthrough(struct fuse_init_out *out)
 {
 	out->flags |= FUSE_INIT_EXT;
 	out->flags2 |= FLAGS2_PASSTHROUGH;
-	memcpy((char *)out + offsetof(struct fuse_init_out, flags2) + sizeof out->flags2, &(uint32_t){ 1 },
+	memcpy((char *)out + offsetof(struct fuse_init_out, flags2) + sizeof out->flags2, &(uint32_t){1},
 		sizeof(uint32_t));
 }
 
