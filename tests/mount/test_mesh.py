@@ -92,7 +92,8 @@ def test_names(mount, saved, tmp_path):
 
 
 @pytest.mark.parametrize("name,words", [
-    ("tp=5", "tensor model/qkv: placement IS(0,3)"), ("tp", "tp"), ("tp=0", "size 0"), ("tp=02", "shown as 'tp=2'"),
+    ("tp=5", "tensor model/qkv: placement IS(0,3)"), ("tp", "tp"), ("tp=0", "size 0"),
+    ("tp=02", "shown only as 'tp=2'"),
     ("a=300,b=300", "90000 ranks: at most 65536")])
 def test_what_is_no_mesh(mount, saved, tmp_path, name, words):
     """ENOENT, and the log says why."""

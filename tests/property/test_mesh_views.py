@@ -231,7 +231,8 @@ def test_stages_and_what_is_not_recorded(build, views, tmp_path):
 
 @pytest.mark.parametrize("name,words", [
     ("tp", "tp"), ("tp=0", "size 0"), ("", "no"), ("tp=2,", ""), ("tp=2,tp=2", "twice"), ("=2", "not NAME=SIZE"),
-    ("tp=02", "shown as 'tp=2'"), (" tp=2", "shown as"), ("tp=2 ,dp=1", "shown as 'tp=2,dp=1'"), ("tp=-1", ""),
+    ("tp=02", "shown only as 'tp=2'"), (" tp=2", "shown only as"), ("tp=2 ,dp=1", "shown only as 'tp=2,dp=1'"),
+    ("tp=-1", ""),
     ("a=256,b=257", "65792 ranks: at most 65536"), ("tp=4294967296", ""), ("tp=99999999999999999999999", ""),
     (",".join(f"d{i}=1" for i in range(17)), "16 dimensions"), ("x" * 65 + "=1", "longer than 64"),
     ("tp=5", "tensor model/merged")])
