@@ -2,9 +2,9 @@
 """What a pickle of a plain value may name (docs/dcp.md has the list): containers, numbers, texts and bytes of Python,
 scalars and arrays of numpy, and of torch tensors, types, sizes, devices and layouts.
 
-Every function here takes the machine and what the pickle gives, and builds the value by itself. It takes the forms that
-Python, numpy and torch write, and no others: each argument is of exactly one type, and each size is compared with the
-bytes that are there. What is copied is charged."""
+Every function here takes the machine and what the pickle gives (a state before the arguments), and builds the value by
+itself. It takes the forms that Python, numpy and torch write, and no others: each argument is of exactly one type, and
+each size is compared with the bytes that are there. What is copied is charged."""
 from __future__ import annotations
 
 import collections
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .pickles_machine import Call, Known, Machine, Name, Refused, State, shown, unknown
+from .pickles_machine import Call, Known, Machine, Name, Refused, shown, unknown
 
 DTYPE = re.compile(r"[biufcSU][0-9]{1,9}")
 OTHER_DTYPES = {"O": "object", "M": "datetime64", "m": "timedelta64", "V": "void"}
@@ -45,52 +45,43 @@ def naturals(numbers: object) -> bool:
 
 # ---- Python's own ----
 
-def _encode(machine: Machine, args: tuple[Any, ...]) -> bytes:
+def _encode(machine: Machine, text: Any, codec: Any) -> bytes:
     """Protocol 2 has no bytes, but a text with a letter for each."""
-    text, codec = args
     want(type(text) is str and codec in ("latin1", "latin-1"))
     machine.charge(len(text))
     return bytes(text.encode("latin1"))
 
 
-def _empty(kind: Callable[[], Any]) -> Call:
-    def made(machine: Machine, args: tuple[Any, ...]) -> Any:
-        want(not args)
-        return kind()
-    return made
-
-
-def _bytearray(machine: Machine, args: tuple[Any, ...]) -> bytearray:
-    data = b"" if not args else args[0] if len(args) == 1 else _encode(machine, args)
+def _bytearray(machine: Machine, data: Any = b"", *codec: Any) -> bytearray:
+    if codec:
+        data = _encode(machine, data, *codec)
     want(type(data) is bytes)
     machine.charge(len(data))
     return bytearray(data)
 
 
-def _keys_of(machine: Machine, args: tuple[Any, ...]) -> list[Any]:
-    items, = args
-    want(type(items) is list)
-    machine.charge(len(items))
-    machine.check_keys(items)
-    found: list[Any] = items
-    return found
+def _of_keys(kind: Callable[[Any], Any]) -> Call:
+    def made(machine: Machine, items: Any) -> Any:
+        want(type(items) is list)
+        machine.charge(len(items))
+        machine.check_keys(items)
+        return kind(items)
+    return made
 
 
-def _complex(machine: Machine, args: tuple[Any, ...]) -> complex:
-    real, imaginary = args
+def _complex(machine: Machine, real: Any, imaginary: Any) -> complex:
     want(type(real) is float and type(imaginary) is float)
     return complex(real, imaginary)
 
 
 def _of_three(kind: Callable[..., Any], *types: type) -> Call:
-    def made(machine: Machine, args: tuple[Any, ...]) -> Any:
-        want(len(args) == 3 and all(type(number) in types for number in args))
-        return kind(*args)
+    def made(machine: Machine, *numbers: Any) -> Any:
+        want(len(numbers) == 3 and all(type(number) in types for number in numbers))
+        return kind(*numbers)
     return made
 
 
-def _counter(machine: Machine, args: tuple[Any, ...]) -> collections.Counter[Any]:
-    counts, = args
+def _counter(machine: Machine, counts: Any) -> collections.Counter[Any]:
     want(type(counts) is dict)
     machine.charge(len(counts))
     made: collections.Counter[Any] = collections.Counter()
@@ -98,34 +89,31 @@ def _counter(machine: Machine, args: tuple[Any, ...]) -> collections.Counter[Any
     return made
 
 
-def _default(machine: Machine, args: tuple[Any, ...]) -> collections.defaultdict[Any, Any]:
-    if not args or args == (None,):
+def _default(machine: Machine, factory: Any = None) -> collections.defaultdict[Any, Any]:
+    if factory is None:
         return collections.defaultdict(None)
-    factory, = args
     want(type(factory) is Name)
     if factory.text not in FACTORIES:
         raise unknown(f"a collections.defaultdict of {shown(factory.text)}")
     return collections.defaultdict(FACTORIES[factory.text])
 
 
-def _deque(machine: Machine, args: tuple[Any, ...]) -> collections.deque[Any]:
-    items, *length = args or ((),)
-    want(type(items) in (tuple, list) and not items and len(length) <= 1)
-    want(not length or length[0] is None or naturals(tuple(length)))
-    return collections.deque(maxlen=length[0] if length else None)
+def _deque(machine: Machine, items: Any = (), length: Any = None) -> collections.deque[Any]:
+    want(type(items) in (tuple, list) and not items and (length is None or naturals((length,))))
+    return collections.deque(maxlen=length)
 
 
 def _path(kind: Callable[..., Any]) -> Call:
-    def path(machine: Machine, args: tuple[Any, ...]) -> Any:
-        want(all(type(part) is str for part in args))
-        machine.charge(sum(map(len, args)))
-        return kind(*args)
+    def path(machine: Machine, *parts: Any) -> Any:
+        want(all(type(part) is str for part in parts))
+        machine.charge(sum(map(len, parts)))
+        return kind(*parts)
     return path
 
 
-def _bytes_io(machine: Machine, args: tuple[Any, ...], state: Any) -> io.BytesIO:
+def _bytes_io(machine: Machine, state: Any) -> io.BytesIO:
     data, at, attributes = state
-    want(not args and type(data) is bytes and naturals((at,)) and at <= len(data) and attributes is None)
+    want(type(data) is bytes and naturals((at,)) and at <= len(data) and attributes is None)
     machine.charge(len(data))
     made = io.BytesIO(data)
     made.seek(at)
@@ -134,8 +122,7 @@ def _bytes_io(machine: Machine, args: tuple[Any, ...], state: Any) -> io.BytesIO
 
 # ---- numpy's ----
 
-def _dtype(machine: Machine, args: tuple[Any, ...], state: Any) -> Any:
-    text, align, copy = args
+def _dtype(machine: Machine, state: Any, text: Any, align: Any, copy: Any) -> Any:
     want(type(text) is str and align is False and copy is True and type(state) is tuple and len(state) >= 8)
     if text[:1] in OTHER_DTYPES or len(state) > 8:
         raise unknown(_other_dtype(text, state))
@@ -171,46 +158,36 @@ def _items(machine: Machine, data: Any, dtype: Any, shape: Any, fortran: bool) -
     return np.frombuffer(bytearray(data), dtype).reshape(shape, order="F" if fortran else "C")
 
 
-def _scalar(machine: Machine, args: tuple[Any, ...]) -> Any:
-    dtype, data = args
+def _scalar(machine: Machine, dtype: Any, data: Any) -> Any:
     if isinstance(dtype, np.dtype) and not dtype.itemsize and data == b"":
         return dtype.type()                                     # numpy.str_("")
     return _items(machine, data, dtype, (1,), False)[0]
 
 
-def _array(machine: Machine, args: tuple[Any, ...], state: Any) -> Any:
-    kind, shape, letter = args
+def _array(machine: Machine, state: Any, kind: Any, shape: Any, letter: Any) -> Any:
     want(type(kind) is Name and kind.text == "numpy.ndarray" and shape == (0,) and letter == b"b")
     version, shape, dtype, fortran, data = state
     want(version == 1 and type(fortran) is bool)
     return _items(machine, data, dtype, shape, fortran)
 
 
-def _from_buffer(machine: Machine, args: tuple[Any, ...]) -> Any:
+def _from_buffer(machine: Machine, data: Any, dtype: Any, shape: Any, order: Any) -> Any:
     """An array as protocol 5 has it."""
-    data, dtype, shape, order = args
     want(order in ("C", "F"))
     return _items(machine, data, dtype, shape, order == "F")
 
 
 # ---- torch's ----
 
-def _size(machine: Machine, args: tuple[Any, ...]) -> Any:
-    sizes, = args
+def _size(machine: Machine, sizes: Any) -> Any:
     want(naturals(sizes))
     machine.charge(len(sizes))
     return torch.Size(sizes)
 
 
-def _device(machine: Machine, args: tuple[Any, ...]) -> Any:
-    kind, *index = args
-    want(type(kind) is str and DEVICE.fullmatch(kind) is not None and len(index) <= 1 and naturals(tuple(index)))
+def _device(machine: Machine, kind: Any, *index: Any) -> Any:
+    want(type(kind) is str and DEVICE.fullmatch(kind) is not None and len(index) <= 1 and naturals(index))
     return torch.device(kind, *index)
-
-
-def _layout(machine: Machine, args: tuple[Any, ...]) -> Any:
-    word, = args
-    return LAYOUTS[word]
 
 
 def _check_place(storage: Storage, dtype: Any, offset: Any, size: Any, stride: Any) -> int:
@@ -245,19 +222,17 @@ def _no_hooks(hooks: object) -> bool:
     return hooks is None or (type(hooks) is collections.OrderedDict and not hooks)
 
 
-def _tensor_v2(machine: Any, args: tuple[Any, ...]) -> Any:
-    storage, *rest = args
+def _tensor_v2(machine: Any, storage: Any, *rest: Any) -> Any:
     want(type(storage) is Storage)
     return _tensor(machine, storage, storage.dtype, rest)
 
 
-def _tensor_v3(machine: Any, args: tuple[Any, ...]) -> Any:
-    storage, offset, size, stride, grad, hooks, dtype, *more = args
-    return _tensor(machine, storage, dtype, (offset, size, stride, grad, hooks, *more))
+def _tensor_v3(machine: Any, storage: Any, *rest: Any) -> Any:
+    """The dtype comes after offset, size, stride, requires_grad and hooks."""
+    return _tensor(machine, storage, rest[5], rest[:5] + rest[6:])
 
 
-def _parameter(machine: Machine, args: tuple[Any, ...]) -> Any:
-    data, grad, hooks = args
+def _parameter(machine: Machine, data: Any, grad: Any, hooks: Any) -> Any:
     want(type(data) is torch.Tensor and type(grad) is bool and _no_hooks(hooks))
     return torch.nn.Parameter(data, grad)
 
@@ -278,17 +253,17 @@ FACTORIES: dict[str, Callable[[], Any]] = {
     "collections.deque": collections.deque}
 LAYOUTS = {str(layout): layout for layout in vars(torch).values() if isinstance(layout, torch.layout)}
 CALLS: dict[str, Call] = {
-    "_codecs.encode": _encode, "builtins.bytes": _empty(bytes), "builtins.bytearray": _bytearray,
-    "builtins.set": lambda machine, args: set(_keys_of(machine, args)), "builtins.frozenset": lambda machine, args
-    : frozenset(_keys_of(machine, args)), "builtins.complex": _complex, "builtins.range": _of_three(range, int),
-    "builtins.slice": _of_three(slice, int, type(None)), "collections.OrderedDict": _empty(collections.OrderedDict),
-    "collections.Counter": _counter, "collections.defaultdict": _default, "collections.deque": _deque,
-    "pathlib.PosixPath": _path(pathlib.Path), "pathlib._local.PosixPath": _path(pathlib.Path),
-    "pathlib.PurePosixPath": _path(pathlib.PurePosixPath), "pathlib._local.PurePosixPath": _path(pathlib.PurePosixPath),
-    "numpy._core.multiarray.scalar": _scalar, "numpy._core.numeric._frombuffer": _from_buffer, "torch.Size": _size,
-    "torch.device": _device, "torch.serialization._get_layout": _layout, "torch._utils._rebuild_tensor_v2": _tensor_v2,
+    "_codecs.encode": _encode, "builtins.bytes": lambda _: b"", "builtins.bytearray": _bytearray,
+    "builtins.set": _of_keys(set), "builtins.frozenset": _of_keys(frozenset), "builtins.complex": _complex,
+    "builtins.range": _of_three(range, int), "builtins.slice": _of_three(slice, int, type(None)),
+    "collections.OrderedDict": lambda _: collections.OrderedDict(), "collections.Counter": _counter,
+    "collections.defaultdict": _default, "collections.deque": _deque, "pathlib.PosixPath": _path(pathlib.Path),
+    "pathlib._local.PosixPath": _path(pathlib.Path), "pathlib.PurePosixPath": _path(pathlib.PurePosixPath),
+    "pathlib._local.PurePosixPath": _path(pathlib.PurePosixPath), "numpy._core.multiarray.scalar": _scalar,
+    "numpy._core.numeric._frombuffer": _from_buffer, "torch.Size": _size, "torch.device": _device,
+    "torch.serialization._get_layout": lambda _, word: LAYOUTS[word], "torch._utils._rebuild_tensor_v2": _tensor_v2,
     "torch._utils._rebuild_tensor_v3": _tensor_v3, "torch._utils._rebuild_parameter": _parameter}
-STATES: dict[str, State] = {"numpy.dtype": _dtype, "numpy._core.multiarray._reconstruct": _array,
+STATES: dict[str, Call] = {"numpy.dtype": _dtype, "numpy._core.multiarray._reconstruct": _array,
                             "_io.BytesIO": _bytes_io}
 KNOWN = Known({f"torch.{name}": dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)},
               CALLS, STATES, frozenset({*STORAGES, *FACTORIES, "numpy.ndarray"}),

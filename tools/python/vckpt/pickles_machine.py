@@ -16,8 +16,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-Call: TypeAlias = "Callable[[Any, tuple[Any, ...]], Any]"
-State: TypeAlias = "Callable[[Any, tuple[Any, ...], Any], Any]"
+Call: TypeAlias = "Callable[..., Any]"
 
 COPIES = 4                      # bytes and items that calls may copy, for each byte of the pickle
 KEY_PARTS = 256                 # of a tuple or frozenset that is a key
@@ -60,8 +59,8 @@ class Unfinished:
 class Known(NamedTuple):
     """All that a pickle may name, as MODULE.NAME."""
     constants: Mapping[str, Any]        # their values
-    calls: Mapping[str, Call]           # (machine, arguments) -> value
-    states: Mapping[str, State]         # those that wait for a state: (machine, arguments, state) -> value
+    calls: Mapping[str, Call]           # (machine, *arguments) -> value
+    states: Mapping[str, Call]          # those that wait for a state: (machine, state, *arguments) -> value
     words: frozenset[str]               # arguments only
     keys: tuple[type, ...]              # types that can be keys, besides Python's own
 
@@ -270,7 +269,7 @@ class Machine:
         if called.text in self.known.states:
             self.push(Unfinished(called.text, args))
         elif called.text in self.known.calls:
-            self.push(self.made(called.text, self.known.calls[called.text], args))
+            self.push(self.made(called.text, self.known.calls[called.text], *args))
         else:
             raise self.wrong(f"{called.text} is called")
 
@@ -278,7 +277,7 @@ class Machine:
         begun = self.top()
         if type(begun) is not Unfinished:
             raise self.wrong("it gives a state to something that takes none")
-        value = self.made(begun.text, self.known.states[begun.text], begun.args, state)
+        value = self.made(begun.text, self.known.states[begun.text], state, *begun.args)
         self.stack[-1] = value
         for number in begun.numbers:
             if self.memo[number] is begun:
