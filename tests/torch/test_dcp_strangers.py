@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 
 import vckpt
 from test_dcp_documents import load, save
-from vckpt import dcp_looks
+from vckpt import pickles
 from vckpt.dcp import StorageReader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -142,7 +142,7 @@ def test_nothing_in_the_package_unpickles():
 @pytest.fixture
 def told(monkeypatch):
     """As in a process that has said nothing yet. Gives the warnings of a save."""
-    monkeypatch.setattr(dcp_looks, "_warned", set())
+    monkeypatch.setattr(pickles, "_warned", set())
 
     def warned(*args, **options):
         with warnings.catch_warnings(record=True) as seen:
@@ -186,9 +186,9 @@ def test_a_save_that_is_stopped_by_its_warning(path, told):
 
 def test_a_save_looks_for_a_limited_time(monkeypatch):
     seen = []
-    monkeypatch.setattr(dcp_looks.pickles, "refusal", seen.append)
+    monkeypatch.setattr(pickles, "refusal", seen.append)
     monkeypatch.setattr(time, "thread_time", lambda: 0.02 * len(seen))
-    looks = dcp_looks.Looks()
+    looks = pickles.Looks()
     for key in "abcdef":
         looks.look(key, memoryview(b""))
     assert len(seen) == 3

@@ -109,7 +109,7 @@ def test_a_stage_that_fails(pool2, run):
     first, second = pool2(_stages_fail, str(run))
     assert "rank 1: Refused" in first[0] and "cannot be the name of a component" in first[0]
     assert "rank 1 of 2 did not come within 0 s: " in first[2] and first[2].startswith("Timeout: ")
-    assert "/0: ranks 1 of 2 did not make the same load within 1 s: what other ranks" in first[3], first
+    assert "/0: rank 1 of 2 did not make the same load within 1 s: what other ranks" in first[3], first
     assert first[3].startswith("Timeout: ") and second[2].startswith("Timeout: ")
     assert first[1] == second[1] == first[4] == second[3] == [] and second[0].startswith('state["bad name"]')
 

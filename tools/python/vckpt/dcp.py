@@ -43,7 +43,7 @@ from torch.distributed.checkpoint.storage import (
 )
 from torch.futures import Future
 
-from . import _lib, dcp_looks, dcp_reads, dcp_state, loads, paths, pickles, saver
+from . import _lib, dcp_reads, dcp_state, loads, paths, pickles, saver
 from .dcp_state import Place
 from .exchange import Exchanged, Mode, check as check_mode
 from .shard import Layout, PlainBox
@@ -360,7 +360,7 @@ class _Declared:
 
     def blobs(self, rank: int) -> list[tuple[str, bytes | memoryview]]:
         """Byte entries are kept as they are, one after another, with a document that has the place of each."""
-        whole, index, looks = io.BytesIO(), {}, dcp_looks.Looks()
+        whole, index, looks = io.BytesIO(), {}, pickles.Looks()
         for item in self.bytes:
             data = self.planner.resolve_data(item).getbuffer()
             looks.look(item.index.fqn, data)

@@ -29,7 +29,7 @@ class Gaps:
     """One load of one rank."""
 
     def __init__(self, held: Meeting, path: str, timeout: float) -> None:
-        self.path, self.timeout, self.rank, self.world = path, timeout, held.rank, held.world
+        self.held, self.path, self.timeout, self.rank, self.world = held, path, timeout, held.rank, held.world
         self.store, self.key, self.said = held.store, held.key, False
 
     def say(self, names: Names, held: Held) -> None:
@@ -83,9 +83,8 @@ class Gaps:
         until, pause = time.monotonic() + self.timeout, 0.002
         while not self.store.check([self.key(key) for key in keys]):
             if time.monotonic() >= until:
-                late = [rank for rank in range(self.world) if not self.store.check([self.key(f"has.{rank}")])]
-                raise _lib.Timeout(errno.ETIMEDOUT, f"{self.path}: ranks {meeting.ranges(late)} of {self.world} did "
-                                                    f"not make the same load within {self.timeout:.0f} s: {ASKED} "
-                                                    "(give rank= and world= to load by one rank alone)")
+                raise _lib.Timeout(errno.ETIMEDOUT, f"{self.path}: {self.held.late('has')} did not make the same load "
+                                                    f"within {self.timeout:.0f} s: {ASKED} (give rank= and world= to "
+                                                    "load by one rank alone)")
             time.sleep(pause)
             pause = min(pause * 1.5, max(0.05, self.world / 16384))

@@ -255,9 +255,9 @@ class Meeting:
                 return f" (rank {rank} opens {json.loads(found)})"
         return ""
 
-    def late(self) -> str:
-        """"ranks 1-3 of 8", or "" where all have come."""
-        ranks = [rank for rank in range(self.world) if not self.store.check([self.key(f"rank.{rank}")])]
+    def late(self, word: str = "rank") -> str:
+        """"ranks 1-3 of 8" of those that have not set this key, or "" where all have."""
+        ranks = [rank for rank in range(self.world) if not self.store.check([self.key(f"{word}.{rank}")])]
         return f"rank{'s' * (len(ranks) != 1)} {ranges(ranks)} of {self.world}" if ranks else ""
 
     def warn(self, now: float, warned: bool) -> bool:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 import io
 import pickle
+import time
+import warnings
 import zipfile
 from typing import Any
 
@@ -19,12 +21,12 @@ import torch
 from .pickles_known import ITEMS, KNOWN, PAIRS, STORAGES, Storage, check
 from .pickles_machine import COPIES, Machine, Name, Refused
 
-__all__ = ["Refused", "decoded", "reencoded", "refusal", "tree"]
+__all__ = ["Looks", "Refused", "decoded", "reencoded", "refusal", "tree"]
 
 NO_ENTRY = "it is neither an archive of torch.save nor a pickle"
 ARCHIVE, PICKLE = b"PK\3\4", b"\x80"    # what they begin with
 SPREAD_BYTES = 64 << 20         # of all tensors of an entry, beyond what is stored (strides of 0); as for vckpt import
-LOOK_BYTES = 8192               # of a pickle, which `refusal` looks at
+LOOK_BYTES, LOOK_S = 8192, 0.05         # of a pickle, which `refusal` looks at; of one save
 SMALL_BYTES = 4096              # entries that are kept with what became of them: many are the same number
 TREE_DEPTH, TREE_PARTS = 100, 16        # of what `tree` gives: containers in one another; values, for each byte
 DEVICES = "cuda", "xpu"         # whose tensors come back there
@@ -200,5 +202,31 @@ def _reencoded(data: bytes) -> bytes:
         raise Refused(f"torch.save does not take its value: {error}") from None
 
 
+class Looks:
+    """A save of DCP takes every value, since DCP pickles it; a load takes only plain ones (docs/dcp.md). So a save
+    reads the entries that it writes as a load would, and warns of what that will refuse: once for each class in a
+    process. The entry is saved all the same.
+
+    This must not make a save slower: only the first bytes of an entry are looked at (`refusal`), and all entries of a
+    save together get LOOK_S of this thread's processor time. So a large state may hold values that no warning names."""
+
+    def __init__(self) -> None:
+        self.left = LOOK_S
+
+    def look(self, key: str, entry: memoryview) -> None:
+        if self.left <= 0:
+            return
+        begin = time.thread_time()
+        what = refusal(entry)
+        self.left -= time.thread_time() - begin
+        if what is not None and what not in _warned:
+            _warned.add(what)
+            warnings.warn(f"vckpt.dcp.StorageWriter: entry {key[:300]!r}: {what}. It is saved, but a dcp.load that "
+                          "asks for it will fail unless you give StorageReader(..., allow_pickle=True), which runs "
+                          "whatever the pickle says: keep plain values instead (numbers, texts, containers, arrays), "
+                          "or plan to load with that option", stacklevel=2)
+
+
+_warned: set[str] = set()
 _small = functools.lru_cache(1024)(_reencoded)
 _small_refusal = functools.lru_cache(1024)(_refusal)
