@@ -132,9 +132,8 @@ def restore_scalar(content: Any, dtype: Any) -> Any:
     try:
         if time:
             return numpy.int64(content).view(dtype)
-        made = {"str": numpy.str_, "bytes": numpy.bytes_}.get(dtype, numpy.dtype(dtype).type)
         with numpy.errstate(over="ignore"):
-            value = made(content)
+            value = numpy.dtype(dtype).type(content)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"a numpy {dtype}: {error}") from None
     if (kind is int and int(value) != content) or (kind in (float, complex) and kind(value) != content == content):
@@ -154,8 +153,7 @@ def restore_dtype(content: Any) -> Any:
 def restore_scalar_type(content: Any) -> Any:
     if type(content) is not str or content not in NUMPY_SCALARS:
         raise ValueError("a numpy type is malformed")
-    numpy = _import("numpy")
-    return {"str": numpy.str_, "bytes": numpy.bytes_}.get(content) or numpy.dtype(content).type
+    return _import("numpy").dtype(content).type
 
 
 def _torch_name(kind: str) -> Callable[[Any], Any]:
