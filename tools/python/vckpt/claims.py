@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of a state that several tensors of a step want: tied weights, an object whose `best` is its `current` until
-the first comparison. What they have in the step decides. Equal tensors are filled once. Of different ones those of
-objects get memory of their own, which load_state_dict() is given; so do an object's that share a parameter's memory.
-Two different ones are left only where the state itself makes them one (a model that ties what the step has apart)."""
+"""Memory of a state into which several tensors of a step go: tied weights, an object whose `best` is its `current`
+until the first comparison. Their bytes in the step decide. Equal tensors are filled once. Of different ones, those of
+objects get memory of their own, which load_state_dict() is given, also where they share a parameter's memory. Two
+different ones remain only where the state itself makes them one (a model that ties what the step has apart)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the components of a state are. `save(run, {"model": model, "lr": 0.1})` names them; `save(run,
-model.state_dict())` does not: what is given there is the state dict of one thing, and becomes the component `model`.
+"""The components of a state. `save(run, {"model": model, "lr": 0.1})` names them; `save(run, model.state_dict())` does
+not: that is the state dict of one thing, and becomes the component `model`.
 
-A state dict is what Module.state_dict() returned (torch marks it with `_metadata`), whatever it holds, and any dict of
-nothing but tensors, with two names or more, or with a dot in the one it has. One tensor under a name without dots is a
+A state dict is what Module.state_dict() returned (torch marks it with `_metadata`), whatever it holds, or any dict of
+nothing but tensors, with two names or more, or with a dot in its only name. One tensor under a name without dots is a
 component by itself, and so is each tensor beside other things: {"temperature": tensor, "lr": 0.1}. With a dot in its
 name it is refused there: that is a state dict with other things put into it, which would become a component for each
 parameter."""

@@ -10,7 +10,7 @@ come reports that to the others, which raise its sentence. At the meeting each r
 it loads, and in how many loads of the library: all ranks take part in as many as the one that needs most. From then on
 the communicator of the library makes all succeed or all fail.
 
-Where a rank's torch was built without gloo, nothing goes between hosts, and the ranks of each host share by
+Where a rank's torch was built without gloo, nothing is exchanged between hosts, and the ranks of each host share among
 themselves."""
 from __future__ import annotations
 

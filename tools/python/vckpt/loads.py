@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One load of the library: many tensors of a step in one go, each block of the step read once.
 
-The library's threads write into the memory of the tensors until the load is freed, which waits for them. So however the
-call ends (an error, Ctrl-C, a signal's handler, `cancel` in another thread), the load is freed before that memory."""
+The library's threads write into the memory of the tensors until the load is freed, which waits for them. So however
+the call ends (an error, Ctrl-C, a signal's handler, `cancel` in another thread), the load is freed before that memory
+is."""
 from __future__ import annotations
 
 import bisect

@@ -8,7 +8,7 @@ Each attempt at a meeting of a run has a number, the same for all ranks, kept in
     RUN/N/rank.R        rank R has come, and to which path
     RUN/N/waiting       how many ranks have come and wait
     RUN/N/said.TEXT     how many ranks say this (its digest), where it is compared what ranks say
-    RUN/N/failed        the error of a rank that could not make the call: its path cannot be, its options are wrong
+    RUN/N/failed        the error of a rank that could not make the call: its path or its options are wrong
     RUN/N/verdict       a launch id (a step), by rank 0, once all wait; or an error, by the rank that gives up first
 
 A meeting to which all came shows that all have left the one before, whose keys go then. Loads add keys to theirs

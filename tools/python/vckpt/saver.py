@@ -2,9 +2,9 @@
 """Saving: `save`, `async_save`, `Saver`, and under them one native saver for each process, store, run and rank.
 
 The native saver lives until its last user closes it, or the process ends: `save` and `async_save` use it until `close`,
-each Saver and each StorageWriter until its own close. All of them share one launch, so a second
-call never starts a new launch that would abort a save still under way. All ranks open and close together, and in the
-same order: each opening makes a launch id, and the ranks agree on it through the process group.
+each Saver and each StorageWriter until its own close. All of them share one launch, so a second call never starts a new
+launch that would abort a save still under way. All ranks open and close together, and in the same order: each opening
+makes a launch id, and the ranks agree on it through the process group.
 
 A child after a fork has none of the threads: what was opened before the fork refuses there, and touches nothing."""
 from __future__ import annotations

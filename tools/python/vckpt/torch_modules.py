@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules: what torch's own state-dict functions give for them, so that FSDP, DDP and their like are taken as torch
-takes them, and the names of their parameters, which optimizers' state goes by (torch_optimizers.py).
+"""Modules: what torch's own state-dict functions give for them, so that FSDP, DDP and the like are taken as torch takes
+them, and the names of their parameters, under which optimizers' state is kept (torch_optimizers.py).
 
 Those functions take a tenth of a second for a thousand parameters, at every save. Mostly they give the very tensors of
 the module, under other names. Where that was so the last time (every tensor of the state dict is the memory of one in

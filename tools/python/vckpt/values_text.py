@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of tagged JSON, both ways, and the paths that errors name. It knows JSON, nothing of the tags.
 
-Out: a node is either a str (a text on one line) or a Block (a container that does not fit one). Nodes are
-built from the inside outwards, so each text is laid out once. In: `parse` gives JSON's own values, but objects as
-`Pairs`, so that a name given twice is seen, and numbers that no writer writes as `Odd`: the walk through the tree knows
-the path and complains."""
+Out: a node is either a str (a text on one line) or a Block (a container that does not fit one). Nodes are built from
+the inside outwards, so each text is laid out once. In: `parse` gives JSON's own values, but objects as `Pairs`, so that
+a name given twice is seen, and numbers that no writer writes as `Odd`: the walk through the tree knows the path and
+reports them."""
 from __future__ import annotations
 
 import itertools
