@@ -717,8 +717,8 @@ static bool can_assemble(struct fs_backings *all)
 		return false;
 	if (fs_broker_works(all->broker))
 		return true;
-	if (!all->told) {
-		all->told = true;
+	if (!all->gave_up) {
+		all->gave_up = true;
 		fs_mount_feature(all->m, "passthrough", false, "the keeper did not answer");
 		base_warning("the keeper did not answer: no more files are assembled");
 	}

@@ -114,6 +114,42 @@ def test_equal_tensors_are_read_once(run):
     assert torch.equal(halves, w)
 
 
+@pytest.mark.parametrize("kind", ["torch", "numpy", "bf16"])
+def test_tensors_that_overlap_in_part(run, kind, capfd):
+    """A flat tensor and a view of its rows: equal where they overlap, or refused by both names."""
+    def of(tensor):
+        return tensor.numpy() if kind == "numpy" else tensor.bfloat16() if kind == "bf16" else tensor
+    flat = torch.arange(10_000.0) % 200
+    for step, more in enumerate((0, 1)):
+        rows = flat[900:9900].clone().view(30, 300)
+        rows[29, 299] += more
+        vckpt.save(run, {"m": {"flat": of(flat), "rows": of(rows)}, "o": Best(of(rows))}, step=step, **PIN)
+
+    vckpt.save(run, {"m": {"flat": of(flat), "rows": torch.arange(10_000, dtype=torch.int32)}}, step=3, **PIN)
+
+    def fresh():
+        to = of(torch.zeros(10_000))
+        return to, {"m": {"rows": to[900:9900].reshape(30, 300), "flat": to}}
+    to, state = fresh()
+    assert not vckpt.load(f"{run}/0", state, strict=False).shared and to.tolist() == flat.tolist()
+    to, state = fresh()
+    with pytest.raises(vckpt.InvalidArgument, match="m/rows and m/flat share memory in the state, and differ in the s"):
+        vckpt.load(f"{run}/1", state)
+    assert not any(to.tolist())
+    found = vckpt.load(f"{run}/1", state, strict=False)
+    assert found.shared == [("m/rows", "m/flat")] and to.tolist() == flat.tolist()
+    assert "m/rows and m/flat share memory in the state, and differ in the step: the last one counts" in (
+        capfd.readouterr().err)
+    if kind == "torch":                         # other items of the same memory
+        both = torch.zeros(10_000)
+        with pytest.raises(vckpt.InvalidArgument, match="m/flat and m/rows share memory"):
+            vckpt.load(f"{run}/3", {"m": {"flat": both, "rows": both.view(torch.int32)}})
+    to, state = fresh()
+    early = Best(state["m"].pop("rows"))        # an object's gets memory of its own
+    found = vckpt.load(f"{run}/1", {**state, "o": early}, strict=False)
+    assert not found.shared and to.tolist() == flat.tolist() and early.best.tolist() == of(rows).tolist()
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_schedulers_whose_lr_is_a_tensor(run):
     """A chain of them, as torch's load_state_dict leaves it."""

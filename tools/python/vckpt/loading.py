@@ -363,9 +363,10 @@ class _Plan:
 
     def begin(self, strict: bool) -> None:
         self.strict = strict
-        fills, moves, self.shared = settle(self.step, self.claims)
-        for pair in self.shared:
-            said = f"{pair[0]} and {pair[1]} are one tensor in the state, and differ in the step"
+        fills, moves, differ = settle(self.step, self.claims)
+        self.shared = list(differ)
+        for pair, what in differ.items():
+            said = f"{pair[0]} and {pair[1]} {what} in the state, and differ in the step"
             if strict:
                 self.wrong.append(f"{said}: give each a tensor of its own (strict=False lets the last one count)")
             else:

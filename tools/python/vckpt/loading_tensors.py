@@ -219,10 +219,10 @@ def _rounds(fills: list[Fill]) -> list[list[Fill]]:
     """Loads in which no two tensors share memory. Names that are tied have the same memory: the last of them is read by
     the last load, as if one were read after another."""
     extents = [one.to.extent() for one in fills]
-    if _apart_all(extents):
+    if apart(extents):
         return [fills] if fills else []
     number = [0] * len(fills)
-    for same in _touching(extents):
+    for same in touching(extents):
         rounds: list[Extents] = []
         for one in sorted(same) if len(same) > 1 else ():
             after = max((at for at, taken in enumerate(rounds) if taken.overlap(*extents[one])), default=-1) + 1
@@ -236,14 +236,14 @@ def _rounds(fills: list[Fill]) -> list[list[Fill]]:
     return result
 
 
-def _apart_all(extents: list[tuple[int, int]]) -> bool:
+def apart(extents: list[tuple[int, int]]) -> bool:
     """Do no two of them overlap? Mostly so."""
     table = np.array(extents, np.uint64).reshape(-1, 2)
     begins, ends = table[table[:, 0].argsort()].T
     return bool((begins[1:] >= ends[:-1]).all())
 
 
-def _touching(extents: list[tuple[int, int]]) -> Iterator[list[int]]:
+def touching(extents: list[tuple[int, int]]) -> Iterator[list[int]]:
     """Groups of extents that overlap, if only by way of others."""
     same: list[int] = []
     last = 0
