@@ -2,12 +2,11 @@
  *
  * storage: the one small interface to where a store lies. Nothing above it calls the filesystem.
  *
- * Names are relative paths of `/`-separated parts ("runs/a/000000000000"): parts of [A-Za-z0-9_.=-], never empty,
- * `.` or `..`. An implementation is an object behind `struct store_storage_ops`; POSIX is the first one, an object
- * store with conditional put must be able to be the second without a change above. No locks, no modification
- * times, no clocks of other hosts. All functions may block, may be called from any thread, and return a negative
- * errno on failure (-ENOENT, -ENOSPC, -EROFS, -EACCES, -EIO, ...). They never leave a file under its final name
- * that is not whole.
+ * Names are relative paths of `/`-separated parts ("runs/a/000000000000"): parts of [A-Za-z0-9_.=-], never empty, `.`
+ * or `..`. An implementation is an object behind `struct store_storage_ops`; POSIX is the first one, an object store
+ * with conditional put must be able to be the second without a change above. No locks, no modification times, no clocks
+ * of other hosts. All functions may block, may be called from any thread, and return a negative errno on failure
+ * (-ENOENT, -ENOSPC, -EROFS, -EACCES, -EIO, ...). They never leave a file under its final name that is not whole.
  *
  * What an error is about: -EISDIR, -ELOOP and -ENXIO say that the name itself has a directory, a link, or another node
  * that is no regular file (store_not_a_file), and nothing else does. -ENOTDIR says that what should be a directory, on
@@ -42,6 +41,7 @@ struct store_storage_entry {
 	uint64_t size;      /* bytes (0 where `temporary` and unknown) */
 	bool temporary;     /* an unfinished put or pack of a writer that may be dead */
 	bool foreign;       /* not a regular file, or a name that no vckpt makes: never opened */
+	uint64_t names;     /* that the file has (hard links), of a listing of files; 1 where the medium cannot say */
 };
 /* Return 0 to go on; anything else ends the listing and is returned. */
 typedef int (*store_storage_list_func)(void *arg, const struct store_storage_entry *entry);
@@ -59,18 +59,16 @@ struct store_storage_ops {
 	 * earlier try of unknown outcome put them); STORE_PUT_OTHER: other bytes do. Answers only when the file that it
 	 * made or found is durable, its directory included. Missing directories are made. */
 	int (*put)(struct store_storage *s, const char *name, const void *bytes, size_t len);
-	/* malloc'ed; -EFBIG over max */
-	int (*read_whole)(struct store_storage *s, const char *name, size_t max_len, void **ret_bytes, size_t *ret_len);
+	int (*read_whole)(struct store_storage *s, const char *name, size_t max_len, void **ret_bytes,
+		size_t *ret_len); /* malloc'ed; -EFBIG over max */
 	/* exists: 0; -ENOENT; an error of store_not_a_file: something else has the name */
 	int (*size)(struct store_storage *s, const char *name, uint64_t *ret_size);
 	/* Files directly and below; a missing directory lists nothing. All of them or an error: never a part. */
 	int (*list)(struct store_storage *s, const char *prefix_dir, store_storage_list_func f, void *arg);
-	/* immediate sub-directories; what else there is comes as foreign, without its size: names alone are read */
+	/* immediate sub-directories; what else there is comes as foreign, without its size: only names are read */
 	int (*list_dirs)(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
-	/* -ENOENT when it is not there */
-	int (*remove)(struct store_storage *s, const char *name);
-	/* an empty one; best effort */
-	int (*remove_dir)(struct store_storage *s, const char *name);
+	int (*remove)(struct store_storage *s, const char *name);     /* -ENOENT when it is not there */
+	int (*remove_dir)(struct store_storage *s, const char *name); /* an empty one; best effort */
 	/* Makes what is seen in it durable. After an error (-EROFS, too) every call gives an error until it is certain
 	 * that nothing was lost, although the kernel reports such an error only once. A store opened for reading has
 	 * nothing to make durable: 0. */
@@ -89,7 +87,7 @@ struct store_storage_ops {
 	int (*writer_seal)(struct store_storage_writer *w);   /* frees w, whatever it returns */
 	void (*writer_abandon)(struct store_storage_writer *w); /* frees w and what it wrote */
 
-	/* Optional: -EOPNOTSUPP is always a valid answer; nothing needs these for correctness. */
+	/* Optional: -EOPNOTSUPP is always a valid answer. */
 	int (*stat)(struct store_storage *s, struct store_storage_stat *ret_stat);
 	/* of a file or directory; "": of where the store lies */
 	int (*owner)(struct store_storage *s, const char *name, struct store_storage_owner *ret_owner);
@@ -98,8 +96,8 @@ struct store_storage_ops {
 	void (*close)(struct store_storage *s);
 
 	/* Puts a whole file under the name, whether a file has that name or not, in one moment: a reader that opens the
-	 * name gets the old bytes or the new ones, and one that has the file open goes on with the old ones. Durable on
-	 * return. It is for mending and for notes; nothing else ever changes the file of a name. */
+	 * name gets the old bytes or the new ones, one that has the file open the old ones. Durable on return. For
+	 * mending and notes; only this and replace_by_name ever change the file of a name. */
 	int (*replace)(struct store_storage *s, const char *name, const void *bytes, size_t len);
 	/* As writer_open, whether the name is taken or not: ends with writer_seal_over. */
 	int (*writer_reopen)(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);
@@ -110,7 +108,6 @@ struct store_storage_ops {
 	/* As put, but it syncs nothing: after a power loss the file may be gone, empty or torn. It is for heartbeats,
 	 * which matter only while their writers live. The directory exists. */
 	int (*put_fleeting)(struct store_storage *s, const char *name, const void *bytes, size_t len);
-
 	/* Optional (NULL). As file_read, into several pieces of memory, one after another; n <= 1024. */
 	int (*file_readv)(struct store_storage_file *f, uint64_t offset, const struct iovec *iov, unsigned n);
 
@@ -129,13 +126,17 @@ struct store_storage_ops {
 	 * may be gone, but never torn. On a medium that other hosts may use, their writers may outlive it: as put. */
 	int (*put_passing)(struct store_storage *s, const char *name, const void *bytes, size_t len);
 
-	/* Optional (NULL). Has the open file no name any more? True where that cannot be found out. */
+	/* Optional (NULL). Has the open file no name any more? True where that is not known. */
 	bool (*file_gone)(struct store_storage_file *f);
 
-	/* Optional (NULL, both). As writer_append, of lent bytes, which are used until seal or abandon at the latest;
-	 * `back` is called in any thread. writer_keep: copies those that wait for more bytes to be written. */
+	/* Optional (NULL, both). As writer_append, of lent bytes, used until seal or abandon at the latest; `back` is
+	 * called in any thread. writer_keep: copies those that wait for more bytes to be written. */
 	int (*writer_append_lent)(struct store_storage_writer *w, const void *, size_t, struct store_lent *);
 	void (*writer_keep)(struct store_storage_writer *w);
+
+	/* Optional (NULL). Makes `name` a further name of the file `of`, in one moment, as `replace`; not durably.
+	 * -ENOENT: there is no `of`; -EMLINK: it has all it can have; -EOPNOTSUPP, -EPERM: the medium has none. */
+	int (*replace_by_name)(struct store_storage *s, const char *name, const char *of);
 };
 
 struct store_storage {
@@ -165,7 +166,6 @@ enum store_storage_flag {
  * files without the bits to execute. The directory is looked at once, here. */
 int store_storage_open_posix(const char *path, unsigned flags, struct store_storage **ret_s, struct base_error *err);
 
-/* Thin wrappers, so that callers read `store_put(s, ...)`. */
 static inline int store_put(struct store_storage *s, const char *name, const void *bytes, size_t len)
 {
 	return s->ops->put(s, name, bytes, len);

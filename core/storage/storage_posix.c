@@ -290,6 +290,7 @@ static const struct store_storage_ops posix_ops = {
 	.put_fleeting = posix_put_fleeting,
 	.put_passing = posix_put_passing,
 	.replace = posix_replace,
+	.replace_by_name = posix_replace_by_name,
 	.read_whole = posix_read_whole,
 	.size = posix_size,
 	.list = posix_list,

@@ -136,6 +136,7 @@ int posix_temp_name(int dir, struct posix_temp *t, const char *last);
 /* Puts the file, which has a name, in the place of `last`. Not yet durable. */
 int posix_temp_replace(int dir, struct posix_temp *t, const char *last);
 int posix_replace(struct store_storage *s, const char *name, const void *bytes, size_t len);
+int posix_replace_by_name(struct store_storage *s, const char *name, const char *of);
 
 /* ---- storage_posix_pace.c ---- */
 enum { POSIX_PACE_MAX = 16 };

@@ -3,7 +3,10 @@
  * storage_posix_replace: a file that takes the place of another one: what mending makes, and notes of damage. Written
  * and fsynced beside the name as `<name>.tmp.<16 hex>`, then renamed over it, then the directory is fsynced. So the
  * name stands for the old file or for the new one, each whole, whoever is killed and wherever; a killed writer leaves
- * at most a temporary, which the collector deletes. Who has the old file open keeps it. */
+ * at most a temporary, which the collector deletes. A process that has the old file open keeps it.
+ *
+ * Or the file that takes its place has a name already, and gets one more: linked beside the name, and renamed over it.
+ * rename(2) does nothing, and leaves both names, where they are of one file. */
 #include <fcntl.h>
 #include <stdio.h>
 
@@ -63,4 +66,32 @@ int posix_replace(struct store_storage *s, const char *name, const void *bytes, 
 		r = posix_temp_replace(dir, &t, last);
 	posix_temp_drop(dir, &t);
 	return r < 0 ? posix_denied(p, name, r) : posix_sync_names(p, dir);
+}
+
+int posix_replace_by_name(struct store_storage *s, const char *name, const char *of)
+{
+	struct posix_storage *p = posix_of(s);
+	char temp[POSIX_TEMP_NAME_MAX];
+	const char *last, *from;
+	int r;
+
+	if (p->flags & STORE_STORAGE_READ_ONLY)
+		return -EROFS;
+	if (!store_name_valid(name) || store_name_temporary(name) || !store_name_valid(of))
+		return -EINVAL;
+	base_cleanup_close int dir = posix_open_parent(p, name, POSIX_FIND, &last);
+	if (dir < 0)
+		return posix_denied(p, name, dir);
+	base_cleanup_close int there = posix_open_parent(p, of, POSIX_FIND, &from);
+	if (there < 0)
+		return posix_denied(p, of, there);
+	r = posix_random_name(last, temp);
+	if (r == 0 && linkat(there, from, dir, temp, 0) < 0)
+		r = errno == ENOSYS ? -EOPNOTSUPP : -errno;
+	if (r < 0)
+		return posix_denied(p, name, r);
+	if (renameat(dir, temp, dir, last) < 0)
+		r = -errno;
+	unlinkat(dir, temp, 0);
+	return posix_denied(p, name, r);
 }

@@ -16,7 +16,8 @@ PACK = "0123456789abcdef-7-3-model"
 
 
 class Entry(C.Structure):
-    _fields_ = [("name", C.c_char_p), ("size", C.c_uint64), ("temporary", C.c_bool), ("foreign", C.c_bool)]
+    _fields_ = [("name", C.c_char_p), ("size", C.c_uint64), ("temporary", C.c_bool), ("foreign", C.c_bool),
+                ("names", C.c_uint64)]
 
 
 LISTED = C.CFUNCTYPE(C.c_int, P, C.POINTER(Entry))
@@ -70,6 +71,7 @@ class Ops(C.Structure):
         ("file_gone", C.CFUNCTYPE(C.c_bool, P)),
         ("writer_append_lent", _f(P, P, C.c_size_t, P)),
         ("writer_keep", C.CFUNCTYPE(None, P)),
+        ("replace_by_name", C.CFUNCTYPE(C.c_int, P, C.c_char_p, C.c_char_p)),
     ]
 
 
@@ -224,6 +226,21 @@ class Storage:
 
     def replace(self, name, data):
         check(self.ops.replace(self.s, name.encode(), data, len(data)))
+
+    def replace_by_name(self, name, of):
+        check(self.ops.replace_by_name(self.s, name.encode(), of.encode()))
+
+    def names(self, name=""):
+        """How many each file has, by a listing."""
+        found = {}
+
+        @LISTED
+        def add(_, e):
+            found[os.fsdecode(e.contents.name)] = e.contents.names
+            return 0
+
+        check(self.ops.list(self.s, name.encode(), add, None))
+        return found
 
     def sync_dir(self, name):
         check(self.ops.sync_dir(self.s, name.encode()))

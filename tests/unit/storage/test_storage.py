@@ -94,6 +94,25 @@ def test_a_file_that_has_no_name_any_more_is_gone(storage):
     storage.ops.file_close(f)
 
 
+def test_a_name_more_of_a_file_in_the_place_of_another(storage):
+    """Also where both are names of one file already: rename(2) leaves both names then."""
+    for name in ("a/1", "a/2", "b/3"):
+        storage.put(name, name.encode())
+    for name in ("a/1", "b/3", "a/1", "a/2", "a/4"):
+        storage.replace_by_name(name, "a/2")
+    assert storage.names() == dict.fromkeys(("a/1", "a/2", "a/4", "b/3"), 4)
+    assert {storage.read(name) for name in storage.names()} == {b"a/2"}
+    assert storage.put("a/1", b"a/1") == low.OTHER
+    storage.remove("a/2")
+    assert storage.names() == dict.fromkeys(("a/1", "a/4", "b/3"), 3)
+    fails(errno.ENOENT, storage.replace_by_name, "a/1", "a/2")
+    fails(errno.ENOENT, storage.replace_by_name, "c/1", "a/1")
+    fails(errno.EINVAL, storage.replace_by_name, "a/1.tmp." + "0" * 16, "a/1")
+    os.mkdir(f"{storage.path}/a/d")
+    fails(errno.EISDIR, storage.replace_by_name, "a/d", "a/1")
+    assert storage.read("a/1") == b"a/2" and sorted(os.listdir(f"{storage.path}/a")) == ["1", "4", "d"]
+
+
 def test_names(lib, storage):
     for name in ("a", "a/b", "A-z_0.=", "..a", "a..", "x" * 255, "a/" * 255 + "a"):
         assert lib.store_name_valid(name.encode()), name
