@@ -16,8 +16,7 @@ static int begin_check(const struct proto_begin *m)
 
 	if (!proto_run_valid(m->run) || !proto_attempt_parse(m->attempt, &a) || m->step > PROTO_STEP_MAX)
 		return -BASE_EFORMAT;
-	if (m->world == 0 || m->world > PROTO_WORLD_MAX || (m->alone && m->world != 1) ||
-		(!m->alone && m->position != 0))
+	if (m->world == 0 || m->world > PROTO_WORLD_MAX || (m->alone && m->world != 1))
 		return -BASE_EFORMAT;
 	if (m->nbases > BEGIN_BASES_MAX || m->rank >= m->world || (m->host && m->host[0] && !proto_host_valid(m->host)))
 		return -BASE_EFORMAT;

@@ -85,7 +85,7 @@ static bool entry_place_check(const struct proto_entry *m)
 static int entry_check(const struct proto_entry *m)
 {
 	struct proto_attempt_number a;
-	bool good = m->kind > PROTO_ENTRY_ACCEPT; /* of a later version: nothing is known of it */
+	bool good = m->kind > PROTO_ENTRY_COLLECTED; /* of a later version: nothing is known of it */
 
 	if (!proto_host_valid(m->host) || !entry_place_check(m))
 		return -BASE_EFORMAT;
@@ -109,6 +109,9 @@ static int entry_check(const struct proto_entry *m)
 		break;
 	case PROTO_ENTRY_ACCEPT:
 		good = entry_accept_check(m);
+		break;
+	case PROTO_ENTRY_COLLECTED:
+		good = m->version != 1 && m->number > 0;
 		break;
 	}
 	return good ? 0 : -BASE_EFORMAT;
@@ -279,11 +282,16 @@ static int entry_launch_encode(const struct proto_entry *m, Vckpt__Entry *e, str
 	return proto_pack(e, b);
 }
 
+static unsigned entry_words(const struct proto_entry *m)
+{
+	return m->kind == PROTO_ENTRY_COLLECTED ? PROTO_LIST_3 : m->list_2 ? PROTO_LIST_2 : 0;
+}
+
 static void entry_head(const struct proto_entry *m, Vckpt__Entry *ret_e)
 {
 	vckpt__entry__init(ret_e);
 	ret_e->version = m->version ? m->version : PROTO_VERSION;
-	ret_e->features = proto_words(m->list_2 ? PROTO_LIST_2 : 0, &ret_e->n_features);
+	ret_e->features = proto_words(entry_words(m), &ret_e->n_features);
 	ret_e->kind = m->kind;
 	ret_e->time_ns = m->time_ns;
 	ret_e->host = (char *)m->host;
@@ -322,6 +330,8 @@ int proto_entry_encode(const struct proto_entry *m, struct base_buf *b)
 	case PROTO_ENTRY_REMOVE:
 		remove_message.entry = m->removes + 1;
 		e.remove = &remove_message;
+		break;
+	case PROTO_ENTRY_COLLECTED:
 		break;
 	}
 	return proto_pack(&e, b);
@@ -462,7 +472,7 @@ static int entry_snapshot_get(const Vckpt__Snapshot *s, struct proto_arena *aren
 static int entry_head_get(const Vckpt__Entry *e, struct proto_entry *m)
 {
 	m->kind = (enum proto_entry_kind)e->kind;
-	m->list_2 = e->n_features != 0;
+	m->list_2 = e->n_features != 0 && e->kind != PROTO_ENTRY_COLLECTED;
 	m->version = e->version;
 	m->time_ns = e->time_ns;
 	m->host = e->host;
@@ -478,9 +488,9 @@ static int entry_get(const Vckpt__Entry *e, struct proto_arena *arena, struct pr
 	const void *const parts[] = {e->launch, e->commit, e->abort, e->remove, e->snapshot, e->accept};
 	int r = entry_head_get(e, m);
 
-	if (r < 0 || !proto_words_are(e->features, e->n_features, m->list_2 ? PROTO_LIST_2 : 0))
+	if (r < 0 || !proto_words_are(e->features, e->n_features, entry_words(m)))
 		return r < 0 ? r : -BASE_EFORMAT;
-	for (unsigned i = 0; i < BASE_COUNT(parts) && e->kind <= BASE_COUNT(parts); i++)
+	for (unsigned i = 0; i < BASE_COUNT(parts) && e->kind <= PROTO_ENTRY_COLLECTED; i++)
 		if ((parts[i] != NULL) != (e->kind == i + 1))
 			return -BASE_EFORMAT;
 	switch (m->kind) {
@@ -500,6 +510,8 @@ static int entry_get(const Vckpt__Entry *e, struct proto_arena *arena, struct pr
 		return entry_snapshot_get(e->snapshot, arena, m);
 	case PROTO_ENTRY_ACCEPT:
 		return entry_numbers_get(&e->accept->numbers, PROTO_ACCEPTS_MAX, arena, &m->accepts, &m->naccepts);
+	case PROTO_ENTRY_COLLECTED:
+		break;
 	}
 	return 0; /* of a later version */
 }

@@ -18,7 +18,9 @@ struct proto_attribute;
 typedef char proto_launch_id[17];             /* 16 hexadecimal digits, and a NUL */
 enum proto_entry_kind {
 	PROTO_ENTRY_LAUNCH = 1, PROTO_ENTRY_COMMIT, PROTO_ENTRY_ABORT, PROTO_ENTRY_REMOVE, PROTO_ENTRY_SNAPSHOT,
-	PROTO_ENTRY_ACCEPT, /* a higher one: of a later version; it decides nothing */
+	PROTO_ENTRY_ACCEPT,
+	PROTO_ENTRY_COLLECTED, /* stands for an entry below `number`, a snapshot of which `before` is the digest */
+	/* a higher one: of a later version; it decides nothing */
 };
 
 struct proto_commit {

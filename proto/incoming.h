@@ -26,7 +26,7 @@ struct proto_base { const char *run; uint64_t entry; struct base_digest manifest
 struct proto_begin {
 	const char *run, *attempt; uint64_t step; uint32_t world;
 	bool alone;                     /* a save by one writer that is no job's (an import): no launch aborts it */
-	uint64_t position;              /* alone: entries of the list that it had read */
+	uint64_t position;              /* entries of the list that were read; a job's: with the word "list-3" */
 	struct base_digest mesh;        /* digest of the world's mesh; zeros for none */
 	const struct proto_base *bases; uint32_t nbases;
 	/* a job's; an import leaves them out */

@@ -55,6 +55,7 @@ struct proto_store {
 	struct tensor_grid_params grid; /* of new layouts */
 	uint64_t reserve_bytes;         /* size of the file `reserve`; 0: none */
 	bool list_2;                    /* snapshots go on from earlier ones: the word "list-2" */
+	bool list_3;                    /* entries may be collected: the word "list-3"; with list_2 only */
 	void *arena;
 };
 int proto_store_encode(const struct proto_store *m, struct base_buf *b);

@@ -79,7 +79,7 @@ int proto_u32_table(const ProtobufCBinaryData *field, struct proto_arena *a, con
 /* Is this a grid that a reader computes with? The bounds keep its arithmetic in 64 bits and pieces of a few MiB. */
 bool proto_grid_valid(const struct tensor_grid_params *g);
 /* Words of a message. */
-enum { PROTO_GRID_2 = 1, PROTO_LIST_2 = 2 };
+enum { PROTO_GRID_2 = 1, PROTO_LIST_2 = 2, PROTO_LIST_3 = 4 };
 char **proto_words(unsigned words, size_t *ret_n);              /* not the caller's to free */
 /* Exactly these, in their order? */
 bool proto_words_are(char *const *features, size_t n, unsigned words);

@@ -5,14 +5,15 @@
 
 static int store_check(const struct proto_store *m)
 {
-	if (m->version == 0 || m->version > PROTO_VERSION)
+	if (m->version == 0 || m->version > PROTO_VERSION || (m->list_3 && !m->list_2))
 		return -BASE_EFORMAT;
 	return proto_grid_valid(&m->grid) && m->reserve_bytes <= PROTO_FILE_MAX_BYTES ? 0 : -BASE_EFORMAT;
 }
 
 static unsigned store_words(const struct proto_store *m)
 {
-	return (m->grid.small_bytes ? PROTO_GRID_2 : 0) | (m->list_2 ? PROTO_LIST_2 : 0);
+	return (m->grid.small_bytes ? PROTO_GRID_2 : 0) | (m->list_2 ? PROTO_LIST_2 : 0) |
+		(m->list_3 ? PROTO_LIST_3 : 0);
 }
 
 int proto_store_encode(const struct proto_store *m, struct base_buf *b)
@@ -50,8 +51,10 @@ int proto_store_decode(const void *body, size_t len, struct proto_store *ret_m)
 	ret_m->reserve_bytes = s->reserve_bytes;
 	if (s->id.len == sizeof ret_m->id)
 		memcpy(ret_m->id, s->id.data, sizeof ret_m->id);
-	for (size_t i = 0; i < s->n_features; i++)
+	for (size_t i = 0; i < s->n_features; i++) {
 		ret_m->list_2 |= strcmp(s->features[i], "list-2") == 0;
+		ret_m->list_3 |= strcmp(s->features[i], "list-3") == 0;
+	}
 	r = s->id.len == sizeof ret_m->id && proto_words_are(s->features, s->n_features, store_words(ret_m))
 		? store_check(ret_m) : -BASE_EFORMAT;
 	if (r < 0)

@@ -66,13 +66,13 @@ int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, si
 }
 
 /* The words there are (docs/format/versions.md), in the order of their bits. */
-static char *wire_words[] = {(char[]){"grid-2"}, (char[]){"list-2"}};
+static char *wire_words[] = {(char[]){"grid-2"}, (char[]){"list-2"}, (char[]){"list-3"}};
 
-/* All but none and both stand alone: a run of the table. */
+/* Those that come together are a run of the table. */
 char **proto_words(unsigned words, size_t *ret_n)
 {
-	*ret_n = words == (PROTO_GRID_2 | PROTO_LIST_2) ? 2 : words != 0;
-	return words & PROTO_GRID_2 ? wire_words : wire_words + 1;
+	*ret_n = (size_t)__builtin_popcount(words);
+	return wire_words + (words ? __builtin_ctz(words) : 0);
 }
 
 bool proto_words_are(char *const *features, size_t n, unsigned words)
@@ -99,8 +99,10 @@ bool proto_word_known(const char *word) { return word_bit(word); }
 static unsigned words_of(const ProtobufCMessageDescriptor *d)
 {
 	if (d == &vckpt__store__descriptor)
-		return PROTO_GRID_2 | PROTO_LIST_2;
-	return d == &vckpt__layout__descriptor ? PROTO_GRID_2 : d == &vckpt__entry__descriptor ? PROTO_LIST_2 : 0;
+		return PROTO_GRID_2 | PROTO_LIST_2 | PROTO_LIST_3;
+	if (d == &vckpt__entry__descriptor)
+		return PROTO_LIST_2 | PROTO_LIST_3;
+	return d == &vckpt__layout__descriptor ? PROTO_GRID_2 : 0;
 }
 
 bool proto_grid_valid(const struct tensor_grid_params *g)

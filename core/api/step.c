@@ -116,6 +116,37 @@ static int step_find(struct vckpt_step *step, const char *run, uint64_t number, 
 	return load_step_open(step->store, run, entry, &step->step, err);
 }
 
+static int step_open_commit(struct vckpt_step *step, const char *run, const struct vckpt_commit *commit,
+	const struct proto_commit *c, struct base_error *err)
+{
+	const struct store_list_step found = {.step = commit->step, .entry = commit->entry, .commit = *c};
+
+	if (c->step == commit->step && memcmp(c->manifest.bytes, commit->manifest, sizeof commit->manifest) == 0)
+		return load_step_open(step->store, run, &found, &step->step, err);
+	return base_error_set(err, -ENOENT, "run %s of %s has another commit in entry %" PRIu64 " of its list than the "
+		"one of step %" PRIu64 " that was asked for: this is another store, or a copy that went on by itself",
+		run, step->store->path, commit->entry, commit->step);
+}
+
+/* Its entry was collected: what is visible says the same. */
+static int step_find_collected(struct vckpt_step *step, const char *run, const struct vckpt_commit *commit,
+	struct base_error *err)
+{
+	base_cleanup(store_list_close_p) struct store_list *l = NULL;
+	int r = store_list_open_newest(step->store, run, &l, err);
+
+	if (r == 0)
+		r = store_list_know_entry(l, commit->entry, err);
+	if (r < 0)
+		return r;
+	uint64_t number = store_list_commit_step(l, commit->entry);
+	const struct store_list_step *found = number == PROTO_NONE ? NULL : store_list_find(l, number);
+	if (!found || found->entry != commit->entry)
+		return base_error_set(err, -ENOENT, "run %s of %s has no commit entry %" PRIu64, run,
+			step->store->path, commit->entry);
+	return step_open_commit(step, run, commit, &found->commit, err);
+}
+
 static int step_find_commit(struct vckpt_step *step, const char *run, const struct vckpt_commit *commit,
 	struct base_error *err)
 {
@@ -125,15 +156,11 @@ static int step_find_commit(struct vckpt_step *step, const char *run, const stru
 	if (!run || !proto_run_valid(run))
 		return base_error_set(err, -EINVAL, "%s cannot be the name of a run", run ? run : "NULL");
 	r = store_list_commit_read(step->store, run, commit->entry, &e, err);
+	if (r == -ENOENT)
+		return step_find_collected(step, run, commit, err);
 	if (r < 0)
 		return r;
-	if (e.commit.step != commit->step || memcmp(e.commit.manifest.bytes, commit->manifest, sizeof commit->manifest))
-		r = base_error_set(err, -ENOENT, "run %s of %s has another commit in entry %" PRIu64 " of its list "
-			"than the one of step %" PRIu64 " that was asked for: this is another store, or a copy that "
-			"went on by itself", run, step->store->path, commit->entry, commit->step);
-	else
-		r = load_step_open(step->store, run, &(struct store_list_step){.step = commit->step,
-			.entry = commit->entry, .commit = e.commit}, &step->step, err);
+	r = step_open_commit(step, run, commit, &e.commit, err);
 	proto_entry_release(&e);
 	return r;
 }

@@ -65,7 +65,7 @@ int store_attempt_abort(struct store_attempt *a, const char *reason, uint64_t *r
 void store_attempt_free(struct store_attempt *a);
 
 /* vckpt abort: ends an attempt by an entry of the list, even if ranks are at work on it; they find that entry, delete
- * their packs and say so. Deletes its folder. `l`: read from entry 0. 0; 1: it was aborted before. -EALREADY: it has
+ * their packs and say so. Deletes its folder. `l`: read whole. 0; 1: it was aborted before. -EALREADY: it has
  * committed. *ret_entry: the entry that says so. -BASE_EUNDECIDED: the entry could not be put, but it may have landed,
  * or may land yet. */
 int store_attempt_stop(struct store_list *l, const char *attempt, const char *reason, uint64_t *ret_entry,

@@ -65,7 +65,8 @@ int attempt_job_name(struct store_attempt *a, uint64_t wanted, struct base_error
 void attempt_job_begin_fill(const struct store_attempt *a, struct proto_begin *ret_m)
 {
 	*ret_m = (struct proto_begin){.world = a->launch->world, .replace = a->replace, .replaces = a->replaces,
-		.rank = a->launch->rank, .host = store_hostname(), .time_ns = base_realtime_ns()};
+		.rank = a->launch->rank, .host = store_hostname(), .time_ns = base_realtime_ns(),
+		.position = a->store->info.list_3 ? a->position : 0};
 }
 
 /* Against the newest state: not aborted yet, and the step free or to be replaced. */
@@ -147,6 +148,21 @@ static int begin_compare(struct store_attempt *a, const struct proto_begin *m, c
 	return store_commons_compare(a->commons, m->commons, m->ncommons, m->rank, host, err);
 }
 
+/* This rank's list may have begun behind what the first rank to come had read: a decision would be there. */
+static int begin_position(struct store_attempt *a, const struct proto_begin *m, struct base_error *err)
+{
+	int r = 0;
+
+	if (!a->store->info.list_3)
+		return 0;
+	a->position = m->position;
+	pthread_mutex_lock(&a->launch->lock);
+	if (store_list_first(a->list) > a->position)
+		r = list_reopen(a->list, err);
+	pthread_mutex_unlock(&a->launch->lock);
+	return r;
+}
+
 /* 1: read and the same. 0: there is none. */
 static int begin_read(struct store_attempt *a, const struct base_digest *mesh, struct base_error *err)
 {
@@ -167,6 +183,8 @@ static int begin_read(struct store_attempt *a, const struct base_digest *mesh, s
 		base_error_set(err, r, "%s: %s", name, base_error_name(r));
 	if (r == 0)
 		r = begin_compare(a, &begin, mesh, err);
+	if (r == 0)
+		r = begin_position(a, &begin, err);
 	if (r == 0)
 		r = attempt_folder_sync(a, err);
 	proto_begin_release(&begin);
@@ -236,6 +254,7 @@ int store_launch_begin(struct store_launch *l, const struct store_launch_save *o
 	a->store = l->store;
 	a->launch = l;
 	a->list = l->list;
+	a->position = PROTO_NONE;
 	a->replace = o->replace;
 	a->commons = l->world > 1 ? o->commons : NULL;
 	snprintf(a->run, sizeof a->run, "%s", l->run);

@@ -171,6 +171,8 @@ static int commit_check(void *arg, struct store_list *l)
 	case STORE_ATTEMPT_ABORTED: return -BASE_EABORTED;
 	case STORE_ATTEMPT_UNDECIDED: break;
 	}
+	if (attempt_overtaken(c->a))
+		return -BASE_EABORTED; /* attempt_outcome_known sees to it */
 	if (now && (!c->a->replace || now->entry != c->a->replaces))
 		return base_error_set(c->err, -EEXIST,
 			"%s has a step %llu already: somebody else committed it meanwhile", c->a->run,
@@ -247,6 +249,21 @@ static int commit_put(struct store_attempt *a, const struct proto_commit *what, 
 	return r < 0 ? r : 1;
 }
 
+/* The manifest of an attempt that is aborted is no one's. If it was put after the abort, the entry that says so may be
+ * collected before a collection sees the manifest, and one that no entry explains shows a lost entry
+ * (core/upkeep/lost.c). */
+static void commit_manifest_drop(struct store_attempt *a, const struct base_digest *digest)
+{
+	char path[STORE_NAME_MAX];
+	bool aborted;
+
+	pthread_mutex_lock(&a->launch->lock);
+	aborted = store_list_attempt(a->list, a->name, NULL, NULL) == STORE_ATTEMPT_ABORTED;
+	pthread_mutex_unlock(&a->launch->lock);
+	if (aborted && store_manifest_path(a->run, digest, path) == 0)
+		store_remove(a->store->storage, path);
+}
+
 static int commit_all(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
 {
 	struct proto_manifest m = {0};
@@ -265,6 +282,8 @@ static int commit_all(struct store_attempt *a, uint64_t *ret_entry, struct base_
 		/* Another committer may have been done, and the data removed and collected since. */
 		r = attempt_give_up_own(a, r, why.text, ret_entry, err);
 	}
+	if (r < 0)
+		commit_manifest_drop(a, &what.manifest);
 	proto_manifest_release(&m);
 	return r;
 }

@@ -29,7 +29,7 @@ struct store_attempt {
 	bool unnumbered;                /* its caller named no step */
 	bool replace;
 	uint64_t replaces;              /* the entry that was visible at begin; PROTO_NONE */
-	uint64_t position;              /* entries of the list that were read before begin */
+	uint64_t position;              /* as `begin` says: entries that were read before it; PROTO_NONE: not begun */
 	pthread_mutex_t lock;           /* protects bases and lists, which many threads use; the rest is one thread's */
 	struct attempt_base *bases; size_t nbases;
 	uint32_t next_base;             /* number of the next base.<n> to try */
@@ -71,6 +71,8 @@ void attempt_folder_delete(struct store_attempt *a);
 /* 1 committed, 0 undecided, -BASE_EABORTED; any other error leaves it undecided. The launch's lock is held. Nothing is
  * told before the entry that says so is durable (invariants 5 and 6). */
 int attempt_outcome_known(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err);
+/* Is it undecided here because entries since its begin were collected before this writer read them? */
+bool attempt_overtaken(const struct store_attempt *a);
 /* The same after reading on; takes the lock. */
 int attempt_outcome(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err);
 /* What an abort entry says: `why`, and of a job the rank and host (empty: not known) at fault. */

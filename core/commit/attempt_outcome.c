@@ -41,6 +41,27 @@ static int outcome_unknown(const struct store_attempt *a, int r, struct base_err
 		(unsigned long long)a->step);
 }
 
+/* Entries since the attempt's begin were collected before this list had read them. While the attempt was undecided,
+ * with its folder, none was (gc_list.c); so it was decided there, or it began while its writers stood still. If it is
+ * not visible it failed, or its step is gone again. */
+bool attempt_overtaken(const struct store_attempt *a)
+{
+	return a->store->info.list_3 && store_list_first(a->list) > a->position &&
+		store_list_attempt(a->list, a->name, NULL, NULL) == STORE_ATTEMPT_UNDECIDED;
+}
+
+/* The abort makes it certain: if the attempt was decided, it decides nothing. */
+static int outcome_decide(struct store_attempt *a, struct base_error *err)
+{
+	char reason[PROTO_REASON_MAX];
+	int r;
+
+	attempt_reason(a, a->launch->rank, store_hostname(), "it stood still for so long that vckpt gc has collected "
+		"entries of the list that it had not read", reason);
+	r = store_attempt_abort_put_rank(a->list, a->name, a->launch->rank, reason, err);
+	return r < 0 && r != -EALREADY ? outcome_unknown(a, r, err) : 0;
+}
+
 /* model: yes, no */
 int attempt_outcome_known(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
 {
@@ -55,6 +76,9 @@ int attempt_outcome_known(struct store_attempt *a, uint64_t *ret_entry, struct b
 	r = store_list_newer(a->list, NULL, err);
 	if (r < 0)
 		return outcome_unknown(a, r, err);
+	r = attempt_overtaken(a) ? outcome_decide(a, err) : 0;
+	if (r < 0)
+		return r;
 	state = store_list_attempt(a->list, a->name, &reason, ret_entry);
 	if (state == STORE_ATTEMPT_UNDECIDED)
 		return 0;

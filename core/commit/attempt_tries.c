@@ -80,12 +80,10 @@ bool attempt_try_begun(const struct store_launch *l, uint64_t step, uint64_t try
 /* The first try from `next` on that is not decided; *ret_ended: the last before it that was aborted, or TRIES_MAX. */
 static uint64_t try_free(const struct store_launch *l, uint64_t step, uint64_t next, uint64_t *ret_ended)
 {
-	const struct list_launch *launches = l->list->launches;
-	size_t n = l->list->nlaunches;
 	char name[PROTO_ATTEMPT_MAX];
 
 	*ret_ended = TRIES_MAX;
-	if (n == 0 || strcmp(launches[n - 1].launch, l->name) != 0) /* a newer launch has ended all of them */
+	if (!list_launch_newest_is(l->list, l->name)) /* a newer launch has ended all of them */
 		return next;
 	for (;; next++) {
 		enum store_attempt_state state;

@@ -24,7 +24,7 @@ static int files_add(void *arg, const struct store_storage_entry *entry)
 	name = strdup(entry->name);
 	if (!name)
 		return -ENOMEM;
-	f->all[f->n++] = (struct store_file){name, entry->size, entry->temporary, entry->foreign};
+	f->all[f->n++] = (struct store_file){name, entry->size, entry->names, entry->temporary, entry->foreign};
 	return 0;
 }
 
@@ -126,7 +126,8 @@ static void folder_read_begin(struct store *s, struct store_folder *f, const cha
 	store_record_release(&record);
 	if (r == -ENOENT)
 		return; /* deleted meanwhile */
-	if (r == 0 && (strcmp(begin.run, f->info.run) != 0 || strcmp(begin.attempt, f->info.attempt) != 0)) {
+	if (r == 0 && (strcmp(begin.run, f->info.run) != 0 || strcmp(begin.attempt, f->info.attempt) != 0 ||
+		(!begin.alone && begin.position && !s->info.list_3))) {
 		proto_begin_release(&begin);
 		r = -BASE_EFORMAT;
 	}
@@ -174,7 +175,7 @@ static int folder_add_announcement(struct store_folder *f, const char *digits)
 
 static int folder_read_file(struct store *s, struct store_folder *f, const struct store_file *file, const char *last)
 {
-	struct store_storage_entry entry = {file->name, file->size, file->temporary, file->foreign};
+	struct store_storage_entry entry = {file->name, file->size, file->temporary, file->foreign, file->names};
 	int r = files_add(&f->files, &entry);
 
 	if (r < 0 || file->temporary || file->foreign)

@@ -62,10 +62,7 @@ static bool launch_refused(const struct store_launch *l, const char **ret_why)
 	refusal_name(l, name);
 	if (store_list_attempt(l->list, name, ret_why, &entry) != STORE_ATTEMPT_ABORTED)
 		return false;
-	for (size_t i = 0; i < l->list->nlaunches; i++)
-		if (l->list->launches[i].entry == entry)
-			return false;
-	return true;
+	return !list_launch_decided(l->list, entry);
 }
 
 struct launch_put { struct store_launch *l; struct proto_entry *e; struct base_error *err; };

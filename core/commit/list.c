@@ -24,8 +24,8 @@
  *   1. A step is visible if and only if the list says so: list_replay.c, and nothing else decides it.
  *   2. A commit entry is put only after every pack and part that it names is durable, and after existence and size of
  *      every older pack that it names were checked again: commit_manifest in attempt_commit.c.
- *   3. One number holds one entry for ever (storage put if absent); a step is never silently replaced (`replaces` must
- *      be what is live: apply_commit).
+ *   3. One number holds one entry for ever (storage put if absent), or the collected record that has taken its place:
+ *      it never becomes free. A step is never silently replaced (`replaces` must be what is live: apply_commit).
  *   4. The boxes of every tensor cover it exactly: store_manifest_check_cover, before the commit entry.
  *   5. `failed` is told of what was announced only when the list says so: who gives up appends `abort` first, and who
  *      finds a commit of the attempt instead reports success; until then it is undecided: attempt_outcome.c.
@@ -36,12 +36,23 @@
  * Snapshots. Entry 64 n says, with those that it goes on from (list_snapshot.c), which steps are visible, so that
  * opening reads a few snapshots and at most 63 entries. It says nothing about attempts. That is enough for readers,
  * since no writer puts a commit that does not count. It is also why a writer must itself have read every entry since
- * its attempt's begin: its list is opened before `begin` is put and only ever refreshed, or read anew from entry 0. A
+ * its attempt's begin: its list is opened before `begin` is put and only ever refreshed, or read anew as a whole. A
  * snapshot that would exceed an entry's maximum, or finds the disk full, is left out; readers look for the one before.
  *
  * Chain. An entry carries its run, its number and the SHA-256 of the body of the entry before. So an entry at the place
  * of another, or from another list, is damage and not history. Where the entry before was skipped the chain begins
  * anew; the end of a list holds nothing that would miss it.
+ *
+ * Collected entries. The collector puts a record in the place of entries before a snapshot, the head, which stands for
+ * all of them (list_head.c; list_mark.c has what it puts). Of these invariants:
+ *   a. A number that was used stays used: put if absent fails there, for ever, and a missing one is the end or damage.
+ *   b. Before an entry is replaced, what is visible at the head is durable twice, and was compared with the entries.
+ *   c. What a reader that begins at the head reads before it, the chain and launch entries, is never replaced.
+ *   d. Whatever a reader comes to, it is an entry, or a record whose head is higher than where the reader was; and if
+ *      what is visible there cannot be had any more, a later collection has left a record with a still higher head.
+ *   e. No head goes above what the writers of an undecided attempt with a folder have read, nor above a decision that a
+ *      file which is left still needs: so a writer whose list jumped above its attempt's position finds the attempt
+ *      visible, or makes certain by an abort that it is not (attempt_outcome_known).
  *
  * Damage. An entry whose two copies are both bad, that is missing although later numbers exist, or that does not belong
  * where it stands, is skipped, logged and counted; the next snapshot then repairs what is visible. Writers refuse a
@@ -137,8 +148,7 @@ int list_unreadable(const struct store_list *l, int r, struct base_error *err)
 	return base_error_set(err, r, "run %s: its list cannot be read: %s", l->run, base_error_name(r));
 }
 
-/* 1: there is an entry of that number; 0: not. */
-static int entry_exists(struct store_list *l, uint64_t n)
+int list_entry_exists(struct store_list *l, uint64_t n)
 {
 	char name[STORE_NAME_MAX];
 	uint64_t size;
@@ -181,6 +191,7 @@ bool list_entry_sane(const struct proto_entry *e, uint64_t n)
 		return from_sane(n, e->from);
 	case PROTO_ENTRY_REMOVE:
 	case PROTO_ENTRY_ACCEPT:
+	case PROTO_ENTRY_COLLECTED:
 		return true;
 	}
 	return true; /* of a later version */
@@ -194,12 +205,18 @@ int store_list_entry_placed(const struct store *s, const char *run, uint64_t n, 
 			s->info.version);
 	if (e->version == 1)
 		return 0;
+	if (e->kind == PROTO_ENTRY_COLLECTED && !s->info.list_3)
+		return base_error_set(err, -BASE_EFORMAT,
+			"it says that entries were collected, and the store lacks the word list-3");
 	if ((e->kind == PROTO_ENTRY_SNAPSHOT || e->kind == PROTO_ENTRY_LAUNCH) && e->list_2 != s->info.list_2)
 		return base_error_set(err, -BASE_EFORMAT, "it %s the word list-2, and the store %s", e->list_2 ? "has"
 			: "lacks", e->list_2 ? "lacks it" : "has it");
 	if (strcmp(e->run, run) != 0)
 		return base_error_set(err, -BASE_EFORMAT, "it is an entry of run %.100s", e->run);
-	if (e->number != n)
+	if (e->kind == PROTO_ENTRY_COLLECTED && (e->number <= n || e->number % STORE_SNAPSHOT_EVERY))
+		return base_error_set(err, -BASE_EFORMAT, "it says that entries below %llu were collected",
+			(unsigned long long)e->number);
+	if (e->number != n && e->kind != PROTO_ENTRY_COLLECTED)
 		return base_error_set(err, -BASE_EFORMAT, "it is entry %llu", (unsigned long long)e->number);
 	return 0;
 }
@@ -230,15 +247,13 @@ static const char *damage_text(int r)
 }
 
 /* 0, -ENOENT, or an error that `err` explains: -BASE_EDAMAGED for every kind of damage. */
-static int entry_read(const struct store_list *l, uint64_t n, struct proto_entry *ret_e, struct base_error *err)
+static int file_read(const struct store_list *l, enum store_record_kind kind, const char *name, uint64_t n,
+	struct proto_entry *ret_e, struct base_error *err)
 {
 	struct store_record record = {0};
 	struct base_error why = {0};
-	char name[STORE_NAME_MAX];
-	int r;
+	int r = store_record_get(l->store->storage, name, kind, l->store->info.id, &record, NULL, &why);
 
-	list_entry_name(l, n, name);
-	r = store_record_get(l->store->storage, name, STORE_RECORD_ENTRY, l->store->info.id, &record, NULL, &why);
 	if (r == -ENOENT)
 		return r;
 	if (r == 0) {
@@ -266,15 +281,36 @@ static int entry_read(const struct store_list *l, uint64_t n, struct proto_entry
 	return base_error_set(err, r, "%s: %s", name, base_error_name(r));
 }
 
-int list_entry_read(struct store_list *l, uint64_t n, struct proto_entry *ret_e, struct base_error *err)
+static int entry_read(const struct store_list *l, uint64_t n, struct proto_entry *ret_e, struct base_error *err)
+{
+	char name[STORE_NAME_MAX];
+
+	list_entry_name(l, n, name);
+	return file_read(l, STORE_RECORD_ENTRY, name, n, ret_e, err);
+}
+
+int list_file_read(struct store_list *l, enum store_record_kind kind, const char *name, uint64_t n,
+	struct proto_entry *ret_e, struct base_error *err)
 {
 	int r;
 
 	do
-		r = entry_read(l, n, ret_e, err);
+		r = file_read(l, kind, name, n, ret_e, err);
 	while (list_again(l, n, r));
 	if (!store_error_passes(r))
 		list_answered(l);
+	return r;
+}
+
+int list_entry_read(struct store_list *l, uint64_t n, struct proto_entry *ret_e, struct base_error *err)
+{
+	char name[STORE_NAME_MAX];
+	int r;
+
+	list_entry_name(l, n, name);
+	r = list_file_read(l, STORE_RECORD_ENTRY, name, n, ret_e, err);
+	if (r == 0)
+		list_head_see(l, ret_e);
 	return r;
 }
 
@@ -284,8 +320,13 @@ int store_list_each_commit(const struct store_list *l, uint64_t from,
 	int r = 0;
 
 	for (size_t i = l->ncommits; r == 0 && i-- > 0 && l->commits[i].entry >= from;) {
+		const struct store_list_step *live = list_step_of_entry(l, l->commits[i].entry);
 		struct proto_entry e = {0};
 
+		if (live) {
+			r = f(arg, live->entry, &live->commit.manifest);
+			continue;
+		}
 		r = entry_read(l, l->commits[i].entry, &e, err);
 		if (r == -BASE_EDAMAGED || r == -ENOENT)
 			return base_error_set(err, -BASE_EDAMAGED, "run %s: entry %llu cannot be read any more", l->run,
@@ -357,7 +398,7 @@ int list_take(struct store_list *l, struct proto_entry *e)
 
 	if (r < 0)
 		return r;
-	if (kind > PROTO_ENTRY_ACCEPT && !l->newer_kind) {
+	if (kind > PROTO_ENTRY_COLLECTED && !l->newer_kind) {
 		l->newer_kind = kind;
 		l->newer = l->next;
 	}
@@ -409,7 +450,8 @@ static int list_step(struct store_list *l, bool below_end, struct proto_entry *r
 	if (!read)
 		r = list_entry_read(l, l->next, &e, &why);
 	if (r == -ENOENT) {
-		exists = entry_exists(l, l->next); /* asks the server: a look-up may have been answered from a cache */
+		/* asks the server: a look-up may have been answered from a cache */
+		exists = list_entry_exists(l, l->next);
 		if (exists < 0)
 			return list_unreadable(l, exists, err);
 		if (exists)
@@ -419,8 +461,14 @@ static int list_step(struct store_list *l, bool below_end, struct proto_entry *r
 		return 0;
 	if (r == -ENOENT && !l->missing)
 		r = entry_unseen(l, &e, &why);
-	if (r == 0 && (r = entry_follows(l, &e, &why)) < 0)
+	if (r == 0 && e.kind == PROTO_ENTRY_COLLECTED) {
+		r = list_jump(l, &e, &why);
 		proto_entry_release(&e);
+		if (r == 0)
+			return 1;
+	} else if (r == 0 && (r = entry_follows(l, &e, &why)) < 0) {
+		proto_entry_release(&e);
+	}
 	if (r == 0 && (r = commit_know(l, &e, &why)) != 0) {
 		proto_entry_release(&e);
 		if (r > 0)
@@ -442,7 +490,7 @@ static int list_step(struct store_list *l, bool below_end, struct proto_entry *r
 /* By the directory, once it was read. */
 static int end_exists(struct store_list *l, uint64_t n)
 {
-	return l->numbers.read ? list_number_there(l, n) : entry_exists(l, n);
+	return l->numbers.read ? list_number_there(l, n) : list_entry_exists(l, n);
 }
 
 /* Entries below `from` exist. The end is between the last number that is found and the next that is not. */
@@ -536,7 +584,8 @@ static int read_some(struct store_list *l, struct read_batch *b, uint64_t end, s
 
 	if (r < 0 || l->next >= end)
 		return r;
-	n = b ? list_numbers_run(l, (uint32_t)base_min(end - l->next, READ_BATCH)) : 1;
+	/* the first may be a collected one, and then so are most behind it */
+	n = b && l->next ? list_numbers_run(l, (uint32_t)base_min(end - l->next, READ_BATCH)) : 1;
 	return n > 1 ? read_many(l, b, n, err) : list_step(l, true, NULL, err);
 }
 
@@ -553,6 +602,13 @@ static int read_until(struct store_list *l, uint64_t end, struct base_error *err
 	return r < 0 ? r : 0;
 }
 
+void list_begin(struct store_list *l, struct store *s, const char *run, const struct list_how *how)
+{
+	*l = (struct store_list){.store = s, .how = *how, .tail_known = true, .launch_before = PROTO_NONE,
+		.before_known = true};
+	snprintf(l->run, sizeof l->run, "%s", run);
+}
+
 /* Drops what is known but for the numbers that accept entries name, and reads from entry 0 to where it stood. An entry
  * that is taken only now may be an acceptance of more of them. */
 static int read_again(struct store_list *l, struct base_error *err)
@@ -565,13 +621,9 @@ static int read_again(struct store_list *l, struct base_error *err)
 			return base_error_set(err, -BASE_EDAMAGED,
 				"run %s: entries of its list accept others as damaged, and these again others, more "
 				"than %u times over: no vckpt wrote this list", l->run, AGAIN_MAX);
-		*l = (struct store_list){.store = old.store, .how = old.how, .synced = old.synced, .tail_known = true,
-			.launch_before = PROTO_NONE, .before_known = true,
-			.accepts = old.accepts, .naccepts = old.naccepts, .accepts_size = old.accepts_size,
-			.by_number = old.by_number};
-		snprintf(l->run, sizeof l->run, "%s", old.run);
-		old.accepts = NULL;
-		old.by_number = (struct base_table){0};
+		list_begin(l, old.store, old.run, &old.how);
+		l->synced = old.synced;
+		list_accepts_move(l, &old);
 		list_state_release(&old);
 		r = read_until(l, old.next, err);
 		if (r < 0)
@@ -618,6 +670,10 @@ static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip
 			continue; /* replay comes across it and says so */
 		if (r < 0)
 			return base_error_set(err, r, "%s", why.text);
+		if (e.kind == PROTO_ENTRY_COLLECTED) { /* none from the head on can be read: as a whole */
+			proto_entry_release(&e);
+			return 0;
+		}
 		if (e.kind != PROTO_ENTRY_SNAPSHOT || skip) {
 			skip -= e.kind == PROTO_ENTRY_SNAPSHOT;
 			proto_entry_release(&e);
@@ -642,7 +698,7 @@ static int newer_than_listed(struct store_list *l, uint64_t end)
 	int r = 0;
 
 	for (uint64_t distance = 1; r == 0 && distance <= NEWER_MAX; distance *= 2)
-		r = entry_exists(l, end + distance - 1);
+		r = list_entry_exists(l, end + distance - 1);
 	return r;
 }
 
@@ -650,7 +706,7 @@ static int newer_than_listed(struct store_list *l, uint64_t end)
  * end. The names of a long one cost more than looks; and a directory may be one that cannot be listed. */
 static int64_t list_end(struct store_list *l, struct base_error *err)
 {
-	int r = entry_exists(l, SHORT_END);
+	int r = list_entry_exists(l, SHORT_END);
 	int64_t end = 0;
 
 	if (r == 0) {
@@ -703,12 +759,7 @@ int store_list_open_how(struct store *s, const char *run, const struct list_how 
 	l = calloc(1, sizeof *l);
 	if (!l)
 		return base_no_memory_for(err, "run %s", run);
-	l->store = s;
-	l->tail_known = true;
-	l->launch_before = PROTO_NONE;
-	l->before_known = true;
-	l->how = *how;
-	snprintf(l->run, sizeof l->run, "%s", run);
+	list_begin(l, s, run, how);
 	r = list_open_at(l, err);
 	if (r < 0) {
 		store_list_close(l);
@@ -786,7 +837,7 @@ static int read_on(struct store_list *l, struct base_error *err)
 	int count = l->unread ? list_heal(l) : 0, again;
 
 	for (;;) {
-		int r = entry_exists(l, l->next);
+		int r = list_entry_exists(l, l->next);
 
 		if (r < 0)
 			return list_unreadable(l, r, err);
@@ -862,6 +913,8 @@ int store_list_newer(const struct store_list *l, uint64_t *ret_entry, struct bas
 
 const char *store_list_run(const struct store_list *l) { return l->run; }
 uint64_t store_list_next(const struct store_list *l) { return l->next; }
+uint64_t store_list_first(const struct store_list *l) { return l->first; }
+uint64_t store_list_head(const struct store_list *l) { return l->head.number; }
 uint64_t store_list_lie(const struct store_list *l) { return l->lie; }
 size_t store_list_count(const struct store_list *l) { return l->nsteps; }
 const struct store_list_step *store_list_at(const struct store_list *l, size_t i)

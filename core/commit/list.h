@@ -3,9 +3,10 @@
  * list: a run's numbered entries, the one source of truth of what is visible (docs/format/list.md).
  *
  * A `store_list` is what one reader or writer knows: it replays entries in order, from entry 0 or from the newest
- * snapshot. Entry n*64 (n >= 1) is always a snapshot (unless that would exceed an entry's maximum or the disk is full:
- * then it is left out): whoever wants to put that number puts the snapshot first. Numbers are dense, so the end is
- * found by doubling and bisection over store_size, not by listing. Not thread-safe: one owner.
+ * snapshot; where the first entries were collected, from the snapshot that stands for them, the head. Entry n*64
+ * (n >= 1) is always a snapshot (unless that would exceed an entry's maximum or the disk is full: then it is left out):
+ * whoever wants to put that number puts the snapshot first. Numbers are dense, so the end is found by doubling and
+ * bisection over store_size, not by listing. Not thread-safe: one owner.
  *
  * Rules of replay (invariants 1 and 3; core/commit/list.c names each):
  *   commit   counts only while its attempt is undecided (neither aborted nor committed before, by what this list
@@ -16,6 +17,7 @@
  *   snapshot with those that it goes on from stands for all entries before it, for readers that start there; it
  *            decides nothing about attempts
  *   accept   the entries that it names decide nothing, whether they can be read or not
+ *   collected  has taken the place of an entry before the head that it names: reading goes on from there
  *   others   of a later version: decide nothing, but a writer that has read one refuses to write */
 #ifndef CORE_COMMIT_LIST_H
 #define CORE_COMMIT_LIST_H
@@ -29,8 +31,8 @@ struct store_list_step { uint64_t step, entry; struct proto_commit commit; };
 enum store_attempt_state { STORE_ATTEMPT_UNDECIDED, STORE_ATTEMPT_COMMITTED, STORE_ATTEMPT_ABORTED };
 
 struct store_list;
-/* Reads to the end. whole: from entry 0 (collector, verify); else from the newest snapshot. A run without entries is
- * an empty list. */
+/* Reads to the end. whole: from the head or entry 0 (collector, verify); else from the newest snapshot. A run without
+ * entries is an empty list. */
 int store_list_open(struct store *s, const char *run, bool whole, struct store_list **ret_l, struct base_error *err);
 /* For the newest steps: it is the cost of these, however many are visible. Of the visible steps it knows the highest,
  * and those that the 64 to 127 newest entries committed; what else is visible is not found, counted or gone through
@@ -53,6 +55,10 @@ int store_list_entry_placed(const struct store *s, const char *run, uint64_t n, 
 
 const char *store_list_run(const struct store_list *l);
 uint64_t store_list_next(const struct store_list *l);          /* number of the next entry */
+/* All entries from this one on were read. Of those before it only the visible steps and the launches are known. */
+uint64_t store_list_first(const struct store_list *l);
+/* Where it began because the entries before were collected; 0: it began otherwise, or has not come to such an entry. */
+uint64_t store_list_head(const struct store_list *l);
 /* entries that were skipped as damaged, without those that an accept entry names */
 uint64_t store_list_damaged(const struct store_list *l);
 /* Goes through these entries by ascending number, from number *at on. Returns the entry's number; *ret_why says what is
@@ -80,18 +86,24 @@ bool store_list_entry_live(const struct store_list *l, uint64_t entry);
 /* The step of a commit entry that counted here, still visible or not; PROTO_NONE: no such commit. */
 uint64_t store_list_commit_step(const struct store_list *l, uint64_t entry);
 /* Calls f with every commit that counted here from entry `from` on, removed or replaced since or not, until it returns
- * another number than 0. Entries are read again. */
+ * another number than 0. Entries of those that are not visible any more are read again. */
 int store_list_each_commit(const struct store_list *l, uint64_t from,
 	int (*f)(void *arg, uint64_t entry, const struct base_digest *manifest), void *arg, struct base_error *err);
 /* The commit entry of that number, whether what it made is still visible or not. Nothing else of the list is read: that
- * it counted is known to whoever saw its step. proto_entry_release. -ENOENT: there is no such entry, or no commit;
- * -BASE_EDAMAGED. */
+ * it counted is known to a caller that saw its step. proto_entry_release. -ENOENT: there is no such entry, it was
+ * collected, or it is no commit; -BASE_EDAMAGED. */
 int store_list_commit_read(struct store *s, const char *run, uint64_t entry, struct proto_entry *ret_e,
 	struct base_error *err);
 /* What the list says of an attempt. reason (may be NULL): text of the abort, or NULL. ret_entry: number of the
  * deciding entry. */
 enum store_attempt_state store_list_attempt(const struct store_list *l, const char *attempt, const char **ret_reason,
 	uint64_t *ret_entry);
+/* Of a whole list that knows what became of the attempt: readers that begin at this entry or before it know it, too.
+ * PROTO_NONE: wherever they begin. */
+uint64_t store_list_attempt_from(const struct store_list *l, const char *attempt);
+
+/* The first entry that aborted an attempt of that launch (16 digits) since its last commit; PROTO_NONE: none. */
+uint64_t store_list_aborts_from(const struct store_list *l, const char *launch);
 
 /* Puts `entry` as the next number, after check(arg, l) said 0 against the newest state; on "exists" reads on and checks
  * again. `entry` is encoded after each check, which may still change it. Makes the list's directory durable before
@@ -104,6 +116,31 @@ int64_t store_list_put(struct store_list *l, const struct proto_entry *entry,
  * keep no writer and no collector from their work. `numbers`, ascending, at most PROTO_ACCEPTS_MAX: each must be
  * damaged here (-EINVAL) and not accepted yet (-EALREADY). The number of the entry, or an error. */
 int64_t store_list_accept(struct store_list *l, const uint64_t *numbers, size_t n, struct base_error *err);
+
+/* list_mark.c: the collection of the entries before a snapshot of a whole list, which becomes the head. */
+struct store_list_mark;
+/* Reads the state at the head as a reader that begins there does. -ENOENT: it cannot be had from the entries; or
+ * -BASE_EDAMAGED: it is not what the entries before the head say. */
+int store_list_mark_make(struct store_list *l, uint64_t head, struct store_list_mark **ret_k, struct base_error *err);
+void store_list_mark_free(struct store_list_mark *k); /* NULL-safe */
+bool store_list_mark_keeps(const struct store_list_mark *k, uint64_t n); /* readers that begin there read entry n */
+/* Makes durable the file that says what is visible at the head, and the record for the places of entries before it, and
+ * reads the first again. -BASE_ELIMIT: more is visible than it can say. */
+int store_list_mark_put(struct store_list_mark *k, struct base_error *err);
+/* The record takes the place of entry n. -EOPNOTSUPP, -EPERM, -EMLINK: the file system gives no file several names. */
+int store_list_mark_collect(struct store_list_mark *k, uint64_t n);
+/* The file head.<number> or collected.<number> of a run? base: its name behind the last slash. */
+enum store_list_mark_file { STORE_LIST_NO_MARK, STORE_LIST_HEAD, STORE_LIST_COLLECTED };
+enum store_list_mark_file store_list_mark_parse(const char *base, uint64_t *ret_head);
+void store_list_mark_name(const char *run, enum store_list_mark_file file, uint64_t head,
+	char name[static STORE_NAME_MAX]);
+/* The bodies of the two files. */
+int store_list_mark_body(const struct store_list_mark *k, enum store_list_mark_file file, struct base_buf *ret_body);
+/* May this collected record, read from a place before its head, be one of the list? Any thread. */
+bool store_list_head_right(const struct store_list *l, const struct proto_entry *e);
+/* Does the file head.<number> of the list's head say what the snapshot there says? 0: it does, or the list began
+ * elsewhere, or says already that the snapshot cannot be used; -ENOENT; -BASE_EDAMAGED: err says why. */
+int store_list_mark_check(struct store_list *l, struct base_error *err);
 
 /* Reads on to the last entry in a row that the run's directory lists. On a file system that hosts share, looks may not
  * find it until a cache ends: waits for that for 3 s, then -ESTALE. */

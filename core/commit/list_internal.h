@@ -6,6 +6,8 @@
 
 #include "core/base/table.h"
 #include "core/commit/list_compare.h"
+#include "core/commit/list_head_internal.h"
+#include "core/commit/list_numbers_internal.h"
 #include "core/commit/list_snapshot_internal.h"
 
 /* A decoded entry, kept while a visible step's strings lie in it. */
@@ -35,19 +37,12 @@ struct list_skip {
 	bool told;                       /* a warning named it */
 };
 
-/* The numbers that the run's directory has, ascending: asked for once so many entries in a row decide nothing. */
-struct list_numbers {
-	bool read;
-	uint64_t *all;
-	size_t n, size;
-};
-
 struct list_commit_key { uint64_t entry, step; };
 
 #define LIST_PATIENCE_MS 3000u           /* of a command or a mount */
 
 struct list_how {
-	bool whole;                      /* from entry 0, not from a snapshot */
+	bool whole;                      /* from entry 0 (or the head), not from the newest snapshot */
 	bool newest;                     /* without `whole`: the newest steps only (store_list_open_newest) */
 	bool compare;                    /* with `whole`: each snapshot with what was visible before it */
 	unsigned skip;                   /* newest snapshots that are left out: 1: knows the 64 to 127 newest entries */
@@ -60,6 +55,9 @@ struct store_list {
 	uint64_t next;                   /* entries below it were read (or stood for by a snapshot) */
 	uint64_t synced;                 /* entries below it are known to be durable */
 	uint64_t first;                  /* the first entry that was read: 0, or the snapshot that reading began at */
+	struct list_head head;           /* that is it: what was before was collected (list_head.c) */
+	struct list_head seen;           /* the highest that a collected record was seen to name */
+	uint64_t lost;                   /* what was visible at this head cannot be read; 0: none */
 	struct base_digest tail;         /* SHA-256 of the body of entry next - 1; zeros if next is 0 */
 	bool tail_known;                 /* that entry was taken: else the next one cannot be checked against it */
 	uint32_t newer_kind; uint64_t newer; /* an entry of a kind that is not known was read: the first; 0: none */
@@ -147,6 +145,8 @@ int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e);
 /* Starts from snapshot n, as list_adopt does: nothing was applied before. Takes `e` over. */
 int list_start(struct store_list *l, uint64_t n, struct proto_entry *e, struct base_error *err);
 int list_attempts_reserve(struct store_list *l, size_t more);
+/* What is visible by that commit entry; NULL. */
+const struct store_list_step *list_step_of_entry(const struct store_list *l, uint64_t entry);
 /* By the word of a snapshot. There is room. */
 void list_attempt_committed(struct store_list *l, const char *name, uint64_t entry);
 void list_state_release(struct store_list *l);
@@ -165,36 +165,18 @@ void list_steps_settle(struct store_list *l);
 
 /* ---- list_skips.c: entries that decide nothing ---- */
 
-/* As damage, behind all that are; none of them is accepted. why: of one entry; NULL: missing. -ENOMEM. */
+/* As damage; none of them is accepted, and none is damage already. why: of one entry; NULL: missing. -ENOMEM. */
 int list_skip_add(struct store_list *l, uint64_t first, uint64_t count, const char *why);
 const struct list_skip *list_skip_find(const struct store_list *l, uint64_t n); /* NULL: it is no damage */
 int list_accepts_reserve(struct store_list *l, size_t more);
 /* An accept entry names entry n; there is room. true: nothing was known against it. */
 bool list_accept_add(struct store_list *l, uint64_t n);
 bool list_accepted(const struct store_list *l, uint64_t n);
+void list_accepts_move(struct store_list *to, struct store_list *from); /* to none */
 void list_skips_release(struct store_list *l);
 void list_skips_tell(struct store_list *l);                      /* says what was skipped, once */
 
 /* Returns r, of a look at an entry or at the run's directory; err says what is wrong. */
 int list_unreadable(const struct store_list *l, int r, struct base_error *err);
-
-/* ---- list_numbers.c ---- */
-
-#define LIST_END_MAX (UINT64_C(1) << 61) /* no entry has this number or a higher one */
-#define LIST_MISSING_MAX 16u             /* entries in a row that decide nothing are looked for one by one */
-int list_numbers_read(struct store_list *l, struct base_error *err); /* unless this reading has */
-bool list_number_there(const struct store_list *l, uint64_t n);      /* does it list n? */
-/* Those at and after l->next up to the next number that there is, or `end`, are skipped as missing, if
- * LIST_MISSING_MAX before them are. 0, or an error. */
-int list_gap_pass(struct store_list *l, uint64_t end, struct base_error *err);
-/* If LIST_MISSING_MAX entries before it decide nothing: does the directory list l->next? 0, or an error. */
-int list_next_listed(struct store_list *l, struct base_error *err);
-/* Does the directory list l->next, as it was when this reading first asked? 1, 0 or an error. */
-int list_number_listed(struct store_list *l, struct base_error *err);
-/* How many of the numbers from l->next on may well be there, at most `most`, at least 1. */
-uint32_t list_numbers_run(const struct store_list *l, uint32_t most);
-/* The place of a snapshot before n, *ret_n 0: there is none; missing: so many places behind it have no entry. */
-int list_snapshot_before(struct store_list *l, uint64_t n, unsigned missing, uint64_t *ret_n, struct base_error *err);
-void list_numbers_release(struct store_list *l);
 
 #endif

@@ -14,6 +14,14 @@ uint64_t list_newest_launch(const struct store_list *l)
 	return l->nlaunches ? l->launches[l->nlaunches - 1].entry : l->launch_before;
 }
 
+bool list_launch_newest_is(const struct store_list *l, const char *launch)
+{
+	const char *newest = l->nlaunches ? l->launches[l->nlaunches - 1].launch
+		: l->nbefore ? l->before[l->nbefore - 1].launch : "";
+
+	return strcmp(newest, launch) == 0;
+}
+
 static void id_set(struct list_id *id, const char *launch, uint64_t entry)
 {
 	memcpy(id->launch, launch, sizeof id->launch);
@@ -35,7 +43,8 @@ static int before_add(struct store_list *l, uint64_t n, const struct proto_entry
 	return 0;
 }
 
-static int before_read(struct store_list *l, struct base_error *err)
+/* *ret_bad: the entry that cannot be used, if it is -BASE_EDAMAGED. */
+static int before_read(struct store_list *l, uint64_t *ret_bad, struct base_error *err)
 {
 	uint64_t n = l->launch_before, nth = 0;
 	int r = 0;
@@ -44,13 +53,14 @@ static int before_read(struct store_list *l, struct base_error *err)
 	while (r == 0 && n != PROTO_NONE) {
 		struct proto_entry e = {0};
 
+		*ret_bad = n;
 		r = list_accepted(l, n) ? -ENOENT : list_entry_read(l, n, &e, err);
 		if (r == 0)
 			r = before_add(l, n, &e, &nth);
 		n = e.from;
 		proto_entry_release(&e);
 	}
-	for (size_t i = 0; r == 0 && i < l->nbefore / 2; i++) {
+	for (size_t i = 0; i < l->nbefore / 2; i++) {
 		struct list_id x = l->before[i];
 
 		l->before[i] = l->before[l->nbefore - 1 - i];
@@ -61,11 +71,12 @@ static int before_read(struct store_list *l, struct base_error *err)
 
 int list_launches_know(struct store_list *l, struct base_error *err)
 {
+	uint64_t bad;
 	int r;
 
 	if (l->before_known)
 		return 0;
-	r = l->store->info.list_2 ? before_read(l, err) : -BASE_EDAMAGED;
+	r = l->store->info.list_2 ? before_read(l, &bad, err) : -BASE_EDAMAGED;
 	if (r == -BASE_EDAMAGED) {
 		l->nbefore = 0;
 		return list_reopen(l, err); /* the entries themselves */
@@ -74,12 +85,38 @@ int list_launches_know(struct store_list *l, struct base_error *err)
 	return r == -ENOMEM ? base_no_memory_for(err, "run %s", l->run) : r;
 }
 
+/* The list begins at a head: there is nothing before it to be read instead. An entry that cannot be used is damage;
+ * those that it goes on from are not known then, as if each had been accepted as damaged. */
+int list_launches_start(struct store_list *l, struct base_error *err)
+{
+	struct base_error why = {0};
+	uint64_t bad;
+	int r = before_read(l, &bad, &why);
+
+	if (r == -BASE_EDAMAGED && l->seen.number > l->first)
+		return r; /* it was collected meanwhile */
+	l->before_known = r == 0 || r == -BASE_EDAMAGED;
+	if (r == -BASE_EDAMAGED && !list_accepted(l, bad)) {
+		r = list_skip_add(l, bad, 1, why.code ? why.text : "it is missing, or no launch entry that later ones "
+			"can go on from");
+		l->untold = true;
+	}
+	if (r == -ENOMEM)
+		return base_no_memory_for(err, "run %s", l->run);
+	return l->before_known ? 0 : base_error_set(err, r, "%s", why.text);
+}
+
+const struct list_id *list_launch_before(const struct store_list *l, const char name[static 16])
+{
+	for (size_t i = l->nbefore; i-- > 0;)
+		if (memcmp(l->before[i].launch, name, 16) == 0)
+			return &l->before[i];
+	return NULL;
+}
+
 bool list_launch_used(const struct store_list *l, const char *launch)
 {
-	for (size_t i = 0; i < l->nbefore; i++)
-		if (strcmp(l->before[i].launch, launch) == 0)
-			return true;
-	return false;
+	return list_launch_before(l, launch) != NULL;
 }
 
 /* The launch entry of number k, from 1 on. */

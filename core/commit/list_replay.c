@@ -74,12 +74,24 @@ static const struct list_launch *launch_find(const struct store_list *l, const c
 	return NULL;
 }
 
-/* The launch entry that aborts what launch `name[0..16)` has not decided, or NULL. */
-static const struct list_launch *launch_after(const struct store_list *l, const char *name)
+/* Of a launch from before the first entry. Where its number is not known it is one before that entry. */
+static uint64_t launch_after_before(const struct store_list *l, const struct list_id *own)
+{
+	if (own + 1 < l->before + l->nbefore)
+		return own[1].entry == PROTO_NONE ? l->first - 1 : own[1].entry;
+	return l->nlaunches ? l->launches[0].entry : PROTO_NONE;
+}
+
+/* The number of the launch entry that aborts what launch `name[0..16)` has not decided, or PROTO_NONE. */
+static uint64_t launch_after(const struct store_list *l, const char *name)
 {
 	const struct list_launch *own = strnlen(name, 16) == 16 ? launch_find(l, name) : NULL;
+	const struct list_id *before;
 
-	return own && own + 1 < l->launches + l->nlaunches ? own + 1 : NULL;
+	if (own)
+		return own + 1 < l->launches + l->nlaunches ? own[1].entry : PROTO_NONE;
+	before = l->nbefore && strnlen(name, 16) == 16 ? list_launch_before(l, name) : NULL;
+	return before ? launch_after_before(l, before) : PROTO_NONE;
 }
 
 void list_attempt_committed(struct store_list *l, const char *name, uint64_t entry)
@@ -91,15 +103,15 @@ enum store_attempt_state store_list_attempt(const struct store_list *l, const ch
 	uint64_t *ret_entry)
 {
 	const struct list_attempt *a = attempt_find(l, attempt);
-	const struct list_launch *newer = a ? NULL : launch_after(l, attempt);
+	uint64_t newer = a ? PROTO_NONE : launch_after(l, attempt);
 
 	if (ret_reason)
-		*ret_reason = a ? a->reason : newer ? LAUNCH_REASON : NULL;
+		*ret_reason = a ? a->reason : newer != PROTO_NONE ? LAUNCH_REASON : NULL;
 	if (ret_entry)
-		*ret_entry = a ? a->entry : newer ? newer->entry : PROTO_NONE;
+		*ret_entry = a ? a->entry : newer;
 	if (a)
 		return a->state;
-	return newer ? STORE_ATTEMPT_ABORTED : STORE_ATTEMPT_UNDECIDED;
+	return newer != PROTO_NONE ? STORE_ATTEMPT_ABORTED : STORE_ATTEMPT_UNDECIDED;
 }
 
 /* ---- visible steps ---- */
@@ -111,7 +123,7 @@ uint64_t store_list_commit_step(const struct store_list *l, uint64_t entry)
 	return at < l->ncommits && l->commits[at].entry == entry ? l->commits[at].step : PROTO_NONE;
 }
 
-static const struct store_list_step *step_of_entry(const struct store_list *l, uint64_t entry)
+const struct store_list_step *list_step_of_entry(const struct store_list *l, uint64_t entry)
 {
 	uint64_t step = store_list_commit_step(l, entry);
 	const struct store_list_step *s = step == PROTO_NONE ? NULL : store_list_find(l, step);
@@ -121,7 +133,7 @@ static const struct store_list_step *step_of_entry(const struct store_list *l, u
 
 bool store_list_entry_live(const struct store_list *l, uint64_t entry)
 {
-	return step_of_entry(l, entry) != NULL;
+	return list_step_of_entry(l, entry) != NULL;
 }
 
 /* Whoever could read such an entry has to read the list again without it: all readers see the same. */
@@ -176,7 +188,7 @@ static int apply_launch(struct store_list *l, uint64_t n, const struct proto_ent
 	struct list_launch *x;
 	bool same = true;
 
-	if (launch_find(l, e->launch))
+	if (launch_find(l, e->launch) || list_launch_used(l, e->launch))
 		return 0;
 	if (l->how.compare && e->list_2 && !store_list_skips(l) && list_launch_compare(l, e, &same) < 0)
 		return -ENOMEM;
@@ -196,7 +208,7 @@ static int apply_launch(struct store_list *l, uint64_t n, const struct proto_ent
 /* model: REMOVE. Names the commit entry, not only the step. */
 static int apply_remove(struct store_list *l, uint64_t n, const struct proto_entry *e)
 {
-	const struct store_list_step *s = step_of_entry(l, e->removes);
+	const struct store_list_step *s = list_step_of_entry(l, e->removes);
 	bool rest = l->rest && e->removes < l->rest; /* list_rest_read finds out */
 
 	if (!s && !rest)
@@ -250,6 +262,7 @@ int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e)
 	case PROTO_ENTRY_REMOVE: r = apply_remove(l, n, &h->entry); break;
 	case PROTO_ENTRY_SNAPSHOT: r = apply_snapshot(l, n, h); break;
 	case PROTO_ENTRY_ACCEPT: r = apply_accept(l, &h->entry); break;
+	case PROTO_ENTRY_COLLECTED: break; /* never comes here: list_jump */
 	}
 	list_hold_drop(h);
 	return r;

@@ -10,6 +10,7 @@
 
 #include "core/base/array.h"
 #include "core/base/bisect.h"
+#include "core/base/cleanup.h"
 #include "core/base/log.h"
 
 #define TELL_SKIPS 16u    /* damaged entries or stretches of a list that are told */
@@ -53,6 +54,17 @@ bool list_accept_add(struct store_list *l, uint64_t n)
 	return false;
 }
 
+void list_accepts_move(struct store_list *to, struct store_list *from)
+{
+	to->accepts = base_steal(from->accepts);
+	to->naccepts = from->naccepts;
+	to->accepts_size = from->accepts_size;
+	to->by_number = from->by_number;
+	from->naccepts = 0;
+	from->accepts_size = 0;
+	from->by_number = (struct base_table){0};
+}
+
 /* ---- damage ---- */
 
 /* Index of the stretch that holds n, or of the first one behind it. */
@@ -72,6 +84,7 @@ int list_skip_add(struct store_list *l, uint64_t first, uint64_t count, const ch
 {
 	struct list_skip *last = l->nskips ? &l->skips[l->nskips - 1] : NULL;
 	char *text = NULL;
+	size_t at;
 
 	if (!why && last && !last->why && !last->told && last->first + last->count == first) {
 		last->count += count;
@@ -80,7 +93,9 @@ int list_skip_add(struct store_list *l, uint64_t first, uint64_t count, const ch
 	}
 	if (base_array_room(l->skips, l->skips_size, l->nskips + 1) < 0 || (why && !(text = strdup(why))))
 		return -ENOMEM;
-	l->skips[l->nskips++] = (struct list_skip){.first = first, .count = count, .why = text};
+	for (at = l->nskips++; at && l->skips[at - 1].first > first; at--) /* from before the head: a few */
+		l->skips[at] = l->skips[at - 1];
+	l->skips[at] = (struct list_skip){.first = first, .count = count, .why = text};
 	l->damaged += count;
 	return 0;
 }

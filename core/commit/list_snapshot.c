@@ -169,7 +169,7 @@ void list_node_add(struct store_list *l, uint64_t n, const struct proto_entry *e
 	l->nodes[l->nnodes++] = (struct list_node){n, e->from, e->self, e->from_digest};
 }
 
-static const struct list_node *node_find(const struct store_list *l, uint64_t n)
+const struct list_node *list_node_find(const struct store_list *l, uint64_t n)
 {
 	size_t at = base_bisect(i, 0, l->nnodes, l->nodes[i].entry < n);
 
@@ -178,14 +178,14 @@ static const struct list_node *node_find(const struct store_list *l, uint64_t n)
 
 bool store_list_snapshot_whole(const struct store_list *l, uint64_t n)
 {
-	const struct list_node *x = node_find(l, n);
+	const struct list_node *x = list_node_find(l, n);
 
 	while (x && !list_accepted(l, x->entry)) {
 		const struct base_digest *from = &x->from_digest;
 
 		if (!x->from)
 			return true;
-		x = node_find(l, x->from);
+		x = list_node_find(l, x->from);
 		if (x && !base_digest_equal(&x->self, from))
 			return false;
 	}
@@ -478,15 +478,13 @@ static int live_compare(const void *a, const void *b)
 	return (x->entry > y->entry) - (x->entry < y->entry);
 }
 
-struct made { struct proto_live *live; uint64_t *gone; };
-
-static void made_release(struct made *m)
+void list_made_release(struct list_made *m)
 {
 	free(m->live);
 	free(m->gone);
 }
 
-static void made_live(const struct store_list *l, struct proto_entry *e, struct made *m)
+static void made_live(const struct store_list *l, struct proto_entry *e, struct list_made *m)
 {
 	for (size_t i = 0; i < l->nsteps; i++) {
 		const struct store_list_step *s = &l->steps[i];
@@ -501,7 +499,7 @@ static void made_live(const struct store_list *l, struct proto_entry *e, struct 
 	e->live = m->live;
 }
 
-static void made_gone(const struct store_list *l, struct proto_entry *e, struct made *m)
+static void made_gone(const struct store_list *l, struct proto_entry *e, struct list_made *m)
 {
 	for (size_t i = 0; i < l->ndropped; i++)
 		if (l->dropped[i].entry < e->from && l->dropped[i].at > e->from)
@@ -511,10 +509,9 @@ static void made_gone(const struct store_list *l, struct proto_entry *e, struct 
 	e->gone = m->gone;
 }
 
-/* Fills what a snapshot of what is visible says. e->from is chosen. */
-static int snapshot_make(const struct store_list *l, struct proto_entry *e, struct made *m)
+int list_snapshot_make(const struct store_list *l, struct proto_entry *e, struct list_made *m)
 {
-	const struct list_node *from = e->from ? node_find(l, e->from) : NULL;
+	const struct list_node *from = e->from ? list_node_find(l, e->from) : NULL;
 
 	m->live = calloc(l->nsteps + 1, sizeof *m->live);
 	m->gone = calloc(l->ndropped + 1, sizeof *m->gone);
@@ -533,9 +530,9 @@ int list_snapshot_put(struct store_list *l, struct base_error *err)
 {
 	struct proto_entry e = {.kind = PROTO_ENTRY_SNAPSHOT, .time_ns = base_realtime_ns(), .host = store_hostname(),
 		.from = from_choose(l, l->next)};
-	base_cleanup(made_release) struct made m = {0};
+	base_cleanup(list_made_release) struct list_made m = {0};
 
-	if (snapshot_make(l, &e, &m) < 0)
+	if (list_snapshot_make(l, &e, &m) < 0)
 		return base_no_memory_for(err, "run %s", l->run);
 	return list_put_number(l, &e, err);
 }
@@ -552,7 +549,7 @@ bool store_commit_equal(const struct proto_commit *a, const struct proto_commit 
 	return proto_attributes_equal(a->attributes, a->nattributes, b->attributes, b->nattributes);
 }
 
-static bool snapshot_equal(const struct proto_entry *a, const struct proto_entry *b)
+bool list_snapshot_equal(const struct proto_entry *a, const struct proto_entry *b)
 {
 	if (a->nlive != b->nlive || a->ngone != b->ngone || !base_digest_equal(&a->from_digest, &b->from_digest) ||
 		(a->list_2 && (a->older != b->older || a->newest_launch != b->newest_launch)))
@@ -565,12 +562,12 @@ static bool snapshot_equal(const struct proto_entry *a, const struct proto_entry
 
 int list_snapshot_compare(struct store_list *l, const struct proto_entry *e, bool *ret_same)
 {
-	base_cleanup(made_release) struct made m = {0};
+	base_cleanup(list_made_release) struct list_made m = {0};
 	struct proto_entry mine = {.from = e->from};
 
 	list_steps_settle(l);
-	if (snapshot_make(l, &mine, &m) < 0)
+	if (list_snapshot_make(l, &mine, &m) < 0)
 		return -ENOMEM;
-	*ret_same = snapshot_equal(&mine, e);
+	*ret_same = list_snapshot_equal(&mine, e);
 	return 0;
 }

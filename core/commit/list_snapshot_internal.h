@@ -21,12 +21,13 @@ struct list_dropped { uint64_t entry, at; };
 
 /* ---- list.c ---- */
 
-/* Reads everything anew from entry 0; l->next may be another one then. */
+/* Reads everything anew as a whole; l->next may be another one then. */
 int list_reopen(struct store_list *l, struct base_error *err);
 
 /* ---- list_snapshot.c ---- */
 
 int list_node_reserve(struct store_list *l, size_t more);
+const struct list_node *list_node_find(const struct store_list *l, uint64_t n); /* NULL: it was not read */
 /* Snapshot n was read; there is room. */
 void list_node_add(struct store_list *l, uint64_t n, const struct proto_entry *e);
 int list_dropped_reserve(struct store_list *l, size_t more);
@@ -40,6 +41,12 @@ int list_rest_read(struct store_list *l, struct base_error *err);
 int list_know_newest(struct store_list *l, struct base_error *err);
 /* Puts a snapshot as the next number, as list_put_number. Everything is known (list_rest_read). */
 int list_snapshot_put(struct store_list *l, struct base_error *err);
+/* Fills what a snapshot of what is visible says that goes on from e->from, in arrays that `m` keeps; -ENOMEM. All is
+ * known (list_rest_read). */
+struct list_made { struct proto_live *live; uint64_t *gone; };
+int list_snapshot_make(const struct store_list *l, struct proto_entry *e, struct list_made *m);
+void list_made_release(struct list_made *m);
+bool list_snapshot_equal(const struct proto_entry *a, const struct proto_entry *b);
 /* Does it say what the entries before it say, which were all read? -ENOMEM. */
 int list_snapshot_compare(struct store_list *l, const struct proto_entry *e, bool *ret_same);
 
@@ -47,8 +54,14 @@ int list_snapshot_compare(struct store_list *l, const struct proto_entry *e, boo
 
 /* The newest launch entry, or PROTO_NONE. */
 uint64_t list_newest_launch(const struct store_list *l);
+/* Is it the newest one, as far as that is known? */
+bool list_launch_newest_is(const struct store_list *l, const char *launch);
 /* Reads which launches there were before the list's first entry; may read all anew (list_reopen). */
 int list_launches_know(struct store_list *l, struct base_error *err);
+/* The same for a list that began at its head. */
+int list_launches_start(struct store_list *l, struct base_error *err);
+/* The launch of that id among these; NULL. */
+const struct list_id *list_launch_before(const struct store_list *l, const char name[static 16]);
 /* Was it one of these? */
 bool list_launch_used(const struct store_list *l, const char *launch);
 /* Fills what a launch entry says of those before it, which are known. *ret_ids is malloc'ed. */

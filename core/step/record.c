@@ -26,6 +26,7 @@ uint64_t store_record_max(enum store_record_kind kind)
 	case STORE_RECORD_TRASH: return UINT64_C(1) << 20;
 	case STORE_RECORD_STATS: return UINT64_C(16) << 20;
 	case STORE_RECORD_DAMAGE: return UINT64_C(2) << 20;
+	case STORE_RECORD_MARK: return UINT64_C(64) << 20; /* as an entry: it is a snapshot */
 	}
 	return 0;
 }
@@ -33,7 +34,7 @@ uint64_t store_record_max(enum store_record_kind kind)
 /* Are there two copies of it? */
 static bool record_is_double(enum store_record_kind kind)
 {
-	return kind == STORE_RECORD_STORE || kind == STORE_RECORD_ENTRY;
+	return kind == STORE_RECORD_STORE || kind == STORE_RECORD_ENTRY || kind == STORE_RECORD_MARK;
 }
 
 void store_record_release(struct store_record *record)

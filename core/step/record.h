@@ -29,6 +29,7 @@ enum store_record_kind {
 	STORE_RECORD_TRASH = 8,
 	STORE_RECORD_STATS = 9,
 	STORE_RECORD_DAMAGE = 10,
+	STORE_RECORD_MARK = 11, /* of a list's head */
 };
 /* The largest body of each kind; readers and writers refuse a longer one. */
 uint64_t store_record_max(enum store_record_kind kind);

@@ -11,6 +11,7 @@
  *     incoming     folders and bases                                                      store_folders_read [inc]
  *     lists        again                                                                  gc_lists_read     [again]
  *     sweep        marks what nothing reaches, deletes what was marked a grace period ago gc_sweep [mark, sweep]
+ *     entries      of lists, for which later snapshots stand                              gc_entries
  *
  * It keeps what is reached at either of the two readings or by a base that an undecided attempt named (invariant 7);
  * and what belongs to an attempt that was undecided at the first reading, unless the attempt has neither folder nor
@@ -267,8 +268,11 @@ static int gc_writers_none(struct gc *g)
 /* model: cands, top, again */
 static int gc_read(struct gc *g)
 {
-	int r = store_files_list(g->store, "", &g->files, g->err);
+	int r;
 
+	for (size_t i = 0; i < g->nlists; i++)
+		g->lists[i].before = store_list_next(g->lists[i].list);
+	r = store_files_list(g->store, "", &g->files, g->err);
 	if (r == 0)
 		r = gc_watch(g, true);
 	if (r == 0)
@@ -301,6 +305,7 @@ static void gc_release(struct gc *g)
 	store_folders_release(&g->folders);
 	gc_names_release(&g->packs_kept);
 	gc_names_release(&g->manifests_kept);
+	gc_names_release(&g->manifests_gone);
 	gc_names_release(&g->aborted);
 }
 
@@ -314,6 +319,7 @@ int store_gc(struct store *s, const struct store_gc_options *o, struct store_gc_
 		r = gc_read(&g);
 	if (r == 0) {
 		gc_sweep(&g);
+		gc_entries(&g);
 		r = g.fault;
 	}
 	if (!o->dry_run)

@@ -20,7 +20,10 @@ struct store_gc_options {
 	/* of manifests to read and files to look at; may be NULL. From the caller's thread, as report */
 	void (*progress)(void *arg, uint64_t done, uint64_t total);
 };
-struct store_gc_result { uint64_t aborted, marked, deleted, deleted_bytes, waiting, waiting_bytes; };
+/* entries: of lists, which were collected; bytes of their files */
+struct store_gc_result {
+	uint64_t aborted, marked, deleted, deleted_bytes, waiting, waiting_bytes, entries, entries_bytes;
+};
 /* -BASE_EDAMAGED: the list of a run, or a manifest that a visible step names, cannot be read. Then it is not known what
  * is reached, and no pack of the store is deleted. */
 int store_gc(struct store *s, const struct store_gc_options *o, struct store_gc_result *ret_r, struct base_error *err);

@@ -19,6 +19,7 @@ void gc_names_release(struct gc_names *s);
 struct gc_run {
 	struct store_list *list;        /* whole */
 	uint64_t first;                 /* entries that the first reading of the main pass saw */
+	uint64_t before;                /* entries that there were before files and folders were listed */
 };
 
 struct gc {
@@ -40,6 +41,7 @@ struct gc {
 	struct gc_names packs_kept;     /* names of packs that are reached */
 	/* paths of manifests that a visible commit or an undecided attempt's base names */
 	struct gc_names manifests_kept;
+	struct gc_names manifests_gone; /* paths of those that were deleted */
 	struct gc_names aborted;        /* dry run: "<attempt>" that would have been aborted */
 };
 
@@ -57,5 +59,9 @@ int gc_reach_bases(struct gc *g);               /* adds what bases of undecided 
 
 /* gc_sweep.c */
 void gc_sweep(struct gc *g);
+void gc_fault(struct gc *g, int r, const char *name, const char *verb); /* the first one is told at the end */
+
+/* gc_list.c */
+void gc_entries(struct gc *g);  /* after the sweep */
 
 #endif

@@ -98,6 +98,10 @@ static int list_check(struct gc *g, struct gc_run *run, bool first)
 
 	if (first)
 		run->first = store_list_next(run->list);
+	else if (store_list_first(run->list) > run->first)
+		return base_error_set(g->err, -ESTALE, "run %s: another collection has collected entries of its list "
+			"that this one had not read: nothing was deleted; run vckpt gc again",
+			store_list_run(run->list));
 	r = store_list_newer(run->list, NULL, g->err);
 	if (r < 0)
 		return base_error_set(g->err, r, "%s: nothing was deleted", g->err->text);

@@ -35,7 +35,7 @@ struct sweep_mark {
 	bool newer;                     /* a newer vckpt made it: it stays, and so does what it marks */
 };
 
-static void sweep_fault(struct gc *g, int r, const char *name, const char *verb)
+void gc_fault(struct gc *g, int r, const char *name, const char *verb)
 {
 	if (g->fault)
 		return;
@@ -49,7 +49,7 @@ static bool sweep_remove(struct gc *g, const char *name)
 	int r = g->o->dry_run ? 0 : store_remove(g->store->storage, name);
 
 	if (r < 0 && r != -ENOENT)
-		sweep_fault(g, r, name, "deleted");
+		gc_fault(g, r, name, "deleted");
 	return r == 0 || r == -ENOENT;
 }
 
@@ -149,7 +149,7 @@ static bool mark_put(struct gc *g, const char *file, const char *name)
 		}
 	}
 	if (r < 0)
-		sweep_fault(g, r, file, "marked");
+		gc_fault(g, r, file, "marked");
 	return r >= 0;
 }
 
@@ -188,6 +188,8 @@ static void sweep_delete(struct gc *g, const struct store_file *f, const char *m
 	if (mark)
 		sweep_remove(g, mark);
 	sweep_forget(g, f);
+	if (strncmp(f->name, "runs/", 5) == 0 && gc_names_add(&g->manifests_gone, f->name) < 0)
+		gc_fault(g, -ENOMEM, f->name, "remembered");
 	g->result.deleted++;
 	g->result.deleted_bytes += f->size;
 	gc_report(g, "delete", f->name, f->size, why);
@@ -226,16 +228,38 @@ static void sweep_foreign(struct gc *g, const struct store_file *f)
 	gc_report(g, "damage", f->name, f->size, "not a file that vckpt makes; left alone");
 }
 
+/* A launch that lives may have decided it so long ago that the entry was collected. Its folder was there before its
+ * first file and until it was decided. So without one, and without an entry that the lists still have, it is over. */
+static bool attempt_collected(struct gc *g, const char *attempt)
+{
+	bool collected = false;
+
+	for (size_t i = 0; i < g->nlists; i++) {
+		char begin[STORE_NAME_MAX];
+		uint64_t size;
+
+		snprintf(begin, sizeof begin, "incoming/%s/%s/begin", store_list_run(g->lists[i].list), attempt);
+		if (store_size(g->store->storage, begin, &size) != -ENOENT)
+			return false;
+		collected |= store_list_head(g->lists[i].list) > 0;
+	}
+	return collected;
+}
+
 /* May what belongs to this attempt go, if nothing reaches it? */
 static const char *attempt_over(struct gc *g, const char *attempt)
 {
+	bool alive = gc_launch_alive(g, attempt);
+
 	if (gc_decided(g, attempt, true))
 		return "no visible step needs it";
-	if (gc_decided(g, attempt, false) || gc_launch_alive(g, attempt))
+	if (gc_decided(g, attempt, false))
 		return NULL;
 	for (size_t i = 0; i < g->folders.n; i++)
 		if (strcmp(g->folders.all[i].info.attempt, attempt) == 0)
 			return NULL;
+	if (alive)
+		return attempt_collected(g, attempt) ? "no list or folder knows its attempt any more" : NULL;
 	return "no list, folder or heartbeat knows its attempt";
 }
 
@@ -298,6 +322,7 @@ static void sweep_run_file(struct gc *g, const struct store_file *f)
 	const char *run = f->name + strlen("runs/"), *slash = strchr(run, '/'), *rest = slash ? slash + 1 : "";
 	char name[PROTO_RUN_MAX + 1];
 	struct base_digest digest;
+	uint64_t head;
 
 	if (slash && slash - run <= PROTO_RUN_MAX) {
 		snprintf(name, sizeof name, "%.*s", (int)(slash - run), run);
@@ -307,7 +332,9 @@ static void sweep_run_file(struct gc *g, const struct store_file *f)
 			return;
 		}
 		if (strlen(rest) >= 12 && strspn(rest, "0123456789") == strlen(rest))
-			return; /* an entry: for ever */
+			return; /* an entry, for ever */
+		if (store_list_mark_parse(rest, &head))
+			return;
 	}
 	sweep_foreign(g, f);
 }

@@ -55,7 +55,9 @@ static bool trace_unexplained(const struct store_list *l, const struct trace *t)
 	case TRACE_STATS:
 		if (t->entry >= end)
 			return true;
-		return !store_list_skips(l) && store_list_commit_step(l, t->entry) != t->step;
+		/* what was not visible at the first entry any more is not known */
+		return !store_list_skips(l) && t->entry >= store_list_first(l) &&
+			store_list_commit_step(l, t->entry) != t->step;
 	case TRACE_MANIFEST:
 		/* accepted entries decide nothing any more; a damaged one may yet */
 		return !store_list_damaged(l) &&
@@ -210,7 +212,7 @@ static int add_folder(struct traces *t, const struct store_folder *f)
 
 	snprintf(file, sizeof file, "incoming/%s/%s/begin", f->info.run, f->info.attempt);
 	snprintf(what.run, sizeof what.run, "%s", f->info.run);
-	if (f->info.begun && b->alone)
+	if (f->info.begun)
 		r = trace_add(t, &what, file);
 	if (r == 0 && f->info.begun && b->replace && b->replaces != PROTO_NONE)
 		r = add_base(t, &(struct proto_base){.run = f->info.run, .entry = b->replaces}, file);

@@ -192,7 +192,8 @@ static const char **entries_told(struct mend *m, const struct store_list *l, con
 {
 	struct told t = {numbers, n, calloc(n + 1, sizeof *t.what), 0};
 
-	for (uint64_t k = n ? numbers[0] + 1 : 0; t.what && k < store_list_next(l); k++) {
+	for (uint64_t k = base_max(n ? numbers[0] + 1 : 0, store_list_first(l)); t.what && k < store_list_next(l);
+		k++) {
 		struct proto_entry e = {0};
 
 		if (store_list_skipped(l, k) || mend_entry_read(m->store, store_list_run(l), k, &e) < 0)
@@ -433,6 +434,51 @@ static void list_far(struct mend *m, const struct store_list *l)
 			base_plural(before, "entry", "entries"), base_plural(before, "is", "are"));
 }
 
+/* Files of a collected list that say again what others say: the mark of its head, its source of collected records, and
+ * the records. */
+static int collected_mend(struct mend *m, struct store_list *l, const struct store_list_mark *k,
+	const struct mend_fault *f)
+{
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	const char *base = strrchr(f->file, '/') ? strrchr(f->file, '/') + 1 : "";
+	char run[PROTO_RUN_MAX + 1], same[STORE_NAME_MAX];
+	uint64_t n = 0, head = store_list_head(l);
+	enum store_list_mark_file file = store_list_mark_parse(base, &n);
+	int r;
+
+	if (file != STORE_LIST_NO_MARK)
+		store_list_mark_name(store_list_run(l), file, head, same);
+	else if (entry_name(f->file, run, &n) && strcmp(run, store_list_run(l)) == 0 && !store_list_mark_keeps(k, n))
+		entry_file(run, n, same);
+	else
+		return 0;
+	if (strcmp(same, f->file) != 0)
+		return 0;
+	r = store_list_mark_body(k, file, &body);
+	if (r == 0)
+		r = mend_act_record(m, f->file, file == STORE_LIST_HEAD ? STORE_RECORD_MARK : STORE_RECORD_ENTRY,
+			body.data, body.len);
+	if (r == 0) {
+		mend_line(m, STORE_MEND_MEND, f->file, "made again: entries from %" PRIu64 " on say the same", head);
+		mend_treat(m, f->file);
+	}
+	return r;
+}
+
+static int list_collected(struct mend *m, struct store_list *l)
+{
+	struct store_list_mark *k = NULL;
+	int r = store_list_head(l) && m->nfaults ? store_list_mark_make(l, store_list_head(l), &k, NULL) : -ENOENT;
+
+	if (r == -ENOENT || r == -BASE_EDAMAGED)
+		return 0;
+	for (size_t i = 0; r == 0 && i < m->nfaults; i++)
+		if (!m->faults[i].treated)
+			r = collected_mend(m, l, k, &m->faults[i]);
+	store_list_mark_free(k);
+	return r;
+}
+
 static int list_mend(struct mend *m, const char *run)
 {
 	char name[PROTO_RUN_MAX + 1];
@@ -450,6 +496,8 @@ static int list_mend(struct mend *m, const char *run)
 		if (entry_name(m->faults[i].file, name, &n) && strcmp(name, run) == 0 && !store_list_skipped(l, n)
 		    && !m->faults[i].treated)
 			r = entry_rewrite(m, m->faults[i].file);
+	if (r == 0)
+		r = list_collected(m, l);
 	if (r == 0 && store_list_damaged(l) > PROTO_ACCEPTS_MAX)
 		list_far(m, l);
 	else if (r == 0 && store_list_damaged(l))

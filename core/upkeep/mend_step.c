@@ -76,7 +76,7 @@ static int steps_read(struct steps *k)
 {
 	int r = 0;
 
-	for (uint64_t n = 0; r == 0 && n < store_list_next(k->list); n++) {
+	for (uint64_t n = store_list_first(k->list); r == 0 && n < store_list_next(k->list); n++) {
 		struct proto_entry e = {0};
 
 		if (entry_lost(k, n) || mend_entry_read(k->m->store, store_list_run(k->list), n, &e) < 0)

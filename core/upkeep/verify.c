@@ -275,6 +275,65 @@ static void tell_skipped(struct verify *v, const struct store_list *l)
 	}
 }
 
+static void tell_lost(void *arg, const char *file, const char *run, const char *text)
+{
+	verify_fault(arg, (struct verify_fault){.file = (char *)file, .what = (char *)text, .run = (char *)run});
+}
+
+/* A later collection may have deleted it meanwhile. */
+static bool head_same(struct verify *v, const struct store_list *l)
+{
+	struct store_list *now;
+	bool same;
+
+	if (store_list_open(v->store, store_list_run(l), true, &now, NULL) < 0)
+		return false;
+	same = store_list_head(now) == store_list_head(l);
+	store_list_close(now);
+	return same;
+}
+
+/* The mark of the head, which says what the snapshot there says. */
+static int check_mark(struct verify *v, struct store_list *l)
+{
+	struct base_error why = {0};
+	char name[STORE_NAME_MAX];
+	int r = store_list_mark_check(l, &why);
+
+	store_list_mark_name(store_list_run(l), STORE_LIST_HEAD, store_list_head(l), name);
+	if (r == -BASE_EDAMAGED)
+		tell_lost(v, name, store_list_run(l), why.text);
+	else if (r == -ENOENT && head_same(v, l))
+		tell_lost(v, name, store_list_run(l), "it is missing: it says what is visible at the entry from which "
+			"on the list is read, in case a snapshot is damaged");
+	return r == -ENOMEM ? r : 0; /* what cannot be read is reported as a file */
+}
+
+/* Numbers before the head have an entry or a collected record: a writer that has stood still since finds its number
+ * taken. */
+static void check_collected(struct verify *v, const struct store_list *l)
+{
+	char name[STORE_NAME_MAX];
+	uint64_t size;
+
+	for (uint64_t n = 0; n < store_list_head(l); n++) {
+		store_list_entry_name(store_list_run(l), n, name);
+		if (!store_list_skipped(l, n) && store_size(v->store->storage, name, &size) == -ENOENT)
+			tell_lost(v, name, store_list_run(l),
+				"it is missing: it was collected, but its number stays used");
+	}
+}
+
+static int check_head(struct verify *v, struct store_list *l)
+{
+	if (!store_list_head(l))
+		return 0;
+	if (v->o->begins)
+		v->o->begins(v->o->arg, store_list_run(l), store_list_head(l));
+	check_collected(v, l);
+	return check_mark(v, l);
+}
+
 static int add_step(struct verify *v, const struct store_list *l, size_t i)
 {
 	if (base_array_more(v->steps, v->nsteps) < 0)
@@ -370,13 +429,14 @@ static int add_run(struct verify *v, const char *run, struct base_error *err)
 	}
 	if (r < 0)
 		return run_unread(v, run, r, &why, err);
-	const struct store_list *l = v->lists[v->nlists - 1];
+	struct store_list *l = v->lists[v->nlists - 1];
 	tell_newer_entry(v, l);
+	r = check_head(v, l);
 	if (store_list_lie(l))
 		tell_snapshot(v, l, store_list_lie(l));
 	if (store_list_damaged(l))
 		tell_skipped(v, l);
-	else
+	else if (r == 0)
 		r = compare_snapshot(v, l, err);
 	for (size_t i = 0; r == 0 && i < store_list_count(l); i++)
 		if (wanted(v, l, i))
@@ -436,11 +496,6 @@ static void check_entries(struct verify *v)
 }
 
 /* ---- pass 2: entries that the lists do not have ---- */
-
-static void tell_lost(void *arg, const char *file, const char *run, const char *text)
-{
-	verify_fault(arg, (struct verify_fault){.file = (char *)file, .what = (char *)text, .run = (char *)run});
-}
 
 static int find_lost(struct verify *v, struct base_error *err)
 {

@@ -44,6 +44,8 @@ struct store_verify_options {
 	/* Of the whole store: a run that cannot be read, and why. It says nothing about the others: they are verified.
 	 * NULL: such a run ends verify. */
 	void (*unread)(void *arg, const char *run, const char *why);
+	/* A list is read from this entry on, because those before it were collected. May be NULL. */
+	void (*begins)(void *arg, const char *run, uint64_t entry);
 	void *arg;
 	/* Checks view headers, which this layer does not know (view_header_check). NULL: only their bytes are checked.
 	 * Called from any thread. */

@@ -180,6 +180,7 @@ static int decode_body(enum store_record_kind kind, const struct store_record *r
 		BODY(STORE_RECORD_TRASH, trash, trash);
 		BODY(STORE_RECORD_STATS, stats, stats);
 		BODY(STORE_RECORD_DAMAGE, damage, damage);
+		BODY(STORE_RECORD_MARK, entry, entry);
 #undef BODY
 	}
 	return -BASE_EFORMAT;
@@ -257,8 +258,9 @@ static uint64_t entry_number(const char *name)
 static bool entry_skipped(const struct verify *v, const char *name, const char *run)
 {
 	const struct store_list *l = list_of(v, run);
+	const char *last = strrchr(name, '/') + 1;
 
-	return l && store_list_skipped(l, entry_number(name));
+	return l && *last >= '0' && *last <= '9' && store_list_skipped(l, entry_number(name));
 }
 
 /* Is a file behind the end of the list as it was read no part of it? What writers have put since is: they put each
@@ -279,13 +281,21 @@ static bool entry_unreached(const struct verify *v, const char *run, uint64_t n)
 static bool entry_stray(const struct verify *v, const char *name, const char *run, const struct store_record *rec,
 	struct base_error *why)
 {
-	uint64_t n = entry_number(name);
+	const struct store_list *l = list_of(v, run);
+	uint64_t head, n = entry_number(name);
 	struct proto_entry e = {0};
 	int r = proto_entry_decode(rec->body, rec->len, &e);
+	bool source = store_list_mark_parse(strrchr(name, '/') + 1, &head) != STORE_LIST_NO_MARK;
 
 	if (r == 0)
-		r = store_list_entry_placed(v->store, run, n, &e, why);
-	if (r == 0 && entry_unreached(v, run, n))
+		r = store_list_entry_placed(v->store, run, source ? head - 1 : n, &e, why);
+	if (r == 0 && source && (e.kind != PROTO_ENTRY_COLLECTED || e.number != head))
+		r = base_error_set(why, -BASE_EFORMAT, "it is no collected record of that number");
+	if (r == 0 && l && !source && e.kind == PROTO_ENTRY_COLLECTED && !store_list_head_right(l, &e))
+		r = base_error_set(why, -BASE_EFORMAT,
+			"it says that entries below %llu were collected, but there is no such snapshot at that entry",
+			(unsigned long long)e.number);
+	if (r == 0 && !source && entry_unreached(v, run, n))
 		r = base_error_set(why, -BASE_EFORMAT,
 			"it stands behind the end of the run's list: entry %llu before it is missing",
 			(unsigned long long)n - 1);
@@ -406,6 +416,8 @@ static int kind_of(const char *name, char parts[4][STORE_NAME_MAX], int n, const
 {
 	struct store_stats_name stats;
 	char pack[STORE_PACK_NAME_MAX];
+	enum store_list_mark_file mark;
+	uint64_t head;
 
 	*ret_run = NULL;
 	if (n == 1 && !strcmp(parts[0], "vckpt.store"))
@@ -415,6 +427,9 @@ static int kind_of(const char *name, char parts[4][STORE_NAME_MAX], int n, const
 		*ret_run = parts[1];
 	if (*ret_run && !strcmp(parts[0], "runs") && n == 3 && entry_name(parts[2]))
 		return STORE_RECORD_ENTRY;
+	mark = n == 3 ? store_list_mark_parse(parts[2], &head) : STORE_LIST_NO_MARK;
+	if (*ret_run && !strcmp(parts[0], "runs") && mark != STORE_LIST_NO_MARK)
+		return mark == STORE_LIST_HEAD ? STORE_RECORD_MARK : STORE_RECORD_ENTRY;
 	if (*ret_run && !strcmp(parts[0], "runs") && n == 4 && !strcmp(parts[2], "manifests") &&
 		strlen(parts[3]) == 64 && all_of(parts[3], 64, "0123456789abcdef"))
 		return STORE_RECORD_MANIFEST;

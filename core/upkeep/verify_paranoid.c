@@ -39,9 +39,10 @@ bool verify_unknown(enum proto_body kind, const void *body, size_t len, char tex
 void verify_paranoid_record(struct verify *v, const char *name, enum store_record_kind kind, const char *run,
 	const struct store_record *rec)
 {
+	enum proto_body body = kind == STORE_RECORD_MARK ? PROTO_BODY_ENTRY : (enum proto_body)kind;
 	char text[VERIFY_SAYS_MAX];
 
-	if (v->o->paranoid && verify_unknown((enum proto_body)kind, rec->body, rec->len, text))
+	if (v->o->paranoid && verify_unknown(body, rec->body, rec->len, text))
 		verify_fault(v, (struct verify_fault){
 			.file = (char *)name, .what = text, .newer = true, .run = (char *)run});
 }

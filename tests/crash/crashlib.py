@@ -37,7 +37,8 @@ class Damage(c.Structure):
 class VerifyOptions(c.Structure):
     _fields_ = [("run", c.c_char_p), ("step", c.c_uint64), ("threads", c.c_uint), ("note", c.c_bool),
                 ("damage", DAMAGE), ("progress", c.c_void_p), ("pack", c.c_void_p), ("unread", c.c_void_p),
-                ("arg", c.c_void_p), ("header", c.c_void_p), ("files", c.c_void_p), ("paranoid", c.c_bool)]
+                ("begins", c.c_void_p), ("arg", c.c_void_p), ("header", c.c_void_p), ("files", c.c_void_p),
+                ("paranoid", c.c_bool)]
 
 
 class VerifyResult(c.Structure):

@@ -23,13 +23,13 @@ import numpy
 import xxhash
 
 VERSION, BLOCK, NONE = 2, 16384, 0xffffffff
-WORDS = {"Store": ["grid-2", "list-2"], "Layout": ["grid-2"], "Entry": ["list-2"]}
+WORDS = {"Store": ["grid-2", "list-2", "list-3"], "Layout": ["grid-2"], "Entry": ["list-2", "list-3"]}
 PROTO = pathlib.Path(__file__).resolve().parents[2] / "proto/vckpt.proto"
 PIECE, BLOB, LAYOUT, PART, CHUNK, HEADER = range(1, 7)
 KINDS = {1: ("Store", 1 << 16), 2: ("Entry", 64 << 20), 3: ("Manifest", 256 << 20), 4: ("Begin", 1 << 20),
          5: ("BaseRecord", 1 << 20),
          6: ("Announcement", 64 << 20), 7: ("Heartbeat", 1 << 20), 8: ("Trash", 1 << 20), 9: ("Stats", 16 << 20),
-         10: ("Damage", 2 << 20)}
+         10: ("Damage", 2 << 20), 11: ("Entry", 64 << 20)}
 DTYPES = {1: ("bool", 1, "BOOL"), 2: ("u8", 1, "U8"), 3: ("u16", 2, "U16"), 4: ("u32", 4, "U32"), 5: ("u64", 8, "U64"),
           6: ("i8", 1, "I8"),
           7: ("i16", 2, "I16"), 8: ("i32", 4, "I32"), 9: ("i64", 8, "I64"), 10: ("f16", 2, "F16"),
@@ -458,7 +458,8 @@ class Store:
     """All that is read; faults and newer things are gathered, sentence by sentence."""
 
     def __init__(self, path):
-        self.path, self.id, self.version, self.seed, self.list_2 = pathlib.Path(path), bytes(16), VERSION, 0, False
+        self.path, self.id, self.version, self.seed = pathlib.Path(path), bytes(16), VERSION, 0
+        self.list_2 = self.list_3 = False
         self.faults, self.newer, self.heads, self.footers, self.objects = [], [], {}, {}, {}
 
     def guarded(self, what, function, *arguments):
@@ -502,7 +503,7 @@ class Store:
         _, found = self.record("vckpt.store", 1, True)
         need(len(found["id"]) == 16 and found["reserve_bytes"] <= 1 << 30, "breaks the rules")
         self.id, self.seed, self.version = found["id"], found["seed"], found["version"]
-        self.list_2 = "list-2" in found["features"]
+        self.list_2, self.list_3 = "list-2" in found["features"], "list-3" in found["features"]
         parameters_of(found)
         reserve = self.path / "reserve"
         if reserve.exists():
@@ -646,13 +647,103 @@ class List:
                 self.why[number] = str(e)
             except FileNotFoundError:
                 self.why[number] = "it is missing, and a later one exists"
+        self.take_collected()
         self.accepted = {n: i for i, e in reversed(self.entries.items()) if e["kind"] == 6 for n in e["numbers"]}
         for number in self.why.keys() - self.accepted.keys():
             self.fault(number, self.why[number])
-        self.skipped = self.accepted.keys() | self.why.keys()
+        stays = self.find_start()
+        self.skipped = {n for n in self.accepted.keys() | self.why.keys() if n >= self.start or n in stays}
         self.entries = {n: e for n, e in self.entries.items() if n not in self.skipped}
         self.replay()
         return self
+
+    # ---- collected entries ----
+
+    def take_collected(self):
+        """They are no entries. The first says where the head is, that and the chain or the mark what is visible."""
+        self.collected = {n: e for n, e in self.entries.items() if e["kind"] == 7}
+        for n in self.collected:
+            del self.entries[n], self.bodies[n]
+        first = self.collected[min(self.collected)] if self.collected else None
+        self.head, self.self = (first["number"], first["before"]) if first else (0, b"")
+        for n, e in self.collected.items():
+            if e["number"] > self.head or e["number"] == self.head and e["before"] != self.self:
+                self.fault(n, "it names another head than the first collected record")
+        self.mark = self.read_mark() if self.head else None
+
+    def find_start(self):
+        """Entry 0, or the head. Returns the numbers before it that a reader needs."""
+        self.start, stays = 0, set()
+        if not self.head or self.head + 1 >= self.end:
+            chain = []
+        else:
+            number, chain = self.head, []
+            while number and number in self.entries and self.entries[number]["kind"] == 5:
+                chain.append(number)
+                number = self.entries[number]["snapshot"]["from"]
+            chain = [] if number or sha(self.bodies[self.head]) != self.self else chain
+            if not chain and number:
+                stays.add(number)
+        if self.mark and chain and not self.accepted.keys() & set(chain):
+            self.store.guarded(f"runs/{self.run}/head.{self.head:012}", self.check_mark, self.mark)
+        if chain or self.mark:
+            self.start = self.head
+            return stays | set(chain)
+        for number in self.collected:
+            self.why[number] = "it was collected, and what is visible at the head is lost"
+            self.fault(number, self.why[number])
+        return stays
+
+    def read_mark(self):
+        """That of the head; None: it cannot be used."""
+        name = f"runs/{self.run}/head.{self.head:012}"
+        if not (self.store.path / name).exists():
+            self.fault(self.head, "its mark is missing")
+            return None
+        return self.store.guarded(name, self.mark_record, name, self.head)
+
+    def mark_record(self, name, head):
+        _, e = self.store.record(name, 11, True)
+        need(e["kind"] == 5 and e["features"] == ["list-2"] and e["run"] == self.run and e["number"] == head and
+             {n for n in EXCLUSIVE.values() if e[n] is not None} == {"snapshot"} and e["before"] == self.self and
+             not e["time_ns"] and not e["host"], "it is no mark of this place")
+        self.check_snapshot(e, head)
+        need(not e["snapshot"]["from"], "a mark goes on from a snapshot")
+        return e
+
+    def check_mark(self, e):
+        need(e["steps"] == self.shown(self.chain(self.head)), "it says other steps than the snapshot that it marks")
+        need(e["snapshot"]["launch"] == self.entries[self.head]["snapshot"]["launch"],
+             "it is the mark of another snapshot")
+
+    def check_collected(self, e, number):
+        need(self.store.list_3 and not any(e[n] is not None for n in EXCLUSIVE.values()) and not e["time_ns"] and
+             not e["host"], "it is no collected record")
+        need(e["run"] == self.run and number < e["number"] and e["number"] % 64 == 0 and len(e["before"]) == 32,
+             "it is a collected record that does not belong here")
+
+    def begin(self):
+        """The entry from which it is replayed. What is visible at the head its chain says, or else the mark."""
+        start, chain = self.start, self.chain(self.start)
+        if not start:
+            return 0
+        self.snapshots = [n for n in range(64, start + 1, 64) if self.chain(n)]
+        self.visible = self.shown(chain) if chain else self.mark["steps"]
+        if not chain and not any(n <= start for n in self.skipped):
+            self.fault(start, "its chain cannot be used")
+            self.skipped |= {start}
+        self.commits = {number: c for number, c in self.visible.values()}
+        self.committed = {c["attempt"] for c in self.commits.values()}
+        number, found = (self.entries[start] if chain else self.mark)["snapshot"]["launch"] - 1, []
+        while number >= 0:
+            e = self.entries.get(number)
+            need(e and e["kind"] == 1, "entry", number, "is not a launch that later ones go on from")
+            found[:0] = [*((name, None) for name in e["ids"]), (e["launch"]["launch"], number)]
+            number = e["launch"]["from"] - 1
+        self.launches, self.dead = dict(found), {name for name, _ in found[:-1]}
+        return start + 1
+
+    # ---- entries ----
 
     def fault(self, number, sentence):
         self.store.faults.append(f"runs/{self.run}/{number:012}: {sentence}")
@@ -660,8 +751,12 @@ class List:
     def entry(self, number):
         body, e = self.store.record(f"runs/{self.run}/{number:012}", 2, True)
         need(e["kind"], "it is of no kind")
-        need(e["features"] == (["list-2"] if self.store.list_2 and e["kind"] in (1, 5) else []),
+        need(e["features"] == (["list-2"] if self.store.list_2 and e["kind"] in (1, 5) else
+                               ["list-3"] if e["kind"] == 7 else []),
              "it and its store do not both have the word list-2, or it is of a kind that has none")
+        if e["kind"] == 7:
+            self.check_collected(e, number)
+            return body, e
         if e["kind"] not in EXCLUSIVE:
             self.store.newer.append(f"runs/{self.run}/{number:012}: it is an entry of kind {e['kind']}")
             return body, e
@@ -674,11 +769,16 @@ class List:
         else:
             need(e["run"] == self.run and e["number"] == number and len(e["before"]) == 32,
                  "it is not the entry of this place")
-            before = self.bodies.get(number - 1)
+            before = self.before(number)
             need(number or e["before"] == bytes(32), "it says that there is one before the first")
-            need(before is None or e["before"] == sha(before), "it does not follow the entry before it")
+            need(before is None or e["before"] == before, "it does not follow the entry before it")
         getattr(self, f"check_{EXCLUSIVE[e['kind']]}")(e, number)
         return body, e
+
+    def before(self, number):
+        """What an entry has to have as `before`; None: anything, after a collected one."""
+        body, last = self.bodies.get(number - 1), self.entries.get(number - 1)
+        return sha(body) if body is not None and last["kind"] != 7 else None
 
     def check_launch(self, e, number):
         nonce, launch = 16 if self.store.version > 1 else 0, e["launch"]
@@ -788,7 +888,7 @@ class List:
         need(e["gone"] == sorted(before - entries.keys()), "it says that other commits are gone")
         need(s["older"] == max((step + 1 for entry, step in entries.items() if entry < start), default=0),
              "it says another highest step from before")
-        need(not self.store.list_2 or s["launch"] == max((n + 1 for n in self.launches.values()), default=0),
+        need(not self.store.list_2 or s["launch"] == self.newest_launch() + 1,
              "it says another newest launch")
 
     def check_launches(self, number, e):
@@ -797,6 +897,9 @@ class List:
         start, names = without_lowest_bit(k), list(self.launches)
         need(e["launch"]["from"] == (self.launches[names[start - 1]] + 1 if start else 0) and
              e["ids"] == names[start:], "it names other launches than those before it")
+
+    def newest_launch(self):
+        return max((n for n in self.launches.values() if n is not None), default=-1)
 
     def all_launches(self, number):
         """The newest launch entry, and those that it goes on from, name all."""
@@ -816,7 +919,7 @@ class List:
 
     def replay(self):
         unsure = False
-        for number in range(self.end):
+        for number in range(self.begin(), self.end):
             e = self.entries.get(number)
             if e is None:
                 unsure = True
@@ -835,7 +938,7 @@ class List:
             if self.snapshots:
                 self.guarded(self.snapshots[-1], self.again, self.snapshots[-1])
             if self.launches and self.store.list_2:
-                self.guarded(max(self.launches.values()), self.all_launches, max(self.launches.values()))
+                self.guarded(self.newest_launch(), self.all_launches, self.newest_launch())
 
     def launch(self, number, e):
         launch = e["launch"]["launch"]
@@ -1388,7 +1491,8 @@ def check_stats(store, lists, name, m):
     need(re.fullmatch(ATTEMPT, m["attempt"]) and len(m["host"].encode()) < 256, "it breaks the rules")
     need(len(m["timings"]) <= 256 and all(1 <= len(t["phase"].encode()) <= 64 for t in m["timings"]),
          "its timings break the rules")
-    if run in lists and int(entry) not in lists[run].skipped:
+    if run in lists and int(entry) not in lists[run].skipped and (
+            int(entry) >= lists[run].head or int(entry) in lists[run].commits):
         c = lists[run].commits.get(int(entry))
         need(c and (c["step"], c["attempt"]) == (m["step"], m["attempt"]), "the list committed something else there")
 
@@ -1440,6 +1544,7 @@ def check_incoming(store, lists, name, m):
     if file == "begin":
         need(len(m["mesh"]) in (0, 32) and len(m["bases"]) <= 4096 and 1 <= m["world"] <= 1 << 24,
              "it breaks the rules")
+        need(m["alone"] or store.list_3 or not m["position"], "it is a job's, and says what list-3 is for")
         commons(m["commons"], True)
         return
     need(file == f"part.{m['rank']}" and m["rank"] < m["world"] and len(m["layout"]) == 32,
@@ -1484,7 +1589,8 @@ def walk(store, lists, seen):
     for path in sorted(p for p in store.path.rglob("*") if not p.is_dir()):
         name = path.relative_to(store.path).as_posix()
         if (name in ("vckpt.store", "reserve") or name.startswith("index/") or
-            re.search(r"\.tmp\.[0-9a-f]{16}$", name) or re.fullmatch(rf"runs/{RUN}/[0-9]{{12,}}", name)):
+                re.search(r"\.tmp\.[0-9a-f]{16}$", name) or
+                re.fullmatch(rf"runs/{RUN}/((head|collected)\.)?[0-9]{{12,}}", name)):
             continue
         pack = re.fullmatch(rf"packs/([0-9a-f]{{2}})/({ATTEMPT}-{NUMBER}-[A-Za-z0-9_.=-]{{1,71}})\.pack", name)
         if pack and hashlib.sha256(pack[2].encode()).hexdigest()[:2] == pack[1]:
@@ -1522,7 +1628,8 @@ def read(path):
             if found:
                 steps[step] = found.told()
         last = entries.bodies.get(entries.end - 1)
-        runs[run] = {"entries": entries.end, "last": last and sha(last).hex(), "snapshots": entries.snapshots,
+        runs[run] = {"entries": entries.end, "head": entries.head, "last": last and sha(last).hex(),
+                     "snapshots": entries.snapshots,
                      "chains": {n: entries.chain(n) for n in entries.snapshots},
                      "launches": list(entries.launches),
                      "aborted": entries.aborted, "skipped": sorted(entries.skipped), "steps": steps}

@@ -142,7 +142,7 @@ SIZES = [
     ("proto/limits.h", "STORE_DECODE_BYTES", 4 << 20, "messages.md", "and 4 MiB"),
     ("proto/limits.h", "STORE_DECODE_OBJECT_FACTOR", 5, "messages.md", "5 bytes for each byte"),
     ("proto/limits.h", "STORE_DECODE_OBJECT_BYTES", 20 << 20, "messages.md", "and 20 MiB"),
-    ("core/commit/list_internal.h", "LIST_END_MAX", 1 << 61, "list.md", r"below 2\^61"),
+    ("core/commit/list_numbers_internal.h", "LIST_END_MAX", 1 << 61, "list.md", r"below 2\^61"),
     ("core/commit/list.c", "AGAIN_MAX", 16, "list.md", "16 times at most"),
     ("core/step/chunk_internal.h", "CHUNK_HEAD_BYTES", None, "part.md", None),
     ("core/step/chunk_internal.h", "CHUNK_ROW_BYTES", None, "part.md", None),

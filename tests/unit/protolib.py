@@ -10,7 +10,7 @@ from storelow import Buf, Digest, Error, Ref
 
 NONE = 2**64 - 1
 EFORMAT, EVERSION = -errno.EPROTO, -errno.EPROTONOSUPPORT
-LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT, ACCEPT = 1, 2, 3, 4, 5, 6
+LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT, ACCEPT, COLLECTED = 1, 2, 3, 4, 5, 6, 7
 VERSION = 2
 BLOB, LAYOUT, PART, CHUNK, HEADER = 2, 3, 4, 5, 6
 INLINE = 2**32 - 1
@@ -34,7 +34,8 @@ def digest(byte):
 
 
 Attribute = structure("Attribute", key=text, value=text)
-Info = structure("Info", version=u32, id=u8 * 16, seed=u64, grid=Params, reserve_bytes=u64, list_2=c.c_bool, arena=ptr)
+Info = structure("Info", version=u32, id=u8 * 16, seed=u64, grid=Params, reserve_bytes=u64, list_2=c.c_bool,
+                 list_3=c.c_bool, arena=ptr)
 Commit = structure("Commit", step=u64, attempt=text, time_ns=i64, replaces=u64, manifest=Digest, tensors=u64, bytes=u64,
                    new_bytes=u64,
                    attributes=P(Attribute), nattributes=c.c_size_t, extra=ptr, extra_len=c.c_size_t)

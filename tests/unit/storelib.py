@@ -13,7 +13,7 @@ import socket
 import tempfile
 
 NONE = 2**64 - 1
-LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT, ACCEPT = 1, 2, 3, 4, 5, 6
+LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT, ACCEPT, COLLECTED = 1, 2, 3, 4, 5, 6, 7
 UNDECIDED, COMMITTED, ABORTED = 0, 1, 2
 DEAD, ALIVE, UNKNOWN = 0, 1, 2
 DAMAGED, EABORTED, EBUSY = -errno.EBADMSG, -errno.ECANCELED, -errno.EBUSY
@@ -78,7 +78,8 @@ class GridParams(c.Structure):
 class Info(c.Structure):  # struct proto_store
     _anonymous_ = ["grid"]
     _fields_ = [("version", c.c_uint32), ("id", c.c_uint8 * 16), ("seed", c.c_uint64), ("grid", GridParams),
-                ("reserve_bytes", c.c_uint64), ("list_2", c.c_bool), ("arena", c.c_void_p)]
+                ("reserve_bytes", c.c_uint64), ("list_2", c.c_bool), ("list_3", c.c_bool),
+                ("arena", c.c_void_p)]
 
 
 class Store(c.Structure):
@@ -108,7 +109,8 @@ class GcOptions(c.Structure):
 
 
 class GcResult(c.Structure):
-    _fields_ = [(n, c.c_uint64) for n in ("aborted", "marked", "deleted", "deleted_bytes", "waiting", "waiting_bytes")]
+    _fields_ = [(n, c.c_uint64) for n in ("aborted", "marked", "deleted", "deleted_bytes", "waiting", "waiting_bytes",
+                                            "entries", "entries_bytes")]
 
 
 class Failed(Exception):
@@ -120,10 +122,12 @@ class Failed(Exception):
 def prototypes(lib):
     for name in ("store_list_at", "store_list_find", "store_list_latest"):
         getattr(lib, name).restype = c.POINTER(ListStep)
-    for name in ("store_list_next", "store_list_damaged", "store_list_count", "store_attempt_step", "store_record_max"):
+    for name in ("store_list_next", "store_list_first", "store_list_head", "store_list_damaged",
+                 "store_list_count", "store_attempt_step", "store_record_max"):
         getattr(lib, name).restype = c.c_uint64
     lib.store_list_put.restype = c.c_int64
-    lib.store_list_entry_live.restype = c.c_bool
+    for name in ("store_list_entry_live", "store_list_mark_keeps", "store_list_snapshot_whole"):
+        getattr(lib, name).restype = c.c_bool
     lib.store_attempt_name.restype = lib.store_hostname.restype = c.c_char_p
     return lib
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import test_load_boxes as boxes
-from storelib import Api as StoreApi
+from storelib import ABORT, Api as StoreApi, save
 from test_load_boxes import T, Step as Writer, Params, api, proto, shapes, whole  # noqa: F401 (fixtures)
 from test_save_load import Store, Tensor
 
@@ -331,6 +331,39 @@ def test_a_commit_is_opened_whatever_came_after_it(v, api, steps):
     refused(-errno.EINVAL, "no commit", v.vckpt_step_open_commit, path, b"r", None, c.byref(step))
     refused(-errno.EINVAL, "name of a run", v.vckpt_step_open_commit, path, b"../r", c.byref(commit), c.byref(step))
     refused(-errno.ENOENT, "run q", v.vckpt_step_open_commit, path, b"q", c.byref(commit), c.byref(step))
+
+
+def test_a_commit_is_opened_whose_entry_was_collected(v, lib, tmp_path):
+    """What is visible says the same; a commit that was removed since is opened no more."""
+    api, step = StoreApi(lib, tmp_path / "store"), ptr()
+    path = os.fsencode(tmp_path / "store")
+    with api.list("r") as l:
+        while l.next < 40:
+            l.put(api.entry(ABORT, attempt=b"%016x-0" % l.next, reason=b"x"))
+    for number in (1, 2, 3):
+        save(api, "r", number)
+    wanted = []
+    for number in (1, 2, 3):
+        with Opened(v, tmp_path / "store", step=number) as opened:
+            wanted.append(Commit())
+            v.vckpt_step_commit(opened.p, c.byref(wanted[-1]))
+    api.remove_step("r", 2)
+    with api.list("r") as l:
+        while l.next < 500:
+            l.put(api.entry(ABORT, attempt=b"%016x-0" % l.next, reason=b"x"))
+    api.gc(grace=3600)      # the second step's manifest keeps the head back
+    api.gc()
+    api.gc()
+    for number in (1, 3):
+        call(v.vckpt_step_open_commit, path, b"r", c.byref(wanted[number - 1]), c.byref(step))
+        assert v.vckpt_step_number(step) == number
+        v.vckpt_step_close(step)
+    assert api.entry_path("r", wanted[2].entry).stat().st_nlink > 100
+    refused(-errno.ENOENT, "no commit entry", v.vckpt_step_open_commit, path, b"r", c.byref(wanted[1]), c.byref(step))
+    wrong = Commit(1, wanted[2].entry, wanted[0].manifest)
+    refused(-errno.ENOENT, "another commit in entry", v.vckpt_step_open_commit, path, b"r", c.byref(wrong),
+            c.byref(step))
+    api.close()
 
 
 def test_blobs(v, steps):

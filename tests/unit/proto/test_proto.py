@@ -142,11 +142,29 @@ def test_an_entry_says_its_place(proto, bodies):
 def test_an_entry_of_an_unknown_kind(proto, bodies):
     """It is read, so that it counts in the chain; nothing is known of it."""
     head = [f for f in parse(bodies["entry"][0]) if f[0] not in (3, 6)]
-    for kind in (7, 300):
+    for kind in (8, 300):
         body = unparse(head[:1] + [(3, 0, kind)] + head[1:] + [(40, 2, b"of a later version")])
         m = proto.decode("entry", body)
         assert m.kind == kind and m.run == b"run-1" and bytes(m.self.bytes) == hashlib.sha256(body).digest()
         proto.release("entry", m)
+
+
+def test_a_collected_record(proto, bodies):
+    """It has a number and a digest, the word, and no field of any kind's."""
+    head = [f for f in parse(bodies["entry"][0]) if f[0] not in (3, 6)]
+
+    def body(*words, kind=7, more=()):
+        return unparse(head[:1] + [(2, 2, w) for w in words] + [(3, 0, kind)] + head[1:] + [*more])
+    good = body(b"list-3")
+    m = proto.decode("entry", good)
+    assert (m.kind, m.list_2) == (7, False) and m.number > 0
+    proto.release("entry", m)
+    assert proto.again("entry", good) == good
+    for bad in (body(), body(b"list-2"), body(b"list-2", b"list-3"), body(b"list-3", kind=8), body(b"list-3", kind=5),
+                body(b"list-3", more=[(8, 2, b"")])):
+        assert proto.again("entry", bad) == EFORMAT
+    zero = [(n, k, 0 if n == 12 else v) for n, k, v in parse(good)]
+    assert proto.again("entry", unparse([f for f in zero if f[0] != 12])) == EFORMAT
 
 
 def test_accept_rows(proto):
@@ -356,10 +374,18 @@ def test_store(proto):
         m = proto.decode("store", body)
         assert (m.list_2, m.small_bytes) == (word, grid)
         proto.release("store", m)
-        for words in ([WORD, b"grid-2"], [WORD, WORD], [b"grid-2", WORD, WORD], [b"grid-2", b"grid-2"]):
+        if word:
+            more = put(small_bytes=grid, list_2=True, list_3=True)
+            assert [v for n, _, v in parse(more) if n == 2] == [b"grid-2"] * bool(grid) + [WORD, b"list-3"]
+            m = proto.decode("store", more)
+            assert (m.list_2, m.list_3) == (True, True)
+            proto.release("store", m)
+        for words in ([b"grid-2", b"list-3"], [b"list-3"], [b"list-3", WORD], [WORD, b"grid-2"], [WORD, WORD],
+                      [b"grid-2", WORD, WORD], [b"grid-2", b"grid-2"]):
             changed = [(2, 2, w) for w in words]
             fields = [f for f in parse(body) if f[0] != 2]
             assert proto.again("store", unparse(fields[:1] + changed + fields[1:])) == EFORMAT
+    assert put(list_3=True) == EFORMAT
     assert isinstance(put(row_bytes=1 << 19), bytes) and isinstance(put(small_bytes=128 << 10), bytes)
     for bad in ({"min_bytes": 0}, {"row_bytes": 0}, {"min_bytes": 2 << 20}, {"target_bytes": 8 << 20},
                 {"row_bytes": 2 << 20}, {"row_bytes": (1 << 19) + 1}, {"version": VERSION + 1}, {"version": 0},

@@ -51,10 +51,12 @@ static void report(void *arg, const char *what, const char *name, uint64_t bytes
 
 static json_t *result_json(const struct gc *g, const struct store_gc_result *result)
 {
-	return json_pack("{s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:O}", "dry_run", g->options.dry_run, "aborted",
+	return json_pack("{s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:O}", "dry_run", g->options.dry_run, "aborted",
 		(json_int_t)result->aborted, "marked", (json_int_t)result->marked, "deleted",
 		(json_int_t)result->deleted, "deleted_bytes", (json_int_t)result->deleted_bytes, "waiting",
-		(json_int_t)result->waiting, "waiting_bytes", (json_int_t)result->waiting_bytes, "actions", g->actions);
+		(json_int_t)result->waiting, "waiting_bytes", (json_int_t)result->waiting_bytes,
+		"entries", (json_int_t)result->entries, "entries_bytes", (json_int_t)result->entries_bytes,
+		"actions", g->actions);
 }
 
 static void print_grace(uint64_t grace_s)
@@ -75,6 +77,9 @@ static void print_result(const struct store_gc_options *o, const struct store_gc
 		TOOL_BYTES(result->deleted_bytes));
 	if (result->marked)
 		printf("; %s marked", TOOL_COUNT(result->marked, "file", "files"));
+	if (result->entries)
+		printf("; %s of lists collected, %s", TOOL_COUNT(result->entries, "entry", "entries"),
+			TOOL_BYTES(result->entries_bytes));
 	if (result->waiting)
 		printf("; %s, %s, marked before", TOOL_COUNT(result->waiting, "file", "files"),
 			TOOL_BYTES(result->waiting_bytes));

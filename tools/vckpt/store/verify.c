@@ -14,7 +14,7 @@
 struct verify {
 	struct tool_progress progress; /* first: gets the library's calls, too */
 	struct tool *t;
-	json_t *damage, *newer, *unread;
+	json_t *damage, *newer, *unread, *begins;
 };
 
 static json_t *damage_json(const struct store_damage *d)
@@ -69,6 +69,17 @@ static void unread(void *arg, const char *run, const char *why)
 	tool_print(stderr, "vckpt verify: %s\n", why);
 }
 
+static void begins(void *arg, const char *run, uint64_t entry)
+{
+	struct verify *v = arg;
+
+	json_array_append_new(v->begins, json_pack("{s:s, s:I}", "run", run, "entry", (json_int_t)entry));
+	if (v->t->json || v->t->quiet)
+		return;
+	tool_progress_clear(&v->progress);
+	printf("run %s: its list begins at entry %" PRIu64 ": those before it were collected\n", run, entry);
+}
+
 /* -v */
 static void pack_read(void *arg, const char *file, uint64_t bytes)
 {
@@ -83,10 +94,10 @@ static void pack_read(void *arg, const char *file, uint64_t bytes)
 
 static json_t *result_json(const struct verify *v, const struct store_verify_result *result)
 {
-	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:O, s:O, s:O}", "files", (json_int_t)result->files, "objects",
+	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:O, s:O, s:O, s:O}", "files", (json_int_t)result->files, "objects",
 		(json_int_t)result->objects, "bytes", (json_int_t)result->bytes, "steps", (json_int_t)result->steps,
 		"faults", (json_int_t)result->faults, "damage", v->damage, "newer", v->newer,
-		"unread", v->unread);
+		"unread", v->unread, "begins", v->begins);
 }
 
 static void print_result(const struct store_verify_result *result)
@@ -134,7 +145,7 @@ static int verify_run(struct tool *t, int argc, char **argv)
 	struct verify v = {.t = t};
 	struct store_verify_options options = {
 		.step = PROTO_NONE, .damage = damage, .progress = tool_progress_update, .pack = pack_read,
-		.unread = unread, .arg = &v, .header = view_header_check, .files = view_step_check};
+		.unread = unread, .begins = begins, .arg = &v, .header = view_header_check, .files = view_step_check};
 	bool no_notes = false;
 	const struct tool_option own[] = {
 		{"no-notes", .flag = &no_notes}, {"paranoid", .flag = &options.paranoid}, {0}};
@@ -161,6 +172,7 @@ static int verify_run(struct tool *t, int argc, char **argv)
 	v.damage = json_array();
 	v.newer = json_array();
 	v.unread = json_array();
+	v.begins = json_array();
 	tool_interrupt_ends(t, t->json || t->quiet ? "not everything was read, so there is no result"
 		: "not everything was read; faults found so far are listed above");
 	tool_progress_start(&v.progress, t->quiet, "verify");
@@ -170,6 +182,7 @@ static int verify_run(struct tool *t, int argc, char **argv)
 	json_decref(v.damage);
 	json_decref(v.newer);
 	json_decref(v.unread);
+	json_decref(v.begins);
 	return code;
 }
 

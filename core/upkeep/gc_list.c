@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gc_list: collects list entries for which a snapshot stands (docs/format/list.md, "Collected entries"). It makes a
+ * snapshot the head of its list, and puts the collected record in the place of every entry before it, but for what
+ * readers that begin at the head read (list_mark.c). How far the head goes:
+ *
+ *   - history for people is left, and snapshots behind the head, so that the loss of the newest ones does no harm;
+ *   - manifests and folders were listed when the list was shorter: of what came since they say nothing;
+ *   - a writer of an attempt has read all entries up to the position in its `begin`: it reads on from there;
+ *   - a rank of a launch that lives may come to an attempt that others have given up, and must not begin it again; one
+ *     that took part in a later commit of its launch does not come to an earlier attempt;
+ *   - what became of an attempt of which a folder or a manifest is left has to be known from the head on: else the
+ *     manifest would show that entries are lost (lost.c).
+ *
+ * The first entry that does not stay is replaced in every collection, as the last one: it names the newest head. The
+ * files of lower heads go after that. So a list is read rightly wherever a collection was stopped, and the next one
+ * finishes the work: it knows an entry that was collected by its file's having several names. (Where a copy of a store
+ * has made files of their own of these, they are joined again.) */
+#include "core/upkeep/gc_internal.h"
+
+#include <stdio.h>
+
+#include "core/base/cleanup.h"
+#include "core/base/plural.h"
+
+BASE_CLEANUP_DEFINE(struct store_list_mark *, store_list_mark_free)
+
+#define LIST_LAG 3u     /* snapshots before the newest one that are left: at least 192 entries */
+
+static bool file_of(const struct store_file *f, const char *dir)
+{
+	return strncmp(f->name, dir, strlen(dir)) == 0 && !f->temporary && !f->foreign;
+}
+
+/* What became of attempts of which manifests or folders are left: readers have to know from the head on. */
+static int head_manifests(struct gc *g, const struct store_list *l, uint64_t *head)
+{
+	char dir[STORE_NAME_MAX];
+
+	snprintf(dir, sizeof dir, "runs/%s/manifests/", store_list_run(l));
+	for (size_t i = 0; i < g->files.n; i++) {
+		const struct store_file *f = &g->files.all[i];
+		struct proto_manifest m = {0};
+		struct base_digest d;
+		const char *hex = f->name + strlen(dir);
+
+		if (!file_of(f, dir) || base_digest_parse(hex, strlen(hex), &d) < 0 ||
+			gc_names_has(&g->manifests_gone, f->name))
+			continue;
+		int r = store_manifest_get(g->store, store_list_run(l), &d, &m, NULL);
+
+		if (r == -ENOMEM)
+			return base_no_memory(g->err);
+		if (r == 0)
+			*head = base_min(*head, store_list_attempt_from(l, m.attempt));
+		proto_manifest_release(&m);
+	}
+	return 0;
+}
+
+static void head_folders(const struct gc *g, const struct store_list *l, uint64_t *head)
+{
+	for (size_t i = 0; i < g->folders.n; i++) {
+		const struct store_incoming *f = &g->folders.all[i].info;
+
+		if (strcmp(f->run, store_list_run(l)) != 0)
+			continue;
+		*head = base_min(*head, store_list_attempt_from(l, f->attempt));
+		if (f->begun)
+			*head = base_min(*head, f->begin.position);
+	}
+}
+
+static void head_launches(const struct gc *g, const struct store_list *l, uint64_t *head)
+{
+	for (size_t i = 0; i < g->nlaunches; i++)
+		if (g->launches[i].state == STORE_ALIVE)
+			*head = base_min(*head, store_list_aborts_from(l, g->launches[i].launch));
+}
+
+/* The head that there is, or a higher one; 0: none. */
+static int head_choose(struct gc *g, const struct gc_run *run, uint64_t *ret_head)
+{
+	const struct store_list *l = run->list;
+	uint64_t now = store_list_head(l), lag = UINT64_C(64) * LIST_LAG, head = run->before - base_min(run->before, 1);
+	int r = 0;
+
+	head -= base_min(head, lag);
+	head_folders(g, l, &head);
+	head_launches(g, l, &head);
+	if (head > now)
+		r = head_manifests(g, l, &head);
+	head -= head % STORE_SNAPSHOT_EVERY;
+	while (head > now && !store_list_snapshot_whole(l, head))
+		head -= STORE_SNAPSHOT_EVERY;
+	*ret_head = base_max(head, now);
+	return r;
+}
+
+/* The number of an entry of the run whose directory is dir, if its place is to be taken. */
+static bool entry_goes(const struct store_file *f, const char *dir, const struct store_list_mark *k, uint64_t head,
+	uint64_t *ret_n)
+{
+	const char *last = f->name + strlen(dir);
+
+	if (!file_of(f, dir) || strlen(last) < 12 || strspn(last, "0123456789") != strlen(last))
+		return false;
+	*ret_n = strtoull(last, NULL, 10);
+	return *ret_n < head && f->names <= 1 && !store_list_mark_keeps(k, *ret_n);
+}
+
+/* What a list with a head lacks has been found when it was read. A lie has to be reported; a file system that gives no
+ * file several names, and a list that no mark can describe, are as they are. */
+static void entries_kept(struct gc *g, const char *run, int r, const struct base_error *why)
+{
+	char name[STORE_NAME_MAX];
+
+	snprintf(name, sizeof name, "runs/%s", run);
+	if (r == -BASE_ELIMIT || r == -EOPNOTSUPP || r == -EPERM || r == -EMLINK) {
+		gc_report(g, "keep", name, 0, r == -BASE_ELIMIT
+			? "too many steps are visible: the list keeps its entries"
+			: "the file system gives no file several names: the list keeps its entries");
+		return;
+	}
+	if (r == -BASE_EDAMAGED)
+		gc_report(g, "damage", name, 0, why->text);
+	g->fault = r;
+	base_error_set(g->err, r, "%s: no entry of the list was collected", why->code ? why->text : base_error_name(r));
+}
+
+struct collected { uint64_t files, bytes; };
+
+static int entries_replace(struct gc *g, const char *dir, struct store_list_mark *k, uint64_t head,
+	struct collected *c)
+{
+	uint64_t n, first = 0;
+	int r = 0;
+
+	while (store_list_mark_keeps(k, first))
+		first++;
+	for (size_t i = g->files.n; i-- > 0 && r == 0;)
+		if (entry_goes(&g->files.all[i], dir, k, head, &n)) {
+			r = g->o->dry_run ? 0 : store_list_mark_collect(k, n);
+			c->files += r == 0;
+			c->bytes += r == 0 ? g->files.all[i].size : 0;
+		}
+	if (r == 0 && !g->o->dry_run)
+		r = store_list_mark_collect(k, first);
+	return r;
+}
+
+static void marks_delete(struct gc *g, const char *dir, uint64_t head)
+{
+	uint64_t n;
+
+	for (size_t i = 0; i < g->files.n && !g->fault; i++) {
+		const struct store_file *f = &g->files.all[i];
+		int r = -ENOENT; /* another collection was here */
+
+		if (file_of(f, dir) && store_list_mark_parse(f->name + strlen(dir), &n) && n < head && !g->o->dry_run)
+			r = store_remove(g->store->storage, f->name);
+		if (r < 0 && r != -ENOENT)
+			gc_fault(g, r, f->name, "deleted");
+	}
+}
+
+static void entries_told(struct gc *g, const char *dir, uint64_t head, const struct collected *c)
+{
+	char text[160];
+
+	if (c->files == 0)
+		return;
+	g->result.entries += c->files;
+	g->result.entries_bytes += c->bytes;
+	snprintf(text, sizeof text, "%llu %s of the list before entry %llu: later snapshots stand for %s",
+		(unsigned long long)c->files, base_plural(c->files, "entry", "entries"), (unsigned long long)head,
+		base_plural(c->files, "it", "them"));
+	gc_report(g, "collect", dir, c->bytes, text);
+}
+
+static bool entries_all_gone(const struct gc *g, const char *run, struct store_list_mark *k, uint64_t head)
+{
+	char dir[STORE_NAME_MAX], mark[STORE_NAME_MAX], record[STORE_NAME_MAX];
+	uint64_t n;
+
+	snprintf(dir, sizeof dir, "runs/%s/", run);
+	store_list_mark_name(run, STORE_LIST_HEAD, head, mark);
+	store_list_mark_name(run, STORE_LIST_COLLECTED, head, record);
+	for (size_t i = 0; i < g->files.n; i++)
+		if (entry_goes(&g->files.all[i], dir, k, head, &n))
+			return false;
+	return store_files_find(&g->files, mark) && store_files_find(&g->files, record);
+}
+
+/* -ENOENT of the mark: the snapshots that there are cannot be used (by a reader that knows no acceptances). */
+static void entries_collect(struct gc *g, struct store_list *l, uint64_t head)
+{
+	base_cleanup(store_list_mark_free_p) struct store_list_mark *k = NULL;
+	struct collected c = {0, 0};
+	struct base_error why = {0};
+	char dir[STORE_NAME_MAX];
+	bool goes;
+	int r = store_list_mark_make(l, head, &k, &why);
+
+	if (r == -ENOENT)
+		return;
+	snprintf(dir, sizeof dir, "runs/%s/", store_list_run(l));
+	goes = r == 0 && (head > store_list_head(l) || !entries_all_gone(g, store_list_run(l), k, head));
+	if (goes && !g->o->dry_run)
+		r = store_list_mark_put(k, &why);
+	if (goes && r == 0)
+		r = entries_replace(g, dir, k, head, &c);
+	if (r < 0)
+		entries_kept(g, store_list_run(l), r, &why);
+	else
+		marks_delete(g, dir, head);
+	dir[strlen(dir) - 1] = 0;
+	entries_told(g, dir, head, &c);
+}
+
+void gc_entries(struct gc *g)
+{
+	for (size_t i = 0; i < g->nlists && !g->fault && g->store->info.list_3; i++) {
+		uint64_t head;
+		int r = head_choose(g, &g->lists[i], &head);
+
+		if (r < 0)
+			g->fault = r;
+		else if (head)
+			entries_collect(g, g->lists[i].list, head);
+	}
+}
