@@ -6,7 +6,8 @@
  *
  *   bit 0      a number is left out before it
  *   bit 1      the body is put as it is. Else its run, its number and the digest of the entry before are made good, and
- *              that of a snapshot that it goes on from
+ *              that of a snapshot that it goes on from. A collected record takes the place of the entry that its
+ *              `number` says, with the newest snapshot as its head
  *   bit 2      a writer puts it, as far as it may stand there; it puts the snapshots that are due, too
  *   bit 3      and that writer knows the newest steps only. Without bit 2: 64 entries are put before it that decide
  *              nothing, with the snapshot that is due
@@ -37,6 +38,7 @@ struct made {
 	uint64_t number;
 	struct base_digest last, *digests;      /* of entry `number` - 1; of each that was put */
 	bool gaps, forged;                      /* numbers are left out; others than writers put entries */
+	bool collected;                         /* entries were: half of the files are no list that once was */
 	struct store_list *writers[2];          /* one that knows everything, one that knows the newest steps */
 };
 
@@ -66,6 +68,39 @@ static void put_encoded(struct made *made, const struct proto_entry *e)
 	base_buf_release(&body);
 }
 
+/* Is it one that readers from the head on read? */
+static bool stays(struct made *made, const char *name)
+{
+	struct store_record record = {0};
+	struct proto_entry e = {0};
+	bool launch = true;
+
+	if (store_record_get(&made->m.base, name, STORE_RECORD_ENTRY, made->s.info.id, &record, NULL, NULL) == 0)
+		launch = proto_entry_decode(record.body, record.len, &e) < 0 || e.kind == PROTO_ENTRY_LAUNCH;
+	proto_entry_release(&e);
+	store_record_release(&record);
+	return launch;
+}
+
+/* In the place of an entry that there is: a snapshot or a launch entry, and what cannot be read, stays. */
+static void put_collected(struct made *made, struct proto_entry *e)
+{
+	uint64_t at = made->number ? e->number % made->number : 0, head;
+	struct base_buf body = BASE_BUF_INIT;
+	char name[64];
+
+	head = made->number ? (made->number - 1) / STORE_SNAPSHOT_EVERY * STORE_SNAPSHOT_EVERY : 0;
+	name_of(at, name);
+	if (at >= head || at % STORE_SNAPSHOT_EVERY == 0 || stays(made, name))
+		return;
+	e->number = head;
+	e->before = made->digests[head];
+	must(proto_entry_encode(e, &body) == 0);
+	memory_put(&made->m, name, STORE_RECORD_ENTRY, body.data, body.len);
+	base_buf_release(&body);
+	made->collected = true;
+}
+
 /* With its place made good; as it is if it does not decode, or cannot stand here. */
 static void put_mended(struct made *made, const uint8_t *body, size_t len)
 {
@@ -78,6 +113,11 @@ static void put_mended(struct made *made, const uint8_t *body, size_t len)
 	}
 	e.version = 0;
 	e.run = RUN;
+	if (e.kind == PROTO_ENTRY_COLLECTED) {
+		put_collected(made, &e);
+		proto_entry_release(&e);
+		return;
+	}
 	e.number = made->number;
 	e.before = made->last;
 	if (e.kind == PROTO_ENTRY_SNAPSHOT && e.list_2 && e.from && e.from < made->number)
@@ -207,7 +247,7 @@ static void put_by_writer(struct made *made, const uint8_t *body, size_t len, ui
 
 static void put_all(struct made *made, const uint8_t *data, size_t size)
 {
-	made->s.info.list_2 = data[0] & 0x40;
+	made->s.info.list_2 = made->s.info.list_3 = data[0] & 0x40;
 	put_before(made, data[0] % 0x40 % BEFORE + (data[0] & 0x80 ? BEFORE_SNAPSHOT : 0), false);
 	data++, size--;
 	while (size >= 3 && base_get16(data + 1) <= size - 3u && made->number < MEMORY_FILES) {
@@ -329,10 +369,10 @@ static void read_all(struct made *made)
 {
 	struct store_list *whole = opened_by(&made->s, store_list_open_compared);
 	struct store_list *part = opened_by(&made->s, open_snapshot);
-	struct store_list *grow = made->gaps ? NULL : grown(made);
+	struct store_list *grow = made->gaps || made->collected ? NULL : grown(made);
 	bool right = whole && !store_list_skips(whole) && store_list_lie(whole) == 0;
 
-	must(made->gaps || !whole == !grow);
+	must(made->gaps || made->collected || !whole == !grow);
 	if (whole && grow)
 		same(whole, grow);
 	must(right || made->forged);

@@ -11,7 +11,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "unit"), str(HERE.parent / "unit/step")]
 
-from protolib import (ATTEMPT, NONE, P_, SNAPSHOT, Base, Begin, Buf, Heartbeat, Layout, Live, Params,  # noqa: E402
+from protolib import (ATTEMPT, COLLECTED, NONE, P_, SNAPSHOT, Base, Begin, Buf, Heartbeat, Layout, Live, Params,  # noqa: E402
                       Proto, Range, Damage, chunk_bytes, commit, digest, entry, field, parse, samples, table, unparse)
 from test_layout_part import random_pieces  # noqa: E402
 
@@ -111,6 +111,9 @@ def lists(proto, bodies):
                             live=[Live(2, commit(3)), Live(4, commit(9, LAUNCH + b"-1"))]))
     double, = bodies_of(entry(SNAPSHOT, list_2=True, number=2**60, older=NONE, newest_launch=NONE,
                               live=[Live(2, commit(9)), Live(4, commit(9, LAUNCH + b"-1"))]))
+
+    def collected(number):
+        return proto.encode("entry", entry(COLLECTED, number=number or 1 << 20, before=digest(3)))
     up_to_192 = [(fill, first), *[(0, remove)] * 63]            # `first` is entry 128
     history = [(writer, launch), (many, commit_), (many, commit_), (writer | 3 << 4, remove)]
     for name, before, all_entries in [
@@ -131,6 +134,10 @@ def lists(proto, bodies):
         ("two-of-one-step", word | AT_56 + 8, [(fill, double), *up_to_192[1:],
                                                (0, *bodies_of(goes_on(128, older=9, steps=((150, 700),))))]),
         ("from-before", word | AT_56 + 7, [(0, first), *[(0, body) for body in bodies_of(goes_on(63), goes_on(2))]]),
+        ("collected", word | AT_56 + 8, [*up_to_192, (0, commit_), *[(0, collected(n)) for n in (5, 0, 130)],
+                                         (0, commit_)]),
+        ("collected-twice", word, [*history * 3, (0, collected(0)), *history * 3, (0, collected(70)),
+                                   (0, collected(3))]),
         ("gone-that-was-not-there", word | AT_56 + 7, [(0, first), (0, *bodies_of(goes_on(63, 7, 11, 62, older=3)))]),
     ]:
         write("list", name, bytes([before]) + b"".join(struct.pack("<BH", flags, len(body)) + body
@@ -295,6 +302,7 @@ def main(build):
                 write(target, f"{name}-of-format-1", of_format_1(target, body))
     later = [(n, k, v + field(90, b"later") if n == 7 else v) for n, k, v in parse(bodies["entry"][1])]
     write("entry", "commit-of-a-later-version", unparse(later))
+    write("entry", "collected", proto.encode("entry", entry(COLLECTED, number=64, before=digest(3))))
     m = proto.decode("entry", unparse(later))
     write("entry", "snapshot-of-a-later-version",
           proto.encode("entry", entry(SNAPSHOT, live=[Live(2, commit(3)), Live(4, m.commit)])))
