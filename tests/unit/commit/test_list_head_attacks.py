@@ -10,7 +10,7 @@ import pytest
 
 from crashlib import verify
 from ranklib import PIECE, Launch, Meddler
-from storelib import ABORT, LAUNCH, NONE, REMOVE, Api, Failed, fresh, save, scratch
+from storelib import ABORT, Attempt, Digest, LAUNCH, NONE, REMOVE, Api, Failed, fresh, save, scratch
 from test_list import accept, ruin
 from test_list_head import RUN, aged, chain, entries, fake, faults, head_chain, live_of, marks, sound
 from test_list_snapshots import EVERY, commits
@@ -310,7 +310,8 @@ def test_ranks_save_beside_a_collector_that_stands_still(old, scale, rng, world,
         one(at)
 
 
-def test_a_rank_that_comes_back_to_a_step_that_it_left_out(lib, scale):
+@pytest.mark.parametrize("collected", [False, True])
+def test_a_rank_that_comes_back_to_a_step_that_it_left_out(lib, collected):
     """The others have given it up once; the abort was collected, as all have saved another step since. Then all go back to
     that step. Rank 1, which does not commit, must not wait for ever."""
     path = scratch()
@@ -325,7 +326,8 @@ def test_a_rank_that_comes_back_to_a_step_that_it_left_out(lib, scale):
     spent(ranks, [l.begin(6) for l in ranks])
     with api.list(RUN) as l:
         fake(l, range(20_000, 20_400))
-    assert api.gc(grace=3600)[0].entries > 500
+    if collected:
+        assert api.gc(grace=3600)[0].entries > 500
     ended, attempts = {}, {}
     for l in ranks:
         try:
@@ -355,3 +357,31 @@ def test_a_rank_that_comes_back_to_a_step_that_it_left_out(lib, scale):
     api.close()
     shutil.rmtree(path)
     assert 1 in ended, f"rank 1 waits in {names[1]}, the others in {names[0]}; ended: {ended}"
+
+
+def test_a_manifest_that_a_visible_step_has_stays(api):
+    """A committer stands still before its entry; meanwhile the entry of another one, of this attempt, was lost, and mend has
+    committed the manifest anew."""
+    a = Attempt(api, RUN, 5)
+    a.write(b"x" * 100)
+    announcement, m, once = a.part(), Meddler(api), []
+
+    def stand_still(args):
+        name = c.string_at(args[1]).decode()
+        if not once and name.startswith(f"runs/{RUN}/0"):
+            once.append(1)
+            manifest, = (api.path / "runs/r/manifests").iterdir()
+            other = Api(api.lib, api.path, init=False)
+            e = api.commit_entry(f"{99:016x}-0", 5, NONE, 1)
+            e.commit.manifest = Digest((c.c_uint8 * 32)(*bytes.fromhex(manifest.name)))
+            with other.list(RUN) as l:
+                l.put(e)
+            other.close()
+    m.answer["put"] = stand_still
+    try:
+        with pytest.raises(Failed):
+            a.commit(announcement)
+    finally:
+        m.end()
+    a.free()
+    assert once and live_of(api) and list((api.path / "runs/r/manifests").iterdir())
