@@ -42,6 +42,14 @@
  *   WAITS   an entry that cannot be read for a while is waited out, not taken for damage
  *   SEEN    nobody puts the next number or tells an outcome before every entry was read
  *   BEAT    a rank whose list stays unreadable ends its heartbeat, so that the others give it up
+ *   USED    a number that was used stays used: a collected record takes the place of its entry, and names the head
+ *   OVER    an attempt that is undecided by a list read anew since its begin is neither committed nor called aborted
+ *   ENDS    a committing rank overtaken so puts `abort`; one that finds an abort deletes the manifest that it has put
+ *   POS     the head is not above the position in the `begin` of an undecided attempt
+ *   MANI    the head is not above the entry that a manifest which is left needs
+ *   TOP     the head is not above the end that the list had before the collector listed files and folders
+ *   PAST    a list that begins at a head knows the launches before it
+ *   ROWS    the mark has what is visible at the head, and stands in for a snapshot that cannot be read
  *
  * Switches: NR, NL (numbers of the list), A1 A2 (saves of launch 1), L2, REOPEN, IMP, CHAIN=n (imports, each of
  * which takes the one before as its base), NOGRACE (the collector deletes at once, and refuses while a writer is
@@ -51,7 +59,8 @@
  * 2 is a second try of the step of attempt 1; with S2=1; who is told that the first failed tries again or leaves the
  * step, and all who are told decide alike), FAULTS=n (puts that fail and do not land), EIO=n (looks at
  * the list that fail), STUCK (the last rank's list stays unreadable), DELAY (a list put in flight), ERR (an
- * announcement in flight), HB (heartbeats that seem to stop), CLEAN (a committer deletes its folder), CRASH, WRONG
+ * announcement in flight), HEAD (a collection also moves the head of the list and deletes entries before it),
+ * READER (one that holds the list open), DAMAGE (at last the head's snapshot is lost), HB (heartbeats that seem to stop), CLEAN (a committer deletes its folder), CRASH, WRONG
  * (the last rank announces a wrong box); steps S2..S5, replace flags R1..R5, bases B1..B5 of the attempts. */
 #ifndef NR
 #define NR 2
@@ -171,9 +180,19 @@ byte  skips, faults, eios;    /* calls left out, puts and looks that failed, so 
 byte  plan;                   /* who is told that the first try failed: 1 tries again, 2 goes on without the step */
 bit   may = 1;                /* STUCK: it may happen still */
 byte  gone;                   /* ranks whose heartbeat has ended */
+#ifdef HEAD
+byte  named[NL];              /* a collected record names this head; 0: the entry is there */
+byte  head;                   /* the highest of them */
+byte  pos[NA];                /* position in `begin` */
+byte  late_mf;                /* put by a writer that has not ended, for an attempt that was decided already */
+byte  dmg = 255;              /* a snapshot that cannot be read any more */
+#endif
 byte  shown = 1, refused;     /* REUSE: openings whose rank 0 has a heartbeat: 1 left behind, 2 alive; 2 was refused */
 
 hidden byte vN, vab, vcom, vls, vk, vx, vi, vis, vis2, vl[NS];        /* scratch of one step */
+#ifdef HEAD
+hidden byte vlo, vto = NL, vlast, vend[NA];   /* entries before vlo and from vto on are not known */
+#endif
 
 /* ---- reading the list ---- */
 
@@ -181,27 +200,69 @@ hidden byte vN, vab, vcom, vls, vk, vx, vi, vis, vis2, vl[NS];        /* scratch
 #define EARLIER(x) (((vls & 2 && (x) != 1) -> ATTS(1) : 0) | ((vls & 4 && (x) != 2) -> ATTS(2) : 0) \
 	| ((vls & 8 && (x) != 3) -> ATTS(3) : 0))
 
+#ifdef HEAD
+/* A list that begins at a head takes the steps that are visible there, and the launches before it, for known; of
+ * attempts only that those of earlier launches are over, and that those of visible steps are committed. */
+inline at_head() {                      /* the code calls it list_start_at_head, list_launches_start */
+	if
+	:: vlo && vN == vlo ->
+#ifndef F_ROWS
+		if :: dmg == vlo -> vi = 0; do :: vi < NS -> vl[vi] = 0; vi++ :: else -> break od :: else fi;
+#endif
+		vcom = 0; vi = 0;
+		do
+		:: vi < NS -> if :: vl[vi] -> vcom = vcom | BIT(ent[vl[vi] - 1] & 15) :: else fi; vi++
+		:: else -> break
+		od;
+#ifdef F_PAST
+		vab = EARLIER(vlast) & ~vcom;
+#else
+		vab = 0; vls = 0;
+#endif
+		vi = 0; do :: vi < NA -> vend[vi] = 255; vi++ :: else -> break od
+	:: else
+	fi
+}
+#define ENDED(x) vend[x] = vN
+#define NEWEST(x) vlast = x
+#define HEADED at_head();
+#define SEEN_TO vN < vto &&
+#else
+#define ENDED(x) skip
+#define NEWEST(x) skip
+#define HEADED
+#define SEEN_TO
+#endif
+
 /* What a reader knows who starts at entry `from` (a snapshot: live steps only) and reads to the end. */
 #define replay(from) replay_but(from, 255)      /* code: store_list_refresh, list_apply */
 inline replay_but(from, bad) {          /* entry `bad` is passed over */
 	vN = 0; vab = 0; vcom = 0; vls = 0; vi = 0;
 	do :: vi < NS -> vl[vi] = 0; vi++ :: else -> break od;
+#ifdef HEAD
+	vlast = 0; vi = 0; do :: vi < NA -> vend[vi] = 255; vi++ :: else -> break od;
+#endif
 	do
-	:: vN < NL && ent[vN] != 0 ->
+	:: SEEN_TO vN < NL && ent[vN] != 0 ->
+		HEADED
 		vk = (vN != bad -> ent[vN] >> 4 : 0); vx = ent[vN] & 15;
 		if
 		:: vk == LAUNCH && !(vls & BIT(vx)) -> /* code: apply_launch */
-			vls = vls | BIT(vx);
+			vls = vls | BIT(vx); NEWEST(vx);
 #ifdef F_LAUNCH
 			vab = vab | (EARLIER(vx) & ~vcom)
 #endif
 		:: vk == COMMIT && VALID(vx) && vl[STEP(vx)] == rep[vN] -> /* code: apply_commit */
+			if :: vl[STEP(vx)] -> ENDED(ent[vl[STEP(vx)] - 1] & 15) :: else fi;
 			vl[STEP(vx)] = vN + 1; vcom = vcom | BIT(vx)
 		:: vk == ABORT -> /* code: apply_abort */
-			if :: !(vcom & BIT(vx)) -> vab = vab | BIT(vx) :: else fi
+			if :: !((vcom | vab) & BIT(vx)) -> vab = vab | BIT(vx); ENDED(vx) :: else fi
 		:: vk == REMOVE -> /* code: apply_remove */
 #ifdef F_ENTRY
-			if :: vl[vx] == rep[vN] -> vl[vx] = 0 :: else fi
+			if
+			:: vl[vx] && vl[vx] == rep[vN] -> ENDED(ent[vl[vx] - 1] & 15); vl[vx] = 0
+			:: else
+			fi
 #else
 			vl[vx] = 0
 #endif
@@ -236,8 +297,15 @@ inline visible(v) {
 
 inline check() {
 	newest(vis2); vx = vis2; replay(vx); visible(vis2);
+#ifdef HEAD
+	vlo = head; replay(0); visible(vx); vis2 = (vx == vis2 -> vis2 : 255); vlo = 0;  /* ... and one from the head */
+	assert(!(mf & ~begun & ~late_mf & ~(vab | vcom)));      /* no manifest makes it look as if entries were lost */
+#endif
 	replay(0); visible(vis);
 	assert(vis == vis2);                            /* a reader from the snapshot sees the same steps */
+#ifdef HEAD
+	assert(head < vN && !named[head] && (!head || (ent[head] >> 4) == SNAPSH));     /* none from the head on */
+#endif
 	vi = 0;
 	do
 	:: vi < NA -> assert(!(vis & BIT(vi)) || !(pm[vi] & ~packs)); vi++      /* visible: no pack is missing */
@@ -256,6 +324,44 @@ inline check() {
 	fi;
 	assert(!(vcom & frozen))
 }
+
+/* ---- the list that a process holds: what it has read, from entry `lo` (0, or a head) up to `hi` ---- */
+
+#ifdef HEAD
+#define LIST byte lo, hi
+#define FILE(n) ((n) < NL && ent[n])
+/* Reads on. A collected record leads to the head that it names, or, where that was collected, to the one named there. */
+inline refresh() {                      /* the code calls it list_step, list_jump */
+	do
+	:: FILE(hi) && !named[hi] -> hi++
+	:: FILE(hi) && named[hi] -> lo = named[hi]; hi = lo
+	:: else -> break
+	od;
+	know()
+}
+inline list_open() { lo = 0; hi = 0; refresh() }
+inline know() { vlo = lo; vto = hi; replay(0); vlo = 0; vto = NL }
+#define LEARN refresh()
+#define OPEN list_open()
+#define NEWS (n || FILE(hi))
+#ifdef F_OVER
+#define OVERTAKEN (lo > p0)                     /* the code calls it attempt_overtaken */
+#else
+#define OVERTAKEN 0
+#endif
+#define OUTCOME(a) ((vcom & BIT(a)) -> 1 : (OVERTAKEN && !(vab & BIT(a)) -> 3 : ((vab & BIT(a)) -> 2 : 0)))
+#define OVER_GO :: rp == 3 -> OVER_RIGHTLY goto fail     /* the code calls it outcome_decide: its abort makes it certain */
+/* Only who was slow, or whose attempt is decided, is overtaken. */
+#define OVER_RIGHTLY d_step { rp = 0; replay(0); assert(slow || ((vab | vcom) & BIT(a))) };
+#else
+#define LIST
+#define OUTCOME(a) ((vcom & BIT(a)) -> 1 : ((vab & BIT(a)) -> 2 : 0))
+#define OVER_GO
+#define LEARN replay(0)
+#define OPEN replay(0)
+#define NEWS (ent[seen] != 0)
+#define OVERTAKEN 0
+#endif
 
 /* ---- putting an entry ---- */
 
@@ -285,11 +391,22 @@ inline sync() { dl = BIT(vN) - 1 }      /* code: store_list_sync */
 #else
 #define LOST(unknown)
 #endif
+#ifdef HEAD
+#ifdef F_USED
+#define TAKEN(n) FILE(n)
+#else
+#define TAKEN(n) (FILE(n) && !named[n])
+#endif
+#define TAKES(n, e, r) ent[n] = e; rep[n] = r; hi = n + 1
+#else
+#define TAKEN(n) ent[n] != 0
+#define TAKES(n, e, r) ent[n] = e; rep[n] = r
+#endif
 #define PUT(n, e, r, mine, other, unknown) /* code: list_put_number */ \
 	if \
 	:: n >= NL -> assert(false) \
-	:: n < NL && ent[n] != 0 -> goto other \
-	:: d_step { n < NL && ent[n] == 0 -> ent[n] = e; rep[n] = r; check() }; FSYNC goto mine \
+	:: n < NL && TAKEN(n) -> goto other \
+	:: d_step { n < NL && !(TAKEN(n)) -> TAKES(n, e, r); check() }; FSYNC goto mine \
 	LATER(n, e, r, unknown) \
 	LOST(unknown) \
 	fi
@@ -313,8 +430,34 @@ inline sync() { dl = BIT(vN) - 1 }      /* code: store_list_sync */
 #define reread(from) replay_but(from, bad)
 #define PASS_OVER :: d_step { ent[seen] != 0 && bad == 255 && eios < EIO -> eios++; bad = seen; seen++ }; goto wait
 #else
+#ifdef HEAD
+#define reread(from) refresh()
+#else
 #define reread(from) replay(from)
+#endif
 #define PASS_OVER
+#endif
+
+#ifdef HEAD
+#define SEEN_AT_BEGIN know()
+#define LATE_MANIFEST replay(0); late_mf = late_mf | ((vab | vcom) & BIT(a));
+#ifdef F_ENDS
+#define MANIFEST_GOES mf = mf & ~BIT(a); dm = dm & mf;
+#else
+#define MANIFEST_GOES
+#endif
+#define ENDED_LATE late_mf = late_mf & ~BIT(a); p0 = 0; slow = 0;
+#define LOOK_FIRST n = 1;                               /* at what it has read already */
+#define LOOKED && !n
+#define TOLD_SYNC know(); sync()
+#else
+#define LOOK_FIRST
+#define LOOKED
+#define TOLD_SYNC replay(0); sync()
+#define SEEN_AT_BEGIN replay(0)
+#define LATE_MANIFEST
+#define MANIFEST_GOES
+#define ENDED_LATE
 #endif
 
 #ifdef CRASH
@@ -347,6 +490,10 @@ inline sync() { dl = BIT(vN) - 1 }      /* code: store_list_sync */
 
 proctype Rank(byte l; byte r; byte a0; byte a1; byte l1) AFTER_CRASH {
 	byte a = a0, n, rp, from, seen, bad = 255; bit reuse, mine, made, late;
+#ifdef HEAD
+	LIST; byte p0; bit slow;                        /* what it had read when it began; there was more by then */
+	if :: d_step { if :: l == 1 -> hi = 2 :: else -> list_open() fi } fi;
+#endif
 
 lau:	if                                                  /* code: launch_append, launch_poll, store_launch_meet */
 #ifdef REUSE
@@ -356,13 +503,13 @@ lau:	if                                                  /* code: launch_append,
 	:: l < 2                                            /* none, or launch 1, whose entry stands */
 #endif
 	:: l >= 2 && r == 0 ->                              /* rank 0 appends the entry */
-		if :: d_step { replay(0); n = vN; rp = (vls & BIT(l)); SYNC } fi;
+		if :: atomic { d_step { LEARN; n = vN; rp = (vls & BIT(l)); SYNC } } fi;
 		if
 		:: rp -> goto come                          /* it stands: a put whose outcome was not known */
 		:: else -> PUT(n, MK(LAUNCH, l), 0, come, lau, lau)
 		fi
 	:: l >= 2 && r != 0 && (ups & BIT(l)) ->            /* the others wait for it */
-		if :: d_step { replay(0); SYNC } fi
+		if :: d_step { OPEN; SYNC } fi
 	fi;
 come:	skip;                                               /* code: begin_start, attempt_try_take */
 #if SKIP
@@ -393,14 +540,24 @@ come:	skip;                                               /* code: begin_start, 
 #ifdef CHAIN
 end_base: everv & BIT(BASE(a));                             /* a chain's saves begin when their base has been seen */
 #endif
+#ifdef HEAD
+	if
+	:: atomic { d_step { LEARN; SYNC; p0 = hi; rp = ((vab | vcom) & BIT(a)) } }
+	fi;
+	if :: rp -> rp = 0; goto next :: else fi;           /* it is decided already */
+#endif
 begin:	if
 	BLIND(begin)
 	STAYS
 	:: d_step {                                         /* code: begin_meet, base_name */
+#ifdef HEAD
+		if :: !(begun & BIT(a)) -> pos[a] = p0 :: else fi;
+		slow = ent[p0] != 0;
+#endif
 #ifdef F_BEGIN
 		begun = begun | BIT(a);
 #endif
-		replay(0); reuse = LIVE(BASE(a));
+		SEEN_AT_BEGIN; reuse = LIVE(BASE(a));
 #ifdef F_BASE
 		based = based | (reuse -> BIT(a) : 0);
 #endif
@@ -409,13 +566,14 @@ begin:	if
 #endif
 		seen = from
 	} fi;
-	d_step {                                            /* the list again: is the base still there? */
+	atomic { d_step {                           /* the list again: is the base still there? */
 #ifdef F_BASE
-		replay(0); reuse = reuse && LIVE(BASE(a))
+		LEARN; reuse = reuse && LIVE(BASE(a))
 #else
 		based = based | (reuse -> BIT(a) : 0)
 #endif
-	};
+		
+	} };
 #if defined(OTHER) || defined(TWIN)
 pack:	if                                                  /* code: store_attempt_pack_open */
 	:: d_step { !(packs & PACK(a, r)) -> packs = packs | PACK(a, r); made = 1 }
@@ -435,7 +593,7 @@ pack:	if                                                  /* code: store_attempt
 	d_step { begun = begun | BIT(a) };
 #endif
 part:	if                                                  /* code: store_attempt_announce */
-	:: d_step { !(parts[a] & BIT(r)) -> parts[a] = parts[a] | BIT(r); mine = 1;
+	:: d_step { !(parts[a] & BIT(r)) -> parts[a] = parts[a] | BIT(r); mine = 1; LOOK_FIRST
 		pm[a] = pm[a] | PACK(a, r) | (reuse -> pm[BASE(a)] : 0);
 #if defined(REUSE) || SKIP
 		mixed = mixed | (MIXES -> BIT(a) : 0);
@@ -460,9 +618,9 @@ wait:	if                                                  /* code: attempt_wait 
 	BLIND(wait)
 	STAYS
 	PASS_OVER
-	:: d_step { ent[seen] != 0 -> reread(from); seen = vN; SYNC;
-		n = 0; rp = ((vcom & BIT(a)) -> 1 : ((vab & BIT(a)) -> 2 : 0)) };
-	   if :: rp == 1 -> goto yes :: rp == 2 -> goto no :: else -> rp = 0; goto wait fi
+	:: atomic { NEWS -> d_step { reread(from); seen = vN; SYNC
+		n = 0; rp = OUTCOME(a) } };
+	   if :: rp == 1 -> goto yes :: rp == 2 -> goto no OVER_GO :: else -> rp = 0; goto wait fi
 #ifdef HB
 	:: parts[a] != FULL(a) -> goto fail                 /* somebody's heartbeat seems to have stopped, or it is later than may be */
 #endif
@@ -472,10 +630,10 @@ wait:	if                                                  /* code: attempt_wait 
 #if SKIP && defined(F_PASSED)
 	:: a == 1 && (parts[2] & ~parts[1]) -> goto fail    /* code: passed_end_this, passed_end_behind */
 #endif
-	:: parts[a] == FULL(a) -> goto com                  /* any rank takes over */
+	:: parts[a] == FULL(a) LOOKED -> goto com                  /* any rank takes over */
 	fi;
 com:	if                                                  /* code: commit_manifest */
-	:: d_step { (!(pm[a] & ~packs) && COVERS(a, r)) -> mf = mf | BIT(a);
+	:: d_step { (!(pm[a] & ~packs) && COVERS(a, r)) -> LATE_MANIFEST mf = mf | BIT(a);
 #ifdef F_SYNC
 		dm = dm | BIT(a)
 #endif
@@ -489,18 +647,26 @@ com:	if                                                  /* code: commit_manifes
 	fi;
 chk:	if
 	BLIND(chk)
-	:: d_step {                                         /* code: store_list_put, commit_check */
+	:: atomic { d_step {                        /* code: store_list_put, commit_check */
 		reread(from); n = vN; rp = 250;
 		if
 		:: DONE(a) -> rp = 251
-		:: !DONE(a) && !VALID(a) -> rp = 252
+		:: !DONE(a) && OVERTAKEN -> rp = 253
+		:: !DONE(a) && !OVERTAKEN && !VALID(a) -> rp = 252
 		:: else -> if :: vl[STEP(a)] == 0 || REPL(a) -> rp = vl[STEP(a)] :: else fi
 		fi;
 		SYNC
-	} fi;
+	} } fi;
 	if
 	:: rp == 251 -> goto yes
 	:: rp == 252 -> goto no
+#ifdef HEAD
+#ifdef F_ENDS
+	:: rp == 253 -> OVER_RIGHTLY goto fail              /* by an abort the list accounts for the manifest again */
+#else
+	:: rp == 253 -> OVER_RIGHTLY goto next
+#endif
+#endif
 	:: rp == 250 -> goto fail                           /* the step is taken */
 	:: else
 	fi;
@@ -515,10 +681,10 @@ fail:	skip;                                               /* code: store_attempt
 #else
 	if
 	BLIND(fail)
-	:: d_step {
+	:: atomic { d_step {
 		reread(from); n = vN; rp = ((vcom & BIT(a)) -> 1 : ((vab & BIT(a)) -> 2 : 0));
 		SYNC
-	} fi;
+	} } fi;
 	if :: rp == 1 -> goto yes :: rp == 2 -> goto no :: else fi;
 	PUT(n, MK(ABORT, a), 0, fail, fail, kept);
 kept:	skip;                                               /* code: abort_keep */
@@ -528,7 +694,7 @@ kept:	skip;                                               /* code: abort_keep */
 	goto next;                                          /* forgotten; the caller is told that the save is undecided */
 #endif
 #endif
-no:	if :: d_step { n = 0; rp = 0; seen = 0; toldF = toldF | BIT(a); check() } fi;    /* code: store_attempt_abort, attempt_outcome_known */
+no:	if :: d_step { n = 0; rp = 0; seen = 0; toldF = toldF | BIT(a); MANIFEST_GOES check() } fi;    /* code: store_attempt_abort, attempt_outcome_known */
 #ifdef ERR
 	d_step { packs = packs & ~PACK(a, r); check() };
 #endif
@@ -539,11 +705,11 @@ yes:
 #endif
 	if :: d_step {                                      /* code: attempt_outcome_known */
 		assert(mine);                                   /* what was committed is what this call announced */
-		n = 0; rp = 0; seen = 0; replay(0); sync(); toldC = toldC | BIT(a); check() } fi;
+		n = 0; rp = 0; seen = 0; TOLD_SYNC; toldC = toldC | BIT(a); check() } fi;
 #ifdef CLEAN
 	if :: d_step { begun = begun & ~BIT(a); based = based & ~BIT(a); parts[a] = 0 } :: skip fi;
 #endif
-next:	if :: d_step { from = 0; reuse = 0; mine = 0; made = 0; late = 0 } fi;
+next:	if :: d_step { ENDED_LATE from = 0; reuse = 0; mine = 0; made = 0; late = 0 } fi;
 #ifdef TRIES
 	if
 	:: a == a0 && a1 && (toldF & BIT(a)) ->             /* the trainer: again, or on without this step */
@@ -596,17 +762,23 @@ proctype Again() {
 /* `vckpt rm` of any visible step, REM times; of a chain's steps in order. */
 proctype Remover() BEFORE_CRASH {
 	byte i, s, n, rp, was;
+#ifdef HEAD
+	LIST;
+#endif
 	do
 	:: i < REM -> i++;
+#ifdef HEAD
+		d_step { list_open() };
+#endif
 #ifdef CHAIN
 		s = i - 1; was = 0;
 #else
 		if :: s = 0 :: s = 1 :: s = 2 fi; was = 0;
 #endif
-rm:		if :: d_step { replay(0); n = vN; rp = vl[s];   /* code: remove_seen, remove_allowed */
+rm:		if :: atomic { d_step { LEARN; n = vN; rp = vl[s];      /* code: remove_seen, remove_allowed */
 			if :: was == 0 -> was = rp :: else fi;
 			sync()
-		} fi;
+		} } fi;
 		if
 		:: rp == 0 -> skip
 #ifdef F_ENTRY
@@ -634,12 +806,72 @@ more:		if :: d_step { n = 0; rp = 0; was = 0; s = 0 } fi
 #define MARKED trash
 #endif
 
+#ifdef HEAD
+#define LIST_MANIFESTS candm = mf
+#define REACHES(set) reachm = reachm | (set)
+#ifdef F_TOP
+#define TOP upto = hi
+#else
+#define TOP upto = NL
+#endif
+#define TOP_HI tophi = hi
+/* The newest snapshot that the head may be. */
+#define HEADS \
+	know(); h = 0; vx = (upto < hi -> upto : hi); vi = 0; \
+	do \
+	:: vi < NA -> if :: HOLDS(vi) -> vx = pos[vi] :: else fi; \
+		if :: NEEDS(vi) -> vx = vend[vi] :: else fi; vi++ \
+	:: else -> break \
+	od; \
+	vi = lo + 1; \
+	do \
+	:: vi < hi && vi <= vx -> if :: (ent[vi] >> 4) == SNAPSH -> h = vi :: else fi; vi++ \
+	:: else -> break \
+	od; upto = 0; tophi = 0; candm = 0; reachm = 0;
+#ifdef F_POS
+#define HOLDS(x) ((fold & ~n & BIT(x)) && pos[x] < vx)
+#else
+#define HOLDS(x) false
+#endif
+#ifdef F_MANI
+#define NEEDS(x) ((candm & mf & BIT(x)) && vend[x] < vx)
+#else
+#define NEEDS(x) false
+#endif
+/* Of the entries before the head launches stay. The first one is replaced again, last. */
+#define GOES(x) ((ent[x] >> 4) != LAUNCH && !named[x])
+#define REPLACED(x) named[x] = h; head = (h > head -> h : head)
+#define HEAD_MOVES \
+	if \
+	:: h -> x = h; \
+		do \
+		:: x && GOES(x - 1) -> d_step { x--; REPLACED(x); check() } \
+		:: x && !(GOES(x - 1)) -> x-- \
+		:: x == 0 -> break \
+		od; \
+		do :: x < h && !named[x] -> x++ :: else -> break od; skip; \
+		d_step { if :: x < h -> REPLACED(x) :: else fi; x = 0; h = 0; check() } \
+	:: else \
+	fi;
+#else
+#define LIST_MANIFESTS
+#define REACHES(set)
+#define TOP_HI skip
+#define HEADS
+#endif
+
 proctype Collector() BEFORE_CRASH {
 	byte i, n, dec, old_com, fold, fbased, x; int reach, old, cand;
+#ifdef HEAD
+	LIST; byte upto, tophi, h, candm, reachm;
+#endif
 	do
 	:: i < COL -> i++;
+#ifdef HEAD
+		d_step { list_open(); TOP };
+#endif
 #ifdef HB
-dead:		if :: d_step { replay(0); n = vN; dec = vab | vcom; x = 0; sync() } fi;        /* code: gc_abort_dead */
+dead:		if :: atomic { d_step { LEARN; n = vN; dec = vab | vcom; x = 0; sync() } } fi;        /* code: gc_abort_dead */
 		if                                              /* an undecided attempt's heartbeats seem to have stopped */
 		:: d_step { (begun & ~dec & 2)  -> x = 1 }
 		:: d_step { (begun & ~dec & 4)  -> x = 2 }
@@ -651,22 +883,23 @@ dead:		if :: d_step { replay(0); n = vN; dec = vab | vcom; x = 0; sync() } fi;  
 		if :: x -> PUT(n, MK(ABORT, x), 0, dead, dead, dead) :: else fi;        /* code: abort_folder */
 #endif
 #ifdef F_CAND
-cands:		if :: d_step { cand = packs; old = MARKED } fi;  /* code: gc_read */
+cands:		if :: d_step { cand = packs; old = MARKED; LIST_MANIFESTS } fi;  /* code: gc_read */
 #endif
 #ifdef NOGRACE
 none:		if :: alive -> goto busy :: else fi;            /* code: gc_writers_none */
 #endif
-top:		if :: d_step {                                  /* code: gc_read, gc_lists_read */
-			replay(0); dec = vab | vcom; old_com = vcom; visible(vis); reach = 0; REACH(vis); sync()
-		} fi;
+top:		if :: atomic { d_step {                 /* code: gc_read, gc_lists_read */
+			LEARN; dec = vab | vcom; old_com = vcom; visible(vis); reach = 0; REACH(vis); TOP_HI; sync();
+			REACHES(vis)
+		} } fi;
 inc:		if :: d_step { fold = begun; fbased = based } fi;       /* code: store_folders_read */
-again:		if :: d_step {                                  /* code: gc_read, gc_reach_commits, gc_reach_bases */
+again:		if :: atomic { d_step {                 /* code: gc_read, gc_reach_commits, gc_reach_bases */
 #ifdef F_AGAIN
-			replay(0); visible(vis);
+			LEARN; visible(vis);
 #ifdef F_SINCE
 			vis = vis | (vcom & ~old_com);
 #endif
-			REACH(vis); sync();
+			REACH(vis); sync(); REACHES(vis);
 			n = vab | vcom;                         /* decided by now */
 #else
 			n = dec;
@@ -674,7 +907,7 @@ again:		if :: d_step {                                  /* code: gc_read, gc_rea
 			do
 			:: x < NA ->
 #ifdef F_NAMED
-				if :: (fbased & BIT(x)) && !(n & BIT(x)) -> reach = reach | pm[BASE(x)] :: else fi;
+				if :: (fbased & BIT(x)) && !(n & BIT(x)) -> reach = reach | pm[BASE(x)]; REACHES(BIT(BASE(x))) :: else fi;
 #endif
 #ifdef F_OWN
 				if :: !(dec & BIT(x)) && ((n | fold) & BIT(x)) -> reach = reach | OWN(x) :: else fi;
@@ -683,9 +916,13 @@ again:		if :: d_step {                                  /* code: gc_read, gc_rea
 			:: else -> break
 			od; x = 0;
 #ifndef F_CAND
-			cand = packs; old = MARKED
+			cand = packs; old = MARKED; LIST_MANIFESTS
 #endif
-		} fi;
+			
+		} } fi;
+#ifdef HEAD
+		if :: lo > tophi -> goto busy :: else fi;         /* the code calls it list_check */
+#endif
 folders:	if :: d_step {                                  /* code: sweep_folder */
 			begun = begun & ~(fold & n); based = based & ~(fold & n);       /* of decided attempts */
 			do :: x < NA -> if :: fold & n & BIT(x) -> parts[x] = 0 :: else fi; x++ :: else -> break od; x = 0
@@ -694,8 +931,17 @@ mark:		skip;
 #ifndef NOGRACE
 		d_step { trash = (trash & ~(cand & reach)) | (cand & ~reach) }; /* code: sweep_free, sweep_keep */
 #endif
+#ifdef HEAD
+		if                                              /* manifests that nothing needs: deleted, or marked for another time */
+		:: d_step { mf = mf & ~(candm & ~reachm & (n | ~fold)); dm = dm & mf; check() }
+		:: skip
+		fi;
+#endif
 sweep:		d_step { packs = packs & ~(cand & old & ~reach); trash = trash & packs;         /* code: sweep_delete */
-			reach = 0; old = 0; cand = 0; dec = 0; fold = 0; fbased = 0; old_com = 0; n = 0; check() };
+			HEADS reach = 0; old = 0; cand = 0; dec = 0; fold = 0; fbased = 0; old_com = 0; n = 0; check() };
+#ifdef HEAD
+		HEAD_MOVES
+#endif
 busy:		skip
 	:: else -> break
 	od
@@ -712,11 +958,42 @@ end:	do
 }
 proctype Snapshot() {                                   /* stands for the 64th entry: once, anywhere */
 	byte n;
+#ifdef HEAD
+	byte i; LIST;
+	do
+	:: i < SNAP -> i++; n = 0; d_step { list_open() };
+#else
 	skip;
-sn:	if :: d_step { replay(0); n = vN } fi;              /* code: put_snapshot */
+#endif
+sn:	if :: atomic { d_step { LEARN; n = vN } } fi;  /* code: put_snapshot */
 	PUT(n, MK(SNAPSH, 0), 0, done, sn, done);
 done:	skip
+#ifdef HEAD
+	:: else -> break
+	od
+#endif
 }
+#ifdef READER
+/* Holds the list open: reads it entry by entry, from the head or the newest snapshot, and then on. */
+proctype Reader() BEFORE_CRASH {
+	bit e; LIST;
+	if :: d_step { lo = 0; hi = 0; e = 1 } :: d_step { newest(lo); hi = lo; e = 1 } fi;
+	do
+	:: d_step { FILE(hi) && !named[hi] -> hi++; e = 1 }
+	:: d_step { FILE(hi) && named[hi] -> lo = named[hi]; hi = lo; e = 1 }
+	:: d_step { e && !(FILE(hi)) ->
+		e = 0; know(); visible(vis2); vto = hi; replay(0); vto = NL; visible(vis);
+		assert(vis == vis2) }                       /* what it shows is what was visible at that entry */
+	:: !e && !(FILE(hi)) -> break
+	od;
+done:	skip
+}
+#endif
+#ifdef DAMAGE
+proctype Damage() {                                     /* at last the head's snapshot cannot be read any more */
+	if :: timeout -> d_step { dmg = (head -> head : 255); check() } fi
+}
+#endif
 /* Power loss: of what was not synced, each entry and manifest by itself is kept or lost; launch 2 starts after it. */
 proctype Crash() {
 	byte i;
@@ -758,6 +1035,9 @@ init {
 #endif
 		};
 	atomic {
+#ifdef DAMAGE
+		run Damage();
+#endif
 #ifdef STUCK
 		run Calm();
 #endif
@@ -803,6 +1083,9 @@ init {
 #endif
 #ifdef SNAP
 		run Snapshot();
+#endif
+#ifdef READER
+		run Reader();
 #endif
 #if defined(DELAY) || defined(ERR)
 		run Net();

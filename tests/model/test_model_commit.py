@@ -21,6 +21,7 @@ RULES = re.findall(r"^ \*   ([A-Z]+)  +\S", MODEL.read_text(), re.M)
 PACK, COMES_BACK = r"pm\[vi\]&", r"vis&retired"
 FAILED, COMMITTED = r"vcom&toldF", r"toldC&"
 TORN, WAITS = r"vis&mixed", "invalid end state"
+TRACE = r"~\(late_mf\)"
 
 # name: (flags, {rule, or rules, without which something goes wrong: what that is})
 SMALL = {
@@ -43,6 +44,11 @@ SMALL = {
     "unreadable": ("A1 FAULTS=1 EIO=1", {"WAITS": WAITS}),
     "passed over": ("A1 HB EIO=2", {"SEEN": COMMITTED}),
     "stuck": ("A1 STUCK", {"BEAT": WAITS}),
+    "head": ("HEAD NR=1 SNAP COL=1 REM=1 READER", {}),
+    "head, used": ("HEAD NR=1 SNAP=2 COL=1 REM=1", {"USED": TRACE}),
+    "head, under way": ("HEAD NR=1 A1 SNAP=2 COL=1", {"POS": r"slow\|\|", "TOP": r"slow\|\|"}),
+    "head, misjudged": ("HEAD NR=1 A1 SNAP COL=2 CLEAN HB", {"OVER": r"vis==vis2", "ENDS": TRACE, "MANI": TRACE}),
+    "head, damaged": ("HEAD NR=1 SNAP COL=1 REM=1 DAMAGE", {"ROWS": TRACE}),
 }
 MEDIUM = {
     "import": ("NR=1 IMP REM=1 COL=2 HB CLEAN", {"OWN": PACK}),
@@ -51,6 +57,9 @@ MEDIUM = {
 LARGE = {
     "launches": ("A1 L2 S3=2", {"LAUNCH": r"vcom&frozen"}),
     "three ranks": ("NR=3 A1 HB REM=1 WRONG ERR", {"COVER": r"vis&wrong"}),
+    "head, restart": ("HEAD NR=1 A1 L2 SNAP COL=1", {"PAST": TRACE}),
+    "head, removal": ("HEAD NR=1 A1 SNAP COL=1 REM=1 CLEAN", {"MANI": TRACE, "TOP": TRACE}),
+    "head, reader": ("HEAD NR=1 A1 SNAP COL=1 CLEAN READER HB", {}),
     "two ranks": ("A1 REM=1 COL=2 CLEAN", {}),
     "three launches": ("NR=1 REOPEN L2 HB IMP SNAP", {}),
     "two collectors": ("NR=1 IMP REM=1 COL=1 COLS=2 CLEAN", {"BASE": PACK}),
@@ -124,7 +133,8 @@ def named(pair):
     return f"{name}-without-{pair[1].replace(' ', '-')}" if pair[1] else name
 
 
-QUICK = {"relaunch": {"LAUNCH"}, "collect": {"OWN"}, "cover": {"COVER"}, "phase": {"TAG"}}
+QUICK = {"relaunch": {"LAUNCH"}, "collect": {"OWN"}, "cover": {"COVER"}, "phase": {"TAG"},
+         "head, under way": {"POS"}}
 
 
 def sized(pairs):
