@@ -254,13 +254,17 @@ static int commit_put(struct store_attempt *a, const struct proto_commit *what, 
  * (core/upkeep/lost.c). */
 static void commit_manifest_drop(struct store_attempt *a, const struct base_digest *digest)
 {
+	const struct store_list_step *now;
 	char path[STORE_NAME_MAX];
-	bool aborted;
+	bool goes;
 
 	pthread_mutex_lock(&a->launch->lock);
-	aborted = store_list_attempt(a->list, a->name, NULL, NULL) == STORE_ATTEMPT_ABORTED;
+	goes = store_list_refresh(a->list, NULL) >= 0 && store_list_know_step(a->list, a->step, NULL) >= 0 &&
+		store_list_attempt(a->list, a->name, NULL, NULL) == STORE_ATTEMPT_ABORTED;
+	now = store_list_find(a->list, a->step); /* vckpt mend may have committed it anew, as another attempt */
+	goes &= !now || !base_digest_equal(&now->commit.manifest, digest);
 	pthread_mutex_unlock(&a->launch->lock);
-	if (aborted && store_manifest_path(a->run, digest, path) == 0)
+	if (goes && store_manifest_path(a->run, digest, path) == 0)
 		store_remove(a->store->storage, path);
 }
 

@@ -333,6 +333,10 @@ int store_list_each_commit(const struct store_list *l, uint64_t from,
 				(unsigned long long)l->commits[i].entry);
 		if (r == 0 && e.kind == PROTO_ENTRY_COMMIT)
 			r = f(arg, l->commits[i].entry, &e.commit.manifest);
+		else if (r == 0 && e.kind == PROTO_ENTRY_COLLECTED)
+			r = base_error_set(err, -ESTALE, "run %s: another collection has collected entry %llu of its "
+				"list meanwhile: nothing was deleted; run vckpt gc again", l->run,
+				(unsigned long long)l->commits[i].entry);
 		proto_entry_release(&e);
 	}
 	return r;

@@ -116,6 +116,8 @@ static void entries_kept(struct gc *g, const char *run, int r, const struct base
 	char name[STORE_NAME_MAX];
 
 	snprintf(name, sizeof name, "runs/%s", run);
+	if (r == -ENOENT) /* another collection has a higher head, and has deleted this one's files */
+		return;
 	if (r == -BASE_ELIMIT || r == -EOPNOTSUPP || r == -EPERM || r == -EMLINK) {
 		gc_report(g, "keep", name, 0, r == -BASE_ELIMIT
 			? "too many steps are visible: the list keeps its entries"
@@ -136,7 +138,7 @@ static int entries_replace(struct gc *g, const char *dir, struct store_list_mark
 	uint64_t n, first = 0;
 	int r = 0;
 
-	while (store_list_mark_keeps(k, first))
+	while (first < head && store_list_mark_keeps(k, first))
 		first++;
 	for (size_t i = g->files.n; i-- > 0 && r == 0;)
 		if (entry_goes(&g->files.all[i], dir, k, head, &n)) {
@@ -144,7 +146,7 @@ static int entries_replace(struct gc *g, const char *dir, struct store_list_mark
 			c->files += r == 0;
 			c->bytes += r == 0 ? g->files.all[i].size : 0;
 		}
-	if (r == 0 && !g->o->dry_run)
+	if (r == 0 && first < head && !g->o->dry_run)
 		r = store_list_mark_collect(k, first);
 	return r;
 }
