@@ -120,8 +120,14 @@ int store_attempt_pack_seal(struct store_attempt *a, struct store_pack_writer *w
 void store_attempt_packs_delete(struct store_attempt *a)
 {
 	char path[STORE_NAME_MAX];
+	bool known;
 
-	for (size_t i = 0; i < a->npacks; i++)
+	/* Where entries since its begin were collected, it may have been committed, and its step removed since: later
+	 * steps may have its packs. The collector knows. */
+	pthread_mutex_lock(&a->launch->lock);
+	known = !a->announced || store_list_first(a->list) <= a->position;
+	pthread_mutex_unlock(&a->launch->lock);
+	for (size_t i = 0; i < a->npacks && known; i++)
 		if (!a->packs[i].w && store_pack_path(a->packs[i].name, path) == 0)
 			store_remove(a->store->storage, path);
 	a->npacks = 0;

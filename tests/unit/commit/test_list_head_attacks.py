@@ -387,3 +387,36 @@ def test_a_manifest_that_a_visible_step_has_stays(api):
         m.end()
     a.free()
     assert once and live_of(api) and list((api.path / "runs/r/manifests").iterdir())
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_rank_that_is_late_leaves_packs_that_others_use(api, newer):
+    """It stands still between its part and the outcome. Its attempt commits, a later step has its pack, its own step is
+    removed, and all of that is collected."""
+    ranks = [Launch(api, RUN, "job", rank, 2) for rank in range(2)]
+    attempts = [l.begin(5) for l in ranks]
+    for a in attempts:
+        a.write(random.randbytes(PIECE))
+        a.announce()
+    late = attempts[1]
+    late.entry = attempts[0].wait()
+    name = late.pack_name("model")
+    late.piece_pack = (name, dict(late.own)[name])
+    manifest, = (api.path / "runs/r/manifests").iterdir()
+    late.manifest = Digest((c.c_uint8 * 32)(*bytes.fromhex(manifest.name)))
+    after = save(api, RUN, 6, base=late)
+    api.remove_step(RUN, 5)
+    manifest.unlink()       # as a collection does after the grace period
+    with api.list(RUN) as l:
+        if newer:
+            l.put(api.entry(LAUNCH, launch=b"%016x" % 99, newest_step=NONE))
+        fake(l, range(20_000, 20_400))
+    assert api.gc(grace=3600)[0].entries > 500
+    with pytest.raises(Failed):
+        late.wait()
+    for a in attempts:
+        a.free()
+    for l in ranks:
+        l.close()
+    assert verify(api) == []
+    sound(api, {6: after.entry})
