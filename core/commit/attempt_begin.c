@@ -32,7 +32,7 @@ static uint64_t last_step(struct store_launch *l)
 		state = store_list_attempt(l->list, name, NULL, NULL);
 		if (state != STORE_ATTEMPT_ABORTED || b.unnumbered)
 			last = last == PROTO_NONE ? b.step : base_max(last, b.step);
-		settled &= state != STORE_ATTEMPT_UNDECIDED;
+		settled &= state != STORE_ATTEMPT_UNDECIDED || b.position < store_list_first(l->list); /* collected */
 		if (settled)
 			l->last_step = last;
 		else
@@ -56,7 +56,8 @@ int attempt_job_name(struct store_attempt *a, uint64_t wanted, struct base_error
 		return base_no_memory_for(err, "run %s", a->run);
 	r = attempt_try_take(a, err);
 	if (l->world == 1 && a->name[0])
-		l->begun[l->nbegun++] = (struct launch_begun){a->step, a->try, a->unnumbered};
+		l->begun[l->nbegun++] = (struct launch_begun){a->step, a->try, store_list_next(l->list),
+			a->unnumbered};
 	return r;
 }
 

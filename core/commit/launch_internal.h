@@ -41,7 +41,7 @@ struct store_launch {
 	pthread_mutex_t lock;           /* protects all below; held over calls to the store */
 	struct store_list *list;        /* every entry since the launch entry; alone: since before `begin` */
 	uint64_t last_step;             /* as of saves before `begun`; PROTO_NONE */
-	struct launch_begun { uint64_t step, try; bool unnumbered; } *begun; /* in order; not settled */
+	struct launch_begun { uint64_t step, try, position; bool unnumbered; } *begun; /* in order; not settled */
 	size_t nbegun, begun_room;
 	struct launch_tries { uint64_t step, next, order; } *tries; /* by step: the next try; when the last was begun */
 	size_t ntries, tries_room;

@@ -124,6 +124,7 @@ struct store_list_mark;
 int store_list_mark_make(struct store_list *l, uint64_t head, struct store_list_mark **ret_k, struct base_error *err);
 void store_list_mark_free(struct store_list_mark *k); /* NULL-safe */
 bool store_list_mark_keeps(const struct store_list_mark *k, uint64_t n); /* readers that begin there read entry n */
+bool store_list_mark_collected(struct store_list_mark *k, uint64_t n); /* or it cannot be read now */
 /* Makes durable the file that says what is visible at the head, and the record for the places of entries before it, and
  * reads the first again. -BASE_ELIMIT: more is visible than it can say. */
 int store_list_mark_put(struct store_list_mark *k, struct base_error *err);

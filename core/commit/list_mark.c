@@ -198,6 +198,16 @@ bool store_list_mark_keeps(const struct store_list_mark *k, uint64_t n)
 	return false;
 }
 
+bool store_list_mark_collected(struct store_list_mark *k, uint64_t n)
+{
+	struct proto_entry e = {0};
+	int r = list_entry_read(&k->at, n, &e, NULL);
+	bool collected = r == 0 ? e.kind == PROTO_ENTRY_COLLECTED : store_error_passes(r);
+
+	proto_entry_release(&e);
+	return collected;
+}
+
 /* ---- comparing ---- */
 
 bool store_list_head_right(const struct store_list *l, const struct proto_entry *e)

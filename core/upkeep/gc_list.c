@@ -14,12 +14,13 @@
  *
  * The first entry that does not stay is replaced in every collection, as the last one: it names the newest head. The
  * files of lower heads go after that. So a list is read rightly wherever a collection was stopped, and the next one
- * finishes the work: it knows an entry that was collected by its file's having several names. (Where a copy of a store
- * has made files of their own of these, they are joined again.) */
+ * finishes the work: it knows an entry that was collected by the many names of its file, or, of a few names, by reading
+ * it. (Where a copy of a store has made files of their own of these, they are joined again.) */
 #include "core/upkeep/gc_internal.h"
 
 #include <stdio.h>
 
+#include "core/base/bisect.h"
 #include "core/base/cleanup.h"
 #include "core/base/plural.h"
 
@@ -27,9 +28,17 @@ BASE_CLEANUP_DEFINE(struct store_list_mark *, store_list_mark_free)
 
 #define LIST_LAG 3u     /* snapshots before the newest one that are left: at least 192 entries */
 
-static bool file_of(const struct store_file *f, const char *dir)
+/* With more names a file is a collected record; with fewer, they may be a backup's (cp -l, rsync --link-dest). */
+#define NAMES_SURE 64u
+
+/* The files of the listing whose names begin with `dir`: it is sorted. */
+struct files_of { size_t first, end; };
+static struct files_of files_of(const struct gc *g, const char *dir)
 {
-	return strncmp(f->name, dir, strlen(dir)) == 0 && !f->temporary && !f->foreign;
+	const struct store_file *all = g->files.all;
+	size_t len = strlen(dir), first = base_bisect(i, 0, g->files.n, strcmp(all[i].name, dir) < 0);
+
+	return (struct files_of){first, base_bisect(i, first, g->files.n, strncmp(all[i].name, dir, len) == 0)};
 }
 
 /* What became of attempts of which manifests or folders are left: readers have to know from the head on. */
@@ -38,13 +47,14 @@ static int head_manifests(struct gc *g, const struct store_list *l, uint64_t *he
 	char dir[STORE_NAME_MAX];
 
 	snprintf(dir, sizeof dir, "runs/%s/manifests/", store_list_run(l));
-	for (size_t i = 0; i < g->files.n; i++) {
+	const struct files_of in = files_of(g, dir);
+	for (size_t i = in.first; i < in.end; i++) {
 		const struct store_file *f = &g->files.all[i];
 		struct proto_manifest m = {0};
 		struct base_digest d;
 		const char *hex = f->name + strlen(dir);
 
-		if (!file_of(f, dir) || base_digest_parse(hex, strlen(hex), &d) < 0 ||
+		if (f->temporary || f->foreign || base_digest_parse(hex, strlen(hex), &d) < 0 ||
 			gc_names_has(&g->manifests_gone, f->name))
 			continue;
 		int r = store_manifest_get(g->store, store_list_run(l), &d, &m, NULL);
@@ -98,15 +108,16 @@ static int head_choose(struct gc *g, const struct gc_run *run, uint64_t *ret_hea
 }
 
 /* The number of an entry of the run whose directory is dir, if its place is to be taken. */
-static bool entry_goes(const struct store_file *f, const char *dir, const struct store_list_mark *k, uint64_t head,
+static bool entry_goes(const struct store_file *f, const char *dir, struct store_list_mark *k, uint64_t head,
 	uint64_t *ret_n)
 {
 	const char *last = f->name + strlen(dir);
 
-	if (!file_of(f, dir) || strlen(last) < 12 || strspn(last, "0123456789") != strlen(last))
+	if (f->temporary || f->foreign || strlen(last) < 12 || strspn(last, "0123456789") != strlen(last))
 		return false;
 	*ret_n = strtoull(last, NULL, 10);
-	return *ret_n < head && f->names <= 1 && !store_list_mark_keeps(k, *ret_n);
+	return *ret_n < head && f->names <= NAMES_SURE && !store_list_mark_keeps(k, *ret_n) &&
+		(f->names <= 1 || !store_list_mark_collected(k, *ret_n));
 }
 
 /* What a list with a head lacks has been found when it was read. A lie has to be reported; a file system that gives no
@@ -135,12 +146,13 @@ struct collected { uint64_t files, bytes; };
 static int entries_replace(struct gc *g, const char *dir, struct store_list_mark *k, uint64_t head,
 	struct collected *c)
 {
+	const struct files_of in = files_of(g, dir);
 	uint64_t n, first = 0;
 	int r = 0;
 
 	while (first < head && store_list_mark_keeps(k, first))
 		first++;
-	for (size_t i = g->files.n; i-- > 0 && r == 0;)
+	for (size_t i = in.end; i-- > in.first && r == 0;)
 		if (entry_goes(&g->files.all[i], dir, k, head, &n)) {
 			r = g->o->dry_run ? 0 : store_list_mark_collect(k, n);
 			c->files += r == 0;
@@ -153,13 +165,15 @@ static int entries_replace(struct gc *g, const char *dir, struct store_list_mark
 
 static void marks_delete(struct gc *g, const char *dir, uint64_t head)
 {
+	const struct files_of in = files_of(g, dir);
 	uint64_t n;
 
-	for (size_t i = 0; i < g->files.n && !g->fault; i++) {
+	for (size_t i = in.first; i < in.end && !g->fault; i++) {
 		const struct store_file *f = &g->files.all[i];
 		int r = -ENOENT; /* another collection was here */
 
-		if (file_of(f, dir) && store_list_mark_parse(f->name + strlen(dir), &n) && n < head && !g->o->dry_run)
+		if (!f->temporary && !f->foreign && store_list_mark_parse(f->name + strlen(dir), &n) && n < head &&
+			!g->o->dry_run)
 			r = store_remove(g->store->storage, f->name);
 		if (r < 0 && r != -ENOENT)
 			gc_fault(g, r, f->name, "deleted");
@@ -188,7 +202,8 @@ static bool entries_all_gone(const struct gc *g, const char *run, struct store_l
 	snprintf(dir, sizeof dir, "runs/%s/", run);
 	store_list_mark_name(run, STORE_LIST_HEAD, head, mark);
 	store_list_mark_name(run, STORE_LIST_COLLECTED, head, record);
-	for (size_t i = 0; i < g->files.n; i++)
+	const struct files_of in = files_of(g, dir);
+	for (size_t i = in.first; i < in.end; i++)
 		if (entry_goes(&g->files.all[i], dir, k, head, &n))
 			return false;
 	return store_files_find(&g->files, mark) && store_files_find(&g->files, record);

@@ -69,7 +69,6 @@ def test_launches_of_which_none_may_go(api):
         assert l.damaged == 0
 
 
-@pytest.mark.xfail(strict=True, reason="open")
 def test_a_backup_of_hard_links_does_not_keep_entries(api, tmp_path):
     """`cp -al`, rsnapshot: each entry has a second name elsewhere."""
     aged(api)
