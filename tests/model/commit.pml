@@ -694,7 +694,7 @@ kept:	skip;                                               /* code: abort_keep */
 	goto next;                                          /* forgotten; the caller is told that the save is undecided */
 #endif
 #endif
-no:	if :: d_step { n = 0; rp = 0; seen = 0; toldF = toldF | BIT(a); MANIFEST_GOES check() } fi;    /* code: store_attempt_abort, attempt_outcome_known */
+no:	if :: d_step { n = 0; rp = 0; seen = 0; toldF = toldF | (OVERTAKEN -> 0 : BIT(a)); MANIFEST_GOES check() } fi;    /* code: store_attempt_abort, attempt_outcome_known */
 #ifdef ERR
 	d_step { packs = packs & ~PACK(a, r); check() };
 #endif
