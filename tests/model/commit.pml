@@ -572,7 +572,7 @@ begin:	if
 #else
 		based = based | (reuse -> BIT(a) : 0)
 #endif
-		
+
 	} };
 #if defined(OTHER) || defined(TWIN)
 pack:	if                                                  /* code: store_attempt_pack_open */
@@ -918,7 +918,7 @@ again:		if :: atomic { d_step {                 /* code: gc_read, gc_reach_commi
 #ifndef F_CAND
 			cand = packs; old = MARKED; LIST_MANIFESTS
 #endif
-			
+
 		} } fi;
 #ifdef HEAD
 		if :: lo > tophi -> goto busy :: else fi;         /* the code calls it list_check */

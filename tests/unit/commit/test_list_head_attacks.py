@@ -2,6 +2,7 @@
 """Lists with collected entries, as an enemy would have them."""
 import ctypes as c
 import errno
+import os
 import random
 import shutil
 import threading
@@ -12,8 +13,8 @@ from crashlib import verify
 from ranklib import PIECE, Launch, Meddler
 from storelib import ABORT, Attempt, Digest, LAUNCH, NONE, REMOVE, Api, Failed, fresh, save, scratch
 from test_list import accept, ruin
-from test_list_head import RUN, aged, chain, entries, fake, faults, head_chain, live_of, marks, sound
-from test_list_snapshots import EVERY, commits
+from test_list_head import RUN, aged, fake, faults, head_chain, live_of, marks, sound
+from test_list_snapshots import EVERY
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_a_backup_of_hard_links_does_not_keep_entries(api, tmp_path):
     """`cp -al`, rsnapshot: each entry has a second name elsewhere."""
     aged(api)
     live = live_of(api)
-    shutil.copytree(api.path, api.path.with_name(api.path.name + "-links"), copy_function=__import__("os").link)
+    shutil.copytree(api.path, api.path.with_name(api.path.name + "-links"), copy_function=os.link)
     try:
         assert api.gc()[0].entries > 600
         sound(api, live)
