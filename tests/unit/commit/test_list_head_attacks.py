@@ -231,8 +231,8 @@ def test_a_collector_is_refused_at_any_call(old, scale, rng):
 
 
 def test_a_commit_since_the_first_reading_that_was_collected_is_not_passed_over(api):
-    """Rule SINCE: the collector reaches commits since its first reading, removed or not. If another collection has taken
-    the entry meanwhile it has to say so."""
+    """Rule SINCE: the collector reaches commits since its first reading, removed or not. If another collection has
+    taken the entry meanwhile it has to say so."""
     with api.list(RUN) as l:
         aborts(l, 70)
     with api.list(RUN, True) as early:
@@ -314,8 +314,8 @@ def test_ranks_save_beside_a_collector_that_stands_still(old, scale, rng, world,
 
 @pytest.mark.parametrize("collected", [False, pytest.param(True, marks=pytest.mark.xfail(strict=True, reason="open"))])
 def test_a_rank_that_comes_back_to_a_step_that_it_left_out(lib, collected):
-    """The others have given it up once; the abort was collected, as all have saved another step since. Then all go back to
-    that step. Rank 1, which does not commit, must not wait for ever."""
+    """The others have given it up once; the abort was collected, as all have saved another step since. Then all go back
+    to that step. Rank 1, which does not commit, must not wait for ever."""
     path = scratch()
     shutil.rmtree(path)
     api = Api(lib, path)
@@ -362,8 +362,8 @@ def test_a_rank_that_comes_back_to_a_step_that_it_left_out(lib, collected):
 
 
 def test_a_manifest_that_a_visible_step_has_stays(api):
-    """A committer stands still before its entry; meanwhile the entry of another one, of this attempt, was lost, and mend has
-    committed the manifest anew."""
+    """A committer stands still before its entry; meanwhile the entry of another one, of this attempt, was lost, and mend
+    has committed the manifest anew."""
     a = Attempt(api, RUN, 5)
     a.write(b"x" * 100)
     announcement, m, once = a.part(), Meddler(api), []
