@@ -362,7 +362,7 @@ def test_a_rank_that_comes_back_to_a_step_that_it_left_out(lib, collected):
 
 
 def test_a_manifest_that_a_visible_step_has_stays(api):
-    """A committer stands still before its entry; meanwhile the entry of another one, of this attempt, was lost, and mend
+    """A committer stands still before its entry; meanwhile that of another one, of this attempt, was lost, and mend
     has committed the manifest anew."""
     a = Attempt(api, RUN, 5)
     a.write(b"x" * 100)
