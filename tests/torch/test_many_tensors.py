@@ -92,7 +92,7 @@ def save_and_load(run, state):
 
 
 @pytest.mark.parametrize("make, most", [
-    (arrays, (90, 6, 42)), (module, (150, 22, 100)), (listed, (130, 12, 85)), (trained, (190, 24, 135)),
+    (arrays, (90, 6, 42)), (module, (150, 22, 102)), (listed, (130, 12, 85)), (trained, (190, 24, 135)),
     (groups, (400, 200, 300))], ids=lambda one: getattr(one, "__name__", None))
 def test_calls_of_functions(run, make, most):
     """For each tensor of the first save, of the next one, and of a load: no more when there are more tensors."""

@@ -417,6 +417,7 @@ ELSEWHERE = {
     "run %s of %s has another commit in entry %PRIu64 of its list than the one of step %PRIu64 that was asked "
     "for: this "
     "is another store, or a copy that went on by itself",
+    "run %s of %s has no commit entry %PRIu64",             # test_api_step
     "run %s of %s has no step",                             # a list that only a launch has put
     "its name becomes longer than %u bytes", "its local shape: %s", "the save of %s failed: %s",
     "the load is not over yet",                             # a load that reads for long

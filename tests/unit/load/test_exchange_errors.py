@@ -298,7 +298,7 @@ class WrongRank(PythonRank):
     def finish(self, arg, told, request, timeout_ms):
         r = super().finish(arg, told, request, timeout_ms)
         if r == 0 and self.which == "bucket" and self.rank != told[0].owner:
-            self.change(told[0].bytes, told[0].len)
+            self.change(c.cast(told[0].bytes, c.c_void_p).value, told[0].len)
         return r
 
 
