@@ -205,7 +205,8 @@ static int put_compare(struct posix_storage *p, int dir, const struct put *f)
 	return r < 0 ? r : answer;
 }
 
-/* The functions below may get -ENOENT if another process removed the directory as a leftover; it is then made again. */
+/* The functions below may get -ENOENT if another process removed the directory as a leftover; it is then made again. A
+ * directory that is being removed can be opened until its name is gone, and nothing can be put into it. */
 static int put_try(struct posix_storage *p, int dir, const struct put *f)
 {
 	struct posix_temp t;
@@ -242,6 +243,8 @@ static int put_file(struct store_storage *s, struct put *f)
 		return -EINVAL;
 	int r = -ENOENT;
 	for (int i = 0; i < PUT_TRIES && r == -ENOENT; i++) {
+		if (i > 1)
+			usleep(1u << i); /* 65 ms in all: rmdir(2) leaves a directory under its name for a moment */
 		base_cleanup_close int dir = posix_open_parent(p, f->name, f->named ? POSIX_DURABLE : POSIX_MAKE,
 			&f->last);
 		r = dir < 0 ? dir : put_try(p, dir, f);
