@@ -10,6 +10,8 @@
  *     q has announced a later attempt      q will not come: this attempt is given up in its name
  *     q has announced an earlier one,      this rank will not come there: it gives that one up in its own name, so that
  *     which this rank has not begun        q goes on and comes here
+ *     q has announced an earlier one,      the same: the entry that decided it was collected before q read it (if this
+ *     which this rank has behind it        rank has another attempt under way, it may be that one, and goes on)
  *
  * A rank that has begun two attempts knows which is later; otherwise it is the one with the higher step, or with the
  * higher try of one step. So if two ranks part, the save of the one behind fails, and they meet at the next step that
@@ -36,16 +38,17 @@ enum passed_order { PASSED_LATER, PASSED_BEHIND, PASSED_NEITHER };
 static enum passed_order passed_compare(const struct store_attempt *a, const char *attempt, uint64_t step, uint64_t try)
 {
 	uint64_t order;
-	bool begun, decided;
+	bool begun, decided, alone;
 
 	pthread_mutex_lock(&a->launch->lock);
 	begun = attempt_try_begun(a->launch, step, try, &order);
 	decided = store_list_attempt(a->list, attempt, NULL, NULL) != STORE_ATTEMPT_UNDECIDED;
+	alone = a->launch->nattempts == 1;
 	pthread_mutex_unlock(&a->launch->lock);
 	if (decided)
 		return PASSED_NEITHER;
 	if (begun)
-		return order > a->order ? PASSED_LATER : PASSED_NEITHER;
+		return order > a->order ? PASSED_LATER : alone ? PASSED_BEHIND : PASSED_NEITHER;
 	return (step != a->step ? step > a->step : try > a->try) ? PASSED_LATER : PASSED_BEHIND;
 }
 

@@ -140,16 +140,19 @@ void list_head_drop(struct store_list *at)
 /* ---- coming to a collected entry ---- */
 
 /* The first entry that was collected names the head that the last collection has left. */
-static void first_look(struct store_list *l)
+static int first_look(struct store_list *l, struct base_error *err)
 {
 	bool found = false;
+	int r = 0;
 
-	for (uint64_t n = 0; n < FIRST_MAX && !found; n++) {
+	for (uint64_t n = 0; n < FIRST_MAX && !found && !store_error_passes(r); n++) {
 		struct proto_entry e = {0};
 
-		found = list_entry_read(l, n, &e, NULL) == 0 && e.kind == PROTO_ENTRY_COLLECTED;
+		r = list_entry_read(l, n, &e, NULL);
+		found = r == 0 && e.kind == PROTO_ENTRY_COLLECTED;
 		proto_entry_release(&e);
 	}
+	return store_error_passes(r) ? list_unreadable(l, r, err) : 0;
 }
 
 static void head_take(struct store_list *l, struct store_list *at)
@@ -165,14 +168,16 @@ static void head_take(struct store_list *l, struct store_list *at)
 
 int list_jump(struct store_list *l, const struct proto_entry *e, struct base_error *err)
 {
+	int r;
+
 	list_head_see(l, e);
-	if (l->next)
-		first_look(l);
+	if (l->next && (r = first_look(l, err)) < 0)
+		return r;
 	while (l->seen.number > l->lost) {
 		struct list_head h = l->seen;
 		struct store_list at;
-		int r = list_head_open(l, &h, &at, err);
 
+		r = list_head_open(l, &h, &at, err);
 		if (r == 0) {
 			head_take(l, &at);
 			return 0;
@@ -181,8 +186,8 @@ int list_jump(struct store_list *l, const struct proto_entry *e, struct base_err
 		list_head_drop(&at);
 		if (r != -ENOENT && r != -BASE_EDAMAGED)
 			return r;
-		if (l->seen.number == h.number)
-			first_look(l);
+		if (l->seen.number == h.number && (r = first_look(l, err)) < 0)
+			return r;
 		if (l->seen.number == h.number)
 			l->lost = h.number;
 	}

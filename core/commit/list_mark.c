@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * list_mark: the collection of entries for which a snapshot stands (list_head.c; docs/format/list.md, "Collected
- * entries"), and the two files of a head:
+ * list_mark: the collection of entries that a snapshot covers (list_head.c; docs/format/list.md, "Collected entries"),
+ * and the two files of a head:
  *
  *     head.<number>       the mark: a snapshot that names all that is visible there, wherever it was committed
  *     collected.<number>  the collected record, of which the names of collected entries become further names

@@ -11,7 +11,7 @@
  *     incoming     folders and bases                                                      store_folders_read [inc]
  *     lists        again                                                                  gc_lists_read     [again]
  *     sweep        marks what nothing reaches, deletes what was marked a grace period ago gc_sweep [mark, sweep]
- *     entries      of lists, for which later snapshots stand                              gc_entries
+ *     entries      of lists, that later snapshots cover                                   gc_entries
  *
  * It keeps what is reached at either of the two readings or by a base that an undecided attempt named (invariant 7);
  * and what belongs to an attempt that was undecided at the first reading, unless the attempt has neither folder nor

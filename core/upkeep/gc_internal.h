@@ -28,7 +28,7 @@ struct gc {
 	struct store_gc_result result;
 	struct base_error *err;
 	int64_t now_ns;
-	int fault;                      /* first failure to mark or delete: told at the end */
+	int fault;                      /* first failure to mark or delete: the result of the collection */
 	uint64_t done, total;           /* for `progress` */
 
 	/* the whole store, listed before the main pass reads anything: candidates and marks */
@@ -59,7 +59,7 @@ int gc_reach_bases(struct gc *g);               /* adds what bases of undecided 
 
 /* gc_sweep.c */
 void gc_sweep(struct gc *g);
-void gc_fault(struct gc *g, int r, const char *name, const char *verb); /* the first one is told at the end */
+void gc_fault(struct gc *g, int r, const char *name, const char *verb); /* the first one is the result */
 
 /* gc_list.c */
 void gc_entries(struct gc *g);  /* after the sweep */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gc_list: collects list entries for which a snapshot stands (docs/format/list.md, "Collected entries"). It makes a
+ * gc_list: collects list entries that a snapshot covers (docs/format/list.md, "Collected entries"). It makes a
  * snapshot the head of its list, and puts the collected record in the place of every entry before it, but for what
  * readers that begin at the head read (list_mark.c). How far the head goes:
  *
@@ -188,7 +188,7 @@ static void entries_told(struct gc *g, const char *dir, uint64_t head, const str
 		return;
 	g->result.entries += c->files;
 	g->result.entries_bytes += c->bytes;
-	snprintf(text, sizeof text, "%llu %s of the list before entry %llu: later snapshots stand for %s",
+	snprintf(text, sizeof text, "%llu %s of the list before entry %llu: later snapshots cover %s",
 		(unsigned long long)c->files, base_plural(c->files, "entry", "entries"), (unsigned long long)head,
 		base_plural(c->files, "it", "them"));
 	gc_report(g, "collect", dir, c->bytes, text);

@@ -380,27 +380,32 @@ def test_a_manifest_that_comes_after_the_abort_goes(api):
     sound(api, {})
 
 
+def finished(attempts):
+    """Each rank writes and announces; the entry that all of them report."""
+    for a in attempts:
+        a.write(random.randbytes(PIECE))
+        a.announce()
+    entries = {a.wait() for a in attempts}
+    for a in attempts:
+        a.free()
+    assert len(entries) == 1
+    return entries.pop()
+
+
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_save_that_begins_after_a_collection(api, world):
     """Its saver has stood at a collected number since its last save; nothing of that matters to the next one."""
     ranks = [Launch(api, RUN, "job", rank, world) for rank in range(world)]
 
     def saved():
-        attempts = [l.begin() for l in ranks]
-        for a in attempts:
-            a.write(random.randbytes(PIECE))
-            a.announce()
-        entries = {a.wait() for a in attempts}
-        for a in attempts:
-            a.free()
-        return entries
+        return finished([l.begin() for l in ranks])
     saved()
     for i in range(2):
         with api.list(RUN) as l:
             fake(l, range(20_000 + 1000 * i, 20_400 + 1000 * i))
         api.gc(grace=3600)
         assert head_of(api, 5) or head_of(api, 6)
-        assert len(saved()) == 1
+        saved()
     for l in ranks:
         l.close()
     with api.list(RUN, True) as l:

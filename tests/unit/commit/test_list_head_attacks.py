@@ -13,7 +13,7 @@ from crashlib import verify
 from ranklib import PIECE, Launch, Meddler
 from storelib import ABORT, Attempt, Digest, LAUNCH, NONE, REMOVE, Api, Failed, fresh, save, scratch
 from test_list import accept, ruin
-from test_list_head import RUN, aged, fake, faults, head_chain, live_of, marks, sound
+from test_list_head import RUN, aged, fake, faults, finished, head_chain, live_of, marks, sound
 from test_list_snapshots import EVERY
 
 
@@ -95,6 +95,27 @@ def test_mend_brings_a_snapshot_of_the_chain_from_a_copy(api, vckpt, tmp_path):
     with api.list(RUN, True) as l:
         assert not l.lib.store_list_skipped(l.p, c.c_uint64(found[1]))
     sound(api, live)
+
+
+def test_an_error_is_no_damage_of_a_head(api):
+    """A list stands before entries that two collections have taken, and the record that names the second head cannot be
+    read at that moment: the head that it knows is gone, but that is no damage."""
+    aged(api)
+    with api.list(RUN) as l:
+        for first in (50_000, 60_000):
+            with api.list(RUN) as other:
+                fake(other, range(first, first + 300))
+            assert api.gc()[0].entries
+        live, m = live_of(api), Meddler(api)
+        first = {f"runs/{RUN}/{n:012}".encode() for n in range(65)}
+        m.answer = dict.fromkeys(["read_whole", "file_open"], lambda args: -errno.EIO if c.string_at(args[1]) in first
+                                 else None)
+        with pytest.raises(Failed) as e:
+            l.refresh()
+        assert e.value.code == -errno.EIO and l.damaged == 0
+        m.end()
+        l.refresh()
+        assert l.damaged == 0 and {step: n for step, (n, *_) in l.steps().items()} == live
 
 
 # ---- a collector that stops or fails at each of its calls ----
@@ -251,17 +272,6 @@ def test_a_commit_since_the_first_reading_that_was_collected_is_not_passed_over(
         assert found == [a.entry]
 
 
-def spent(ranks, attempts):
-    for a in attempts:
-        a.write(random.randbytes(PIECE))
-        a.announce()
-    entries = {a.wait() for a in attempts}
-    for a in attempts:
-        a.free()
-    assert len(entries) == 1
-    return entries.pop()
-
-
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("begun", ["before", "inside", "one inside"])
 def test_ranks_save_beside_a_collector_that_stands_still(old, scale, rng, world, begun):
@@ -281,7 +291,7 @@ def test_ranks_save_beside_a_collector_that_stands_still(old, scale, rng, world,
             if rng.random() < .7:
                 mine.gc(grace=3600)
             if rng.random() < .5:
-                live[step] = spent(ranks, attempts)
+                live[step] = finished(attempts)
                 attempts.clear()
         m = AtCall(api, at, what)
         try:
@@ -293,11 +303,11 @@ def test_ranks_save_beside_a_collector_that_stands_still(old, scale, rng, world,
                 m.end()
             if attempts:
                 attempts.extend(l.begin(step) for l in ranks[len(attempts):])
-                live[step] = spent(ranks, attempts)
+                live[step] = finished(attempts)
             with mine.list(RUN) as l:
                 fake(l, range(50_000, 50_400))
             mine.gc(grace=3600)
-            live[800] = spent(ranks, [l.begin(800) for l in ranks])
+            live[800] = finished([l.begin(800) for l in ranks])
             sound(mine, live)
             assert verify(mine) == []
         finally:
@@ -312,8 +322,7 @@ def test_ranks_save_beside_a_collector_that_stands_still(old, scale, rng, world,
         one(at)
 
 
-@pytest.mark.parametrize("collected", [False, pytest.param(True, marks=pytest.mark.xfail(
-    strict=True, reason="docs/gc.md, \"What is not known after that\""))])
+@pytest.mark.parametrize("collected", [False, True])
 def test_a_rank_that_comes_back_to_a_step_that_it_left_out(lib, collected):
     """The others have given it up once; the abort was collected, as all have saved another step since. Then all go back
     to that step. Rank 1, which does not commit, must not wait for ever."""
@@ -326,7 +335,7 @@ def test_a_rank_that_comes_back_to_a_step_that_it_left_out(lib, collected):
     for l in ranks[2:]:
         with pytest.raises(Failed, match="given up"):
             l.begin(5)
-    spent(ranks, [l.begin(6) for l in ranks])
+    finished([l.begin(6) for l in ranks])
     with api.list(RUN) as l:
         fake(l, range(20_000, 20_400))
     if collected:

@@ -75,11 +75,11 @@ static void print_result(const struct store_gc_options *o, const struct store_gc
 
 	printf("%s%s deleted, %s", o->dry_run ? "would be: " : "", TOOL_COUNT(result->deleted, "file", "files"),
 		TOOL_BYTES(result->deleted_bytes));
-	if (result->marked)
-		printf("; %s marked", TOOL_COUNT(result->marked, "file", "files"));
 	if (result->entries)
 		printf("; %s of lists collected, %s", TOOL_COUNT(result->entries, "entry", "entries"),
 			TOOL_BYTES(result->entries_bytes));
+	if (result->marked)
+		printf("; %s marked", TOOL_COUNT(result->marked, "file", "files"));
 	if (result->waiting)
 		printf("; %s, %s, marked before", TOOL_COUNT(result->waiting, "file", "files"),
 			TOOL_BYTES(result->waiting_bytes));
