@@ -68,14 +68,7 @@ void store_attempt_free(struct store_attempt *a);
  * their packs and say so. Deletes its folder. `l`: read whole. 0; 1: it was aborted before. -EALREADY: it has
  * committed. *ret_entry: the entry that says so. -BASE_EUNDECIDED: the entry could not be put, but it may have landed,
  * or may land yet. */
-int store_attempt_stop(struct store_list *l, const char *attempt, const char *reason, uint64_t *ret_entry,
-	struct base_error *err);
-
-/* store_attempt_abort_put, naming the rank that is at fault. 1: it was aborted before. */
-int store_attempt_abort_put_rank(struct store_list *l, const char *attempt, uint32_t rank, const char *reason,
-	struct base_error *err);
-/* Appends `abort` if the attempt is undecided by all entries that were read. 0: it is aborted, now or before.
- * -EALREADY: it is committed. */
-int store_attempt_abort_put(struct store_list *l, const char *attempt, const char *reason, struct base_error *err);
+int store_attempt_stop(struct store *s, struct store_list *l, const char *attempt, const char *reason,
+	uint64_t *ret_entry, struct base_error *err);
 
 #endif

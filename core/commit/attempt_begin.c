@@ -159,7 +159,7 @@ static int begin_position(struct store_attempt *a, const struct proto_begin *m, 
 	a->position = m->position;
 	pthread_mutex_lock(&a->launch->lock);
 	if (store_list_first(a->list) > a->position)
-		r = list_reopen(a->list, err);
+		r = store_list_reopen(a->list, err);
 	pthread_mutex_unlock(&a->launch->lock);
 	return r;
 }

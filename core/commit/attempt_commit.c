@@ -189,7 +189,7 @@ static int commit_settle(struct store_attempt *a, int r, struct base_error *err)
 
 	snprintf(why, sizeof why, "the commit entry could not be written (%s)", base_error_name(r));
 	attempt_reason(a, a->launch->rank, store_hostname(), why, reason);
-	s = store_attempt_abort_put_rank(a->list, a->name, a->launch->rank, reason, NULL);
+	s = store_list_abort(a->list, a->name, a->launch->rank, reason, NULL);
 	if (s == -EALREADY)
 		return 0;
 	if (s < 0)

@@ -10,7 +10,7 @@
 #include "core/commit/attempt.h"
 #include "core/commit/incoming.h"
 #include "core/commit/launch.h"
-#include "core/commit/list_internal.h"
+#include "core/commit/list_writer.h"
 
 struct attempt_base {
 	char run[PROTO_RUN_MAX + 1];

@@ -58,7 +58,7 @@ static int outcome_decide(struct store_attempt *a, struct base_error *err)
 
 	attempt_reason(a, a->launch->rank, store_hostname(), "it stood still for so long that vckpt gc has collected "
 		"entries of the list that it had not read", reason);
-	r = store_attempt_abort_put_rank(a->list, a->name, a->launch->rank, reason, err);
+	r = store_list_abort(a->list, a->name, a->launch->rank, reason, err);
 	return r < 0 && r != -EALREADY ? outcome_unknown(a, r, err) : 0;
 }
 
@@ -92,28 +92,19 @@ int attempt_outcome_known(struct store_attempt *a, uint64_t *ret_entry, struct b
 		(unsigned long long)a->step, reason && reason[0] ? reason : "no reason was given");
 }
 
-/* The launch's lock is held. The list's own patience is not wanted where somebody else's is at work. */
-static uint64_t patience_set(struct store_list *l, uint64_t ms)
-{
-	uint64_t before = l->how.patience_ms;
-
-	l->how.patience_ms = ms;
-	return before;
-}
-
 int attempt_outcome(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
 {
 	uint64_t patience;
 	int r;
 
 	pthread_mutex_lock(&a->launch->lock);
-	patience = patience_set(a->list, 0);
+	patience = store_list_patience(a->list, 0); /* the caller's own is at work */
 	r = store_list_refresh(a->list, err);
 	if (r < 0)
 		r = outcome_unknown(a, r, err);
 	else
 		r = attempt_outcome_known(a, ret_entry, err);
-	patience_set(a->list, patience);
+	store_list_patience(a->list, patience);
 	pthread_mutex_unlock(&a->launch->lock);
 	return r;
 }
@@ -162,12 +153,12 @@ static bool abort_kept(const struct store_launch *l, const char *attempt)
 /* model: fail */
 int store_launch_aborts_put(struct store_launch *l)
 {
-	uint64_t patience = patience_set(l->list, 0);
+	uint64_t patience = store_list_patience(l->list, 0);
 	struct launch_abort *k;
 	int r = 0;
 
 	while (r >= 0 && (k = l->aborts) != NULL) {
-		r = store_attempt_abort_put_rank(l->list, k->attempt, l->rank, k->reason, NULL);
+		r = store_list_abort(l->list, k->attempt, l->rank, k->reason, NULL);
 		if (r < 0 && r != -EALREADY)
 			break;
 		base_warning("run %s: attempt %s: %s", l->run, k->attempt,
@@ -178,7 +169,7 @@ int store_launch_aborts_put(struct store_launch *l)
 		l->aborts = k->next;
 		free(k);
 	}
-	patience_set(l->list, patience);
+	store_list_patience(l->list, patience);
 	return r;
 }
 
@@ -220,47 +211,6 @@ void store_launch_aborts_drop(struct store_launch *l)
 	free(base_steal(l->spare));
 }
 
-/* ---- abort entries ---- */
-
-/* model: fail */
-static int abort_check(void *arg, struct store_list *l)
-{
-	switch (store_list_attempt(l, arg, NULL, NULL)) {
-	case STORE_ATTEMPT_COMMITTED: return -EALREADY;
-	case STORE_ATTEMPT_ABORTED: return -BASE_EABORTED;
-	case STORE_ATTEMPT_UNDECIDED: break;
-	}
-	return 0;
-}
-
-/* A full disk is met with the reserve. */
-int store_attempt_abort_put_rank(struct store_list *l, const char *attempt, uint32_t rank, const char *reason,
-	struct base_error *err)
-{
-	char text[PROTO_REASON_MAX];
-	struct proto_entry e = {.kind = PROTO_ENTRY_ABORT, .time_ns = base_realtime_ns(), .host = store_hostname(),
-		.attempt = attempt, .reason = text, .rank = rank};
-	int64_t n;
-
-	snprintf(text, sizeof text, "%s", reason ? reason : "");
-	for (size_t len = strlen(text); len && !proto_utf8_valid(text, len);)
-		text[--len] = 0;
-	n = store_list_put(l, &e, abort_check, (void *)attempt, err);
-	if (n == -ENOSPC || n == -EDQUOT) {
-		store_reserve_release(l->store);
-		n = store_list_put(l, &e, abort_check, (void *)attempt, err);
-	}
-	return n >= 0 ? 0 : n == -BASE_EABORTED ? 1 : (int)n;
-}
-
-/* model: fail */
-int store_attempt_abort_put(struct store_list *l, const char *attempt, const char *reason, struct base_error *err)
-{
-	int r = store_attempt_abort_put_rank(l, attempt, 0, reason, err);
-
-	return r < 0 ? r : 0;
-}
-
 /* ---- giving up ---- */
 
 /* Must the list say that the attempt is over? Not for a writer alone that has announced nothing: nobody will ask. */
@@ -286,7 +236,7 @@ static int give_up_put(struct store_attempt *a, uint32_t rank, const char *reaso
 	int r;
 
 	pthread_mutex_lock(&a->launch->lock);
-	*ret_put = store_attempt_abort_put_rank(a->list, a->name, rank, reason, NULL);
+	*ret_put = store_list_abort(a->list, a->name, rank, reason, NULL);
 	if (*ret_put >= 0 || *ret_put == -EALREADY) {
 		r = attempt_outcome_known(a, ret_entry, err);
 	} else {
@@ -416,26 +366,27 @@ static int stop_state(const struct store_list *l, const char *attempt, int r)
 }
 
 /* model: fail */
-int store_attempt_stop(struct store_list *l, const char *attempt, const char *reason, uint64_t *ret_entry,
-	struct base_error *err)
+int store_attempt_stop(struct store *s, struct store_list *l, const char *attempt, const char *reason,
+	uint64_t *ret_entry, struct base_error *err)
 {
-	int r = store_attempt_abort_put_rank(l, attempt, 0, reason, err);
+	const char *run = store_list_run(l);
+	int r = store_list_abort(l, attempt, 0, reason, err);
 
-	if (list_put_open(l, r)) {
-		if (!list_put_told(l)) {
+	if (store_list_put_open(l, r)) {
+		if (!store_list_put_known(l)) {
 			base_error_prefix(err, r, "run %s: undecided whether attempt %s is aborted (vckpt ls "
-				"--incoming tells)", l->run, attempt);
+				"--incoming tells)", run, attempt);
 			return err->code = -BASE_EUNDECIDED;
 		}
 		r = stop_state(l, attempt, r);
 	}
 	if (r == -EALREADY)
 		return base_error_set(err, r,
-			"run %s: attempt %s has committed: its step is visible (vckpt rm removes it)", l->run, attempt);
+			"run %s: attempt %s has committed: its step is visible (vckpt rm removes it)", run, attempt);
 	if (r < 0)
 		return r;
 	store_list_attempt(l, attempt, NULL, ret_entry);
-	store_folder_delete(l->store, l->run, attempt, NULL);
-	store_reserve_restore(l->store);
+	store_folder_delete(s, run, attempt, NULL);
+	store_reserve_restore(s);
 	return r;
 }

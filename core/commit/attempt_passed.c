@@ -87,7 +87,7 @@ static void passed_end_behind(struct store_attempt *a, const char *attempt)
 	snprintf(why, sizeof why, "rank %u on %.64s: it has gone on to step %llu without a part in this save: all "
 		"ranks have to save the same steps", a->launch->rank, store_hostname(), (unsigned long long)a->step);
 	pthread_mutex_lock(&a->launch->lock);
-	store_attempt_abort_put_rank(a->list, attempt, a->launch->rank, why, NULL);
+	store_list_abort(a->list, attempt, a->launch->rank, why, NULL);
 	pthread_mutex_unlock(&a->launch->lock);
 }
 

@@ -83,7 +83,7 @@ static uint64_t try_free(const struct store_launch *l, uint64_t step, uint64_t n
 	char name[PROTO_ATTEMPT_MAX];
 
 	*ret_ended = TRIES_MAX;
-	if (!list_launch_newest_is(l->list, l->name)) /* a newer launch has ended all of them */
+	if (!store_list_launch_newest(l->list, l->name)) /* a newer launch has ended all of them */
 		return next;
 	for (;; next++) {
 		enum store_attempt_state state;

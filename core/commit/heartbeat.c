@@ -27,7 +27,6 @@
 #include "core/base/array.h"
 #include "core/base/clock.h"
 #include "core/base/log.h"
-#include "core/commit/list_internal.h"
 
 #define WRITER_HOST_MAX 52      /* of a host's name in that of a rank's file */
 #define IDLE_AFTER 2u           /* usual periods, until they grow */

@@ -4,7 +4,6 @@
 #ifndef CORE_COMMIT_HEARTBEAT_H
 #define CORE_COMMIT_HEARTBEAT_H
 
-#include "core/commit/attempt.h"
 #include "core/commit/incoming.h"
 
 #define STORE_HEARTBEAT_EVERY_S 5u

@@ -4,12 +4,11 @@
  *
  * A folder is what one listing finds under incoming/<run>/<attempt>/. Heartbeats are listed after incoming/: a launch
  * puts its heartbeat before anything else, so a folder that was seen without one has lost it. */
-#include "core/commit/attempt_internal.h"
+#include "core/commit/incoming.h"
 
 #include <stdio.h>
 
 #include "core/base/array.h"
-#include "core/commit/incoming.h"
 #include "core/storage/spread.h"
 
 /* ---- listings ---- */

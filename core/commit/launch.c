@@ -37,14 +37,6 @@ int store_launch_check(const struct store_launch *l, struct base_error *err)
 		(int)l->pid);
 }
 
-static const struct list_launch *launch_entry(const struct store_launch *l)
-{
-	for (size_t i = 0; i < l->list->nlaunches; i++)
-		if (strcmp(l->list->launches[i].launch, l->name) == 0)
-			return &l->list->launches[i];
-	return NULL;
-}
-
 /* ---- rank 0 ---- */
 
 /* The attempt whose abort says that the launch's id was used again. */
@@ -62,7 +54,7 @@ static bool launch_refused(const struct store_launch *l, const char **ret_why)
 	refusal_name(l, name);
 	if (store_list_attempt(l->list, name, ret_why, &entry) != STORE_ATTEMPT_ABORTED)
 		return false;
-	return !list_launch_decided(l->list, entry);
+	return !store_list_launch_decided(l->list, entry);
 }
 
 struct launch_put { struct store_launch *l; struct proto_entry *e; struct base_error *err; };
@@ -72,7 +64,7 @@ static int launch_put_check(void *arg, struct store_list *list)
 	const struct store_list_step *latest = store_list_latest(list);
 	struct launch_put *p = arg;
 
-	if (launch_entry(p->l) || list_launch_used(list, p->l->name))
+	if (store_list_launch(list, p->l->name) || store_list_launch_used(list, p->l->name))
 		return base_error_set(p->err, -EEXIST,
 			"run %s: the launch id was used before: it has to be new at every start (%s)", p->l->run,
 			p->l->name);
@@ -106,8 +98,8 @@ static int launch_append(struct store_launch *l, struct base_error *err)
 		.launch = l->name};
 	struct launch_put p = {l, &e, err};
 	int64_t n;
-	int r = store_list_open_how(l->store, l->run, &(struct list_how){.newest = true, .patience_ms = l->start_ms},
-		&l->list, err);
+	int r = store_list_open_how(l->store, l->run,
+		&(struct store_list_how){.newest = true, .patience_ms = l->start_ms}, &l->list, err);
 
 	if (r < 0)
 		return r;
@@ -127,7 +119,7 @@ static int launch_sought(struct store_launch *l, struct base_error *err)
 
 	if (r < 0)
 		return r;
-	if (launch_entry(l))
+	if (store_list_launch(l->list, l->name))
 		return 1;
 	if (launch_refused(l, &why))
 		return base_error_set(err, -EEXIST,
@@ -151,8 +143,9 @@ static int launch_poll(struct store_launch *l, struct base_error *err)
 
 static int launch_await(struct store_launch *l, struct base_error *err)
 {
+	const struct store_list_launch *entry;
 	int r = store_list_open_how(l->store, l->run,
-		&(struct list_how){.newest = true, .skip = 1, .patience_ms = l->start_ms},
+		&(struct store_list_how){.newest = true, .skip = 1, .patience_ms = l->start_ms},
 		&l->list, err);
 	uint64_t next = r == 0 ? store_list_next(l->list) : 0;
 
@@ -162,7 +155,7 @@ static int launch_await(struct store_launch *l, struct base_error *err)
 		store_list_close(l->list);
 		l->list = NULL;
 		r = store_list_open_how(l->store, l->run,
-			&(struct list_how){.whole = true, .patience_ms = l->start_ms}, &l->list, err);
+			&(struct store_list_how){.whole = true, .patience_ms = l->start_ms}, &l->list, err);
 		if (r == 0)
 			r = launch_sought(l, err);
 	}
@@ -174,7 +167,8 @@ static int launch_await(struct store_launch *l, struct base_error *err)
 			"have all ranks been given the same launch id, and the same run?",
 			l->run, l->rank, (double)l->start_ms / 1000, l->name);
 	r = store_list_sync(l->list, err);
-	return r < 0 ? r : store_launch_meet(l, launch_entry(l)->nonce, launch_entry(l)->entry >= next, err);
+	entry = store_list_launch(l->list, l->name);
+	return r < 0 ? r : store_launch_meet(l, entry->nonce, entry->entry >= next, err);
 }
 
 /* ---- open, close ---- */
@@ -297,7 +291,7 @@ static int job_list_open(struct store_launch *l, struct base_error *err)
 	int r = l->rank == 0 ? launch_append(l, err) : launch_await(l, err);
 
 	if (r == 0)
-		l->last_step = launch_entry(l)->newest_step;
+		l->last_step = store_list_launch(l->list, l->name)->newest_step;
 	return r;
 }
 

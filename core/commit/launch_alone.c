@@ -53,11 +53,11 @@ static void alone_begin_fill(const struct store_attempt *a, struct proto_begin *
 static const struct launch_kind launch_kind_alone = {.list_open = alone_list_open,
 	.attempt_name = alone_attempt_name, .begin_fill = alone_begin_fill};
 
-/* The begin of an attempt alone is tried again for as long as the reading of a list (LIST_PATIENCE_MS). */
+/* The begin of an attempt alone is tried again for as long as the reading of a list (STORE_LIST_PATIENCE_MS). */
 int store_attempt_begin_alone(struct store *s, const struct store_attempt_options *o, struct store_attempt **ret_a,
 	struct base_error *err)
 {
-	struct store_launch_options launch = {.run = o->run, .world = 1, .start_ms = LIST_PATIENCE_MS};
+	struct store_launch_options launch = {.run = o->run, .world = 1, .start_ms = STORE_LIST_PATIENCE_MS};
 	struct store_launch_save save = {.step = o->step, .replace = o->replace};
 	struct store_launch *l;
 	int r;

@@ -345,7 +345,7 @@ int store_list_each_commit(const struct store_list *l, uint64_t from,
 int store_list_commit_read(struct store *s, const char *run, uint64_t entry, struct proto_entry *ret_e,
 	struct base_error *err)
 {
-	struct store_list l = {.store = s, .how.patience_ms = LIST_PATIENCE_MS};
+	struct store_list l = {.store = s, .how.patience_ms = STORE_LIST_PATIENCE_MS};
 	struct base_error why = {0};
 	int r;
 
@@ -606,7 +606,7 @@ static int read_until(struct store_list *l, uint64_t end, struct base_error *err
 	return r < 0 ? r : 0;
 }
 
-void list_begin(struct store_list *l, struct store *s, const char *run, const struct list_how *how)
+void list_begin(struct store_list *l, struct store *s, const char *run, const struct store_list_how *how)
 {
 	*l = (struct store_list){.store = s, .how = *how, .tail_known = true, .launch_before = PROTO_NONE,
 		.before_known = true};
@@ -752,7 +752,7 @@ static int list_open_at(struct store_list *l, struct base_error *err)
 	return r;
 }
 
-int store_list_open_how(struct store *s, const char *run, const struct list_how *how, struct store_list **ret_l,
+int store_list_open_how(struct store *s, const char *run, const struct store_list_how *how, struct store_list **ret_l,
 	struct base_error *err)
 {
 	struct store_list *l;
@@ -775,21 +775,21 @@ int store_list_open_how(struct store *s, const char *run, const struct list_how 
 
 int store_list_open_newest(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
 {
-	struct list_how how = {.newest = true, .patience_ms = LIST_PATIENCE_MS};
+	struct store_list_how how = {.newest = true, .patience_ms = STORE_LIST_PATIENCE_MS};
 
 	return store_list_open_how(s, run, &how, ret_l, err);
 }
 
 int store_list_open(struct store *s, const char *run, bool whole, struct store_list **ret_l, struct base_error *err)
 {
-	struct list_how how = {.whole = whole, .patience_ms = LIST_PATIENCE_MS};
+	struct store_list_how how = {.whole = whole, .patience_ms = STORE_LIST_PATIENCE_MS};
 
 	return store_list_open_how(s, run, &how, ret_l, err);
 }
 
 int store_list_open_compared(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
 {
-	struct list_how how = {.whole = true, .compare = true, .patience_ms = LIST_PATIENCE_MS};
+	struct store_list_how how = {.whole = true, .compare = true, .patience_ms = STORE_LIST_PATIENCE_MS};
 
 	return store_list_open_how(s, run, &how, ret_l, err);
 }
@@ -820,9 +820,17 @@ static int list_heal(struct store_list *l)
 	return 1;
 }
 
-int list_reopen(struct store_list *l, struct base_error *err)
+uint64_t store_list_patience(struct store_list *l, uint64_t ms)
 {
-	struct list_how how = l->how;
+	uint64_t before = l->how.patience_ms;
+
+	l->how.patience_ms = ms;
+	return before;
+}
+
+int store_list_reopen(struct store_list *l, struct base_error *err)
+{
+	struct store_list_how how = l->how;
 	struct store_list *fresh;
 	int r;
 

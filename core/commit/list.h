@@ -112,6 +112,12 @@ uint64_t store_list_aborts_from(const struct store_list *l, const char *launch);
 int64_t store_list_put(struct store_list *l, const struct proto_entry *entry,
 	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err);
 
+/* Appends `abort` if the attempt is undecided by all entries that were read; on a full disk the reserve is given up for
+ * that. rank: which is at fault. 0: it is aborted by this entry. 1: it was aborted before. -EALREADY: it has
+ * committed. */
+int store_list_abort(struct store_list *l, const char *attempt, uint32_t rank, const char *reason,
+	struct base_error *err);
+
 /* vckpt mend: puts an entry that accepts entries as damaged: from then on they decide nothing, for every reader, and
  * keep no writer and no collector from their work. `numbers`, ascending, at most PROTO_ACCEPTS_MAX: each must be
  * damaged here (-EINVAL) and not accepted yet (-EALREADY). The number of the entry, or an error. */

@@ -116,7 +116,7 @@ static int start_head(struct store_list *at, const struct list_head *h, struct b
 int list_head_open(const struct store_list *l, const struct list_head *h, struct store_list *ret_at,
 	struct base_error *err)
 {
-	struct list_how how = l->how;
+	struct store_list_how how = l->how;
 	int r;
 
 	how.newest = false;
@@ -199,7 +199,7 @@ int list_jump(struct store_list *l, const struct proto_entry *e, struct base_err
 
 /* ---- what readers that begin at a head know of attempts ---- */
 
-bool list_launch_decided(const struct store_list *l, uint64_t entry)
+bool store_list_launch_decided(const struct store_list *l, uint64_t entry)
 {
 	size_t at = base_bisect(i, 0, l->nlaunches, l->launches[i].entry < entry);
 
@@ -214,7 +214,7 @@ uint64_t store_list_attempt_from(const struct store_list *l, const char *attempt
 	if (state == STORE_ATTEMPT_UNDECIDED)
 		return PROTO_NONE;
 	if (state == STORE_ATTEMPT_ABORTED)
-		return list_launch_decided(l, entry) ? PROTO_NONE : entry;
+		return store_list_launch_decided(l, entry) ? PROTO_NONE : entry;
 	if (store_list_entry_live(l, entry))
 		return PROTO_NONE;
 	for (size_t i = 0; i < l->ndropped; i++) /* until then snapshots showed it */

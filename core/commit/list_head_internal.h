@@ -7,10 +7,9 @@
 
 #include "core/commit/list.h"
 #include "core/commit/list_snapshot_internal.h"
+#include "core/commit/list_writer.h"
 #include "core/step/record.h"
 #include "proto/message.h"
-
-struct list_how;
 
 /* A head that a collected record names: a snapshot of this digest. number 0: none. */
 struct list_head { uint64_t number; struct base_digest self; };
@@ -18,7 +17,7 @@ struct list_head { uint64_t number; struct base_digest self; };
 /* ---- list.c ---- */
 
 /* A list of which nothing was read. */
-void list_begin(struct store_list *l, struct store *s, const char *run, const struct list_how *how);
+void list_begin(struct store_list *l, struct store *s, const char *run, const struct store_list_how *how);
 /* 1: there is an entry of that number; 0: not. */
 int list_entry_exists(struct store_list *l, uint64_t n);
 /* Reads, with the list's patience, what entries are made of from a record of that kind under that name. */
@@ -39,7 +38,5 @@ int list_head_open(const struct store_list *l, const struct list_head *h, struct
 void list_head_drop(struct store_list *at);
 /* The file that says what is visible there. */
 int list_mark_read(struct store_list *l, const struct list_head *h, struct proto_entry *ret_e, struct base_error *err);
-/* Was it a launch that aborted an attempt, as `entry` of store_list_attempt says? */
-bool list_launch_decided(const struct store_list *l, uint64_t entry);
 
 #endif

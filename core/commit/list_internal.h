@@ -9,6 +9,7 @@
 #include "core/commit/list_head_internal.h"
 #include "core/commit/list_numbers_internal.h"
 #include "core/commit/list_snapshot_internal.h"
+#include "core/commit/list_writer.h"
 
 /* A decoded entry, kept while a visible step's strings lie in it. */
 struct list_hold {
@@ -23,12 +24,6 @@ struct list_attempt {
 	char *reason;                    /* of an abort; may be NULL */
 };
 
-struct list_launch {
-	char launch[17];
-	uint64_t entry, newest_step;
-	uint8_t nonce[PROTO_NONCE_BYTES];
-};
-
 /* Entries that decide nothing here, as damage: one, or several that are missing. */
 struct list_skip {
 	uint64_t first, count;
@@ -38,16 +33,6 @@ struct list_skip {
 };
 
 struct list_commit_key { uint64_t entry, step; };
-
-#define LIST_PATIENCE_MS 3000u           /* of a command or a mount */
-
-struct list_how {
-	bool whole;                      /* from entry 0 (or the head), not from the newest snapshot */
-	bool newest;                     /* without `whole`: the newest steps only (store_list_open_newest) */
-	bool compare;                    /* with `whole`: each snapshot with what was visible before it */
-	unsigned skip;                   /* newest snapshots that are left out: 1: knows the 64 to 127 newest entries */
-	uint64_t patience_ms;            /* for which an error of reading is tried again */
-};
 
 struct store_list {
 	struct store *store;
@@ -70,7 +55,7 @@ struct store_list {
 	struct base_table by_number;     /* accepts by number */
 	struct list_numbers numbers;
 	unsigned missing;                /* the so many entries before `next` are missing or damaged */
-	struct list_how how;             /* it was opened */
+	struct store_list_how how;             /* it was opened */
 	bool unread; uint64_t hole;      /* a reader's: an entry is left out that cannot be read; the first of them */
 	uint64_t failing_ms;             /* monotonic: since when nothing could be read of it; 0: it could */
 	bool told;                       /* of that failure */
@@ -102,7 +87,7 @@ struct store_list {
 	size_t nattempts, attempts_size;
 	struct base_table by_name;       /* attempts by name */
 
-	struct list_launch *launches;    /* in order of first entry */
+	struct store_list_launch *launches;    /* in order of first entry */
 	size_t nlaunches, launches_size;
 	struct base_table by_launch;     /* launches by id */
 	/* list_launches.c: those from before `first` */
@@ -124,16 +109,9 @@ bool list_entry_sane(const struct proto_entry *e, uint64_t n);
 int list_take(struct store_list *l, struct proto_entry *e);
 /* After a look at entry n that ended with r: whether to look again, which waits a little. */
 bool list_again(struct store_list *l, uint64_t n, int r);
-int store_list_open_how(struct store *s, const char *run, const struct list_how *how, struct store_list **ret_l,
-	struct base_error *err);
 
 /* ---- list_put.c ---- */
 
-/* After a put that failed with r and left it open whether the entry landed: does the list tell? It is read again for
- * that. false: the storage still fails, or is shared with other hosts, where what was sent may land yet. */
-bool list_put_told(struct store_list *l);
-/* Did it fail so? */
-bool list_put_open(const struct store_list *l, int r);
 /* Puts the next number. 1: this entry (and it was applied); 0: another writer's; or an error, after which the outcome
  * is not known. */
 int list_put_number(struct store_list *l, const struct proto_entry *entry, struct base_error *err);

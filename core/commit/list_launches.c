@@ -14,7 +14,7 @@ uint64_t list_newest_launch(const struct store_list *l)
 	return l->nlaunches ? l->launches[l->nlaunches - 1].entry : l->launch_before;
 }
 
-bool list_launch_newest_is(const struct store_list *l, const char *launch)
+bool store_list_launch_newest(const struct store_list *l, const char *launch)
 {
 	const char *newest = l->nlaunches ? l->launches[l->nlaunches - 1].launch
 		: l->nbefore ? l->before[l->nbefore - 1].launch : "";
@@ -79,7 +79,7 @@ int list_launches_know(struct store_list *l, struct base_error *err)
 	r = l->store->info.list_2 ? before_read(l, &bad, err) : -BASE_EDAMAGED;
 	if (r == -BASE_EDAMAGED) {
 		l->nbefore = 0;
-		return list_reopen(l, err); /* the entries themselves */
+		return store_list_reopen(l, err); /* the entries themselves */
 	}
 	l->before_known = r == 0;
 	return r == -ENOMEM ? base_no_memory_for(err, "run %s", l->run) : r;
@@ -114,7 +114,7 @@ const struct list_id *list_launch_before(const struct store_list *l, const char 
 	return NULL;
 }
 
-bool list_launch_used(const struct store_list *l, const char *launch)
+bool store_list_launch_used(const struct store_list *l, const char *launch)
 {
 	return list_launch_before(l, launch) != NULL;
 }

@@ -2,7 +2,7 @@
  *
  * list_put: puts a list's next entry. It reads everything and makes it durable, calls the writer's check, puts the
  * snapshot if one is due, and then puts the entry if absent; if the number is taken, it reads on and checks again. This
- * file also has the entries that need no attempt: removal, and acceptance of damaged entries. The rules are in
+ * file also has the entries that anyone may put: aborts, removals, and acceptance of damaged entries. The rules are in
  * list.c. */
 #include "core/commit/list_internal.h"
 
@@ -10,7 +10,6 @@
 
 #include "core/base/clock.h"
 #include "core/base/plural.h"
-#include "core/commit/heartbeat.h"
 
 #define PUT_IDLE_MAX 100u /* "exists" without anything to read, so often: the storage contradicts itself */
 
@@ -180,12 +179,12 @@ int64_t store_list_put(struct store_list *l, const struct proto_entry *entry,
 	}
 }
 
-bool list_put_open(const struct store_list *l, int r)
+bool store_list_put_open(const struct store_list *l, int r)
 {
 	return l->open && store_error_passes(r);
 }
 
-bool list_put_told(struct store_list *l)
+bool store_list_put_known(struct store_list *l)
 {
 	struct store_storage_stat stat;
 	uint64_t n = l->next;
@@ -194,6 +193,46 @@ bool list_put_told(struct store_list *l)
 		return false;
 	l->open = l->next == n && (l->store->storage->ops->stat(l->store->storage, &stat) < 0 || !stat.local);
 	return !l->open;
+}
+
+/* A full disk is met with the reserve. */
+static int64_t put_reserved(struct store_list *l, const struct proto_entry *entry,
+	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err)
+{
+	int64_t n = store_list_put(l, entry, check, arg, err);
+
+	if (n != -ENOSPC && n != -EDQUOT)
+		return n;
+	store_reserve_release(l->store);
+	return store_list_put(l, entry, check, arg, err);
+}
+
+/* ---- aborts ---- */
+
+/* model: fail */
+static int abort_check(void *arg, struct store_list *l)
+{
+	switch (store_list_attempt(l, arg, NULL, NULL)) {
+	case STORE_ATTEMPT_COMMITTED: return -EALREADY;
+	case STORE_ATTEMPT_ABORTED: return -BASE_EABORTED;
+	case STORE_ATTEMPT_UNDECIDED: break;
+	}
+	return 0;
+}
+
+int store_list_abort(struct store_list *l, const char *attempt, uint32_t rank, const char *reason,
+	struct base_error *err)
+{
+	char text[PROTO_REASON_MAX];
+	struct proto_entry e = {.kind = PROTO_ENTRY_ABORT, .time_ns = base_realtime_ns(), .host = store_hostname(),
+		.attempt = attempt, .reason = text, .rank = rank};
+	int64_t n;
+
+	snprintf(text, sizeof text, "%s", reason ? reason : "");
+	for (size_t len = strlen(text); len && !proto_utf8_valid(text, len);)
+		text[--len] = 0;
+	n = put_reserved(l, &e, abort_check, (void *)attempt, err);
+	return n >= 0 ? 0 : n == -BASE_EABORTED ? 1 : (int)n;
 }
 
 /* ---- entries accepted as damaged ---- */
@@ -247,15 +286,11 @@ static int64_t remove_seen(struct store_list *l, uint64_t entry, struct base_err
 	struct proto_entry e = {
 		.kind = PROTO_ENTRY_REMOVE, .time_ns = base_realtime_ns(), .host = store_hostname(), .removes = entry};
 	struct removal x = {entry, err};
-	int64_t n = store_list_put(l, &e, remove_allowed, &x, err);
+	int64_t n = put_reserved(l, &e, remove_allowed, &x, err);
 
-	if (n == -ENOSPC || n == -EDQUOT) {
-		store_reserve_release(l->store);
-		n = store_list_put(l, &e, remove_allowed, &x, err);
-	}
-	if (n >= 0 || !list_put_open(l, (int)n))
+	if (n >= 0 || !store_list_put_open(l, (int)n))
 		return n;
-	if (!list_put_told(l) || store_list_know_entry(l, entry, NULL) < 0)
+	if (!store_list_put_known(l) || store_list_know_entry(l, entry, NULL) < 0)
 		return err->code = -BASE_EUNDECIDED;
 	return store_list_entry_live(l, entry) ? n : 0;
 }

@@ -63,7 +63,7 @@ static void attempt_decide(struct store_list *l, const char *name, enum store_at
 	base_table_add(&l->by_name, attempt_hash(a->name), (uint32_t)l->nattempts++);
 }
 
-static const struct list_launch *launch_find(const struct store_list *l, const char id[static 16])
+const struct store_list_launch *store_list_launch(const struct store_list *l, const char id[static 16])
 {
 	uint32_t hash = base_table_hash(id, 16), i;
 	size_t at = 0;
@@ -85,7 +85,7 @@ static uint64_t launch_after_before(const struct store_list *l, const struct lis
 /* The number of the launch entry that aborts what launch `name[0..16)` has not decided, or PROTO_NONE. */
 static uint64_t launch_after(const struct store_list *l, const char *name)
 {
-	const struct list_launch *own = strnlen(name, 16) == 16 ? launch_find(l, name) : NULL;
+	const struct store_list_launch *own = strnlen(name, 16) == 16 ? store_list_launch(l, name) : NULL;
 	const struct list_id *before;
 
 	if (own)
@@ -185,10 +185,10 @@ static int apply_abort(struct store_list *l, uint64_t n, const struct proto_entr
 /* model: LAUNCH */
 static int apply_launch(struct store_list *l, uint64_t n, const struct proto_entry *e)
 {
-	struct list_launch *x;
+	struct store_list_launch *x;
 	bool same = true;
 
-	if (launch_find(l, e->launch) || list_launch_used(l, e->launch))
+	if (store_list_launch(l, e->launch) || store_list_launch_used(l, e->launch))
 		return 0;
 	if (l->how.compare && e->list_2 && !store_list_skips(l) && list_launch_compare(l, e, &same) < 0)
 		return -ENOMEM;
@@ -199,7 +199,7 @@ static int apply_launch(struct store_list *l, uint64_t n, const struct proto_ent
 		return -ENOMEM;
 	base_table_add(&l->by_launch, base_table_hash(e->launch, 16), (uint32_t)l->nlaunches);
 	x = &l->launches[l->nlaunches++];
-	*x = (struct list_launch){.entry = n, .newest_step = e->newest_step};
+	*x = (struct store_list_launch){.entry = n, .newest_step = e->newest_step};
 	snprintf(x->launch, sizeof x->launch, "%.16s", e->launch);
 	memcpy(x->nonce, e->nonce, sizeof x->nonce);
 	return 0;

@@ -422,7 +422,7 @@ int list_rest_read(struct store_list *l, struct base_error *err)
 	rows_release(&x);
 	chain_release(&c);
 	if (r == -BASE_EDAMAGED || (l->store->read_only && r != -ENOMEM && store_error_passes(r)))
-		r = list_reopen(l, err); /* entry by entry */
+		r = store_list_reopen(l, err); /* entry by entry */
 	return r == -ENOMEM ? base_no_memory_for(err, "run %s", l->run) : r;
 }
 

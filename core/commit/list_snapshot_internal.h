@@ -19,11 +19,6 @@ struct list_node { uint64_t entry, from; struct base_digest self, from_digest; }
 /* A commit entry that is not visible any more, since entry `at`; or a snapshot `at` says so. */
 struct list_dropped { uint64_t entry, at; };
 
-/* ---- list.c ---- */
-
-/* Reads everything anew as a whole; l->next may be another one then. */
-int list_reopen(struct store_list *l, struct base_error *err);
-
 /* ---- list_snapshot.c ---- */
 
 int list_node_reserve(struct store_list *l, size_t more);
@@ -35,7 +30,7 @@ void list_dropped_add(struct store_list *l, uint64_t entry, uint64_t at);       
 /* What the snapshot in h shows takes the place of what is visible. newest: without its chain. -BASE_EDAMAGED: one of
  * those that it goes on from, l->broken, is damaged, and nothing has changed. */
 int list_adopt(struct store_list *l, struct list_hold *h, bool newest, struct base_error *err);
-/* Reads what is not known below l->rest; may read all anew (list_reopen). */
+/* Reads what is not known below l->rest; may read all anew (store_list_reopen). */
 int list_rest_read(struct store_list *l, struct base_error *err);
 /* The same if the highest visible step is not known without. */
 int list_know_newest(struct store_list *l, struct base_error *err);
@@ -54,16 +49,12 @@ int list_snapshot_compare(struct store_list *l, const struct proto_entry *e, boo
 
 /* The newest launch entry, or PROTO_NONE. */
 uint64_t list_newest_launch(const struct store_list *l);
-/* Is it the newest one, as far as that is known? */
-bool list_launch_newest_is(const struct store_list *l, const char *launch);
-/* Reads which launches there were before the list's first entry; may read all anew (list_reopen). */
+/* Reads which launches there were before the list's first entry; may read all anew (store_list_reopen). */
 int list_launches_know(struct store_list *l, struct base_error *err);
 /* The same for a list that began at its head. */
 int list_launches_start(struct store_list *l, struct base_error *err);
 /* The launch of that id among these; NULL. */
 const struct list_id *list_launch_before(const struct store_list *l, const char name[static 16]);
-/* Was it one of these? */
-bool list_launch_used(const struct store_list *l, const char *launch);
 /* Fills what a launch entry says of those before it, which are known. *ret_ids is malloc'ed. */
 int list_launch_fill(const struct store_list *l, struct proto_entry *e, proto_launch_id **ret_ids);
 /* Does it say what the entries before it say, which were all read? -ENOMEM. */

@@ -12,7 +12,7 @@
 #include "core/base/bisect.h"
 #include "core/base/cleanup.h"
 #include "core/base/log.h"
-#include "core/commit/list_internal.h"
+#include "core/commit/list.h"
 
 #define NOTE_FOLDER "damaged"
 

@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 #include "core/base/log.h"
-#include "core/commit/attempt_internal.h"
+#include "core/commit/incoming.h"
 
 /* ---- names ---- */
 

@@ -179,7 +179,7 @@ static int abort_folder(struct gc *g, const struct store_folder *f)
 		if (!l)
 			r = store_list_open(g->store, f->info.run, true, &l, g->err);
 		if (r == 0)
-			r = store_attempt_abort_put(l, f->info.attempt, reason, g->err);
+			r = store_list_abort(l, f->info.attempt, 0, reason, g->err);
 		if (l && l != gc_list_of(g, f->info.run))
 			store_list_close(l);
 	}

@@ -68,7 +68,7 @@ static int do_accept(struct mend *m, const struct mend_action *a)
 }
 
 /* Aborts an attempt that the list does not mention and that no writer goes on with. */
-static int attempt_end(struct store_list *l, const char *attempt, struct base_error *err)
+static int attempt_end(struct store *s, struct store_list *l, const char *attempt, struct base_error *err)
 {
 	char reason[160];
 	uint64_t entry;
@@ -78,7 +78,7 @@ static int attempt_end(struct store_list *l, const char *attempt, struct base_er
 		return 0;
 	snprintf(reason, sizeof reason, "the list entry that decided this save is lost (vckpt mend on %s)",
 		store_hostname());
-	r = store_attempt_stop(l, attempt, reason, &entry, err);
+	r = store_attempt_stop(s, l, attempt, reason, &entry, err);
 	return r == -EALREADY || r > 0 ? 0 : r;
 }
 
@@ -89,7 +89,7 @@ static int do_abort(struct mend *m, const struct mend_action *a)
 
 	if (r < 0)
 		return r;
-	r = attempt_end(l, a->file, m->err);
+	r = attempt_end(m->store, l, a->file, m->err);
 	if (r == 0) /* decided before: its folder means nothing */
 		store_folder_delete(m->store, a->run, a->file, NULL);
 	store_list_close(l);
@@ -146,7 +146,7 @@ static int do_commit(struct mend *m, const struct mend_action *a)
 	if (n == 0)
 		n = store_list_put(l, &e, step_free, &step, m->err);
 	if (n >= 0 || n == -EEXIST) /* so that the list says what became of it */
-		n = attempt_end(l, old, m->err);
+		n = attempt_end(m->store, l, old, m->err);
 	store_list_close(l);
 	proto_manifest_release(&man);
 	return n < 0 ? (int)n : 0;

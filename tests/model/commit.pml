@@ -675,7 +675,7 @@ open:	if                                                  /* code: commit_settle
 	:: goto fail                                        /* the put's outcome is open: `abort`, or the commit, comes first */
 	:: goto wait
 	fi;
-fail:	skip;                                               /* code: store_attempt_abort_put, store_launch_aborts_put, abort_check, give_up_put, store_attempt_stop */
+fail:	skip;                                               /* code: store_list_abort, store_launch_aborts_put, abort_check, give_up_put, store_attempt_stop */
 #ifndef F_ABORT
 	goto no;
 #else

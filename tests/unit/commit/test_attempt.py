@@ -364,7 +364,8 @@ def test_what_the_list_tells_of_a_put_that_failed(api, lands, shared):
         return 0
     m.answer = {"put": put, "stat": stat}
     with api.list("r", whole=True) as l:
-        stop = (api.lib.store_attempt_stop, l.p, left.name.encode(), b"by hand", ctypes.byref(ctypes.c_uint64()))
+        stop = (api.lib.store_attempt_stop, api.p, l.p, left.name.encode(), b"by hand",
+                ctypes.byref(ctypes.c_uint64()))
         for call in lambda: api.remove_step("r", 1), lambda: api.call(*stop):
             if lands:
                 call()

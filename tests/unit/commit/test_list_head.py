@@ -455,7 +455,7 @@ def test_launches_of_before_the_head(api):
             assert state == ABORTED and (entry < first or launch >= ids[-5])
         assert l.attempt(f"{ids[-1]}-99")[0] == UNDECIDED
         for launch in ids:
-            assert l.lib.list_launch_used(l.p, launch.encode()) or launch >= ids[-5]
+            assert l.lib.store_list_launch_used(l.p, launch.encode()) or launch >= ids[-5]
         l.put(api.entry(LAUNCH, launch=b"%016x" % 99, newest_step=NONE))
         assert l.attempt(f"{ids[-1]}-99")[0] == ABORTED
     assert lie(api, RUN) == 0

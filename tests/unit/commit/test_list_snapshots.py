@@ -349,8 +349,8 @@ def test_many_damaged_entries_are_read_twice_each(api):
 def launch(api, l, name):
     known = api.lib.list_launches_know
     assert known(l.p, c.byref(api.err)) == 0
-    l.lib.list_launch_used.restype = c.c_bool
-    return l.lib.list_launch_used(l.p, name)
+    l.lib.store_list_launch_used.restype = c.c_bool
+    return l.lib.store_list_launch_used(l.p, name)
 
 
 def test_launches_of_long_ago(api):

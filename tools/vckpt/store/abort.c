@@ -133,7 +133,7 @@ static int stop_one(struct stop *a)
 		warn_alive(a->t->store, in);
 	snprintf(text, sizeof text, "%s, says vckpt abort on %s", a->reason ? a->reason : "it was given up by hand",
 		store_hostname());
-	r = store_attempt_stop(list, attempt, text, &entry, &err);
+	r = store_attempt_stop(a->t->store, list, attempt, text, &entry, &err);
 	return r < 0 ? tool_fail(a->t, &err) : say_done(a, in, attempt, r == 1, entry);
 }
 
