@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attempt: one writer's share in a save: of a job's rank, or of a writer alone, which is a launch of one rank without a
- * launch entry (launch_internal.h, launch_kind). There is no coordinator.
+ * launch entry (launch_work.h). There is no coordinator.
  *
  * An attempt of a job is called after its step (attempt_tries.c), so all ranks that save the step name it alike. Where
  * some of them save other steps than the rest attempt_passed.c ends the attempt in which they part. In order, each
  * durable before the next (invariants 2, 5 and 6); what the model (tests/model) calls it in brackets:
  *
- *     heartbeat; list, launch entry [lau]      launch.c, launch_alone.c
+ *     heartbeat; list, launch entry [lau]      launch.c; attempt_alone.c
  *     begin put, or read and compared [come]   attempt_begin.c             the first rank to come puts it
  *     base.<n>, list again [come]              attempt_base.c              before any byte of that commit is reused
  *     packs [pack]                             the caller
@@ -28,7 +28,7 @@
 
 #include "core/base/array.h"
 #include "core/base/clock.h"
-#include "core/commit/launch_internal.h"
+#include "core/commit/attempt_internal.h"
 
 const char *store_attempt_name(const struct store_attempt *a) { return a->name; }
 uint64_t store_attempt_step(const struct store_attempt *a) { return a->step; }
@@ -205,7 +205,7 @@ void store_attempt_free(struct store_attempt *a)
 {
 	if (!a)
 		return;
-	if (a->launch->kind->meets && store_launch_check(a->launch, NULL) == 0 && a->begun && !a->announced
+	if (!a->launch->alone && store_launch_check(a->launch, NULL) == 0 && a->begun && !a->announced
 	    && !a->decided)
 		store_attempt_abort(a, "it ended without announcing its part", NULL, NULL);
 	for (uint32_t i = 0; a->announcements && i < a->launch->world; i++)

@@ -1,18 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attempt: one try at saving a step (docs/format/incoming.md): begin, bases, packs, announcement; then wait for what
- * the list says, or abort. A job's rank begins with store_launch_begin (core/commit/launch.h), a writer alone (an
- * import) with store_attempt_begin_alone; all that follows is the same.
+ * the list says, or abort. A job's rank begins with store_attempt_begin, a writer alone (an import) with
+ * store_attempt_begin_alone; all that follows is the same.
  *
  * Order, each step durable before the next (invariants 2, 5, 6): heartbeat -> begin -> packs -> part.<rank> -> manifest
  * -> packs looked at again -> commit entry -> the attempt's folder deleted (best effort). */
 #ifndef CORE_COMMIT_ATTEMPT_H
 #define CORE_COMMIT_ATTEMPT_H
 
+#include "core/commit/commons.h"
+#include "core/commit/launch.h"
 #include "core/commit/list.h"
 #include "core/step/manifest.h"
 
 struct store_attempt;
+struct store_attempt_save {
+	/* at most 2^44 - 1. PROTO_NONE: the one after the newest at the launch's start and all that the launch took
+	 * since; -EINVAL where the world is larger than one: ranks have to say which step they mean */
+	uint64_t step;
+	bool replace;           /* a visible step of that number is replaced */
+	struct base_digest mesh; /* of the world's mesh; zeros: none */
+	const struct store_commons *commons; /* finished; NULL: none; lives as long as the attempt */
+};
+/* The next save of this rank. An attempt is a try at a step: the first rank to come puts `begin`; a rank that finds
+ * other values there than its own aborts the attempt, and both learn which rank said what. -EEXIST: the step is
+ * visible. -BASE_EABORTED: another rank gave this try up before. Any failure here aborts the attempt. If ranks save
+ * other steps than the rest, the saves in which they part fail, and they meet again at the next step that all of them
+ * save. One rank's attempts are announced in the order in which it began them. */
+int store_attempt_begin(struct store_launch *l, const struct store_attempt_save *o, struct store_attempt **ret_a,
+	struct base_error *err);
+
 struct store_attempt_options {
 	const char *run;
 	/* or PROTO_NONE: the next free step (newest + 1, or 0); refused (-BASE_EBUSY) while a launch is alive in the

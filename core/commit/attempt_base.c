@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 #include "core/base/array.h"
-#include "core/commit/launch_internal.h"
+#include "core/commit/attempt_internal.h"
 
 #define BASE_TRIES 8192u
 
@@ -115,7 +115,7 @@ static int base_name(struct store_attempt *a, const struct attempt_base *b, bool
 	if (r < 0)
 		return base_error_set(err, r, "run %s: the name of a base cannot be encoded: %s", a->run,
 			base_error_name(r));
-	if (a->launch->kind->meets)
+	if (!a->launch->alone)
 		a->next_base = 0; /* a rank that named it earlier stands at any number */
 	r = base_put(a, &body, err);
 	return r < 0 ? r : base_look(a, b, ret_gone, err);

@@ -7,7 +7,7 @@
 #include "core/base/array.h"
 #include "core/base/cleanup.h"
 #include "core/base/clock.h"
-#include "core/commit/launch_internal.h"
+#include "core/commit/attempt_internal.h"
 
 #define MEET_TRIES 16u
 
@@ -43,7 +43,7 @@ static uint64_t last_step(struct store_launch *l)
 }
 
 /* Its step, its name and its place among this rank's saves. */
-int attempt_job_name(struct store_attempt *a, uint64_t wanted, struct base_error *err)
+static int job_name(struct store_attempt *a, uint64_t wanted, struct base_error *err)
 {
 	struct store_launch *l = a->launch;
 	int r;
@@ -63,13 +63,6 @@ int attempt_job_name(struct store_attempt *a, uint64_t wanted, struct base_error
 
 /* ---- begin ---- */
 
-void attempt_job_begin_fill(const struct store_attempt *a, struct proto_begin *ret_m)
-{
-	*ret_m = (struct proto_begin){.world = a->launch->world, .replace = a->replace, .replaces = a->replaces,
-		.rank = a->launch->rank, .host = store_hostname(), .time_ns = base_realtime_ns(),
-		.position = a->store->info.list_3 ? a->position : 0};
-}
-
 /* Against the newest state: not aborted yet, and the step free or to be replaced. */
 static int begin_check(struct store_attempt *a, uint64_t wanted, struct base_error *err)
 {
@@ -77,7 +70,7 @@ static int begin_check(struct store_attempt *a, uint64_t wanted, struct base_err
 	int read = store_list_refresh(a->list, err), r;
 
 	/* also where it cannot be read: it is a try */
-	r = a->launch->kind->attempt_name(a, wanted, read < 0 ? NULL : err);
+	r = (a->launch->alone ? attempt_alone_name : job_name)(a, wanted, read < 0 ? NULL : err);
 	if (read < 0)
 		return read;
 	if (r == 0)
@@ -102,16 +95,19 @@ static int begin_put(struct store_attempt *a, const struct base_digest *mesh, st
 	uint32_t ncommons = a->commons ? a->commons->ngroups : 0;
 	base_cleanup_free struct proto_common *commons = calloc(ncommons + 1, sizeof *commons);
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
-	struct proto_begin begin;
+	struct proto_begin begin = {.run = a->run, .attempt = a->name, .step = a->step, .mesh = *mesh,
+		.world = a->launch->world, .alone = a->launch->alone, .commons = commons, .ncommons = ncommons};
 	int r = commons ? 0 : -ENOMEM;
 
-	a->launch->kind->begin_fill(a, &begin);
-	begin.run = a->run;
-	begin.attempt = a->name;
-	begin.step = a->step;
-	begin.mesh = *mesh;
-	begin.commons = commons;
-	begin.ncommons = ncommons;
+	if (a->launch->alone || a->store->info.list_3)
+		begin.position = a->position;
+	if (!a->launch->alone) {
+		begin.replace = a->replace;
+		begin.replaces = a->replaces;
+		begin.rank = a->launch->rank;
+		begin.host = store_hostname();
+		begin.time_ns = base_realtime_ns();
+	}
 	if (r == 0 && ncommons)
 		store_commons_bounded(a->commons, commons);
 	if (r == 0)
@@ -197,14 +193,14 @@ static int begin_read(struct store_attempt *a, const struct base_digest *mesh, s
 static int begin_meet(struct store_attempt *a, const struct base_digest *mesh, struct base_error *err)
 {
 	for (unsigned i = 0; i < MEET_TRIES; i++) {
-		int r = a->launch->kind->meets ? begin_read(a, mesh, err) : 0;
+		int r = a->launch->alone ? 0 : begin_read(a, mesh, err);
 
 		if (r)
 			return r < 0 ? r : 0;
 		r = begin_put(a, mesh, err);
 		if (r != -EEXIST)
 			return r;
-		if (!a->launch->kind->meets) {
+		if (a->launch->alone) {
 			a->begun = false; /* the folder is another writer's */
 			return r;
 		}
@@ -213,7 +209,7 @@ static int begin_meet(struct store_attempt *a, const struct base_digest *mesh, s
 }
 
 /* model: come */
-static int begin_start(struct store_attempt *a, const struct store_launch_save *o, struct base_error *err)
+static int begin_start(struct store_attempt *a, const struct store_attempt_save *o, struct base_error *err)
 {
 	struct store_launch *l = a->launch;
 	int r;
@@ -235,7 +231,7 @@ static int begin_fail(struct store_attempt *a, int r, const struct base_error *w
 	return told < 0 ? told : base_error_set(err, r, "%s", why->text);
 }
 
-int store_launch_begin(struct store_launch *l, const struct store_launch_save *o, struct store_attempt **ret_a,
+int store_attempt_begin(struct store_launch *l, const struct store_attempt_save *o, struct store_attempt **ret_a,
 	struct base_error *err)
 {
 	struct base_error why = {0};

@@ -18,7 +18,7 @@
 
 #include "core/base/cleanup.h"
 #include "core/base/clock.h"
-#include "core/commit/launch_internal.h"
+#include "core/commit/attempt_internal.h"
 #include "core/commit/manifest_check.h"
 #include "core/storage/spread.h"
 
@@ -299,7 +299,7 @@ static int commit_all(struct store_attempt *a, uint64_t *ret_entry, struct base_
 bool attempt_try_again(const struct store_attempt *a, int r)
 {
 	/* other ranks wait for this one for as long as start_ms */
-	uint64_t patience = a->launch->kind->meets ? a->launch->start_ms / 2 : a->launch->start_ms;
+	uint64_t patience = !a->launch->alone ? a->launch->start_ms / 2 : a->launch->start_ms;
 
 	return store_error_passes(r) && r != -ENOMEM
 		&& (!a->failing_ms || base_monotonic_ms() - a->failing_ms < patience);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attempt_internal: the attempt itself, which the files attempt*.c share. It belongs to a launch (launch_internal.h),
+ * attempt_internal: the attempt itself, which the files attempt*.c share. It belongs to a launch (launch_work.h),
  * whose list, heartbeat and lock it uses. */
 #ifndef CORE_COMMIT_ATTEMPT_INTERNAL_H
 #define CORE_COMMIT_ATTEMPT_INTERNAL_H
@@ -9,8 +9,7 @@
 
 #include "core/commit/attempt.h"
 #include "core/commit/incoming.h"
-#include "core/commit/launch.h"
-#include "core/commit/list_writer.h"
+#include "core/commit/launch_work.h"
 
 struct attempt_base {
 	char run[PROTO_RUN_MAX + 1];
@@ -66,6 +65,12 @@ int attempt_folder_sync(struct store_attempt *a, struct base_error *err);
 /* Best effort, once. The attempt is decided, or nothing of it was announced. */
 void attempt_folder_delete(struct store_attempt *a);
 
+/* ---- attempt_alone.c ---- */
+
+/* Step and name of the attempt of a writer alone. wanted: a step, or PROTO_NONE. The launch's lock is held, and the
+ * list was read as far as it can be. */
+int attempt_alone_name(struct store_attempt *a, uint64_t wanted, struct base_error *err);
+
 /* ---- attempt_outcome.c ---- */
 
 /* 1 committed, 0 undecided, -BASE_EABORTED; any other error leaves it undecided. The launch's lock is held. Nothing is
@@ -100,9 +105,6 @@ bool attempt_try_again(const struct store_attempt *a, int r);
 
 /* ---- attempt_missing.c ---- */
 
-#define ATTEMPT_LEADERS 8u
-/* The ranks that commit, in the order of their turns; how many. */
-unsigned attempt_leaders(uint32_t world, uint32_t ranks[static ATTEMPT_LEADERS]);
 /* A rank that is missing and will not come, or is later than may be, ends the attempt: 0 none does. */
 int attempt_missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err);
 

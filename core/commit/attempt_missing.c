@@ -7,7 +7,7 @@
 
 #include "core/base/clock.h"
 #include "core/base/log.h"
-#include "core/commit/launch_internal.h"
+#include "core/commit/attempt_internal.h"
 
 #define JUDGE_SHARE 20u         /* one part in so many of the time goes into judging those that are missing */
 /* They are judged at least twice a second, and eight times in a heartbeat time-out, so that the watch does not take
@@ -44,24 +44,11 @@ static void missing_why(const struct store_attempt *a, uint32_t rank, enum store
 	}
 }
 
-unsigned attempt_leaders(uint32_t world, uint32_t ranks[static ATTEMPT_LEADERS])
-{
-	unsigned n = 0;
-
-	for (uint64_t k = 0; k < ATTEMPT_LEADERS; k++) {
-		uint32_t rank = (uint32_t)(k * world / ATTEMPT_LEADERS);
-
-		if (n == 0 || ranks[n - 1] != rank)
-			ranks[n++] = rank;
-	}
-	return n;
-}
-
 /* Of the committing ranks that wait, only the first in turn warns. */
 static bool missing_warner(const struct store_attempt *a)
 {
-	uint32_t ranks[ATTEMPT_LEADERS];
-	unsigned n = attempt_leaders(a->launch->world, ranks);
+	uint32_t ranks[STORE_LAUNCH_LEADERS];
+	unsigned n = store_launch_leaders(a->launch->world, ranks);
 
 	for (unsigned i = 0; i < n && ranks[i] != a->launch->rank; i++)
 		if (a->announcements[ranks[i]].arena)

@@ -20,7 +20,7 @@
 #include <stdio.h>
 
 #include "core/base/clock.h"
-#include "core/commit/launch_internal.h"
+#include "core/commit/attempt_internal.h"
 
 #define PASSED_EVERY_MS 1000u
 #define PASSED_SHARE 20u                /* one part in so many of the time goes into listings */

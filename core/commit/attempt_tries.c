@@ -15,7 +15,7 @@
 
 #include "core/base/array.h"
 #include "core/base/bisect.h"
-#include "core/commit/launch_internal.h"
+#include "core/commit/attempt_internal.h"
 
 #define TRIES_MAX ((UINT64_C(1) << (64 - STORE_JOB_STEP_BITS)) - 1)     /* the last number of all is no attempt's */
 

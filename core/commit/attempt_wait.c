@@ -17,7 +17,7 @@
 
 #include "core/base/clock.h"
 #include "core/base/log.h"
-#include "core/commit/launch_internal.h"
+#include "core/commit/attempt_internal.h"
 
 #define TAKEOVER_MS 2000u
 #define POLL_MIN_US 1000u
@@ -28,8 +28,8 @@
 /* Is it this rank's turn to commit? */
 static bool wait_turn(struct store_attempt *a)
 {
-	uint32_t ranks[ATTEMPT_LEADERS];
-	unsigned n = attempt_leaders(a->launch->world, ranks), place = 0;
+	uint32_t ranks[STORE_LAUNCH_LEADERS];
+	unsigned n = store_launch_leaders(a->launch->world, ranks), place = 0;
 	char host[PROTO_HOST_MAX];
 
 	while (place < n && ranks[place] != a->launch->rank)
@@ -120,7 +120,7 @@ int store_attempt_wait(struct store_attempt *a, int64_t timeout_ms, uint64_t *re
 	r = attempt_wait(a, timeout_ms < 0 ? UINT64_MAX : base_monotonic_ms() + (uint64_t)timeout_ms, &entry, err);
 	if (r == -BASE_EABORTED)
 		store_attempt_packs_delete(a);
-	if (a->decided && !a->launch->kind->meets)
+	if (a->decided && a->launch->alone)
 		attempt_folder_delete(a);
 	if (r < 0 && r != -ETIMEDOUT && !a->decided)
 		r = err->code = -BASE_EUNDECIDED;

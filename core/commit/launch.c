@@ -22,7 +22,7 @@
 #include <stdio.h>
 
 #include "core/base/clock.h"
-#include "core/commit/launch_internal.h"
+#include "core/commit/launch_work.h"
 
 #define LAUNCH_POLL_MAX_MS 100u
 
@@ -35,6 +35,19 @@ int store_launch_check(const struct store_launch *l, struct base_error *err)
 	return base_error_set(err, -BASE_EFORKED,
 		"run %s: launch %s belongs to process %d: a child process has to open one of its own", l->run, l->name,
 		(int)l->pid);
+}
+
+unsigned store_launch_leaders(uint32_t world, uint32_t ranks[static STORE_LAUNCH_LEADERS])
+{
+	unsigned n = 0;
+
+	for (uint64_t k = 0; k < STORE_LAUNCH_LEADERS; k++) {
+		uint32_t rank = (uint32_t)(k * world / STORE_LAUNCH_LEADERS);
+
+		if (n == 0 || ranks[n - 1] != rank)
+			ranks[n++] = rank;
+	}
+	return n;
 }
 
 /* ---- rank 0 ---- */
@@ -223,12 +236,12 @@ uint64_t store_launch_every_ms(const struct store_launch *l)
 
 static int heartbeat_show(struct store_launch *l, struct base_error *err)
 {
-	struct store_heartbeat_options beat = {.launch = l->name, .run = l->run, .job = l->kind->meets, .rank = l->rank,
+	struct store_heartbeat_options beat = {.launch = l->name, .run = l->run, .job = !l->alone, .rank = l->rank,
 		.every_ms = store_launch_every_ms(l),
 		.tend = store_launch_tend, .tend_arg = l};
 	int r = 0;
 
-	if (l->kind->meets && l->rank == 0) {
+	if (!l->alone && l->rank == 0) {
 		r = base_random(l->nonce, sizeof l->nonce);
 		beat.nonce = l->nonce;
 		beat.quick_ms = l->world > 1 ? STORE_LAUNCH_QUICK_MS : 0;
@@ -237,6 +250,16 @@ static int heartbeat_show(struct store_launch *l, struct base_error *err)
 		return base_error_set(err, r, "run %s: no random number for its launch: %s", l->run,
 			base_error_name(r));
 	return store_heartbeat_start(l->store, &beat, &l->heartbeat, err);
+}
+
+/* The list, and the launch entry in it. */
+static int job_list_open(struct store_launch *l, struct base_error *err)
+{
+	int r = l->rank == 0 ? launch_append(l, err) : launch_await(l, err);
+
+	if (r == 0)
+		l->last_step = store_list_launch(l->list, l->name)->newest_step;
+	return r;
 }
 
 static int launch_start(struct store_launch *l, const char *id, struct base_error *err)
@@ -248,7 +271,7 @@ static int launch_start(struct store_launch *l, const char *id, struct base_erro
 	if (r == 0)
 		r = heartbeat_show(l, err);
 	if (r == 0)
-		r = l->kind->list_open(l, err);
+		r = l->alone ? store_list_open_newest(l->store, l->run, &l->list, err) : job_list_open(l, err);
 	if (r == 0 && store_list_damaged(l->list))
 		r = base_error_set(err, -BASE_EDAMAGED,
 			"run %s: its list is damaged, so nothing may be written to it (vckpt verify says where, "
@@ -257,8 +280,8 @@ static int launch_start(struct store_launch *l, const char *id, struct base_erro
 	return r == 0 ? store_list_newer(l->list, NULL, err) : r;
 }
 
-int launch_open_kind(struct store *s, const struct store_launch_options *o, const struct launch_kind *kind,
-	struct store_launch **ret_l, struct base_error *err)
+static int launch_open(struct store *s, const struct store_launch_options *o, bool alone, struct store_launch **ret_l,
+	struct base_error *err)
 {
 	struct store_launch *l = calloc(1, sizeof *l);
 	int r;
@@ -266,7 +289,7 @@ int launch_open_kind(struct store *s, const struct store_launch_options *o, cons
 	if (!l)
 		return base_no_memory_for(err, "run %s", o->run);
 	pthread_mutex_init(&l->lock, NULL);
-	l->kind = kind;
+	l->alone = alone;
 	l->store = s;
 	l->pid = getpid();
 	snprintf(l->run, sizeof l->run, "%s", o->run);
@@ -285,25 +308,20 @@ int launch_open_kind(struct store *s, const struct store_launch_options *o, cons
 	return 0;
 }
 
-/* The list, and the launch entry in it. */
-static int job_list_open(struct store_launch *l, struct base_error *err)
-{
-	int r = l->rank == 0 ? launch_append(l, err) : launch_await(l, err);
-
-	if (r == 0)
-		l->last_step = store_list_launch(l->list, l->name)->newest_step;
-	return r;
-}
-
-static const struct launch_kind launch_kind_job = {.meets = true, .list_open = job_list_open,
-	.attempt_name = attempt_job_name, .begin_fill = attempt_job_begin_fill};
-
 int store_launch_open(struct store *s, const struct store_launch_options *o, struct store_launch **ret_l,
 	struct base_error *err)
 {
 	int r = options_check(o, err);
 
-	return r < 0 ? r : launch_open_kind(s, o, &launch_kind_job, ret_l, err);
+	return r < 0 ? r : launch_open(s, o, false, ret_l, err);
+}
+
+/* Its begin is tried again for as long as the reading of a list. */
+int store_launch_open_alone(struct store *s, const char *run, struct store_launch **ret_l, struct base_error *err)
+{
+	struct store_launch_options o = {.run = run, .world = 1, .start_ms = STORE_LIST_PATIENCE_MS};
+
+	return launch_open(s, &o, true, ret_l, err);
 }
 
 void store_launch_close(struct store_launch *l)

@@ -9,8 +9,7 @@
 #ifndef CORE_COMMIT_LAUNCH_H
 #define CORE_COMMIT_LAUNCH_H
 
-#include "core/commit/attempt.h"
-#include "core/commit/commons.h"
+#include "core/step/store.h"
 
 #define STORE_LAUNCH_HEARTBEAT_MS 20000u
 #define STORE_LAUNCH_START_MS 60000u
@@ -37,21 +36,5 @@ int store_launch_open(struct store *s, const struct store_launch_options *o, str
 void store_launch_close(struct store_launch *l);
 const char *store_launch_name(const struct store_launch *l); /* 16 hex digits */
 uint32_t store_launch_neighbours(const struct store_launch *l); /* on this machine, as far as seen */
-
-struct store_launch_save {
-	/* at most 2^44 - 1. PROTO_NONE: the one after the newest at the launch's start and all that the launch took
-	 * since; -EINVAL where the world is larger than one: ranks have to say which step they mean */
-	uint64_t step;
-	bool replace;           /* a visible step of that number is replaced */
-	struct base_digest mesh; /* of the world's mesh; zeros: none */
-	const struct store_commons *commons; /* finished; NULL: none; lives as long as the attempt */
-};
-/* The next save of this rank. An attempt is a try at a step: the first rank to come puts `begin`; a rank that finds
- * other values there than its own aborts the attempt, and both learn which rank said what. -EEXIST: the step is
- * visible. -BASE_EABORTED: another rank gave this try up before. Any failure here aborts the attempt. If ranks save
- * other steps than the rest, the saves in which they part fail, and they meet again at the next step that all of them
- * save. One rank's attempts are announced in the order in which it began them. */
-int store_launch_begin(struct store_launch *l, const struct store_launch_save *o, struct store_attempt **ret_a,
-	struct base_error *err);
 
 #endif

@@ -16,7 +16,7 @@
  *     of an older vckpt                periods state one, so a rank reads those of the ranks that may commit, once, the
  *                                      first time that it would slow down */
 #include "core/base/clock.h"
-#include "core/commit/launch_internal.h"
+#include "core/commit/launch_work.h"
 
 void store_launch_attempt_begins(struct store_launch *l)
 {
@@ -43,9 +43,9 @@ uint64_t store_launch_idle_ms(const struct store_launch *l)
 
 struct leaders {
 	struct store *store;
-	uint32_t ranks[ATTEMPT_LEADERS];
+	uint32_t ranks[STORE_LAUNCH_LEADERS];
 	unsigned n;
-	bool heeds[ATTEMPT_LEADERS], older;
+	bool heeds[STORE_LAUNCH_LEADERS], older;
 };
 
 static void leaders_found(void *arg, uint32_t rank, uint64_t number, const char *host, const char *file)
@@ -71,7 +71,7 @@ bool store_launch_heeded(struct store_launch *l, uint64_t idle_ms)
 
 	if (l->heeds.known || store_heartbeat_period_ms(every_ms, idle_ms) == every_ms || idle_ms < l->heeds.next_ms)
 		return l->heeds.all;
-	f.n = attempt_leaders(l->world, f.ranks);
+	f.n = store_launch_leaders(l->world, f.ranks);
 	for (unsigned i = 0; i < f.n; i++)
 		f.heeds[i] = f.ranks[i] == l->rank;
 	l->heeds.next_ms = 2 * idle_ms;

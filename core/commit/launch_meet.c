@@ -21,7 +21,7 @@
  * If two processes are the same rank of one launch, each lists the heartbeats after it has put its own, so at least one
  * of them sees the other and refuses. */
 #include "core/base/clock.h"
-#include "core/commit/launch_internal.h"
+#include "core/commit/launch_work.h"
 
 #include <stdio.h>
 

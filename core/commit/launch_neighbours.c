@@ -2,7 +2,7 @@
  *
  * launch_neighbours: how many ranks of a launch run on this machine, as their heartbeats say: those whose file names
  * this host are read for the boot id. A file that gave way to the next one is listed once more. */
-#include "core/commit/launch_internal.h"
+#include "core/commit/launch_work.h"
 
 #define LIST_TRIES 3u
 

@@ -17,7 +17,7 @@
  * with too much to do makes the beats of healthy ranks slow as well. A process of this machine that is gone is
  * recognised in any case. */
 #include "core/base/clock.h"
-#include "core/commit/launch_internal.h"
+#include "core/commit/launch_work.h"
 
 #include <stdio.h>
 

@@ -23,8 +23,9 @@
 
 #include "core/base/cleanup.h"
 #include "core/base/clock.h"
+#include "core/commit/attempt.h"
 #include "core/commit/incoming.h"
-#include "core/commit/launch_internal.h"
+#include "core/commit/launch_work.h"
 #include "core/commit/manifest_check.h"
 #include "core/load/open/step.h"
 #include "core/save/write/known_internal.h"
@@ -377,14 +378,14 @@ static void part_write(struct job *j, struct share *s, struct store_attempt *a, 
 static void rank_announce(struct job *j, uint32_t rank)
 {
 	struct proto_replica replica = {.group = {1}, .digest = {2}};
-	struct store_launch_save o = {0};
+	struct store_attempt_save o = {0};
 	struct proto_announcement m = {.layout = j->layout[rank % j->nlayouts]->digest, .tensors = TENSORS + 1,
 		.stores_layout = rank < j->nlayouts, .npacks = 2,
 		.bytes = (TENSORS + (rank < j->nlayouts)) * PIECE_BYTES,
 		.replicas = &replica, .nreplicas = 1};
 	struct share s = {0};
 
-	must(store_launch_begin(j->launches[rank], &o, &j->attempts[rank], &j->err), j, "begin");
+	must(store_attempt_begin(j->launches[rank], &o, &j->attempts[rank], &j->err), j, "begin");
 	pieces_write(j, &s, j->attempts[rank], rank);
 	part_write(j, &s, j->attempts[rank], rank);
 	m.part = ref_of(&s.part_ref);

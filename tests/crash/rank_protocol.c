@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "core/base/cleanup.h"
-#include "core/commit/launch.h"
+#include "core/commit/attempt.h"
 #include "core/step/layout.h"
 #include "core/step/part.h"
 #include "rank.h"
@@ -203,11 +203,11 @@ static bool undecided(const struct share *s)
 
 int rank_save(struct rank *rank, unsigned number, uint64_t *ret_step, uint64_t *ret_entry, char text[static RANK_TEXT])
 {
-	struct store_launch_save o = {.step = rank->job.step == RANK_NO_STEP ? PROTO_NONE : rank->job.step + number,
+	struct store_attempt_save o = {.step = rank->job.step == RANK_NO_STEP ? PROTO_NONE : rank->job.step + number,
 		.replace = rank->job.replace};
 	struct share s = {0};
 	struct base_error err = {0};
-	int r = store_launch_begin(rank->launch, &o, &s.attempt, &err);
+	int r = store_attempt_begin(rank->launch, &o, &s.attempt, &err);
 
 	if (r == 0) {
 		*ret_step = store_attempt_step(s.attempt);

@@ -135,7 +135,7 @@ class RankAttempt(Attempt):
     def __init__(self, launch, step, replace, mesh):
         self.api, self.lib, self.launch, self.run, self.p = launch.api, launch.lib, launch, launch.run, c.c_void_p()
         save = Save(step, replace, Digest((c.c_uint8 * 32)(*([mesh] * 32))))
-        self.api.call(self.lib.store_launch_begin, launch.p, c.byref(save), c.byref(self.p))
+        self.api.call(self.lib.store_attempt_begin, launch.p, c.byref(save), c.byref(self.p))
         self.name, self.step = self.lib.store_attempt_name(self.p).decode(), self.lib.store_attempt_step(self.p)
         self.own, self.piece, self.keep, self.base_pack, self.timings = [], None, [], None, []
 

@@ -282,13 +282,13 @@ static int persist_refused(struct save_flight *f, struct base_error *err)
 
 static int persist_attempt(struct save_flight *f, struct base_error *err)
 {
-	struct store_launch_save o = {.step = f->options.step, .replace = f->options.replace,
+	struct store_attempt_save o = {.step = f->options.step, .replace = f->options.replace,
 		.commons = f->submitted ? &f->commons : NULL};
 	int r = f->s->options.world == 1 ? persist_refused(f, err) : 0;
 
 	if (r < 0)
 		return r;
-	r = store_launch_begin(f->s->launch, &o, &f->attempt, err);
+	r = store_attempt_begin(f->s->launch, &o, &f->attempt, err);
 	if (r == 0) {
 		f->step = store_attempt_step(f->attempt);
 		r = f->given_up ? persist_given_up(f, err) : persist_prepared(f, err);

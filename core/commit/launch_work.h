@@ -1,35 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * launch_internal: what the files launch*.c and attempt*.c share. */
-#ifndef CORE_COMMIT_LAUNCH_INTERNAL_H
-#define CORE_COMMIT_LAUNCH_INTERNAL_H
+ * launch_work: the launch itself, as its files and its attempts (attempt_internal.h) share it. */
+#ifndef CORE_COMMIT_LAUNCH_WORK_H
+#define CORE_COMMIT_LAUNCH_WORK_H
 
-#include "core/commit/attempt_internal.h"
+#include <pthread.h>
+
 #include "core/commit/heartbeat.h"
+#include "core/commit/launch.h"
+#include "core/commit/list_writer.h"
 
 #define STORE_LAUNCH_QUICK_MS 15000u    /* for so long ranks of other hosts are looking out for rank 0 */
 
 struct store_watch;
 
-/* What a rank of a job and a writer alone (an import) do differently; all else is one path. A job's launch has an entry
- * in the list and its ranks meet in each other's attempts. A writer alone has a launch of one rank without an entry,
- * for one attempt, in which nobody else ever acts. */
-struct launch_kind {
-	/* Others meet in its attempts: an abort entry ends each that has begun, and names the rank that is at fault.
-	 * Else an attempt needs one only once it was announced, and one that is freed before is left to the
-	 * collector. */
-	bool meets;
-	/* The heartbeat is shown. Opens the list; with the launch entry, where there is one. */
-	int (*list_open)(struct store_launch *l, struct base_error *err);
-	/* Step and name of an attempt. wanted: a step, or PROTO_NONE. The launch's lock is held, and the list was read
-	 * as far as it can be. */
-	int (*attempt_name)(struct store_attempt *a, uint64_t wanted, struct base_error *err);
-	/* Fills in what `begin` says of a job alone, or of a writer alone. The caller adds what both have. */
-	void (*begin_fill)(const struct store_attempt *a, struct proto_begin *ret_m);
-};
-
 struct store_launch {
-	const struct launch_kind *kind;
+	/* A job's launch has an entry in the list, and its ranks meet in each other's attempts: an abort entry ends
+	 * each attempt that has begun, and names the rank that is at fault. A writer alone (an import) has a launch of
+	 * one rank without an entry, for one attempt, in which no one else ever acts. So its attempt needs an abort
+	 * entry only once it was announced; one that is freed before is left to the collector. */
+	bool alone;
 	struct store *store;
 	pid_t pid;                      /* of who opened it: after a fork the child is another */
 	char name[17], run[PROTO_RUN_MAX + 1];
@@ -46,7 +36,7 @@ struct store_launch {
 	struct launch_tries { uint64_t step, next, order; } *tries; /* by step: the next try; when the last was begun */
 	size_t ntries, tries_room;
 	uint64_t order;                 /* of the next attempt among those that this rank begins */
-	struct launch_abort *aborts;    /* of this rank's attempts, that could not be written: attempt_outcome.c */
+	struct launch_abort *aborts;    /* of this rank's attempts, that could not be written: launch_aborts.c */
 	struct launch_abort *spare;     /* room for one more: where memory is short an abort is kept all the same */
 	uint64_t aborts_ms;             /* monotonic: since when there are some */
 	bool rests;                     /* its heartbeat stands still for that */
@@ -60,15 +50,12 @@ int store_launch_check(const struct store_launch *l, struct base_error *err); /*
 
 uint64_t store_launch_every_ms(const struct store_launch *l); /* the usual period of its heartbeat */
 
-/* Shows the heartbeat and opens the list; the options were checked. */
-int launch_open_kind(struct store *s, const struct store_launch_options *o, const struct launch_kind *kind,
-	struct store_launch **ret_l, struct base_error *err);
+/* Of a writer alone: shows the heartbeat and opens the list. */
+int store_launch_open_alone(struct store *s, const char *run, struct store_launch **ret_l, struct base_error *err);
 
-/* ---- attempt_begin.c ---- */
-
-/* A job's functions of struct launch_kind. */
-int attempt_job_name(struct store_attempt *a, uint64_t wanted, struct base_error *err);
-void attempt_job_begin_fill(const struct store_attempt *a, struct proto_begin *ret_m);
+#define STORE_LAUNCH_LEADERS 8u
+/* The ranks that commit, in the order of their turns; how many. */
+unsigned store_launch_leaders(uint32_t world, uint32_t ranks[static STORE_LAUNCH_LEADERS]);
 
 /* ---- launch_meet.c ---- */
 
@@ -78,7 +65,12 @@ void attempt_job_begin_fill(const struct store_attempt *a, struct proto_begin *r
 int store_launch_meet(struct store_launch *l, const uint8_t nonce[static PROTO_NONCE_BYTES], bool fresh,
 	struct base_error *err);
 
-/* ---- attempt_outcome.c: aborts that could not be written ---- */
+/* ---- launch_aborts.c ---- */
+
+/* The abort of an attempt of this rank could not be written: it is kept, with its reason, and tried again. The lock is
+ * held. */
+void store_launch_abort_keep(struct store_launch *l, const char *attempt, const char *reason);
+bool store_launch_abort_kept(const struct store_launch *l, const char *attempt); /* the lock is held */
 
 /* Appends the aborts that could not be written so far; 0: there is none any more. The lock is held. */
 int store_launch_aborts_put(struct store_launch *l);

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * launch_alone: a writer alone (an import): a launch of one rank with a random name, one attempt, and no launch entry.
+ * attempt_alone: a writer alone (an import): a launch of one rank with a random name, one attempt, and no launch entry.
  * So no launch of a job aborts it, and it aborts nobody's attempts; only the collector, or a person, ends it once its
  * heartbeat has stopped. `begin` says up to where it had read the list. */
 #include <stdio.h>
 
 #include "core/base/cleanup.h"
-#include "core/commit/heartbeat.h"
-#include "core/commit/launch_internal.h"
+#include "core/commit/attempt_internal.h"
 
 /* Unnumbered saves of two writers would count the same. */
 static int run_is_free(struct store *s, const char *run, struct base_error *err)
@@ -25,12 +24,7 @@ static int run_is_free(struct store *s, const char *run, struct base_error *err)
 	return r;
 }
 
-static int alone_list_open(struct store_launch *l, struct base_error *err)
-{
-	return store_list_open_newest(l->store, l->run, &l->list, err);
-}
-
-static int alone_attempt_name(struct store_attempt *a, uint64_t wanted, struct base_error *err)
+int attempt_alone_name(struct store_attempt *a, uint64_t wanted, struct base_error *err)
 {
 	const struct store_list_step *latest = store_list_latest(a->list);
 
@@ -45,20 +39,10 @@ static int alone_attempt_name(struct store_attempt *a, uint64_t wanted, struct b
 	return 0;
 }
 
-static void alone_begin_fill(const struct store_attempt *a, struct proto_begin *ret_m)
-{
-	*ret_m = (struct proto_begin){.world = 1, .alone = true, .position = a->position};
-}
-
-static const struct launch_kind launch_kind_alone = {.list_open = alone_list_open,
-	.attempt_name = alone_attempt_name, .begin_fill = alone_begin_fill};
-
-/* The begin of an attempt alone is tried again for as long as the reading of a list (STORE_LIST_PATIENCE_MS). */
 int store_attempt_begin_alone(struct store *s, const struct store_attempt_options *o, struct store_attempt **ret_a,
 	struct base_error *err)
 {
-	struct store_launch_options launch = {.run = o->run, .world = 1, .start_ms = STORE_LIST_PATIENCE_MS};
-	struct store_launch_save save = {.step = o->step, .replace = o->replace};
+	struct store_attempt_save save = {.step = o->step, .replace = o->replace};
 	struct store_launch *l;
 	int r;
 
@@ -66,10 +50,10 @@ int store_attempt_begin_alone(struct store *s, const struct store_attempt_option
 		return base_error_set(err, -EINVAL, "\"%s\" is not the name of a run", o->run ? o->run : "");
 	r = o->step == PROTO_NONE ? run_is_free(s, o->run, err) : 0;
 	if (r == 0)
-		r = launch_open_kind(s, &launch, &launch_kind_alone, &l, err);
+		r = store_launch_open_alone(s, o->run, &l, err);
 	if (r < 0)
 		return r;
-	r = store_launch_begin(l, &save, ret_a, err);
+	r = store_attempt_begin(l, &save, ret_a, err);
 	if (r < 0)
 		store_launch_close(l);
 	else
