@@ -19,7 +19,7 @@
 #include <sys/queue.h>
 
 #include "core/base/table.h"
-#include "core/commit/list.h"
+#include "core/commit/list/list.h"
 #include "core/view/tree.h"
 
 #define FS_NODE_ROOT UINT64_C(1)

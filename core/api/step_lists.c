@@ -5,7 +5,7 @@
 
 #include "core/api/api_internal.h"
 #include "core/base/cleanup.h"
-#include "core/commit/list.h"
+#include "core/commit/list/list.h"
 
 BASE_CLEANUP_DEFINE(struct store *, store_close)
 BASE_CLEANUP_DEFINE(struct store_list *, store_list_close)

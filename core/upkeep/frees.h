@@ -6,7 +6,7 @@
 #ifndef CORE_UPKEEP_FREES_H
 #define CORE_UPKEEP_FREES_H
 
-#include "core/commit/list.h"
+#include "core/commit/list/list.h"
 
 struct store_needs {
 	uint64_t runs, steps, bytes;           /* that are visible; the logical bytes of the steps */

@@ -6,7 +6,7 @@
 #ifndef CORE_UPKEEP_GC_H
 #define CORE_UPKEEP_GC_H
 
-#include "core/commit/attempt.h"
+#include "core/commit/attempt/attempt.h"
 
 struct store_gc_options {
 	bool dry_run;                   /* changes nothing, reports what would be marked and deleted now */

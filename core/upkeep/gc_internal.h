@@ -6,8 +6,8 @@
 #define CORE_UPKEEP_GC_INTERNAL_H
 
 #include "core/base/table.h"
-#include "core/commit/heartbeat.h"
-#include "core/commit/incoming.h"
+#include "core/commit/incoming/heartbeat.h"
+#include "core/commit/incoming/incoming.h"
 #include "core/upkeep/gc.h"
 
 /* A set of strings, which it owns. */

@@ -21,9 +21,9 @@
 #include <stdio.h>
 
 #include "core/base/clock.h"
-#include "core/commit/heartbeat.h"
-#include "core/commit/note.h"
-#include "core/commit/stats.h"
+#include "core/commit/incoming/heartbeat.h"
+#include "core/commit/notes/note.h"
+#include "core/commit/notes/stats.h"
 
 #define TRASH_NAME_MAX 200
 

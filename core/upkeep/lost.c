@@ -19,8 +19,8 @@
 #include "core/base/array.h"
 #include "core/base/cleanup.h"
 #include "core/base/plural.h"
-#include "core/commit/incoming.h"
-#include "core/commit/stats.h"
+#include "core/commit/incoming/incoming.h"
+#include "core/commit/notes/stats.h"
 #include "core/step/manifest.h"
 
 enum trace_what { TRACE_STATS, TRACE_MANIFEST, TRACE_READ, TRACE_ENTRY };

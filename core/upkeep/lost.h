@@ -5,7 +5,7 @@
 #ifndef CORE_UPKEEP_LOST_H
 #define CORE_UPKEEP_LOST_H
 
-#include "core/commit/list.h"
+#include "core/commit/list/list.h"
 
 struct store_lost_question {
 	struct store *store;

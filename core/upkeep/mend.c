@@ -17,7 +17,7 @@
 
 #include "core/base/array.h"
 #include "core/base/clock.h"
-#include "core/commit/heartbeat.h"
+#include "core/commit/incoming/heartbeat.h"
 #include "core/upkeep/gc_internal.h"
 #include "core/upkeep/verify.h"
 

@@ -16,7 +16,7 @@
 #define CORE_UPKEEP_MEND_INTERNAL_H
 
 #include "core/base/cleanup.h"
-#include "core/commit/incoming.h"
+#include "core/commit/incoming/incoming.h"
 #include "core/upkeep/mend.h"
 
 /* What a fault touches. */

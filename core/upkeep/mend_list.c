@@ -16,7 +16,7 @@
 
 #include "core/base/bisect.h"
 #include "core/base/plural.h"
-#include "core/commit/stats.h"
+#include "core/commit/notes/stats.h"
 
 static bool entry_name(const char *file, char run[static PROTO_RUN_MAX + 1], uint64_t *ret_n)
 {

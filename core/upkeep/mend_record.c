@@ -13,10 +13,10 @@
 
 #include <stdio.h>
 
-#include "core/commit/heartbeat.h"
-#include "core/commit/manifest_check.h"
-#include "core/commit/note.h"
-#include "core/commit/stats.h"
+#include "core/commit/incoming/heartbeat.h"
+#include "core/commit/check/manifest_check.h"
+#include "core/commit/notes/note.h"
+#include "core/commit/notes/stats.h"
 #include "core/upkeep/verify.h"
 
 /* ---- manifests ---- */

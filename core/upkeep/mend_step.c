@@ -22,7 +22,7 @@
 #include <stdio.h>
 
 #include "core/base/array.h"
-#include "core/commit/stats.h"
+#include "core/commit/notes/stats.h"
 
 struct step_commit { uint64_t entry, step, replaces; struct base_digest manifest; int64_t time_ns; };
 struct steps {

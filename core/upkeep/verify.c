@@ -20,7 +20,7 @@
 #include "core/base/array.h"
 #include "core/base/clock.h"
 #include "core/base/le.h"
-#include "core/commit/list_compare.h"
+#include "core/commit/list/list_compare.h"
 #include "core/upkeep/lost.h"
 
 #define SKIPS_EACH 16u /* a longer gap in a list is one fault */

@@ -5,7 +5,7 @@
 #ifndef CORE_UPKEEP_VERIFY_H
 #define CORE_UPKEEP_VERIFY_H
 
-#include "core/commit/attempt.h"
+#include "core/commit/attempt/attempt.h"
 #include "core/step/layout.h"
 
 /* Does a view header agree with its layout? 0, or what is wrong in err. -ENOMEM ends verify. Unknown views are not

@@ -7,8 +7,8 @@
 #include <stdio.h>
 
 #include "core/base/array.h"
-#include "core/commit/note.h"
-#include "core/commit/stats.h"
+#include "core/commit/notes/note.h"
+#include "core/commit/notes/stats.h"
 
 struct job {
 	struct verify *v;

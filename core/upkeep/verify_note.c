@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "core/base/log.h"
-#include "core/commit/note.h"
+#include "core/commit/notes/note.h"
 
 /* The pack that a file is; false: a file of another kind, or under a wrong name. */
 static bool verify_pack_of(const char *file, char pack[static STORE_PACK_NAME_MAX])

@@ -18,7 +18,7 @@
 #include <stdio.h>
 
 #include "core/base/plural.h"
-#include "core/commit/manifest_check.h"
+#include "core/commit/check/manifest_check.h"
 
 struct verify_says {
 	const struct proto_manifest *m;

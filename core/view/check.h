@@ -4,7 +4,7 @@
 #ifndef CORE_VIEW_CHECK_H
 #define CORE_VIEW_CHECK_H
 
-#include "core/commit/list.h"
+#include "core/commit/list/list.h"
 
 /* Builds the tree of the step's files and opens each .safetensors and each blob. read: opens each .npy, too, reads
  * every file to its end as the mount does, and compares the bytes with the digests of pieces and blobs

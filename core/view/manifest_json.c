@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "core/commit/list.h"
+#include "core/commit/list/list.h"
 
 struct json {
 	const struct view_tree *t;

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 #include "core/base/cleanup.h"
-#include "core/commit/list.h"
+#include "core/commit/list/list.h"
 
 #define LAUNCH_STEPS 1000u
 

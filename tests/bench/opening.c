@@ -18,7 +18,7 @@
 
 #include "core/base/cleanup.h"
 #include "core/base/clock.h"
-#include "core/commit/list.h"
+#include "core/commit/list/list.h"
 #include "core/load/fill/fill.h"
 #include "core/step/manifest.h"
 #include "core/step/open.h"

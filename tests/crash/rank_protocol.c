@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A rank over core/commit alone: the order of a save (core/commit/attempt.c) with nothing around it. Every rank
+ * A rank over core/commit alone: the order of a save (core/commit/attempt/attempt.c) with nothing around it. Every rank
  * stores its share of model/w, a vector that is sharded over all ranks, and rank 1 (or 0, alone) optimizer/m, which
  * all hold. Each is small enough for one tile, so that a box is one piece. */
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "core/base/cleanup.h"
-#include "core/commit/attempt.h"
+#include "core/commit/attempt/attempt.h"
 #include "core/step/layout.h"
 #include "core/step/part.h"
 #include "rank.h"

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/commit/incoming.h"
-#include "core/commit/note.h"
+#include "core/commit/incoming/incoming.h"
+#include "core/commit/notes/note.h"
 #include "tests/fuzz/fuzz_memory.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

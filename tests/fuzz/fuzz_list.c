@@ -22,7 +22,7 @@
 #include <string.h>
 
 #include "core/base/log.h"
-#include "core/commit/list_compare.h"
+#include "core/commit/list/list_compare.h"
 #include "tests/fuzz/fuzz_memory.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -17,7 +17,7 @@
 #include "core/base/cleanup.h"
 #include "core/base/log.h"
 #include "core/base/pool.h"
-#include "core/commit/list.h"
+#include "core/commit/list/list.h"
 #include "core/load/fill/fill.h"
 #include "core/load/read/prove.h"
 #include "core/view/check.h"

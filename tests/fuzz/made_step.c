@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-#include "core/commit/list.h"
+#include "core/commit/list/list.h"
 #include "core/step/chunk_internal.h"
 #include "core/step/manifest.h"
 #include "core/view/safetensors.h"

@@ -46,7 +46,7 @@ def test_lines_of_pages_have_120_columns(page):
 
 
 def test_files_that_documents_name_are_there():
-    """`core/commit/list.c` and the like, in backquotes."""
+    """`core/commit/list/list.c` and the like, in backquotes."""
     wrong = [f"{page.relative_to(ROOT)}: {name}" for page in PAGES
              for name in re.findall(r"`((?:core|proto|index|fs|tools|tests|docs)/[\w./-]+\.\w+)`", page.read_text())
              if not (ROOT / name).exists()]
@@ -142,8 +142,8 @@ SIZES = [
     ("proto/limits.h", "STORE_DECODE_BYTES", 4 << 20, "messages.md", "and 4 MiB"),
     ("proto/limits.h", "STORE_DECODE_OBJECT_FACTOR", 5, "messages.md", "5 bytes for each byte"),
     ("proto/limits.h", "STORE_DECODE_OBJECT_BYTES", 20 << 20, "messages.md", "and 20 MiB"),
-    ("core/commit/list_numbers_internal.h", "LIST_END_MAX", 1 << 61, "list.md", r"below 2\^61"),
-    ("core/commit/list.c", "AGAIN_MAX", 16, "list.md", "16 times at most"),
+    ("core/commit/list/list_numbers_internal.h", "LIST_END_MAX", 1 << 61, "list.md", r"below 2\^61"),
+    ("core/commit/list/list.c", "AGAIN_MAX", 16, "list.md", "16 times at most"),
     ("core/step/chunk_internal.h", "CHUNK_HEAD_BYTES", None, "part.md", None),
     ("core/step/chunk_internal.h", "CHUNK_ROW_BYTES", None, "part.md", None),
     ("core/step/chunk_internal.h", "CHUNK_EXTENT_BYTES", None, "part.md", None),
@@ -153,7 +153,7 @@ SIZES = [
     ("proto/proto_internal.h", "PROTO_TENSOR_ROW_BYTES", 32, "layout.md", r"\b32\b"),
     ("proto/proto_internal.h", "PROTO_RANK_ROW_BYTES", 96, "manifest.md", r"\b96\b"),
     ("proto/proto_internal.h", "PROTO_LIVE_ROW_BYTES", 112, "list.md", r"\b112\b"),
-    ("core/commit/list.h", "STORE_SNAPSHOT_EVERY", 64, "list.md", r"\b64"),
+    ("core/commit/list/list.h", "STORE_SNAPSHOT_EVERY", 64, "list.md", r"\b64"),
     ("proto/proto_internal.h", "PROTO_LAUNCH_ROW_BYTES", 8, "list.md", r"rows of 8 bytes"),
 ]
 

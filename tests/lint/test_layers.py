@@ -7,7 +7,8 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LAYERS = ["core/base", "core/tensor", "proto", "index", "core/storage", "core/pack", "core/step", "core/commit",
+LAYERS = ["core/base", "core/tensor", "proto", "index", "core/storage", "core/pack", "core/step", "core/commit/list",
+          "core/commit/incoming", "core/commit/notes", "core/commit/check", "core/commit/launch", "core/commit/attempt",
           "core/upkeep", "core/device", "core/comm", "core/save/plan", "core/save/write", "core/save/saver",
           "core/load/open", "core/load/read", "core/load/fill", "core/load/exchange", "core/load/loader",
           "core/view", "core/foreign", "core/api", "fs", "tools"]

@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include "core/base/buf.h"
-#include "core/commit/list_internal.h"
+#include "core/commit/list/list_internal.h"
 
 extern void *__libc_malloc(size_t n);
 extern void *__libc_calloc(size_t n, size_t size);

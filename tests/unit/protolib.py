@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records, layouts, parts and manifests through ctypes: mirrors of proto/message.h and core/step/{layout,part}.h,
-core/commit/cover.h, and a small protobuf writer of its own, so that bodies can be made that the library never makes."""
+core/commit/check/cover.h, and a small protobuf writer of its own, so that bodies can be made that the library never
+makes."""
 import ctypes as c
 import errno
 import hashlib

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of a job through ctypes (core/commit/launch.h): tiny saves in which each rank stores its hundred bytes of one
-tensor."""
+"""Ranks of a job through ctypes (core/commit/launch/launch.h): tiny saves in which each rank stores its hundred bytes
+of one tensor."""
 import ctypes as c
 import errno
 import hashlib

@@ -10,7 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/base/log.h"
-#include "core/commit/incoming.h"
+#include "core/commit/incoming/incoming.h"
 #include "core/load/open/step.h"
 #include "core/step/store.h"
 #include "tools/vckpt/print/format.h"

@@ -6,7 +6,7 @@
 #ifndef CORE_LOAD_OPEN_STEP_H
 #define CORE_LOAD_OPEN_STEP_H
 
-#include "core/commit/list.h"
+#include "core/commit/list/list.h"
 #include "core/step/part.h"
 #include "core/tensor/grid.h"
 

@@ -4,7 +4,7 @@
  * alike (by mesh and placements; buffers apart) has entries: boxes of what this rank holds, the same ones on every
  * replica, of which the row-major bytes are hashed with base_xxh128_of under the store's seed. Then a digest over all
  * tensors of each replica group goes into the announcement, and a hash for each tensor into the part, which is read
- * only where the digests of a group differ (core/commit/manifest_replicas.c).
+ * only where the digests of a group differ (core/commit/check/manifest_replicas.c).
  *
  * SAMPLE: one block of at most 16 KiB a tensor, another one at each step; but all of a tensor of integers or
  * bools of at most 16 MiB: masks and positions, of which a few items differ. FULL: everything, in boxes of at most

@@ -16,8 +16,8 @@
 
 #include "core/base/clock.h"
 #include "core/base/log.h"
-#include "core/commit/list.h"
-#include "core/commit/stats.h"
+#include "core/commit/list/list.h"
+#include "core/commit/notes/stats.h"
 #include "core/save/saver/saver_internal.h"
 
 #define PERSIST_WAIT_MS 1000

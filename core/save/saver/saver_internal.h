@@ -25,7 +25,7 @@
 #define CORE_SAVE_SAVER_SAVER_INTERNAL_H
 
 #include "core/base/table.h"
-#include "core/commit/launch.h"
+#include "core/commit/launch/launch.h"
 #include "core/device/ring.h"
 #include "core/save/plan/plan_cache.h"
 #include "core/save/saver/lanes_internal.h"

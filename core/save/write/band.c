@@ -13,7 +13,7 @@
 #include "core/base/array.h"
 #include "core/base/clock.h"
 #include "core/base/le.h"
-#include "core/commit/note.h"
+#include "core/commit/notes/note.h"
 
 void save_band_rows(struct save_band *b, struct save_writer *w)
 {

@@ -7,7 +7,7 @@
  * that a process of the user's did (trust.h). A piece of more than SAVE_BELIEVE_BYTES whose XXH3-128 is the one at its
  * position is taken for that piece; one in SAVE_BELIEVE_CHECK is hashed all the same. In a part of another
  * user only the digest counts, and only once the stored bytes were compared. A piece that a note of damage names
- * counts as missing, so it is hashed and stored anew (core/commit/note.h).
+ * counts as missing, so it is hashed and stored anew (core/commit/notes/note.h).
  *
  * Only the manifest is opened at once; of the step that the same saver saved last not even that, but what this rank
  * knows of it (struct save_last), until more is needed. Layouts, parts and chunks are opened when they are needed, and

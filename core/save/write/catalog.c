@@ -15,7 +15,7 @@
 
 #include "core/base/array.h"
 #include "core/base/log.h"
-#include "core/commit/list.h"
+#include "core/commit/list/list.h"
 #include "core/save/write/trust.h"
 #include "core/save/write/write_internal.h"
 #include "core/step/manifest.h"

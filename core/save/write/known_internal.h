@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include "core/base/table.h"
-#include "core/commit/note.h"
+#include "core/commit/notes/note.h"
 #include "core/save/plan/keep.h"
 #include "core/save/write/band.h"
 #include "index/index.h"

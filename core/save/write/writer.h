@@ -10,7 +10,7 @@
 #ifndef CORE_SAVE_WRITE_WRITER_H
 #define CORE_SAVE_WRITE_WRITER_H
 
-#include "core/commit/attempt.h"
+#include "core/commit/attempt/attempt.h"
 #include "core/step/part.h"
 
 /* Reads exactly len row-major bytes at offset, from any thread, several at once. 0 or a negative errno with a

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heartbeats of ranks that have nothing under way (core/commit/launch_idle.c): how many there are, who goes on beating
-quickly, and for how long an observer waits."""
+"""Heartbeats of ranks that have nothing under way (core/commit/launch/launch_idle.c): how many there are, who goes on
+beating quickly, and for how long an observer waits."""
 import ctypes as c
 import errno
 import re

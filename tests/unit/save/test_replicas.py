@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replicas: what each of them hashes (core/save/plan/replica.h), and who is named where they differ
-(core/commit/manifest_replicas.c)."""
+(core/commit/check/manifest_replicas.c)."""
 import collections
 import ctypes as c
 import hashlib

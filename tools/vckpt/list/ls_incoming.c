@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "core/base/clock.h"
-#include "core/commit/attempt.h"
-#include "core/commit/incoming.h"
+#include "core/commit/attempt/attempt.h"
+#include "core/commit/incoming/incoming.h"
 #include "tools/vckpt/tool.h"
 
 struct incoming {

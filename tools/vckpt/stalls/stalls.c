@@ -6,7 +6,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "core/commit/stats.h"
+#include "core/commit/notes/stats.h"
 #include "core/step/manifest.h"
 #include "core/step/open.h"
 #include "core/step/part.h"

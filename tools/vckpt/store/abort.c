@@ -6,8 +6,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "core/commit/attempt.h"
-#include "core/commit/incoming.h"
+#include "core/commit/attempt/attempt.h"
+#include "core/commit/incoming/incoming.h"
 #include "tools/vckpt/tool.h"
 
 struct stop {

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attempt: one writer's share in a save: of a job's rank, or of a writer alone, which is a launch of one rank without a
+ * launch entry (launch_work.h). There is no coordinator.
+ *
+ * An attempt of a job is called after its step (attempt_tries.c), so all ranks that save the step name it alike. Where
+ * some of them save other steps than the rest attempt_passed.c ends the attempt in which they part. In order, each
+ * durable before the next (invariants 2, 5 and 6); what the model (tests/model) calls it in brackets:
+ *
+ *     heartbeat; list, launch entry [lau]      launch.c; attempt_alone.c
+ *     begin put, or read and compared [come]   attempt_begin.c             the first rank to come puts it
+ *     base.<n>, list again [come]              attempt_base.c              before any byte of that commit is reused
+ *     packs [pack]                             the caller
+ *     part.<rank> [part]                       store_attempt_announce      of one rank alone: kept in memory
+ *     list's next entry polled [wait]          attempt_wait.c
+ *     manifest, check, commit entry [com, chk] attempt_commit.c            rank 0, or who takes over
+ *     outcome told, abort entry [yes, no, fail] attempt_outcome.c          before anything announced is deleted
+ *     folder deleted                           best effort; the collector does it otherwise
+ *
+ * The launch's list is opened before `begin` and only refreshed afterwards, so that it knows every entry since: a
+ * snapshot never stands in for these (list.c). Lists of other runs, where bases are, may start from a snapshot: they
+ * are asked only what is live now.
+ *
+ * Lock order: attempt, launch. */
+#include "core/commit/attempt/attempt.h"
+
+#include <stdio.h>
+
+#include "core/base/array.h"
+#include "core/base/clock.h"
+#include "core/commit/attempt/attempt_internal.h"
+
+const char *store_attempt_name(const struct store_attempt *a) { return a->name; }
+uint64_t store_attempt_step(const struct store_attempt *a) { return a->step; }
+bool store_attempt_announced(const struct store_attempt *a) { return a->announced; }
+bool store_attempt_undecided(const struct store_attempt *a) { return !a->decided; }
+uint64_t store_attempt_commit_ns(const struct store_attempt *a) { return a->commit_ns; }
+
+/* ---- its folder ---- */
+
+/* The folder is durable with its `begin`, before the first pack: a manifest of an attempt that has no folder, and that
+ * the list does not decide, shows that entries of the list are lost. What else is in it matters only while its ranks
+ * live. */
+int store_attempt_put(struct store_attempt *a, const char *last, enum store_record_kind kind,
+	const struct base_buf *body, struct base_error *err)
+{
+	char name[STORE_NAME_MAX];
+	struct store_storage *s = a->store->storage;
+	const uint8_t *id = a->store->info.id;
+	int r = body->error;
+
+	snprintf(name, sizeof name, "incoming/%s/%s/%s", a->run, a->name, last);
+	if (r == 0)
+		r = kind == STORE_RECORD_BEGIN ? store_record_put(s, name, kind, id, body->data, body->len)
+			: store_record_put_passing(s, name, kind, id, body->data, body->len);
+	if (r == STORE_PUT_OTHER)
+		r = -EEXIST;
+	if (r >= 0 || store_denied(a->store, r, err))
+		return r < 0 ? r : 0;
+	return base_error_set(err, r, "%s: %s", name, base_error_name(r));
+}
+
+void attempt_folder_delete(struct store_attempt *a)
+{
+	if (a->begun)
+		store_folder_delete(a->store, a->run, a->name, NULL);
+	a->begun = false;
+}
+
+/* Makes it durable before anything of this attempt depends on it. */
+int attempt_folder_sync(struct store_attempt *a, struct base_error *err)
+{
+	char dir[STORE_NAME_MAX];
+	int r;
+
+	snprintf(dir, sizeof dir, "incoming/%s/%s", a->run, a->name);
+	r = a->store->storage->ops->sync_dir(a->store->storage, dir);
+	return r < 0 ? base_error_set(err, r, "%s: %s", dir, base_error_name(r)) : 0;
+}
+
+/* ---- packs ---- */
+
+/* model: pack. The pack is remembered once the writer is open, because a name alone does not say whose pack has it. */
+int store_attempt_pack_open(struct store_attempt *a, const char *class, char name[static STORE_PACK_NAME_MAX],
+	struct store_pack_writer **ret_w)
+{
+	int r = store_pack_name_make(a->name, a->launch->rank, class, name);
+
+	if (r < 0)
+		return r;
+	if (base_array_more(a->packs, a->npacks) < 0)
+		return -ENOMEM;
+	r = store_pack_writer_open(a->store->storage, a->store->info.id, name, ret_w);
+	if (r < 0)
+		return r;
+	memcpy(a->packs[a->npacks].name, name, STORE_PACK_NAME_MAX);
+	a->packs[a->npacks++].w = *ret_w;
+	return 0;
+}
+
+/* -EEXIST: somebody else's came to stand there meanwhile. After any other error it may be this one that stands. */
+int store_attempt_pack_seal(struct store_attempt *a, struct store_pack_writer *w, uint64_t *ret_size)
+{
+	size_t i = a->npacks;
+	int r;
+
+	while (i > 0 && a->packs[i - 1].w != w) /* an older one, given up, may have lain at the same place */
+		i--;
+	r = store_pack_seal(w, ret_size);
+	if (i == 0)
+		return r;
+	a->packs[i - 1].w = NULL;
+	if (r == -EEXIST)
+		a->packs[i - 1] = a->packs[--a->npacks];
+	return r;
+}
+
+/* Call it once the attempt is aborted or has announced nothing: then nobody will ever name the packs. A pack that was
+ * not sealed has no file; a file of its name is another writer's. */
+void store_attempt_packs_delete(struct store_attempt *a)
+{
+	char path[STORE_NAME_MAX];
+	bool known;
+
+	/* Where entries since its begin were collected, it may have been committed, and its step removed since: later
+	 * steps may have its packs. The collector knows. */
+	pthread_mutex_lock(&a->launch->lock);
+	known = !a->announced || store_list_first(a->list) <= a->position;
+	pthread_mutex_unlock(&a->launch->lock);
+	for (size_t i = 0; i < a->npacks && known; i++)
+		if (!a->packs[i].w && store_pack_path(a->packs[i].name, path) == 0)
+			store_remove(a->store->storage, path);
+	a->npacks = 0;
+}
+
+/* ---- announcement ---- */
+
+/* A launch of one rank has no other that could commit, so its announcement stays in memory. Nothing of it was put: an
+ * error leaves the attempt without an announcement. */
+static int announcement_keep(struct store_attempt *a, const struct base_buf *body)
+{
+	int r;
+
+	a->announcements = calloc(1, sizeof *a->announcements);
+	if (!a->announcements)
+		return -ENOMEM;
+	r = proto_announcement_decode(body->data, body->len, &a->announcements[0]);
+	if (r < 0)
+		return r;
+	a->nannouncements = 1;
+	a->announced_ms = base_monotonic_ms();
+	a->announced = true;
+	return 0;
+}
+
+/* model: part */
+int store_attempt_announce(struct store_attempt *a, struct proto_announcement *announcement, struct base_error *err)
+{
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	struct base_error why = {0};
+	char last[32];
+	int r;
+
+	if (a->announced || a->decided)
+		return base_error_set(err, -EINVAL, "attempt %s was announced or decided already", a->name);
+	r = store_launch_check(a->launch, err);
+	if (r < 0)
+		return r;
+	announcement->run = a->run;
+	announcement->attempt = a->name;
+	announcement->step = a->step;
+	announcement->rank = a->launch->rank;
+	announcement->world = a->launch->world;
+	announcement->host = store_hostname();
+	announcement->commons = a->commons ? a->commons->groups : NULL;
+	announcement->ncommons = a->commons ? a->commons->ngroups : 0;
+	r = proto_announcement_encode(announcement, &body);
+	if (r == 0 && a->launch->world == 1)
+		r = announcement_keep(a, &body);
+	if (r < 0)
+		return base_error_set(err, r, "run %s: the announcement cannot be encoded: %s", a->run,
+			base_error_name(r));
+	if (a->launch->world == 1)
+		return 0;
+	a->announced = true; /* also when the put fails: it may have landed */
+	snprintf(last, sizeof last, "part.%u", a->launch->rank);
+	r = store_attempt_put(a, last, STORE_RECORD_ANNOUNCEMENT, &body, &why);
+	a->announced_ms = base_monotonic_ms();
+	if (r < 0) /* it may land yet, and be committed: the list decides before anybody is told */
+		r = attempt_give_up_own(a, r, why.text, NULL, err);
+	return r < 0 ? r : 0;
+}
+
+int store_attempt_commit(struct store_attempt *a, struct proto_announcement *announcement, uint64_t *ret_entry,
+	struct base_error *err)
+{
+	int r = store_attempt_announce(a, announcement, err);
+
+	return r == 0 || r == -BASE_EUNDECIDED ? store_attempt_wait(a, -1, ret_entry, err) : r;
+}
+
+/* ---- end ---- */
+
+void store_attempt_free(struct store_attempt *a)
+{
+	if (!a)
+		return;
+	if (!a->launch->alone && store_launch_check(a->launch, NULL) == 0 && a->begun && !a->announced
+	    && !a->decided)
+		store_attempt_abort(a, "it ended without announcing its part", NULL, NULL);
+	for (uint32_t i = 0; a->announcements && i < a->launch->world; i++)
+		proto_announcement_release(&a->announcements[i]);
+	free(a->announcements);
+	for (size_t i = 0; i < a->nlists; i++)
+		store_list_close(a->lists[i]);
+	free(a->lists);
+	free(a->bases);
+	free(a->packs);
+	pthread_mutex_destroy(&a->lock);
+	store_launch_attempt_ends(a->launch);
+	if (a->owns_launch)
+		store_launch_close(a->launch);
+	free(a);
+}

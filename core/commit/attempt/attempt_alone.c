@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attempt_alone: a writer alone (an import): a launch of one rank with a random name, one attempt, and no launch entry.
+ * So no launch of a job aborts it, and it aborts nobody's attempts; only the collector, or a person, ends it once its
+ * heartbeat has stopped. `begin` says up to where it had read the list. */
+#include <stdio.h>
+
+#include "core/base/cleanup.h"
+#include "core/commit/attempt/attempt_internal.h"
+
+/* Unnumbered saves of two writers would count the same. */
+static int run_is_free(struct store *s, const char *run, struct base_error *err)
+{
+	base_cleanup_free struct store_launch_info *infos = NULL;
+	size_t n;
+	int r = store_launches(s, &infos, &n, err);
+
+	for (size_t i = 0; r == 0 && i < n; i++)
+		if (infos[i].state != STORE_DEAD && strcmp(infos[i].run, run) == 0)
+			r = base_error_set(err, -BASE_EBUSY,
+				"run %s: another writer%s on %s: give the number of the step (vckpt gc removes "
+				"what a dead writer left)",
+				run, infos[i].state == STORE_ALIVE ? " is at work" : " may be at work", infos[i].host);
+	return r;
+}
+
+int attempt_alone_name(struct store_attempt *a, uint64_t wanted, struct base_error *err)
+{
+	const struct store_list_step *latest = store_list_latest(a->list);
+
+	snprintf(a->name, sizeof a->name, "%s-0", a->launch->name);
+	a->unnumbered = wanted == PROTO_NONE;
+	if (a->unnumbered && latest && latest->step >= INT64_MAX)
+		return base_error_set(err, -EOVERFLOW, "run %s: there is no step after %llu", a->run,
+			(unsigned long long)latest->step);
+	a->step = !a->unnumbered ? wanted : latest ? latest->step + 1 : 0;
+	if (a->step > INT64_MAX)
+		return base_error_set(err, -EINVAL, "run %s: steps go from 0 to 2^63-1", a->run);
+	return 0;
+}
+
+int store_attempt_begin_alone(struct store *s, const struct store_attempt_options *o, struct store_attempt **ret_a,
+	struct base_error *err)
+{
+	struct store_attempt_save save = {.step = o->step, .replace = o->replace};
+	struct store_launch *l;
+	int r;
+
+	if (!o->run || !proto_run_valid(o->run))
+		return base_error_set(err, -EINVAL, "\"%s\" is not the name of a run", o->run ? o->run : "");
+	r = o->step == PROTO_NONE ? run_is_free(s, o->run, err) : 0;
+	if (r == 0)
+		r = store_launch_open_alone(s, o->run, &l, err);
+	if (r < 0)
+		return r;
+	r = store_attempt_begin(l, &save, ret_a, err);
+	if (r < 0)
+		store_launch_close(l);
+	else
+		(*ret_a)->owns_launch = true;
+	return r;
+}

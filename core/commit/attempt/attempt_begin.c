@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attempt_begin: how an attempt begins: its step and name, the list, and the file `begin`, which the first rank to come
+ * puts. The others read it, and compare it with what they were told to save. */
+#include <stdio.h>
+
+#include "core/base/array.h"
+#include "core/base/cleanup.h"
+#include "core/base/clock.h"
+#include "core/commit/attempt/attempt_internal.h"
+
+#define MEET_TRIES 16u
+
+/* ---- step and name, of a job ---- */
+
+static uint64_t step_after(uint64_t step) { return step == PROTO_NONE ? 0 : base_min(step, STORE_JOB_STEP_MAX) + 1; }
+
+/* Of a job of one rank, the last step taken, in the order of the saves: by a commit, by an unnumbered save that was
+ * aborted (maybe because somebody else has its step), and by one that is not decided. */
+static uint64_t last_step(struct store_launch *l)
+{
+	uint64_t last = l->last_step;
+	bool settled = true;
+	size_t left = 0;
+
+	for (size_t i = 0; i < l->nbegun; i++) {
+		struct launch_begun b = l->begun[i];
+		char name[PROTO_ATTEMPT_MAX];
+		enum store_attempt_state state;
+
+		attempt_name_make(l->name, b.step, b.try, name);
+		state = store_list_attempt(l->list, name, NULL, NULL);
+		if (state != STORE_ATTEMPT_ABORTED || b.unnumbered)
+			last = last == PROTO_NONE ? b.step : base_max(last, b.step);
+		settled &= state != STORE_ATTEMPT_UNDECIDED || b.position < store_list_first(l->list); /* collected */
+		if (settled)
+			l->last_step = last;
+		else
+			l->begun[left++] = b;
+	}
+	l->nbegun = left;
+	return last;
+}
+
+/* Its step, its name and its place among this rank's saves. */
+static int job_name(struct store_attempt *a, uint64_t wanted, struct base_error *err)
+{
+	struct store_launch *l = a->launch;
+	int r;
+
+	a->unnumbered = wanted == PROTO_NONE;
+	a->step = a->unnumbered ? step_after(last_step(l)) : wanted;
+	if (a->step > STORE_JOB_STEP_MAX)
+		return base_error_set(err, -EINVAL, "run %s: a job's steps go from 0 to 2^44-1", a->run);
+	if (l->world == 1 && base_array_room(l->begun, l->begun_room, l->nbegun + 1) < 0)
+		return base_no_memory_for(err, "run %s", a->run);
+	r = attempt_try_take(a, err);
+	if (l->world == 1 && a->name[0])
+		l->begun[l->nbegun++] = (struct launch_begun){a->step, a->try, store_list_next(l->list),
+			a->unnumbered};
+	return r;
+}
+
+/* ---- begin ---- */
+
+/* Against the newest state: not aborted yet, and the step free or to be replaced. */
+static int begin_check(struct store_attempt *a, uint64_t wanted, struct base_error *err)
+{
+	const struct store_list_step *now;
+	int read = store_list_refresh(a->list, err), r;
+
+	/* also where it cannot be read: it is a try */
+	r = (a->launch->alone ? attempt_alone_name : job_name)(a, wanted, read < 0 ? NULL : err);
+	if (read < 0)
+		return read;
+	if (r == 0)
+		r = attempt_outcome_known(a, NULL, err);
+	if (r == 0)
+		r = store_list_know_step(a->list, a->step, err);
+	if (r == 0)
+		r = store_list_sync(a->list, err);
+	if (r)
+		return r < 0 ? r : base_error_set(err, -EEXIST, "%s: attempt %s is committed already", a->run, a->name);
+	now = store_list_find(a->list, a->step);
+	if (now && !a->replace)
+		return base_error_set(err, -EEXIST, "%s has a step %llu already, and replace was not asked for", a->run,
+			(unsigned long long)a->step);
+	a->replaces = now ? now->entry : PROTO_NONE;
+	a->position = store_list_next(a->list);
+	return 0;
+}
+
+static int begin_put(struct store_attempt *a, const struct base_digest *mesh, struct base_error *err)
+{
+	uint32_t ncommons = a->commons ? a->commons->ngroups : 0;
+	base_cleanup_free struct proto_common *commons = calloc(ncommons + 1, sizeof *commons);
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	struct proto_begin begin = {.run = a->run, .attempt = a->name, .step = a->step, .mesh = *mesh,
+		.world = a->launch->world, .alone = a->launch->alone, .commons = commons, .ncommons = ncommons};
+	int r = commons ? 0 : -ENOMEM;
+
+	if (a->launch->alone || a->store->info.list_3)
+		begin.position = a->position;
+	if (!a->launch->alone) {
+		begin.replace = a->replace;
+		begin.replaces = a->replaces;
+		begin.rank = a->launch->rank;
+		begin.host = store_hostname();
+		begin.time_ns = base_realtime_ns();
+	}
+	if (r == 0 && ncommons)
+		store_commons_bounded(a->commons, commons);
+	if (r == 0)
+		r = proto_begin_encode(&begin, &body);
+	if (r < 0)
+		return base_error_set(err, r, "run %s: the file begin cannot be encoded: %s", a->run,
+			base_error_name(r));
+	return store_attempt_put(a, "begin", STORE_RECORD_BEGIN, &body, err);
+}
+
+/* A rank that finds another value than its own says which rank said what. */
+static int begin_compare(struct store_attempt *a, const struct proto_begin *m, const struct base_digest *mesh,
+	struct base_error *err)
+{
+	const char *host = m->host && m->host[0] ? m->host : "?";
+
+	if (m->world != a->launch->world)
+		return base_error_set(err, -EINVAL,
+			"this rank was started with world size %u, rank %u on %s with %u", a->launch->world, m->rank,
+			host, m->world);
+	if (m->step != a->step)
+		return base_error_set(err, -EINVAL, "this rank saves step %llu, rank %u on %s saves step %llu",
+			(unsigned long long)a->step, m->rank, host, (unsigned long long)m->step);
+	if (!base_digest_equal(&m->mesh, mesh))
+		return base_error_set(err, -EINVAL, "this rank's mesh differs from that of rank %u on %s", m->rank,
+			host);
+	if (m->alone)
+		return base_error_set(err, -EINVAL, "a writer alone on %s has begun an attempt of this name", host);
+	if (m->replace != a->replace)
+		return base_error_set(err, -EINVAL,
+			m->replace ? "rank %u on %s asked to replace an existing step, this rank did not"
+				   : "this rank asked to replace an existing step, rank %u on %s did not",
+			m->rank, host);
+	a->replaces = m->replaces; /* what the first rank to come saw counts for all */
+	return store_commons_compare(a->commons, m->commons, m->ncommons, m->rank, host, err);
+}
+
+/* This rank's list may have begun behind what the first rank to come had read: a decision would be there. */
+static int begin_position(struct store_attempt *a, const struct proto_begin *m, struct base_error *err)
+{
+	int r = 0;
+
+	if (!a->store->info.list_3)
+		return 0;
+	a->position = m->position;
+	pthread_mutex_lock(&a->launch->lock);
+	if (store_list_first(a->list) > a->position)
+		r = store_list_reopen(a->list, err);
+	pthread_mutex_unlock(&a->launch->lock);
+	return r;
+}
+
+/* 1: read and the same. 0: there is none. */
+static int begin_read(struct store_attempt *a, const struct base_digest *mesh, struct base_error *err)
+{
+	struct store_record record = {0};
+	struct proto_begin begin = {0};
+	char name[STORE_NAME_MAX];
+	int r;
+
+	snprintf(name, sizeof name, "incoming/%s/%s/begin", a->run, a->name);
+	r = store_record_get(a->store->storage, name, STORE_RECORD_BEGIN, a->store->info.id, &record, NULL, NULL);
+	if (r == -ENOENT)
+		return 0;
+	if (r == 0)
+		r = proto_begin_decode(record.body, record.len, &begin);
+	if (r == -BASE_EVERSION)
+		store_newer(err, name, record.body, record.len);
+	else if (r < 0 && !store_no_directory(a->store, r, err))
+		base_error_set(err, r, "%s: %s", name, base_error_name(r));
+	if (r == 0)
+		r = begin_compare(a, &begin, mesh, err);
+	if (r == 0)
+		r = begin_position(a, &begin, err);
+	if (r == 0)
+		r = attempt_folder_sync(a, err);
+	proto_begin_release(&begin);
+	store_record_release(&record);
+	return r < 0 ? r : 1;
+}
+
+/* model: begin. The first to come puts, all others read; a folder that goes meanwhile was of a decided attempt. */
+static int begin_meet(struct store_attempt *a, const struct base_digest *mesh, struct base_error *err)
+{
+	for (unsigned i = 0; i < MEET_TRIES; i++) {
+		int r = a->launch->alone ? 0 : begin_read(a, mesh, err);
+
+		if (r)
+			return r < 0 ? r : 0;
+		r = begin_put(a, mesh, err);
+		if (r != -EEXIST)
+			return r;
+		if (a->launch->alone) {
+			a->begun = false; /* the folder is another writer's */
+			return r;
+		}
+	}
+	return base_error_set(err, -EIO, "incoming/%s/%s/begin exists and cannot be read", a->run, a->name);
+}
+
+/* model: come */
+static int begin_start(struct store_attempt *a, const struct store_attempt_save *o, struct base_error *err)
+{
+	struct store_launch *l = a->launch;
+	int r;
+
+	pthread_mutex_lock(&l->lock);
+	store_launch_aborts_put(l); /* what cannot be written yet is kept on */
+	r = begin_check(a, o->step, err);
+	pthread_mutex_unlock(&l->lock);
+	a->begun = a->name[0] != 0;
+	return r == 0 ? begin_meet(a, &o->mesh, err) : r;
+}
+
+/* Gives up what has begun, and tells why: who was first, if that was another rank. */
+static int begin_fail(struct store_attempt *a, int r, const struct base_error *why, struct base_error *err)
+{
+	int told = r == -BASE_EABORTED || !a->begun ? 1 : attempt_give_up_own(a, r, why->text, NULL, err);
+
+	a->decided = true; /* as far as this rank can */
+	return told < 0 ? told : base_error_set(err, r, "%s", why->text);
+}
+
+int store_attempt_begin(struct store_launch *l, const struct store_attempt_save *o, struct store_attempt **ret_a,
+	struct base_error *err)
+{
+	struct base_error why = {0};
+	struct store_attempt *a;
+	int r = store_launch_check(l, err);
+
+	if (r < 0)
+		return r;
+	if (o->step == PROTO_NONE && l->world > 1)
+		return base_error_set(err, -EINVAL,
+			"run %s: a save of %u ranks needs the number of its step (the trainer's count of iterations), "
+			"so that all ranks mean the same one", l->run, l->world);
+	a = store_launch_abort_room(l) < 0 ? NULL : calloc(1, sizeof *a);
+	if (!a)
+		return base_no_memory_for(err, "run %s", l->run);
+	pthread_mutex_init(&a->lock, NULL);
+	a->store = l->store;
+	a->launch = l;
+	a->list = l->list;
+	a->position = PROTO_NONE;
+	a->replace = o->replace;
+	a->commons = l->world > 1 ? o->commons : NULL;
+	snprintf(a->run, sizeof a->run, "%s", l->run);
+	store_launch_attempt_begins(l);
+	r = begin_start(a, o, &why);
+	if (r < 0) {
+		r = begin_fail(a, r, &why, err);
+		store_attempt_free(a);
+		return r;
+	}
+	*ret_a = a;
+	return 0;
+}

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * launch_watch: which ranks of a launch still live, as the committing rank sees it. The others never look.
+ *
+ * One listing of hosts/ a second at most (a quarter of the time-outs where these are shorter, and no more than a
+ * twentieth of the time goes into listings, unless that would leave less than four looks to a time-out). For a rank of
+ * another host the file's name is enough. A file with this host's name is read when the rank is first seen, because it
+ * says which process the rank is; and that of a rank whose number has stood still for the whole time-out, because it
+ * may state a longer period (launch_idle.c). If a file was replaced by the next one between listing and reading, it is
+ * listed once more. Whether a process of this machine lives is asked at every call, which costs the store nothing;
+ * ranks that are threads of one process share the answer. The time of a change is the time of the look that found it,
+ * by this rank's monotonic clock, and no time-out begins before the rank's own announcement in this attempt, so what
+ * happened between two saves does not count. But a rank that was found not to come, or to stand still, and has not been
+ * seen to move since, is not waited for again: the saves that are queued behind the first would each take the whole
+ * time-out. An observer that itself stood still (a job that is suspended as a whole) starts all clocks anew; otherwise
+ * it would give up all ranks at its first look. An observer whose own beats are slow does so too, because a storage
+ * with too much to do makes the beats of healthy ranks slow as well. A process of this machine that is gone is
+ * recognised in any case. */
+#include "core/base/clock.h"
+#include "core/commit/launch/launch_work.h"
+
+#include <stdio.h>
+
+#define LIST_TRIES 3u
+#define PROCESS_MS 10u                  /* for so long a process that lived is not asked for again */
+
+struct watch_rank {
+	struct store_heartbeat_rank who;
+	uint64_t number;
+	uint64_t changed_ms;            /* when the number was last seen to move */
+	uint64_t limit_ms;              /* how long it may stand still */
+	bool asked;                     /* its file was read for that, after the time-out */
+	uint64_t gone_ms;               /* since when no listing shows it; 0: the last one did */
+	bool seen, listed;              /* ever; in the listing at hand */
+	enum store_rank_state found;    /* NEVER or STOPPED since it last moved; else FINE */
+};
+
+struct store_watch {
+	struct store *store;
+	const struct store_launch *own;
+	char launch[17];
+	uint32_t world;
+	uint64_t heartbeat_ms, start_ms, deadline_ms, every_ms;
+	pthread_mutex_t lock;           /* protects all below */
+	struct watch_rank *ranks;
+	uint64_t looked_ms;             /* when the last look began; 0: never looked */
+	uint64_t ended_ms, next_ms;     /* when it ended, and when the next one is due */
+	bool missed;                    /* it met a file that could not be read */
+	uint64_t since_ms;              /* since when a rank that was never seen is missing */
+	struct { uint64_t pid, start_time, asked_ms; } lives; /* the last process that was found alive */
+};
+
+int store_watch_new(const struct store_launch *l, struct store_watch **ret_w)
+{
+	uint64_t least = base_min(l->heartbeat_ms, l->start_ms);
+	struct store_watch *w = calloc(1, sizeof *w);
+
+	if (w)
+		w->ranks = calloc(l->world, sizeof *w->ranks);
+	if (!w || !w->ranks) {
+		free(w);
+		return -ENOMEM;
+	}
+	w->store = l->store;
+	w->own = l;
+	snprintf(w->launch, sizeof w->launch, "%s", l->name);
+	w->world = l->world;
+	w->heartbeat_ms = l->heartbeat_ms;
+	w->start_ms = l->start_ms;
+	w->deadline_ms = l->deadline_ms;
+	if (l->deadline_ms)
+		least = base_min(least, l->deadline_ms);
+	/* with the pause of who asks (0.1 s) well below heartbeat_ms / 2, see store_watch_look */
+	w->every_ms = base_min(least / 8 + 1, 1000);
+	pthread_mutex_init(&w->lock, NULL);
+	*ret_w = w;
+	return 0;
+}
+
+void store_watch_free(struct store_watch *w)
+{
+	if (!w)
+		return;
+	pthread_mutex_destroy(&w->lock);
+	free(w->ranks);
+	free(w);
+}
+
+/* Who it is, when it is first seen. */
+static int watch_meet(struct store_watch *w, struct watch_rank *k, const char *host, const char *file)
+{
+	if (store_heartbeat_may_be_here(host))
+		return store_heartbeat_look(w->store, file, &k->who);
+	snprintf(k->who.host, sizeof k->who.host, "%s", host);
+	return 0;
+}
+
+/* A number that stands still may state a period. What cannot be read for a while states the longest there is. */
+static void watch_period(struct store_watch *w, struct watch_rank *k, const char *file)
+{
+	struct store_heartbeat_rank who;
+	int r;
+
+	if (k->asked || w->looked_ms - k->changed_ms < w->heartbeat_ms)
+		return;
+	r = store_heartbeat_look(w->store, file, &who);
+	k->asked = r != -ENOENT;
+	if (r == -ENOENT)
+		w->missed = true; /* moved on */
+	else if (r == 0)
+		k->limit_ms = store_heartbeat_limit_ms(w->heartbeat_ms, who.period_ms);
+	else if (store_error_passes(r))
+		k->limit_ms = store_heartbeat_limit_ms(w->heartbeat_ms,
+			store_heartbeat_period_ms(STORE_HEARTBEAT_EVERY_S * 1000, UINT64_MAX));
+}
+
+static void watch_found(void *arg, uint32_t rank, uint64_t number, const char *host, const char *file)
+{
+	struct store_watch *w = arg;
+	struct watch_rank *k = rank < w->world ? &w->ranks[rank] : NULL;
+
+	if (!k)
+		return;
+	if (!k->seen)
+		k->found = STORE_RANK_FINE; /* it came */
+	if (!k->seen && watch_meet(w, k, host, file) < 0) {
+		w->missed = true; /* moved on, or cannot be read */
+		return;
+	}
+	k->listed = true;
+	if (k->seen && number <= k->number) {
+		watch_period(w, k, file);
+		return;
+	}
+	k->seen = true;
+	k->limit_ms = w->heartbeat_ms;
+	k->asked = false;
+	k->found = STORE_RANK_FINE;
+	k->number = number;
+	k->changed_ms = w->looked_ms;
+}
+
+/* All clocks start now. */
+static void watch_restart(struct store_watch *w, uint64_t now)
+{
+	w->since_ms = now;
+	for (uint32_t i = 0; i < w->world; i++) {
+		w->ranks[i].changed_ms = now;
+		w->ranks[i].gone_ms = w->ranks[i].gone_ms ? now : 0;
+	}
+}
+
+static int watch_list(struct store_watch *w)
+{
+	int r = 0;
+
+	w->missed = true;
+	for (unsigned i = 0; i < LIST_TRIES && w->missed && r >= 0; i++) {
+		w->missed = false;
+		r = store_heartbeat_each(w->store, w->launch, watch_found, w);
+	}
+	return r;
+}
+
+int store_watch_look(struct store_watch *w)
+{
+	uint64_t now = base_monotonic_ms(), took;
+	int r;
+
+	pthread_mutex_lock(&w->lock);
+	if (now < w->next_ms) {
+		pthread_mutex_unlock(&w->lock);
+		return 0;
+	}
+	if (w->looked_ms == 0 || now - w->ended_ms > w->heartbeat_ms / 2
+		|| store_heartbeat_slow_ms(w->own->heartbeat) > w->heartbeat_ms / 4)
+		watch_restart(w, now);
+	w->looked_ms = now;
+	for (uint32_t i = 0; i < w->world; i++)
+		w->ranks[i].listed = false;
+	r = watch_list(w);
+	for (uint32_t i = 0; r >= 0 && i < w->world; i++) {
+		struct watch_rank *k = &w->ranks[i];
+
+		k->gone_ms = k->listed || !k->seen ? 0 : k->gone_ms ? k->gone_ms : now;
+	}
+	if (r < 0) { /* it saw nothing, and holds nothing against anybody */
+		watch_restart(w, now);
+		for (uint32_t i = 0; i < w->world; i++)
+			w->ranks[i].found = STORE_RANK_FINE;
+	}
+	w->ended_ms = base_monotonic_ms();
+	took = w->ended_ms - now;
+	/* were the next look due after heartbeat_ms / 2, every one would start the clocks anew */
+	w->next_ms = w->ended_ms + base_max(w->every_ms, base_min(20 * took, w->heartbeat_ms / 4));
+	pthread_mutex_unlock(&w->lock);
+	return r < 0 ? r : 0;
+}
+
+/* Has the last look found it so for that long? */
+static bool lasts(const struct store_watch *w, uint64_t since, uint64_t from, uint64_t limit)
+{
+	uint64_t start = base_max(since, from);
+
+	return w->looked_ms >= start && w->looked_ms - start >= limit;
+}
+
+static bool process_lives(struct store_watch *w, const struct store_heartbeat_rank *who)
+{
+	uint64_t now = base_monotonic_ms();
+
+	if (who->pid == w->lives.pid && who->start_time == w->lives.start_time && now < w->lives.asked_ms + PROCESS_MS)
+		return true;
+	if (!store_process_lives(who->pid, who->start_time))
+		return false;
+	w->lives.pid = who->pid;
+	w->lives.start_time = who->start_time;
+	w->lives.asked_ms = now;
+	return true;
+}
+
+static enum store_rank_state judge(struct store_watch *w, const struct watch_rank *k, uint64_t since)
+{
+	if (k->found != STORE_RANK_FINE && w->looked_ms >= since)
+		return k->found;
+	if (!k->seen)
+		return w->looked_ms && lasts(w, since, w->since_ms, w->start_ms) ? STORE_RANK_NEVER
+										 : STORE_RANK_AWAITED;
+	if (k->who.here && !process_lives(w, &k->who))
+		return STORE_RANK_DIED;
+	if (k->gone_ms)
+		return lasts(w, since, k->gone_ms, w->start_ms) ? STORE_RANK_NEVER : STORE_RANK_AWAITED;
+	if (lasts(w, since, k->changed_ms, k->limit_ms))
+		return STORE_RANK_STOPPED;
+	if (w->deadline_ms && lasts(w, since, w->since_ms, w->deadline_ms))
+		return STORE_RANK_LATE;
+	return !k->who.here && lasts(w, since, k->changed_ms, w->heartbeat_ms) ? STORE_RANK_AWAITED : STORE_RANK_FINE;
+}
+
+enum store_rank_state store_watch_judge(struct store_watch *w, uint32_t rank, uint64_t since, char *host)
+{
+	struct watch_rank *k = &w->ranks[rank];
+	enum store_rank_state state;
+
+	pthread_mutex_lock(&w->lock);
+	state = judge(w, k, since);
+	if (state == STORE_RANK_NEVER || state == STORE_RANK_STOPPED)
+		k->found = state;
+	snprintf(host, PROTO_HOST_MAX, "%s", k->who.host);
+	pthread_mutex_unlock(&w->lock);
+	return state;
+}
+
+uint64_t store_watch_still_ms(struct store_watch *w, uint32_t rank)
+{
+	uint64_t changed, now = base_monotonic_ms();
+
+	pthread_mutex_lock(&w->lock);
+	changed = w->ranks[rank].changed_ms;
+	pthread_mutex_unlock(&w->lock);
+	return now - base_min(changed, now);
+}
+
+uint64_t store_watch_limit_ms(struct store_watch *w, uint32_t rank)
+{
+	uint64_t ms;
+
+	pthread_mutex_lock(&w->lock);
+	ms = w->ranks[rank].limit_ms;
+	pthread_mutex_unlock(&w->lock);
+	return ms;
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * launch_work: the launch itself, as its files and its attempts (attempt_internal.h) share it. */
+#ifndef CORE_COMMIT_LAUNCH_LAUNCH_WORK_H
+#define CORE_COMMIT_LAUNCH_LAUNCH_WORK_H
+
+#include <pthread.h>
+
+#include "core/commit/incoming/heartbeat.h"
+#include "core/commit/launch/launch.h"
+#include "core/commit/list/list_writer.h"
+
+#define STORE_LAUNCH_QUICK_MS 15000u    /* for so long ranks of other hosts are looking out for rank 0 */
+
+struct store_watch;
+
+struct store_launch {
+	/* A job's launch has an entry in the list, and its ranks meet in each other's attempts: an abort entry ends
+	 * each attempt that has begun, and names the rank that is at fault. A writer alone (an import) has a launch of
+	 * one rank without an entry, for one attempt, in which no one else ever acts. So its attempt needs an abort
+	 * entry only once it was announced; one that is freed before is left to the collector. */
+	bool alone;
+	struct store *store;
+	pid_t pid;                      /* of who opened it: after a fork the child is another */
+	char name[17], run[PROTO_RUN_MAX + 1];
+	uint32_t rank, world;
+	uint8_t nonce[PROTO_NONCE_BYTES]; /* of this opening, by rank 0 */
+	uint64_t heartbeat_ms, start_ms, deadline_ms;
+	struct store_heartbeat *heartbeat;
+	struct store_watch *watch;      /* has a lock of its own, never taken together with the one below */
+	pthread_mutex_t lock;           /* protects all below; held over calls to the store */
+	struct store_list *list;        /* every entry since the launch entry; alone: since before `begin` */
+	uint64_t last_step;             /* as of saves before `begun`; PROTO_NONE */
+	struct launch_begun { uint64_t step, try, position; bool unnumbered; } *begun; /* in order; not settled */
+	size_t nbegun, begun_room;
+	struct launch_tries { uint64_t step, next, order; } *tries; /* by step: the next try; when the last was begun */
+	size_t ntries, tries_room;
+	uint64_t order;                 /* of the next attempt among those that this rank begins */
+	struct launch_abort *aborts;    /* of this rank's attempts, that could not be written: launch_aborts.c */
+	struct launch_abort *spare;     /* room for one more: where memory is short an abort is kept all the same */
+	uint64_t aborts_ms;             /* monotonic: since when there are some */
+	bool rests;                     /* its heartbeat stands still for that */
+	uint32_t nattempts;             /* that this rank has under way */
+	uint64_t idle_ms;               /* monotonic: since when there are none */
+	struct launch_heeds { bool known, all; uint64_t next_ms; } heeds; /* of the heartbeat's thread: launch_idle.c */
+};
+int store_launch_check(const struct store_launch *l, struct base_error *err); /* -BASE_EFORKED after a fork */
+
+/* ---- launch.c ---- */
+
+uint64_t store_launch_every_ms(const struct store_launch *l); /* the usual period of its heartbeat */
+
+/* Of a writer alone: shows the heartbeat and opens the list. */
+int store_launch_open_alone(struct store *s, const char *run, struct store_launch **ret_l, struct base_error *err);
+
+#define STORE_LAUNCH_LEADERS 8u
+/* The ranks that commit, in the order of their turns; how many. */
+unsigned store_launch_leaders(uint32_t world, uint32_t ranks[static STORE_LAUNCH_LEADERS]);
+
+/* ---- launch_meet.c ---- */
+
+/* Waits until a rank 0 that shows this nonce is seen to live, unless the launch entry is `fresh`: it came while this
+ * rank looked for it. -EEXIST: there is none, so that the entry is of another start; or another process is this
+ * rank. */
+int store_launch_meet(struct store_launch *l, const uint8_t nonce[static PROTO_NONCE_BYTES], bool fresh,
+	struct base_error *err);
+
+/* ---- launch_aborts.c ---- */
+
+/* The abort of an attempt of this rank could not be written: it is kept, with its reason, and tried again. The lock is
+ * held. */
+void store_launch_abort_keep(struct store_launch *l, const char *attempt, const char *reason);
+bool store_launch_abort_kept(const struct store_launch *l, const char *attempt); /* the lock is held */
+
+/* Appends the aborts that could not be written so far; 0: there is none any more. The lock is held. */
+int store_launch_aborts_put(struct store_launch *l);
+/* The same, by the heartbeat's thread. false: it has not been possible for so long that nobody should wait for this
+ * rank. *ret_idle_ms: for how long this rank has had no use for quick beats. */
+bool store_launch_tend(void *l, uint64_t *ret_idle_ms);
+void store_launch_aborts_drop(struct store_launch *l); /* after a last try */
+/* Before an attempt begins: room to keep its abort. -ENOMEM. */
+int store_launch_abort_room(struct store_launch *l);
+
+/* ---- launch_idle.c ---- */
+
+/* An attempt of this rank begins, or ends. The lock is not held. */
+void store_launch_attempt_begins(struct store_launch *l);
+void store_launch_attempt_ends(struct store_launch *l);
+/* For how long this rank has had no attempt under way; 0: its beats are to be quick all the same. The lock is held. */
+uint64_t store_launch_idle_ms(const struct store_launch *l);
+/* Do all ranks that may commit heed the period that a heartbeat states? By the heartbeat's thread alone, when this rank
+ * has been idle for so long. The lock is not held. */
+bool store_launch_heeded(struct store_launch *l, uint64_t idle_ms);
+
+/* ---- launch_watch.c ---- */
+
+/* The ranks of a launch as who commits sees them. */
+enum store_rank_state {
+	STORE_RANK_FINE,                /* its heartbeat is there, and moves */
+	STORE_RANK_AWAITED,             /* shows none, or one that does not move, but not for long enough yet */
+	STORE_RANK_NEVER,               /* has shown no heartbeat for the start time-out, or took it away */
+	STORE_RANK_DIED,                /* on this machine; its process is gone */
+	STORE_RANK_STOPPED,             /* its heartbeat does not move */
+	STORE_RANK_LATE,                /* fine, and the deadline is over */
+};
+int store_watch_new(const struct store_launch *l, struct store_watch **ret_w); /* copies what it needs */
+void store_watch_free(struct store_watch *w); /* NULL-safe */
+/* Lists the heartbeats if that is due. */
+int store_watch_look(struct store_watch *w);
+/* since: by base_monotonic_ms, from when on a rank that does not move, or come, is held against it: every attempt
+ * gives the time-outs anew. host: PROTO_HOST_MAX bytes, empty where it is not known. */
+enum store_rank_state store_watch_judge(struct store_watch *w, uint32_t rank, uint64_t since, char *host);
+uint64_t store_watch_limit_ms(struct store_watch *w, uint32_t rank); /* how long its heartbeat may stand still */
+uint64_t store_watch_still_ms(struct store_watch *w, uint32_t rank); /* how long it has, as far as was seen */
+
+#endif

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * list_compare: what the snapshots of a list say, compared with what was visible before them (for verify). A list
+ * belongs to one thread. */
+#ifndef CORE_COMMIT_LIST_LIST_COMPARE_H
+#define CORE_COMMIT_LIST_LIST_COMPARE_H
+
+#include "core/commit/list/list.h"
+
+/* As store_list_open of the whole list, and every snapshot is compared: store_list_lie tells. */
+int store_list_open_compared(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err);
+/* The number of the first snapshot that says something else; 0: none does, or it was not compared. */
+uint64_t store_list_lie(const struct store_list *l);
+/* Do two commits say the same, with attributes and fields that are not known? */
+bool store_commit_equal(const struct proto_commit *a, const struct proto_commit *b);
+
+#endif

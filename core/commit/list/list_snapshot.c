@@ -1,0 +1,573 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * list_snapshot: snapshots, read and made (docs/format/list.md, "Snapshot").
+ *
+ * Entry 64 n is a snapshot. It goes on from that at 64 (n - (n & -n)), where n & -n is the lowest bit of n: it names
+ * the commits since then that are visible, and those of before that are not any more. What is visible at a snapshot is
+ * put together from its chain, itself and those that it goes on from, one after another: as many as n has bits. A
+ * commit is named by one snapshot of each length at most, so all snapshots together take O(n log n) bytes.
+ *
+ *     n          1   2   3   4   5   6   7   8
+ *     goes on   (0) (0)  2  (0)  4   4   6  (0)        (0): it names all that is visible
+ *
+ * A writer goes on only from a snapshot whose whole chain it knows to count. So once an entry is accepted as damaged,
+ * no later snapshot needs it. In a store without the word "list-2" each snapshot names all.
+ *
+ * A list may be opened for its newest steps only. Then it reads the newest snapshot and not its chain: of the commits
+ * before `rest` it knows no more than the highest step that one of them shows, `older`. list_rest_read reads the chain
+ * when a caller asks for more. */
+#include "core/commit/list/list_internal.h"
+
+#include "core/base/array.h"
+#include "core/base/bisect.h"
+#include "core/base/cleanup.h"
+#include "core/base/clock.h"
+
+/* ---- a chain ---- */
+
+/* Snapshots from a newer one to an older one; each entry is held. */
+struct list_chain { struct list_hold **all; size_t n; };
+
+static void chain_release(struct list_chain *c)
+{
+	for (size_t i = 0; i < c->n; i++)
+		list_hold_drop(c->all[i]);
+	free(c->all);
+}
+
+static int chain_add(struct list_chain *c, struct list_hold *h)
+{
+	if (base_array_more(c->all, c->n) < 0)
+		return -ENOMEM;
+	h->users++;
+	c->all[c->n++] = h;
+	return 0;
+}
+
+/* Reads the snapshot `from`, which has to have that digest. */
+static int chain_next(struct store_list *l, uint64_t from, const struct base_digest *self, struct list_chain *c,
+	struct base_error *err)
+{
+	struct list_hold *h = calloc(1, sizeof *h);
+	int r;
+
+	if (!h)
+		return -ENOMEM;
+	h->users = 1;
+	r = list_accepted(l, from) ? -ENOENT : list_entry_read(l, from, &h->entry, err);
+	if (r == 0 && (h->entry.kind != PROTO_ENTRY_SNAPSHOT || !base_digest_equal(&h->entry.self, self)))
+		r = -BASE_EDAMAGED;
+	if (r == 0)
+		r = chain_add(c, h);
+	list_hold_drop(h);
+	return r == -ENOENT ? -BASE_EDAMAGED : r;
+}
+
+/* Reads on from snapshot `from` to the oldest of its chain. -BASE_EDAMAGED: one of them, l->broken, is damaged. */
+static int chain_read(struct store_list *l, uint64_t from, struct base_digest self, struct list_chain *c,
+	struct base_error *err)
+{
+	int r = 0;
+
+	while (r == 0 && from) {
+		l->broken = from;
+		r = chain_next(l, from, &self, c, err);
+		if (r == 0) {
+			const struct proto_entry *e = &c->all[c->n - 1]->entry;
+
+			from = e->from;
+			self = e->from_digest;
+		}
+	}
+	return r;
+}
+
+/* ---- what a chain shows ---- */
+
+struct row { const struct proto_live *live; struct list_hold *hold; };
+
+struct rows {
+	struct row *all;
+	size_t n, room;
+	uint64_t *dead;         /* commit entries that went away, ascending */
+	size_t ndead, dead_room;
+};
+
+static void rows_release(struct rows *x)
+{
+	free(x->all);
+	free(x->dead);
+}
+
+static int number_compare(const void *a, const void *b)
+{
+	const uint64_t *x = a, *y = b;
+
+	return (*x > *y) - (*x < *y);
+}
+
+static int row_compare(const void *a, const void *b)
+{
+	const struct proto_live *x = ((const struct row *)a)->live, *y = ((const struct row *)b)->live;
+
+	if (x->commit.step != y->commit.step)
+		return x->commit.step < y->commit.step ? -1 : 1;
+	return (x->entry > y->entry) - (x->entry < y->entry);
+}
+
+static bool number_in(const uint64_t *all, size_t n, uint64_t number)
+{
+	size_t at = base_bisect(i, 0, n, all[i] < number);
+
+	return at < n && all[at] == number;
+}
+
+static int rows_dead(struct rows *x, const struct list_chain *c, const struct store_list *l)
+{
+	size_t n = l->ndropped;
+
+	for (size_t i = 0; i < c->n; i++)
+		n += c->all[i]->entry.ngone;
+	if (base_array_room(x->dead, x->dead_room, n) < 0)
+		return -ENOMEM;
+	for (size_t i = 0; i < l->ndropped; i++)
+		x->dead[x->ndead++] = l->dropped[i].entry;
+	for (size_t i = 0; i < c->n; i++)
+		for (size_t k = 0; k < c->all[i]->entry.ngone; k++)
+			x->dead[x->ndead++] = c->all[i]->entry.gone[k];
+	if (x->ndead)
+		qsort(x->dead, x->ndead, sizeof *x->dead, number_compare);
+	return 0;
+}
+
+/* The visible commits that the chain names, by ascending entry. */
+static int rows_of(struct rows *x, const struct list_chain *c, const struct store_list *l)
+{
+	if (rows_dead(x, c, l) < 0)
+		return -ENOMEM;
+	for (size_t i = c->n; i-- > 0;) {
+		const struct proto_entry *e = &c->all[i]->entry;
+
+		if (base_array_room(x->all, x->room, x->n + e->nlive) < 0)
+			return -ENOMEM;
+		for (size_t k = 0; k < e->nlive; k++)
+			if (!number_in(x->dead, x->ndead, e->live[k].entry))
+				x->all[x->n++] = (struct row){&e->live[k], c->all[i]};
+	}
+	return 0;
+}
+
+/* ---- what is known of snapshots and of what went away ---- */
+
+int list_node_reserve(struct store_list *l, size_t more)
+{
+	return base_array_room(l->nodes, l->nodes_size, l->nnodes + more);
+}
+
+void list_node_add(struct store_list *l, uint64_t n, const struct proto_entry *e)
+{
+	l->nodes[l->nnodes++] = (struct list_node){n, e->from, e->self, e->from_digest};
+}
+
+const struct list_node *list_node_find(const struct store_list *l, uint64_t n)
+{
+	size_t at = base_bisect(i, 0, l->nnodes, l->nodes[i].entry < n);
+
+	return at < l->nnodes && l->nodes[at].entry == n ? &l->nodes[at] : NULL;
+}
+
+bool store_list_snapshot_whole(const struct store_list *l, uint64_t n)
+{
+	const struct list_node *x = list_node_find(l, n);
+
+	while (x && !list_accepted(l, x->entry)) {
+		const struct base_digest *from = &x->from_digest;
+
+		if (!x->from)
+			return true;
+		x = list_node_find(l, x->from);
+		if (x && !base_digest_equal(&x->self, from))
+			return false;
+	}
+	return false;
+}
+
+int list_dropped_reserve(struct store_list *l, size_t more)
+{
+	return base_array_room(l->dropped, l->dropped_size, l->ndropped + more);
+}
+
+void list_dropped_add(struct store_list *l, uint64_t entry, uint64_t at)
+{
+	l->dropped[l->ndropped++] = (struct list_dropped){entry, at};
+}
+
+/* What the snapshots of the chain say themselves goes before what is known already: from older to newer. There is
+ * room. */
+static void chain_known(struct store_list *l, const struct list_chain *c, size_t ngone)
+{
+	size_t at = 0;
+
+	memmove(l->nodes + c->n, l->nodes, l->nnodes * sizeof *l->nodes);
+	if (l->ndropped)
+		memmove(l->dropped + ngone, l->dropped, l->ndropped * sizeof *l->dropped);
+	for (size_t i = c->n; i-- > 0;) {
+		const struct list_hold *h = c->all[i];
+
+		l->nodes[c->n - 1 - i] = (struct list_node){h->entry.number, h->entry.from, h->entry.self,
+			h->entry.from_digest};
+		for (size_t k = 0; k < h->entry.ngone; k++)
+			l->dropped[at++] = (struct list_dropped){h->entry.gone[k], h->entry.number};
+	}
+	l->nnodes += c->n;
+	l->ndropped += ngone;
+}
+
+static int chain_known_reserve(struct store_list *l, const struct list_chain *c, size_t *ret_ngone)
+{
+	*ret_ngone = 0;
+	for (size_t i = 0; i < c->n; i++)
+		*ret_ngone += c->all[i]->entry.ngone;
+	return list_node_reserve(l, c->n) < 0 || list_dropped_reserve(l, *ret_ngone) < 0 ? -ENOMEM : 0;
+}
+
+/* ---- starting from a snapshot ---- */
+
+static int commit_compare(const void *a, const void *b)
+{
+	const struct list_commit_key *x = a, *y = b;
+
+	return (x->entry > y->entry) - (x->entry < y->entry);
+}
+
+static void rows_show(struct store_list *l, const struct rows *x)
+{
+	for (size_t i = 0; i < x->n; i++)
+		list_attempt_committed(l, x->all[i].live->commit.attempt, x->all[i].live->entry);
+	if (x->n)
+		qsort(x->all, x->n, sizeof *x->all, row_compare);
+	for (size_t i = 0; i < x->n; i++) /* each behind all others: nothing is moved */
+		list_step_set(l, x->all[i].live->entry, &x->all[i].live->commit, x->all[i].hold);
+	if (x->n)
+		qsort(l->commits, l->ncommits, sizeof *l->commits, commit_compare);
+}
+
+/* Its steps take the place of what is visible. Attempts keep what is known of them: a snapshot decides nothing. */
+static int chain_adopt(struct store_list *l, const struct list_chain *c)
+{
+	struct rows x = {0};
+	size_t ngone, known = l->ndropped;
+	int r;
+
+	l->ndropped = 0; /* what went away in a list with a gap is not known any more */
+	r = rows_of(&x, c, l);
+	if (r == 0 && (chain_known_reserve(l, c, &ngone) < 0 || list_attempts_reserve(l, x.n) < 0 ||
+		list_steps_reserve(l, x.n, true) < 0))
+		r = -ENOMEM;
+	if (r == 0) {
+		l->gap = false;
+		l->nnodes = 0;
+		l->rest = 0;
+		list_steps_clear(l);
+		chain_known(l, c, ngone);
+		rows_show(l, &x);
+	} else {
+		l->ndropped = known;
+	}
+	rows_release(&x);
+	return r;
+}
+
+int list_adopt(struct store_list *l, struct list_hold *h, bool newest, struct base_error *err)
+{
+	struct list_chain c = {0};
+	int r = chain_add(&c, h);
+
+	if (r == 0 && !newest)
+		r = chain_read(l, h->entry.from, h->entry.from_digest, &c, err);
+	if (r == 0)
+		r = chain_adopt(l, &c);
+	if (r == 0 && newest && h->entry.from) {
+		l->rest = h->entry.from;
+		l->older = h->entry.older;
+	}
+	chain_release(&c);
+	return r;
+}
+
+/* ---- the rest of a list that was opened for its newest steps ---- */
+
+/* Was it visible at the newest snapshot of the chain? */
+static bool chain_shows(const struct list_chain *c, uint64_t entry)
+{
+	bool shown = false;
+
+	for (size_t i = 0; i < c->n; i++) {
+		const struct proto_entry *e = &c->all[i]->entry;
+		size_t at = base_bisect(k, 0, e->nlive, e->live[k].entry < entry);
+
+		if (number_in(e->gone, e->ngone, entry))
+			return false;
+		shown |= at < e->nlive && e->live[at].entry == entry;
+	}
+	return shown;
+}
+
+static int gone_compare(const void *a, const void *b)
+{
+	const struct list_dropped *x = a, *y = b;
+
+	if (x->entry != y->entry)
+		return x->entry < y->entry ? -1 : 1;
+	return (x->at > y->at) - (x->at < y->at);
+}
+
+/* A removal of an entry that was not visible changed nothing. */
+static void rest_gone(struct store_list *l, const struct list_chain *c)
+{
+	size_t n = 0;
+
+	if (l->ndropped)
+		qsort(l->dropped, l->ndropped, sizeof *l->dropped, gone_compare);
+	for (size_t i = 0; i < l->ndropped; i++)
+		if ((n == 0 || l->dropped[n - 1].entry != l->dropped[i].entry) &&
+			(l->dropped[i].entry > l->rest || chain_shows(c, l->dropped[i].entry)))
+			l->dropped[n++] = l->dropped[i];
+	l->ndropped = n;
+}
+
+/* The steps of the rest, and those that are known. Of two under one number the newer one is visible. */
+static void rest_merge(struct store_list *l, struct rows *x, struct store_list_step *steps, struct list_hold **holds)
+{
+	size_t i = 0, j = 0, n = 0;
+
+	while (i < x->n || j < l->nsteps) {
+		const struct proto_live *live = i < x->n ? x->all[i].live : NULL;
+
+		if (live && (j == l->nsteps || live->commit.step < l->steps[j].step)) {
+			steps[n] = (struct store_list_step){live->commit.step, live->entry, live->commit};
+			holds[n] = x->all[i++].hold;
+			holds[n++]->users++;
+			continue;
+		}
+		i += live && live->commit.step == l->steps[j].step;
+		steps[n] = l->steps[j];
+		holds[n++] = l->holds[j++];
+	}
+	free(l->steps);
+	free(l->holds);
+	l->steps = steps;
+	l->holds = holds;
+	l->nsteps = n;
+}
+
+/* By ascending step; of two commits of one step the newer one, as elsewhere. */
+static void rows_one_each(struct rows *x)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < x->n; i++) {
+		n -= n && x->all[n - 1].live->commit.step == x->all[i].live->commit.step;
+		x->all[n++] = x->all[i];
+	}
+	x->n = n;
+}
+
+static int rest_join(struct store_list *l, struct rows *x, const struct list_chain *c)
+{
+	size_t all = x->n + l->nsteps, ngone;
+	struct store_list_step *steps = calloc(all + 1, sizeof *steps);
+	struct list_hold **holds = calloc(all + 1, sizeof *holds);
+
+	if (!steps || !holds || list_attempts_reserve(l, x->n) < 0 || chain_known_reserve(l, c, &ngone) < 0 ||
+		base_array_room(l->commits, l->commits_size, l->ncommits + x->n) < 0) {
+		free(steps);
+		free(holds);
+		return -ENOMEM;
+	}
+	for (size_t i = 0; i < x->n; i++) {
+		const struct proto_live *live = x->all[i].live;
+
+		list_attempt_committed(l, live->commit.attempt, live->entry);
+		l->commits[l->ncommits++] = (struct list_commit_key){live->entry, live->commit.step};
+	}
+	if (x->n) {
+		qsort(l->commits, l->ncommits, sizeof *l->commits, commit_compare);
+		qsort(x->all, x->n, sizeof *x->all, row_compare);
+		rows_one_each(x);
+	}
+	rest_gone(l, c);
+	chain_known(l, c, ngone);
+	rest_merge(l, x, steps, holds);
+	l->steps_size = all + 1;
+	l->rest = 0;
+	return 0;
+}
+
+int list_rest_read(struct store_list *l, struct base_error *err)
+{
+	struct list_chain c = {0};
+	struct rows x = {0};
+	int r;
+
+	if (!l->rest)
+		return 0;
+	r = chain_read(l, l->rest, l->nodes[0].from_digest, &c, err);
+	if (r == 0)
+		r = rows_of(&x, &c, l);
+	if (r == 0) {
+		list_steps_settle(l);
+		r = rest_join(l, &x, &c);
+	}
+	rows_release(&x);
+	chain_release(&c);
+	if (r == -BASE_EDAMAGED || (l->store->read_only && r != -ENOMEM && store_error_passes(r)))
+		r = store_list_reopen(l, err); /* entry by entry */
+	return r == -ENOMEM ? base_no_memory_for(err, "run %s", l->run) : r;
+}
+
+int store_list_know_step(struct store_list *l, uint64_t step, struct base_error *err)
+{
+	if (!l->rest || l->older == PROTO_NONE || step > l->older || store_list_find(l, step))
+		return 0;
+	return list_rest_read(l, err);
+}
+
+int store_list_know_entry(struct store_list *l, uint64_t entry, struct base_error *err)
+{
+	return l->rest && entry < l->rest ? list_rest_read(l, err) : 0;
+}
+
+int store_list_know_below(struct store_list *l, uint64_t step, struct base_error *err)
+{
+	size_t n = base_bisect(i, 0, l->nsteps, l->steps[i].step < step);
+
+	if (!l->rest || l->older == PROTO_NONE || (n && l->steps[n - 1].step >= l->older))
+		return 0;
+	return list_rest_read(l, err);
+}
+
+int store_list_know_all(struct store_list *l, struct base_error *err) { return list_rest_read(l, err); }
+
+int list_know_newest(struct store_list *l, struct base_error *err)
+{
+	if (!l->rest || l->older == PROTO_NONE || (l->nsteps && l->steps[l->nsteps - 1].step >= l->older))
+		return 0;
+	return list_rest_read(l, err);
+}
+
+/* ---- making one ---- */
+
+/* The snapshot that the one at entry n goes on from; 0: none. */
+static uint64_t from_choose(const struct store_list *l, uint64_t n)
+{
+	uint64_t i = n / STORE_SNAPSHOT_EVERY;
+
+	if (!l->store->info.list_2)
+		return 0;
+	do
+		i &= i - 1;
+	while (i && !store_list_snapshot_whole(l, i * STORE_SNAPSHOT_EVERY));
+	return i * STORE_SNAPSHOT_EVERY;
+}
+
+static int live_compare(const void *a, const void *b)
+{
+	const struct proto_live *x = a, *y = b;
+
+	return (x->entry > y->entry) - (x->entry < y->entry);
+}
+
+void list_made_release(struct list_made *m)
+{
+	free(m->live);
+	free(m->gone);
+}
+
+static void made_live(const struct store_list *l, struct proto_entry *e, struct list_made *m)
+{
+	for (size_t i = 0; i < l->nsteps; i++) {
+		const struct store_list_step *s = &l->steps[i];
+
+		if (s->entry > e->from || !e->from)
+			m->live[e->nlive++] = (struct proto_live){.entry = s->entry, .commit = s->commit};
+		else
+			e->older = s->step; /* they ascend */
+	}
+	if (e->nlive)
+		qsort(m->live, e->nlive, sizeof *m->live, live_compare);
+	e->live = m->live;
+}
+
+static void made_gone(const struct store_list *l, struct proto_entry *e, struct list_made *m)
+{
+	for (size_t i = 0; i < l->ndropped; i++)
+		if (l->dropped[i].entry < e->from && l->dropped[i].at > e->from)
+			m->gone[e->ngone++] = l->dropped[i].entry;
+	if (e->ngone)
+		qsort(m->gone, e->ngone, sizeof *m->gone, number_compare);
+	e->gone = m->gone;
+}
+
+int list_snapshot_make(const struct store_list *l, struct proto_entry *e, struct list_made *m)
+{
+	const struct list_node *from = e->from ? list_node_find(l, e->from) : NULL;
+
+	m->live = calloc(l->nsteps + 1, sizeof *m->live);
+	m->gone = calloc(l->ndropped + 1, sizeof *m->gone);
+	if (!m->live || !m->gone)
+		return -ENOMEM;
+	e->list_2 = l->store->info.list_2;
+	e->older = PROTO_NONE;
+	e->newest_launch = list_newest_launch(l);
+	e->from_digest = from ? from->self : (struct base_digest){0};
+	made_live(l, e, m);
+	made_gone(l, e, m);
+	return 0;
+}
+
+int list_snapshot_put(struct store_list *l, struct base_error *err)
+{
+	struct proto_entry e = {.kind = PROTO_ENTRY_SNAPSHOT, .time_ns = base_realtime_ns(), .host = store_hostname(),
+		.from = from_choose(l, l->next)};
+	base_cleanup(list_made_release) struct list_made m = {0};
+
+	if (list_snapshot_make(l, &e, &m) < 0)
+		return base_no_memory_for(err, "run %s", l->run);
+	return list_put_number(l, &e, err);
+}
+
+/* ---- comparing one ---- */
+
+bool store_commit_equal(const struct proto_commit *a, const struct proto_commit *b)
+{
+	if (a->step != b->step || !base_digest_equal(&a->manifest, &b->manifest) || strcmp(a->attempt, b->attempt) != 0
+		|| a->time_ns != b->time_ns || a->replaces != b->replaces || a->tensors != b->tensors ||
+		a->bytes != b->bytes || a->new_bytes != b->new_bytes ||
+		a->extra_len != b->extra_len || (a->extra_len && memcmp(a->extra, b->extra, a->extra_len) != 0))
+		return false;
+	return proto_attributes_equal(a->attributes, a->nattributes, b->attributes, b->nattributes);
+}
+
+bool list_snapshot_equal(const struct proto_entry *a, const struct proto_entry *b)
+{
+	if (a->nlive != b->nlive || a->ngone != b->ngone || !base_digest_equal(&a->from_digest, &b->from_digest) ||
+		(a->list_2 && (a->older != b->older || a->newest_launch != b->newest_launch)))
+		return false;
+	for (size_t i = 0; i < a->nlive; i++)
+		if (a->live[i].entry != b->live[i].entry || !store_commit_equal(&a->live[i].commit, &b->live[i].commit))
+			return false;
+	return !a->ngone || memcmp(a->gone, b->gone, a->ngone * sizeof *a->gone) == 0;
+}
+
+int list_snapshot_compare(struct store_list *l, const struct proto_entry *e, bool *ret_same)
+{
+	base_cleanup(list_made_release) struct list_made m = {0};
+	struct proto_entry mine = {.from = e->from};
+
+	list_steps_settle(l);
+	if (list_snapshot_make(l, &mine, &m) < 0)
+		return -ENOMEM;
+	*ret_same = list_snapshot_equal(&mine, e);
+	return 0;
+}

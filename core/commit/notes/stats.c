@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * stats: one small record a rank and step, put after the commit. The directory's name holds the number of the commit
+ * entry, so that a step that is saved again has measures of its own, and the collector knows from the name alone
+ * whether the list still shows what they belong to. */
+#include "core/commit/notes/stats.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "core/base/log.h"
+#include "core/commit/incoming/incoming.h"
+
+/* ---- names ---- */
+
+static int stats_dir(const char *run, uint64_t step, uint64_t entry, char dir[static STORE_NAME_MAX])
+{
+	int n = snprintf(dir, STORE_NAME_MAX, "stats/%s/%" PRIu64 ".%" PRIu64, run, step, entry);
+
+	return n < STORE_NAME_MAX ? 0 : -ENAMETOOLONG;
+}
+
+/* Decimal without leading zeros, up to `max`, ended by `end`. NULL: it is not. */
+static const char *name_number(const char *at, char end, uint64_t max, uint64_t *ret_n)
+{
+	uint64_t n = 0;
+
+	if (*at < '0' || *at > '9' || (at[0] == '0' && at[1] != end))
+		return NULL;
+	for (; *at >= '0' && *at <= '9'; at++) {
+		if (n > (max - (uint64_t)(*at - '0')) / 10)
+			return NULL;
+		n = n * 10 + (uint64_t)(*at - '0');
+	}
+	*ret_n = n;
+	return *at == end ? at + 1 : NULL;
+}
+
+bool store_stats_name_parse(const char *name, struct store_stats_name *ret_n)
+{
+	const char *run = name + strlen("stats/"), *at = strncmp(name, "stats/", 6) == 0 ? strchr(run, '/') : NULL;
+	uint64_t rank = 0;
+
+	if (!at || at - run > PROTO_RUN_MAX)
+		return false;
+	snprintf(ret_n->run, sizeof ret_n->run, "%.*s", (int)(at - run), run);
+	at = name_number(at + 1, '.', INT64_MAX, &ret_n->step);
+	at = at ? name_number(at, '/', UINT64_MAX - 1, &ret_n->entry) : NULL;
+	at = at ? name_number(at, 0, UINT32_MAX, &rank) : NULL;
+	ret_n->rank = (uint32_t)rank;
+	return at && proto_run_valid(ret_n->run);
+}
+
+/* ---- writing ---- */
+
+int store_stats_put(struct store *s, const struct proto_stats *m, uint64_t entry, struct base_error *err)
+{
+	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
+	char dir[STORE_NAME_MAX], name[STORE_NAME_MAX + 16];
+	struct proto_stats placed = *m;
+	int r;
+
+	placed.entry = entry;
+	r = proto_stats_encode(&placed, &body);
+
+	if (r < 0)
+		return base_error_set(err, r, "the timings of a rank cannot be encoded: %s", base_error_name(r));
+	r = stats_dir(m->run, m->step, entry, dir);
+	snprintf(name, sizeof name, "%s/%" PRIu32, dir, m->rank);
+	if (r == 0)
+		r = store_record_put_passing(s->storage, name, STORE_RECORD_STATS, s->info.id, body.data, body.len);
+	if (r == STORE_PUT_OTHER)
+		r = -EEXIST;
+	return r < 0 ? base_error_set(err, r, "%s: %s", name, base_error_name(r)) : 0;
+}
+
+/* ---- reading ---- */
+
+bool store_stats_named(const struct proto_stats *m, const struct store_stats_name *n)
+{
+	return strcmp(m->run, n->run) == 0 && m->step == n->step && m->rank == n->rank
+		&& (m->version == 1 || m->entry == n->entry);
+}
+
+/* 0; or why it is left out. */
+static int stats_read_one(struct store *s, const char *name, const struct store_stats_name *n,
+	struct proto_stats *ret_m)
+{
+	struct store_record record = {0};
+	int r = store_record_get(s->storage, name, STORE_RECORD_STATS, s->info.id, &record, NULL, NULL);
+
+	struct base_error why = {0};
+
+	if (r == 0)
+		r = proto_stats_decode(record.body, record.len, ret_m);
+	if (r == -BASE_EVERSION) {
+		store_newer(&why, name, record.body, record.len);
+		base_warning("%s: %s; these timings are left out", s->path, why.text);
+		r = -ENOENT;
+	}
+	store_record_release(&record);
+	if (r == 0 && !store_stats_named(ret_m, n)) {
+		proto_stats_release(ret_m);
+		r = -BASE_EFORMAT;
+	}
+	return r;
+}
+
+static int stats_order(const void *a, const void *b)
+{
+	const struct proto_stats *x = a, *y = b;
+
+	return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+int store_stats_read(struct store *s, const char *run, uint64_t step, uint64_t entry, struct proto_stats **ret_all,
+	uint32_t *ret_n, uint32_t *ret_damaged, struct base_error *err)
+{
+	struct store_files files = {0};
+	struct proto_stats *all = NULL;
+	uint32_t n = 0, damaged = 0;
+	char dir[STORE_NAME_MAX];
+	int r = stats_dir(run, step, entry, dir);
+
+	if (r == 0)
+		r = store_files_list(s, dir, &files, err);
+	if (r == 0 && files.n)
+		r = (all = calloc(files.n, sizeof *all)) ? 0 : -ENOMEM;
+	for (size_t i = 0; r == 0 && i < files.n; i++) {
+		struct store_stats_name name;
+		int one;
+
+		if (files.all[i].temporary || files.all[i].foreign || !store_stats_name_parse(files.all[i].name, &name))
+			continue; /* nobody's: the collector and verify say so */
+		one = stats_read_one(s, files.all[i].name, &name, &all[n]);
+		n += one == 0;
+		damaged += one < 0 && one != -ENOENT;
+		r = one == -ENOMEM ? one : 0;
+	}
+	store_files_release(&files);
+	if (r < 0) {
+		store_stats_free(all, n);
+		return base_error_prefix(err, r, "the measures in %s cannot be read", dir);
+	}
+	if (n)
+		qsort(all, n, sizeof *all, stats_order);
+	*ret_all = all;
+	*ret_n = n;
+	if (ret_damaged)
+		*ret_damaged = damaged;
+	return 0;
+}
+
+void store_stats_free(struct proto_stats *all, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		proto_stats_release(&all[i]);
+	free(all);
+}
