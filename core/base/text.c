@@ -68,3 +68,18 @@ void base_text_clean(char *text)
 		n = bad ? bad : n;
 	}
 }
+
+const char *base_decimal(const char *at, char end, uint64_t max, uint64_t *ret_n)
+{
+	uint64_t n = 0;
+
+	if (*at < '0' || *at > '9' || (at[0] == '0' && at[1] != end))
+		return NULL;
+	for (; *at >= '0' && *at <= '9'; at++) {
+		if (n > (max - (uint64_t)(*at - '0')) / 10)
+			return NULL;
+		n = n * 10 + (uint64_t)(*at - '0');
+	}
+	*ret_n = n;
+	return *at == end ? at + 1 : NULL;
+}

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * text: what of a text that others chose may go to a terminal or into a log. Pure functions; any thread. */
+ * text: what of a text that others chose may go to a terminal or into a log; numbers in names. Pure functions; any
+ * thread. */
 #ifndef CORE_BASE_TEXT_H
 #define CORE_BASE_TEXT_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 /* Length of the well-formed UTF-8 sequence at `text` (Unicode 15, table 3-7), or 0: there is none, or it is a NUL. */
 size_t base_utf8_sequence(const char *text, size_t left);
@@ -16,5 +18,9 @@ size_t base_text_unsafe(const char *text, size_t left, size_t *ret_len);
 
 /* Puts '?' in place of each such byte, up to the NUL. */
 void base_text_clean(char *text);
+
+/* Reads a decimal number of at most `max`, without leading zeros, that the character `end` (or the NUL, if that is 0)
+ * follows. Returns where the text behind `end` begins; NULL: there is no such number. */
+const char *base_decimal(const char *at, char end, uint64_t max, uint64_t *ret_n);
 
 #endif

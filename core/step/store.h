@@ -37,6 +37,18 @@ void store_close(struct store *s); /* NULL-safe */
  * not exist. The caller frees the result. */
 char *store_around(const char *path);
 
+/* Reads a record of the store and decodes its body into *ret by `decode`, a function of proto/message.h. Evaluates to 0
+ * or an error; after -BASE_EVERSION `err` (may be NULL) says of `what` that a newer vckpt wrote it. */
+#define store_record_load(s, name, kind, decode, ret, what, err) ({ \
+	struct store_record load_record_ = {0}; \
+	int load_rc_ = store_record_get((s)->storage, (name), (kind), (s)->info.id, &load_record_, NULL, NULL); \
+	if (load_rc_ == 0) \
+		load_rc_ = decode(load_record_.body, load_record_.len, (ret)); \
+	if (load_rc_ == -BASE_EVERSION) \
+		store_newer((err), (what), load_record_.body, load_record_.len); \
+	store_record_release(&load_record_); \
+	load_rc_; })
+
 /* An open pack out of a cache, by name (store_packs.c: how many stay open, and how long). Put it back when done.
  * A pack whose file vanished or shrank fails with an error that names it, every time. */
 int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p, struct base_error *err);

@@ -163,20 +163,15 @@ static int begin_position(struct store_attempt *a, const struct proto_begin *m, 
 /* 1: read and the same. 0: there is none. */
 static int begin_read(struct store_attempt *a, const struct base_digest *mesh, struct base_error *err)
 {
-	struct store_record record = {0};
 	struct proto_begin begin = {0};
 	char name[STORE_NAME_MAX];
 	int r;
 
 	snprintf(name, sizeof name, "incoming/%s/%s/begin", a->run, a->name);
-	r = store_record_get(a->store->storage, name, STORE_RECORD_BEGIN, a->store->info.id, &record, NULL, NULL);
+	r = store_record_load(a->store, name, STORE_RECORD_BEGIN, proto_begin_decode, &begin, name, err);
 	if (r == -ENOENT)
 		return 0;
-	if (r == 0)
-		r = proto_begin_decode(record.body, record.len, &begin);
-	if (r == -BASE_EVERSION)
-		store_newer(err, name, record.body, record.len);
-	else if (r < 0 && !store_no_directory(a->store, r, err))
+	if (r < 0 && r != -BASE_EVERSION && !store_no_directory(a->store, r, err))
 		base_error_set(err, r, "%s: %s", name, base_error_name(r));
 	if (r == 0)
 		r = begin_compare(a, &begin, mesh, err);
@@ -185,7 +180,6 @@ static int begin_read(struct store_attempt *a, const struct base_digest *mesh, s
 	if (r == 0)
 		r = attempt_folder_sync(a, err);
 	proto_begin_release(&begin);
-	store_record_release(&record);
 	return r < 0 ? r : 1;
 }
 

@@ -29,23 +29,15 @@
 
 int attempt_announcement_read(struct store_attempt *a, uint32_t rank, struct base_error *err)
 {
-	struct store_record record = {0};
 	struct proto_announcement m = {0};
 	char name[STORE_NAME_MAX];
 	int r;
 
 	snprintf(name, sizeof name, "incoming/%s/%s/part.%u", a->run, a->name, rank);
-	r = store_record_get(a->store->storage, name, STORE_RECORD_ANNOUNCEMENT, a->store->info.id, &record, NULL,
-		NULL);
-	if (r == -ENOENT)
-		return 0;
-	if (r == 0)
-		r = proto_announcement_decode(record.body, record.len, &m);
-	if (r == -BASE_EVERSION)
-		store_newer(err, "its announcement", record.body, record.len);
-	store_record_release(&record);
-	if (r == -BASE_EVERSION)
-		return r;
+	r = store_record_load(a->store, name, STORE_RECORD_ANNOUNCEMENT, proto_announcement_decode, &m,
+		"its announcement", err);
+	if (r == -ENOENT || r == -BASE_EVERSION)
+		return r == -ENOENT ? 0 : r;
 	if (r < 0)
 		return base_error_set(err, r, "its announcement cannot be read: %s", base_error_name(r));
 	a->announcements[rank] = m;

@@ -27,6 +27,7 @@
 #include "core/base/array.h"
 #include "core/base/clock.h"
 #include "core/base/log.h"
+#include "core/base/text.h"
 
 #define WRITER_HOST_MAX 52      /* of a host's name in that of a rank's file */
 #define IDLE_AFTER 2u           /* usual periods, until they grow */
@@ -361,21 +362,12 @@ bool store_heartbeat_name_parse(const char *base, char launch[static 17], char h
 {
 	const char *dot = strrchr(base, '.');
 	size_t len = strlen(base);
-	unsigned long long n;
-	char *end;
 
 	if (len < 20 || strspn(base, "0123456789abcdef") != 16 || base[16] != '.' || !dot || dot <= base + 17 ||
-		dot - base - 17 > 64)
-		return false;
-	if (dot[1] < '0' || dot[1] > '9' || (dot[1] == '0' && dot[2]) || strlen(dot) > 20)
-		return false;
-	errno = 0;
-	n = strtoull(dot + 1, &end, 10);
-	if (errno || *end)
+		dot - base - 17 > 64 || strlen(dot) > 20 || !base_decimal(dot + 1, 0, UINT64_MAX, ret_number))
 		return false;
 	snprintf(launch, 17, "%.16s", base);
 	snprintf(host, 65, "%.*s", (int)(dot - base - 17), base + 17);
-	*ret_number = n;
 	return true;
 }
 
@@ -472,23 +464,18 @@ static int launch_order(const void *pa, const void *pb)
  * another host. */
 static bool launch_read(struct store *s, struct store_launch_info *info, struct lived *lived)
 {
-	struct store_record record = {0};
 	struct proto_heartbeat m = {0};
-	int r;
+	int r = store_record_load(s, info->file, STORE_RECORD_HEARTBEAT, proto_heartbeat_decode, &m, "", NULL);
 
-	r = store_record_get(s->storage, info->file, STORE_RECORD_HEARTBEAT, s->info.id, &record, NULL, NULL);
 	if (r == -ENOENT)
 		return false;
 	info->state = STORE_UNKNOWN;
-	if (r < 0 || proto_heartbeat_decode(record.body, record.len, &m) < 0) {
-		store_record_release(&record);
+	if (r < 0)
 		return true;
-	}
 	info->state = heartbeat_judge(&m, lived);
 	if (m.run && proto_run_valid(m.run))
 		snprintf(info->run, sizeof info->run, "%s", m.run);
 	proto_heartbeat_release(&m);
-	store_record_release(&record);
 	return true;
 }
 
@@ -551,13 +538,9 @@ struct ranks_each { const char *launch; store_heartbeat_func f; void *arg; };
 static bool writer_cut(char *writer, uint32_t *ret_rank)
 {
 	char *dot = strrchr(writer, '.');
-	unsigned long long n;
-	char *end;
+	uint64_t n;
 
-	if (!dot || dot[1] != 'r' || dot[2] < '0' || dot[2] > '9' || strlen(dot) > 12)
-		return false;
-	n = strtoull(dot + 2, &end, 10);
-	if (*end || n > UINT32_MAX)
+	if (!dot || dot[1] != 'r' || !base_decimal(dot + 2, 0, UINT32_MAX, &n))
 		return false;
 	*ret_rank = (uint32_t)n;
 	*dot = 0;
@@ -598,13 +581,10 @@ void store_heartbeat_name(const char *launch, uint32_t rank, const char *host, u
 
 int store_heartbeat_look(struct store *s, const char *file, struct store_heartbeat_rank *ret_r)
 {
-	struct store_record record = {0};
 	struct proto_heartbeat m = {0};
-	int r = store_record_get(s->storage, file, STORE_RECORD_HEARTBEAT, s->info.id, &record, NULL, NULL);
+	int r = store_record_load(s, file, STORE_RECORD_HEARTBEAT, proto_heartbeat_decode, &m, "", NULL);
 
 	*ret_r = (struct store_heartbeat_rank){0};
-	if (r == 0)
-		r = proto_heartbeat_decode(record.body, record.len, &m);
 	if (r == 0) {
 		snprintf(ret_r->host, sizeof ret_r->host, "%s", m.host);
 		ret_r->here = m.nranks == 1 && strcmp(m.boot_id, heartbeat_space()) == 0;
@@ -614,6 +594,5 @@ int store_heartbeat_look(struct store *s, const char *file, struct store_heartbe
 		ret_r->period_ms = m.period_ms;
 	}
 	proto_heartbeat_release(&m);
-	store_record_release(&record);
 	return r;
 }

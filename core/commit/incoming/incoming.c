@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "core/base/array.h"
+#include "core/base/text.h"
 #include "core/storage/spread.h"
 
 /* ---- listings ---- */
@@ -106,23 +107,11 @@ void store_folders_release(struct store_folders *f)
 	*f = (struct store_folders){0};
 }
 
-/* The body is none where the envelope is newer. */
-static void folder_newer(struct store_folder *f, int r, const char *name, const struct store_record *record)
-{
-	if (r == -BASE_EVERSION)
-		store_newer(&f->newer, name, record->body, record->len);
-}
-
 static void folder_read_begin(struct store *s, struct store_folder *f, const char *name)
 {
-	struct store_record record = {0};
 	struct proto_begin begin = {0};
-	int r = store_record_get(s->storage, name, STORE_RECORD_BEGIN, s->info.id, &record, NULL, NULL);
+	int r = store_record_load(s, name, STORE_RECORD_BEGIN, proto_begin_decode, &begin, name, &f->newer);
 
-	if (r == 0)
-		r = proto_begin_decode(record.body, record.len, &begin);
-	folder_newer(f, r, name, &record);
-	store_record_release(&record);
 	if (r == -ENOENT)
 		return; /* deleted meanwhile */
 	if (r == 0 && (strcmp(begin.run, f->info.run) != 0 || strcmp(begin.attempt, f->info.attempt) != 0 ||
@@ -137,17 +126,12 @@ static void folder_read_begin(struct store *s, struct store_folder *f, const cha
 
 static int folder_read_base(struct store *s, struct store_folder *f, const char *name)
 {
-	struct store_record record = {0};
 	int r;
 
 	if (base_array_more(f->bases, f->nbases) < 0)
 		return -ENOMEM;
 	f->bases[f->nbases] = (struct proto_base_record){0};
-	r = store_record_get(s->storage, name, STORE_RECORD_BASE, s->info.id, &record, NULL, NULL);
-	if (r == 0)
-		r = proto_base_decode(record.body, record.len, &f->bases[f->nbases]);
-	folder_newer(f, r, name, &record);
-	store_record_release(&record);
+	r = store_record_load(s, name, STORE_RECORD_BASE, proto_base_decode, &f->bases[f->nbases], name, &f->newer);
 	if (r == 0)
 		f->nbases++;
 	else if (r != -ENOENT)
@@ -158,13 +142,9 @@ static int folder_read_base(struct store *s, struct store_folder *f, const char 
 /* part.<rank>; anything else is left alone. */
 static int folder_add_announcement(struct store_folder *f, const char *digits)
 {
-	unsigned long long rank;
-	char *end;
+	uint64_t rank;
 
-	if (digits[0] < '0' || digits[0] > '9' || (digits[0] == '0' && digits[1]) || strlen(digits) > 10)
-		return 0;
-	rank = strtoull(digits, &end, 10);
-	if (*end || rank > UINT32_MAX)
+	if (!base_decimal(digits, 0, UINT32_MAX, &rank))
 		return 0;
 	if (base_array_more(f->info.announced, f->info.nannounced) < 0)
 		return -ENOMEM;

@@ -270,3 +270,18 @@ uint64_t store_watch_limit_ms(struct store_watch *w, uint32_t rank)
 	pthread_mutex_unlock(&w->lock);
 	return ms;
 }
+
+uint32_t store_launch_neighbours(const struct store_launch *l)
+{
+	struct store_watch *w = l->watch;
+	uint32_t count = 1;
+
+	if (store_launch_check(l, NULL) < 0)
+		return count;
+	store_watch_look(w);
+	pthread_mutex_lock(&w->lock);
+	for (uint32_t i = 0; i < w->world; i++)
+		count += i != l->rank && w->ranks[i].listed && w->ranks[i].who.here;
+	pthread_mutex_unlock(&w->lock);
+	return count;
+}

@@ -113,6 +113,11 @@ bool store_error_passes(int r)
 	return false;
 }
 
+bool list_leaves_out(const struct store_list *l, int r)
+{
+	return l->store->read_only && r != -ENOMEM && store_error_passes(r);
+}
+
 static void list_answered(struct store_list *l)
 {
 	l->failing_ms = 0;
@@ -480,7 +485,7 @@ static int list_step(struct store_list *l, bool below_end, struct proto_entry *r
 	}
 	if (r == -ENOENT || r == -BASE_EDAMAGED)
 		r = entry_skip(l, r == -ENOENT ? NULL : why.text);
-	else if (r < 0 && r != -ENOMEM && l->store->read_only && store_error_passes(r))
+	else if (list_leaves_out(l, r))
 		r = entry_leave_out(l, r);
 	else if (r < 0)
 		return base_error_set(err, r, "%s", why.text);
@@ -669,8 +674,7 @@ static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip
 		}
 		r = list_entry_read(l, n, &e, &why);
 		missing += r == -ENOENT || r == -BASE_EDAMAGED;
-		if (r == -ENOENT || r == -BASE_EDAMAGED ||
-			(l->store->read_only && r != -ENOMEM && store_error_passes(r)))
+		if (r == -ENOENT || r == -BASE_EDAMAGED || list_leaves_out(l, r))
 			continue; /* replay comes across it and says so */
 		if (r < 0)
 			return base_error_set(err, r, "%s", why.text);
@@ -684,7 +688,7 @@ static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip
 			continue;
 		}
 		r = list_start(l, n, &e, &why);
-		if (r == -BASE_EDAMAGED || (l->store->read_only && r != -ENOMEM && store_error_passes(r))) {
+		if (r == -BASE_EDAMAGED || list_leaves_out(l, r)) {
 			n = l->broken; /* all between the two go on from it */
 			continue;
 		}
@@ -802,6 +806,13 @@ void store_list_close(struct store_list *l)
 	free(l);
 }
 
+static void list_replace(struct store_list *l, struct store_list *fresh)
+{
+	list_state_release(l);
+	*l = *fresh;
+	free(fresh);
+}
+
 /* The entry that was left out can be read again: everything anew, for the rules go by order. 1: so it was. */
 static int list_heal(struct store_list *l)
 {
@@ -812,9 +823,7 @@ static int list_heal(struct store_list *l)
 	proto_entry_release(&e);
 	if (store_error_passes(r) || store_list_open_how(l->store, l->run, &l->how, &fresh, NULL) < 0)
 		return 0;
-	list_state_release(l);
-	*l = *fresh;
-	free(fresh);
+	list_replace(l, fresh);
 	base_warning("%s: run %s: entries of its list that could not be read are read now, and count",
 		l->store->path, l->run);
 	return 1;
@@ -836,12 +845,9 @@ int store_list_reopen(struct store_list *l, struct base_error *err)
 
 	how.whole = true;
 	r = store_list_open_how(l->store, l->run, &how, &fresh, err);
-	if (r < 0)
-		return r;
-	list_state_release(l);
-	*l = *fresh;
-	free(fresh);
-	return 0;
+	if (r == 0)
+		list_replace(l, fresh);
+	return r;
 }
 
 static int read_on(struct store_list *l, struct base_error *err)

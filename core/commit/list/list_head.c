@@ -97,11 +97,10 @@ static int start_head(struct store_list *at, const struct list_head *h, struct b
 {
 	struct base_error why = {0}, other = {0};
 	int r = start_chain(at, h, &why), beyond, mark;
-	bool unread = at->store->read_only && r != -ENOMEM && store_error_passes(r);
 
 	if (r == 0 || at->seen.number > h->number)
 		return r;
-	if (r != -ENOENT && r != -BASE_EDAMAGED && !unread)
+	if (r != -ENOENT && r != -BASE_EDAMAGED && !list_leaves_out(at, r))
 		return why.code ? base_error_set(err, r, "%s", why.text) : list_unreadable(at, r, err);
 	beyond = head_beyond(at, h->number);
 	mark = beyond ? -ENOENT : start_mark(at, h, &other);

@@ -110,6 +110,9 @@ int list_take(struct store_list *l, struct proto_entry *e);
 /* After a look at entry n that ended with r: whether to look again, which waits a little. */
 bool list_again(struct store_list *l, uint64_t n, int r);
 
+/* Is r an error of reading for which a reader leaves an entry out until it can be read? A writer waits for it. */
+bool list_leaves_out(const struct store_list *l, int r);
+
 /* ---- list_put.c ---- */
 
 /* Puts the next number. 1: this entry (and it was applied); 0: another writer's; or an error, after which the outcome

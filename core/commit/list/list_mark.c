@@ -18,8 +18,6 @@
 
 #include "core/base/cleanup.h"
 
-
-
 struct store_list_mark {
 	struct store_list at;            /* the list as it is for a reader that begins at the head */
 	struct list_made made;
@@ -71,13 +69,6 @@ BASE_CLEANUP_DEFINE(struct store_list_mark *, store_list_mark_free)
 
 /* ---- making ---- */
 
-static int number_order(const void *a, const void *b)
-{
-	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-	return (x > y) - (x < y);
-}
-
 /* The commits that were visible at the head by the entries themselves. -ENOMEM. */
 static int visible_at(const struct store_list *l, uint64_t head, uint64_t **ret_entries, size_t *ret_n)
 {
@@ -92,7 +83,7 @@ static int visible_at(const struct store_list *l, uint64_t head, uint64_t **ret_
 	for (size_t i = 0; i < l->ndropped; i++)
 		if (l->dropped[i].entry < head && l->dropped[i].at > head)
 			all[n++] = l->dropped[i].entry;
-	qsort(all, n, sizeof *all, number_order);
+	qsort(all, n, sizeof *all, list_number_order);
 	*ret_entries = all;
 	*ret_n = n;
 	return 0;

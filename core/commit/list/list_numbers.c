@@ -44,7 +44,7 @@ static int number_listed(void *arg, const struct store_storage_entry *entry)
 	return strcmp(canonical, entry->name) == 0 ? number_add(&l->numbers, n) : 0;
 }
 
-static int number_compare(const void *a, const void *b)
+int list_number_order(const void *a, const void *b)
 {
 	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
 
@@ -71,7 +71,7 @@ int list_numbers_read(struct store_list *l, struct base_error *err)
 		return list_unreadable(l, r, err);
 	}
 	if (x->n)
-		qsort(x->all, x->n, sizeof *x->all, number_compare);
+		qsort(x->all, x->n, sizeof *x->all, list_number_order);
 	x->read = true;
 	return 0;
 }

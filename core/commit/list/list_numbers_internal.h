@@ -15,6 +15,8 @@ struct list_numbers {
 
 /* ---- list_numbers.c ---- */
 
+/* Ascending, for qsort: of numbers, and of structs that begin with one. */
+int list_number_order(const void *a, const void *b);
 #define LIST_END_MAX (UINT64_C(1) << 61) /* no entry has this number or a higher one */
 #define LIST_MISSING_MAX 16u             /* entries in a row that decide nothing are looked for one by one */
 int list_numbers_read(struct store_list *l, struct base_error *err); /* unless this reading has */

@@ -242,19 +242,27 @@ static int apply_snapshot(struct store_list *l, uint64_t n, struct list_hold *h)
 	return 0;
 }
 
+/* Takes `e` over, whatever it returns. NULL: out of memory. */
+static struct list_hold *hold_new(struct proto_entry *e)
+{
+	struct list_hold *h = calloc(1, sizeof *h);
+
+	if (h)
+		*h = (struct list_hold){*e, 1};
+	else
+		proto_entry_release(e);
+	*e = (struct proto_entry){0};
+	return h;
+}
+
 /* model: replay */
 int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e)
 {
-	struct list_hold *h = calloc(1, sizeof *h);
+	struct list_hold *h = hold_new(e);
 	int r = 0;
 
-	if (!h) {
-		proto_entry_release(e);
+	if (!h)
 		return -ENOMEM;
-	}
-	h->entry = *e;
-	h->users = 1;
-	*e = (struct proto_entry){0};
 	switch (h->entry.kind) { /* another one is of a later version, and decides nothing */
 	case PROTO_ENTRY_LAUNCH: r = apply_launch(l, n, &h->entry); break;
 	case PROTO_ENTRY_COMMIT: r = apply_commit(l, n, h); break;
@@ -271,16 +279,11 @@ int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e)
 /* model: SNAPSH */
 int list_start(struct store_list *l, uint64_t n, struct proto_entry *e, struct base_error *err)
 {
-	struct list_hold *h = calloc(1, sizeof *h);
+	struct list_hold *h = hold_new(e);
 	int r;
 
-	if (!h) {
-		proto_entry_release(e);
+	if (!h)
 		return -ENOMEM;
-	}
-	h->entry = *e;
-	h->users = 1;
-	*e = (struct proto_entry){0};
 	r = list_adopt(l, h, l->how.newest, err);
 	if (r == 0) {
 		l->tail = h->entry.self;

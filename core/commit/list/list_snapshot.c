@@ -99,13 +99,6 @@ static void rows_release(struct rows *x)
 	free(x->dead);
 }
 
-static int number_compare(const void *a, const void *b)
-{
-	const uint64_t *x = a, *y = b;
-
-	return (*x > *y) - (*x < *y);
-}
-
 static int row_compare(const void *a, const void *b)
 {
 	const struct proto_live *x = ((const struct row *)a)->live, *y = ((const struct row *)b)->live;
@@ -136,7 +129,7 @@ static int rows_dead(struct rows *x, const struct list_chain *c, const struct st
 		for (size_t k = 0; k < c->all[i]->entry.ngone; k++)
 			x->dead[x->ndead++] = c->all[i]->entry.gone[k];
 	if (x->ndead)
-		qsort(x->dead, x->ndead, sizeof *x->dead, number_compare);
+		qsort(x->dead, x->ndead, sizeof *x->dead, list_number_order);
 	return 0;
 }
 
@@ -233,13 +226,6 @@ static int chain_known_reserve(struct store_list *l, const struct list_chain *c,
 
 /* ---- starting from a snapshot ---- */
 
-static int commit_compare(const void *a, const void *b)
-{
-	const struct list_commit_key *x = a, *y = b;
-
-	return (x->entry > y->entry) - (x->entry < y->entry);
-}
-
 static void rows_show(struct store_list *l, const struct rows *x)
 {
 	for (size_t i = 0; i < x->n; i++)
@@ -249,7 +235,7 @@ static void rows_show(struct store_list *l, const struct rows *x)
 	for (size_t i = 0; i < x->n; i++) /* each behind all others: nothing is moved */
 		list_step_set(l, x->all[i].live->entry, &x->all[i].live->commit, x->all[i].hold);
 	if (x->n)
-		qsort(l->commits, l->ncommits, sizeof *l->commits, commit_compare);
+		qsort(l->commits, l->ncommits, sizeof *l->commits, list_number_order);
 }
 
 /* Its steps take the place of what is visible. Attempts keep what is known of them: a snapshot decides nothing. */
@@ -392,7 +378,7 @@ static int rest_join(struct store_list *l, struct rows *x, const struct list_cha
 		l->commits[l->ncommits++] = (struct list_commit_key){live->entry, live->commit.step};
 	}
 	if (x->n) {
-		qsort(l->commits, l->ncommits, sizeof *l->commits, commit_compare);
+		qsort(l->commits, l->ncommits, sizeof *l->commits, list_number_order);
 		qsort(x->all, x->n, sizeof *x->all, row_compare);
 		rows_one_each(x);
 	}
@@ -421,7 +407,7 @@ int list_rest_read(struct store_list *l, struct base_error *err)
 	}
 	rows_release(&x);
 	chain_release(&c);
-	if (r == -BASE_EDAMAGED || (l->store->read_only && r != -ENOMEM && store_error_passes(r)))
+	if (r == -BASE_EDAMAGED || list_leaves_out(l, r))
 		r = store_list_reopen(l, err); /* entry by entry */
 	return r == -ENOMEM ? base_no_memory_for(err, "run %s", l->run) : r;
 }
@@ -471,13 +457,6 @@ static uint64_t from_choose(const struct store_list *l, uint64_t n)
 	return i * STORE_SNAPSHOT_EVERY;
 }
 
-static int live_compare(const void *a, const void *b)
-{
-	const struct proto_live *x = a, *y = b;
-
-	return (x->entry > y->entry) - (x->entry < y->entry);
-}
-
 void list_made_release(struct list_made *m)
 {
 	free(m->live);
@@ -495,7 +474,7 @@ static void made_live(const struct store_list *l, struct proto_entry *e, struct 
 			e->older = s->step; /* they ascend */
 	}
 	if (e->nlive)
-		qsort(m->live, e->nlive, sizeof *m->live, live_compare);
+		qsort(m->live, e->nlive, sizeof *m->live, list_number_order);
 	e->live = m->live;
 }
 
@@ -505,7 +484,7 @@ static void made_gone(const struct store_list *l, struct proto_entry *e, struct 
 		if (l->dropped[i].entry < e->from && l->dropped[i].at > e->from)
 			m->gone[e->ngone++] = l->dropped[i].entry;
 	if (e->ngone)
-		qsort(m->gone, e->ngone, sizeof *m->gone, number_compare);
+		qsort(m->gone, e->ngone, sizeof *m->gone, list_number_order);
 	e->gone = m->gone;
 }
 

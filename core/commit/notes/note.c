@@ -74,16 +74,12 @@ static bool range_hits(const struct proto_range *range, uint64_t offset, uint64_
 /* 0; -ENOENT; -ENOMEM; else the note cannot be read. ret_ranges is malloc'ed. */
 static int note_read(struct store *s, const char *pack, struct proto_range **ret_ranges, uint32_t *ret_n)
 {
-	struct store_record record = {0};
 	struct proto_damage m = {0};
 	char name[STORE_NAME_MAX];
 	int r;
 
 	snprintf(name, sizeof name, NOTE_FOLDER "/%s", pack);
-	r = store_record_get(s->storage, name, STORE_RECORD_DAMAGE, s->info.id, &record, NULL, NULL);
-	if (r == 0)
-		r = proto_damage_decode(record.body, record.len, &m);
-	store_record_release(&record);
+	r = store_record_load(s, name, STORE_RECORD_DAMAGE, proto_damage_decode, &m, "", NULL);
 	if (r == 0 && strcmp(m.pack, pack) != 0)
 		r = -BASE_EFORMAT;
 	if (r == 0) {

@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "core/base/log.h"
+#include "core/base/text.h"
 #include "core/commit/incoming/incoming.h"
 
 /* ---- names ---- */
@@ -20,22 +21,6 @@ static int stats_dir(const char *run, uint64_t step, uint64_t entry, char dir[st
 	return n < STORE_NAME_MAX ? 0 : -ENAMETOOLONG;
 }
 
-/* Decimal without leading zeros, up to `max`, ended by `end`. NULL: it is not. */
-static const char *name_number(const char *at, char end, uint64_t max, uint64_t *ret_n)
-{
-	uint64_t n = 0;
-
-	if (*at < '0' || *at > '9' || (at[0] == '0' && at[1] != end))
-		return NULL;
-	for (; *at >= '0' && *at <= '9'; at++) {
-		if (n > (max - (uint64_t)(*at - '0')) / 10)
-			return NULL;
-		n = n * 10 + (uint64_t)(*at - '0');
-	}
-	*ret_n = n;
-	return *at == end ? at + 1 : NULL;
-}
-
 bool store_stats_name_parse(const char *name, struct store_stats_name *ret_n)
 {
 	const char *run = name + strlen("stats/"), *at = strncmp(name, "stats/", 6) == 0 ? strchr(run, '/') : NULL;
@@ -44,9 +29,9 @@ bool store_stats_name_parse(const char *name, struct store_stats_name *ret_n)
 	if (!at || at - run > PROTO_RUN_MAX)
 		return false;
 	snprintf(ret_n->run, sizeof ret_n->run, "%.*s", (int)(at - run), run);
-	at = name_number(at + 1, '.', INT64_MAX, &ret_n->step);
-	at = at ? name_number(at, '/', UINT64_MAX - 1, &ret_n->entry) : NULL;
-	at = at ? name_number(at, 0, UINT32_MAX, &rank) : NULL;
+	at = base_decimal(at + 1, '.', INT64_MAX, &ret_n->step);
+	at = at ? base_decimal(at, '/', UINT64_MAX - 1, &ret_n->entry) : NULL;
+	at = at ? base_decimal(at, 0, UINT32_MAX, &rank) : NULL;
 	ret_n->rank = (uint32_t)rank;
 	return at && proto_run_valid(ret_n->run);
 }
@@ -86,19 +71,13 @@ bool store_stats_named(const struct proto_stats *m, const struct store_stats_nam
 static int stats_read_one(struct store *s, const char *name, const struct store_stats_name *n,
 	struct proto_stats *ret_m)
 {
-	struct store_record record = {0};
-	int r = store_record_get(s->storage, name, STORE_RECORD_STATS, s->info.id, &record, NULL, NULL);
-
 	struct base_error why = {0};
+	int r = store_record_load(s, name, STORE_RECORD_STATS, proto_stats_decode, ret_m, name, &why);
 
-	if (r == 0)
-		r = proto_stats_decode(record.body, record.len, ret_m);
 	if (r == -BASE_EVERSION) {
-		store_newer(&why, name, record.body, record.len);
 		base_warning("%s: %s; these timings are left out", s->path, why.text);
 		r = -ENOENT;
 	}
-	store_record_release(&record);
 	if (r == 0 && !store_stats_named(ret_m, n)) {
 		proto_stats_release(ret_m);
 		r = -BASE_EFORMAT;
