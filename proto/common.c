@@ -3,76 +3,49 @@
  * common: what ranks of a job declare to hold alike, as `begin` and announcements tell it.
  *
  *   value, 16 bytes: the first of its SHA-256, in the order of the names */
-#include "proto/proto_internal.h"
+#include "proto/codec_internal.h"
 
-static bool common_names_check(const struct proto_common *c)
+static const struct codec_row value_row = CODEC_ROW_OF(uint8_t[PROTO_COMMON_ROW_BYTES], PROTO_COMMON_ROW_BYTES,
+	{CODEC_COLUMN_BYTES, 0, PROTO_COMMON_ROW_BYTES});
+
+static const struct codec_field common_fields[] = {
+	CODEC_FIELD(TEXT, Common, common, group, .text = {1, PROTO_COMMON_GROUP_MAX}),
+	CODEC_FIELD(BYTES, Common, common, digest),
+	CODEC_LIST_AS(TEXTS, Common, names, common, names, nnames, .text = {1, PROTO_NAME_MAX}, .sorted = true),
+	CODEC_LIST_AS(ROWS, Common, digests, common, digests, nnames, .row = &value_row),
+};
+
+static int common_unpack(const void *message, struct proto_arena *arena, void *m)
 {
-	for (uint32_t i = 0; i < c->nnames; i++)
-		if (!proto_text_valid(c->names[i], 1, PROTO_NAME_MAX)
-			|| (i && strcmp(c->names[i - 1], c->names[i]) >= 0))
-			return false;
-	return true;
+	const Vckpt__Common *s = message;
+	const struct proto_common *common = m;
+
+	(void)arena;
+	return s->n_names == common->nnames ? 0 : -BASE_EFORMAT;
 }
 
-bool proto_commons_check(const struct proto_common *c, uint32_t n)
-{
-	if (n > PROTO_COMMONS_MAX)
-		return false;
-	for (uint32_t i = 0; i < n; i++)
-		if (!proto_text_valid(c[i].group, 1, PROTO_COMMON_GROUP_MAX) || !common_names_check(&c[i])
-			|| (i && strcmp(c[i - 1].group, c[i].group) >= 0))
-			return false;
-	return true;
-}
+const struct codec_message proto_common_message = CODEC_MESSAGE_OF(common, struct proto_common, common_fields,
+	.unpack = common_unpack);
 
-int proto_commons_pack(const struct proto_common *c, uint32_t n, bool names, struct proto_arena *arena, size_t *ret_n,
-	Vckpt__Common ***ret_messages)
+/* Announcements leave the names out. */
+static int common_bare_pack(const void *m, struct proto_arena *arena, void *message)
 {
-	Vckpt__Common **list = proto_arena_array(arena, n, sizeof *list),
-		      *all = proto_arena_array(arena, n, sizeof *all);
+	Vckpt__Common *s = message;
 
-	if (!list || !all)
-		return proto_no_memory(arena);
-	for (uint32_t i = 0; i < n; i++) {
-		vckpt__common__init(&all[i]);
-		all[i].group = (char *)c[i].group;
-		all[i].digest = proto_digest_field(&c[i].digest);
-		if (names && c[i].nnames) {
-			all[i].n_names = c[i].nnames;
-			all[i].names = (char **)c[i].names;
-			all[i].digests = (ProtobufCBinaryData){(size_t)c[i].nnames * PROTO_COMMON_ROW_BYTES,
-				(uint8_t *)c[i].digests};
-		}
-		list[i] = &all[i];
-	}
-	*ret_n = n;
-	*ret_messages = list;
+	(void)m;
+	(void)arena;
+	s->n_names = 0;
+	s->digests = (ProtobufCBinaryData){0};
 	return 0;
 }
 
-int proto_commons_unpack(Vckpt__Common **messages, size_t n, struct proto_arena *arena,
-	const struct proto_common **ret_c, uint32_t *ret_n)
+const struct codec_message proto_common_bare_message = CODEC_MESSAGE_OF(common, struct proto_common, common_fields,
+	.pack = common_bare_pack, .unpack = common_unpack);
+
+bool proto_commons_sorted(const struct proto_common *c, uint32_t n)
 {
-	struct proto_common *c;
-	uint32_t rows;
-
-	if (n > PROTO_COMMONS_MAX)
-		return -BASE_EFORMAT;
-	c = proto_arena_array(arena, n, sizeof *c);
-	if (!c)
-		return proto_no_memory(arena);
-	for (size_t i = 0; i < n; i++) {
-		const Vckpt__Common *m = messages[i];
-
-		if (!proto_digest_get(&m->digest, &c[i].digest)
-			|| !proto_rows(&m->digests, PROTO_COMMON_ROW_BYTES, UINT32_MAX, &rows) || rows != m->n_names)
-			return -BASE_EFORMAT;
-		c[i].group = m->group;
-		c[i].names = (const char *const *)m->names;
-		c[i].digests = m->digests.data;
-		c[i].nnames = rows;
-	}
-	*ret_c = c;
-	*ret_n = (uint32_t)n;
-	return 0;
+	for (uint32_t i = 1; i < n; i++)
+		if (strcmp(c[i - 1].group, c[i].group) >= 0)
+			return false;
+	return true;
 }

@@ -40,14 +40,14 @@ int proto_begin_decode(const void *body, size_t len, struct proto_begin *ret_m);
 void proto_begin_release(struct proto_begin *m);
 
 struct proto_base_record { struct proto_base base; void *arena; };
-int proto_base_encode(const struct proto_base *m, struct base_buf *b);
+int proto_base_encode(const struct proto_base_record *m, struct base_buf *b);
 int proto_base_decode(const void *body, size_t len, struct proto_base_record *ret_m);
 void proto_base_release(struct proto_base_record *m);
 
 /* start_time: field 22 of /proc/PID/stat, clock ticks since boot */
 struct proto_alive { uint32_t rank; uint64_t pid, start_time; };
 struct proto_heartbeat {
-	const char *launch, *host, *run; char boot_id[37];
+	const char *launch, *host, *run, *boot_id;
 	uint64_t number; int64_t time_ns;
 	const struct proto_alive *ranks; uint32_t nranks;
 	uint8_t nonce[16];              /* of the launch entry: rank 0 of a job shows it; zeros: none */

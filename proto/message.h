@@ -155,8 +155,6 @@ struct proto_manifest_rank {        /* one line per rank, fixed width on disk */
 	struct proto_ref part;
 	uint32_t first_map, npacks;     /* pack n of this rank's part is packs[map[first_map + n]] */
 };
-/* sorted by name, unique; name stored as attempt, rank, class numbers */
-struct proto_manifest_pack { const char *pack; uint64_t size, live_bytes; };
 /* Which ranks' parts have a blob: ascending, gaps between them. Of one that is not per_rank the lowest rank. */
 struct proto_rank_range { uint32_t first, n; };
 struct proto_blob_name { const char *name; bool per_rank; const struct proto_rank_range *ranges; uint32_t nranges; };
@@ -169,7 +167,7 @@ struct proto_manifest {
 	const char *const *hosts; uint32_t nhosts;
 	const struct proto_manifest_rank *ranks; uint32_t nranks;        /* by ascending rank */
 	const uint32_t *map; uint32_t nmap;
-	const struct proto_manifest_pack *packs; uint32_t npacks;
+	const struct proto_pack_use *packs; uint32_t npacks;             /* sorted by name, unique */
 	uint64_t tensors, bytes, new_bytes;
 	bool names_blobs;               /* false: it does not say which there are */
 	const struct proto_blob_name *blobs; uint32_t nblobs;            /* sorted by (per_rank, name) */

@@ -184,6 +184,13 @@ bool proto_attempt_parse(const char *attempt, struct proto_attempt_number *ret_a
 	return attempt && name_attempt_take(&attempt, ret_a) && *attempt == 0;
 }
 
+bool proto_attempt_valid(const char *attempt)
+{
+	struct proto_attempt_number a;
+
+	return proto_attempt_parse(attempt, &a);
+}
+
 /* This and the next by hand: a snapshot has ten thousand of them. */
 void proto_launch_format(const uint8_t id[static PROTO_LAUNCH_ROW_BYTES], char text[static 17])
 {

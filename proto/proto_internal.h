@@ -69,13 +69,12 @@ int proto_head_unpack(const void *body, size_t len, struct proto_arena **ret_are
 int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena *arena,
 	void *ret_message);
 int proto_pack(const void *message, struct base_buf *b);
-/* Unknown fields of a message as they stood, in the arena. */
+/* Unknown fields of a message as they stood, in the arena; and into one that is to be packed. */
 int proto_unknown_take(const ProtobufCMessage *m, struct proto_arena *a, const uint8_t **ret_bytes, size_t *ret_len);
+int proto_unknown_put(ProtobufCMessage *m, struct proto_arena *a, const uint8_t *bytes, size_t len);
 int proto_no_memory(const struct proto_arena *a);                /* what a failed arena allocation means */
 /* whole rows, not too many */
 bool proto_rows(const ProtobufCBinaryData *field, size_t row_bytes, uint64_t max_rows, uint32_t *ret_n);
-int proto_u32_table(const ProtobufCBinaryData *field, struct proto_arena *a, const uint32_t **ret_table,
-	uint32_t *ret_n);
 /* Is this a grid that a reader computes with? The bounds keep its arithmetic in 64 bits and pieces of a few MiB. */
 bool proto_grid_valid(const struct tensor_grid_params *g);
 /* Words of a message. */
@@ -84,50 +83,19 @@ char **proto_words(unsigned words, size_t *ret_n);              /* not the calle
 /* Exactly these, in their order? */
 bool proto_words_are(char *const *features, size_t n, unsigned words);
 bool proto_word_known(const char *word);        /* in a message of some kind */
-static inline ProtobufCBinaryData proto_bytes(const struct base_buf *b)
-{
-	return (ProtobufCBinaryData){b->len, b->data};
-}
 static inline ProtobufCBinaryData proto_digest_field(const struct base_digest *d)
 {
 	return (ProtobufCBinaryData){sizeof d->bytes, (uint8_t *)d->bytes};
 }
 bool proto_digest_get(const ProtobufCBinaryData *field, struct base_digest *ret_d); /* false: not 32 bytes */
-/* A nonce of 16 bytes; none is left out, and zeros in memory. */
-ProtobufCBinaryData proto_nonce_field(const uint8_t nonce[PROTO_NONCE_BYTES]);
-bool proto_nonce_get(const ProtobufCBinaryData *field, uint8_t nonce[PROTO_NONCE_BYTES]); /* false: another length */
-
-/* ---- ref.c: rows and small messages that several records hold ---- */
-void proto_ref_put(struct base_buf *b, const struct proto_ref *ref);
-bool proto_ref_get(const uint8_t *row, struct proto_ref *ret_r);                   /* false: reserved byte set */
-bool proto_ref_field_get(const ProtobufCBinaryData *field, struct proto_ref *ret_r); /* 72 bytes, and the same */
-/* pack_size 0: not known */
-bool proto_ref_check(const struct proto_ref *ref, unsigned kind, uint32_t npacks, uint64_t pack_size);
-int proto_attributes_pack(const struct proto_attribute *a, size_t n, struct proto_arena *arena, size_t *ret_n,
-	Vckpt__Attribute ***ret_messages);
-int proto_attributes_unpack(Vckpt__Attribute **messages, size_t n, struct proto_arena *arena,
-	const struct proto_attribute **ret_a, size_t *ret_n);
+/* ---- ref.c, common.c: what several records hold ---- */
+#define PROTO_HEADERS_MAX 4096u
+bool proto_ref_check(const struct proto_ref *ref, unsigned kind, const struct proto_pack_use *packs, uint32_t npacks);
+/* Rules between the items; those of each item are in its table. */
 bool proto_attributes_check(const struct proto_attribute *a, size_t n);
-int proto_headers_pack(const struct proto_view_header *h, uint32_t n, struct proto_arena *arena, size_t *ret_n,
-	Vckpt__ViewHeader ***ret_messages);
-int proto_headers_unpack(Vckpt__ViewHeader **messages, size_t n, struct proto_arena *arena,
-	const struct proto_view_header **ret_h, uint32_t *ret_n);
+bool proto_commons_sorted(const struct proto_common *c, uint32_t n);
 bool proto_headers_check(const struct proto_view_header *h, uint32_t n, uint32_t nlayouts,
 	const struct proto_pack_use *packs, uint32_t npacks);
-
-/* ---- common.c: what ranks hold alike, of `begin` and announcements ---- */
-bool proto_commons_check(const struct proto_common *c, uint32_t n);
-int proto_commons_pack(const struct proto_common *c, uint32_t n, bool names, struct proto_arena *arena, size_t *ret_n,
-	Vckpt__Common ***ret_messages);
-int proto_commons_unpack(Vckpt__Common **messages, size_t n, struct proto_arena *arena,
-	const struct proto_common **ret_c, uint32_t *ret_n);
-
-/* ---- stats.c: timings, which parts have too ---- */
-bool proto_timings_check(const struct proto_timing *t, uint32_t n);
-int proto_timings_pack(const struct proto_timing *t, uint32_t n, struct proto_arena *arena, size_t *ret_n,
-	Vckpt__Timing ***ret_messages);
-int proto_timings_unpack(Vckpt__Timing **messages, size_t n, struct proto_arena *arena,
-	const struct proto_timing **ret_t, uint32_t *ret_n);
 
 /* ---- packs.c: tables of pack names ---- */
 int proto_packs_pack(const struct proto_pack_use *p, uint32_t n, struct proto_arena *arena, Vckpt__Packs **ret_message);
@@ -145,6 +113,7 @@ bool proto_attempt_parse(const char *attempt, struct proto_attempt_number *ret_a
 void proto_attempt_format(const struct proto_attempt_number *a, char text[static PROTO_ATTEMPT_MAX]);
 bool proto_pack_name_split(const char *pack, struct proto_attempt_number *ret_a, uint32_t *ret_rank,
 	const char **ret_class);
+bool proto_attempt_valid(const char *attempt);
 bool proto_class_valid(const char *class);
 bool proto_word_valid(const char *word);                            /* [A-Za-z_][A-Za-z0-9_]*, <= PROTO_WORD_MAX */
 bool proto_text_valid(const char *text, size_t min, size_t max);    /* UTF-8 of min .. max bytes; NULL is not */

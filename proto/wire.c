@@ -11,18 +11,11 @@
 
 #include "core/base/log.h"
 
-/* Every record begins like this: fields 1 and 2 of its message. */
-struct wire_head {
-	ProtobufCMessage base;
-	uint32_t version;
-	size_t n_features;
-	char **features;
-};
+/* Every record begins like Head: fields 1 and 2 of its message. */
 #define WIRE_HEAD_CHECK(type) \
-	_Static_assert(offsetof(type, version) == offsetof(struct wire_head, version) && \
-		offsetof(type, n_features) == offsetof(struct wire_head, n_features) && \
-		offsetof(type, features) == offsetof(struct wire_head, features), #type)
-WIRE_HEAD_CHECK(Vckpt__Head);
+	_Static_assert(offsetof(type, version) == offsetof(Vckpt__Head, version) && \
+		offsetof(type, n_features) == offsetof(Vckpt__Head, n_features) && \
+		offsetof(type, features) == offsetof(Vckpt__Head, features), #type)
 WIRE_HEAD_CHECK(Vckpt__Store);
 WIRE_HEAD_CHECK(Vckpt__Entry);
 WIRE_HEAD_CHECK(Vckpt__Layout);
@@ -111,7 +104,7 @@ bool proto_grid_valid(const struct tensor_grid_params *g)
 		&& g->target_bytes <= PROTO_TARGET_MAX_BYTES && g->small_bytes <= g->min_bytes;
 }
 
-static int wire_head_check(const ProtobufCMessageDescriptor *d, const struct wire_head *h)
+static int wire_head_check(const ProtobufCMessageDescriptor *d, const Vckpt__Head *h)
 {
 	const char *what = d->short_name;
 
@@ -169,7 +162,7 @@ static int unpack_refused(const ProtobufCMessageDescriptor *d, const void *body,
 
 	if (r < 0)
 		return r;
-	r = wire_head_check(d, (const struct wire_head *)head);
+	r = wire_head_check(d, head);
 	proto_arena_free(arena);
 	return r < 0 ? r : -BASE_EFORMAT;
 }
@@ -190,7 +183,7 @@ int proto_unpack(const ProtobufCMessageDescriptor *d, const void *body, size_t l
 		return -ENOMEM;
 	allocator = proto_arena_allocator(arena);
 	m = protobuf_c_message_unpack(d, &allocator, len, body);
-	r = m ? wire_head_check(d, (const struct wire_head *)m) : unpack_failed(arena);
+	r = m ? wire_head_check(d, (const Vckpt__Head *)m) : unpack_failed(arena);
 	if (r == 0 && protobuf_c_message_get_packed_size(m) != len)
 		r = -BASE_EFORMAT;
 	if (r < 0) {
@@ -215,39 +208,38 @@ int proto_pack(const void *message, struct base_buf *b)
 
 int proto_unknown_take(const ProtobufCMessage *m, struct proto_arena *a, const uint8_t **ret_bytes, size_t *ret_len)
 {
-	ProtobufCMessage only = {.descriptor = m->descriptor,
-		.n_unknown_fields = m->n_unknown_fields,
-		.unknown_fields = m->unknown_fields};
-	size_t len = 0;
-	uint8_t *bytes;
+	static const ProtobufCMessageDescriptor no_fields = {.magic = PROTOBUF_C__MESSAGE_DESCRIPTOR_MAGIC};
+	ProtobufCMessage only = {&no_fields, m->n_unknown_fields, m->unknown_fields};
+	size_t len = protobuf_c_message_get_packed_size(&only);
+	uint8_t *bytes = len ? proto_arena_array(a, len, 1) : NULL;
 
-	*ret_bytes = NULL;
-	*ret_len = 0;
-	if (m->n_unknown_fields == 0)
-		return 0;
-	/* Each one is a tag of at most 5 bytes and its data. */
-	for (unsigned i = 0; i < only.n_unknown_fields; i++) {
-		/* numbers that protobuf does not have could not be written again */
-		if (only.unknown_fields[i].tag == 0 || only.unknown_fields[i].tag >= UINT32_C(1) << 29)
-			return -BASE_EFORMAT;
-		len += 5 + only.unknown_fields[i].len;
-	}
-	bytes = proto_arena_array(a, len, 1);
-	if (!bytes)
+	if (len && !bytes)
 		return proto_no_memory(a);
-	len = 0;
-	for (unsigned i = 0; i < only.n_unknown_fields; i++) {
-		const ProtobufCMessageUnknownField *f = &only.unknown_fields[i];
-		uint32_t tag = f->tag << 3 | f->wire_type;
-
-		for (; tag >= 0x80; tag >>= 7)
-			bytes[len++] = (uint8_t)(tag | 0x80);
-		bytes[len++] = (uint8_t)tag;
-		memcpy(bytes + len, f->data, f->len);
-		len += f->len;
-	}
+	if (len)
+		protobuf_c_message_pack(&only, bytes);
 	*ret_bytes = bytes;
 	*ret_len = len;
+	return 0;
+}
+
+/* protobuf-c writes a field's number and its data as it is: the data of the first is all that follows its number. */
+int proto_unknown_put(ProtobufCMessage *m, struct proto_arena *a, const uint8_t *bytes, size_t len)
+{
+	ProtobufCMessageUnknownField *all;
+	uint32_t tag = 0;
+	size_t n = 0;
+
+	if (len == 0)
+		return 0;
+	all = proto_arena_array(a, 1, sizeof *all);
+	if (!all)
+		return proto_no_memory(a);
+	do
+		tag |= (uint32_t)(bytes[n] & 0x7f) << (7 * n);
+	while (bytes[n++] >= 0x80 && n < len && n < 5);
+	*all = (ProtobufCMessageUnknownField){tag >> 3, tag & 7, len - n, (uint8_t *)(uintptr_t)bytes + n};
+	m->n_unknown_fields = 1;
+	m->unknown_fields = all;
 	return 0;
 }
 
@@ -261,44 +253,10 @@ bool proto_rows(const ProtobufCBinaryData *field, size_t row_bytes, uint64_t max
 	return true;
 }
 
-int proto_u32_table(const ProtobufCBinaryData *field, struct proto_arena *a, const uint32_t **ret_table,
-	uint32_t *ret_n)
-{
-	uint32_t *table, n;
-
-	if (!proto_rows(field, 4, UINT32_MAX, &n))
-		return -BASE_EFORMAT;
-	table = proto_arena_array(a, n, sizeof *table);
-	if (!table)
-		return proto_no_memory(a);
-	for (uint32_t i = 0; i < n; i++)
-		table[i] = base_get32(field->data + 4 * (size_t)i);
-	*ret_table = table;
-	*ret_n = n;
-	return 0;
-}
-
 bool proto_digest_get(const ProtobufCBinaryData *field, struct base_digest *ret_d)
 {
 	if (field->len != sizeof ret_d->bytes)
 		return false;
 	memcpy(ret_d->bytes, field->data, sizeof ret_d->bytes);
 	return true;
-}
-
-ProtobufCBinaryData proto_nonce_field(const uint8_t nonce[PROTO_NONCE_BYTES])
-{
-	static const uint8_t none[PROTO_NONCE_BYTES];
-
-	if (memcmp(nonce, none, sizeof none) == 0)
-		return (ProtobufCBinaryData){0};
-	return (ProtobufCBinaryData){PROTO_NONCE_BYTES, (uint8_t *)nonce};
-}
-
-bool proto_nonce_get(const ProtobufCBinaryData *field, uint8_t nonce[PROTO_NONCE_BYTES])
-{
-	memset(nonce, 0, PROTO_NONCE_BYTES);
-	if (field->len == PROTO_NONCE_BYTES)
-		memcpy(nonce, field->data, PROTO_NONCE_BYTES);
-	return field->len == 0 || field->len == PROTO_NONCE_BYTES;
 }

@@ -20,7 +20,7 @@ typedef const struct proto_announcement *const *announcements;
 struct manifest_build {
 	struct proto_manifest m;
 	announcements all; uint32_t n;
-	struct proto_manifest_pack *packs;
+	struct proto_pack_use *packs;
 	struct proto_manifest_layout *layouts;
 	struct proto_view_header *headers;
 	const char **hosts;
@@ -68,7 +68,7 @@ static int build_agree(const struct manifest_build *b, struct base_error *err)
 
 static int pack_order(const void *a, const void *b)
 {
-	return strcmp(((const struct proto_manifest_pack *)a)->pack, ((const struct proto_manifest_pack *)b)->pack);
+	return strcmp(((const struct proto_pack_use *)a)->pack, ((const struct proto_pack_use *)b)->pack);
 }
 
 /* Folds a sorted table: one line a name, live bytes added up (ranks may reach the same object: never more than the
@@ -78,7 +78,7 @@ static int packs_fold(struct manifest_build *b, uint32_t count, struct base_erro
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < count; i++) {
-		struct proto_manifest_pack *last = n ? &b->packs[n - 1] : NULL, *p = &b->packs[i];
+		struct proto_pack_use *last = n ? &b->packs[n - 1] : NULL, *p = &b->packs[i];
 
 		if (!last || strcmp(last->pack, p->pack) != 0) {
 			b->packs[n++] = *p;
@@ -114,7 +114,7 @@ static int build_packs(struct manifest_build *b, struct base_error *err)
 		for (uint32_t j = 0; j < b->all[i]->npacks; j++) {
 			const struct proto_pack_use *p = &b->all[i]->packs[j];
 
-			b->packs[count++] = (struct proto_manifest_pack){p->pack, p->size, p->live_bytes};
+			b->packs[count++] = (struct proto_pack_use){p->pack, p->size, p->live_bytes};
 		}
 	qsort(b->packs, count, sizeof *b->packs, pack_order);
 	return packs_fold(b, count, err);
@@ -122,7 +122,7 @@ static int build_packs(struct manifest_build *b, struct base_error *err)
 
 static uint32_t pack_number(const struct manifest_build *b, const char *pack)
 {
-	struct proto_manifest_pack key = {.pack = pack},
+	struct proto_pack_use key = {.pack = pack},
 				   *found = bsearch(&key, b->packs, b->m.npacks, sizeof key, pack_order);
 
 	return (uint32_t)(found - b->packs); /* every name is there */
@@ -468,7 +468,7 @@ struct packs_check { struct store *s; const struct proto_manifest *m; };
 static int pack_check(void *arg, uint32_t i, struct base_error *err)
 {
 	const struct packs_check *c = arg;
-	const struct proto_manifest_pack *p = &c->m->packs[i];
+	const struct proto_pack_use *p = &c->m->packs[i];
 	char path[STORE_NAME_MAX];
 	uint64_t size;
 	int r = store_pack_path(p->pack, path);

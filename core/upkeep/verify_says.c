@@ -114,7 +114,7 @@ int verify_says_part(struct verify_says *s, const struct proto_manifest_rank *li
 	for (uint32_t n = 0; n < part->npacks; n++) {
 		const struct proto_pack_use *p = &part->packs[n];
 		uint32_t number = s->m->map[line->first_map + n];
-		const struct proto_manifest_pack *q = &s->m->packs[number];
+		const struct proto_pack_use *q = &s->m->packs[number];
 
 		if (p->size && p->size != q->size)
 			says_wrong(s, "the part of rank %u says that pack %s has %" PRIu64 " bytes, the manifest %"
@@ -147,7 +147,7 @@ void verify_says_packs(struct verify_says *s)
 
 	says_shared(s);
 	for (uint32_t n = 0; n < m->npacks; n++) {
-		const struct proto_manifest_pack *p = &m->packs[n];
+		const struct proto_pack_use *p = &m->packs[n];
 
 		if (strncmp(p->pack, m->attempt, len) == 0 && p->pack[len] == '-')
 			own += p->size;

@@ -26,21 +26,20 @@ static inline int fuzz_refused(const uint8_t *bytes, size_t len, int r)
 	return 0;
 }
 
-#define FUZZ_PROTO(name) FUZZ_PROTO_IN(name, struct proto_##name, m)
+#define FUZZ_PROTO(name) FUZZ_PROTO_IN(name, struct proto_##name)
 
-/* `decoded` is what decodes; `body`, of the variable m of that type, is what encodes. */
-#define FUZZ_PROTO_IN(name, decoded, body) \
+#define FUZZ_PROTO_IN(name, type) \
 	int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len) \
 	{ \
 		struct base_buf first = BASE_BUF_INIT, second = BASE_BUF_INIT; \
-		decoded m; \
+		type m; \
 		int r = proto_##name##_decode(bytes, len, &m); \
 		if (r < 0) \
 			return fuzz_refused(bytes, len, r); \
-		if (proto_##name##_encode(&body, &first) < 0) \
+		if (proto_##name##_encode(&m, &first) < 0) \
 			abort(); \
 		proto_##name##_release(&m); \
-		if (proto_##name##_decode(first.data, first.len, &m) < 0 || proto_##name##_encode(&body, &second) < 0) \
+		if (proto_##name##_decode(first.data, first.len, &m) < 0 || proto_##name##_encode(&m, &second) < 0) \
 			abort(); \
 		if (first.len > len || first.len != second.len || memcmp(first.data, second.data, first.len) != 0) \
 			abort(); \

@@ -94,7 +94,7 @@ Begin = structure("Begin", run=text, attempt=text, step=u64, world=u32, alone=c.
                   replace=c.c_bool, replaces=u64, rank=u32, host=text, time_ns=i64, commons=P(Common), ncommons=u32,
                   arena=ptr)
 Alive = structure("Alive", rank=u32, pid=u64, start_time=u64)
-Heartbeat = structure("Heartbeat", launch=text, host=text, run=text, boot_id=c.c_char * 37, number=u64, time_ns=i64,
+Heartbeat = structure("Heartbeat", launch=text, host=text, run=text, boot_id=text, number=u64, time_ns=i64,
                       ranks=P(Alive), nranks=u32,
                       nonce=u8 * 16, period_ms=u32, arena=ptr)
 Trash = structure("Trash", name=text, time_ns=i64, heartbeats=P(text), nheartbeats=u32, arena=ptr)
@@ -109,7 +109,7 @@ Range = structure("Range", offset=u64, len=u64)
 Damage = structure("Damage", pack=text, ranges=P(Range), nranges=u32, arena=ptr)
 RECORDS = {"store": Info, "entry": Entry, "layout": ProtoLayout, "part": Part, "announcement": Announcement,
            "manifest": Manifest,
-           "begin": Begin, "base": Base, "heartbeat": Heartbeat, "trash": Trash, "stats": Stats, "damage": Damage}
+           "begin": Begin, "base": BaseRecord, "heartbeat": Heartbeat, "trash": Trash, "stats": Stats, "damage": Damage}
 
 Shape = structure("Shape", ndim=u32, dim=u64 * 16)
 Box = structure("Box", offset=u64 * 16, size=u64 * 16)
@@ -149,7 +149,7 @@ class Proto:
         return r if r < 0 else data
 
     def decode(self, name, data):
-        m = BaseRecord() if name == "base" else RECORDS[name]()
+        m = RECORDS[name]()
         r = getattr(self.lib, f"proto_{name}_decode")(data, c.c_size_t(len(data)), c.byref(m))
         return r if r < 0 else m
 
@@ -161,7 +161,7 @@ class Proto:
         m = self.decode(name, data)
         if isinstance(m, int):
             return m
-        out = self.encode(name, m.base if name == "base" else m)
+        out = self.encode(name, m)
         self.release(name, m)
         return out
 
@@ -393,7 +393,7 @@ def samples(proto):
                                              nreplicas=2),
                          sample_announcement(0, commons=commons(), ncommons=2)],
         "begin": [begin, Begin(run=b"r", attempt=ATTEMPT, step=3, world=2, rank=1, host=b"h", time_ns=1,
-                               commons=commons(), ncommons=2)], "base": [Base(b"r", 3, digest(4))],
+                               commons=commons(), ncommons=2)], "base": [BaseRecord(Base(b"r", 3, digest(4)))],
         "heartbeat": [hb, slow],
         "trash": [Trash(name=b"packs/00/x.pack", time_ns=5, heartbeats=table(text, [b"hosts/a", b"hosts/b"]),
                         nheartbeats=2)],

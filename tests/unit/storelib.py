@@ -497,7 +497,7 @@ class Rank(c.Structure):
 
 
 class Heartbeat(c.Structure):
-    _fields_ = [("launch", c.c_char_p), ("host", c.c_char_p), ("run", c.c_char_p), ("boot_id", c.c_char * 37),
+    _fields_ = [("launch", c.c_char_p), ("host", c.c_char_p), ("run", c.c_char_p), ("boot_id", c.c_char_p),
                 ("number", c.c_uint64),
                 ("time_ns", c.c_int64), ("ranks", c.POINTER(Rank)), ("nranks", c.c_uint32), ("nonce", c.c_uint8 * 16),
                 ("period_ms", c.c_uint32), ("arena", c.c_void_p)]

@@ -108,7 +108,7 @@ static int base_look(struct store_attempt *a, const struct attempt_base *b, bool
 /* model: begin. Named first, then looked at again (rule BASE). The attempt's lock is held. */
 static int base_name(struct store_attempt *a, const struct attempt_base *b, bool *ret_gone, struct base_error *err)
 {
-	struct proto_base m = {.run = (char *)b->run, .entry = b->entry, .manifest = b->manifest};
+	struct proto_base_record m = {.base = {.run = b->run, .entry = b->entry, .manifest = b->manifest}};
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
 	int r = proto_base_encode(&m, &body);
 

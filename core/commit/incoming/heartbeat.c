@@ -129,7 +129,7 @@ static int heartbeat_body(const struct store_heartbeat *h, uint64_t n, struct ba
 	struct proto_heartbeat m = {.launch = h->launch, .host = store_hostname(), .run = h->run, .number = n,
 		.time_ns = base_realtime_ns(), .ranks = &h->alive, .nranks = 1, .period_ms = (uint32_t)h->period_ms};
 
-	memcpy(m.boot_id, heartbeat_space(), sizeof m.boot_id);
+	m.boot_id = heartbeat_space();
 	memcpy(m.nonce, h->nonce, sizeof m.nonce);
 	return proto_heartbeat_encode(&m, body);
 }

@@ -95,7 +95,7 @@ static int keep_packs(struct keep_table *t, const struct save_base *b, const boo
 	size_t len = 0;
 
 	for (uint32_t i = 0; i < b->m.npacks; i++) {
-		const struct proto_manifest_pack *p = &b->m.packs[i];
+		const struct proto_pack_use *p = &b->m.packs[i];
 		int64_t component;
 
 		if (len == 0 || strncmp(p->pack, attempt, len + 1) != 0) {
