@@ -20,12 +20,16 @@ struct proto_arena {
 	bool starved;       /* there was no memory within the bound */
 };
 
+_Static_assert(sizeof(struct proto_arena) % ARENA_ALIGN == 0, "what is behind it is aligned");
+
+/* With the first block behind it: most records need no other. */
 struct proto_arena *proto_arena_new(uint64_t limit_bytes)
 {
-	struct proto_arena *a = calloc(1, sizeof *a);
+	struct proto_arena *a = malloc(sizeof *a + ARENA_FIRST_BYTES);
 
 	if (a)
-		*a = (struct proto_arena){.left = limit_bytes, .block = ARENA_FIRST_BYTES};
+		*a = (struct proto_arena){.left = limit_bytes, .block = 2 * ARENA_FIRST_BYTES,
+			.at = (uint8_t *)(a + 1), .room = ARENA_FIRST_BYTES};
 	return a;
 }
 

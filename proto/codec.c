@@ -34,23 +34,17 @@ static bool codec_all_zero(const uint8_t *bytes, size_t n)
 
 /* ---- rows ---- */
 
-#define ROWS_AT_ONCE 64u /* they stay in the processor's cache while column after column is copied */
-
+/* Out of a row and into one are the same: other bytes first, or not. */
 #define COLUMN_COPY(type, get) \
-	for (; from < end; from += from_step, to += to_step) { \
+	for (; n > 0; n--, from += from_step, to += to_step) { \
 		type value_ = get(from); \
 		memcpy(to, &value_, sizeof value_); \
 	}
 
-struct column_block { uint8_t bytes[16]; };
-static inline struct column_block column_block_get(const uint8_t *from) { return *(const struct column_block *)from; }
-
-/* One column of some rows. Out of a row (`put`: into one) is the same for numbers: other bytes first, or not. */
+/* One column of some rows. false: a reserved byte is set, or a text is no number. */
 static bool column_copy(const struct codec_column *c, bool put, const uint8_t *from, size_t from_step, uint8_t *to,
 	size_t to_step, size_t n)
 {
-	const uint8_t *end = from + n * from_step;
-
 	switch (c->kind) {
 	case CODEC_COLUMN_16:
 		COLUMN_COPY(uint16_t, base_get16)
@@ -62,42 +56,38 @@ static bool column_copy(const struct codec_column *c, bool put, const uint8_t *f
 		COLUMN_COPY(uint64_t, base_get64)
 		return true;
 	case CODEC_COLUMN_BYTES:
-		if (c->bytes == sizeof(struct column_block))
-			COLUMN_COPY(struct column_block, column_block_get)
-		for (; from < end; from += from_step, to += to_step)
+		for (; n > 0; n--, from += from_step, to += to_step)
 			memcpy(to, from, c->bytes);
 		return true;
 	case CODEC_COLUMN_HEX:
-		for (; from < end; from += from_step, to += to_step)
+		for (; n > 0; n--, from += from_step, to += to_step)
 			if (!put)
 				proto_launch_format(from, (char *)to);
 			else if (!proto_launch_parse((const char *)from, to))
 				return false;
 		return true;
-	case CODEC_COLUMN_ZERO: /* memory of an arena is zeros */
-		for (; from < end && !put; from += from_step)
-			if (!codec_all_zero(from, c->bytes))
+	case CODEC_COLUMN_ZERO:
+		for (; n > 0; n--, from += from_step, to += to_step)
+			if (put)
+				memset(to, 0, c->bytes);
+			else if (!codec_all_zero(from, c->bytes))
 				return false;
 	}
 	return true;
 }
 
-/* false: a reserved byte is set, or a text is no number. */
 static bool rows_copy(const struct codec_row *row, bool put, const uint8_t *from, uint8_t *to, size_t n)
 {
-	size_t from_step = put ? row->bytes : row->stored_bytes, to_step = put ? row->stored_bytes : row->bytes;
+	size_t from_step = put ? row->bytes : row->stored_bytes, to_step = put ? row->stored_bytes : row->bytes, at = 0;
+	bool good = true;
 
-	for (size_t i = 0; i < n; i += ROWS_AT_ONCE) {
-		const uint8_t *some = from + i * from_step;
-		uint8_t *into = to + i * to_step;
-		size_t at = 0, count = base_min(n - i, ROWS_AT_ONCE);
-
-		for (const struct codec_column *c = row->columns; c < row->columns + row->ncolumns; at += c++->bytes)
-			if (!column_copy(c, put, some + (put ? c->to : at), from_step, into + (put ? at : c->to), to_step,
-				count))
-				return false;
-	}
-	return true;
+	if (row->flat && n)
+		memcpy(to, from, n * row->bytes);
+	for (const struct codec_column *c = row->columns; good && c < row->columns + row->ncolumns; at += c++->bytes)
+		if (!row->flat || c->kind == CODEC_COLUMN_ZERO)
+			good = column_copy(c, put, from + (put ? c->to : at), from_step, to + (put ? at : c->to),
+				to_step, n);
+	return good;
 }
 
 static int rows_pack(const struct codec_row *row, const uint8_t *rows, size_t n, struct proto_arena *arena,
@@ -129,18 +119,13 @@ static int rows_unpack(const struct codec_field *f, const ProtobufCBinaryData *f
 
 /* ---- messages ---- */
 
-/* Static, so that the loops below do not call them through the table of a shared library. */
-static int field_pack(const struct codec_field *f, const void *m, struct proto_arena *arena, void *message);
-static int field_unpack(const struct codec_field *f, const void *message, struct proto_arena *arena, void *m);
-static int field_check(const struct codec_field *f, const void *m);
-
 static int message_pack(const struct codec_message *c, const void *m, struct proto_arena *arena, void *message)
 {
 	int r = 0;
 
 	protobuf_c_message_init(c->descriptor, message);
 	for (unsigned i = 0; i < c->nfields && r == 0; i++)
-		r = field_pack(&c->fields[i], m, arena, message);
+		r = codec_field_pack(&c->fields[i], m, arena, message);
 	return r == 0 && c->pack ? c->pack(m, arena, message) : r;
 }
 
@@ -149,7 +134,7 @@ static int message_unpack(const struct codec_message *c, const void *message, st
 	int r = 0;
 
 	for (unsigned i = 0; i < c->nfields && r == 0; i++)
-		r = field_unpack(&c->fields[i], message, arena, m);
+		r = codec_field_unpack(&c->fields[i], message, arena, m);
 	return r == 0 && c->unpack ? c->unpack(message, arena, m) : r;
 }
 
@@ -158,7 +143,7 @@ static int message_check(const struct codec_message *c, const void *m)
 	int r = 0;
 
 	for (unsigned i = 0; i < c->nfields && r == 0; i++)
-		r = field_check(&c->fields[i], m);
+		r = codec_field_check(&c->fields[i], m);
 	return r == 0 && c->check ? c->check(m) : r;
 }
 
@@ -216,7 +201,7 @@ static inline void word_copy(void *to, const void *from, unsigned bytes)
 		*(uint64_t *)to = *(const uint64_t *)from;
 }
 
-static int field_pack(const struct codec_field *f, const void *m, struct proto_arena *arena, void *message)
+int codec_field_pack(const struct codec_field *f, const void *m, struct proto_arena *arena, void *message)
 {
 	const void *from = (const uint8_t *)m + f->to;
 	void *to = (uint8_t *)message + f->at;
@@ -289,7 +274,7 @@ static int codec_there(const struct codec_field *f, bool there, void *m)
 	return there;
 }
 
-static int field_unpack(const struct codec_field *f, const void *message, struct proto_arena *arena, void *m)
+int codec_field_unpack(const struct codec_field *f, const void *message, struct proto_arena *arena, void *m)
 {
 	const void *from = (const uint8_t *)message + f->at;
 	const ProtobufCBinaryData *field = from; /* of BYTES, ROW and ROWS */
@@ -371,7 +356,7 @@ static int codec_list_check(const struct codec_field *f, const void *m)
 	return f->kind == CODEC_MESSAGES ? list_check(f, list, n) : 0;
 }
 
-static int field_check(const struct codec_field *f, const void *m)
+int codec_field_check(const struct codec_field *f, const void *m)
 {
 	const void *from = (const uint8_t *)m + f->to;
 	uint64_t number;
@@ -393,21 +378,6 @@ static int field_check(const struct codec_field *f, const void *m)
 	default:
 		return 0;
 	}
-}
-
-int codec_field_pack(const struct codec_field *f, const void *m, struct proto_arena *arena, void *message)
-{
-	return field_pack(f, m, arena, message);
-}
-
-int codec_field_unpack(const struct codec_field *f, const void *message, struct proto_arena *arena, void *m)
-{
-	return field_unpack(f, message, arena, m);
-}
-
-int codec_field_check(const struct codec_field *f, const void *m)
-{
-	return field_check(f, m);
 }
 
 /* ---- records ---- */

@@ -25,7 +25,11 @@ enum codec_column_kind {
 	CODEC_COLUMN_ZERO       /* reserved */
 };
 struct codec_column { enum codec_column_kind kind; uint16_t to, bytes; }; /* where in our struct; bytes of the row */
-struct codec_row { const struct codec_column *columns; uint16_t ncolumns, stored_bytes, bytes; };
+struct codec_row {
+	const struct codec_column *columns;
+	uint16_t ncolumns, stored_bytes, bytes; /* bytes: of our struct */
+	bool flat;              /* in memory as it is stored, but for what the reserved bytes hold: one copy does */
+};
 
 #define CODEC_NUMBERS(type, member) {sizeof ((type *)0)->member == 8 ? CODEC_COLUMN_64 : \
 	sizeof ((type *)0)->member == 4 ? CODEC_COLUMN_32 : sizeof ((type *)0)->member == 2 ? CODEC_COLUMN_16 : \
@@ -36,8 +40,10 @@ struct codec_row { const struct codec_column *columns; uint16_t ncolumns, stored
 #define CODEC_REF_COLUMNS(type, ref) CODEC_OCTETS(type, ref digest), CODEC_NUMBERS(type, ref offset), \
 	CODEC_NUMBERS(type, ref checks), CODEC_NUMBERS(type, ref raw_len), CODEC_NUMBERS(type, ref stored_len), \
 	CODEC_NUMBERS(type, ref pack), CODEC_NUMBERS(type, ref codec), CODEC_NUMBERS(type, ref kind), CODEC_ZEROS(1)
+/* A struct as large as its row has its members where the columns are. */
 #define CODEC_ROW_OF(type, stored_bytes, ...) {(const struct codec_column[]){__VA_ARGS__}, \
-	sizeof((const struct codec_column[]){__VA_ARGS__}) / sizeof(struct codec_column), stored_bytes, sizeof(type)}
+	sizeof((const struct codec_column[]){__VA_ARGS__}) / sizeof(struct codec_column), stored_bytes, sizeof(type), \
+	sizeof(type) == (stored_bytes) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__}
 
 /* ---- fields ---- */
 enum codec_kind {
@@ -99,10 +105,13 @@ struct codec_message {
 #define CODEC_MESSAGE_OF(name, type, table, ...) {.descriptor = &vckpt__##name##__descriptor, .bytes = sizeof(type), \
 	.fields = table, .nfields = BASE_COUNT(table), __VA_ARGS__}
 
+/* Hidden: in a shared library the loops over tables would call them by its table of symbols. */
+#pragma GCC visibility push(hidden)
 int codec_field_pack(const struct codec_field *f, const void *m, struct proto_arena *arena, void *message);
 int codec_field_unpack(const struct codec_field *f, const void *message, struct proto_arena *arena, void *m);
 int codec_field_check(const struct codec_field *f, const void *m);
 bool codec_message_there(const struct codec_field *f, const void *message); /* of kind MESSAGE */
+#pragma GCC visibility pop
 
 /* ---- records ---- */
 int codec_encode(const struct codec_message *c, const void *m, struct base_buf *b);

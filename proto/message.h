@@ -79,6 +79,7 @@ struct proto_layout_tensor {        /* 32 bytes packed on disk */
 	uint16_t flags;                 /* bit 0: a buffer (not compared between replicas) */
 	/* 1 + index into meshes, placements; 0: nothing recorded, the parts' rows say who stored what */
 	uint32_t mesh, placement;
+	uint32_t reserved;              /* 0: rows are in memory as they are stored */
 };
 struct proto_mesh {
 	const char *const *dim_names; const uint32_t *dim_sizes; uint32_t ndims;
@@ -152,8 +153,8 @@ struct proto_manifest_layout { struct base_digest digest; struct proto_ref ref; 
 struct proto_manifest_rank {        /* one line per rank, fixed width on disk */
 	uint32_t rank, layout;          /* layout: index */
 	uint32_t host;                  /* index into hosts */
-	struct proto_ref part;
 	uint32_t first_map, npacks;     /* pack n of this rank's part is packs[map[first_map + n]] */
+	struct proto_ref part;
 };
 /* Which ranks' parts have a blob: ascending, gaps between them. Of one that is not per_rank the lowest rank. */
 struct proto_rank_range { uint32_t first, n; };

@@ -27,6 +27,10 @@ static bool scan_varint(const uint8_t **at, const uint8_t *end, unsigned most, u
 {
 	uint64_t v = 0;
 
+	if (*at < end && **at < 0x80) {
+		*ret = *(*at)++;
+		return true;
+	}
 	for (unsigned i = 0; i < most && *at < end; i++) {
 		uint8_t byte = *(*at)++;
 
@@ -74,9 +78,17 @@ static bool scan_take(struct scan *s, uint64_t bytes)
 
 static bool scan_message(struct scan *s, const ProtobufCMessageDescriptor *d, const uint8_t *at, const uint8_t *end);
 
+/* Numbers go up from 1, mostly without gaps: a field's descriptor is where its number says. */
+static const ProtobufCFieldDescriptor *scan_known(const ProtobufCMessageDescriptor *d, uint32_t tag)
+{
+	if (tag <= d->n_fields && d->fields[tag - 1].id == tag)
+		return &d->fields[tag - 1];
+	return protobuf_c_message_descriptor_get_field(d, tag);
+}
+
 static bool scan_one(struct scan *s, const ProtobufCMessageDescriptor *d, const struct scan_field *f)
 {
-	const ProtobufCFieldDescriptor *known = protobuf_c_message_descriptor_get_field(d, f->tag);
+	const ProtobufCFieldDescriptor *known = scan_known(d, f->tag);
 
 	if (!known)
 		return s->unknown-- > 0 && scan_take(s, sizeof(ProtobufCMessageUnknownField) + f->len);

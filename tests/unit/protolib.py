@@ -51,7 +51,7 @@ ProtoRef = structure("ProtoRef", digest=Digest, offset=u64, checks=u64, raw_len=
                      codec=u16, kind=u8)
 LayoutTensor = structure("LayoutTensor", component=u32, name_offset=u32, name_len=u32, first_dim=u32, dtype=u8, ndim=u8,
                          flags=u16, mesh=u32,
-                         placement=u32)
+                         placement=u32, reserved=u32)
 Mesh = structure("Mesh", dim_names=P(text), dim_sizes=P(u32), ndims=u32, ranks=P(u32), nranks=u32)
 ProtoLayout = structure("ProtoLayout", grid=Params, components=P(text),
                         ncomponents=u32,
@@ -78,7 +78,7 @@ Announcement = structure("Announcement", run=text, attempt=text, step=u64, rank=
                          nattributes=c.c_size_t,
                          replicas=P(Replica), nreplicas=u32, commons=P(Common), ncommons=u32, arena=ptr)
 ManifestLayout = structure("ManifestLayout", digest=Digest, ref=ProtoRef)
-ManifestRank = structure("ManifestRank", rank=u32, layout=u32, host=u32, part=ProtoRef, first_map=u32, npacks=u32)
+ManifestRank = structure("ManifestRank", rank=u32, layout=u32, host=u32, first_map=u32, npacks=u32, part=ProtoRef)
 RankRange = structure("RankRange", first=u32, n=u32)
 BlobName = structure("BlobName", name=text, per_rank=c.c_bool, ranges=P(RankRange), nranges=u32)
 Manifest = structure("Manifest", run=text, attempt=text, step=u64, world=u32, attributes=P(Attribute),
