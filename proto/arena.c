@@ -86,19 +86,22 @@ static void *arena_alloc(struct proto_arena *a, uint64_t n)
 	return p;
 }
 
-void *proto_arena_array(struct proto_arena *a, uint64_t n, size_t size)
+void *proto_arena_take(struct proto_arena *a, uint64_t n, size_t size)
 {
 	uint64_t len;
-	void *p;
 
 	if (base_mul_overflows(n, size, &len) || len > SIZE_MAX / 2) {
 		a->exhausted = true;
 		return NULL;
 	}
-	p = arena_alloc(a, len);
-	if (p && len)
-		memset(p, 0, len);
-	return p;
+	return arena_alloc(a, len);
+}
+
+void *proto_arena_array(struct proto_arena *a, uint64_t n, size_t size)
+{
+	void *p = proto_arena_take(a, n, size);
+
+	return p && n ? memset(p, 0, n * size) : p;
 }
 
 char *proto_arena_text(struct proto_arena *a, const char *bytes, size_t len)

@@ -81,7 +81,7 @@ static bool rows_copy(const struct codec_row *row, bool put, const uint8_t *from
 	size_t from_step = put ? row->bytes : row->stored_bytes, to_step = put ? row->stored_bytes : row->bytes, at = 0;
 	bool good = true;
 
-	if (row->flat && n)
+	if (row->flat && n && to != from)
 		memcpy(to, from, n * row->bytes);
 	for (const struct codec_column *c = row->columns; good && c < row->columns + row->ncolumns; at += c++->bytes)
 		if (!row->flat || c->kind == CODEC_COLUMN_ZERO)
@@ -93,7 +93,7 @@ static bool rows_copy(const struct codec_row *row, bool put, const uint8_t *from
 static int rows_pack(const struct codec_row *row, const uint8_t *rows, size_t n, struct proto_arena *arena,
 	ProtobufCBinaryData *ret_field)
 {
-	uint8_t *bytes = proto_arena_array(arena, n, row->stored_bytes);
+	uint8_t *bytes = proto_arena_take(arena, n, row->stored_bytes);
 
 	if (!bytes)
 		return proto_no_memory(arena);
@@ -110,46 +110,38 @@ static int rows_unpack(const struct codec_field *f, const ProtobufCBinaryData *f
 
 	if (!proto_rows(field, row->stored_bytes, f->max ? f->max : UINT32_MAX, &n))
 		return -BASE_EFORMAT;
-	rows = proto_arena_array(arena, n, row->bytes);
+	rows = row->flat && n ? field->data : proto_arena_array(arena, n, row->bytes);
 	if (!rows)
 		return proto_no_memory(arena);
 	codec_list_set(f, m, rows, n);
 	return rows_copy(row, false, field->data, rows, n) ? 0 : -BASE_EFORMAT;
 }
 
-/* ---- messages ---- */
+/* ---- messages: each is checked while it is packed or unpacked ---- */
 
 static int message_pack(const struct codec_message *c, const void *m, struct proto_arena *arena, void *message)
 {
-	int r = 0;
+	int r;
 
 	protobuf_c_message_init(c->descriptor, message);
-	for (unsigned i = 0; i < c->nfields && r == 0; i++)
-		r = codec_field_pack(&c->fields[i], m, arena, message);
+	r = codec_fields_pack(c->fields, c->nfields, m, arena, message);
+	if (r == 0 && c->check)
+		r = c->check(m);
 	return r == 0 && c->pack ? c->pack(m, arena, message) : r;
 }
 
 static int message_unpack(const struct codec_message *c, const void *message, struct proto_arena *arena, void *m)
 {
-	int r = 0;
+	int r = codec_fields_unpack(c->fields, c->nfields, message, arena, m);
 
-	for (unsigned i = 0; i < c->nfields && r == 0; i++)
-		r = codec_field_unpack(&c->fields[i], message, arena, m);
-	return r == 0 && c->unpack ? c->unpack(message, arena, m) : r;
-}
-
-static int message_check(const struct codec_message *c, const void *m)
-{
-	int r = 0;
-
-	for (unsigned i = 0; i < c->nfields && r == 0; i++)
-		r = codec_field_check(&c->fields[i], m);
+	if (r == 0 && c->unpack)
+		r = c->unpack(message, arena, m);
 	return r == 0 && c->check ? c->check(m) : r;
 }
 
 static int one_pack(const struct codec_message *c, const void *m, struct proto_arena *arena, void *ret_message)
 {
-	void *message = proto_arena_array(arena, 1, c->descriptor->sizeof_message);
+	void *message = proto_arena_take(arena, 1, c->descriptor->sizeof_message);
 
 	memcpy(ret_message, &message, sizeof message);
 	return message ? message_pack(c, m, arena, message) : proto_no_memory(arena);
@@ -158,8 +150,8 @@ static int one_pack(const struct codec_message *c, const void *m, struct proto_a
 static int list_pack(const struct codec_field *f, const void *m, struct proto_arena *arena, uint8_t *to)
 {
 	size_t n = codec_count(f, m), bytes = f->message->descriptor->sizeof_message;
-	uint8_t *all = proto_arena_array(arena, n, bytes);
-	void **list = proto_arena_array(arena, n, sizeof *list);
+	uint8_t *all = proto_arena_take(arena, n, bytes);
+	void **list = proto_arena_take(arena, n, sizeof *list);
 	const uint8_t *from;
 	int r = all && list ? 0 : proto_no_memory(arena);
 
@@ -201,7 +193,47 @@ static inline void word_copy(void *to, const void *from, unsigned bytes)
 		*(uint64_t *)to = *(const uint64_t *)from;
 }
 
-int codec_field_pack(const struct codec_field *f, const void *m, struct proto_arena *arena, void *message)
+static bool text_check(const struct codec_field *f, const char *text)
+{
+	return f->valid ? f->valid(text) : f->text.max == 0 || proto_text_valid(text, f->text.min, f->text.max);
+}
+
+static bool texts_check(const struct codec_field *f, char *const *texts, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (!text_check(f, texts[i]) || (f->sorted && i > 0 && strcmp(texts[i - 1], texts[i]) >= 0))
+			return false;
+	return true;
+}
+
+/* What the table says of a field of our struct. */
+static inline bool field_check(const struct codec_field *f, const void *m)
+{
+	const void *from = (const uint8_t *)m + f->to;
+	uint64_t number;
+	size_t n;
+
+	switch (f->kind) {
+	case CODEC_NUMBER:
+	case CODEC_NEXT:
+		if (f->max == 0)
+			return true;
+		number = f->bytes == 4 ? *(const uint32_t *)from : *(const uint64_t *)from;
+		return number <= f->max || (f->kind == CODEC_NEXT && number == PROTO_NONE);
+	case CODEC_TEXT:
+		return text_check(f, *(const char *const *)from);
+	case CODEC_TEXTS:
+	case CODEC_ROWS:
+	case CODEC_MESSAGES:
+		n = codec_count(f, m);
+		return (f->max == 0 || n <= f->max) &&
+			(f->kind != CODEC_TEXTS || texts_check(f, *(char **const *)from, n));
+	default:
+		return true;
+	}
+}
+
+static inline int field_pack(const struct codec_field *f, const void *m, struct proto_arena *arena, void *message)
 {
 	const void *from = (const uint8_t *)m + f->to;
 	void *to = (uint8_t *)message + f->at;
@@ -274,7 +306,7 @@ static int codec_there(const struct codec_field *f, bool there, void *m)
 	return there;
 }
 
-int codec_field_unpack(const struct codec_field *f, const void *message, struct proto_arena *arena, void *m)
+static inline int field_unpack(const struct codec_field *f, const void *message, struct proto_arena *arena, void *m)
 {
 	const void *from = (const uint8_t *)message + f->at;
 	const ProtobufCBinaryData *field = from; /* of BYTES, ROW and ROWS */
@@ -305,8 +337,6 @@ int codec_field_unpack(const struct codec_field *f, const void *message, struct 
 	case CODEC_ROWS:
 		return rows_unpack(f, field, arena, m);
 	case CODEC_TEXTS:
-		if (f->max && *n > f->max)
-			return -BASE_EFORMAT;
 		codec_list_set(f, m, *(char **const *)from, *n);
 		return 0;
 	case CODEC_MESSAGE:
@@ -321,63 +351,26 @@ int codec_field_unpack(const struct codec_field *f, const void *message, struct 
 	return -BASE_EFORMAT;
 }
 
-static bool text_check(const struct codec_field *f, const char *text)
-{
-	return f->valid ? f->valid(text) : f->text.max == 0 || proto_text_valid(text, f->text.min, f->text.max);
-}
-
-static bool texts_check(const struct codec_field *f, const char *const *texts, size_t n)
-{
-	for (size_t i = 0; i < n; i++)
-		if (!text_check(f, texts[i]) || (f->sorted && i > 0 && strcmp(texts[i - 1], texts[i]) >= 0))
-			return false;
-	return true;
-}
-
-static int list_check(const struct codec_field *f, const uint8_t *list, size_t n)
+int codec_fields_pack(const struct codec_field *f, unsigned n, const void *m, struct proto_arena *arena, void *message)
 {
 	int r = 0;
 
-	for (size_t i = 0; i < n && r == 0; i++)
-		r = message_check(f->message, list + i * f->message->bytes);
+	for (unsigned i = 0; i < n && r == 0; i++)
+		r = field_check(&f[i], m) ? field_pack(&f[i], m, arena, message) : -BASE_EFORMAT;
 	return r;
 }
 
-/* A list, of which `max` bounds the count. */
-static int codec_list_check(const struct codec_field *f, const void *m)
+int codec_fields_unpack(const struct codec_field *f, unsigned n, const void *message, struct proto_arena *arena,
+	void *m)
 {
-	const void *list = *(const void *const *)(const void *)((const uint8_t *)m + f->to);
-	size_t n = codec_count(f, m);
+	int r = 0;
 
-	if (f->max && n > f->max)
-		return -BASE_EFORMAT;
-	if (f->kind == CODEC_TEXTS)
-		return texts_check(f, list, n) ? 0 : -BASE_EFORMAT;
-	return f->kind == CODEC_MESSAGES ? list_check(f, list, n) : 0;
-}
-
-int codec_field_check(const struct codec_field *f, const void *m)
-{
-	const void *from = (const uint8_t *)m + f->to;
-	uint64_t number;
-
-	switch (f->kind) {
-	case CODEC_NUMBER:
-	case CODEC_NEXT:
-		number = f->bytes == 4 ? *(const uint32_t *)from : *(const uint64_t *)from;
-		return f->max && number > f->max && (f->kind == CODEC_NUMBER || number != PROTO_NONE) ? -BASE_EFORMAT
-			: 0;
-	case CODEC_TEXT:
-		return text_check(f, *(const char *const *)from) ? 0 : -BASE_EFORMAT;
-	case CODEC_MESSAGE:
-		return f->has && !*((const bool *)m + f->has) ? 0 : message_check(f->message, from);
-	case CODEC_TEXTS:
-	case CODEC_ROWS:
-	case CODEC_MESSAGES:
-		return codec_list_check(f, m);
-	default:
-		return 0;
+	for (unsigned i = 0; i < n && r == 0; i++) {
+		r = field_unpack(&f[i], message, arena, m);
+		if (r == 0 && !field_check(&f[i], m))
+			r = -BASE_EFORMAT;
 	}
+	return r;
 }
 
 /* ---- records ---- */
@@ -396,12 +389,9 @@ static int record_pack(const struct codec_message *c, const void *m, struct prot
 
 int codec_encode(const struct codec_message *c, const void *m, struct base_buf *b)
 {
-	struct proto_arena *arena;
-	int r = message_check(c, m);
+	struct proto_arena *arena = proto_arena_new(UINT64_MAX);
+	int r;
 
-	if (r < 0)
-		return r;
-	arena = proto_arena_new(UINT64_MAX);
 	if (!arena)
 		return -ENOMEM;
 	r = record_pack(c, m, arena, b);
@@ -421,13 +411,11 @@ int codec_decode(const struct codec_message *c, const void *body, size_t len, vo
 	r = message_unpack(c, head, arena, ret_m);
 	if (r == 0 && !proto_words_are(head->features, head->n_features, c->words ? c->words(ret_m) : 0))
 		r = -BASE_EFORMAT;
-	if (r == 0)
-		r = message_check(c, ret_m);
-	if (r == 0) {
-		*ret_arena = arena;
-		return 0;
+	if (r < 0) {
+		proto_arena_free(arena);
+		memset(ret_m, 0, c->bytes);
+		return r;
 	}
-	proto_arena_free(arena);
-	memset(ret_m, 0, c->bytes);
-	return r;
+	*ret_arena = arena;
+	return 0;
 }

@@ -107,9 +107,9 @@ struct codec_message {
 
 /* Hidden: in a shared library the loops over tables would call them by its table of symbols. */
 #pragma GCC visibility push(hidden)
-int codec_field_pack(const struct codec_field *f, const void *m, struct proto_arena *arena, void *message);
-int codec_field_unpack(const struct codec_field *f, const void *message, struct proto_arena *arena, void *m);
-int codec_field_check(const struct codec_field *f, const void *m);
+int codec_fields_pack(const struct codec_field *f, unsigned n, const void *m, struct proto_arena *arena, void *message);
+int codec_fields_unpack(const struct codec_field *f, unsigned n, const void *message, struct proto_arena *arena,
+	void *m);
 bool codec_message_there(const struct codec_field *f, const void *message); /* of kind MESSAGE */
 #pragma GCC visibility pop
 

@@ -153,9 +153,7 @@ static const struct codec_field snapshot_fields[] = {
 	CODEC_FIELD_AS(NEXT, Snapshot, launch, entry, newest_launch),
 };
 
-/* A live step's commit; and what `extra` has of it. */
-static const struct codec_field live_commit = {CODEC_MESSAGE, .to = offsetof(struct proto_live, commit),
-	.message = &commit_message};
+/* What `extra` has of a live step's commit. */
 static const struct codec_field extra_fields[] = {COMMIT_ATTRIBUTES};
 static const struct codec_message extra_message = CODEC_MESSAGE_OF(commit, struct proto_commit, extra_fields,
 	.pack = commit_pack, .unpack = commit_unpack);
@@ -168,8 +166,15 @@ static int live_extra_put(const struct proto_commit *c, struct proto_arena *aren
 
 	if (c->nattributes == 0 && c->extra_len == 0)
 		return 0;
-	r = codec_field_pack(&live_extra, c, arena, &only);
+	r = codec_fields_pack(&live_extra, 1, c, arena, &only);
 	return r < 0 ? r : proto_pack(only, extra);
+}
+
+/* What the table of a commit says of a live step's: its attempt is read out of the row. */
+static bool live_check(const struct proto_live *l)
+{
+	return l->entry != PROTO_NONE && l->commit.step <= PROTO_STEP_MAX &&
+		proto_attributes_check(l->commit.attributes, l->commit.nattributes);
 }
 
 static int live_put(const struct proto_live *l, struct proto_arena *arena, struct base_buf *extra, uint8_t *row)
@@ -180,7 +185,7 @@ static int live_put(const struct proto_live *l, struct proto_arena *arena, struc
 
 	if (r < 0)
 		return r;
-	if (extra->len > UINT32_MAX || !proto_attempt_parse(l->commit.attempt, &a))
+	if (extra->len > UINT32_MAX || !proto_attempt_parse(l->commit.attempt, &a) || !live_check(l))
 		return -BASE_EFORMAT;
 	base_put64(row, l->entry);
 	base_put64(row + 8, l->commit.step);
@@ -231,7 +236,7 @@ static int live_extra_get(const uint8_t *bytes, size_t len, struct proto_arena *
 	if (only->step || only->attempt[0] || only->time_ns || only->replaces || only->manifest.len || only->tensors ||
 		only->bytes || only->new_bytes)
 		return -BASE_EFORMAT;
-	return codec_field_unpack(&live_extra, &only, arena, c);
+	return codec_fields_unpack(&live_extra, 1, &only, arena, c);
 }
 
 static int live_get(const uint8_t *row, const Vckpt__Snapshot *s, uint32_t *extra_at, struct proto_arena *arena,
@@ -241,6 +246,7 @@ static int live_get(const uint8_t *row, const Vckpt__Snapshot *s, uint32_t *extr
 	uint32_t offset = base_get32(row + 104), len = base_get32(row + 108);
 	struct proto_attempt_number a;
 	char text[PROTO_ATTEMPT_MAX];
+	int r;
 
 	ret_l->entry = base_get64(row);
 	c->step = base_get64(row + 8);
@@ -260,7 +266,8 @@ static int live_get(const uint8_t *row, const Vckpt__Snapshot *s, uint32_t *extr
 	if (offset != *extra_at || len > s->extra.len - offset)
 		return -BASE_EFORMAT;
 	*extra_at = offset + len;
-	return len ? live_extra_get(s->extra.data + offset, len, arena, c) : 0;
+	r = len ? live_extra_get(s->extra.data + offset, len, arena, c) : 0;
+	return r == 0 && !live_check(ret_l) ? -BASE_EFORMAT : r;
 }
 
 static int snapshot_from_unpack(const Vckpt__Snapshot *s, struct proto_entry *entry)
@@ -314,16 +321,11 @@ static bool snapshot_from_check(const struct proto_entry *m)
 static int snapshot_check(const void *m)
 {
 	const struct proto_entry *entry = m;
-	int r = entry->nlive <= ENTRY_LIVE_MAX && snapshot_from_check(entry) ? 0 : -BASE_EFORMAT;
 
-	for (size_t i = 0; i < entry->nlive && r == 0; i++) {
-		const struct proto_live *l = &entry->live[i];
-
-		if ((i > 0 && l[-1].entry >= l->entry) || l->entry == PROTO_NONE)
+	for (size_t i = 1; i < entry->nlive; i++)
+		if (entry->live[i - 1].entry >= entry->live[i].entry)
 			return -BASE_EFORMAT;
-		r = codec_field_check(&live_commit, l);
-	}
-	return r;
+	return entry->nlive <= ENTRY_LIVE_MAX && snapshot_from_check(entry) ? 0 : -BASE_EFORMAT;
 }
 
 static const struct codec_message snapshot_message = CODEC_MESSAGE_OF(snapshot, struct proto_entry, snapshot_fields,
@@ -369,7 +371,7 @@ static int entry_pack(const void *m, struct proto_arena *arena, void *message)
 
 	if (entry->version != 1)
 		e->before = proto_digest_field(&entry->before);
-	return entry_has_message(entry->kind) ? codec_field_pack(&entry_kinds[entry->kind], m, arena, message) : 0;
+	return entry_has_message(entry->kind) ? codec_fields_pack(&entry_kinds[entry->kind], 1, m, arena, message) : 0;
 }
 
 static int entry_unpack(const void *message, struct proto_arena *arena, void *m)
@@ -385,7 +387,7 @@ static int entry_unpack(const void *message, struct proto_arena *arena, void *m)
 	for (uint32_t i = 1; i < BASE_COUNT(entry_kinds); i++)
 		if (codec_message_there(&entry_kinds[i], message) != (e->kind == i))
 			return -BASE_EFORMAT;
-	return entry_has_message(e->kind) ? codec_field_unpack(&entry_kinds[e->kind], message, arena, m) : 0;
+	return entry_has_message(e->kind) ? codec_fields_unpack(&entry_kinds[e->kind], 1, message, arena, m) : 0;
 }
 
 /* Version 1 knew no place, and says none. */
@@ -406,10 +408,8 @@ static int entry_check(const void *m)
 		return -BASE_EFORMAT;
 	if (entry->kind == PROTO_ENTRY_COLLECTED && (entry->version == 1 || entry->number == 0))
 		return -BASE_EFORMAT;
-	if (entry->list_2 && (entry->version == 1 ||
-		(entry->kind != PROTO_ENTRY_SNAPSHOT && entry->kind != PROTO_ENTRY_LAUNCH)))
-		return -BASE_EFORMAT;
-	return entry_has_message(entry->kind) ? codec_field_check(&entry_kinds[entry->kind], m) : 0;
+	return entry->list_2 && (entry->version == 1 ||
+		(entry->kind != PROTO_ENTRY_SNAPSHOT && entry->kind != PROTO_ENTRY_LAUNCH)) ? -BASE_EFORMAT : 0;
 }
 
 static const struct codec_message entry_message = CODEC_MESSAGE_OF(entry, struct proto_entry, entry_fields,

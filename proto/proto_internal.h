@@ -44,7 +44,8 @@ enum {
 struct proto_arena;
 struct proto_arena *proto_arena_new(uint64_t limit_bytes);      /* UINT64_MAX: none; NULL: out of memory */
 void proto_arena_free(struct proto_arena *a);                   /* NULL-safe */
-/* zeroed; NULL: no memory, or over the bound */
+/* NULL: no memory, or over the bound. proto_arena_array() zeroes it. */
+void *proto_arena_take(struct proto_arena *a, uint64_t n, size_t size);
 void *proto_arena_array(struct proto_arena *a, uint64_t n, size_t size);
 char *proto_arena_text(struct proto_arena *a, const char *bytes, size_t len);
 uint64_t proto_arena_left(const struct proto_arena *a);         /* bytes of the bound */
