@@ -6,43 +6,43 @@
 #include "proto/proto_internal.h"
 
 #define ARENA_BLOCK_BYTES (size_t)(16 << 10)
-#define ARENA_FIRST_BYTES (size_t)(1 << 10)  /* the first block: who commits for 8,192 ranks holds as many records */
 #define ARENA_ALIGN 16u
 
 struct arena_block { struct arena_block *next; uint64_t unused; };
 
-struct proto_arena {
-	struct arena_block *blocks;
-	uint8_t *at;
-	size_t room, block; /* bytes of the next block; each is twice the one before */
-	uint64_t left;      /* of the bound */
-	bool exhausted;
-	bool starved;       /* there was no memory within the bound */
-};
+void proto_arena_init(struct proto_arena *a, uint64_t limit_bytes)
+{
+	a->blocks = NULL;
+	a->at = a->first;
+	a->room = sizeof a->first;
+	a->block = 2 * sizeof a->first;
+	a->left = limit_bytes;
+	a->exhausted = a->starved = false;
+}
 
-_Static_assert(sizeof(struct proto_arena) % ARENA_ALIGN == 0, "what is behind it is aligned");
-
-/* With the first block behind it: most records need no other. */
 struct proto_arena *proto_arena_new(uint64_t limit_bytes)
 {
-	struct proto_arena *a = malloc(sizeof *a + ARENA_FIRST_BYTES);
+	struct proto_arena *a = malloc(sizeof *a);
 
 	if (a)
-		*a = (struct proto_arena){.left = limit_bytes, .block = 2 * ARENA_FIRST_BYTES,
-			.at = (uint8_t *)(a + 1), .room = ARENA_FIRST_BYTES};
+		proto_arena_init(a, limit_bytes);
 	return a;
 }
 
-void proto_arena_free(struct proto_arena *a)
+void proto_arena_release(struct proto_arena *a)
 {
 	struct arena_block *next;
 
-	if (!a)
-		return;
 	for (struct arena_block *b = a->blocks; b; b = next) {
 		next = b->next;
 		free(b);
 	}
+}
+
+void proto_arena_free(struct proto_arena *a)
+{
+	if (a)
+		proto_arena_release(a);
 	free(a);
 }
 

@@ -150,11 +150,16 @@ static int one_pack(const struct codec_message *c, const void *m, struct proto_a
 static int list_pack(const struct codec_field *f, const void *m, struct proto_arena *arena, uint8_t *to)
 {
 	size_t n = codec_count(f, m), bytes = f->message->descriptor->sizeof_message;
-	uint8_t *all = proto_arena_take(arena, n, bytes);
-	void **list = proto_arena_take(arena, n, sizeof *list);
 	const uint8_t *from;
-	int r = all && list ? 0 : proto_no_memory(arena);
+	uint8_t *all;
+	void **list;
+	int r;
 
+	if (f->max && n > f->max)
+		return -BASE_EFORMAT;
+	all = proto_arena_take(arena, n, bytes);
+	list = proto_arena_take(arena, n, sizeof *list);
+	r = all && list ? 0 : proto_no_memory(arena);
 	memcpy(&from, (const uint8_t *)m + f->to, sizeof from);
 	for (size_t i = 0; i < n && r == 0; i++) {
 		list[i] = all + i * bytes;
@@ -193,44 +198,39 @@ static inline void word_copy(void *to, const void *from, unsigned bytes)
 		*(uint64_t *)to = *(const uint64_t *)from;
 }
 
-static bool text_check(const struct codec_field *f, const char *text)
+/* In our struct. NEXT: or PROTO_NONE. */
+static inline int number_check(const struct codec_field *f, const void *at)
 {
-	return f->valid ? f->valid(text) : f->text.max == 0 || proto_text_valid(text, f->text.min, f->text.max);
-}
-
-static bool texts_check(const struct codec_field *f, char *const *texts, size_t n)
-{
-	for (size_t i = 0; i < n; i++)
-		if (!text_check(f, texts[i]) || (f->sorted && i > 0 && strcmp(texts[i - 1], texts[i]) >= 0))
-			return false;
-	return true;
-}
-
-/* What the table says of a field of our struct. */
-static inline bool field_check(const struct codec_field *f, const void *m)
-{
-	const void *from = (const uint8_t *)m + f->to;
 	uint64_t number;
-	size_t n;
 
-	switch (f->kind) {
-	case CODEC_NUMBER:
-	case CODEC_NEXT:
-		if (f->max == 0)
-			return true;
-		number = f->bytes == 4 ? *(const uint32_t *)from : *(const uint64_t *)from;
-		return number <= f->max || (f->kind == CODEC_NEXT && number == PROTO_NONE);
-	case CODEC_TEXT:
-		return text_check(f, *(const char *const *)from);
-	case CODEC_TEXTS:
-	case CODEC_ROWS:
-	case CODEC_MESSAGES:
-		n = codec_count(f, m);
-		return (f->max == 0 || n <= f->max) &&
-			(f->kind != CODEC_TEXTS || texts_check(f, *(char **const *)from, n));
-	default:
-		return true;
+	if (f->max == 0)
+		return 0;
+	number = f->bytes == sizeof(uint32_t) ? *(const uint32_t *)at : *(const uint64_t *)at;
+	return number <= f->max || (f->kind == CODEC_NEXT && number == PROTO_NONE) ? 0 : -BASE_EFORMAT;
+}
+
+static int text_check(const struct codec_field *f, const char *text)
+{
+	bool good = f->valid ? f->valid(text) : f->text.max == 0 || proto_text_valid(text, f->text.min, f->text.max);
+
+	return good ? 0 : -BASE_EFORMAT;
+}
+
+static int texts_check(const struct codec_field *f, char *const *texts, size_t n)
+{
+	int r = f->max && n > f->max ? -BASE_EFORMAT : 0;
+
+	for (size_t i = 0; i < n && r == 0; i++) {
+		r = text_check(f, texts[i]);
+		if (r == 0 && f->sorted && i > 0 && strcmp(texts[i - 1], texts[i]) >= 0)
+			r = -BASE_EFORMAT;
 	}
+	return r;
+}
+
+static inline bool codec_has(const struct codec_field *f, const void *m)
+{
+	return f->has == 0 || *((const bool *)m + f->has);
 }
 
 static inline int field_pack(const struct codec_field *f, const void *m, struct proto_arena *arena, void *message)
@@ -239,22 +239,20 @@ static inline int field_pack(const struct codec_field *f, const void *m, struct 
 	void *to = (uint8_t *)message + f->at;
 	size_t n;
 
-	if (f->has && !*((const bool *)m + f->has))
-		return 0;
 	switch (f->kind) {
 	case CODEC_NUMBER:
 		word_copy(to, from, f->bytes);
-		return 0;
+		return number_check(f, from);
 	case CODEC_NEXT:
 		*(uint64_t *)to = *(const uint64_t *)from + 1;
-		return 0;
+		return number_check(f, from);
 	case CODEC_BOOL:
 		*(protobuf_c_boolean *)to = *(const bool *)from;
 		return 0;
 	case CODEC_TEXT:
 		if (*(char *const *)from)
 			word_copy(to, from, sizeof(char *));
-		return 0;
+		return text_check(f, *(char *const *)from);
 	case CODEC_BYTES_OR_NONE:
 		if (codec_all_zero(from, f->bytes))
 			return 0;
@@ -263,16 +261,18 @@ static inline int field_pack(const struct codec_field *f, const void *m, struct 
 		*(ProtobufCBinaryData *)to = (ProtobufCBinaryData){f->bytes, (uint8_t *)(uintptr_t)from};
 		return 0;
 	case CODEC_ROW:
-		return rows_pack(f->row, from, 1, arena, to);
+		return codec_has(f, m) ? rows_pack(f->row, from, 1, arena, to) : 0;
 	case CODEC_ROWS:
-		return rows_pack(f->row, *(const uint8_t *const *)from, codec_count(f, m), arena, to);
+		n = codec_count(f, m);
+		return f->max && n > f->max ? -BASE_EFORMAT
+			: rows_pack(f->row, *(const uint8_t *const *)from, n, arena, to);
 	case CODEC_TEXTS:
 		n = codec_count(f, m);
 		memcpy((uint8_t *)to - sizeof n, &n, sizeof n);
 		memcpy(to, from, sizeof(char **));
-		return 0;
+		return texts_check(f, *(char **const *)from, n);
 	case CODEC_MESSAGE:
-		return one_pack(f->message, from, arena, to);
+		return codec_has(f, m) ? one_pack(f->message, from, arena, to) : 0;
 	case CODEC_MESSAGES:
 		return list_pack(f, m, arena, to);
 	case CODEC_PACKS:
@@ -316,12 +316,14 @@ static inline int field_unpack(const struct codec_field *f, const void *message,
 
 	switch (f->kind) {
 	case CODEC_NUMBER:
-	case CODEC_TEXT:
 		word_copy(to, from, f->bytes);
-		return 0;
+		return number_check(f, to);
+	case CODEC_TEXT:
+		word_copy(to, from, sizeof(char *));
+		return text_check(f, *(char *const *)to);
 	case CODEC_NEXT:
 		*(uint64_t *)to = *(const uint64_t *)from - 1;
-		return 0;
+		return number_check(f, to);
 	case CODEC_BOOL:
 		*(bool *)to = *(const protobuf_c_boolean *)from;
 		return 0;
@@ -338,7 +340,7 @@ static inline int field_unpack(const struct codec_field *f, const void *message,
 		return rows_unpack(f, field, arena, m);
 	case CODEC_TEXTS:
 		codec_list_set(f, m, *(char **const *)from, *n);
-		return 0;
+		return texts_check(f, *(char **const *)from, *n);
 	case CODEC_MESSAGE:
 		r = codec_there(f, codec_message_there(f, message), m);
 		return r > 0 ? message_unpack(f->message, *(void *const *)from, arena, to) : r;
@@ -356,7 +358,7 @@ int codec_fields_pack(const struct codec_field *f, unsigned n, const void *m, st
 	int r = 0;
 
 	for (unsigned i = 0; i < n && r == 0; i++)
-		r = field_check(&f[i], m) ? field_pack(&f[i], m, arena, message) : -BASE_EFORMAT;
+		r = field_pack(&f[i], m, arena, message);
 	return r;
 }
 
@@ -365,11 +367,8 @@ int codec_fields_unpack(const struct codec_field *f, unsigned n, const void *mes
 {
 	int r = 0;
 
-	for (unsigned i = 0; i < n && r == 0; i++) {
+	for (unsigned i = 0; i < n && r == 0; i++)
 		r = field_unpack(&f[i], message, arena, m);
-		if (r == 0 && !field_check(&f[i], m))
-			r = -BASE_EFORMAT;
-	}
 	return r;
 }
 
@@ -389,13 +388,12 @@ static int record_pack(const struct codec_message *c, const void *m, struct prot
 
 int codec_encode(const struct codec_message *c, const void *m, struct base_buf *b)
 {
-	struct proto_arena *arena = proto_arena_new(UINT64_MAX);
+	struct proto_arena arena;
 	int r;
 
-	if (!arena)
-		return -ENOMEM;
-	r = record_pack(c, m, arena, b);
-	proto_arena_free(arena);
+	proto_arena_init(&arena, UINT64_MAX);
+	r = record_pack(c, m, &arena, b);
+	proto_arena_release(&arena);
 	return r;
 }
 

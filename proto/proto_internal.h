@@ -41,9 +41,21 @@ enum {
 };
 
 /* ---- arena.c: bump allocation with a bound; freed as a whole ---- */
-struct proto_arena;
+struct proto_arena {
+	struct arena_block *blocks;
+	uint8_t *at;
+	size_t room, block;     /* bytes of the next block; each is twice the one before */
+	uint64_t left;          /* of the bound */
+	bool exhausted;
+	bool starved;           /* there was no memory within the bound */
+	/* Most records need no more; a commit for 8,192 ranks holds as many records. */
+	uint8_t first[1024] __attribute__((aligned(16)));
+};
 struct proto_arena *proto_arena_new(uint64_t limit_bytes);      /* UINT64_MAX: none; NULL: out of memory */
 void proto_arena_free(struct proto_arena *a);                   /* NULL-safe */
+/* The same of one that is on the stack. */
+void proto_arena_init(struct proto_arena *a, uint64_t limit_bytes);
+void proto_arena_release(struct proto_arena *a);
 /* NULL: no memory, or over the bound. proto_arena_array() zeroes it. */
 void *proto_arena_take(struct proto_arena *a, uint64_t n, size_t size);
 void *proto_arena_array(struct proto_arena *a, uint64_t n, size_t size);
