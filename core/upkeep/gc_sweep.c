@@ -21,9 +21,7 @@
 #include <stdio.h>
 
 #include "core/base/clock.h"
-#include "core/commit/incoming/heartbeat.h"
-#include "core/commit/notes/note.h"
-#include "core/commit/notes/stats.h"
+#include "core/upkeep/file_name.h"
 
 #define TRASH_NAME_MAX 200
 
@@ -59,14 +57,14 @@ static bool sweep_remove(struct gc *g, const char *name)
  * has a meaning), shortened by a hash. */
 static void mark_name(const char *file, char name[static STORE_NAME_MAX])
 {
-	const char *base = strrchr(file, '/');
 	size_t len = strlen(file);
 	struct base_digest d;
 	char hex[BASE_DIGEST_HEX];
+	struct file_name parsed;
 	int n;
 
-	if (strncmp(file, "packs/", 6) == 0 && base && len > 5 && strcmp(file + len - 5, ".pack") == 0) {
-		snprintf(name, STORE_NAME_MAX, "trash/%.*s", (int)strlen(base + 1) - 5, base + 1);
+	if (file_name_parse(file, &parsed) == FILE_PACK) {
+		snprintf(name, STORE_NAME_MAX, "trash/%s", parsed.pack);
 		return;
 	}
 	if (len <= TRASH_NAME_MAX) {
@@ -170,12 +168,12 @@ static void sweep_keep(struct gc *g, const struct store_file *f)
 /* After a pack was deleted: deletes the note of its damage. */
 static void sweep_forget(struct gc *g, const struct store_file *f)
 {
-	const char *base = strrchr(f->name, '/');
 	char name[STORE_NAME_MAX];
+	struct file_name n;
 
-	if (strncmp(f->name, "packs/", 6) != 0 || f->temporary || !base)
+	if (file_name_parse(f->name, &n) != FILE_PACK)
 		return;
-	snprintf(name, sizeof name, "damaged/%.*s", (int)strlen(base + 1) - 5, base + 1);
+	snprintf(name, sizeof name, "damaged/%s", n.pack);
 	if (store_files_find(&g->files, name))
 		sweep_remove(g, name);
 }
@@ -265,24 +263,21 @@ static const char *attempt_over(struct gc *g, const char *attempt)
 
 /* ---- kinds of files ---- */
 
+/* An unfinished one belongs to the pack whose name its own begins with. */
 static void sweep_pack(struct gc *g, const struct store_file *f)
 {
-	const char *base = strrchr(f->name, '/') + 1, *why;
-	char pack[STORE_PACK_NAME_MAX], path[STORE_NAME_MAX];
-	size_t len = strlen(base), tail = strlen(".pack") + (f->temporary ? STORE_TEMP_SUFFIX_LEN : 0);
-	struct store_pack_name name;
+	char name[STORE_NAME_MAX];
+	struct file_name n;
+	const char *why;
 
-	if (len <= tail || len - tail >= sizeof pack) {
+	snprintf(name, sizeof name, "%s", f->name);
+	if (f->temporary)
+		name[strlen(name) - STORE_TEMP_SUFFIX_LEN] = 0;
+	if (file_name_parse(name, &n) != FILE_PACK) {
 		sweep_foreign(g, f);
 		return;
 	}
-	snprintf(pack, sizeof pack, "%.*s", (int)(len - tail), base);
-	len = store_pack_name_parse(pack, &name) == 0 && store_pack_path(pack, path) == 0 ? strlen(path) : 0;
-	if (!len || strncmp(f->name, path, len) != 0 || (f->temporary ? f->name[len] != '.' : f->name[len] != 0)) {
-		sweep_foreign(g, f);
-		return;
-	}
-	why = !f->temporary && gc_names_has(&g->packs_kept, pack) ? NULL : attempt_over(g, name.attempt);
+	why = !f->temporary && gc_names_has(&g->packs_kept, n.pack) ? NULL : attempt_over(g, n.attempt);
 	if (why)
 		sweep_free(g, f, true, f->temporary ? "an unfinished pack of a writer that is gone" : why);
 	else
@@ -317,39 +312,10 @@ static void sweep_manifest(struct gc *g, const struct store_file *f, const char 
 		sweep_keep(g, f);
 }
 
-static void sweep_run_file(struct gc *g, const struct store_file *f)
+static void sweep_host(struct gc *g, const struct store_file *f, const struct file_name *n)
 {
-	const char *run = f->name + strlen("runs/"), *slash = strchr(run, '/'), *rest = slash ? slash + 1 : "";
-	char name[PROTO_RUN_MAX + 1];
-	struct base_digest digest;
-	uint64_t head;
-
-	if (slash && slash - run <= PROTO_RUN_MAX) {
-		snprintf(name, sizeof name, "%.*s", (int)(slash - run), run);
-		if (strncmp(rest, "manifests/", 10) == 0 &&
-			base_digest_parse(rest + 10, strlen(rest + 10), &digest) == 0) {
-			sweep_manifest(g, f, name, &digest);
-			return;
-		}
-		if (strlen(rest) >= 12 && strspn(rest, "0123456789") == strlen(rest))
-			return; /* an entry, for ever */
-		if (store_list_mark_parse(rest, &head))
-			return;
-	}
-	sweep_foreign(g, f);
-}
-
-static void sweep_host(struct gc *g, const struct store_file *f)
-{
-	struct store_launch_info like = {0};
-	char host[65];
-
-	if (!store_heartbeat_name_parse(f->name + strlen("hosts/"), like.launch, host, &like.number)) {
-		sweep_foreign(g, f);
-		return;
-	}
 	for (size_t i = 0; i < g->nlaunches; i++)
-		if (strcmp(g->launches[i].launch, like.launch) == 0 && strcmp(g->launches[i].host, host) == 0
+		if (strcmp(g->launches[i].launch, n->launch) == 0 && strcmp(g->launches[i].host, n->host) == 0
 		    && g->launches[i].state == STORE_DEAD)
 			sweep_delete(g, f, NULL, "the heartbeat of a launch that is gone");
 }
@@ -364,29 +330,13 @@ static void sweep_mark_file(struct gc *g, const struct store_file *f)
 	proto_trash_release(&m);
 }
 
-static void sweep_note(struct gc *g, const struct store_file *f)
+static void sweep_note(struct gc *g, const struct store_file *f, const char *pack)
 {
-	char pack[STORE_PACK_NAME_MAX], path[STORE_NAME_MAX];
+	char path[STORE_NAME_MAX];
 
-	if (!store_note_name_parse(f->name, pack) || store_pack_path(pack, path) < 0)
-		sweep_foreign(g, f);
-	else if (!store_files_find(&g->files, path) && !gc_names_has(&g->packs_kept, pack))
+	if (store_pack_path(pack, path) == 0 && !store_files_find(&g->files, path) &&
+		!gc_names_has(&g->packs_kept, pack))
 		sweep_delete(g, f, NULL, "a note of damage in a pack that is gone");
-}
-
-static bool sweep_incoming_known(const struct store_file *f)
-{
-	const char *at = f->name + strlen("incoming/");
-	unsigned slashes = 0;
-
-	for (; *at; at++)
-		slashes += *at == '/';
-	return slashes == 2;
-}
-
-static bool under(const struct store_file *f, const char *dir)
-{
-	return strncmp(f->name, dir, strlen(dir)) == 0;
 }
 
 /* false: no such commit was ever made. Measures were put after their commit and listed before the lists were read, so
@@ -452,25 +402,28 @@ static size_t stats_group(const struct gc *g, size_t i, struct store_stats_name 
 
 static void sweep_file(struct gc *g, const struct store_file *f)
 {
-	if (under(f, "index/"))
+	struct file_name n;
+	int kind = file_name_parse(f->name, &n);
+
+	if (kind == FILE_INDEX)
 		return;
 	if (f->foreign)
 		sweep_foreign(g, f);
-	else if (under(f, "packs/"))
+	else if (strncmp(f->name, "packs/", 6) == 0)
 		sweep_pack(g, f);
-	else if (under(f, "incoming/"))
-		sweep_incoming_known(f) ? (void)0 : sweep_foreign(g, f); /* goes with its folder */
+	else if (strncmp(f->name, "incoming/", 9) == 0)
+		n.attempt[0] ? (void)0 : sweep_foreign(g, f); /* goes with its folder */
 	else if (f->temporary)
 		sweep_free(g, f, false, "an unfinished file");
-	else if (under(f, "runs/"))
-		sweep_run_file(g, f);
-	else if (under(f, "hosts/"))
-		sweep_host(g, f);
-	else if (under(f, "trash/"))
+	else if (kind == STORE_RECORD_MANIFEST)
+		sweep_manifest(g, f, n.run, &n.digest);
+	else if (kind == STORE_RECORD_HEARTBEAT)
+		sweep_host(g, f, &n);
+	else if (kind == STORE_RECORD_TRASH)
 		sweep_mark_file(g, f);
-	else if (under(f, "damaged/"))
-		sweep_note(g, f);
-	else if (strcmp(f->name, "vckpt.store") != 0 && strcmp(f->name, "reserve") != 0)
+	else if (kind == STORE_RECORD_DAMAGE)
+		sweep_note(g, f, n.pack);
+	else if (kind == FILE_FOREIGN)
 		sweep_foreign(g, f);
 }
 

@@ -20,8 +20,8 @@
 #include "core/base/cleanup.h"
 #include "core/base/plural.h"
 #include "core/commit/incoming/incoming.h"
-#include "core/commit/notes/stats.h"
 #include "core/step/manifest.h"
+#include "core/upkeep/file_name.h"
 
 enum trace_what { TRACE_STATS, TRACE_MANIFEST, TRACE_READ, TRACE_ENTRY };
 
@@ -132,7 +132,7 @@ static int add_stats(struct traces *t, struct base_error *err)
 		struct store_stats_name n;
 		struct trace what = {.what = TRACE_STATS};
 
-		if (files.all[i].temporary || files.all[i].foreign || !store_stats_name_parse(files.all[i].name, &n))
+		if (files.all[i].foreign || !store_stats_name_parse(files.all[i].name, &n))
 			continue;
 		what.entry = n.entry;
 		what.step = n.step;
@@ -184,12 +184,11 @@ static int add_manifests(struct traces *t, struct store_list *l, struct base_err
 	if (r == 0)
 		r = store_files_list(t->q->store, dir, &files, err);
 	for (size_t i = 0; r == 0 && i < files.n; i++) {
-		const char *file = files.all[i].name, *hex = strrchr(file, '/') + 1;
-		struct base_digest d;
+		struct file_name f;
 
-		if (base_digest_parse(hex, strlen(hex), &d) == 0 &&
-			!(n && bsearch(&d, visible, n, sizeof d, digest_order)))
-			r = add_manifest(t, store_list_run(l), file, &d);
+		if (file_name_parse(files.all[i].name, &f) == STORE_RECORD_MANIFEST &&
+			!(n && bsearch(&f.digest, visible, n, sizeof f.digest, digest_order)))
+			r = add_manifest(t, f.run, files.all[i].name, &f.digest);
 	}
 	store_files_release(&files);
 	return r;

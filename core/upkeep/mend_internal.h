@@ -17,6 +17,7 @@
 
 #include "core/base/cleanup.h"
 #include "core/commit/incoming/incoming.h"
+#include "core/upkeep/file_name.h"
 #include "core/upkeep/mend.h"
 
 /* What a fault touches. */
@@ -84,6 +85,5 @@ int mend_records(struct mend *m);
 int mend_packs(struct mend *m);
 /* -EINVAL: the store holds packs of another store. */
 int mend_packs_own(struct mend *m);
-bool mend_manifest_name(const char *file, char run[static PROTO_RUN_MAX + 1], struct base_digest *ret_d);
 
 #endif

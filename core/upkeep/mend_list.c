@@ -309,15 +309,15 @@ static int list_skipped(struct mend *m, struct store_list *l)
 /* Files that name entries behind the end are explained by the entries that are restored. */
 static void treat_traces(struct mend *m, const char *run)
 {
-	char name[PROTO_RUN_MAX + 1];
-	struct store_stats_name stats;
-	struct base_digest digest;
+	struct file_name n;
 
-	for (size_t i = 0; i < m->nfaults; i++)
-		if ((store_stats_name_parse(m->faults[i].file, &stats) && strcmp(stats.run, run) == 0)
-		    || (mend_manifest_name(m->faults[i].file, name, &digest) && strcmp(name, run) == 0
-			&& m->faults[i].ntouches == 0))
+	for (size_t i = 0; i < m->nfaults; i++) {
+		int kind = file_name_parse(m->faults[i].file, &n);
+
+		if (strcmp(n.run, run) == 0 && (kind == STORE_RECORD_STATS
+			|| (kind == STORE_RECORD_MANIFEST && m->faults[i].ntouches == 0)))
 			m->faults[i].treated = true;
+	}
 }
 
 /* May an entry of the copy be put behind the end? Not one that takes away steps which this list shows (a removal, an

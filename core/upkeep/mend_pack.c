@@ -51,14 +51,6 @@ int mend_pack_open(struct store *s, const char *name, const char *storage_name, 
 	return 0;
 }
 
-static bool pack_file_named(const char *file, const char *name)
-{
-	const char *slash = strrchr(file, '/'), *base = slash ? slash + 1 : file;
-	size_t len = strlen(name);
-
-	return strncmp(base, name, len) == 0 && strcmp(base + len, ".pack") == 0;
-}
-
 /* ---- whose packs ---- */
 
 /* Which pack a file of packs/ is, by its head if that is good: */
@@ -70,6 +62,7 @@ enum mend_whose {
 
 static enum mend_whose pack_whose(struct store *s, const char *file, char other[static STORE_PACK_NAME_MAX])
 {
+	struct file_name n;
 	uint8_t head[STORE_PACK_HEAD_BYTES], good[STORE_PACK_HEAD_BYTES];
 	struct store_storage_file *f;
 	uint64_t size;
@@ -89,7 +82,8 @@ static enum mend_whose pack_whose(struct store *s, const char *file, char other[
 		return MEND_PACK_OWN;
 	if (memcmp(head + 16, s->info.id, 16) != 0)
 		return MEND_PACK_STRANGE;
-	return pack_file_named(file, other) ? MEND_PACK_OWN : MEND_PACK_OTHER;
+	file_name_parse(file, &n);
+	return strcmp(n.pack, other) == 0 ? MEND_PACK_OWN : MEND_PACK_OTHER;
 }
 
 int mend_packs_own(struct mend *m)
@@ -124,26 +118,19 @@ static int pack_misplaced(struct mend *m, const char *file)
 
 static int packs_add(struct packs *k, const char *file)
 {
-	const char *slash = strrchr(file, '/'), *base = slash ? slash + 1 : file;
-	char name[STORE_PACK_NAME_MAX], path[STORE_NAME_MAX];
-	size_t len = strlen(base);
+	struct file_name n;
 	struct mend_pack *p;
 
 	for (size_t i = 0; i < k->n; i++)
 		if (strcmp(k->all[i]->path, file) == 0)
 			return 0;
-	if (pack_misplaced(k->m, file))
-		return 0;
-	if (len < 6 || len - 5 >= sizeof name)
-		return 0;
-	snprintf(name, sizeof name, "%.*s", (int)(len - 5), base);
-	if (store_pack_path(name, path) < 0 || strcmp(path, file) != 0)
+	if (pack_misplaced(k->m, file) || file_name_parse(file, &n) != FILE_PACK)
 		return 0;
 	p = base_array_more(k->all, k->n) == 0 ? calloc(1, sizeof *p) : NULL;
 	if (!p)
 		return -ENOMEM;
-	snprintf(p->name, sizeof p->name, "%s", name);
-	snprintf(p->path, sizeof p->path, "%s", path);
+	snprintf(p->name, sizeof p->name, "%s", n.pack);
+	snprintf(p->path, sizeof p->path, "%s", file);
 	k->all[k->n++] = p;
 	return 0;
 }

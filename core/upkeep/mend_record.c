@@ -13,25 +13,9 @@
 
 #include <stdio.h>
 
-#include "core/commit/incoming/heartbeat.h"
 #include "core/commit/check/manifest_check.h"
-#include "core/commit/notes/note.h"
-#include "core/commit/notes/stats.h"
-#include "core/upkeep/verify.h"
 
 /* ---- manifests ---- */
-
-/* runs/<run>/manifests/<digest> */
-bool mend_manifest_name(const char *file, char run[static PROTO_RUN_MAX + 1], struct base_digest *ret_d)
-{
-	const char *at = file + strlen("runs/"), *slash = strncmp(file, "runs/", 5) == 0 ? strchr(at, '/') : NULL;
-
-	if (!slash || slash - at > PROTO_RUN_MAX || strncmp(slash, "/manifests/", 11) != 0
-	    || base_digest_parse(slash + 11, strlen(slash + 11), ret_d) < 0)
-		return false;
-	snprintf(run, PROTO_RUN_MAX + 1, "%.*s", (int)(slash - at), at);
-	return proto_run_valid(run);
-}
 
 /* 1: so it is done. */
 static int manifest_put(struct mend *m, const char *file, const struct base_digest *want, const void *body, size_t len,
@@ -173,21 +157,6 @@ static int attempt_over(struct mend *m, const char *file, const char *run, const
 	return mend_act(m, MEND_ABORT, attempt, run) ? 1 : -ENOMEM;
 }
 
-static int incoming_mend(struct mend *m, const char *file)
-{
-	char run[PROTO_RUN_MAX + 1], attempt[PROTO_ATTEMPT_MAX];
-	const char *at = file + strlen("incoming/"), *slash = strchr(at, '/');
-	size_t len = slash ? strcspn(slash + 1, "/") : 0;
-
-	if (!slash || slash - at > PROTO_RUN_MAX || len >= PROTO_ATTEMPT_MAX)
-		return 0;
-	snprintf(run, sizeof run, "%.*s", (int)(slash - at), at);
-	snprintf(attempt, sizeof attempt, "%.*s", (int)len, slash + 1);
-	if (!proto_run_valid(run) || !store_attempt_name_valid(attempt))
-		return 0;
-	return attempt_over(m, file, run, attempt);
-}
-
 static int manifest_mend(struct mend *m, const struct mend_fault *f, const char *run, const struct base_digest *want)
 {
 	struct proto_manifest man = {0};
@@ -231,7 +200,7 @@ static int store_mend_record(struct mend *m, const char *file)
 	return r < 0 ? r : 1;
 }
 
-static int stats_mend(struct mend *m, const char *file, const struct store_stats_name *name)
+static int stats_mend(struct mend *m, const char *file, uint32_t rank)
 {
 	struct store_record record = {0}, here = {0};
 	bool good = record_read(m->store, file, STORE_RECORD_STATS, &here) == 0;
@@ -245,41 +214,29 @@ static int stats_mend(struct mend *m, const char *file, const struct store_stats
 		mend_line(m, STORE_MEND_MEND, file, "from %s, a copy of this store", m->from->path);
 		return r < 0 ? r : 1;
 	}
-	mend_line(m, STORE_MEND_DELETE, file, "measures of rank %u, which no step needs", name->rank);
+	mend_line(m, STORE_MEND_DELETE, file, "measures of rank %u, which no step needs", rank);
 	return mend_act(m, MEND_DELETE, file, NULL) ? 1 : -ENOMEM;
-}
-
-/* Is it a file that vckpt makes again when it is needed? */
-static bool passing(const char *file)
-{
-	char pack[STORE_PACK_NAME_MAX], launch[17], host[65];
-	uint64_t number;
-
-	return strcmp(file, "reserve") == 0 || strncmp(file, "trash/", 6) == 0 || store_note_name_parse(file, pack)
-		|| (strncmp(file, "hosts/", 6) == 0 && store_heartbeat_name_parse(file + 6, launch, host, &number));
 }
 
 /* 1: an action makes it good. */
 static int record_mend(struct mend *m, const struct mend_fault *f)
 {
-	char run[PROTO_RUN_MAX + 1];
-	struct store_stats_name stats;
-	struct base_digest digest;
+	struct file_name n;
 
+	file_name_parse(f->file, &n);
 	if (strcmp(f->what, STORE_VERIFY_FOREIGN) == 0)
 		return 0;
-	if (strcmp(f->file, "vckpt.store") == 0)
-		return store_mend_record(m, f->file);
-	if (mend_manifest_name(f->file, run, &digest))
-		return manifest_mend(m, f, run, &digest);
 	if (strncmp(f->file, "incoming/", 9) == 0)
-		return incoming_mend(m, f->file);
-	if (store_stats_name_parse(f->file, &stats))
-		return stats_mend(m, f->file, &stats);
-	if (!passing(f->file))
-		return 0;
-	mend_line(m, STORE_MEND_DELETE, f->file, "vckpt makes it again when it is needed");
-	return mend_act(m, MEND_DELETE, f->file, NULL) ? 1 : -ENOMEM;
+		return n.attempt[0] ? attempt_over(m, f->file, n.run, n.attempt) : 0;
+	switch (n.kind) {
+	case STORE_RECORD_STORE: return store_mend_record(m, f->file);
+	case STORE_RECORD_MANIFEST: return manifest_mend(m, f, n.run, &n.digest);
+	case STORE_RECORD_STATS: return stats_mend(m, f->file, n.stats.rank);
+	case STORE_RECORD_TRASH: case STORE_RECORD_DAMAGE: case STORE_RECORD_HEARTBEAT: case FILE_RESERVE:
+		mend_line(m, STORE_MEND_DELETE, f->file, "vckpt makes it again when it is needed");
+		return mend_act(m, MEND_DELETE, f->file, NULL) ? 1 : -ENOMEM;
+	}
+	return 0;
 }
 
 int mend_records(struct mend *m)

@@ -105,14 +105,10 @@ static int sources_store(struct sources *k, struct store *s)
 	int r = store_files_list(s, "packs", &files, k->m->err);
 
 	for (size_t i = 0; r == 0 && k->missing && i < files.n; i++) {
-		const char *base = strrchr(files.all[i].name, '/') + 1;
-		char name[STORE_PACK_NAME_MAX];
-		size_t len = strlen(base);
+		struct file_name n;
 
-		if (files.all[i].temporary || files.all[i].foreign || len < 6 || len - 5 >= sizeof name)
-			continue;
-		snprintf(name, sizeof name, "%.*s", (int)(len - 5), base);
-		r = sources_pack(k, s, name);
+		if (!files.all[i].foreign && file_name_parse(files.all[i].name, &n) == FILE_PACK)
+			r = sources_pack(k, s, n.pack);
 	}
 	store_files_release(&files);
 	return r;

@@ -240,12 +240,10 @@ static int steps_hidden(struct steps *k, unsigned pass)
 	snprintf(dir, sizeof dir, "runs/%s/manifests", store_list_run(k->list));
 	r = store_files_list(k->m->store, dir, &files, k->m->err);
 	for (size_t i = 0; r == 0 && i < files.n; i++) {
-		const char *base = strrchr(files.all[i].name, '/') + 1;
-		struct base_digest digest;
+		struct file_name n;
 
-		if (!files.all[i].temporary && !files.all[i].foreign
-		    && base_digest_parse(base, strlen(base), &digest) == 0)
-			r = step_hidden(k, pass, files.all[i].name, &digest);
+		if (!files.all[i].foreign && file_name_parse(files.all[i].name, &n) == STORE_RECORD_MANIFEST)
+			r = step_hidden(k, pass, files.all[i].name, &n.digest);
 	}
 	store_files_release(&files);
 	return r;
@@ -333,17 +331,15 @@ static int step_reappeared(struct steps *k, const struct store_list_step *s)
 /* Do other files name entries behind the end, or other entries than those that were put in their places? */
 bool mend_end_traced(const struct mend *m, const struct store_list *l)
 {
-	char run[PROTO_RUN_MAX + 1];
-	struct store_stats_name stats;
-	struct base_digest digest;
+	struct file_name n;
 
 	for (size_t i = 0; i < m->nfaults; i++) {
 		const struct mend_fault *f = &m->faults[i];
+		int kind = file_name_parse(f->file, &n);
 
-		if (store_stats_name_parse(f->file, &stats) && strcmp(stats.run, store_list_run(l)) == 0
-		    && store_list_commit_step(l, stats.entry) != stats.step)
-			return true;
-		if (mend_manifest_name(f->file, run, &digest) && strcmp(run, store_list_run(l)) == 0 && !f->ntouches)
+		if (strcmp(n.run, store_list_run(l)) == 0 && (kind == STORE_RECORD_STATS
+			? store_list_commit_step(l, n.stats.entry) != n.stats.step
+			: kind == STORE_RECORD_MANIFEST && !f->ntouches))
 			return true;
 	}
 	return false;

@@ -484,14 +484,17 @@ static int add_runs(struct verify *v, struct base_error *err)
 static void check_entries(struct verify *v)
 {
 	char name[STORE_NAME_MAX];
+	struct file_name n;
 
 	for (size_t i = 0; i < v->nsteps; i++) {
-		snprintf(name, sizeof name, "runs/%s/%012llu", v->steps[i].run,
-			(unsigned long long)v->steps[i].step->entry);
-		verify_record(v, name, STORE_RECORD_ENTRY, v->steps[i].run);
-		if (v->o->paranoid &&
-			store_manifest_path(v->steps[i].run, &v->steps[i].step->commit.manifest, name) == 0)
-			verify_record(v, name, STORE_RECORD_MANIFEST, v->steps[i].run);
+		const struct store_list_step *step = v->steps[i].step;
+
+		store_list_entry_name(v->steps[i].run, step->entry, name);
+		if (file_name_parse(name, &n))
+			verify_record(v, name, &n);
+		if (v->o->paranoid && store_manifest_path(v->steps[i].run, &step->commit.manifest, name) == 0 &&
+			file_name_parse(name, &n))
+			verify_record(v, name, &n);
 	}
 }
 

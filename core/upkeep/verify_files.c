@@ -7,8 +7,6 @@
 #include <stdio.h>
 
 #include "core/base/array.h"
-#include "core/commit/notes/note.h"
-#include "core/commit/notes/stats.h"
 
 struct job {
 	struct verify *v;
@@ -95,27 +93,13 @@ static void keep_pack(struct verify *v, struct verify_pack pack)
 	free(pack.seen);
 }
 
-static void check_pack(struct verify *v, const struct store_file *file)
+static void check_pack(struct verify *v, const struct store_file *file, const struct file_name *n)
 {
-	const char *base = strrchr(file->name, '/') + 1;
-	char pack[STORE_PACK_NAME_MAX], path[STORE_NAME_MAX];
-	struct store_pack_name parsed;
-	struct pack_job j = {.v = v, .file = file->name, .class = parsed.class};
-	struct store_pack *p;
+	struct pack_job j = {.v = v, .file = file->name, .class = n->class};
 	struct base_error err = {0};
-	size_t len = strlen(base);
+	struct store_pack *p;
+	int r = store_pack_open(v->store->storage, v->store->info.id, n->pack, 0, &p, &err);
 
-	if (len < 6 || len - 5 >= sizeof pack || strcmp(base + len - 5, ".pack")) {
-		file_fault(v, file->name, 0, 0, NULL, STORE_VERIFY_FOREIGN);
-		return;
-	}
-	memcpy(pack, base, len - 5);
-	pack[len - 5] = 0;
-	if (store_pack_path(pack, path) < 0 || strcmp(path, file->name) || store_pack_name_parse(pack, &parsed) < 0) {
-		file_fault(v, file->name, 0, 0, NULL, STORE_VERIFY_FOREIGN);
-		return;
-	}
-	int r = store_pack_open(v->store->storage, v->store->info.id, pack, 0, &p, &err);
 	if (r == -BASE_EVERSION) {
 		file_newer(v, file->name, true, NULL, err.text);
 		return;
@@ -202,14 +186,12 @@ static int check_body(struct verify *v, const char *name, enum store_record_kind
 }
 
 /* A manifest's name is the digest of its body. */
-static bool manifest_named(const char *name, const struct store_record *rec)
+static bool manifest_named(const struct file_name *n, const struct store_record *rec)
 {
 	struct base_digest d;
-	char hex[BASE_DIGEST_HEX];
 
 	base_digest_of(rec->body, rec->len, &d);
-	base_digest_hex(&d, hex);
-	return !strcmp(strrchr(name, '/') + 1, hex);
+	return base_digest_equal(&d, &n->digest);
 }
 
 static const struct store_list *list_of(const struct verify *v, const char *run)
@@ -233,34 +215,27 @@ static bool stats_attempt(const struct verify *v, const struct proto_stats *m, c
 }
 
 /* Do measures agree with their name, and with what the list says of their step? NULL: yes; else what is wrong. */
-static const char *stats_wrong(const struct verify *v, const char *name, const struct store_record *rec)
+static const char *stats_wrong(const struct verify *v, const struct file_name *n, const struct store_record *rec)
 {
-	struct store_stats_name n;
 	struct proto_stats m;
 	const char *wrong = NULL;
 
-	if (!store_stats_name_parse(name, &n) || proto_stats_decode(rec->body, rec->len, &m) < 0)
+	if (proto_stats_decode(rec->body, rec->len, &m) < 0)
 		return "its body breaks the rules of its format";
-	if (!store_stats_named(&m, &n))
+	if (!store_stats_named(&m, &n->stats))
 		wrong = "its content gives another run, step, entry or rank than its name";
-	else if (!stats_attempt(v, &m, &n))
+	else if (!stats_attempt(v, &m, &n->stats))
 		wrong = "it gives another attempt than the commit entry that it belongs to";
 	proto_stats_release(&m);
 	return wrong;
 }
 
-static uint64_t entry_number(const char *name)
-{
-	return strtoull(strrchr(name, '/') + 1, NULL, 10);
-}
-
 /* Was this entry skipped when the list was read in order? Then it was reported already, or is accepted as damaged. */
-static bool entry_skipped(const struct verify *v, const char *name, const char *run)
+static bool entry_skipped(const struct verify *v, const struct file_name *n)
 {
-	const struct store_list *l = list_of(v, run);
-	const char *last = strrchr(name, '/') + 1;
+	const struct store_list *l = list_of(v, n->run);
 
-	return l && *last >= '0' && *last <= '9' && store_list_skipped(l, entry_number(name));
+	return l && !n->collected && store_list_skipped(l, n->number);
 }
 
 /* Is a file behind the end of the list as it was read no part of it? What writers have put since is: they put each
@@ -278,41 +253,34 @@ static bool entry_unreached(const struct verify *v, const char *run, uint64_t n)
 }
 
 /* Readers find entries by number, from the first to the end of the list: what lies elsewhere they never see. */
-static bool entry_stray(const struct verify *v, const char *name, const char *run, const struct store_record *rec,
+static bool entry_stray(const struct verify *v, const struct file_name *n, const struct store_record *rec,
 	struct base_error *why)
 {
-	const struct store_list *l = list_of(v, run);
-	uint64_t head, n = entry_number(name);
+	const struct store_list *l = list_of(v, n->run);
 	struct proto_entry e = {0};
 	int r = proto_entry_decode(rec->body, rec->len, &e);
-	bool source = store_list_mark_parse(strrchr(name, '/') + 1, &head) != STORE_LIST_NO_MARK;
+	bool source = n->collected;
 
 	if (r == 0)
-		r = store_list_entry_placed(v->store, run, source ? head - 1 : n, &e, why);
-	if (r == 0 && source && (e.kind != PROTO_ENTRY_COLLECTED || e.number != head))
+		r = store_list_entry_placed(v->store, n->run, source ? n->number - 1 : n->number, &e, why);
+	if (r == 0 && source && (e.kind != PROTO_ENTRY_COLLECTED || e.number != n->number))
 		r = base_error_set(why, -BASE_EFORMAT, "it is no collected record of that number");
 	if (r == 0 && l && !source && e.kind == PROTO_ENTRY_COLLECTED && !store_list_head_right(l, &e))
 		r = base_error_set(why, -BASE_EFORMAT,
 			"it says that entries below %llu were collected, but there is no such snapshot at that entry",
 			(unsigned long long)e.number);
-	if (r == 0 && !source && entry_unreached(v, run, n))
+	if (r == 0 && !source && entry_unreached(v, n->run, n->number))
 		r = base_error_set(why, -BASE_EFORMAT,
 			"it stands behind the end of the run's list: entry %llu before it is missing",
-			(unsigned long long)n - 1);
+			(unsigned long long)n->number - 1);
 	proto_entry_release(&e);
 	return r == -BASE_EFORMAT;
 }
 
-/* All heartbeats but number 0: they need not be durable, and after a power loss they may be anything. */
-static bool heartbeat_fleeting(const char *name)
+void verify_record(struct verify *v, const char *name, const struct file_name *n)
 {
-	const char *dot = strrchr(name, '.');
-
-	return dot && strcmp(dot, ".0") != 0;
-}
-
-void verify_record(struct verify *v, const char *name, enum store_record_kind kind, const char *run)
-{
+	enum store_record_kind kind = (enum store_record_kind)n->kind;
+	const char *run = n->run[0] ? n->run : NULL, *wrong;
 	struct store_record rec = {0};
 	struct base_error err = {0};
 	bool whole = true;
@@ -324,12 +292,12 @@ void verify_record(struct verify *v, const char *name, enum store_record_kind ki
 		return; /* gone meanwhile: what needs it will say so */
 	store_size(v->store->storage, name, &size);
 	verify_progress(v, size);
-	if (kind == STORE_RECORD_ENTRY && entry_skipped(v, name, run))
+	if (kind == STORE_RECORD_ENTRY && entry_skipped(v, n))
 		;
 	else if (r == -BASE_EVERSION)
 		file_newer(v, name, false, run, err.text);
-	else if (r < 0 && kind == STORE_RECORD_HEARTBEAT && heartbeat_fleeting(name) && !v->o->paranoid)
-		;
+	else if (r < 0 && kind == STORE_RECORD_HEARTBEAT && n->number != 0 && !v->o->paranoid)
+		; /* it need not be durable, and after a power loss it may be anything */
 	else if (r < 0)
 		file_fault(v, name, 0, 0, run, err.text[0] ? err.text : base_error_name(r));
 	else if (!whole)
@@ -339,12 +307,12 @@ void verify_record(struct verify *v, const char *name, enum store_record_kind ki
 		;
 	else if (r < 0)
 		file_fault(v, name, 0, 0, run, "its body breaks the rules of its format");
-	else if (kind == STORE_RECORD_ENTRY && entry_stray(v, name, run, &rec, &err))
+	else if (kind == STORE_RECORD_ENTRY && entry_stray(v, n, &rec, &err))
 		file_fault(v, name, 0, 0, run, err.text);
-	else if (kind == STORE_RECORD_MANIFEST && !manifest_named(name, &rec))
+	else if (kind == STORE_RECORD_MANIFEST && !manifest_named(n, &rec))
 		file_fault(v, name, 0, 0, run, "its body is not the one that its name says");
-	else if (kind == STORE_RECORD_STATS && stats_wrong(v, name, &rec))
-		file_fault(v, name, 0, 0, run, stats_wrong(v, name, &rec));
+	else if (kind == STORE_RECORD_STATS && (wrong = stats_wrong(v, n, &rec)))
+		file_fault(v, name, 0, 0, run, wrong);
 	else
 		verify_paranoid_record(v, name, kind, run, &rec);
 	store_record_release(&rec);
@@ -368,107 +336,25 @@ static void check_reserve(struct verify *v, const struct store_file *file)
 	free(bytes);
 }
 
-/* ---- which file is what ---- */
-
-static bool all_of(const char *text, size_t len, const char *set)
-{
-	return strspn(text, set) >= len;
-}
-
-/* 12 digits, and more only where the number needs them. */
-static bool entry_name(const char *base)
-{
-	size_t len = strlen(base);
-
-	return len >= 12 && all_of(base, len, "0123456789") && (len == 12 || base[0] != '0');
-}
-
-/* Parts of a name: "runs", run, rest... Returns their number, at most 4; the last holds what remains. */
-static int split(const char *name, char parts[4][STORE_NAME_MAX])
-{
-	int n = 0;
-
-	while (n < 4) {
-		const char *slash = n < 3 ? strchr(name, '/') : NULL;
-		size_t len = slash ? (size_t)(slash - name) : strlen(name);
-
-		snprintf(parts[n++], STORE_NAME_MAX, "%.*s", (int)len, name);
-		if (!slash)
-			break;
-		name = slash + 1;
-	}
-	return n;
-}
-
-static int incoming_kind(const char *base)
-{
-	if (!strcmp(base, "begin"))
-		return STORE_RECORD_BEGIN;
-	if (!strncmp(base, "base.", 5) && base[5] && all_of(base + 5, strlen(base + 5), "0123456789"))
-		return STORE_RECORD_BASE;
-	if (!strncmp(base, "part.", 5) && base[5] && all_of(base + 5, strlen(base + 5), "0123456789"))
-		return STORE_RECORD_ANNOUNCEMENT;
-	return 0;
-}
-
-/* The kind of record that a name stands for, or 0; *ret_run points into parts. */
-static int kind_of(const char *name, char parts[4][STORE_NAME_MAX], int n, const char **ret_run)
-{
-	struct store_stats_name stats;
-	char pack[STORE_PACK_NAME_MAX];
-	enum store_list_mark_file mark;
-	uint64_t head;
-
-	*ret_run = NULL;
-	if (n == 1 && !strcmp(parts[0], "vckpt.store"))
-		return STORE_RECORD_STORE;
-	if (n >= 3 && (!strcmp(parts[0], "runs") || !strcmp(parts[0], "incoming") || !strcmp(parts[0], "stats")) &&
-		proto_run_valid(parts[1]))
-		*ret_run = parts[1];
-	if (*ret_run && !strcmp(parts[0], "runs") && n == 3 && entry_name(parts[2]))
-		return STORE_RECORD_ENTRY;
-	mark = n == 3 ? store_list_mark_parse(parts[2], &head) : STORE_LIST_NO_MARK;
-	if (*ret_run && !strcmp(parts[0], "runs") && mark != STORE_LIST_NO_MARK)
-		return mark == STORE_LIST_HEAD ? STORE_RECORD_MARK : STORE_RECORD_ENTRY;
-	if (*ret_run && !strcmp(parts[0], "runs") && n == 4 && !strcmp(parts[2], "manifests") &&
-		strlen(parts[3]) == 64 && all_of(parts[3], 64, "0123456789abcdef"))
-		return STORE_RECORD_MANIFEST;
-	if (*ret_run && !strcmp(parts[0], "incoming") && n == 4 && store_attempt_name_valid(parts[2]))
-		return incoming_kind(parts[3]);
-	if (store_stats_name_parse(name, &stats))
-		return STORE_RECORD_STATS;
-	if (n == 2 && !strcmp(parts[0], "hosts"))
-		return STORE_RECORD_HEARTBEAT;
-	if (n == 2 && !strcmp(parts[0], "trash"))
-		return STORE_RECORD_TRASH;
-	if (store_note_name_parse(name, pack))
-		return STORE_RECORD_DAMAGE;
-	return 0;
-}
+/* ---- all ---- */
 
 static void check_file(void *arg, unsigned worker)
 {
 	struct job *j = arg;
-	const char *run;
+	const char *name = j->file->name;
+	struct file_name n;
 
-	char (*parts)[STORE_NAME_MAX] = malloc(4 * sizeof *parts);
 	(void)worker;
-	if (!parts)
-		verify_error(j->v, -ENOMEM);
-	else if (!j->file->temporary) { /* an unfinished file has no content to check yet */
-		int n = split(j->file->name, parts), kind = kind_of(j->file->name, parts, n, &run);
-		if (j->file->foreign)
-			file_fault(j->v, j->file->name, 0, 0, NULL, STORE_VERIFY_FOREIGN);
-		else if (n == 3 && !strcmp(parts[0], "packs"))
-			check_pack(j->v, j->file);
-		else if (n == 1 && !strcmp(parts[0], "reserve"))
-			check_reserve(j->v, j->file);
-		else if (kind)
-			verify_record(j->v, j->file->name, (enum store_record_kind)kind, run);
-		else
-			file_fault(j->v, j->file->name, 0, 0, NULL, STORE_VERIFY_FOREIGN);
-	}
-	free(parts);
+	if (j->file->temporary) /* it has no content to check yet */
+		;
+	else if (file_name_parse(name, &n) == FILE_FOREIGN || j->file->foreign)
+		file_fault(j->v, name, 0, 0, NULL, STORE_VERIFY_FOREIGN);
+	else if (n.kind == FILE_PACK)
+		check_pack(j->v, j->file, &n);
+	else if (n.kind == FILE_RESERVE)
+		check_reserve(j->v, j->file);
+	else
+		verify_record(j->v, name, &n);
 	free(j);
 }
 

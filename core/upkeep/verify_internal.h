@@ -26,6 +26,7 @@
 #include "core/commit/check/manifest_check.h"
 #include "core/step/layout.h"
 #include "core/step/part.h"
+#include "core/upkeep/file_name.h"
 #include "core/upkeep/verify.h"
 #include "core/upkeep/verify_index.h"
 #include "proto/unknown.h"
@@ -115,8 +116,8 @@ uint64_t verify_place(const char *pack, const struct store_object_ref *ref, cons
 int verify_compare_places(const void *a, const void *b);
 
 int verify_files(struct verify *v, struct base_error *err);
-/* One record file of a known kind by itself (single steps: their entries). */
-void verify_record(struct verify *v, const char *name, enum store_record_kind kind, const char *run);
+/* One record file by itself (single steps: their entries). */
+void verify_record(struct verify *v, const char *name, const struct file_name *n);
 
 /* Walking. Items come in this order for each thing: before it is loaded, so that damage of it is seen by reference. */
 enum verify_what { VERIFY_PACK, VERIFY_LAYOUT, VERIFY_HEADER, VERIFY_PART, VERIFY_CHUNK, VERIFY_PIECE, VERIFY_BLOB };

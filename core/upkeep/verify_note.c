@@ -4,23 +4,8 @@
  * found now and nothing else. Single steps: what was found is added. */
 #include "core/upkeep/verify_internal.h"
 
-#include <stdio.h>
-
 #include "core/base/log.h"
 #include "core/commit/notes/note.h"
-
-/* The pack that a file is; false: a file of another kind, or under a wrong name. */
-static bool verify_pack_of(const char *file, char pack[static STORE_PACK_NAME_MAX])
-{
-	const char *slash = strrchr(file, '/'), *base = slash ? slash + 1 : file;
-	size_t len = strlen(base);
-	char path[STORE_NAME_MAX];
-
-	if (len <= 5 || len - 5 >= STORE_PACK_NAME_MAX || strcmp(base + len - 5, ".pack") != 0)
-		return false;
-	snprintf(pack, STORE_PACK_NAME_MAX, "%.*s", (int)(len - 5), base);
-	return store_pack_path(pack, path) == 0 && strcmp(path, file) == 0;
-}
 
 /* Faults of packs by file; those of a newer vckpt, too, whose notes are left as they are. */
 struct by_file { const struct verify_fault **all; size_t n; };
@@ -59,7 +44,7 @@ static bool pack_denied(const struct verify *v, const char *pack)
 static int note_pack(struct verify *v, const struct verify_fault *const *faults, size_t nfaults, struct base_error *err)
 {
 	base_cleanup_free struct proto_range *ranges = calloc(nfaults, sizeof *ranges);
-	char pack[STORE_PACK_NAME_MAX];
+	struct file_name name;
 	size_t n = 0;
 
 	if (!ranges)
@@ -67,9 +52,9 @@ static int note_pack(struct verify *v, const struct verify_fault *const *faults,
 	for (size_t i = 0; i < nfaults; i++)
 		if (!faults[i]->newer)
 			ranges[n++] = (struct proto_range){faults[i]->offset, faults[i]->len};
-	if (n == 0 || !verify_pack_of(faults[0]->file, pack) || pack_denied(v, pack))
+	if (n == 0 || file_name_parse(faults[0]->file, &name) != FILE_PACK || pack_denied(v, name.pack))
 		return 0;
-	return store_note_put(v->store, pack, ranges, n, !v->o->run, err);
+	return store_note_put(v->store, name.pack, ranges, n, !v->o->run, err);
 }
 
 static bool pack_has_fault(const struct by_file *b, const char *pack)
