@@ -99,25 +99,16 @@ int store_needs(struct store *s, bool (*goes)(void *arg, const char *run, const 
 	return r;
 }
 
-struct packs { uint64_t n, bytes; };
-
-static int pack_add(void *arg, const struct store_storage_entry *e)
-{
-	struct packs *p = arg;
-
-	p->n += !e->foreign;
-	p->bytes += e->foreign ? 0 : e->size;
-	return 0;
-}
-
 int store_packs_bytes(struct store *s, uint64_t *ret_packs, uint64_t *ret_bytes, struct base_error *err)
 {
-	struct packs p = {0};
-	int r = store_list_files(s->storage, "packs", pack_add, &p);
+	struct store_files files = {0};
+	int r = store_files_list(s, "packs", &files, err);
 
-	*ret_packs = p.n;
-	*ret_bytes = p.bytes;
-	if (r < 0 && r != -ENOENT && store_denied_listing(s, r, err))
-		return r;
-	return r < 0 && r != -ENOENT ? base_error_set(err, r, "%s/packs: %s", s->path, base_error_name(r)) : 0;
+	*ret_packs = *ret_bytes = 0;
+	for (size_t i = 0; r == 0 && i < files.n; i++) {
+		*ret_packs += !files.all[i].foreign;
+		*ret_bytes += files.all[i].foreign ? 0 : files.all[i].size;
+	}
+	store_files_release(&files);
+	return r;
 }

@@ -48,8 +48,8 @@ void gc_report(struct gc *g, const char *what, const char *name, uint64_t bytes,
 
 bool gc_launch_alive(const struct gc *g, const char *launch)
 {
-	for (size_t i = 0; i < g->nlaunches; i++)
-		if (strncmp(g->launches[i].launch, launch, 16) == 0 && g->launches[i].state == STORE_ALIVE)
+	for (size_t i = 0; i < g->launches.n; i++)
+		if (strncmp(g->launches.all[i].launch, launch, 16) == 0 && g->launches.all[i].state == STORE_ALIVE)
 			return true;
 	return false;
 }
@@ -60,12 +60,11 @@ static __attribute__((noinline)) bool launch_same(const struct store_launch_info
 	return strcmp(a->launch, b->launch) == 0 && strcmp(a->host, b->host) == 0;
 }
 
-static const struct store_launch_info *launch_find(const struct store_launch_info *all, size_t n,
-	const struct store_launch_info *like)
+static const struct store_launch_info *launch_find(const struct gc_launches *l, const struct store_launch_info *like)
 {
-	for (size_t i = 0; i < n; i++)
-		if (launch_same(&all[i], like))
-			return &all[i];
+	for (size_t i = 0; i < l->n; i++)
+		if (launch_same(&l->all[i], like))
+			return &l->all[i];
 	return NULL;
 }
 
@@ -76,8 +75,8 @@ static bool folder_needs_look(struct gc *g)
 		struct store_folder *f = &g->folders.all[i];
 		bool seen = false;
 
-		for (size_t k = 0; k < g->nlaunches; k++)
-			seen |= strcmp(g->launches[k].launch, f->launch) == 0;
+		for (size_t k = 0; k < g->launches.n; k++)
+			seen |= strcmp(g->launches.all[k].launch, f->launch) == 0;
 		if (!seen && !gc_decided(g, f->info.attempt, false))
 			return true;
 	}
@@ -118,24 +117,21 @@ static void watch_launches(struct store_launch_info *all, size_t n)
 	}
 }
 
-/* Looks at all heartbeats again: one whose number has changed is alive, and so is one that has appeared. */
-static int watch_look(struct gc *g, bool again, bool *ret_unknown)
+int gc_launches_look(struct store *s, bool again, struct gc_launches *l, bool *ret_unknown, struct base_error *err)
 {
-	struct store_launch_info *now;
-	size_t n;
-	int r = store_launches(g->store, &now, &n, g->err);
+	struct gc_launches now;
+	int r = store_launches(s, &now.all, &now.n, err);
 
 	if (r < 0)
 		return r;
-	for (size_t i = 0; again && i < n; i++)
-		now[i].state = watch_judge(launch_find(g->launches, g->nlaunches, &now[i]), &now[i]);
-	watch_launches(now, n);
+	for (size_t i = 0; again && i < now.n; i++)
+		now.all[i].state = watch_judge(launch_find(l, &now.all[i]), &now.all[i]);
+	watch_launches(now.all, now.n);
 	*ret_unknown = false;
-	for (size_t i = 0; i < n; i++)
-		*ret_unknown |= now[i].state == STORE_UNKNOWN;
-	free(g->launches);
-	g->launches = now;
-	g->nlaunches = n;
+	for (size_t i = 0; i < now.n; i++)
+		*ret_unknown |= now.all[i].state == STORE_UNKNOWN;
+	free(l->all);
+	*l = now;
 	return 0;
 }
 
@@ -145,7 +141,7 @@ static int gc_watch(struct gc *g, bool again)
 {
 	uint64_t end = base_monotonic_ms() + base_min(g->o->heartbeat_s, 86400) * 1000, now, wait = 10;
 	bool unknown;
-	int r = watch_look(g, again, &unknown);
+	int r = gc_launches_look(g->store, again, &g->launches, &unknown, g->err);
 
 	while (r == 0 && (unknown || folder_needs_look(g)) && (now = base_monotonic_ms()) < end) {
 		usleep((useconds_t)base_min(end - now, wait) * 1000);
@@ -153,11 +149,11 @@ static int gc_watch(struct gc *g, bool again)
 		if (!again)
 			r = folders_refresh(g);
 		if (r == 0)
-			r = watch_look(g, true, &unknown);
+			r = gc_launches_look(g->store, true, &g->launches, &unknown, g->err);
 	}
-	for (size_t i = 0; r == 0 && i < g->nlaunches; i++)
-		if (g->launches[i].state == STORE_UNKNOWN)
-			g->launches[i].state = STORE_DEAD; /* stood still */
+	for (size_t i = 0; r == 0 && i < g->launches.n; i++)
+		if (g->launches.all[i].state == STORE_UNKNOWN)
+			g->launches.all[i].state = STORE_DEAD; /* stood still */
 	return r;
 }
 
@@ -167,7 +163,7 @@ static int gc_watch(struct gc *g, bool again)
 static int abort_folder(struct gc *g, const struct store_folder *f)
 {
 	char name[STORE_NAME_MAX], reason[160];
-	struct store_list *l = gc_list_of(g, f->info.run);
+	struct store_list *l = store_list_among(g->lists, g->nlists, f->info.run);
 	int r = 0;
 
 	snprintf(name, sizeof name, "%s/%s", f->info.run, f->info.attempt);
@@ -180,7 +176,7 @@ static int abort_folder(struct gc *g, const struct store_folder *f)
 			r = store_list_open(g->store, f->info.run, true, &l, g->err);
 		if (r == 0)
 			r = store_list_abort(l, f->info.attempt, 0, reason, g->err);
-		if (l && l != gc_list_of(g, f->info.run))
+		if (l && l != store_list_among(g->lists, g->nlists, f->info.run))
 			store_list_close(l);
 	}
 	if (r == -EALREADY)
@@ -212,16 +208,10 @@ static void lost_found(void *arg, const char *file, const char *run, const char 
  * This is asked before an entry is put, because that entry would take the place of a lost one. */
 static int gc_lost_check(struct gc *g)
 {
-	base_cleanup_free struct store_list **lists = calloc(g->nlists + 1, sizeof(struct store_list *));
 	struct lost l = {.g = g};
-	struct store_lost_question q = {g->store, lists, g->nlists, NULL, lost_found, &l};
-	int r;
+	struct store_lost_question q = {g->store, g->lists, g->nlists, NULL, lost_found, &l};
+	int r = store_lost_find(&q, g->err);
 
-	if (!lists)
-		return base_no_memory(g->err);
-	for (size_t i = 0; i < g->nlists; i++)
-		lists[i] = g->lists[i].list;
-	r = store_lost_find(&q, g->err);
 	if (r < 0 || !l.run[0])
 		return r < 0 && !g->err->code ? base_error_set(g->err, r, "%s", base_error_name(r)) : r;
 	return base_error_set(g->err, -BASE_EDAMAGED,
@@ -256,12 +246,12 @@ static int gc_abort_dead(struct gc *g)
 /* model: none */
 static int gc_writers_none(struct gc *g)
 {
-	for (size_t i = 0; g->o->grace_s == 0 && i < g->nlaunches; i++)
-		if (g->launches[i].state == STORE_ALIVE)
+	for (size_t i = 0; g->o->grace_s == 0 && i < g->launches.n; i++)
+		if (g->launches.all[i].state == STORE_ALIVE)
 			return base_error_set(g->err, -BASE_EBUSY,
 				"gc --grace 0 refused: host %s is saving run %s. Try again when it has ended, or "
 				"give a grace period",
-				g->launches[i].host, g->launches[i].run[0] ? g->launches[i].run : "?");
+				g->launches.all[i].host, g->launches.all[i].run[0] ? g->launches.all[i].run : "?");
 	return 0;
 }
 
@@ -271,7 +261,7 @@ static int gc_read(struct gc *g)
 	int r;
 
 	for (size_t i = 0; i < g->nlists; i++)
-		g->lists[i].before = store_list_next(g->lists[i].list);
+		g->known[i].before = store_list_next(g->lists[i]);
 	r = store_files_list(g->store, "", &g->files, g->err);
 	if (r == 0)
 		r = gc_watch(g, true);
@@ -281,7 +271,7 @@ static int gc_read(struct gc *g)
 		r = gc_lists_read(g, true);
 	g->total = g->files.n;
 	for (size_t i = 0; i < g->nlists; i++)
-		g->total += store_list_count(g->lists[i].list);
+		g->total += store_list_count(g->lists[i]);
 	if (r == 0)
 		r = gc_reach_commits(g);
 	if (r == 0)
@@ -299,9 +289,10 @@ static void gc_release(struct gc *g)
 {
 	store_files_release(&g->files);
 	for (size_t i = 0; i < g->nlists; i++)
-		store_list_close(g->lists[i].list);
+		store_list_close(g->lists[i]);
 	free(g->lists);
-	free(g->launches);
+	free(g->known);
+	free(g->launches.all);
 	store_folders_release(&g->folders);
 	gc_names_release(&g->packs_kept);
 	gc_names_release(&g->manifests_kept);

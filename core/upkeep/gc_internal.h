@@ -16,8 +16,14 @@ bool gc_names_has(const struct gc_names *s, const char *name);
 int gc_names_add(struct gc_names *s, const char *name);
 void gc_names_release(struct gc_names *s);
 
-struct gc_run {
-	struct store_list *list;        /* whole */
+/* Launches, by launch. Looks at all heartbeats; `again`: what is known from the look before goes on, and a launch of
+ * another host whose number has changed since is alive, as is one that has appeared. *ret_unknown: another look, later,
+ * may say more. */
+struct gc_launches { struct store_launch_info *all; size_t n; };
+int gc_launches_look(struct store *s, bool again, struct gc_launches *l, bool *ret_unknown, struct base_error *err);
+
+/* What is known of the list with the same number. */
+struct gc_list {
 	uint64_t first;                 /* entries that the first reading of the main pass saw */
 	uint64_t before;                /* entries that there were before files and folders were listed */
 };
@@ -33,8 +39,8 @@ struct gc {
 
 	/* the whole store, listed before the main pass reads anything: candidates and marks */
 	struct store_files files;
-	struct store_launch_info *launches; size_t nlaunches;          /* judged: none is UNKNOWN any more */
-	struct gc_run *lists; size_t nlists;                           /* by run */
+	struct gc_launches launches;                                   /* judged: none is UNKNOWN any more */
+	struct store_list **lists; struct gc_list *known; size_t nlists; /* of all runs, whole */
 	size_t hint;                                                   /* the list that knew the attempt which was asked
 								        * for last */
 	struct store_folders folders;
@@ -47,7 +53,6 @@ struct gc {
 
 void gc_report(struct gc *g, const char *what, const char *name, uint64_t bytes, const char *detail);
 void gc_progress(struct gc *g); /* one thing more is done */
-struct store_list *gc_list_of(struct gc *g, const char *run); /* NULL: none */
 bool gc_launch_alive(const struct gc *g, const char *launch);
 /* Is this attempt decided, by what was read up to now? first: by the first reading of the main pass. */
 bool gc_decided(struct gc *g, const char *attempt, bool first);

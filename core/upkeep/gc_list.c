@@ -83,19 +83,19 @@ static void head_folders(const struct gc *g, const struct store_list *l, uint64_
 
 static void head_launches(const struct gc *g, const struct store_list *l, uint64_t *head)
 {
-	for (size_t i = 0; i < g->nlaunches; i++)
-		if (g->launches[i].state == STORE_ALIVE)
-			*head = base_min(*head, store_list_aborts_from(l, g->launches[i].launch));
+	for (size_t i = 0; i < g->launches.n; i++)
+		if (g->launches.all[i].state == STORE_ALIVE)
+			*head = base_min(*head, store_list_aborts_from(l, g->launches.all[i].launch));
 }
 
 /* The head that there is, or a higher one; 0: none. */
-static int head_choose(struct gc *g, const struct gc_run *run, uint64_t *ret_head)
+static int head_choose(struct gc *g, size_t i, uint64_t *ret_head)
 {
-	const struct store_list *l = run->list;
-	uint64_t now = store_list_head(l), lag = UINT64_C(64) * LIST_LAG, head = run->before - base_min(run->before, 1);
+	const struct store_list *l = g->lists[i];
+	uint64_t now = store_list_head(l), lag = UINT64_C(64) * LIST_LAG, head;
 	int r = 0;
 
-	head -= base_min(head, lag);
+	head = g->known[i].before - base_min(g->known[i].before, lag + 1);
 	head_folders(g, l, &head);
 	head_launches(g, l, &head);
 	if (head > now)
@@ -239,11 +239,11 @@ void gc_entries(struct gc *g)
 {
 	for (size_t i = 0; i < g->nlists && !g->fault && g->store->info.list_3; i++) {
 		uint64_t head;
-		int r = head_choose(g, &g->lists[i], &head);
+		int r = head_choose(g, i, &head);
 
 		if (r < 0)
 			g->fault = r;
 		else if (head)
-			entries_collect(g, g->lists[i].list, head);
+			entries_collect(g, g->lists[i], head);
 	}
 }

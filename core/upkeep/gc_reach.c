@@ -9,6 +9,7 @@
 
 #include "core/base/array.h"
 #include "core/base/plural.h"
+#include "core/upkeep/lost.h"
 
 /* ---- names ---- */
 
@@ -54,22 +55,14 @@ void gc_names_release(struct gc_names *s)
 
 /* ---- lists ---- */
 
-struct store_list *gc_list_of(struct gc *g, const char *run)
-{
-	for (size_t i = 0; i < g->nlists; i++)
-		if (strcmp(store_list_run(g->lists[i].list), run) == 0)
-			return g->lists[i].list;
-	return NULL;
-}
-
 static int list_open_new(struct gc *g, const char *run)
 {
 	int r;
 
-	if (base_array_more(g->lists, g->nlists) < 0)
+	if (base_array_more(g->lists, g->nlists) < 0 || base_array_more(g->known, g->nlists) < 0)
 		return base_no_memory_for(g->err, "run %s", run);
-	g->lists[g->nlists] = (struct gc_run){0};
-	r = store_list_open(g->store, run, true, &g->lists[g->nlists].list, g->err);
+	g->known[g->nlists] = (struct gc_list){0};
+	r = store_list_open(g->store, run, true, &g->lists[g->nlists], g->err);
 	if (r == 0)
 		g->nlists++;
 	return r;
@@ -81,7 +74,7 @@ static int list_each(struct gc *g, char **runs, size_t n)
 	int r = 0;
 
 	for (size_t i = 0; r >= 0 && i < n; i++) {
-		struct store_list *l = gc_list_of(g, runs[i]);
+		struct store_list *l = store_list_among(g->lists, g->nlists, runs[i]);
 
 		r = l ? store_list_refresh(l, g->err) : list_open_new(g, runs[i]);
 		if (r == -BASE_EVERSION)
@@ -91,31 +84,31 @@ static int list_each(struct gc *g, char **runs, size_t n)
 	return r < 0 ? r : 0;
 }
 
-static int list_check(struct gc *g, struct gc_run *run, bool first)
+static int list_check(struct gc *g, struct store_list *l, struct gc_list *known, bool first)
 {
 	char name[STORE_NAME_MAX], detail[160];
 	int r;
 
 	if (first)
-		run->first = store_list_next(run->list);
-	else if (store_list_first(run->list) > run->first)
+		known->first = store_list_next(l);
+	else if (store_list_first(l) > known->first)
 		return base_error_set(g->err, -ESTALE, "run %s: another collection has collected entries of its list "
 			"that this one had not read: nothing was deleted; run vckpt gc again",
-			store_list_run(run->list));
-	r = store_list_newer(run->list, NULL, g->err);
+			store_list_run(l));
+	r = store_list_newer(l, NULL, g->err);
 	if (r < 0)
 		return base_error_set(g->err, r, "%s: nothing was deleted", g->err->text);
-	if (store_list_damaged(run->list) == 0)
-		return g->o->dry_run ? 0 : store_list_sync(run->list, g->err);
-	snprintf(name, sizeof name, "runs/%s", store_list_run(run->list));
+	if (store_list_damaged(l) == 0)
+		return g->o->dry_run ? 0 : store_list_sync(l, g->err);
+	snprintf(name, sizeof name, "runs/%s", store_list_run(l));
 	snprintf(detail, sizeof detail, "%llu %s of the list %s damaged",
-		(unsigned long long)store_list_damaged(run->list),
-		base_plural(store_list_damaged(run->list), "entry", "entries"),
-		base_plural(store_list_damaged(run->list), "is", "are"));
+		(unsigned long long)store_list_damaged(l),
+		base_plural(store_list_damaged(l), "entry", "entries"),
+		base_plural(store_list_damaged(l), "is", "are"));
 	gc_report(g, "damage", name, 0, detail);
 	return base_error_set(g->err, -BASE_EDAMAGED, "run %s: %s, so what it needs is not known: nothing was deleted "
 		"(vckpt mend says what can be done)",
-		store_list_run(run->list), detail);
+		store_list_run(l), detail);
 }
 
 /* model: top */
@@ -130,19 +123,20 @@ int gc_lists_read(struct gc *g, bool first)
 	r = list_each(g, runs, n);
 	store_runs_free(runs, n);
 	for (size_t i = 0; r == 0 && i < g->nlists; i++)
-		r = list_check(g, &g->lists[i], first);
+		r = list_check(g, g->lists[i], &g->known[i], first);
 	return r;
 }
 
-static bool list_decides(const struct gc_run *run, const char *attempt, bool first, bool *ret_known)
+/* known: the list mentions it. */
+static bool list_decides(const struct gc *g, size_t i, const char *attempt, bool first, bool *ret_known)
 {
 	uint64_t entry;
 
-	*ret_known = store_list_attempt(run->list, attempt, NULL, &entry) != STORE_ATTEMPT_UNDECIDED;
-	return *ret_known && (!first || entry < run->first);
+	*ret_known = store_list_attempt(g->lists[i], attempt, NULL, &entry) != STORE_ATTEMPT_UNDECIDED;
+	return *ret_known && (!first || entry < g->known[i].first);
 }
 
-/* A folder tells which run's list decides: a job may save to several runs, and a newer launch in one of them aborts
+/* A folder says which run's list decides: a job may save to several runs, and a newer launch in one of them aborts
  * nothing in the others. Without a folder there is no writer at work, and any list will do. */
 bool gc_decided(struct gc *g, const char *attempt, bool first)
 {
@@ -155,15 +149,15 @@ bool gc_decided(struct gc *g, const char *attempt, bool first)
 			bool here = false;
 
 			for (size_t k = 0; k < g->nlists; k++)
-				if (strcmp(store_list_run(g->lists[k].list), g->folders.all[i].info.run) == 0)
-					here = list_decides(&g->lists[k], attempt, first, &known);
+				if (strcmp(store_list_run(g->lists[k]), g->folders.all[i].info.run) == 0)
+					here = list_decides(g, k, attempt, first, &known);
 			folder = true;
 			decided &= here;
 		}
 	for (size_t k = 0; !folder && k < g->nlists; k++) {
 		size_t i = (g->hint + k) % g->nlists;
 
-		decided = list_decides(&g->lists[i], attempt, first, &known);
+		decided = list_decides(g, i, attempt, first, &known);
 		if (known) {
 			g->hint = i;
 			return decided;
@@ -253,11 +247,11 @@ int gc_reach_commits(struct gc *g)
 	int r = 0;
 
 	for (size_t i = 0; r == 0 && i < g->nlists; i++) {
-		struct reach_since since = {g, store_list_run(g->lists[i].list)};
+		struct reach_since since = {g, store_list_run(g->lists[i])};
 
-		r = reach_list(g, g->lists[i].list);
+		r = reach_list(g, g->lists[i]);
 		if (r == 0)
-			r = store_list_each_commit(g->lists[i].list, g->lists[i].first, reach_commit, &since, g->err);
+			r = store_list_each_commit(g->lists[i], g->known[i].first, reach_commit, &since, g->err);
 	}
 	return r;
 }
@@ -265,7 +259,7 @@ int gc_reach_commits(struct gc *g)
 /* A base that is gone was gone when it was named, since named ones are kept: its data is not used. */
 static int reach_base(struct gc *g, const struct proto_base *b)
 {
-	struct store_list *l = gc_list_of(g, b->run);
+	struct store_list *l = store_list_among(g->lists, g->nlists, b->run);
 	struct base_error why = {0};
 	char path[STORE_NAME_MAX];
 	int r;

@@ -119,14 +119,14 @@ static void mark_find(struct gc *g, const char *file, struct sweep_mark *ret_mar
 static int mark_encode(struct gc *g, const char *file, struct base_buf *b)
 {
 	struct proto_trash m = {.name = file, .time_ns = base_realtime_ns()};
-	const char **beats = calloc(g->nlaunches ? g->nlaunches : 1, sizeof *beats);
+	const char **beats = calloc(g->launches.n ? g->launches.n : 1, sizeof *beats);
 	int r;
 
 	if (!beats)
 		return -ENOMEM;
-	for (size_t i = 0; i < g->nlaunches; i++)
-		if (g->launches[i].state == STORE_ALIVE)
-			beats[m.nheartbeats++] = g->launches[i].file + strlen("hosts/");
+	for (size_t i = 0; i < g->launches.n; i++)
+		if (g->launches.all[i].state == STORE_ALIVE)
+			beats[m.nheartbeats++] = g->launches.all[i].file + strlen("hosts/");
 	m.heartbeats = beats;
 	r = proto_trash_encode(&m, b);
 	free(beats);
@@ -236,10 +236,10 @@ static bool attempt_collected(struct gc *g, const char *attempt)
 		char begin[STORE_NAME_MAX];
 		uint64_t size;
 
-		snprintf(begin, sizeof begin, "incoming/%s/%s/begin", store_list_run(g->lists[i].list), attempt);
+		snprintf(begin, sizeof begin, "incoming/%s/%s/begin", store_list_run(g->lists[i]), attempt);
 		if (store_size(g->store->storage, begin, &size) != -ENOENT)
 			return false;
-		collected |= store_list_head(g->lists[i].list) > 0;
+		collected |= store_list_head(g->lists[i]) > 0;
 	}
 	return collected;
 }
@@ -314,9 +314,9 @@ static void sweep_manifest(struct gc *g, const struct store_file *f, const char 
 
 static void sweep_host(struct gc *g, const struct store_file *f, const struct file_name *n)
 {
-	for (size_t i = 0; i < g->nlaunches; i++)
-		if (strcmp(g->launches[i].launch, n->launch) == 0 && strcmp(g->launches[i].host, n->host) == 0
-		    && g->launches[i].state == STORE_DEAD)
+	for (size_t i = 0; i < g->launches.n; i++)
+		if (strcmp(g->launches.all[i].launch, n->launch) == 0 && strcmp(g->launches.all[i].host, n->host) == 0
+		    && g->launches.all[i].state == STORE_DEAD)
 			sweep_delete(g, f, NULL, "the heartbeat of a launch that is gone");
 }
 
@@ -344,14 +344,14 @@ static void sweep_note(struct gc *g, const struct store_file *f, const char *pac
 static bool stats_known(struct gc *g, const struct store_stats_name *n, bool *ret_live)
 {
 	for (size_t i = 0; i < g->nlists; i++) {
-		const struct store_list *l = g->lists[i].list;
+		const struct store_list *l = g->lists[i];
 		const struct store_list_step *step;
 
 		if (strcmp(store_list_run(l), n->run) != 0)
 			continue;
 		step = store_list_find(l, n->step);
 		*ret_live = step && step->entry == n->entry;
-		return n->entry < g->lists[i].first && (*ret_live || !store_list_entry_live(l, n->entry));
+		return n->entry < g->known[i].first && (*ret_live || !store_list_entry_live(l, n->entry));
 	}
 	return false;
 }

@@ -99,18 +99,18 @@ static void trace_tell(const struct store_lost_question *q, const struct store_l
 	q->found(q->arg, t->file, t->run, text);
 }
 
-static struct store_list *list_of(const struct store_lost_question *q, const char *run)
+struct store_list *store_list_among(struct store_list *const *lists, size_t n, const char *run)
 {
-	for (size_t i = 0; i < q->nlists; i++)
-		if (strcmp(store_list_run(q->lists[i]), run) == 0)
-			return q->lists[i];
+	for (size_t i = 0; i < n; i++)
+		if (strcmp(store_list_run(lists[i]), run) == 0)
+			return lists[i];
 	return NULL;
 }
 
 /* Kept if the list as it was read at first does not explain it. A run without a list has one without entries. */
 static int trace_add(struct traces *t, const struct trace *what, const char *file)
 {
-	struct store_list *l = list_of(t->q, what->run);
+	struct store_list *l = store_list_among(t->q->lists, t->q->nlists, what->run);
 
 	if (t->q->run && strcmp(t->q->run, what->run) != 0)
 		return 0;

@@ -16,6 +16,8 @@ struct store_lost_question {
 	void (*found)(void *arg, const char *file, const char *run, const char *text);
 	void *arg;
 };
+/* The list of that run, or NULL. */
+struct store_list *store_list_among(struct store_list *const *lists, size_t n, const char *run);
 /* 0, whether there are traces or not; an error: it could not find out. */
 int store_lost_find(const struct store_lost_question *q, struct base_error *err);
 

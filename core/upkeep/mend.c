@@ -133,54 +133,37 @@ static void faults_release(struct mend *m)
 
 struct look {
 	struct mend *m;
-	size_t *numbers, nnumbers;      /* by a fault's number in verify: 1 + index into m->faults; 0: not told yet */
 	int error;
 	struct base_error newer;
 };
 
-static size_t *look_number(struct look *k, size_t fault)
-{
-	if (fault >= k->nnumbers) {
-		size_t before = k->nnumbers;
-
-		if (base_array_room(k->numbers, k->nnumbers, fault + 1) < 0)
-			return NULL;
-		memset(k->numbers + before, 0, (k->nnumbers - before) * sizeof *k->numbers);
-	}
-	return &k->numbers[fault];
-}
-
-static struct mend_fault *fault_add(struct mend *m, const struct store_damage *d)
+/* By verify's number, which is the same in all calls for one fault. */
+static struct mend_fault *fault_of(struct mend *m, const struct store_damage *d)
 {
 	struct mend_fault *f;
 
-	if (base_array_room(m->faults, m->faults_size, m->nfaults + 1) < 0)
+	if (base_array_room(m->faults, m->faults_size, d->fault + 1) < 0)
 		return NULL;
-	f = &m->faults[m->nfaults];
-	*f = (struct mend_fault){
-		.file = strdup(d->file), .what = strdup(d->what), .offset = d->offset, .len = d->len};
-	if (!f->file || !f->what) {
-		free(f->file);
-		free(f->what);
-		return NULL;
-	}
-	m->nfaults++;
-	return f;
+	for (; m->nfaults <= d->fault; m->nfaults++)
+		m->faults[m->nfaults] = (struct mend_fault){0};
+	f = &m->faults[d->fault];
+	if (!f->file)
+		*f = (struct mend_fault){
+			.file = strdup(d->file), .what = strdup(d->what), .offset = d->offset, .len = d->len};
+	return f->file && f->what ? f : NULL;
 }
 
-static struct mend_fault *fault_of(struct look *k, const struct store_damage *d)
+/* Numbers that verify did not report, because what they are about was removed meanwhile, go. */
+static void faults_close_up(struct mend *m)
 {
-	size_t *number = look_number(k, d->fault);
-	struct mend_fault *f;
+	size_t n = 0;
 
-	if (!number)
-		return NULL;
-	if (*number)
-		return &k->m->faults[*number - 1];
-	f = fault_add(k->m, d);
-	if (f)
-		*number = k->m->nfaults;
-	return f;
+	for (size_t i = 0; i < m->nfaults; i++)
+		if (m->faults[i].file)
+			m->faults[n++] = m->faults[i];
+		else
+			free(m->faults[i].what);
+	m->nfaults = n;
 }
 
 static int touch_add(struct mend_fault *f, const struct store_damage *d)
@@ -205,7 +188,7 @@ static void on_damage(void *arg, const struct store_damage *d)
 		base_error_set(&k->newer, -BASE_EVERSION, "nothing is mended: %.200s: %.400s", d->file, d->what);
 		return;
 	}
-	f = fault_of(k, d);
+	f = fault_of(k->m, d);
 	if (!f || (d->run && d->step != PROTO_NONE && touch_add(f, d) < 0))
 		k->error = -ENOMEM;
 }
@@ -222,7 +205,7 @@ static int look(struct mend *m)
 
 	faults_release(m);
 	r = store_verify(m->store, &o, &result, m->err);
-	free(k.numbers);
+	faults_close_up(m);
 	if (r == 0 && k.newer.code)
 		r = base_error_set(m->err, k.newer.code, "%s", k.newer.text);
 	return r < 0 ? r : k.error ? base_no_memory(m->err) : 0;
@@ -234,34 +217,22 @@ static int look(struct mend *m)
 static int writers_none(struct mend *m)
 {
 	uint64_t end = base_monotonic_ms() + m->o->heartbeat_s * 1000;
-	struct store_launch_info *first = NULL, *now = NULL;
-	size_t nfirst = 0, n = 0;
-	bool unknown = true;
-	int r = store_launches(m->store, &first, &nfirst, m->err);
+	struct gc_launches l = {0};
+	bool unknown = false;
+	int r = gc_launches_look(m->store, false, &l, &unknown, m->err);
 
-	while (r == 0 && unknown) {
-		free(now);
-		now = NULL;
-		unknown = false;
-		r = store_launches(m->store, &now, &n, m->err);
-		for (size_t i = 0; r == 0 && i < n; i++) {
-			bool stands = false;
-
-			for (size_t k = 0; k < nfirst; k++)
-				stands |= !strcmp(first[k].file, now[i].file);
-			if (now[i].state == STORE_ALIVE || (now[i].state == STORE_UNKNOWN && !stands))
+	while (r == 0) {
+		for (size_t i = 0; r == 0 && i < l.n; i++)
+			if (l.all[i].state == STORE_ALIVE)
 				r = base_error_set(m->err, -BASE_EBUSY,
 					"mend refused: host %s is saving run %s. Try again when it has ended",
-					now[i].host, now[i].run[0] ? now[i].run : "?");
-			unknown |= now[i].state == STORE_UNKNOWN;
-		}
-		if (base_monotonic_ms() >= end)
+					l.all[i].host, l.all[i].run[0] ? l.all[i].run : "?");
+		if (r < 0 || !unknown || base_monotonic_ms() >= end)
 			break;
-		if (r == 0 && unknown)
-			usleep(100000);
+		usleep(100000);
+		r = gc_launches_look(m->store, true, &l, &unknown, m->err);
 	}
-	free(first);
-	free(now);
+	free(l.all);
 	return r;
 }
 

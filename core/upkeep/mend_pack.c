@@ -163,20 +163,13 @@ static int on_item(struct verify_walker *w, const struct verify_item *it)
 	return 0;
 }
 
-static void on_broken(struct verify_walker *w, const char *file, const char *pack, const struct store_object_ref *ref,
-	const char *text)
-{
-	(void)w, (void)file, (void)pack, (void)ref, (void)text; /* it is told already */
-}
-
 static int walk_list(struct packs *k, struct store_list *l)
 {
 	int r = 0;
 
 	for (size_t i = 0; r == 0 && i < store_list_count(l); i++) {
 		const struct verify_step step = {store_list_run(l), store_list_at(l, i)};
-		struct verify_walker w = {
-			.store = k->m->store, .step = &step, .item = on_item, .broken = on_broken, .arg = k};
+		struct verify_walker w = {.store = k->m->store, .step = &step, .item = on_item, .arg = k};
 
 		r = verify_walk(&w);
 	}

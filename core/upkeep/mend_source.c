@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "core/base/bisect.h"
+#include "core/upkeep/verify_internal.h"
 
 struct sources {
 	struct mend *m;
@@ -15,30 +16,17 @@ struct sources {
 	size_t missing;
 };
 
-int mend_object_good(struct store_pack *p, const struct store_object_ref *ref)
+/* Are the object's bytes right, and its checks (if `checked`)? 1; 0; -ENOMEM. */
+static int object_right(struct store_pack *p, const struct store_object_ref *ref, bool checked)
 {
-	enum { STEP_BLOCKS = 256 };
-	uint64_t blocks = base_block_count(ref->raw_len);
-	base_cleanup_free uint8_t *bytes = malloc(STEP_BLOCKS * BASE_BLOCK_BYTES);
-	struct base_hasher *h = base_hasher_new();
+	base_cleanup_free void *room = malloc(VERIFY_HASH_BYTES);
 	struct base_digest d;
-	int r = bytes && h ? 0 : -ENOMEM;
+	int r = room ? verify_object_hash(p, ref, checked, 0, room, &d, NULL, NULL) : -ENOMEM;
 
-	for (uint64_t at = 0; r == 0 && at < blocks; at += STEP_BLOCKS) {
-		uint64_t n = base_min(STEP_BLOCKS, blocks - at);
-
-		r = store_object_read_blocks(p, ref, at, n, bytes, NULL);
-		if (r == 0)
-			base_hasher_update(h, bytes,
-				base_min(n * BASE_BLOCK_BYTES, ref->raw_len - at * BASE_BLOCK_BYTES));
-	}
-	if (r == 0)
-		r = base_hasher_final(h, &d);
-	base_hasher_free(h);
-	if (r == 0)
-		return base_digest_equal(&d, &ref->digest);
-	return r == -ENOMEM ? r : 0;
+	return r == 0 ? base_digest_equal(&d, &ref->digest) : r == -ENOMEM ? r : 0;
 }
+
+int mend_object_good(struct store_pack *p, const struct store_object_ref *ref) { return object_right(p, ref, true); }
 
 static int object_order(const void *a, const void *b)
 {
@@ -114,31 +102,7 @@ static int sources_store(struct sources *k, struct store *s)
 	return r;
 }
 
-/* Is it a raw object whose bytes are right? 1: yes. */
-static int source_own(struct mend *m, struct store_pack *p, struct mend_object *o)
-{
-	base_cleanup_free uint8_t *bytes = malloc(1 << 20);
-	struct base_hasher *h = base_hasher_new();
-	struct base_digest d;
-	int r = bytes && h ? 0 : -ENOMEM;
-
-	for (uint64_t at = 0; r == 0 && at < o->ref.raw_len; at += 1 << 20) {
-		size_t len = base_min(o->ref.raw_len - at, 1 << 20);
-
-		r = pack_read(p, o->ref.offset + at, bytes, len, NULL);
-		if (r == 0)
-			base_hasher_update(h, bytes, len);
-	}
-	if (r == 0)
-		r = base_hasher_final(h, &d);
-	base_hasher_free(h);
-	if (r < 0 || !base_digest_equal(&d, &o->ref.digest))
-		return r == -ENOMEM ? r : 0;
-	o->from = m->store;
-	o->pack[0] = 0;
-	return 1;
-}
-
+/* Raw objects whose bytes are right, and only their checks are not. */
 static int sources_own(struct sources *k, struct mend_pack *p)
 {
 	struct store_pack *file;
@@ -146,11 +110,16 @@ static int sources_own(struct sources *k, struct mend_pack *p)
 
 	if (mend_pack_open(k->m->store, p->name, p->path, p->size, &file) < 0)
 		return 0;
-	for (size_t i = 0; r >= 0 && i < p->n; i++)
-		if (p->objects[i].bad && p->objects[i].ref.codec == STORE_CODEC_RAW) {
-			r = source_own(k->m, file, &p->objects[i]);
-			k->missing -= r == 1;
+	for (size_t i = 0; r >= 0 && i < p->n; i++) {
+		struct mend_object *o = &p->objects[i];
+
+		r = o->bad && o->ref.codec == STORE_CODEC_RAW ? object_right(file, &o->ref, false) : 0;
+		if (r == 1) {
+			o->from = k->m->store;
+			o->pack[0] = 0;
+			k->missing--;
 		}
+	}
 	store_pack_close(file);
 	return r < 0 ? r : 0;
 }

@@ -146,7 +146,7 @@ void verify_fault(struct verify *v, struct verify_fault f)
 			(f.pack && verify_index_add(&v->places, f.file, f.offset, f.len, v->nfaults - 1) < 0))
 			v->error = v->error ? v->error : -ENOMEM;
 	} else {
-		free(f.what);
+		free((char *)f.what);
 	}
 	pthread_mutex_unlock(&v->lock);
 }
@@ -618,16 +618,6 @@ static int on_item(struct verify_walker *w, const struct verify_item *it)
 	return fault_hits(t->v, file, it->what == VERIFY_PACK ? NULL : it->ref, it->xxh, tell_item, t);
 }
 
-static void ignore_broken(struct verify_walker *w, const char *file, const char *pack,
-	const struct store_object_ref *ref, const char *text)
-{
-	(void)w;
-	(void)file;
-	(void)pack;
-	(void)ref;
-	(void)text;
-}
-
 /* A manifest's own file, and faults that were found in the step itself. */
 static void tell_step_faults(struct verify *v, size_t number)
 {
@@ -655,8 +645,7 @@ static int tell_all(struct verify *v)
 		return -ENOMEM;
 	for (size_t i = 0; i < v->nsteps; i++) {
 		struct tell t = {v, &v->steps[i], i + 1, NULL};
-		struct verify_walker w = {
-			.store = v->store, .step = &v->steps[i], .item = on_item, .broken = ignore_broken, .arg = &t};
+		struct verify_walker w = {.store = v->store, .step = &v->steps[i], .item = on_item, .arg = &t};
 
 		if (v->steps[i].removed)
 			continue;
@@ -681,9 +670,9 @@ static void release(struct verify *v)
 {
 	base_pool_free(v->pool);
 	for (size_t i = 0; i < v->nfaults; i++) {
-		free(v->faults[i].file);
-		free(v->faults[i].what);
-		free(v->faults[i].run);
+		free((char *)v->faults[i].file);
+		free((char *)v->faults[i].what);
+		free((char *)v->faults[i].run);
 	}
 	for (size_t i = 0; i < v->npacks; i++) {
 		free(v->packs[i].file);

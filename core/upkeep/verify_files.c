@@ -7,26 +7,22 @@
 #include <stdio.h>
 
 #include "core/base/array.h"
+#include "core/upkeep/lost.h"
 
 struct job {
 	struct verify *v;
 	const struct store_file *file;
 };
 
-static void file_fault(struct verify *v, const char *name, uint64_t offset, uint64_t len, const char *run,
-	const char *what)
+static void file_fault(struct verify *v, const char *name, const char *run, const char *what)
 {
-	verify_fault(v,
-		(struct verify_fault){
-			.file = (char *)name, .what = (char *)what, .offset = offset, .len = len, .run = (char *)run});
+	verify_fault(v, (struct verify_fault){.file = name, .what = what, .run = run});
 }
 
 /* Nothing is wrong with it, but that a newer vckpt wrote it. */
 static void file_newer(struct verify *v, const char *name, bool pack, const char *run, const char *what)
 {
-	verify_fault(v,
-		(struct verify_fault){.file = (char *)name, .what = (char *)what, .newer = true, .pack = pack,
-			.run = (char *)run});
+	verify_fault(v, (struct verify_fault){.file = name, .what = what, .newer = true, .pack = pack, .run = run});
 }
 
 /* ---- packs ---- */
@@ -43,9 +39,8 @@ static void on_damage(void *arg, uint64_t offset, uint64_t len, const struct sto
 	struct pack_job *j = arg;
 
 	(void)object; /* whom it touches follows from the steps' references */
-	verify_fault(j->v,
-		(struct verify_fault){
-			.file = (char *)j->file, .what = (char *)what, .pack = true, .offset = offset, .len = len});
+	verify_fault(j->v, (struct verify_fault){
+		.file = j->file, .what = what, .pack = true, .offset = offset, .len = len});
 }
 
 static void on_progress(void *arg, uint64_t bytes)
@@ -194,19 +189,11 @@ static bool manifest_named(const struct file_name *n, const struct store_record 
 	return base_digest_equal(&d, &n->digest);
 }
 
-static const struct store_list *list_of(const struct verify *v, const char *run)
-{
-	for (size_t i = 0; i < v->nlists; i++)
-		if (strcmp(store_list_run(v->lists[i]), run) == 0)
-			return v->lists[i];
-	return NULL;
-}
-
 /* Is the attempt that measures name the one that their entry committed? An entry that the list does not hold (yet) is
  * asked for elsewhere. */
 static bool stats_attempt(const struct verify *v, const struct proto_stats *m, const struct store_stats_name *n)
 {
-	const struct store_list *l = list_of(v, n->run);
+	const struct store_list *l = store_list_among(v->lists, v->nlists, n->run);
 	uint64_t entry;
 
 	if (!l || store_list_commit_step(l, n->entry) != n->step)
@@ -233,7 +220,7 @@ static const char *stats_wrong(const struct verify *v, const struct file_name *n
 /* Was this entry skipped when the list was read in order? Then it was reported already, or is accepted as damaged. */
 static bool entry_skipped(const struct verify *v, const struct file_name *n)
 {
-	const struct store_list *l = list_of(v, n->run);
+	const struct store_list *l = store_list_among(v->lists, v->nlists, n->run);
 
 	return l && !n->collected && store_list_skipped(l, n->number);
 }
@@ -242,7 +229,7 @@ static bool entry_skipped(const struct verify *v, const struct file_name *n)
  * number after the one before. */
 static bool entry_unreached(const struct verify *v, const char *run, uint64_t n)
 {
-	const struct store_list *l = list_of(v, run);
+	const struct store_list *l = store_list_among(v->lists, v->nlists, run);
 	char before[STORE_NAME_MAX];
 	uint64_t size;
 
@@ -256,7 +243,7 @@ static bool entry_unreached(const struct verify *v, const char *run, uint64_t n)
 static bool entry_stray(const struct verify *v, const struct file_name *n, const struct store_record *rec,
 	struct base_error *why)
 {
-	const struct store_list *l = list_of(v, n->run);
+	const struct store_list *l = store_list_among(v->lists, v->nlists, n->run);
 	struct proto_entry e = {0};
 	int r = proto_entry_decode(rec->body, rec->len, &e);
 	bool source = n->collected;
@@ -299,20 +286,20 @@ void verify_record(struct verify *v, const char *name, const struct file_name *n
 	else if (r < 0 && kind == STORE_RECORD_HEARTBEAT && n->number != 0 && !v->o->paranoid)
 		; /* it need not be durable, and after a power loss it may be anything */
 	else if (r < 0)
-		file_fault(v, name, 0, 0, run, err.text[0] ? err.text : base_error_name(r));
+		file_fault(v, name, run, err.text[0] ? err.text : base_error_name(r));
 	else if (!whole)
-		file_fault(v, name, 0, size, run,
-			"one of its two copies, or the padding between, is damaged; the other serves");
+		verify_fault(v, (struct verify_fault){.file = name, .len = size, .run = run,
+			.what = "one of its two copies, or the padding between, is damaged; the other serves"});
 	else if ((r = check_body(v, name, kind, run, &rec)) == -BASE_EVERSION)
 		;
 	else if (r < 0)
-		file_fault(v, name, 0, 0, run, "its body breaks the rules of its format");
+		file_fault(v, name, run, "its body breaks the rules of its format");
 	else if (kind == STORE_RECORD_ENTRY && entry_stray(v, n, &rec, &err))
-		file_fault(v, name, 0, 0, run, err.text);
+		file_fault(v, name, run, err.text);
 	else if (kind == STORE_RECORD_MANIFEST && !manifest_named(n, &rec))
-		file_fault(v, name, 0, 0, run, "its body is not the one that its name says");
+		file_fault(v, name, run, "its body is not the one that its name says");
 	else if (kind == STORE_RECORD_STATS && (wrong = stats_wrong(v, n, &rec)))
-		file_fault(v, name, 0, 0, run, wrong);
+		file_fault(v, name, run, wrong);
 	else
 		verify_paranoid_record(v, name, kind, run, &rec);
 	store_record_release(&rec);
@@ -330,9 +317,10 @@ static void check_reserve(struct verify *v, const struct store_file *file)
 	if (r == -ENOENT)
 		r = 0;
 	else if (r < 0 || len != v->store->info.reserve_bytes)
-		file_fault(v, file->name, 0, 0, NULL, "its size is not the one that vckpt.store gives");
+		file_fault(v, file->name, NULL, "its size is not the one that vckpt.store gives");
 	else if (at < len)
-		file_fault(v, file->name, at, 1, NULL, "a byte that must be zero is not");
+		verify_fault(v, (struct verify_fault){
+			.file = file->name, .offset = at, .len = 1, .what = "a byte that must be zero is not"});
 	free(bytes);
 }
 
@@ -348,7 +336,7 @@ static void check_file(void *arg, unsigned worker)
 	if (j->file->temporary) /* it has no content to check yet */
 		;
 	else if (file_name_parse(name, &n) == FILE_FOREIGN || j->file->foreign)
-		file_fault(j->v, name, 0, 0, NULL, STORE_VERIFY_FOREIGN);
+		file_fault(j->v, name, NULL, STORE_VERIFY_FOREIGN);
 	else if (n.kind == FILE_PACK)
 		check_pack(j->v, j->file, &n);
 	else if (n.kind == FILE_RESERVE)
@@ -393,7 +381,7 @@ int verify_files(struct verify *v, struct base_error *err)
 		const char *said = v->o->paranoid && !is_unread(v, files.all[i].name)
 			? verify_paranoid_file(&files.all[i]) : NULL;
 		if (said)
-			file_fault(v, files.all[i].name, 0, 0, NULL, said);
+			file_fault(v, files.all[i].name, NULL, said);
 		if ((said && files.all[i].foreign) || !strncmp(files.all[i].name, "index/", 6) ||
 			is_unread(v, files.all[i].name))
 			continue;

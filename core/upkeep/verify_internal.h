@@ -39,13 +39,13 @@ struct verify_step {
 
 /* One thing that is wrong with bytes of a file. */
 struct verify_fault {
-	char *file, *what;
+	const char *file, *what; /* owned, as `run`, by those in struct verify */
 	bool newer;           /* nothing is wrong: a newer vckpt wrote it */
 	bool pack;            /* the file is a pack: whom it touches follows from references */
 	bool by_xxh;          /* ... of pieces that are said to have this XXH3-128, and only these */
 	struct base_xxh128 xxh;
 	uint64_t offset, len; /* len 0: the whole file */
-	char *run;            /* of an entry or manifest; NULL */
+	const char *run;      /* of an entry or manifest; NULL */
 	size_t step;          /* 1 + number of the visible step whose own fault it is; 0 */
 	bool told;            /* a callback named it */
 	bool gone;            /* no damage: what it is about was removed while verify looked */
@@ -137,16 +137,15 @@ struct verify_walker {
 	struct store *store;
 	const struct verify_step *step;
 	int (*item)(struct verify_walker *w, const struct verify_item *it);
-	/* Something could not be loaded or believed: what lies in it is left out. pack, ref NULL: `file` is at
-	 * fault. */
+	/* Something could not be loaded or believed, and what is in it is left out: `file`, or an object of a pack.
+	 * newer: nothing is wrong with it but that a newer vckpt wrote it. May be NULL. */
 	void (*broken)(struct verify_walker *w, const char *file, const char *pack, const struct store_object_ref *ref,
-		const char *text);
+		bool newer, const char *text);
 	void *arg;
 	bool cover;      /* check the boxes, too, when nothing is broken, and what records say of each other */
 	bool paranoid;   /* with `cover`: fields that are not known are told as a newer vckpt's */
 	verify_header_func header; /* NULL: view headers are not looked into */
 	bool any_broken; /* set by the walk */
-	bool newer;      /* while broken is called: a newer vckpt wrote it */
 };
 int verify_walk(struct verify_walker *w); /* 0, what item returned, or -ENOMEM */
 
@@ -178,6 +177,11 @@ int verify_shards_row(struct verify_shards *k, uint32_t rank, const struct store
 	char text[static VERIFY_SAYS_MAX]);
 
 int verify_steps(struct verify *v, struct base_error *err);
+/* Reads all of an object by steps into `room`, and hashes it. checked: its blocks are checked and decoded; else it is
+ * raw, and its checks are not looked at. ret_xxh may be NULL. */
+enum { VERIFY_HASH_BYTES = 1 << 20 };
+int verify_object_hash(struct store_pack *p, const struct store_object_ref *ref, bool checked, uint64_t seed,
+	void *room, struct base_digest *ret_digest, struct base_xxh128 *ret_xxh, struct base_error *err);
 
 /* ---- a stranger's store (verify_paranoid.c) ---- */
 /* Does a body have fields that this vckpt does not know? Then `text` says which, as the end of a sentence. */

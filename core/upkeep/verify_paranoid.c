@@ -44,7 +44,7 @@ void verify_paranoid_record(struct verify *v, const char *name, enum store_recor
 
 	if (v->o->paranoid && verify_unknown(body, rec->body, rec->len, text))
 		verify_fault(v, (struct verify_fault){
-			.file = (char *)name, .what = text, .newer = true, .run = (char *)run});
+			.file = name, .what = text, .newer = true, .run = run});
 }
 
 bool verify_class_holds(const char *class, uint8_t kind)

@@ -10,49 +10,31 @@
 
 #include "core/base/array.h"
 #include "core/base/bisect.h"
+#include "core/pack/pack_format.h"
 
-enum { REHASH_BYTES = 1 << 20, REHASH_OBJECTS = 64, REHASH_JOB_BYTES = 16 << 20 };
+enum { REHASH_OBJECTS = 64, REHASH_JOB_BYTES = 16 << 20 };
 
 struct walker {
 	struct verify *v;
 	size_t number;
 };
 
-/* A newer vckpt's: its bytes are not looked at. */
-static void pack_newer(struct verify *v, const char *file, const struct store_object_ref *ref, const char *what)
+/* ref NULL: the whole pack. newer: a newer vckpt's, whose bytes are not looked at. */
+static void pack_fault(struct verify *v, const char *file, const struct store_object_ref *ref, bool newer,
+	const char *what)
 {
-	verify_fault(v,
-		(struct verify_fault){.file = (char *)file,
-			.what = (char *)what,
-			.newer = true,
-			.pack = true,
-			.offset = ref ? ref->offset : 0,
-			.len = ref ? base_max(ref->stored_len, 1) : 0});
-}
-
-static void pack_fault(struct verify *v, const char *file, const struct store_object_ref *ref, const char *what)
-{
-	verify_fault(v,
-		(struct verify_fault){.file = (char *)file,
-			.what = (char *)what,
-			.pack = true,
-			.offset = ref ? ref->offset : 0,
-			.len = ref ? base_max(ref->stored_len, 1) : 0});
+	verify_fault(v, (struct verify_fault){.file = file, .what = what, .newer = newer, .pack = true,
+		.offset = ref ? ref->offset : 0, .len = ref ? base_max(ref->stored_len, 1) : 0});
 }
 
 /* The bytes are right; what the row says about them is not. But a save would trust the row without reading them. */
 static void hashes_fault(struct verify *v, const char *file, const struct store_object_ref *ref,
 	const struct base_xxh128 *xxh)
 {
-	verify_fault(v,
-		(struct verify_fault){.file = (char *)file,
-			.what = (char *)"a piece's bytes match its digest but not the XXH3-128 in its row: a later "
-					"save could take other data for this piece",
-			.pack = true,
-			.by_xxh = true,
-			.xxh = *xxh,
-			.offset = ref->offset,
-			.len = base_max(ref->stored_len, 1)});
+	verify_fault(v, (struct verify_fault){.file = file, .pack = true, .by_xxh = true, .xxh = *xxh,
+		.offset = ref->offset, .len = base_max(ref->stored_len, 1),
+		.what = "a piece's bytes match its digest but not the XXH3-128 in its row: a later save could take "
+			"other data for this piece"});
 }
 
 /* ---- what has been looked at ---- */
@@ -138,13 +120,13 @@ static int check_pack(struct verify *v, const struct verify_item *it, const char
 	if (r == -ENOTDIR)
 		return r; /* its directory is not there: that says nothing of the pack */
 	if (r < 0)
-		pack_fault(v, file, NULL, r == -ENOENT ? "it is missing" : base_error_name(r));
+		pack_fault(v, file, NULL, false, r == -ENOENT ? "it is missing" : base_error_name(r));
 	else if (size != it->size) {
 		snprintf(text, sizeof text, "it has %llu bytes where a step's manifest says %llu",
 			(unsigned long long)size, (unsigned long long)it->size);
 		struct store_object_ref lost = {.offset = base_min(size, it->size),
 			.stored_len = base_max(size, it->size) - base_min(size, it->size)};
-		pack_fault(v, file, &lost, text); /* the bytes before the cut are not lost */
+		pack_fault(v, file, &lost, false, text); /* the bytes before the cut are not lost */
 	}
 	return 0;
 }
@@ -168,7 +150,7 @@ static int kind_differs(struct verify *v, const struct verify_item *it, const ch
 		return r;
 	snprintf(text, sizeof text, "the footer says that this object is %s, and in a step it is %s", kind_name(kind),
 		kind_name(it->ref->kind));
-	pack_fault(v, file, it->ref, text);
+	pack_fault(v, file, it->ref, false, text);
 	return 0;
 }
 
@@ -196,27 +178,21 @@ static int on_item(struct verify_walker *w, const struct verify_item *it)
 }
 
 static void on_broken(struct verify_walker *w, const char *file, const char *pack, const struct store_object_ref *ref,
-	const char *text)
+	bool newer, const char *text)
 {
 	struct walker *k = w->arg;
 	char path[STORE_NAME_MAX];
 
-	if (file) {
-		bool known = false;
-
-		for (size_t i = 0; i < k->v->nfaults && !known; i++)
-			known = !strcmp(k->v->faults[i].file, file) && (w->newer || !k->v->faults[i].newer);
-		if (!known)
-			verify_fault(k->v,
-				(struct verify_fault){.file = (char *)file,
-					.what = (char *)text,
-					.newer = w->newer,
-					.step = k->number + 1,
-					.run = (char *)w->step->run});
+	if (!file) {
+		if (store_pack_path(pack, path) == 0 && !verify_known(k->v, path, ref))
+			pack_fault(k->v, path, ref, newer, text);
 		return;
 	}
-	if (store_pack_path(pack, path) == 0 && !verify_known(k->v, path, ref))
-		(w->newer ? pack_newer : pack_fault)(k->v, path, ref, text);
+	for (size_t i = 0; i < k->v->nfaults; i++)
+		if (!strcmp(k->v->faults[i].file, file) && (newer || !k->v->faults[i].newer))
+			return;
+	verify_fault(k->v, (struct verify_fault){
+		.file = file, .what = text, .newer = newer, .step = k->number + 1, .run = w->step->run});
 }
 
 /* ---- re-hashing by reference ---- */
@@ -247,12 +223,10 @@ static void rehash_failed(struct verify *v, const struct verify_todo *t, const s
 	char file[STORE_NAME_MAX];
 
 	store_pack_path(t->pack, file);
-	if (r == -BASE_EVERSION)
-		pack_newer(v, file, ref, err->text);
-	else if (ref && r == -ENOMEM)
+	if (ref && r == -ENOMEM)
 		verify_error(v, r);
 	else
-		pack_fault(v, file, ref, !ref && r == -ENOENT ? "it is missing"
+		pack_fault(v, file, ref, r == -BASE_EVERSION, !ref && r == -ENOENT ? "it is missing"
 			: err->text[0] ? err->text : base_error_name(r));
 }
 
@@ -263,7 +237,7 @@ static void rehash_compare(struct verify *v, const struct verify_todo *t, const 
 
 	store_pack_path(t->pack, file);
 	if (!base_digest_equal(digest, &t->ref.digest))
-		pack_fault(v, file, &t->ref, "an object does not match its digest");
+		pack_fault(v, file, &t->ref, false, "an object does not match its digest");
 	else if (t->piece && memcmp(xxh, &t->xxh, sizeof *xxh) != 0)
 		hashes_fault(v, file, &t->ref, &t->xxh);
 }
@@ -289,7 +263,7 @@ static int rehash_short(struct rehash *h, const struct verify_todo *t, struct st
 	uint64_t len = t->ref.raw_len;
 	int r;
 
-	if (h->nwaiting == REHASH_OBJECTS || h->used + len > REHASH_BYTES)
+	if (h->nwaiting == REHASH_OBJECTS || h->used + len > VERIFY_HASH_BYTES)
 		rehash_waiting(h);
 	r = len ? store_object_read(p, &t->ref, h->bytes + h->used, err) : 0;
 	if (r < 0)
@@ -300,37 +274,46 @@ static int rehash_short(struct rehash *h, const struct verify_todo *t, struct st
 	return 0;
 }
 
+int verify_object_hash(struct store_pack *p, const struct store_object_ref *ref, bool checked, uint64_t seed,
+	void *room, struct base_digest *ret_digest, struct base_xxh128 *ret_xxh, struct base_error *err)
+{
+	struct base_hasher *hasher = base_hasher_new();
+	struct base_xxh128_state *x = base_xxh128_state_new();
+	int r = hasher && x ? 0 : -ENOMEM;
+
+	if (r == 0)
+		base_xxh128_begin(x, seed);
+	for (uint64_t at = 0, len; r == 0 && at < ref->raw_len; at += len) {
+		len = base_min(ref->raw_len - at, VERIFY_HASH_BYTES);
+		if (checked)
+			r = store_object_read_blocks(p, ref, at / BASE_BLOCK_BYTES, base_block_count(len), room, err);
+		else
+			r = pack_read(p, ref->offset + at, room, len, err);
+		if (r == 0)
+			base_hasher_update(hasher, room, len);
+		if (r == 0 && ret_xxh)
+			base_xxh128_update(x, room, len);
+	}
+	if (r == 0)
+		r = base_hasher_final(hasher, ret_digest);
+	if (r == 0 && ret_xxh)
+		base_xxh128_final(x, ret_xxh);
+	base_hasher_free(hasher);
+	base_xxh128_state_free(x);
+	return r;
+}
+
 /* Step by step. */
 static int rehash_long(struct rehash *h, const struct verify_todo *t, struct store_pack *p, struct base_error *err)
 {
-	uint64_t blocks = base_block_count(t->ref.raw_len), step = REHASH_BYTES / BASE_BLOCK_BYTES;
-	struct base_hasher *hasher = base_hasher_new();
-	struct base_xxh128_state *x = base_xxh128_state_new();
 	struct base_digest digest;
 	struct base_xxh128 xxh;
-	int r = hasher && x ? 0 : -ENOMEM;
+	int r;
 
 	rehash_waiting(h);
+	r = verify_object_hash(p, &t->ref, true, h->v->store->info.seed, h->bytes, &digest, &xxh, err);
 	if (r == 0)
-		base_xxh128_begin(x, h->v->store->info.seed);
-	for (uint64_t at = 0; r == 0 && at < blocks; at += step) {
-		uint64_t n = base_min(step, blocks - at);
-		uint64_t len = base_min(n * BASE_BLOCK_BYTES, t->ref.raw_len - at * BASE_BLOCK_BYTES);
-
-		r = store_object_read_blocks(p, &t->ref, at, n, h->bytes, err);
-		if (r == 0) {
-			base_hasher_update(hasher, h->bytes, len);
-			base_xxh128_update(x, h->bytes, len);
-		}
-	}
-	if (r == 0)
-		r = base_hasher_final(hasher, &digest);
-	if (r == 0) {
-		base_xxh128_final(x, &xxh);
 		rehash_compare(h->v, t, &digest, &xxh);
-	}
-	base_hasher_free(hasher);
-	base_xxh128_state_free(x);
 	return r;
 }
 
@@ -350,7 +333,7 @@ static void rehash_one(struct rehash *h, const struct verify_todo *t)
 	if (r < 0) {
 		rehash_failed(h->v, t, NULL, r, &err);
 	} else {
-		r = (t->ref.raw_len <= REHASH_BYTES ? rehash_short : rehash_long)(h, t, p, &err);
+		r = (t->ref.raw_len <= VERIFY_HASH_BYTES ? rehash_short : rehash_long)(h, t, p, &err);
 		store_pack_put(h->v->store, p);
 		if (r < 0)
 			rehash_failed(h->v, t, &t->ref, r, &err);
@@ -363,7 +346,7 @@ static void rehash_job(void *arg, unsigned worker)
 	struct rehash *h = arg;
 
 	(void)worker;
-	h->bytes = aligned_alloc(4096, REHASH_BYTES); /* as what packs are read into (docs/save.md) */
+	h->bytes = aligned_alloc(4096, VERIFY_HASH_BYTES); /* as what packs are read into (docs/save.md) */
 	if (!h->bytes)
 		verify_error(h->v, -ENOMEM);
 	for (size_t i = 0; h->bytes && i < h->n; i++)
@@ -430,8 +413,8 @@ static void file_wrong(void *arg, int r, const char *text)
 	bool known = explained(o, r);
 	pthread_mutex_unlock(&o->v->lock);
 	if (!known && store_manifest_path(s->run, &s->step->commit.manifest, manifest) == 0)
-		verify_fault(o->v, (struct verify_fault){.file = manifest, .what = (char *)text,
-			.newer = r == -BASE_EVERSION, .step = o->number + 1, .run = (char *)s->run});
+		verify_fault(o->v, (struct verify_fault){.file = manifest, .what = text, .newer = r == -BASE_EVERSION,
+			.step = o->number + 1, .run = s->run});
 }
 
 static void file_read(void *arg, uint64_t bytes) { verify_progress(((const struct opening *)arg)->v, bytes); }
@@ -472,5 +455,6 @@ int verify_steps(struct verify *v, struct base_error *err)
 			return r;
 	}
 	int r = rehash_all(v);
+
 	return r < 0 ? r : open_all(v);
 }

@@ -23,39 +23,49 @@ struct walk {
 	uint32_t npacks;
 };
 
-static void broken(struct walk *k, const char *file, const char *pack, const struct store_object_ref *ref,
+static void report(struct walk *k, int r, const char *file, const char *pack, const struct store_object_ref *ref,
 	const char *text)
+{
+	if (k->w->broken)
+		k->w->broken(k->w, file, pack, ref, r == -BASE_EVERSION, text);
+}
+
+static void leave_out(struct walk *k)
 {
 	k->w->any_broken = true;
 	if (k->says)
 		verify_says_leave_out(k->says);
-	k->w->broken(k->w, file, pack, ref, text);
-	k->w->newer = false;
 }
 
-/* Notes for the report that follows whether `r` only means that a newer vckpt wrote it. */
-static void told_by(struct walk *k, int r)
+/* An object cannot be used. r: why. */
+static void object_broken(struct walk *k, int r, const char *pack, const struct store_object_ref *ref, const char *text)
 {
-	k->w->newer = r == -BASE_EVERSION;
+	leave_out(k);
+	report(k, r, NULL, pack, ref, text);
+}
+
+/* The manifest, or a record that it names, cannot be used. r: why, or 0. */
+static void broken(struct walk *k, int r, const char *text)
+{
+	leave_out(k);
+	report(k, r, k->manifest, NULL, NULL, text);
 }
 
 /* Everything can be read, but two records do not agree. */
 static void disagrees(struct walk *k, const char *file, const char *text)
 {
-	k->w->broken(k->w, file, NULL, NULL, text);
+	report(k, 0, file, NULL, NULL, text);
 }
 
 /* Of a layout or a part that is understood. */
-static void tell_unknown(struct walk *k, enum proto_body kind, const void *bytes, size_t len)
+static void report_unknown(struct walk *k, enum proto_body kind, const void *bytes, size_t len)
 {
 	char text[VERIFY_SAYS_MAX], all[VERIFY_SAYS_MAX + 40];
 
 	if (!k->says || !k->w->paranoid || !verify_unknown(kind, bytes, len, text))
 		return;
 	snprintf(all, sizeof all, "%s of the step: %s", kind == PROTO_BODY_LAYOUT ? "a layout" : "a part", text);
-	k->w->newer = true;
-	disagrees(k, k->manifest, all);
-	k->w->newer = false;
+	report(k, -BASE_EVERSION, k->manifest, NULL, NULL, all);
 }
 
 /* Tells an object that the manifest names itself, and loads it if asked to. Returns 0, or what ends the walk;
@@ -65,7 +75,7 @@ static int manifest_object(struct walk *k, struct verify_item it, const struct p
 	struct store_object_ref ref = store_object_ref_from(pref);
 
 	if (ref.pack >= k->m->npacks) {
-		broken(k, k->manifest, NULL, NULL, "names a pack that it does not list");
+		broken(k, 0, "names a pack that it does not list");
 		return 0;
 	}
 	it.ref = &ref;
@@ -83,9 +93,8 @@ static int manifest_object(struct walk *k, struct verify_item it, const struct p
 	}
 	if (r == -ENOMEM)
 		return r;
-	told_by(k, r);
 	if (r < 0)
-		broken(k, NULL, it.pack, &ref, err.code ? err.text : base_error_name(r));
+		object_broken(k, r, it.pack, &ref, err.code ? err.text : base_error_name(r));
 	return 0;
 }
 
@@ -104,13 +113,11 @@ static int walk_layouts(struct walk *k)
 		int d = store_layout_decode(bytes, l->ref.raw_len, &k->layouts[n], &err);
 		if (d == -ENOMEM)
 			return d;
-		told_by(k, d);
 		if (d < 0 || !base_digest_equal(&k->layouts[n]->digest, &l->digest)) {
 			store_layout_free(base_steal(k->layouts[n]));
-			broken(k, k->manifest, NULL, NULL,
-				d < 0 && err.code ? err.text : "names a layout whose bytes have another digest");
+			broken(k, d, d < 0 && err.code ? err.text : "names a layout whose bytes have another digest");
 		} else {
-			tell_unknown(k, PROTO_BODY_LAYOUT, bytes, l->ref.raw_len);
+			report_unknown(k, PROTO_BODY_LAYOUT, bytes, l->ref.raw_len);
 		}
 	}
 	return r;
@@ -154,15 +161,13 @@ static int on_row(void *arg, const struct store_row *row)
 			base_digest_of(p->inline_bytes, p->ref.raw_len, &d);
 			base_xxh128_of(k->w->store->info.seed, p->inline_bytes, p->ref.raw_len, &x);
 			if (!base_digest_equal(&d, &p->ref.digest))
-				broken(k, k->manifest, NULL, NULL,
-					"a piece that stands in the part does not match its digest");
+				broken(k, 0, "a piece that stands in the part does not match its digest");
 			else if (memcmp(&x, &p->xxh, sizeof x) != 0)
-				broken(k, k->manifest, NULL, NULL,
-					"a piece that stands in the part does not match its XXH3-128");
+				broken(k, 0, "a piece that stands in the part does not match its XXH3-128");
 			continue;
 		}
 		if (p->ref.pack >= k->npacks) {
-			broken(k, k->manifest, NULL, NULL, "a part names a pack that it does not list");
+			broken(k, 0, "a part names a pack that it does not list");
 			continue;
 		}
 		struct verify_item it = {.what = VERIFY_PIECE,
@@ -187,7 +192,7 @@ static int part_object(struct walk *k, struct verify_item it, const struct proto
 {
 	*ret_ref = store_object_ref_from(pref);
 	if (ret_ref->pack >= k->npacks) {
-		broken(k, k->manifest, NULL, NULL, "a part names a pack that it does not list");
+		broken(k, 0, "a part names a pack that it does not list");
 		return 1;
 	}
 	it.ref = ret_ref;
@@ -213,9 +218,8 @@ static int walk_chunks(struct walk *k, const struct proto_part *part)
 		r = store_part_read_chunk(k->w->store, k->layout, part, k->packs, k->npacks, n, on_row, k, &err);
 		if (r == -ENOMEM || (r != 0 && !err.code))
 			return r;
-		told_by(k, r);
 		if (r != 0)
-			broken(k, NULL, k->packs[ref.pack], &ref, err.text);
+			object_broken(k, r, k->packs[ref.pack], &ref, err.text);
 	}
 	return 0;
 }
@@ -232,7 +236,7 @@ static int walk_blobs(struct walk *k, const struct proto_part *part)
 		if (b->len == 0)
 			continue;
 		if (b->len != b->ref.raw_len) {
-			broken(k, k->manifest, NULL, NULL, "a blob's length is not that of its object");
+			broken(k, 0, "a blob's length is not that of its object");
 			continue;
 		}
 		int r = part_object(k, (struct verify_item){.what = VERIFY_BLOB, .blob = b->name}, &b->ref, &ref);
@@ -306,7 +310,7 @@ static int walk_rank(struct walk *k, const struct proto_manifest_rank *rank)
 		return r;
 	if (rank->first_map > k->m->nmap || rank->npacks > k->m->nmap - rank->first_map ||
 		rank->layout >= k->m->nlayouts) {
-		broken(k, k->manifest, NULL, NULL, "the line of a rank points out of the manifest's tables");
+		broken(k, 0, "the line of a rank points out of the manifest's tables");
 		return 0;
 	}
 	r = part_packs(k, rank);
@@ -314,7 +318,6 @@ static int walk_rank(struct walk *k, const struct proto_manifest_rank *rank)
 		r = store_part_decode(bytes, rank->part.raw_len, &part, &err);
 	if (r == -ENOMEM)
 		return r;
-	told_by(k, r);
 	k->layout = k->layouts[rank->layout];
 	k->layout_number = rank->layout;
 	k->rank = rank->rank;
@@ -329,10 +332,10 @@ static int walk_rank(struct walk *k, const struct proto_manifest_rank *rank)
 			r < 0 ? "breaks the rules of its format" : "does not agree with the manifest");
 		if (r == -BASE_EVERSION)
 			snprintf(text, sizeof text, "rank %u: %.900s", rank->rank, err.text);
-		broken(k, k->manifest, NULL, NULL, text);
+		broken(k, r, text);
 		r = 0;
 	} else {
-		tell_unknown(k, PROTO_BODY_PART, bytes, rank->part.raw_len);
+		report_unknown(k, PROTO_BODY_PART, bytes, rank->part.raw_len);
 		r = walk_part(k, rank, &part);
 	}
 	proto_part_release(&part);
@@ -385,7 +388,7 @@ static int walk_says(struct walk *k)
 		if (r == -ENOMEM)
 			return r;
 		if (r < 0)
-			broken(k, k->manifest, NULL, NULL, err.code ? err.text : base_error_name(r));
+			broken(k, r, err.code ? err.text : base_error_name(r));
 		else
 			verify_says_tensors(k->says, tensors);
 		if (verify_says_blobs(k->says) < 0)
@@ -428,10 +431,8 @@ int verify_walk(struct verify_walker *w)
 	r = store_manifest_get(w->store, w->step->run, &commit->manifest, &m, &err);
 	if (r == -ENOMEM)
 		return r;
-	told_by(&k, r);
 	if (r < 0) {
-		broken(&k, k.manifest, NULL, NULL,
-			r == -ENOENT ? "is missing" : err.code ? err.text : base_error_name(r));
+		broken(&k, r, r == -ENOENT ? "is missing" : err.code ? err.text : base_error_name(r));
 		return 0;
 	}
 	k.layouts = calloc(m.nlayouts + 1, sizeof *k.layouts);
@@ -440,8 +441,7 @@ int verify_walk(struct verify_walker *w)
 	r = k.layouts && k.shards && (k.says || !w->cover) ? 0 : -ENOMEM;
 	if (r == 0 &&
 		(m.step != commit->step || strcmp(m.run, w->step->run) != 0 || strcmp(m.attempt, commit->attempt) != 0))
-		broken(&k, k.manifest, NULL, NULL, "has another run, step or attempt than the commit entry that names "
-			"it");
+		broken(&k, 0, "has another run, step or attempt than the commit entry that names it");
 	if (r == 0)
 		r = walk_all(&k);
 	for (uint32_t n = 0; k.shards && n < m.nlayouts; n++)
