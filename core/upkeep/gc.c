@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gc: the order of a collection. Why it is safe is told on one page in docs/gc.md; this is what makes it so.
+ * gc: the order of a collection. docs/gc.md explains on one page why it is safe.
  *
- *     lost         ends of lists that other files miss: then nothing is collected         gc_lost_check
+ *     lost         ends of lists that other files refer to: then nothing is collected     gc_lost_check
  *     watch        heartbeats of other hosts, for heartbeat_s by our own clock            gc_watch
  *     abort        undecided attempts whose launch is dead: `abort` entry first           gc_abort_dead     [dead]
  *     candidates   packs, manifests, marks, temporaries are listed                        store_files_list  [cands]
@@ -13,14 +13,14 @@
  *     sweep        marks what nothing reaches, deletes what was marked a grace period ago gc_sweep [mark, sweep]
  *     entries      of lists, that later snapshots cover                                   gc_entries
  *
- * It keeps what is reached at either of the two readings or by a base that an undecided attempt named (invariant 7);
+ * It keeps what is reached at either of the two readings, or by a base that an undecided attempt named (invariant 7);
  * and what belongs to an attempt that was undecided at the first reading, unless the attempt has neither folder nor
- * heartbeat: before its attempt is decided every writer of a pack has both, because heartbeat and begin are durable
- * before the first pack and are deleted after the decision. Attempts that the first pass aborted are decided when the
- * main pass reads the lists.
+ * heartbeat. A writer of a pack has both until its attempt is decided: heartbeat and begin are durable before the first
+ * pack, and are deleted after the decision. Attempts that the first pass aborted are decided when the main pass reads
+ * the lists.
  *
- * A collection that was stopped leaves marks and half-deleted folders, which the next one finds. Two at once do no
- * harm, because each follows the rules alone. */
+ * A collection that was stopped leaves marks and half-deleted folders, which the next one finds. Two collections at
+ * once do no harm, because each follows the rules by itself. */
 #include "core/upkeep/gc.h"
 
 #include <stdio.h>
@@ -68,7 +68,8 @@ static const struct store_launch_info *launch_find(const struct gc_launches *l, 
 	return NULL;
 }
 
-/* Undecided attempts without any heartbeat: one may be between two numbers in a listing; look for as long. */
+/* Is there an undecided attempt without any heartbeat? A listing may have missed a heartbeat that was between two
+ * numbers: such a launch is watched, too. */
 static bool folder_needs_look(struct gc *g)
 {
 	for (size_t i = 0; i < g->folders.n; i++) {
@@ -83,7 +84,7 @@ static bool folder_needs_look(struct gc *g)
 	return false;
 }
 
-/* An attempt may have ended since its folder was seen: heartbeat and folder go then, in this order or the other. */
+/* An attempt may have ended since its folder was seen; then its heartbeat and its folder are deleted, in any order. */
 static int folders_refresh(struct gc *g)
 {
 	int r;
@@ -95,7 +96,7 @@ static int folders_refresh(struct gc *g)
 	return r < 0 ? r : gc_lists_read(g, true);
 }
 
-/* What is known of another host's heartbeat, given what was known at the last look. */
+/* The state of a launch, from this look at its heartbeat and the look before. */
 static enum store_liveness watch_judge(const struct store_launch_info *before, const struct store_launch_info *now)
 {
 	if (now->state != STORE_UNKNOWN)
@@ -103,7 +104,8 @@ static enum store_liveness watch_judge(const struct store_launch_info *before, c
 	return before && before->number == now->number ? before->state : STORE_ALIVE;
 }
 
-/* Where one rank of a launch lives, the others are not waited for: idle ones beat seldom. `all` stands by launch. */
+/* If one rank of a launch is alive, its other ranks are not waited for: idle ranks beat seldom. `all` is sorted by
+ * launch. */
 static void watch_launches(struct store_launch_info *all, size_t n)
 {
 	for (size_t i = 0, end; i < n; i = end) {
@@ -135,8 +137,8 @@ int gc_launches_look(struct store *s, bool again, struct gc_launches *l, bool *r
 	return 0;
 }
 
-/* Judges every launch. Those of this machine are judged at once; the others have heartbeat_s to move. Heartbeats that
- * stood still the first time are not waited for again. */
+/* Judges every launch: those of this machine at once; a heartbeat of another host has heartbeat_s to move. One that did
+ * not move the first time is not waited for again. */
 static int gc_watch(struct gc *g, bool again)
 {
 	uint64_t end = base_monotonic_ms() + base_min(g->o->heartbeat_s, 86400) * 1000, now, wait = 10;
@@ -153,7 +155,7 @@ static int gc_watch(struct gc *g, bool again)
 	}
 	for (size_t i = 0; r == 0 && i < g->launches.n; i++)
 		if (g->launches.all[i].state == STORE_UNKNOWN)
-			g->launches.all[i].state = STORE_DEAD; /* stood still */
+			g->launches.all[i].state = STORE_DEAD; /* its heartbeat has not moved */
 	return r;
 }
 
@@ -204,8 +206,8 @@ static void lost_found(void *arg, const char *file, const char *run, const char 
 	snprintf(l->text, sizeof l->text, "%s", text);
 }
 
-/* If a commit was lost with the end of its list, the list does not show it, and no one would seem to need its packs.
- * This is asked before an entry is put, because that entry would take the place of a lost one. */
+/* A commit that was lost with the end of its list is not seen there, and its packs would seem to be unneeded. This
+ * check comes before the first entry is put, because that entry would take the place of a lost one. */
 static int gc_lost_check(struct gc *g)
 {
 	struct lost l = {.g = g};
@@ -232,7 +234,7 @@ static int gc_abort_dead(struct gc *g)
 	if (r == 0)
 		r = gc_watch(g, false);
 	if (r == 0)
-		r = gc_lists_read(g, true); /* what was decided while we watched */
+		r = gc_lists_read(g, true); /* attempts may have been decided while we watched */
 	for (size_t i = 0; r == 0 && i < g->folders.n; i++)
 		if (!gc_decided(g, g->folders.all[i].info.attempt, false) &&
 			!gc_launch_alive(g, g->folders.all[i].launch))

@@ -12,20 +12,20 @@ struct store_gc_options {
 	bool dry_run;                   /* changes nothing, reports what would be marked and deleted now */
 	/* default 86400; 0: mark and delete at once, -BASE_EBUSY while a writer is alive */
 	uint64_t grace_s;
-	uint64_t heartbeat_s;           /* how long a heartbeat of another host may stand still: 20 */
+	uint64_t heartbeat_s;           /* after so long without a move a heartbeat of another host is dead: 20 */
 	/* Called for each file or attempt; `what` is "abort" (a dead attempt), "mark", "delete", "keep" (marked, the
 	 * grace period is not over), "damage" (left alone; `detail` says why). */
 	void (*report)(void *arg, const char *what, const char *name, uint64_t bytes, const char *detail);
 	void *arg;
-	/* of manifests to read and files to look at; may be NULL. From the caller's thread, as report */
+	/* counts manifests to read and files to look at; may be NULL. Called from the caller's thread, as report is */
 	void (*progress)(void *arg, uint64_t done, uint64_t total);
 };
-/* entries: of lists, which were collected; bytes of their files */
+/* entries: list entries that were collected; entries_bytes: of their files */
 struct store_gc_result {
 	uint64_t aborted, marked, deleted, deleted_bytes, waiting, waiting_bytes, entries, entries_bytes;
 };
-/* -BASE_EDAMAGED: the list of a run, or a manifest that a visible step names, cannot be read. Then it is not known what
- * is reached, and no pack of the store is deleted. */
+/* -BASE_EDAMAGED: the list of a run, or a manifest that a visible step names, cannot be read. What is reached is then
+ * unknown, and no pack of the store is deleted. */
 int store_gc(struct store *s, const struct store_gc_options *o, struct store_gc_result *ret_r, struct base_error *err);
 
 #endif

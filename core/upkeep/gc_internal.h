@@ -16,16 +16,15 @@ bool gc_names_has(const struct gc_names *s, const char *name);
 int gc_names_add(struct gc_names *s, const char *name);
 void gc_names_release(struct gc_names *s);
 
-/* Launches, by launch. Looks at all heartbeats; `again`: what is known from the look before goes on, and a launch of
- * another host whose number has changed since is alive, as is one that has appeared. *ret_unknown: another look, later,
- * may say more. */
-struct gc_launches { struct store_launch_info *all; size_t n; };
+struct gc_launches { struct store_launch_info *all; size_t n; }; /* sorted by launch */
+/* Looks at all heartbeats. `again`: compares them with the look before, which `l` has: a launch of another host is
+ * alive if its heartbeat has moved or is new. *ret_unknown: some launch cannot be judged yet; a later look may do. */
 int gc_launches_look(struct store *s, bool again, struct gc_launches *l, bool *ret_unknown, struct base_error *err);
 
 /* What is known of the list with the same number. */
 struct gc_list {
-	uint64_t first;                 /* entries that the first reading of the main pass saw */
-	uint64_t before;                /* entries that there were before files and folders were listed */
+	uint64_t first;                 /* number of entries at the first reading of the main pass */
+	uint64_t before;                /* number of entries before files and folders were listed */
 };
 
 struct gc {
@@ -41,26 +40,25 @@ struct gc {
 	struct store_files files;
 	struct gc_launches launches;                                   /* judged: none is UNKNOWN any more */
 	struct store_list **lists; struct gc_list *known; size_t nlists; /* of all runs, whole */
-	size_t hint;                                                   /* the list that knew the attempt which was asked
-								        * for last */
+	size_t hint;                    /* the list that knew the last attempt asked for */
 	struct store_folders folders;
 	struct gc_names packs_kept;     /* names of packs that are reached */
-	/* paths of manifests that a visible commit or an undecided attempt's base names */
+	/* paths of manifests that a visible commit, or a base of an undecided attempt, names */
 	struct gc_names manifests_kept;
 	struct gc_names manifests_gone; /* paths of those that were deleted */
 	struct gc_names aborted;        /* dry run: "<attempt>" that would have been aborted */
 };
 
 void gc_report(struct gc *g, const char *what, const char *name, uint64_t bytes, const char *detail);
-void gc_progress(struct gc *g); /* one thing more is done */
+void gc_progress(struct gc *g); /* one more manifest or file is done */
 bool gc_launch_alive(const struct gc *g, const char *launch);
-/* Is this attempt decided, by what was read up to now? first: by the first reading of the main pass. */
+/* Is this attempt decided in what has been read so far? first: in the first reading of the main pass. */
 bool gc_decided(struct gc *g, const char *attempt, bool first);
 
 /* gc_reach.c */
 int gc_lists_read(struct gc *g, bool first);    /* opens new runs, refreshes the others; -BASE_EDAMAGED names a run */
-int gc_reach_commits(struct gc *g);             /* adds what visible commits reach now */
-int gc_reach_bases(struct gc *g);               /* adds what bases of undecided folders reach */
+int gc_reach_commits(struct gc *g);             /* keeps what visible commits reach now */
+int gc_reach_bases(struct gc *g);               /* keeps what the bases of undecided attempts reach */
 
 /* gc_sweep.c */
 void gc_sweep(struct gc *g);

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * gc_list: collects list entries that a snapshot covers (docs/format/list.md, "Collected entries"). It makes a
- * snapshot the head of its list, and puts the collected record in the place of every entry before it, but for what
+ * snapshot the head of its list, and puts the collected record in the place of every entry before it, except those that
  * readers that begin at the head read (list_mark.c). How far the head goes:
  *
- *   - history for people is left, and snapshots behind the head, so that the loss of the newest ones does no harm;
- *   - manifests and folders were listed when the list was shorter: of what came since they say nothing;
- *   - a writer of an attempt has read all entries up to the position in its `begin`: it reads on from there;
- *   - a rank of a launch that lives may come to an attempt that others have given up, and must not begin it again; one
+ *   - some history stays for people, and some snapshots behind the head, so that losing the newest ones does no harm;
+ *   - it ends where the list ended when manifests and folders were listed: the listing does not show later ones;
+ *   - a writer of an attempt has read all entries up to the position in its `begin`, and reads on from there;
+ *   - a rank of a live launch may come to an attempt that others have given up, and must not begin it again; a rank
  *     that took part in a later commit of its launch does not come to an earlier attempt;
- *   - what became of an attempt of which a folder or a manifest is left has to be known from the head on: else the
- *     manifest would show that entries are lost (lost.c).
+ *   - if a folder or a manifest of an attempt is left, readers from the head on have to know what became of the
+ *     attempt: else the manifest would show that entries are lost (lost.c).
  *
- * The first entry that does not stay is replaced in every collection, as the last one: it names the newest head. The
- * files of lower heads go after that. So a list is read rightly wherever a collection was stopped, and the next one
- * finishes the work: it knows an entry that was collected by the many names of its file, or, of a few names, by reading
- * it. (Where a copy of a store has made files of their own of these, they are joined again.) */
+ * Every collection replaces the first entry that does not stay, as its last one: it names the newest head. Files of
+ * lower heads are deleted after that. So a list is read rightly wherever a collection was stopped, and the next one
+ * finishes the work: it knows a collected entry by the many names of its file, or, if these are few, by reading it.
+ * (Where a copy of a store made separate files of these names, they become names of one file again.) */
 #include "core/upkeep/gc_internal.h"
 
 #include <stdio.h>
@@ -26,9 +26,9 @@
 
 BASE_CLEANUP_DEFINE(struct store_list_mark *, store_list_mark_free)
 
-#define LIST_LAG 3u     /* snapshots before the newest one that are left: at least 192 entries */
+#define LIST_LAG 3u     /* snapshots before the newest one that stay: at least 192 entries */
 
-/* With more names a file is a collected record; with fewer, they may be a backup's (cp -l, rsync --link-dest). */
+/* A file with more names is a collected record; fewer names may be those of a backup (cp -l, rsync --link-dest). */
 #define NAMES_SURE 64u
 
 /* The files of the listing whose names begin with `dir`: it is sorted. */
@@ -41,7 +41,7 @@ static struct files_of files_of(const struct gc *g, const char *dir)
 	return (struct files_of){first, base_bisect(i, first, g->files.n, strncmp(all[i].name, dir, len) == 0)};
 }
 
-/* What became of attempts of which manifests or folders are left: readers have to know from the head on. */
+/* Readers from the head on have to know what became of attempts of which a manifest is left. */
 static int head_manifests(struct gc *g, const struct store_list *l, uint64_t *head)
 {
 	char dir[STORE_NAME_MAX];
@@ -107,7 +107,7 @@ static int head_choose(struct gc *g, size_t i, uint64_t *ret_head)
 	return r;
 }
 
-/* The number of an entry of the run whose directory is dir, if its place is to be taken. */
+/* Is this an entry of the run whose directory is `dir`, and is the collected record to take its place? */
 static bool entry_goes(const struct store_file *f, const char *dir, struct store_list_mark *k, uint64_t head,
 	uint64_t *ret_n)
 {
@@ -120,8 +120,8 @@ static bool entry_goes(const struct store_file *f, const char *dir, struct store
 		(f->names <= 1 || !store_list_mark_collected(k, *ret_n));
 }
 
-/* What a list with a head lacks has been found when it was read. A lie has to be reported; a file system that gives no
- * file several names, and a list that no mark can describe, are as they are. */
+/* Why no entry was collected. A list that contradicts itself is reported as damage; a file system without hard links,
+ * and a list that no mark can describe, are no errors. (What a list with a head lacks was found when it was read.) */
 static void entries_kept(struct gc *g, const char *run, int r, const struct base_error *why)
 {
 	char name[STORE_NAME_MAX];
@@ -180,7 +180,7 @@ static void marks_delete(struct gc *g, const char *dir, uint64_t head)
 	}
 }
 
-static void entries_told(struct gc *g, const char *dir, uint64_t head, const struct collected *c)
+static void entries_report(struct gc *g, const char *dir, uint64_t head, const struct collected *c)
 {
 	char text[160];
 
@@ -232,7 +232,7 @@ static void entries_collect(struct gc *g, struct store_list *l, uint64_t head)
 	else
 		marks_delete(g, dir, head);
 	dir[strlen(dir) - 1] = 0;
-	entries_told(g, dir, head, &c);
+	entries_report(g, dir, head, &c);
 }
 
 void gc_entries(struct gc *g)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * gc_reach: what may not be deleted: packs of visible commits, and packs of commits that undecided attempts named as
- * bases. Both sets only grow during one collection: what was reached at any time of it is kept. A list with a skipped
- * entry, or a manifest that is live and cannot be read, ends the collection: what it reaches is not known. */
+ * bases. Both sets only grow during a collection: what was reached at any time during it is kept. A list with a skipped
+ * entry, or a live manifest that cannot be read, ends the collection, because what it reaches is unknown. */
 #include "core/upkeep/gc_internal.h"
 
 #include <stdio.h>
@@ -182,7 +182,7 @@ static int manifest_damaged(struct gc *g, const char *path, int r, const struct 
 		text);
 }
 
-/* 0: its packs are kept. -ENOENT: there is no such manifest. */
+/* 0: its packs are kept from now on. -ENOENT: there is no such manifest. */
 static int reach_manifest(struct gc *g, const char *run, const struct base_digest *digest,
 	char path[static STORE_NAME_MAX], struct base_error *why)
 {
@@ -212,13 +212,13 @@ static int reach_list(struct gc *g, struct store_list *l)
 
 		if (r == 0)
 			continue;
-		if (r == -ENOENT) { /* was it removed, and deleted by another collection, since the list was read? */
+		if (r == -ENOENT) { /* perhaps removed, and deleted by another collection, since the list was read */
 			int fresh = store_list_refresh(l, g->err);
 
 			if (fresh < 0)
 				return fresh;
 			if (!store_list_entry_live(l, entry)) {
-				i = (size_t)-1; /* the array has changed: from the start; what is kept costs nothing */
+				i = (size_t)-1; /* the array has changed: again; what is kept already costs nothing */
 				continue;
 			}
 		}
@@ -256,7 +256,7 @@ int gc_reach_commits(struct gc *g)
 	return r;
 }
 
-/* A base that is gone was gone when it was named, since named ones are kept: its data is not used. */
+/* A base that is gone was gone when it was named, since named bases are kept: none of its data is used. */
 static int reach_base(struct gc *g, const struct proto_base *b)
 {
 	struct store_list *l = store_list_among(g->lists, g->nlists, b->run);

@@ -6,16 +6,15 @@
  *                            heartbeat)
  *     unfinished file        of a pack: as its pack. Others: free, but its mark also waits for every launch that was
  *                            alive when it was marked, since its maker is not known
- *     folder in incoming/    deleted when its attempt is decided: nobody needs it any more; or when it is empty and its
- *                            launch is gone
+ *     folder in incoming/    deleted when its attempt is decided, or when it is empty and its launch is gone
  *     heartbeat              deleted when its launch is dead
- *     stats/<run>/<step>.<n> deleted when entry n is no visible commit any more: nothing needs them
+ *     stats/<run>/<step>.<n> deleted when entry n is no longer a visible commit
  *     mark                   deleted when its file is gone or reached
  *     note of damage         deleted when its pack is gone and nothing reaches it
  *
  * "free" means: marked in trash/, and deleted by a later collection that finds the mark at least a grace period old, by
- * this host's clock, and the file still free. A clock that is wrong makes a deletion early or late, never wrong: what
- * may be deleted was decided before the mark is looked at. What no vckpt makes is reported and left alone. */
+ * this host's clock, and the file still free. A wrong clock makes a deletion early or late, never wrong: what may be
+ * deleted is decided before the mark is looked at. A file that no vckpt makes is reported and left alone. */
 #include "core/upkeep/gc_internal.h"
 
 #include <stdio.h>
@@ -53,8 +52,8 @@ static bool sweep_remove(struct gc *g, const char *name)
 
 /* ---- marks ---- */
 
-/* trash/<pack> for a pack; for others the name with `=` for `/` and at its end (the end of an unfinished file's name
- * has a meaning), shortened by a hash. */
+/* trash/<pack> for a pack. For other files the name with `=` for each `/` and one at its end (because the end of an
+ * unfinished file's name has a meaning); a long name is shortened by a hash. */
 static void mark_name(const char *file, char name[static STORE_NAME_MAX])
 {
 	size_t len = strlen(file);
@@ -90,8 +89,7 @@ static int mark_read(struct gc *g, const char *name, struct proto_trash *ret_m)
 	return r;
 }
 
-/* A mark that cannot be read, or that is for another file, is no mark: it is deleted, and a later collection marks the
- * file again. */
+/* A mark that cannot be read, or that names another file, is deleted; a later collection marks the file again. */
 static void mark_find(struct gc *g, const char *file, struct sweep_mark *ret_mark)
 {
 	struct proto_trash m = {0};
@@ -193,8 +191,7 @@ static void sweep_delete(struct gc *g, const struct store_file *f, const char *m
 	gc_report(g, "delete", f->name, f->size, why);
 }
 
-/* model: mark. owned: its attempt is known to be over, so that no writer has to be waited
- * for. */
+/* model: mark. owned: its attempt is known to be over, so no writer has to be waited for. */
 static void sweep_free(struct gc *g, const struct store_file *f, bool owned, const char *why)
 {
 	struct sweep_mark mark;
@@ -226,8 +223,8 @@ static void sweep_foreign(struct gc *g, const struct store_file *f)
 	gc_report(g, "damage", f->name, f->size, "not a file that vckpt makes; left alone");
 }
 
-/* A launch that lives may have decided it so long ago that the entry was collected. Its folder was there before its
- * first file and until it was decided. So without one, and without an entry that the lists still have, it is over. */
+/* A live launch may have decided the attempt so long ago that the entry was collected. An attempt has a folder from
+ * before its first file until it is decided: so one without a folder, which no list mentions, is over. */
 static bool attempt_collected(struct gc *g, const char *attempt)
 {
 	bool collected = false;
@@ -284,7 +281,7 @@ static void sweep_pack(struct gc *g, const struct store_file *f)
 		sweep_keep(g, f);
 }
 
-/* Its attempt is only known by reading it. */
+/* Only reading a manifest shows its attempt. */
 static void sweep_manifest(struct gc *g, const struct store_file *f, const char *run, const struct base_digest *digest)
 {
 	struct proto_manifest m = {0};
@@ -339,8 +336,8 @@ static void sweep_note(struct gc *g, const struct store_file *f, const char *pac
 		sweep_delete(g, f, NULL, "a note of damage in a pack that is gone");
 }
 
-/* false: no such commit was ever made. Measures were put after their commit and listed before the lists were read, so
- * that the first reading knows their entry. */
+/* false: no such commit was ever made. Measures are put after their commit, and were listed before the lists were read:
+ * so the first reading knows their entry. */
 static bool stats_known(struct gc *g, const struct store_stats_name *n, bool *ret_live)
 {
 	for (size_t i = 0; i < g->nlists; i++) {
@@ -382,7 +379,7 @@ static void sweep_stats(struct gc *g, size_t i, size_t n, const struct store_sta
 	gc_report(g, "delete", dir, bytes, "measures of a step that is gone");
 }
 
-/* How many measures of one directory begin with the i-th file; 0: it is none. */
+/* How many files, from the i-th on, are measures in one directory; 0: the i-th is not. */
 static size_t stats_group(const struct gc *g, size_t i, struct store_stats_name *ret_n)
 {
 	const struct store_file *f = &g->files.all[i];
@@ -467,7 +464,7 @@ static int sweep_empty_attempt(void *arg, const struct store_storage_entry *e)
 		sweep_folder_known(g, run, (size_t)(attempt - run) - 1, attempt))
 		return 0;
 	if (store_files_list(g->store, e->name, &files, NULL) == 0 && files.n == 0) {
-		/* a writer that comes now makes it anew: storage_posix_write.c */
+		/* a writer that comes now makes it again: storage_posix_write.c */
 		if (!g->o->dry_run)
 			g->store->storage->ops->remove_dir(g->store->storage, e->name);
 		gc_report(g, "delete", e->name, 0, "an empty folder of a writer that is gone");
@@ -484,7 +481,8 @@ static int sweep_empty_run(void *arg, const struct store_storage_entry *e)
 	return 0;
 }
 
-/* A directory whose maker was killed before it had its place. One that is being made is made in its place then. */
+/* A directory whose maker was killed before it moved it to its place. One that is still alive makes the directory in
+ * its place then. */
 static int sweep_unplaced(void *arg, const struct store_storage_entry *e)
 {
 	struct gc *g = arg;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lost: traces of entries that a list does not have. The entry after a lost one shows the loss; only the loss of the
- * last entries leaves no trace in the list itself. Other files may show it (docs/format/list.md, "What a lost end can
- * show"):
+ * lost: traces of entries that a list does not have. The entry after a lost one shows the loss; only the loss of a
+ * list's last entries leaves no trace in the list itself. Other files may show it (docs/format/list.md, "What a lost
+ * end can show"):
  *
  *   measures      are put after their commit entry, whose number they carry
- *   a manifest    belongs to an attempt; its folder goes only after the list has decided that attempt
- *   begin, base.n say how far a list had been read, and which entries they build on
+ *   a manifest    belongs to an attempt, whose folder is deleted only after the list has decided it
+ *   begin, base.n say how far a list had been read, and on which entries an attempt builds
  *
- * Writers put an entry first, and put or delete these files later. So a file that the caller's list does not explain
- * proves nothing yet: the list is read again after the files, to the last entry that its directory lists, and the
- * question is asked again. */
+ * Writers put an entry first, and put or delete these files later. So a file that the caller's list does not
+ * explain proves nothing yet: after the files the list is read again, to the last entry that its directory lists,
+ * and decides. */
 #include "core/upkeep/lost.h"
 
 #include <inttypes.h>
@@ -55,11 +55,11 @@ static bool trace_unexplained(const struct store_list *l, const struct trace *t)
 	case TRACE_STATS:
 		if (t->entry >= end)
 			return true;
-		/* what was not visible at the first entry any more is not known */
+		/* steps that were gone at the first entry are not known */
 		return !store_list_skips(l) && t->entry >= store_list_first(l) &&
 			store_list_commit_step(l, t->entry) != t->step;
 	case TRACE_MANIFEST:
-		/* accepted entries decide nothing any more; a damaged one may yet */
+		/* accepted entries no longer decide anything; a damaged one may yet be mended */
 		return !store_list_damaged(l) &&
 			store_list_attempt(l, t->attempt, NULL, NULL) == STORE_ATTEMPT_UNDECIDED;
 	case TRACE_READ: return t->entry > end;
@@ -68,7 +68,7 @@ static bool trace_unexplained(const struct store_list *l, const struct trace *t)
 	return false;
 }
 
-static void trace_tell(const struct store_lost_question *q, const struct store_list *l, const struct trace *t)
+static void trace_report(const struct store_lost_question *q, const struct store_list *l, const struct trace *t)
 {
 	unsigned long long end = store_list_next(l), entry = t->entry;
 	char text[320];
@@ -107,7 +107,7 @@ struct store_list *store_list_among(struct store_list *const *lists, size_t n, c
 	return NULL;
 }
 
-/* Kept if the list as it was read at first does not explain it. A run without a list has one without entries. */
+/* Keeps a trace that the caller's list does not explain. A run without a list counts as one without entries. */
 static int trace_add(struct traces *t, const struct trace *what, const char *file)
 {
 	struct store_list *l = store_list_among(t->q->lists, t->q->nlists, what->run);
@@ -143,7 +143,7 @@ static int add_stats(struct traces *t, struct base_error *err)
 	return r;
 }
 
-/* A manifest whose attempt has no folder, or none any more. A manifest that cannot be read is no trace. */
+/* A manifest whose attempt has no folder. A manifest that cannot be read is no trace. */
 static int add_manifest(struct traces *t, const char *run, const char *file, const struct base_digest *digest)
 {
 	char begin[STORE_NAME_MAX];
@@ -167,7 +167,7 @@ static int digest_order(const void *a, const void *b)
 	return base_digest_compare(a, b);
 }
 
-/* Those of visible steps are left out. */
+/* Of steps that are not visible. */
 static int add_manifests(struct traces *t, struct store_list *l, struct base_error *err)
 {
 	size_t n = store_list_count(l);
@@ -217,7 +217,8 @@ static int add_folder(struct traces *t, const struct store_folder *f)
 		r = add_base(t, &(struct proto_base){.run = f->info.run, .entry = b->replaces}, file);
 	for (uint32_t i = 0; r == 0 && f->info.begun && i < b->nbases; i++)
 		r = add_base(t, &b->bases[i], file);
-	snprintf(file, sizeof file, "incoming/%s/%s", f->info.run, f->info.attempt); /* which of them is not kept */
+	/* which base.<n> it was is not kept */
+	snprintf(file, sizeof file, "incoming/%s/%s", f->info.run, f->info.attempt);
 	for (size_t i = 0; r == 0 && i < f->nbases; i++)
 		r = add_base(t, &f->bases[i].base, file);
 	return r;
@@ -234,8 +235,8 @@ static int add_folders(struct traces *t, struct base_error *err)
 	return r;
 }
 
-/* Asks again, with lists that are read now. A list that cannot be read is reported elsewhere. */
-static int tell_left(struct traces *t, struct base_error *err)
+/* Asks again, of lists that are read now. A list that cannot be read is reported elsewhere. */
+static int traces_report(struct traces *t, struct base_error *err)
 {
 	struct store_list *l = NULL;
 
@@ -256,7 +257,7 @@ static int tell_left(struct traces *t, struct base_error *err)
 			}
 		}
 		if (trace_unexplained(l, &t->all[i]))
-			trace_tell(t->q, l, &t->all[i]);
+			trace_report(t->q, l, &t->all[i]);
 	}
 	store_list_close(l);
 	return 0;
@@ -271,5 +272,5 @@ int store_lost_find(const struct store_lost_question *q, struct base_error *err)
 		r = add_stats(&t, err);
 	for (size_t i = 0; r == 0 && i < q->nlists; i++)
 		r = add_manifests(&t, q->lists[i], err);
-	return r < 0 ? r : tell_left(&t, err);
+	return r < 0 ? r : traces_report(&t, err);
 }

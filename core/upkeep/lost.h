@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lost: do other files name entries that a list does not have (docs/format/list.md, "What a lost end can show")? It may
- * run beside writers: what they put meanwhile is not taken for a trace. Any thread. */
+ * lost: do other files name entries that a list does not have (docs/format/list.md, "What a lost end can show")?
+ * Writers may be at work: files that they put meanwhile are not taken for traces. Any thread. */
 #ifndef CORE_UPKEEP_LOST_H
 #define CORE_UPKEEP_LOST_H
 
@@ -9,16 +9,16 @@
 
 struct store_lost_question {
 	struct store *store;
-	struct store_list *const *lists; size_t nlists; /* of these runs; whole, read before the question */
+	struct store_list *const *lists; size_t nlists; /* whole, read before the question */
 	const char *run;                                /* NULL: all */
-	/* Called for each trace: the file that names an entry (or a folder in incoming/, for one of its files), and
-	 * what is wrong, as part of a sentence. */
+	/* Called for each trace: the file that names an entry (or its folder in incoming/), and what is wrong, as part
+	 * of a sentence. */
 	void (*found)(void *arg, const char *file, const char *run, const char *text);
 	void *arg;
 };
 /* The list of that run, or NULL. */
 struct store_list *store_list_among(struct store_list *const *lists, size_t n, const char *run);
-/* 0, whether there are traces or not; an error: it could not find out. */
+/* 0, whether there are traces or not. An error: it is not known. */
 int store_lost_find(const struct store_lost_question *q, struct base_error *err);
 
 #endif

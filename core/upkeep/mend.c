@@ -2,14 +2,14 @@
  *
  * mend: the order. A round is
  *
- *     look     everything is verified; every fault is gathered with what it touches look
- *     plan     for each fault what makes it good, if anything does      mend_lists, mend_records, mend_packs
- *     say      found, what is done, what is lost                         mend_line
- *     do       the actions, in order                                     mend_apply
+ *     look     verifies everything; gathers each fault with what it touches   look
+ *     plan     for each fault, what makes it good, if anything does           mend_lists, mend_records, mend_packs
+ *     say      what was found, what is done, what is lost                     mend_line
+ *     do       the actions, in order                                          mend_apply
  *
- * and the next round sees what lay behind damage: a part that is whole again names chunks, these name pieces. It ends
- * when a round finds nothing to do; the faults of that round are what is left. Each round opens the store anew, for
- * packs that are open are those from before. */
+ * The next round sees what damage had hidden: a part that is whole again names chunks, and these name pieces. Mending
+ * ends when a round finds nothing to do; the faults of that round are what is left. Each round opens the store again,
+ * because open packs are the old files. */
 #include "core/upkeep/mend_internal.h"
 
 #include <stdarg.h>
@@ -66,8 +66,8 @@ static bool unneeded(const struct mend_fault *f)
 	return strncmp(f->file, "packs/", 6) == 0 && strcmp(f->what, STORE_VERIFY_FOREIGN) != 0;
 }
 
-/* Several faults may touch one tensor: it is lost once. */
-static bool touch_new(struct gc_names *told, const struct mend_touch *t)
+/* Several faults may touch one tensor, which is lost once. */
+static bool touch_new(struct gc_names *said, const struct mend_touch *t)
 {
 	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
 	base_cleanup_free char *text = NULL;
@@ -75,16 +75,16 @@ static bool touch_new(struct gc_names *told, const struct mend_touch *t)
 	base_buf_printf(&b, "%s/%llu/%s/%s", t->run, (unsigned long long)t->step, t->component ? t->component : "",
 		t->tensor ? t->tensor : "");
 	text = base_buf_steal_text(&b);
-	if (!text || gc_names_has(told, text))
+	if (!text || gc_names_has(said, text))
 		return !text;
-	gc_names_add(told, text);
+	gc_names_add(said, text);
 	return true;
 }
 
-/* A run that ends with faults names what they touch. */
+/* The faults that are left at the end, and what is lost by them. */
 static void say_left(struct mend *m)
 {
-	struct gc_names told = {0};
+	struct gc_names said = {0};
 
 	for (size_t i = 0; i < m->nfaults; i++) {
 		const struct mend_fault *f = &m->faults[i];
@@ -93,14 +93,14 @@ static void say_left(struct mend *m)
 			continue;
 		m->result.left++;
 		for (size_t k = 0; k < f->ntouches; k++)
-			if (touch_new(&told, &f->touches[k]))
+			if (touch_new(&said, &f->touches[k]))
 				mend_lost(m, f->file, f->touches[k].run, f->touches[k].step, f->touches[k].component,
 					f->touches[k].tensor, f->what);
 		if (f->ntouches == 0)
 			mend_line(m, STORE_MEND_LEFT, f->file, "%s%s", f->what, unneeded(f)
 				? "; no visible step reaches it" : "");
 	}
-	gc_names_release(&told);
+	gc_names_release(&said);
 }
 
 void mend_treat(struct mend *m, const char *file)
@@ -137,7 +137,7 @@ struct look {
 	struct base_error newer;
 };
 
-/* By verify's number, which is the same in all calls for one fault. */
+/* The fault with verify's number, which is the same in all calls for one fault. */
 static struct mend_fault *fault_of(struct mend *m, const struct store_damage *d)
 {
 	struct mend_fault *f;
@@ -153,7 +153,7 @@ static struct mend_fault *fault_of(struct mend *m, const struct store_damage *d)
 	return f->file && f->what ? f : NULL;
 }
 
-/* Numbers that verify did not report, because what they are about was removed meanwhile, go. */
+/* Drops numbers that verify did not report, because what they were about was removed meanwhile. */
 static void faults_close_up(struct mend *m)
 {
 	size_t n = 0;
@@ -193,8 +193,7 @@ static void on_damage(void *arg, const struct store_damage *d)
 		k->error = -ENOMEM;
 }
 
-/* Verifies the store. That replaces the notes, so that notes of mended damage go and those of the damage that is left
- * stay. */
+/* Verifies the store. Verify also writes the notes of damage: those of mended damage are deleted, the others stay. */
 static int look(struct mend *m)
 {
 	struct look k = {.m = m};
@@ -213,7 +212,7 @@ static int look(struct mend *m)
 
 /* ---- writers ---- */
 
-/* A heartbeat of another host has this long to move; one of this machine is judged at once. */
+/* A heartbeat of another host has heartbeat_s to move; one of this machine is judged at once. */
 static int writers_none(struct mend *m)
 {
 	uint64_t end = base_monotonic_ms() + m->o->heartbeat_s * 1000;
@@ -252,7 +251,7 @@ static uint64_t text_hash(uint64_t seed, const char *text)
 	return text ? base_xxh64_of(seed, text, strlen(text)) : seed;
 }
 
-/* Of a round: what it found and what it does, in any order. */
+/* A hash of what a round found and does, in any order. */
 static uint64_t round_hash(const struct mend *m)
 {
 	uint64_t sum = 0;
@@ -265,12 +264,12 @@ static uint64_t round_hash(const struct mend *m)
 	return sum;
 }
 
-/* 1: something was done, so that another look may find more to do. */
+/* 1: something was done, and another look may find more to do. */
 static int mend_round(struct mend *m, bool last)
 {
 	int r = look(m);
 	uint64_t hash;
-	bool idle; /* the round before did the same, and it changed nothing */
+	bool idle; /* the last round did the same, to no effect */
 
 	if (r < 0)
 		return r;

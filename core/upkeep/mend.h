@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mend: makes a damaged store sound again, from what is left of it and from another store (docs/mend.md). It verifies
- * everything, says what it found, what it will do and what is lost, and does it. Then it looks again, because damage
- * may have hidden other faults. One thread; the store must have no writer. */
+ * everything, says what it found, what it will do and what is lost, and does it. Then it verifies again, because damage
+ * may have hidden other faults. One thread; no writer may be at work in the store. */
 #ifndef CORE_UPKEEP_MEND_H
 #define CORE_UPKEEP_MEND_H
 
@@ -12,13 +12,13 @@ enum store_mend_what {
 	STORE_MEND_FOUND,     /* a fault, as verify says it */
 	STORE_MEND_MEND,      /* what is done about it, or would be */
 	STORE_MEND_ACCEPT,    /* an entry of a list: from now on it decides nothing */
-	STORE_MEND_DELETE,    /* a file that is of no use as it is */
+	STORE_MEND_DELETE,    /* a file that is useless as it is */
 	STORE_MEND_LOST,      /* a step, or a tensor or blob of one */
 	STORE_MEND_LEFT,      /* a fault that stays as it is */
 };
 struct store_mend_line {
 	enum store_mend_what what;
-	const char *file;               /* name in the store; of LOST: where it lay */
+	const char *file;               /* name in the store; of LOST: where it was */
 	uint64_t offset, len;           /* FOUND: len 0: the whole file */
 	const char *text;               /* part of a sentence */
 	const char *run; uint64_t step; /* LOST; NULL, PROTO_NONE */
@@ -27,9 +27,9 @@ struct store_mend_line {
 struct store_mend_options {
 	struct store *from;             /* another store, open for reading, or a copy of this one; NULL */
 	bool dry_run;                   /* changes nothing; faults that damage hides are not found */
-	uint64_t heartbeat_s;           /* how long a heartbeat of another host may stand still: 20 */
+	uint64_t heartbeat_s;           /* after so long without a move a heartbeat of another host is dead: 20 */
 	void (*line)(void *arg, const struct store_mend_line *line);
-	/* of a look at the store; may be NULL */
+	/* of verifying, in every round; may be NULL */
 	void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes);
 	void *arg;
 	verify_header_func header;      /* as in store_verify_options; without it, view headers are not checked */
@@ -39,9 +39,9 @@ struct store_mend_result {
 	uint64_t found;                 /* faults */
 	uint64_t done;                  /* what was mended, accepted or deleted (dry run: would be) */
 	uint64_t lost;                  /* steps, tensors and blobs that are lost */
-	uint64_t left;                  /* faults that are there at the end */
+	uint64_t left;                  /* faults that remain at the end */
 };
-/* 0: it could look at everything and do what it said, even if something is lost. -BASE_EBUSY: a writer is alive. */
+/* 0: it looked at everything and did what it said, even if something is lost. -BASE_EBUSY: a writer is alive. */
 int store_mend(struct store *s, const struct store_mend_options *o, struct store_mend_result *ret_r,
 	struct base_error *err);
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mend_act: what mending does, one action after another. They are independent but for one order: a list's entries are
- * accepted before steps are committed anew in it, which is the order in which they were planned. Each is asked again of
- * what stands there by then. */
+ * mend_act: what mending does, one action after another. Only one order matters, in which they were planned: a list's
+ * entries are accepted before steps are committed in it again. Each action looks again at what is there by then. */
 #include "core/base/array.h"
 #include "core/base/clock.h"
 #include "core/upkeep/mend_pack.h"
@@ -67,7 +66,7 @@ static int do_accept(struct mend *m, const struct mend_action *a)
 	return n < 0 ? (int)n : 0;
 }
 
-/* Aborts an attempt that the list does not mention and that no writer goes on with. */
+/* Aborts an attempt that the list does not mention and that has no writer any more. */
 static int attempt_end(struct store *s, struct store_list *l, const char *attempt, struct base_error *err)
 {
 	char reason[160];
@@ -90,7 +89,7 @@ static int do_abort(struct mend *m, const struct mend_action *a)
 	if (r < 0)
 		return r;
 	r = attempt_end(m->store, l, a->file, m->err);
-	if (r == 0) /* decided before: its folder means nothing */
+	if (r == 0) /* it is decided: its folder has no meaning any more */
 		store_folder_delete(m->store, a->run, a->file, NULL);
 	store_list_close(l);
 	return r;
@@ -101,7 +100,7 @@ static int step_free(void *arg, struct store_list *l)
 	return store_list_find(l, *(const uint64_t *)arg) ? -EEXIST : 0;
 }
 
-/* Makes the step's manifest again under another attempt, because the old attempt is decided, or may be. */
+/* Makes the step's manifest again for a new attempt, because the old one is decided, or may be. */
 static int commit_make(struct mend *m, const struct mend_action *a, const char *attempt, struct proto_manifest *man,
 	char old[static PROTO_ATTEMPT_MAX], struct proto_commit *ret_c)
 {
@@ -145,7 +144,7 @@ static int do_commit(struct mend *m, const struct mend_action *a)
 	n = commit_make(m, a, attempt, &man, old, &e.commit);
 	if (n == 0)
 		n = store_list_put(l, &e, step_free, &step, m->err);
-	if (n >= 0 || n == -EEXIST) /* so that the list says what became of it */
+	if (n >= 0 || n == -EEXIST) /* so that the list decides the old attempt, too */
 		n = attempt_end(m->store, l, old, m->err);
 	store_list_close(l);
 	proto_manifest_release(&man);

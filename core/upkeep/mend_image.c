@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mend_image: a pack written anew. Front to back: the head; every object and every object's checks at their places,
- * from where they are right, else as they are; between them zeros, where all objects are known, else what is there;
- * footer and tail made of the objects, where all are known. So what refers to the pack goes on to be right, and nothing
- * that was right is lost.
+ * mend_image: writes a pack again. From front to back: the head; every object and its checks at their places, from
+ * wherever they are right, else as they are; between them zeros if all objects are known, else what is there; footer
+ * and tail, made from the objects if all are known. So references to the pack stay right, and nothing that was right is
+ * lost.
  *
- * It is written beside the pack, made durable, read back whole, and only then renamed over it. */
+ * The new file is written beside the pack, made durable, read back whole, and only then renamed over it. */
 #include "core/upkeep/mend_pack.h"
 
 struct extent { uint64_t offset, len; struct mend_object *object; bool checks; };
@@ -38,8 +38,8 @@ static int emit_zeros(struct image *k, uint64_t end)
 	return r;
 }
 
-/* Reads what the file has there now; zeros past its end. An error of reading ends the work, because the bytes may be
- * right. */
+/* Copies what the file has there now; zeros past its end. An error of the storage ends the work, because the bytes may
+ * be right. */
 static int emit_old(struct image *k, uint64_t end)
 {
 	int r = 0;
@@ -63,7 +63,7 @@ static int emit_old(struct image *k, uint64_t end)
 
 /* ---- an object from elsewhere ---- */
 
-/* Raw here: its bytes block by block, many at once, with checks made anew. */
+/* Raw here: its bytes, many blocks at once, with new checks. */
 static int emit_raw(struct image *k, struct mend_object *o, struct store_pack *from)
 {
 	uint64_t blocks = base_block_count(o->ref.raw_len);
@@ -90,7 +90,7 @@ static int emit_raw(struct image *k, struct mend_object *o, struct store_pack *f
 	return r < 0 ? r : o->checks.error;
 }
 
-/* Stored alike there: bytes and checks as they are; checks are seeded by the digest, not by the place. */
+/* Stored alike there: bytes and checks are copied; checks are seeded by the digest, not by the place. */
 static int emit_same(struct image *k, struct mend_object *o, struct store_pack *from)
 {
 	uint64_t checks = store_object_checks_bytes(o->ref.codec, o->ref.raw_len);
@@ -119,7 +119,7 @@ static void checks_put(struct mend_object *o, const uint8_t *stored, const uint3
 		base_buf_put32(&o->checks, lens[i]);
 }
 
-/* Encoded here and raw there: encoded again, which has to give the same length. */
+/* Encoded here and raw there: it is encoded again, and has to get the same length. */
 static int emit_encoded(struct image *k, struct mend_object *o, struct store_pack *from)
 {
 	uint64_t blocks = base_block_count(o->ref.raw_len), stored_len = 0;
@@ -136,7 +136,7 @@ static int emit_encoded(struct image *k, struct mend_object *o, struct store_pac
 			checks_put(o, stored, lens, blocks);
 			return o->checks.error ? o->checks.error : emit(k, stored, stored_len);
 		}
-	return r < 0 ? r : emit_old(k, k->at + o->ref.stored_len); /* it stays what it is */
+	return r < 0 ? r : emit_old(k, k->at + o->ref.stored_len); /* it stays damaged */
 }
 
 static int emit_object(struct image *k, struct mend_object *o)
@@ -230,7 +230,7 @@ static int emit_end(struct image *k)
 	return r < 0 ? r : emit(k, tail, sizeof tail);
 }
 
-/* ---- looking at it before it takes the pack's place ---- */
+/* ---- the new file is checked before it takes the pack's place ---- */
 
 struct image_check { struct mend_pack *p; unsigned wrong; };
 
@@ -239,7 +239,7 @@ static bool hits(uint64_t a, uint64_t a_len, uint64_t b, uint64_t b_len)
 	return a < b + b_len && b < a + a_len;
 }
 
-/* Damage that was there before and cannot be mended is expected. */
+/* Damage that cannot be mended is expected to be there still. */
 static void on_damage(void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object, const char *what)
 {
 	struct image_check *c = arg;

@@ -3,15 +3,15 @@
  * mend_internal: what the files of mend share.
  *
  *   mend.c          the order: look, plan, say, do; and again
- *   mend_act.c      what is done: actions, gathered first and applied in order
+ *   mend_act.c      actions, which are gathered first and then done in order
  *   mend_list.c     entries of lists: the good copy, a copy of the store, or acceptance
- *   mend_step.c     steps that a lost entry would take along: committed anew, or removed again
- *   mend_record.c   other records: the good copy, a copy, what it was made of, or deletion
+ *   mend_step.c     steps that would be lost with a lost entry: committed again, or removed again
+ *   mend_record.c   other records: the good copy, a copy of the store, what it was made of, or deletion
  *   mend_pack.c     packs, with the files that mend_pack.h names
  *
- * An action that is interrupted anywhere leaves the store valid: a file is replaced in one moment by a better one, an
- * entry is appended by the list's own rules, and only files without a meaning are deleted. So an interrupted mend has
- * done a part of its work, and the next one goes on. One thread. */
+ * An action may be interrupted anywhere, and the store stays valid: a file is replaced in one moment by a better one,
+ * an entry is appended by the list's own rules, and only meaningless files are deleted. The next mend goes on where an
+ * interrupted one ended. One thread. */
 #ifndef CORE_UPKEEP_MEND_INTERNAL_H
 #define CORE_UPKEEP_MEND_INTERNAL_H
 
@@ -50,9 +50,8 @@ struct mend {
 	struct base_error *err;
 	struct mend_fault *faults; size_t nfaults, faults_size;
 	struct mend_action *actions; size_t nactions;
-	bool again;                     /* not the first round: what the rounds before have found and lost was told
-					 * already */
-	uint64_t before;                /* a hash of what the round before found and did */
+	bool again;                     /* not the first round: what earlier rounds found and lost was reported then */
+	uint64_t before;                /* a hash of what the last round found and did */
 };
 
 /* mend.c */
@@ -63,7 +62,7 @@ void mend_lost(struct mend *m, const char *file, const char *run, uint64_t step,
 
 void mend_treat(struct mend *m, const char *file); /* all faults of that file */
 
-/* mend_act.c. A new action, to be filled in; NULL: out of memory. */
+/* mend_act.c. A new action, which the caller fills in; NULL: out of memory. */
 struct mend_action *mend_act(struct mend *m, enum mend_kind kind, const char *file, const char *run);
 /* PUT of a record of this store. */
 int mend_act_record(struct mend *m, const char *file, enum store_record_kind kind, const void *body, size_t len);
@@ -72,10 +71,10 @@ void mend_actions_release(struct mend *m);
 
 /* mend_list.c */
 int mend_lists(struct mend *m);
-/* Reads an entry of that store as it is; 0 or an error, which is not tried again. */
+/* Reads an entry of that store as it is. An error is not tried again. */
 int mend_entry_read(struct store *s, const char *run, uint64_t n, struct proto_entry *ret_e);
 
-/* mend_step.c: steps of a list that lacks the entries in `lost`, ascending. */
+/* mend_step.c: the steps of a list that lacks the entries in `lost` (ascending). */
 int mend_steps(struct mend *m, struct store_list *l, const uint64_t *lost, size_t n);
 bool mend_end_traced(const struct mend *m, const struct store_list *l);
 

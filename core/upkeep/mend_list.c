@@ -3,12 +3,12 @@
  * mend_list: entries of lists.
  *
  *     one copy good         the record is written again
- *     both bad, or missing  from a copy of the store (same id), where the entry after it says that it is the one, or
- *                           where it commits a manifest that is here; else
+ *     both bad, or missing  from a copy of the store (same id), if the entry after it shows that it is the right one,
+ *                           or if it commits a manifest that is here; else
  *                           accepted as damaged: it decides nothing from now on, for all readers
  *
- * What an accepted entry was is told by what refers to it: measures of its step, a removal or a replacement that names
- * it, the snapshot after it. mend_step.c looks after the steps. */
+ * What refers to an accepted entry shows what it was: measures of its step, a removal or a replacement that names it,
+ * the snapshot after it. mend_step.c handles the steps. */
 #include "core/upkeep/mend_internal.h"
 
 #include <inttypes.h>
@@ -68,10 +68,10 @@ int mend_entry_read(struct store *s, const char *run, uint64_t n, struct proto_e
 
 /* ---- from a copy of the store ---- */
 
-/* What is known of an entry from the one after it. */
+/* What the entry after it says of an entry. */
 struct entry_wanted { bool known; struct base_digest self; };
 
-/* What an entry of that number has to have as `before`; false: the entry before it cannot be read. */
+/* What an entry of that number must have as `before`; false: the entry before it cannot be read. */
 static bool entry_before(struct store *s, const char *run, uint64_t n, struct base_digest *ret_d)
 {
 	struct proto_entry e = {0};
@@ -115,7 +115,7 @@ static bool commit_missed(struct mend *m, const struct store_list *l, const stru
 	return missed;
 }
 
-/* The entry here can be read but does not follow the one before it: the copy has no better one. */
+/* Is the entry of the copy the one that is here, which can be read but does not follow the one before it? */
 static bool entry_same(struct mend *m, const char *run, uint64_t n, const struct proto_entry *e)
 {
 	struct proto_entry here = {0};
@@ -139,7 +139,7 @@ static bool entry_fits(struct mend *m, const struct store_list *l, uint64_t n, c
 	return commit_missed(m, l, e);
 }
 
-/* 1: an action brings it as the copy has it. */
+/* 1: an action puts the entry as the copy has it. */
 static int entry_bring(struct mend *m, const char *run, uint64_t n)
 {
 	struct store_record record = {0};
@@ -158,7 +158,7 @@ static int entry_bring(struct mend *m, const char *run, uint64_t n)
 	return r < 0 ? r : 1;
 }
 
-/* 1: an action restores it. *w: what is known of entry n; afterwards, of the one before. */
+/* 1: an action restores entry n. *w: what is known of it; afterwards, of the one before it. */
 static int entry_from(struct mend *m, const struct store_list *l, uint64_t n, struct entry_wanted *w)
 {
 	const char *run = store_list_run(l);
@@ -177,9 +177,9 @@ static int entry_from(struct mend *m, const struct store_list *l, uint64_t n, st
 
 /* ---- acceptance ---- */
 
-struct told { const uint64_t *numbers; size_t n; const char **what; size_t snapshot; };
+struct known { const uint64_t *numbers; size_t n; const char **what; size_t snapshot; };
 
-static void told_add(struct told *t, uint64_t number, const char *what)
+static void known_add(struct known *t, uint64_t number, const char *what)
 {
 	size_t at = base_bisect(i, 0, t->n, t->numbers[i] < number);
 
@@ -187,10 +187,10 @@ static void told_add(struct told *t, uint64_t number, const char *what)
 		t->what[at] = what;
 }
 
-/* What these entries were, by other entries; malloc'ed, NULL: no other entry tells. */
-static const char **entries_told(struct mend *m, const struct store_list *l, const uint64_t *numbers, size_t n)
+/* What these entries were, by what other entries say; of each NULL if no other entry shows it. malloc'ed. */
+static const char **entries_known(struct mend *m, const struct store_list *l, const uint64_t *numbers, size_t n)
 {
-	struct told t = {numbers, n, calloc(n + 1, sizeof *t.what), 0};
+	struct known t = {numbers, n, calloc(n + 1, sizeof *t.what), 0};
 
 	for (uint64_t k = base_max(n ? numbers[0] + 1 : 0, store_list_first(l)); t.what && k < store_list_next(l);
 		k++) {
@@ -199,28 +199,28 @@ static const char **entries_told(struct mend *m, const struct store_list *l, con
 		if (store_list_skipped(l, k) || mend_entry_read(m->store, store_list_run(l), k, &e) < 0)
 			continue;
 		if (e.kind == PROTO_ENTRY_COMMIT)
-			told_add(&t, e.commit.replaces, "it committed a step that was replaced later");
+			known_add(&t, e.commit.replaces, "it committed a step that was replaced later");
 		else if (e.kind == PROTO_ENTRY_REMOVE)
-			told_add(&t, e.removes, "it committed a step that was removed later");
+			known_add(&t, e.removes, "it committed a step that was removed later");
 		for (; store_list_snapshot_whole(l, k) && t.snapshot < n && numbers[t.snapshot] < k; t.snapshot++)
-			told_add(&t, numbers[t.snapshot],
-				"a snapshot after it tells what was visible then: no step is lost");
+			known_add(&t, numbers[t.snapshot],
+				"a snapshot after it says what was visible then: no step is lost");
 		proto_entry_release(&e);
 	}
 	for (size_t i = 0; t.what && i < n; i++)
 		if (!t.what[i] && numbers[i] && numbers[i] % STORE_SNAPSHOT_EVERY == 0)
-			t.what[i] = "it stood at the place of a snapshot, which only repeats other entries";
+			t.what[i] = "it was at the place of a snapshot, which only repeats other entries";
 	return t.what;
 }
 
 static int accept_put(struct mend *m, struct store_list *l, uint64_t *numbers, size_t n)
 {
 	struct mend_action *a = mend_act(m, MEND_ACCEPT, NULL, store_list_run(l));
-	const char **told = entries_told(m, l, numbers, n);
+	const char **known = entries_known(m, l, numbers, n);
 	char name[STORE_NAME_MAX];
 
-	if (!a || !told) {
-		free(told);
+	if (!a || !known) {
+		free(known);
 		free(numbers);
 		return -ENOMEM;
 	}
@@ -229,9 +229,9 @@ static int accept_put(struct mend *m, struct store_list *l, uint64_t *numbers, s
 	for (size_t i = 0; i < n; i++) {
 		entry_file(store_list_run(l), numbers[i], name);
 		mend_line(m, STORE_MEND_ACCEPT, name, "from now on it decides nothing; %s",
-			told[i] ? told[i] : "no other entry tells what it was");
+			known[i] ? known[i] : "no other entry shows what it was");
 	}
-	free(told);
+	free(known);
 	return 0;
 }
 
@@ -271,7 +271,7 @@ static void treat_entries(struct mend *m, const char *run, const uint64_t *numbe
 			m->faults[i].treated = true;
 }
 
-/* From the last one on, so that each knows what the one after it says. */
+/* From the last one to the first, so that what the next entry says is known of each. */
 static int list_skipped(struct mend *m, struct store_list *l)
 {
 	const char *run = store_list_run(l);
@@ -306,7 +306,7 @@ static int list_skipped(struct mend *m, struct store_list *l)
 	return r < 0 ? r : mend_steps(m, l, numbers, kept);
 }
 
-/* Files that name entries behind the end are explained by the entries that are restored. */
+/* Restored entries explain the files that name entries behind the end. */
 static void treat_traces(struct mend *m, const char *run)
 {
 	struct file_name n;
@@ -363,7 +363,7 @@ static int list_end(struct mend *m, const struct store_list *l)
 	return r < 0 ? r : end > begin;
 }
 
-/* One copy serves, and is good for two. */
+/* An entry of which one copy is good: both are written again. */
 static int entry_rewrite(struct mend *m, const char *file)
 {
 	struct store_record record = {0};
@@ -383,7 +383,7 @@ static int entry_rewrite(struct mend *m, const char *file)
 	return r;
 }
 
-/* The other run whose entry of that number this is. */
+/* The other run to which the entry of that number belongs. */
 static void entry_run(struct store *s, const char *run, uint64_t n, char ret_other[static PROTO_RUN_MAX + 1])
 {
 	struct store_record record = {0};
@@ -421,7 +421,7 @@ static bool list_misplaced(struct mend *m, const struct store_list *l)
 	return other[0];
 }
 
-/* No list loses so many and goes on. */
+/* No list loses so many entries and goes on: a file is behind its end. */
 static void list_far(struct mend *m, const struct store_list *l)
 {
 	char name[STORE_NAME_MAX];
@@ -434,8 +434,7 @@ static void list_far(struct mend *m, const struct store_list *l)
 			base_plural(before, "entry", "entries"), base_plural(before, "is", "are"));
 }
 
-/* Files of a collected list that say again what others say: the mark of its head, its source of collected records, and
- * the records. */
+/* Files of a collected list that repeat what others say: the mark of its head, and the collected records. */
 static int collected_mend(struct mend *m, struct store_list *l, const struct store_list_mark *k,
 	const struct mend_fault *f)
 {

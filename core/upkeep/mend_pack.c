@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mend_pack: damaged packs. What a pack has to hold is told by its footer; where that is damaged by the same pack of a
- * copy of the store, by the entries of the footer whose objects are right, and by all that steps refer to in it. If
- * these follow each other by the arithmetic of runs and fill the file they are all, and the footer is built again.
+ * mend_pack: damaged packs. The footer of a pack lists its objects. If the footer is damaged, the objects are known
+ * from the same pack in a copy of the store, or from those footer entries whose objects are right, and from the steps'
+ * references. If these objects follow each other by the arithmetic of extents and fill the file, they are all that
+ * there are, and the footer is made again.
  *
- * A file whose head holds and names another pack is that pack, in another's place: it stays, since what it holds may
- * lie nowhere else; where it belongs is said. One of another store ends it all: vckpt.store may be the one that is
- * wrong here, and what is written again as of this store is of no other one any more.
+ * A file whose head is good and names another pack is that pack in the wrong place. It stays, since its objects may be
+ * nowhere else, and mend says where it belongs. A pack of another store ends the mending: vckpt.store itself may be the
+ * wrong file, and a pack that is written again becomes one of this store.
  *
- * What is bad of these objects is looked for elsewhere (mend_source.c). Where anything is found, or footer, head or
- * padding can be made good, the pack is written anew (mend_image.c), with what stays lost as it is. */
+ * Bad objects are looked for elsewhere (mend_source.c). If any is found, or if footer, head or padding can be made
+ * good, the pack is written again (mend_image.c); what stays lost is copied as it is. */
 #include "core/upkeep/mend_pack.h"
 
 #include <stdio.h>
@@ -18,7 +19,7 @@
 #include "core/base/plural.h"
 #include "core/upkeep/verify_internal.h"
 
-#define GUESS_STRANGE 256 /* so many entries in a row without an object: what lies before them is no footer */
+#define GUESS_STRANGE 256 /* after so many entries in a row without an object the footer has ended */
 
 struct packs { struct mend *m; struct mend_pack **all; size_t n; };
 
@@ -55,7 +56,7 @@ int mend_pack_open(struct store *s, const char *name, const char *storage_name, 
 
 /* Which pack a file of packs/ is, by its head if that is good: */
 enum mend_whose {
-	MEND_PACK_OWN,                  /* the one that its name says; or the head tells nothing */
+	MEND_PACK_OWN,                  /* the one that its name says; or its head is damaged or not read */
 	MEND_PACK_OTHER,                /* another one of this store: `other` */
 	MEND_PACK_STRANGE,              /* one of another store */
 };
@@ -100,7 +101,7 @@ int mend_packs_own(struct mend *m)
 	return 0;
 }
 
-/* 1: the file is another pack's, which is said once. */
+/* 1: the file is another pack's, which is reported once. */
 static int pack_misplaced(struct mend *m, const char *file)
 {
 	char other[STORE_PACK_NAME_MAX], path[STORE_NAME_MAX];
@@ -208,7 +209,7 @@ static int ref_order(const void *a, const void *b)
 	return (x->ref.stored_len > y->ref.stored_len) - (x->ref.stored_len < y->ref.stored_len);
 }
 
-/* Sorts by offset and keeps each object once; drops objects that cannot lie there or that overlap another. */
+/* Sorts by offset and keeps each object once; drops those that cannot be at their place or that overlap another. */
 static void table_sort(struct mend_pack *p)
 {
 	uint64_t room = p->size > STORE_PACK_TAIL_BYTES ? p->size - STORE_PACK_TAIL_BYTES : 0, end = 0;
@@ -227,7 +228,7 @@ static void table_sort(struct mend_pack *p)
 	p->n = kept;
 }
 
-/* Do the objects follow each other without a hole, up to the footer that they make? */
+/* Do the objects follow each other without a gap, up to the footer that they make? */
 static int table_complete(struct mend_pack *p)
 {
 	struct store_object_ref *refs = calloc(p->n + 1, sizeof *refs);
@@ -270,8 +271,8 @@ static bool table_footer(struct mend_pack *p, struct store *s, uint64_t size, in
 	return good;
 }
 
-/* Takes the entries of a damaged footer whose objects are right; objects to which no step refers are known from there
- * alone. */
+/* Takes the entries of a damaged footer whose objects are right: only there are objects known to which no step
+ * refers. */
 static int table_guess(struct mend *m, struct mend_pack *p)
 {
 	uint8_t bytes[PACK_ENTRY_BYTES];
@@ -348,7 +349,7 @@ static int objects_look(struct mend *m, struct mend_pack *p)
 
 /* ---- what can be done ---- */
 
-/* A fault beside all objects: head, padding, footer, tail, or the whole file. */
+/* Is a fault outside all objects: in the head, padding, footer or tail, or of the whole file? */
 static bool fault_beside(const struct mend *m, const struct mend_pack *p)
 {
 	for (size_t i = 0; i < m->nfaults; i++) {

@@ -13,29 +13,28 @@
 
 struct mend_object {
 	struct store_object_ref ref;
-	bool bad;                       /* its bytes or checks, where they lie */
+	bool bad;                       /* its bytes or checks are damaged in this pack */
 	struct store *from;             /* of a bad one: a store that holds it; NULL: none does */
-	char pack[STORE_PACK_NAME_MAX]; /* in that store; empty: the bytes in this pack are right, their checks are
-					 * not */
+	char pack[STORE_PACK_NAME_MAX]; /* in that store; empty: in this pack itself, where only the checks are bad */
 	struct store_object_ref there;
 	struct base_buf checks;         /* made while its bytes are written */
 };
 struct mend_pack {
 	char name[STORE_PACK_NAME_MAX], path[STORE_NAME_MAX];
-	uint64_t size;                  /* that it has to have; 0: not known */
-	bool complete;                  /* the objects are all that there are: footer and padding follow from them */
+	uint64_t size;                  /* what it should be; 0: not known */
+	bool complete;                  /* all objects are known: footer and padding follow from them */
 	bool footer_good;
 	struct mend_object *objects; size_t n; /* by offset */
 };
 void mend_pack_free(struct mend_pack *p); /* NULL-safe */
 
-/* Opens a pack of the size that it should have, without looking at its head. storage_name: of its file. */
+/* Opens a pack as one of that size, without looking at its head. storage_name: of its file. */
 int mend_pack_open(struct store *s, const char *name, const char *storage_name, uint64_t size,
 	struct store_pack **ret_p);
-/* Checks every block, and the digest. 1: right; 0: damaged; or an error of the storage at this moment. */
+/* Checks every block, and the digest. 1: right; 0: damaged; -ENOMEM. */
 int mend_object_good(struct store_pack *p, const struct store_object_ref *ref);
 
-/* Looks for the bad objects of all these packs, here and in `from`. */
+/* Looks for the bad objects of all these packs, in this store and in `from`. */
 int mend_sources_find(struct mend *m, struct mend_pack *const *packs, size_t n);
 
 int mend_image_write(struct mend *m, struct mend_pack *p);

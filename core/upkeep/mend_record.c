@@ -3,12 +3,12 @@
  * mend_record: records other than entries.
  *
  *     vckpt.store             its good copy
- *     manifest                its own bytes where only the envelope is damaged, another store's, or made anew from
- *                             announcements that still lie in incoming/: its name is the digest of its body, so that
- *                             what has that digest is it
- *     begin, base, part       their attempt is aborted, and the folder deleted: no writer is alive
- *     measures                a copy's; else deleted, for no step needs them
- *     marks, notes, heartbeats, the reserve   deleted: they are made again where they are needed */
+ *     manifest                its own bytes if only the envelope is damaged, or another store's, or made again from
+ *                             announcements that are still in incoming/: its name is the digest of its body, which
+ *                             proves what is found
+ *     begin, base, part       their attempt is aborted and the folder deleted: no writer is alive
+ *     measures                those of a copy; else deleted, since no step needs them
+ *     marks, notes, heartbeats, the reserve   deleted: they are made again when they are needed */
 #include "core/upkeep/mend_internal.h"
 
 #include <stdio.h>
@@ -17,7 +17,7 @@
 
 /* ---- manifests ---- */
 
-/* 1: so it is done. */
+/* 1: the body has the digest, and an action puts it. */
 static int manifest_put(struct mend *m, const char *file, const struct base_digest *want, const void *body, size_t len,
 	const char *how)
 {
@@ -64,7 +64,7 @@ static int manifest_from(struct mend *m, const char *file, const struct base_dig
 	return r;
 }
 
-/* All announcements of a folder, by rank; *ret_n of them, malloc'ed. */
+/* All announcements of a folder, by rank. */
 static int parts_read(struct mend *m, const struct store_incoming *in, struct proto_announcement *all)
 {
 	char name[STORE_NAME_MAX];
@@ -82,8 +82,8 @@ static int parts_read(struct mend *m, const struct store_incoming *in, struct pr
 	return r;
 }
 
-/* Of a manifest as announcements make it: what a commit made of it, or an older version, which did not say which ranks
- * have which blobs. Where a part cannot be read, the count of tensors that was announced may be the right one. */
+/* The manifest that a commit made from what the announcements give; or the one of an older version, which did not say
+ * which ranks have which blobs. If a part cannot be read, the announced count of tensors may be the right one. */
 static int manifest_completed(struct mend *m, const char *file, const struct base_digest *want,
 	struct proto_manifest *man)
 {
@@ -136,7 +136,7 @@ static int manifest_made(struct mend *m, const char *run, const char *file, cons
 	return r;
 }
 
-/* ---- saves that nobody goes on with ---- */
+/* ---- saves without a writer ---- */
 
 static bool abort_planned(const struct mend *m, const char *run, const char *attempt)
 {
@@ -147,8 +147,7 @@ static bool abort_planned(const struct mend *m, const char *run, const char *att
 	return false;
 }
 
-/* If the list does not mention the attempt, an abort is appended; once the attempt is decided its folder has no
- * meaning. */
+/* Appends an abort if the list does not mention the attempt. The folder of a decided attempt has no meaning. */
 static int attempt_over(struct mend *m, const char *file, const char *run, const char *attempt)
 {
 	if (abort_planned(m, run, attempt))
@@ -169,7 +168,7 @@ static int manifest_mend(struct mend *m, const struct mend_fault *f, const char 
 	}
 	proto_manifest_release(&man);
 	if (r == 0 || store_error_passes(r))
-		return 0; /* its bytes are right: what is wrong is what they say */
+		return 0; /* its bytes are right: what they say is wrong */
 	r = manifest_own(m, f->file, want);
 	if (r == 0)
 		r = manifest_from(m, f->file, want);
@@ -182,7 +181,7 @@ static int manifest_mend(struct mend *m, const struct mend_fault *f, const char 
 	return r;
 }
 
-/* ---- all others ---- */
+/* ---- other records ---- */
 
 static int store_mend_record(struct mend *m, const char *file)
 {

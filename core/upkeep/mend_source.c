@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mend_source: other places of an object. Every pack's footer is asked, of this store and of the other one; a place
- * counts when all of it was read and has the digest. An object that is raw may have its bytes right where they lie, and
- * only its checks damaged: then it is its own source. */
+ * mend_source: other places of bad objects, found by the footers of all packs of this store and of the other one. A
+ * place counts if its bytes were read whole and have the digest. A raw object whose bytes are right, and only its
+ * checks are damaged, is its own source. */
 #include "core/upkeep/mend_pack.h"
 
 #include <stdio.h>
@@ -41,7 +41,7 @@ static size_t wanted_first(const struct sources *k, const struct base_digest *d)
 	return base_bisect(i, 0, k->n, base_digest_compare(&k->wanted[i]->ref.digest, d) < 0);
 }
 
-/* Is it certain that the object from there fits the place here? If it has to be encoded again, its length may
+/* Is it certain that the object from there fits its place here? If it has to be encoded again, its length may
  * differ. */
 static bool fits(const struct mend_object *o, const struct store_object_ref *there)
 {

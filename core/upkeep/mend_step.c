@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mend_step: steps that go with an entry that is accepted as damaged.
+ * mend_step: steps that would be lost with an entry that is accepted as damaged.
  *
- * A commit that was lost leaves its manifest. What proves that it was committed: measures stats/<run>/<step>.<entry>/
- * of the lost entry, which are put after it. And a commit that can be read, but replaces one that was lost, counts no
- * more, as nothing is visible that it could replace. Such steps are committed anew: the manifest as that of a new
- * attempt, since the old attempt may be decided. Not if an entry after it names its step, or removes it: what came
- * later stands. Measures whose manifest is gone say at least which step is lost.
+ * A lost commit leaves its manifest. Measures stats/<run>/<step>.<entry>/ of the lost entry prove that it was
+ * committed, because they are put after it. A commit that can be read, but replaces a lost one, no longer counts, since
+ * what it replaces is not visible. Both are committed again, as a new attempt, since the old one may be decided; but
+ * not if a later entry commits or removes the same step. Measures without a manifest at least show which step is lost.
  *
- * Without measures (an import has none) a manifest may be that of a lost entry if the list says nothing of its attempt,
- * its folder is gone, which goes only when the list has decided, and all its packs are here: an attempt that is aborted
- * deletes its own. If there are no more such manifests than lost entries of which nothing else tells (of a lost end:
- * however many), they are committed anew, too. Otherwise they are named.
+ * Without measures (an import has none) a manifest may be that of a lost entry if the list does not mention its
+ * attempt, the attempt's folder is gone (it is deleted only after the list has decided) and all its packs are here (an
+ * aborted attempt deletes its own). If there are no more such manifests than lost entries of which nothing else is
+ * known (after a lost end: however many), they are committed again, too. Otherwise they are reported.
  *
- * A removal that was lost brings its step back. Where the collector has deleted the manifest since, nothing is there
- * to be brought back: the step is removed again.
+ * A lost removal makes its step visible again. If the collector has deleted the manifest since, the step is removed
+ * again.
  */
 #include "core/upkeep/mend_internal.h"
 
@@ -31,15 +30,13 @@ struct steps {
 	const uint64_t *lost; size_t nlost;
 	struct step_commit *commits; size_t ncommits; /* all that can be read, by entry */
 	uint64_t *removed; size_t nremoved;           /* entries that a removal names */
-	uint64_t snapshot;                            /* the newest snapshot, which tells what was visible before it; 0:
-						       * none */
-	uint64_t untold, first_untold;                /* lost entries about which nothing tells: how many, and the
-						       * first */
-	uint64_t likely;                              /* manifests that may be theirs */
-	uint64_t *proved; size_t nproved;             /* lost entries about which measures and a manifest tell */
+	uint64_t snapshot;                            /* the newest one, which says what was visible before it; 0 */
+	uint64_t unknown, first_unknown;              /* lost entries of which nothing is known: how many; the first */
+	uint64_t likely;                              /* how many manifests may be theirs */
+	uint64_t *proved; size_t nproved;             /* lost entries that measures and a manifest show */
 };
 
-/* Does the list do without entry n, now or from now on; or does it end before it? */
+/* Is entry n skipped, now or from now on, or behind the end of the list? */
 static bool entry_lost(const struct steps *k, uint64_t n)
 {
 	for (size_t i = 0; i < k->nlost; i++)
@@ -71,7 +68,7 @@ static int steps_add(struct steps *k, uint64_t n, const struct proto_entry *e)
 	return 0;
 }
 
-/* Every entry again: what counted and what did not. */
+/* Reads every entry again, those that did not count included. */
 static int steps_read(struct steps *k)
 {
 	int r = 0;
@@ -87,7 +84,7 @@ static int steps_read(struct steps *k)
 	return r;
 }
 
-/* Does something after entry n say what became of the step? */
+/* Does a later entry than n decide what became of the step? */
 static bool step_superseded(const struct steps *k, uint64_t n, uint64_t step)
 {
 	if (n < k->snapshot)
@@ -105,7 +102,7 @@ static bool step_superseded(const struct steps *k, uint64_t n, uint64_t step)
 
 struct step_proof { uint64_t entry; int64_t time_ns; };
 
-/* Measures of this step that belong to a lost entry, and say that attempt. */
+/* Are there measures of this step that belong to a lost entry and name this attempt? */
 static bool proof_stats(const struct steps *k, const struct proto_manifest *man, struct step_proof *ret_p)
 {
 	char dir[STORE_NAME_MAX];
@@ -147,10 +144,10 @@ static bool folder_gone(const struct steps *k, const struct proto_manifest *man)
 	return gone;
 }
 
-enum step_standing { STEP_NOTHING, STEP_LIKELY, STEP_PROVED };
+enum step_state { STEP_NOTHING, STEP_LIKELY, STEP_PROVED };
 
 /* What is known about a manifest that no visible step has. */
-static enum step_standing step_judge(const struct steps *k, const struct proto_manifest *man,
+static enum step_state step_judge(const struct steps *k, const struct proto_manifest *man,
 	const struct base_digest *digest, struct step_proof *ret_p)
 {
 	enum store_attempt_state state = store_list_attempt(k->list, man->attempt, NULL, NULL);
@@ -164,9 +161,9 @@ static enum step_standing step_judge(const struct steps *k, const struct proto_m
 		}
 	if (proof_stats(k, man, ret_p))
 		return step_superseded(k, ret_p->entry, man->step) ? STEP_NOTHING : STEP_PROVED;
-	*ret_p = (struct step_proof){k->first_untold, 0};
-	if (!k->untold || state != STORE_ATTEMPT_UNDECIDED || !folder_gone(k, man)
-	    || step_superseded(k, k->first_untold, man->step))
+	*ret_p = (struct step_proof){k->first_unknown, 0};
+	if (!k->unknown || state != STORE_ATTEMPT_UNDECIDED || !folder_gone(k, man)
+	    || step_superseded(k, k->first_unknown, man->step))
 		return STEP_NOTHING;
 	return STEP_LIKELY;
 }
@@ -203,12 +200,12 @@ static int step_recommit(struct steps *k, const struct proto_manifest *man, cons
 	return 0;
 }
 
-/* Handles a manifest that no visible step has: pass 1 counts, pass 2 acts. */
+/* A manifest that no visible step has: pass 1 counts, pass 2 acts. */
 static int step_hidden(struct steps *k, unsigned pass, const char *file, const struct base_digest *digest)
 {
 	struct proto_manifest man = {0};
 	struct step_proof proof;
-	enum step_standing is;
+	enum step_state is;
 	int r = 0;
 
 	if (step_known(k, digest) || store_manifest_get(k->m->store, store_list_run(k->list), digest, &man, NULL) < 0)
@@ -216,10 +213,10 @@ static int step_hidden(struct steps *k, unsigned pass, const char *file, const s
 	is = step_judge(k, &man, digest, &proof);
 	if (pass == 1) {
 		k->likely += is == STEP_LIKELY;
-		k->untold -= is == STEP_PROVED && k->untold && entry_lost(k, proof.entry);
+		k->unknown -= is == STEP_PROVED && k->unknown && entry_lost(k, proof.entry);
 		if (is == STEP_PROVED)
 			r = number_add(&k->proved, &k->nproved, proof.entry);
-	} else if (is == STEP_PROVED || (is == STEP_LIKELY && k->likely <= k->untold)) {
+	} else if (is == STEP_PROVED || (is == STEP_LIKELY && k->likely <= k->unknown)) {
 		r = step_recommit(k, &man, digest, &proof, file);
 	} else if (is == STEP_LIKELY && (k->nlost || !k->m->again)) { /* the next round gives the attempt up */
 		char why[160];
@@ -266,7 +263,7 @@ static int measured_step(struct steps *k, const char *file, const struct store_s
 	if (n) {
 		mend_lost(k->m, file, name->run, name->step, NULL, NULL,
 			"these measures show that it was committed, but its commit entry and its manifest are lost");
-		r = number_add(&k->proved, &k->nproved, name->entry); /* so that it is told once */
+		r = number_add(&k->proved, &k->nproved, name->entry); /* so that it is reported once */
 	}
 	store_stats_free(all, n);
 	return r;
@@ -285,17 +282,17 @@ static int steps_measured(struct steps *k)
 }
 
 /* Lost entries behind the newest snapshot that no removal and no replacement names. */
-static void steps_untold(struct steps *k)
+static void steps_unknown(struct steps *k)
 {
 	for (uint64_t n = k->snapshot; n < store_list_next(k->list); n++) {
-		bool told = !entry_lost(k, n);
+		bool known = !entry_lost(k, n);
 
-		for (size_t i = 0; i < k->nremoved && !told; i++)
-			told = k->removed[i] == n;
-		for (size_t i = 0; i < k->ncommits && !told; i++)
-			told = k->commits[i].replaces == n;
-		if (!told && k->untold++ == 0)
-			k->first_untold = n;
+		for (size_t i = 0; i < k->nremoved && !known; i++)
+			known = k->removed[i] == n;
+		for (size_t i = 0; i < k->ncommits && !known; i++)
+			known = k->commits[i].replaces == n;
+		if (!known && k->unknown++ == 0)
+			k->first_unknown = n;
 	}
 }
 
@@ -328,7 +325,7 @@ static int step_reappeared(struct steps *k, const struct store_list_step *s)
 	return 0;
 }
 
-/* Do other files name entries behind the end, or other entries than those that were put in their places? */
+/* Do other files name entries behind the end, or entries whose places other entries have taken? */
 bool mend_end_traced(const struct mend *m, const struct store_list *l)
 {
 	struct file_name n;
@@ -355,10 +352,10 @@ int mend_steps(struct mend *m, struct store_list *l, const uint64_t *lost, size_
 		return 0;
 	r = steps_read(&k);
 	if (r == 0 && end) {
-		k.untold = UINT32_MAX; /* nobody knows how many */
-		k.first_untold = store_list_next(l);
+		k.unknown = UINT32_MAX; /* it is not known how many */
+		k.first_unknown = store_list_next(l);
 	} else if (r == 0) {
-		steps_untold(&k);
+		steps_unknown(&k);
 	}
 	if (r == 0)
 		r = steps_hidden(&k, 1);

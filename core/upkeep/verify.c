@@ -5,14 +5,13 @@
  *   1  lists are read; the visible steps that are asked for are known
  *   2  whole store: every file by itself (verify_files.c)
  *      whole store or run: traces of entries that the lists do not have (lost.c)
- *   3  every step is walked: records, layouts, parts, exact cover; references that no verified footer answers for are
- *      re-hashed, and so is every one of a stranger's store; then the steps' files are opened (verify_steps.c)
+ *   3  every step is walked: records, layouts, parts, exact cover; objects that no verified footer lists are hashed by
+ *      reference, and so is every one of a stranger's store; then the steps' files are opened (verify_steps.c)
  *   4  lists are read again: what was removed meanwhile is no damage
- *   5  faults are told: the steps are walked once more, only when there are any, to find everything that each fault
- *      touches
- *   6  faults of packs are noted for writers, if asked to (verify_note.c)
+ *   5  faults are reported: if there are any, the steps are walked once more to find everything that they touch
+ *   6  faults of packs are noted for writers, if asked for (verify_note.c)
  *
- * A fault is about bytes of a file; it is counted once and told once for each step and tensor that it touches. */
+ * A fault is about bytes of a file. It is counted once, and reported once for each step and tensor that it touches. */
 #include "core/upkeep/verify_internal.h"
 
 #include <stdio.h>
@@ -23,7 +22,7 @@
 #include "core/commit/list/list_compare.h"
 #include "core/upkeep/lost.h"
 
-#define SKIPS_EACH 16u /* a longer gap in a list is one fault */
+#define SKIPS_EACH 16u /* a longer gap in a list is reported as one fault */
 
 void verify_error(struct verify *v, int error)
 {
@@ -45,8 +44,8 @@ void verify_progress(struct verify *v, uint64_t bytes)
 	pthread_mutex_unlock(&v->lock);
 }
 
-/* Whoever wrote the store may have wanted two places to look alike, so that only one of them is looked at: they are
- * hashed with a secret of this process. */
+/* A hostile writer might make two places hash alike, so that only one of them is checked: the hash has a secret of this
+ * process in it. */
 static uint8_t place_secret[16];
 static pthread_once_t place_once = PTHREAD_ONCE_INIT;
 
@@ -104,7 +103,7 @@ static const char *text_after(const char *text, const char *begin, size_t len)
 	return strncmp(text, begin, len) == 0 ? text + len : NULL;
 }
 
-/* A sentence of the pack reader names the pack, and so does the fault's file: one of them is removed. */
+/* A sentence of the pack reader names the pack, which the fault's file names already: the name is removed. */
 static char *said_of_pack(const char *file, const char *what)
 {
 	const char *slash = strrchr(file, '/'), *name = slash ? slash + 1 : file, *rest;
@@ -151,12 +150,12 @@ void verify_fault(struct verify *v, struct verify_fault f)
 	pthread_mutex_unlock(&v->lock);
 }
 
-/* A question for the faults of a pack that touch an object, its bytes or its checks. */
+/* Asks for the faults of a pack that touch an object's bytes or checks. */
 struct hits {
 	struct verify *v;
 	const char *file;
 	const struct base_xxh128 *xxh; /* of a piece, or NULL */
-	uint64_t begin, end;           /* what was asked for before: told already */
+	uint64_t begin, end;           /* the range asked for before, whose faults were found already */
 	int (*f)(void *arg, struct verify_fault *f);
 	void *arg;
 };
@@ -171,7 +170,7 @@ static int on_hit(void *arg, size_t number)
 	return f->offset < h->end && h->begin < f->offset + f->len ? 0 : h->f(h->arg, f);
 }
 
-/* ref NULL: those of the whole file alone. */
+/* ref NULL: only faults of the whole file. */
 static int fault_hits(struct verify *v, const char *file, const struct store_object_ref *ref,
 	const struct base_xxh128 *xxh, int (*f)(void *arg, struct verify_fault *f), void *arg)
 {
@@ -309,7 +308,7 @@ static int check_mark(struct verify *v, struct store_list *l)
 	return r == -ENOMEM ? r : 0; /* what cannot be read is reported as a file */
 }
 
-/* Numbers before the head have an entry or a collected record: a writer that has stood still since finds its number
+/* Numbers before the head have an entry or a collected record, so that a writer that was stopped since finds its number
  * taken. */
 static void check_collected(struct verify *v, const struct store_list *l)
 {
@@ -348,7 +347,7 @@ static bool wanted(const struct verify *v, const struct store_list *l, size_t i)
 				(v->o->step == PROTO_NONE || v->o->step == store_list_at(l, i)->step));
 }
 
-/* Can the run's manifests be looked for? Whether one is there its step will say. */
+/* Can the run's manifests be looked for? (One that is missing is a fault of its step.) */
 static int manifests_reached(const struct verify *v, const char *run, struct base_error *err)
 {
 	char name[STORE_NAME_MAX];
@@ -381,7 +380,7 @@ static int open_list(struct verify *v, const char *run, struct base_error *err)
 	return r;
 }
 
-/* Its files are not looked at, and no other run's suffer for it. */
+/* The run's files are not looked at; other runs are verified as always. */
 static int run_unread(struct verify *v, const char *run, int r, const struct base_error *why, struct base_error *err)
 {
 	const char *text = why->text[0] ? why->text : base_error_name(r);
@@ -395,7 +394,7 @@ static int run_unread(struct verify *v, const char *run, int r, const struct bas
 	return 0;
 }
 
-/* What is visible in the run is not known; the others are. */
+/* What is visible in this run is not known. */
 static void tell_newer_run(struct verify *v, const char *run, const struct base_error *err)
 {
 	char name[STORE_NAME_MAX];
@@ -444,7 +443,7 @@ static int add_run(struct verify *v, const char *run, struct base_error *err)
 	return r;
 }
 
-/* Adds all other visible steps, because a fault may touch them too. Runs that cannot be read are left out here. */
+/* Adds all other visible steps, because a fault may touch them, too. Runs that cannot be read are left out here. */
 static int add_others(struct verify *v)
 {
 	char **runs;
@@ -480,7 +479,7 @@ static int add_runs(struct verify *v, struct base_error *err)
 	return r;
 }
 
-/* The entries of the steps that are asked for: both copies. */
+/* Checks the entries of the steps that are asked for, both copies of each. */
 static void check_entries(struct verify *v)
 {
 	char name[STORE_NAME_MAX];
@@ -509,8 +508,8 @@ static int find_lost(struct verify *v, struct base_error *err)
 
 /* ---- pass 4: what was removed meanwhile ---- */
 
-/* Files go only after the entry that removes their step is durable: so a list that is read after a file was missed
- * shows that the step was removed. */
+/* Files are deleted only after the entry that removes their step is durable: so a list that is read after a file was
+ * missed shows that the step was removed. */
 static int look_again(struct verify *v)
 {
 	struct store_list *now;
@@ -533,7 +532,7 @@ static int look_again(struct verify *v)
 	return 0;
 }
 
-/* A pack that is not there and that no visible step needs: it was listed, or needed, when verify began. */
+/* Is this a pack that is gone and that no visible step needs? It was listed, or needed, when verify began. */
 static bool pack_gone(struct verify *v, const struct verify_fault *f)
 {
 	uint64_t size;
@@ -550,16 +549,16 @@ static uint64_t count_removed(const struct verify *v)
 	return n;
 }
 
-/* ---- pass 5: telling ---- */
+/* ---- pass 5: reports ---- */
 
-struct tell {
+struct report {
 	struct verify *v;
 	const struct verify_step *step;
 	size_t number;          /* of the step, from 1 */
 	const struct verify_item *item;
 };
 
-static void tell_one(struct verify *v, struct verify_fault *f, const char *run, uint64_t step, const char *component,
+static void report_one(struct verify *v, struct verify_fault *f, const char *run, uint64_t step, const char *component,
 	const char *tensor)
 {
 	struct store_damage d = {.fault = (size_t)(f - v->faults),
@@ -573,21 +572,21 @@ static void tell_one(struct verify *v, struct verify_fault *f, const char *run, 
 		.component = component,
 		.tensor = tensor};
 
-	f->told = true;
+	f->reported = true;
 	v->o->damage(v->o->arg, &d);
 }
 
 /* Reports a fault once for each step and tensor; the pieces of a tensor come one after another. Faults of records that
- * describe the whole step have no tensor. */
-static int tell_item(void *arg, struct verify_fault *f)
+ * describe a whole step have no tensor. */
+static int report_item(void *arg, struct verify_fault *f)
 {
-	const struct tell *t = arg;
+	const struct report *t = arg;
 	const struct verify_item *it = t->item;
 	const char *run = t->step->run;
 	uint64_t step = t->step->step->step;
 
 	if (it->what == VERIFY_BLOB) {
-		tell_one(t->v, f, run, step, NULL, it->blob);
+		report_one(t->v, f, run, step, NULL, it->blob);
 	} else if (it->what == VERIFY_PIECE) {
 		uint32_t len;
 		const char *bytes = store_layout_name(it->layout, it->tensor, &len);
@@ -599,27 +598,27 @@ static int tell_item(void *arg, struct verify_fault *f)
 			return 0;
 		f->tensor_step = t->number;
 		f->tensor = it->tensor;
-		tell_one(t->v, f, run, step, store_layout_component(it->layout, it->tensor), name);
+		report_one(t->v, f, run, step, store_layout_component(it->layout, it->tensor), name);
 	} else if (f->whole_step != t->number) {
 		f->whole_step = t->number;
-		tell_one(t->v, f, run, step, NULL, NULL);
+		report_one(t->v, f, run, step, NULL, NULL);
 	}
 	return 0;
 }
 
 static int on_item(struct verify_walker *w, const struct verify_item *it)
 {
-	struct tell *t = w->arg;
+	struct report *t = w->arg;
 	char file[STORE_NAME_MAX];
 
 	if (store_pack_path(it->pack, file) < 0)
 		return 0;
 	t->item = it;
-	return fault_hits(t->v, file, it->what == VERIFY_PACK ? NULL : it->ref, it->xxh, tell_item, t);
+	return fault_hits(t->v, file, it->what == VERIFY_PACK ? NULL : it->ref, it->xxh, report_item, t);
 }
 
-/* A manifest's own file, and faults that were found in the step itself. */
-static void tell_step_faults(struct verify *v, size_t number)
+/* Faults of the step's manifest and entry, and those that were found in the step itself. */
+static void report_step_faults(struct verify *v, size_t number)
 {
 	const struct verify_step *s = &v->steps[number];
 	char manifest[STORE_NAME_MAX], entry[STORE_NAME_MAX];
@@ -633,23 +632,23 @@ static void tell_step_faults(struct verify *v, size_t number)
 		if (f->pack)
 			continue;
 		if (f->step ? f->step == number + 1 : !strcmp(f->file, manifest) || !strcmp(f->file, entry))
-			tell_one(v, f, s->run, s->step->step, NULL, NULL);
+			report_one(v, f, s->run, s->step->step, NULL, NULL);
 	}
 }
 
-static int tell_all(struct verify *v)
+static int report_all(struct verify *v)
 {
 	if (!v->nfaults)
 		return 0;
 	if (v->o->run && add_others(v) < 0)
 		return -ENOMEM;
 	for (size_t i = 0; i < v->nsteps; i++) {
-		struct tell t = {v, &v->steps[i], i + 1, NULL};
+		struct report t = {v, &v->steps[i], i + 1, NULL};
 		struct verify_walker w = {.store = v->store, .step = &v->steps[i], .item = on_item, .arg = &t};
 
 		if (v->steps[i].removed)
 			continue;
-		tell_step_faults(v, i);
+		report_step_faults(v, i);
 		int r = verify_walk(&w);
 		if (r < 0)
 			return r;
@@ -657,9 +656,9 @@ static int tell_all(struct verify *v)
 	for (size_t i = 0; i < v->nfaults; i++) {
 		struct verify_fault *f = &v->faults[i];
 
-		f->gone = f->gone || (!f->told && pack_gone(v, f));
-		if (!f->told && !f->gone)
-			tell_one(v, f, f->run, PROTO_NONE, NULL, NULL);
+		f->gone = f->gone || (!f->reported && pack_gone(v, f));
+		if (!f->reported && !f->gone)
+			report_one(v, f, f->run, PROTO_NONE, NULL, NULL);
 	}
 	return 0;
 }
@@ -720,7 +719,7 @@ int store_verify(struct store *s, const struct store_verify_options *o, struct s
 		r = base_error_set(err, -ENOENT, "%s/%llu was removed while it was verified", o->run,
 			(unsigned long long)o->step);
 	if (r == 0)
-		r = tell_all(&v);
+		r = report_all(&v);
 	if (r == 0 && o->note && !v.unlisted)
 		r = verify_note(&v);
 	if (r == 0)

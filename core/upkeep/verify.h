@@ -1,31 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verify: reads and hashes everything, and says for each fault which steps and tensors it touches (vckpt verify). Uses
- * all cores; any thread. */
+ * verify: reads and hashes everything, and reports for each fault which steps and tensors it touches (vckpt verify).
+ * Uses all cores; any thread. */
 #ifndef CORE_UPKEEP_VERIFY_H
 #define CORE_UPKEEP_VERIFY_H
 
 #include "core/commit/attempt/attempt.h"
 #include "core/step/layout.h"
 
-/* Does a view header agree with its layout? 0, or what is wrong in err. -ENOMEM ends verify. Unknown views are not
- * checked. */
+/* Does a view header agree with its layout? 0; -ENOMEM, which ends verify; or another error: err says what is wrong.
+ * Unknown views are not checked. */
 typedef int (*verify_header_func)(const struct store_layout *l, const char *component, const char *view,
 	const void *header, size_t len, uint64_t data_bytes, struct base_error *err);
 
-/* Opens files of a step as the mount shows them; read: all of them, to their ends, and what is read has to have the
- * digests of its pieces. Calls wrong(arg, r, text) for what cannot be opened or is wrong, and read_bytes(arg, n) as it
- * goes on, from any thread. 0 or -ENOMEM. */
+/* Opens files of a step as the mount shows them. read: opens all of them, reads them to their ends, and compares what
+ * it reads with the digests of the pieces. Calls wrong(arg, r, text) for a file that cannot be opened or is wrong, and
+ * read_bytes(arg, n) as it goes on, from any thread. 0 or -ENOMEM. */
 typedef int (*verify_files_func)(struct store *s, const char *run, const struct store_list_step *step, bool read,
 	void (*wrong)(void *arg, int r, const char *text), void (*read_bytes)(void *arg, uint64_t bytes), void *arg);
 
-#define STORE_VERIFY_FOREIGN "not a file that vckpt makes" /* `what` of these */
+#define STORE_VERIFY_FOREIGN "not a file that vckpt makes" /* `what` of such files */
 struct store_damage {
-	size_t fault;                   /* its number, from 0: the same in all calls for one fault */
+	size_t fault;                   /* number of the fault, from 0: the same in all calls for one fault */
 	const char *file;               /* name in the store */
 	uint64_t offset, len;           /* bytes hit; len 0: the whole file (missing, foreign, unreadable) */
-	bool newer;                     /* no damage: a newer vckpt wrote it, so that it cannot be looked at */
-	const char *what;               /* sentence part: "block 3 does not match its check" */
+	bool newer;                     /* no damage: a newer vckpt wrote it, and this one cannot read it */
+	const char *what;               /* part of a sentence: "block 3 does not match its check" */
 	const char *run; uint64_t step; /* NULL, PROTO_NONE: no visible step is touched */
 	/* NULL: not a tensor's piece; a blob has component NULL and its name in `tensor` */
 	const char *component, *tensor;
@@ -41,24 +41,23 @@ struct store_verify_options {
 	/* A pack was read to its end, damaged or not; only where the whole store is verified. May be NULL; calls are
 	 * serialised, also with those of damage and progress. */
 	void (*pack)(void *arg, const char *file, uint64_t bytes);
-	/* Of the whole store: a run that cannot be read, and why. It says nothing about the others: they are verified.
-	 * NULL: such a run ends verify. */
+	/* Of the whole store: a run that cannot be read, and why; the other runs are verified. NULL: such a run ends
+	 * verify. */
 	void (*unread)(void *arg, const char *run, const char *why);
-	/* A list is read from this entry on, because those before it were collected. May be NULL. */
+	/* A list begins at this entry, because those before it were collected. May be NULL. */
 	void (*begins)(void *arg, const char *run, uint64_t entry);
 	void *arg;
-	/* Checks view headers, which this layer does not know (view_header_check). NULL: only their bytes are checked.
-	 * Called from any thread. */
+	/* Checks view headers, of which this layer knows nothing (view_header_check). NULL: only their bytes are
+	 * checked. Called from any thread. */
 	verify_header_func header;
 	verify_files_func files;         /* likewise (view_step_check). NULL: no file is opened */
-	/* The store is a stranger's: references are hashed by themselves whatever the footers say, the files of steps
-	 * are read, and everything is told that is not known or not finished. */
+	/* The store is a stranger's: every reference is hashed by itself, whatever the footers say; the files of steps
+	 * are read; unknown fields and unfinished files are reported. */
 	bool paranoid;
 };
 struct store_verify_result { uint64_t files, objects, bytes, steps, faults, newer, unread; }; /* no fault is newer */
-/* 0 if it could look at everything but runs that are unread, whether it found damage or not (see faults). For the whole
- * store it looks at every file outside index/, also at padding and at files that nothing refers to; it reports files
- * that no vckpt makes as foreign. */
+/* 0: it looked at everything but unread runs, and found damage or not (see faults). Of a whole store it looks at every
+ * file outside index/, padding and unreferenced files included, and reports files that no vckpt makes as foreign. */
 int store_verify(struct store *s, const struct store_verify_options *o, struct store_verify_result *ret_r,
 	struct base_error *err);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verify_files: every file of the store by itself, each a job of the pool. What a file must be follows from its name
- * alone. */
+ * verify_files: checks every file of the store by itself, each as a job of the pool. What a file must be follows from
+ * its name alone. */
 #include "core/upkeep/verify_internal.h"
 
 #include <stdio.h>
@@ -19,7 +19,7 @@ static void file_fault(struct verify *v, const char *name, const char *run, cons
 	verify_fault(v, (struct verify_fault){.file = name, .what = what, .run = run});
 }
 
-/* Nothing is wrong with it, but that a newer vckpt wrote it. */
+/* Nothing is wrong with it; a newer vckpt wrote it. */
 static void file_newer(struct verify *v, const char *name, bool pack, const char *run, const char *what)
 {
 	verify_fault(v, (struct verify_fault){.file = name, .what = what, .newer = true, .pack = pack, .run = run});
@@ -29,16 +29,16 @@ static void file_newer(struct verify *v, const char *name, bool pack, const char
 
 struct pack_job {
 	struct verify *v;
-	const char *file, *class; /* the class of its name */
+	const char *file, *class; /* the class in its name */
 	struct verify_pack pack;
-	bool mixed;               /* an object of another class was told */
+	bool mixed;               /* an object of another class was reported */
 };
 
 static void on_damage(void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object, const char *what)
 {
 	struct pack_job *j = arg;
 
-	(void)object; /* whom it touches follows from the steps' references */
+	(void)object; /* what it touches follows from the steps' references */
 	verify_fault(j->v, (struct verify_fault){
 		.file = j->file, .what = what, .pack = true, .offset = offset, .len = len});
 }
@@ -48,8 +48,7 @@ static void on_progress(void *arg, uint64_t bytes)
 	verify_progress(((struct pack_job *)arg)->v, bytes);
 }
 
-/* Remembers where an object of the pack lies, and the hash of its bytes, so that references to it need no second
- * look. */
+/* Remembers an object's place, and the hash of its bytes, so that references to it need not be hashed again. */
 static void on_object(void *arg, const struct store_object_ref *object, const struct base_xxh128 *xxh)
 {
 	struct pack_job *j = arg;
@@ -165,7 +164,7 @@ static int decode_body(enum store_record_kind kind, const struct store_record *r
 	return -BASE_EFORMAT;
 }
 
-/* 0; -BASE_EFORMAT; -BASE_EVERSION: told as a newer vckpt's. An entry's is told with its run. */
+/* 0; -BASE_EFORMAT; -BASE_EVERSION: reported as a newer vckpt's, but of an entry, which is reported with its run. */
 static int check_body(struct verify *v, const char *name, enum store_record_kind kind, const char *run,
 	const struct store_record *rec)
 {
@@ -189,8 +188,8 @@ static bool manifest_named(const struct file_name *n, const struct store_record 
 	return base_digest_equal(&d, &n->digest);
 }
 
-/* Is the attempt that measures name the one that their entry committed? An entry that the list does not hold (yet) is
- * asked for elsewhere. */
+/* Is the attempt that measures name the one that their entry committed? An entry that the list does not have (yet) is
+ * reported elsewhere. */
 static bool stats_attempt(const struct verify *v, const struct proto_stats *m, const struct store_stats_name *n)
 {
 	const struct store_list *l = store_list_among(v->lists, v->nlists, n->run);
@@ -217,7 +216,7 @@ static const char *stats_wrong(const struct verify *v, const struct file_name *n
 	return wrong;
 }
 
-/* Was this entry skipped when the list was read in order? Then it was reported already, or is accepted as damaged. */
+/* Did the list skip this entry? Then it was reported already, or is accepted as damaged. */
 static bool entry_skipped(const struct verify *v, const struct file_name *n)
 {
 	const struct store_list *l = store_list_among(v->lists, v->nlists, n->run);
@@ -225,8 +224,8 @@ static bool entry_skipped(const struct verify *v, const struct file_name *n)
 	return l && !n->collected && store_list_skipped(l, n->number);
 }
 
-/* Is a file behind the end of the list as it was read no part of it? What writers have put since is: they put each
- * number after the one before. */
+/* Is an entry behind the end of the list not part of it? Entries that writers have put since are: they put each number
+ * after the one before it. */
 static bool entry_unreached(const struct verify *v, const char *run, uint64_t n)
 {
 	const struct store_list *l = store_list_among(v->lists, v->nlists, run);
@@ -239,7 +238,7 @@ static bool entry_unreached(const struct verify *v, const char *run, uint64_t n)
 	return store_size(v->store->storage, before, &size) == -ENOENT;
 }
 
-/* Readers find entries by number, from the first to the end of the list: what lies elsewhere they never see. */
+/* Readers find entries by number, from the first to the end of the list: they never see what is elsewhere. */
 static bool entry_stray(const struct verify *v, const struct file_name *n, const struct store_record *rec,
 	struct base_error *why)
 {
@@ -258,7 +257,7 @@ static bool entry_stray(const struct verify *v, const struct file_name *n, const
 			(unsigned long long)e.number);
 	if (r == 0 && !source && entry_unreached(v, n->run, n->number))
 		r = base_error_set(why, -BASE_EFORMAT,
-			"it stands behind the end of the run's list: entry %llu before it is missing",
+			"it is behind the end of the run's list: entry %llu before it is missing",
 			(unsigned long long)n->number - 1);
 	proto_entry_release(&e);
 	return r == -BASE_EFORMAT;
@@ -276,7 +275,7 @@ void verify_record(struct verify *v, const char *name, const struct file_name *n
 		&rec, &whole, &err);
 
 	if (r == -ENOENT)
-		return; /* gone meanwhile: what needs it will say so */
+		return; /* gone meanwhile: steps that need it are faulty */
 	store_size(v->store->storage, name, &size);
 	verify_progress(v, size);
 	if (kind == STORE_RECORD_ENTRY && entry_skipped(v, n))
@@ -351,7 +350,7 @@ static int compare_packs(const void *a, const void *b)
 	return strcmp(((const struct verify_pack *)a)->file, ((const struct verify_pack *)b)->file);
 }
 
-/* Nothing of a run that cannot be read is judged, least of all what is in the place of its directory. */
+/* Is this a file of a run that cannot be read, or in the place of its directory? Such files are not judged. */
 static bool is_unread(const struct verify *v, const char *name)
 {
 	for (size_t i = 0; i < v->nunread; i++) {
@@ -370,7 +369,7 @@ int verify_files(struct verify *v, struct base_error *err)
 	struct base_error why = {0};
 	int r = store_files_list(v->store, "", &files, &why);
 
-	/* an unread run's directory: the references of the others' steps are hashed instead */
+	/* because of an unread run's directory; references of the other runs' steps are hashed instead */
 	if (r < 0 && r != -ENOMEM && v->nunread)
 		r = 0, v->unlisted = true;
 	else if (r < 0)

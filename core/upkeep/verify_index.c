@@ -3,12 +3,12 @@
  * verify_index: which faults touch these bytes of a file? Asked for every object of every step, while faults are still
  * being found.
  *
- * The places are batches, one after another, whose sizes are the powers of two that their number is the sum of: one
- * more makes a batch of one, and as many of the last batches as have the same size become one, which is sorted. So each
- * place is sorted log n times, and a question is a bisection in each of log n batches. In a batch the places of a file
- * lie by where they begin, each with how far any of the file reaches up to there: from the last that begins before the
- * end of what is asked for, only as far back has to be looked as something reaches into it. Whole files are asked for
- * by themselves, since they reach everywhere. */
+ * The places are kept in sorted batches, one after another, whose sizes are the powers of two that add up to their
+ * number. A new place makes a batch of one; then the last batches are joined and sorted as long as two have the same
+ * size. So each place is sorted log n times, and a question is a bisection in each of log n batches. Within a batch the
+ * places of a file are sorted by where they begin, and each knows how far it or any before it reaches: a question goes
+ * back from the last place that begins before the end of its range, until nothing reaches into the range any more.
+ * Places of whole files are kept apart, since they reach everywhere. */
 #include "core/upkeep/verify_index.h"
 
 #include <errno.h>
@@ -62,7 +62,7 @@ int verify_index_add(struct verify_index *x, const char *file, uint64_t offset, 
 	return 0;
 }
 
-/* The first of the batch that is of a later file, or begins at `end` or later. */
+/* The first place in the batch that is of a later file, or begins at `end` or later. */
 static size_t run_bound(struct verify_index *x, const struct verify_place *batch, size_t n, uint64_t file, uint64_t end)
 {
 	return base_bisect(i, 0, n, (x->looked++,

@@ -10,12 +10,12 @@
 struct verify_place;
 struct verify_index {
 	struct verify_place *places; size_t n;
-	uint64_t looked;                /* places that all questions looked at */
+	uint64_t looked;                /* how many places all questions looked at */
 };
 /* len 0: the whole file. -ENOMEM. */
 int verify_index_add(struct verify_index *x, const char *file, uint64_t offset, uint64_t len, size_t fault);
-/* Calls f with the number of each fault, in no order, until it returns another number than 0; returns that. Files are
- * compared by hash: f has to look. */
+/* Calls f with the number of each fault, in no order, until it returns another number than 0, and returns that. Files
+ * are compared by hash alone: f has to compare names. */
 typedef int (*verify_index_func)(void *arg, size_t fault);
 /* Those of the whole file. */
 int verify_index_whole(struct verify_index *x, const char *file, verify_index_func f, void *arg);

@@ -2,16 +2,16 @@
  *
  * verify_internal: what the files of verify share.
  *
- *   verify.c        the order of the passes, faults, and telling whom they touch
+ *   verify.c        the order of the passes; faults, and reports of what they touch
  *   verify_index.c  which faults touch these bytes
  *   verify_files.c  whole store: every file by itself (records, packs byte by byte, the reserve), in a pool
  *   verify_walk.c   walks everything that one step reaches: packs, layouts, view headers, parts, chunks, pieces, blobs
  *   verify_says.c   what the records of a step say of each other: sums, sizes, hosts, attributes
- *   verify_shards.c do the rows of a part lie in what its layout gives the rank
- *   verify_steps.c  each visible step is walked and its boxes checked; what no pack's footer answered for is re-hashed
- *                   by reference; then the files of each step are opened
+ *   verify_shards.c are the rows of a part within what its layout gives the rank
+ *   verify_steps.c  walks each visible step and checks its boxes; hashes by reference the objects that no verified
+ *                   footer lists; then opens the files of each step
  *   verify_note.c   leaves notes of damage for writers
- *   verify_paranoid.c  what is told of a stranger's store only: fields that are not known, unfinished files
+ *   verify_paranoid.c  what is reported of a stranger's store only: unknown fields, unfinished files
  *
  * `lock` protects faults, packs, result and progress while the pool runs; the rest belongs to one thread. */
 #ifndef CORE_UPKEEP_VERIFY_INTERNAL_H
@@ -34,28 +34,28 @@
 struct verify_step {
 	const char *run;
 	const struct store_list_step *step;
-	bool removed; /* since it was listed: nothing of it need be there */
+	bool removed; /* since it was listed: its files may be gone */
 };
 
 /* One thing that is wrong with bytes of a file. */
 struct verify_fault {
 	const char *file, *what; /* owned, as `run`, by those in struct verify */
 	bool newer;           /* nothing is wrong: a newer vckpt wrote it */
-	bool pack;            /* the file is a pack: whom it touches follows from references */
-	bool by_xxh;          /* ... of pieces that are said to have this XXH3-128, and only these */
+	bool pack;            /* the file is a pack: what the fault touches follows from references */
+	bool by_xxh;          /* ... of pieces whose rows give this XXH3-128, and only these */
 	struct base_xxh128 xxh;
 	uint64_t offset, len; /* len 0: the whole file */
 	const char *run;      /* of an entry or manifest; NULL */
-	size_t step;          /* 1 + number of the visible step whose own fault it is; 0 */
-	bool told;            /* a callback named it */
-	bool gone;            /* no damage: what it is about was removed while verify looked */
-	size_t whole_step, tensor_step; /* 1 + number of the step that was told last, as a whole and by tensor */
+	size_t step;          /* 1 + number of the visible step that has the fault itself; 0 */
+	bool reported;        /* a callback named it */
+	bool gone;            /* no damage: it was removed while verify ran */
+	size_t whole_step, tensor_step; /* 1 + number of the step that was reported last, as a whole and by tensor */
 	uint32_t tensor;
 };
 
-/* An object whose every byte was looked at: hash of reference and digest, and of a sound piece its XXH3-128. */
+/* An object that was read whole: hash of its reference and digest, and of a sound piece its XXH3-128. */
 struct verify_seen {
-	uint64_t place; /* first: what is compared */
+	uint64_t place; /* the key: it comes first */
 	bool hashed;
 	uint8_t kind;   /* as the footer says */
 	struct base_xxh128 xxh;
@@ -89,7 +89,7 @@ struct verify {
 	size_t nlists;
 	char **unread; /* runs that cannot be read */
 	size_t nunread;
-	bool unlisted; /* for one of them is where not all files could be listed */
+	bool unlisted; /* because of one of them not all files could be listed */
 	struct verify_step *steps;
 	size_t nsteps; /* those to verify */
 	struct verify_fault *faults;
@@ -98,7 +98,7 @@ struct verify {
 	struct verify_pack *packs;
 	size_t npacks; /* sorted by file once the pool is idle */
 	struct verify_todo *todo;
-	size_t ntodo; /* to be re-hashed by reference */
+	size_t ntodo; /* to be hashed by reference */
 	struct verify_set seen; /* hashes of todo */
 	struct store_verify_result result;
 	uint64_t done_bytes, total_bytes;
@@ -110,7 +110,8 @@ void verify_fault(struct verify *v, struct verify_fault f);
 bool verify_known(struct verify *v, const char *file, const struct store_object_ref *ref);
 void verify_error(struct verify *v, int error);
 void verify_progress(struct verify *v, uint64_t bytes);
-/* A hash of where an object lies, and of `len` bytes more, that nobody can foresee; pack may be NULL. */
+/* A hash of an object's place and digest, and of `len` more bytes, that the store's writer could not foresee. pack may
+ * be NULL. */
 #define VERIFY_PLACE_MORE 16u
 uint64_t verify_place(const char *pack, const struct store_object_ref *ref, const void *more, size_t len);
 int verify_compare_places(const void *a, const void *b);
@@ -119,7 +120,7 @@ int verify_files(struct verify *v, struct base_error *err);
 /* One record file by itself (single steps: their entries). */
 void verify_record(struct verify *v, const char *name, const struct file_name *n);
 
-/* Walking. Items come in this order for each thing: before it is loaded, so that damage of it is seen by reference. */
+/* Walking. An item is reported before it is loaded, so that its damage is seen by reference. */
 enum verify_what { VERIFY_PACK, VERIFY_LAYOUT, VERIFY_HEADER, VERIFY_PART, VERIFY_CHUNK, VERIFY_PIECE, VERIFY_BLOB };
 struct verify_item {
 	enum verify_what what;
@@ -143,7 +144,7 @@ struct verify_walker {
 		bool newer, const char *text);
 	void *arg;
 	bool cover;      /* check the boxes, too, when nothing is broken, and what records say of each other */
-	bool paranoid;   /* with `cover`: fields that are not known are told as a newer vckpt's */
+	bool paranoid;   /* with `cover`: unknown fields are reported as a newer vckpt's */
 	verify_header_func header; /* NULL: view headers are not looked into */
 	bool any_broken; /* set by the walk */
 };
@@ -158,12 +159,12 @@ void verify_says_rank(struct verify_says *s);
 /* number: of its pack, in the manifest's table */
 int verify_says_object(struct verify_says *s, uint32_t number, const struct store_object_ref *ref);
 void verify_says_bytes(struct verify_says *s, uint64_t bytes);
-void verify_says_leave_out(struct verify_says *s); /* something cannot be read: no sums */
+void verify_says_leave_out(struct verify_says *s); /* something cannot be read: sums are not compared */
 int verify_says_part(struct verify_says *s, const struct proto_manifest_rank *line, const struct proto_part *part);
 int verify_says_blobs(struct verify_says *s); /* once all parts were walked; both: 0 or -ENOMEM */
 void verify_says_tensors(struct verify_says *s, uint64_t tensors); /* of all layouts, each once */
 void verify_says_packs(struct verify_says *s);
-const char *verify_says_told(const struct verify_says *s); /* the first disagreement; NULL: none */
+const char *verify_says_wrong(const struct verify_says *s); /* the first disagreement; NULL: none */
 /* The entry and the manifest. false: `text` says what differs. */
 bool verify_says_entry(const struct verify_step *step, const struct proto_manifest *m,
 	char text[static VERIFY_SAYS_MAX]);
@@ -172,13 +173,13 @@ bool verify_says_entry(const struct verify_step *step, const struct proto_manife
 struct verify_shards;
 struct verify_shards *verify_shards_new(const struct store_layout *l); /* NULL: out of memory */
 void verify_shards_free(struct verify_shards *k);                      /* NULL-safe */
-/* 0, or 1: `text` says what is wrong; -ENOMEM. */
+/* 0; 1: `text` says what is wrong; -ENOMEM. */
 int verify_shards_row(struct verify_shards *k, uint32_t rank, const struct store_row *row,
 	char text[static VERIFY_SAYS_MAX]);
 
 int verify_steps(struct verify *v, struct base_error *err);
-/* Reads all of an object by steps into `room`, and hashes it. checked: its blocks are checked and decoded; else it is
- * raw, and its checks are not looked at. ret_xxh may be NULL. */
+/* Reads all of an object by steps into `room`, and hashes it. checked: checks and decodes its blocks; else it is raw,
+ * and its checks are not looked at. ret_xxh may be NULL. */
 enum { VERIFY_HASH_BYTES = 1 << 20 };
 int verify_object_hash(struct store_pack *p, const struct store_object_ref *ref, bool checked, uint64_t seed,
 	void *room, struct base_digest *ret_digest, struct base_xxh128 *ret_xxh, struct base_error *err);
@@ -186,12 +187,12 @@ int verify_object_hash(struct store_pack *p, const struct store_object_ref *ref,
 /* ---- a stranger's store (verify_paranoid.c) ---- */
 /* Does a body have fields that this vckpt does not know? Then `text` says which, as the end of a sentence. */
 bool verify_unknown(enum proto_body kind, const void *body, size_t len, char text[static VERIFY_SAYS_MAX]);
-/* A record that is whole. */
+/* Of a record that is whole. */
 void verify_paranoid_record(struct verify *v, const char *name, enum store_record_kind kind, const char *run,
 	const struct store_record *rec);
 /* May a pack of this class hold an object of this kind? */
 bool verify_class_holds(const char *class, uint8_t kind);
-/* What is told of a file without a look into it; NULL: nothing. */
+/* What is wrong with a file, by its name alone; NULL: nothing. */
 const char *verify_paranoid_file(const struct store_file *file);
 
 int verify_note(struct verify *v); /* 0 or -ENOMEM */

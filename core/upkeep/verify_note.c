@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verify_note: leaves notes of what was found damaged in packs, for writers (note.h). A whole store: notes say what was
- * found now and nothing else. Single steps: what was found is added. */
+ * verify_note: leaves notes of damage in packs for writers (note.h). After a whole store the notes say what was found
+ * now and nothing else; after single steps it is added to the notes. */
 #include "core/upkeep/verify_internal.h"
 
 #include "core/base/log.h"
 #include "core/commit/notes/note.h"
 
-/* Faults of packs by file; those of a newer vckpt, too, whose notes are left as they are. */
+/* Faults of packs, by file. Packs of a newer vckpt are among them: their notes are left as they are. */
 struct by_file { const struct verify_fault **all; size_t n; };
 
 static int file_order(const void *a, const void *b)
@@ -29,7 +29,7 @@ static int by_file_make(const struct verify *v, struct by_file *ret_b)
 	return 0;
 }
 
-/* Of a pack that this user may not read nothing is known: it is no damage for the savers that may. */
+/* Nothing is known of a pack that this user may not read; savers that may read it must not take it for damaged. */
 static bool pack_denied(const struct verify *v, const char *pack)
 {
 	struct store_pack *p;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verify_paranoid: what only somebody wants to hear who did not write the store. A field that is not known is no damage
- * (a later version may have added it), but nobody has looked at what it says: it is told as a newer vckpt's. A file
- * that is unfinished may be honest, too; here it is a fault. */
+ * verify_paranoid: what is reported of a stranger's store only. An unknown field is no damage (a later version may have
+ * added it), but nothing has checked what it says: it is reported as a newer vckpt's. An unfinished file may be honest,
+ * too; here it is a fault. */
 #include "core/upkeep/verify_internal.h"
 
 #include <stdio.h>
@@ -28,10 +28,10 @@ bool verify_unknown(enum proto_body kind, const void *body, size_t len, char tex
 	if (r == 0)
 		return false;
 	if (r < 0)
-		snprintf(text, VERIFY_SAYS_MAX, "nobody could look for fields in it that this vckpt does not know: %s",
+		snprintf(text, VERIFY_SAYS_MAX, "it could not be searched for fields that this vckpt does not know: %s",
 			base_error_name(r));
 	else
-		snprintf(text, VERIFY_SAYS_MAX, "it has a field that this vckpt does not know, and did not look at: %s",
+		snprintf(text, VERIFY_SAYS_MAX, "it has a field that this vckpt does not know and did not check: %s",
 			field);
 	return true;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verify_says: what records say of each other, where each by itself is whole. Sums are made anew from what parts reach:
+ * verify_says: do the records of a step agree, each of which is whole by itself? Sums are computed again from what the
+ * parts reach:
  *
  *   tensors    those of its layouts; what several of them list counts once
  *   bytes      raw bytes of all pieces of all rows, and of blobs
@@ -9,8 +10,8 @@
  *              most its size. Of a `meta` pack the ranks may say more: a layout or a header that several ranks stored
  *              is named once in the manifest
  *
- * The entry says the same as the manifest, and a part as the manifest's line of its rank. The first disagreement of a
- * step is told. */
+ * The entry has to agree with the manifest, and a part with the manifest's line of its rank. The first disagreement of
+ * a step is reported. */
 #include "core/upkeep/verify_internal.h"
 
 #include <inttypes.h>
@@ -70,7 +71,7 @@ void verify_says_free(struct verify_says *s)
 	free(s);
 }
 
-const char *verify_says_told(const struct verify_says *s) { return s->wrong[0] ? s->wrong : NULL; }
+const char *verify_says_wrong(const struct verify_says *s) { return s->wrong[0] ? s->wrong : NULL; }
 
 void verify_says_leave_out(struct verify_says *s) { s->nothing_left_out = false; }
 
@@ -102,7 +103,7 @@ static bool is_meta(const char *pack)
 	return store_pack_name_parse(pack, &name) == 0 && strcmp(name.class, "meta") == 0;
 }
 
-/* Compares the part's own table. The part does not know the size of its own `meta` pack, nor all that is live in it. */
+/* Compares the part's own table. A part knows neither the size of its own `meta` pack nor all that is live in it. */
 int verify_says_part(struct verify_says *s, const struct proto_manifest_rank *line, const struct proto_part *part)
 {
 	if (part->world != s->m->world)
@@ -128,7 +129,7 @@ int verify_says_part(struct verify_says *s, const struct proto_manifest_rank *li
 
 /* ---- the step ---- */
 
-/* Layouts and headers are the manifest's: whichever rank stored them counts them. */
+/* Layouts and headers belong to the manifest, whichever rank stored them. */
 static void says_shared(struct verify_says *s)
 {
 	const struct proto_manifest *m = s->m;

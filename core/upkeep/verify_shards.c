@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verify_shards: do the rows of a part lie in what its layout gives the rank? Readers ask only the parts whose shards
- * meet what they want (core/load/open/holders.c), so a row outside of its shard is seen by some of them, and by others
- * not.
+ * verify_shards: are the rows of a part within what its layout gives the rank? Readers ask only the parts whose shards
+ * overlap what they want (core/load/open/holders.c): some of them would see a row outside its shard, and others not.
  *
- * Meshes and placements are made once for each layout, when the first row asks for them, and each tensor's are checked
+ * Meshes and placements are made once for each layout, when a row needs them, and those of each tensor are checked
  * against its shape once. One thread. */
 #include "core/upkeep/verify_internal.h"
 
@@ -51,7 +50,7 @@ void verify_shards_free(struct verify_shards *k)
 	free(k);
 }
 
-/* What the layout records of a tensor: 0, or why it is nothing that can be understood. */
+/* What the layout records of a tensor. An error: err says why it makes no sense. */
 static int shards_recorded(struct verify_shards *k, uint32_t tensor, struct tensor_sharding *ret_s,
 	struct base_error *err)
 {
@@ -79,7 +78,7 @@ static const char *shards_name(const struct verify_shards *k, uint32_t tensor, i
 	return name;
 }
 
-/* What is wrong with the record is told once for each tensor. 1: told; 0: nothing is recorded; -ENOMEM. */
+/* A record that makes no sense is reported once for each tensor. 1, or -ENOMEM. */
 static int shards_refused(struct verify_shards *k, uint32_t tensor, int r, const struct base_error *err,
 	char text[static VERIFY_SAYS_MAX])
 {

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verify_steps: walks every step that is asked for. A reference that a verified footer lists needs no second look;
- * every other one is re-hashed by itself, once, in the pool: all of them when single steps are verified, those into
- * damaged packs when it is the whole store; and all of them, too, in a stranger's store. Last the files of each step
- * are opened, or read. */
+ * verify_steps: walks every step that is asked for. An object that a verified footer lists is not hashed again; every
+ * other reference is hashed by itself, once, in the pool: in a whole store those into damaged packs, else all of them;
+ * in a stranger's store always all of them. At the end the files of each step are opened, or read. */
 #include "core/upkeep/verify_internal.h"
 
 #include <stdio.h>
@@ -27,7 +26,7 @@ static void pack_fault(struct verify *v, const char *file, const struct store_ob
 		.offset = ref ? ref->offset : 0, .len = ref ? base_max(ref->stored_len, 1) : 0});
 }
 
-/* The bytes are right; what the row says about them is not. But a save would trust the row without reading them. */
+/* The bytes are right, but the row has another hash of them, which a save would trust without reading the bytes. */
 static void hashes_fault(struct verify *v, const char *file, const struct store_object_ref *ref,
 	const struct base_xxh128 *xxh)
 {
@@ -39,7 +38,7 @@ static void hashes_fault(struct verify *v, const char *file, const struct store_
 
 /* ---- what has been looked at ---- */
 
-/* What is known about an object from a verified footer; NULL: no footer lists it. */
+/* What a verified footer says of an object; NULL: no footer lists it. */
 static const struct verify_seen *footer_lists(const struct verify *v, const char *file,
 	const struct store_object_ref *ref)
 {
@@ -77,7 +76,7 @@ void verify_set_release(struct verify_set *s)
 	*s = (struct verify_set){0};
 }
 
-/* A piece counts with its XXH3-128: rows may say different ones of the same bytes. */
+/* The key of a piece includes its XXH3-128, because rows may give different ones for the same bytes. */
 static uint64_t item_place(const struct verify_item *it)
 {
 	return verify_place(it->pack, it->ref, it->xxh, it->xxh ? sizeof *it->xxh : 0);
@@ -106,7 +105,7 @@ static int add_todo(struct verify *v, const struct verify_item *it)
 
 /* ---- the walk ---- */
 
-/* Checks that a pack which a step names exists and has the size that the manifest says; once for each pack and size. */
+/* Checks that a pack that a step names exists and has the manifest's size; once for each pack and size. */
 static int check_pack(struct verify *v, const struct verify_item *it, const char *file)
 {
 	struct store_object_ref key = {.offset = it->size, .raw_len = 1};
@@ -118,7 +117,7 @@ static int check_pack(struct verify *v, const struct verify_item *it, const char
 		return r;
 	r = store_size(v->store->storage, file, &size);
 	if (r == -ENOTDIR)
-		return r; /* its directory is not there: that says nothing of the pack */
+		return r; /* something else has its directory's place: nothing is known of the pack */
 	if (r < 0)
 		pack_fault(v, file, NULL, false, r == -ENOENT ? "it is missing" : base_error_name(r));
 	else if (size != it->size) {
@@ -140,7 +139,7 @@ static const char *kind_name(uint8_t kind)
 	return kind < BASE_COUNT(names) && names[kind] ? names[kind] : "of an unknown kind";
 }
 
-/* Index and mending know objects by footers alone. Told once for each object; 0 or -ENOMEM. */
+/* The index and mending know objects by footers alone. Reported once for each object; 0 or -ENOMEM. */
 static int kind_differs(struct verify *v, const struct verify_item *it, const char *file, uint8_t kind)
 {
 	char text[120];
@@ -161,7 +160,7 @@ static int on_item(struct verify_walker *w, const struct verify_item *it)
 	int r;
 
 	if (store_pack_path(it->pack, file) < 0)
-		return 0; /* the manifest's decoder lets no such name through */
+		return 0; /* the manifest's decoder refuses such names */
 	if (it->what == VERIFY_PACK)
 		return check_pack(k->v, it, file);
 	const struct verify_seen *seen = footer_lists(k->v, file, it->ref);
@@ -197,8 +196,8 @@ static void on_broken(struct verify_walker *w, const char *file, const char *pac
 
 /* ---- re-hashing by reference ---- */
 
-/* Objects to re-hash, one after another. Those that are no longer than a step wait, read and checked, until it is full:
- * then they are hashed together (core/base/digest.h). */
+/* Objects to hash, one after another. Those that are no longer than a step are read and checked, and wait until the
+ * step is full; then they are hashed together (core/base/digest.h). */
 struct rehash {
 	struct verify *v;
 	const struct verify_todo *todo; /* of the job */
@@ -216,7 +215,7 @@ static void rehash_done(struct verify *v, const struct verify_todo *t)
 	pthread_mutex_unlock(&v->lock);
 }
 
-/* The pack cannot be opened (ref NULL), or the object not be read. */
+/* The pack cannot be opened (ref NULL), or the object cannot be read. */
 static void rehash_failed(struct verify *v, const struct verify_todo *t, const struct store_object_ref *ref, int r,
 	const struct base_error *err)
 {
@@ -303,7 +302,7 @@ int verify_object_hash(struct store_pack *p, const struct store_object_ref *ref,
 	return r;
 }
 
-/* Step by step. */
+/* A step at a time. */
 static int rehash_long(struct rehash *h, const struct verify_todo *t, struct store_pack *p, struct base_error *err)
 {
 	struct base_digest digest;
@@ -384,7 +383,7 @@ struct opening {
 	size_t number;
 };
 
-/* Is a fault known that may be why a file cannot be read? Then the fault is what is told. */
+/* Is a fault known that may be why a file cannot be read? Then that fault is reported instead. */
 static bool explained(const struct opening *o, int r)
 {
 	const struct verify_step *s = &o->v->steps[o->number];
@@ -423,7 +422,7 @@ static int open_all(struct verify *v)
 {
 	int r = 0;
 
-	for (size_t i = 0; v->o->paranoid && i < v->nsteps; i++) { /* a .npy and a .safetensors each */
+	for (size_t i = 0; v->o->paranoid && i < v->nsteps; i++) { /* each is read as .npy and as .safetensors */
 		pthread_mutex_lock(&v->lock);
 		v->total_bytes += 2 * base_min(v->steps[i].step->commit.bytes, UINT64_C(1) << 50);
 		pthread_mutex_unlock(&v->lock);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verify_walk: everything that a step reaches, as items. An item is told before it is loaded; what cannot be loaded is
- * told as broken, and the walk goes on beside it, so that one bad chunk hides no other. */
+ * verify_walk: everything that a step reaches, as items. An item is reported before it is loaded; one that cannot be
+ * loaded is reported as broken, and the walk goes on without it, so that one bad chunk hides no other. */
 #include "core/upkeep/verify_internal.h"
 
 #include <stdio.h>
@@ -16,8 +16,8 @@ struct walk {
 	/* the part under way */
 	const struct store_layout *layout;
 	uint32_t rank, layout_number;
-	bool misplaced;                /* a row that lies elsewhere was told */
-	/* by the part's numbers: names, and numbers in the manifest */
+	bool misplaced;                /* a row outside its rank's shard was reported */
+	/* by the part's numbers: the pack's name, and its number in the manifest */
 	const char **packs;
 	uint32_t *numbers;
 	uint32_t npacks;
@@ -51,13 +51,13 @@ static void broken(struct walk *k, int r, const char *text)
 	report(k, r, k->manifest, NULL, NULL, text);
 }
 
-/* Everything can be read, but two records do not agree. */
+/* Two records, both of which can be read, do not agree. */
 static void disagrees(struct walk *k, const char *file, const char *text)
 {
 	report(k, 0, file, NULL, NULL, text);
 }
 
-/* Of a layout or a part that is understood. */
+/* Unknown fields of a layout or a part that can be decoded. */
 static void report_unknown(struct walk *k, enum proto_body kind, const void *bytes, size_t len)
 {
 	char text[VERIFY_SAYS_MAX], all[VERIFY_SAYS_MAX + 40];
@@ -68,8 +68,8 @@ static void report_unknown(struct walk *k, enum proto_body kind, const void *byt
 	report(k, -BASE_EVERSION, k->manifest, NULL, NULL, all);
 }
 
-/* Tells an object that the manifest names itself, and loads it if asked to. Returns 0, or what ends the walk;
- * *ret_bytes stays NULL when it is broken. */
+/* Reports an object that the manifest itself names, and loads it if ret_bytes is not NULL. Returns 0, or what ends the
+ * walk; *ret_bytes stays NULL if the object is broken. */
 static int manifest_object(struct walk *k, struct verify_item it, const struct proto_ref *pref, void **ret_bytes)
 {
 	struct store_object_ref ref = store_object_ref_from(pref);
@@ -123,7 +123,7 @@ static int walk_layouts(struct walk *k)
 	return r;
 }
 
-/* One row that does not lie where the layout says is told of a step. */
+/* Of each step one row that is not where the layout says is reported. */
 static int check_shard(struct walk *k, const struct store_row *row)
 {
 	struct verify_shards **shards = &k->shards[k->layout_number];
@@ -161,9 +161,9 @@ static int on_row(void *arg, const struct store_row *row)
 			base_digest_of(p->inline_bytes, p->ref.raw_len, &d);
 			base_xxh128_of(k->w->store->info.seed, p->inline_bytes, p->ref.raw_len, &x);
 			if (!base_digest_equal(&d, &p->ref.digest))
-				broken(k, 0, "a piece that stands in the part does not match its digest");
+				broken(k, 0, "a piece that is in the part itself does not match its digest");
 			else if (memcmp(&x, &p->xxh, sizeof x) != 0)
-				broken(k, 0, "a piece that stands in the part does not match its XXH3-128");
+				broken(k, 0, "a piece that is in the part itself does not match its XXH3-128");
 			continue;
 		}
 		if (p->ref.pack >= k->npacks) {
@@ -186,7 +186,7 @@ static int on_row(void *arg, const struct store_row *row)
 	return 0;
 }
 
-/* An object that the part names: its pack counts in the part's table. 1: the reference is no good. */
+/* An object that the part names, whose pack is a number in the part's table. 1: the reference is bad. */
 static int part_object(struct walk *k, struct verify_item it, const struct proto_ref *pref,
 	struct store_object_ref *ret_ref)
 {
@@ -214,7 +214,7 @@ static int walk_chunks(struct walk *k, const struct proto_part *part)
 		if (r != 0)
 			return r;
 		if (!k->layout)
-			continue; /* without its layout a chunk says nothing */
+			continue; /* without its layout a chunk cannot be read */
 		r = store_part_read_chunk(k->w->store, k->layout, part, k->packs, k->npacks, n, on_row, k, &err);
 		if (r == -ENOMEM || (r != 0 && !err.code))
 			return r;
@@ -246,7 +246,7 @@ static int walk_blobs(struct walk *k, const struct proto_part *part)
 	return 0;
 }
 
-/* The part's pack table: names and numbers of the manifest's. */
+/* Fills packs and numbers for the part of this rank. */
 static int part_packs(struct walk *k, const struct proto_manifest_rank *rank)
 {
 	k->npacks = 0;
@@ -264,7 +264,7 @@ static int part_packs(struct walk *k, const struct proto_manifest_rank *rank)
 	return 0;
 }
 
-/* Samples name tensors by their number in the layout. */
+/* Samples give tensors by their numbers in the layout. */
 static void check_samples(struct walk *k, const struct proto_part *part)
 {
 	char text[200];
@@ -375,7 +375,7 @@ static int walk_header(struct walk *k, const struct proto_view_header *h)
 	return 0;
 }
 
-/* Once everything was walked. */
+/* After everything was walked. */
 static int walk_says(struct walk *k)
 {
 	char text[VERIFY_SAYS_MAX], entry[STORE_NAME_MAX];
@@ -383,7 +383,7 @@ static int walk_says(struct walk *k)
 	uint64_t tensors;
 	int r = 0;
 
-	if (!k->w->any_broken && !verify_says_told(k->says)) {
+	if (!k->w->any_broken && !verify_says_wrong(k->says)) {
 		r = store_manifest_check_cover(k->w->store, k->m, &tensors, &err);
 		if (r == -ENOMEM)
 			return r;
@@ -395,8 +395,8 @@ static int walk_says(struct walk *k)
 			return -ENOMEM;
 	}
 	verify_says_packs(k->says);
-	if (verify_says_told(k->says))
-		disagrees(k, k->manifest, verify_says_told(k->says));
+	if (verify_says_wrong(k->says))
+		disagrees(k, k->manifest, verify_says_wrong(k->says));
 	snprintf(entry, sizeof entry, "runs/%s/%012llu", k->w->step->run, (unsigned long long)k->w->step->step->entry);
 	if (!verify_says_entry(k->w->step, k->m, text))
 		disagrees(k, entry, text);

@@ -345,5 +345,5 @@ def test_an_entry_behind_a_gap_that_readers_do_not_see(vckpt, store):
     for n in (1, 2, 3, 5, 6, 7):
         entry(store, n).unlink()
     done = vckpt("verify", store, check=False)
-    assert done.returncode == 3 and ("runs/r/000000000004: it stands behind the end of the run's list: entry 3 before "
+    assert done.returncode == 3 and ("runs/r/000000000004: it is behind the end of the run's list: entry 3 before "
                                      "it is missing") in done.stdout

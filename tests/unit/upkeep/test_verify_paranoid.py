@@ -54,7 +54,7 @@ def in_header(f):
     f.manifest.set(9, h.encode())
 
 
-NOT_KNOWN = "it has a field that this vckpt does not know, and did not look at: field 77 of "
+NOT_KNOWN = "it has a field that this vckpt does not know and did not check: field 77 of "
 
 
 @pytest.mark.parametrize("target", TARGETS)
