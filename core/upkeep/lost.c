@@ -239,12 +239,13 @@ static int add_folders(struct traces *t, struct base_error *err)
 static int traces_report(struct traces *t, struct base_error *err)
 {
 	struct store_list *l = NULL;
+	int r;
 
 	for (size_t i = 0; i < t->n; i++) {
 		if (!l || strcmp(store_list_run(l), t->all[i].run) != 0) {
 			store_list_close(l);
 			l = NULL;
-			int r = store_list_open(t->q->store, t->all[i].run, true, &l, NULL);
+			r = store_list_open(t->q->store, t->all[i].run, true, &l, NULL);
 
 			if (r == -ENOMEM)
 				return r;

@@ -3,8 +3,8 @@
  * mend_list: entries of lists.
  *
  *     one copy good         the record is written again
- *     both bad, or missing  from a copy of the store (same id), if the entry after it shows that it is the right one,
- *                           or if it commits a manifest that is here; else
+ *     both bad, or missing  from a copy of the store (same id), where the entry after it says that it is the one, or
+ *                           where it commits a manifest that is here; else
  *                           accepted as damaged: it decides nothing from now on, for all readers
  *
  * What refers to an accepted entry shows what it was: measures of its step, a removal or a replacement that names it,
@@ -68,7 +68,7 @@ int mend_entry_read(struct store *s, const char *run, uint64_t n, struct proto_e
 
 /* ---- from a copy of the store ---- */
 
-/* What the entry after it says of an entry. */
+/* What is known of an entry from the one after it. */
 struct entry_wanted { bool known; struct base_digest self; };
 
 /* What an entry of that number must have as `before`; false: the entry before it cannot be read. */
@@ -209,7 +209,7 @@ static const char **entries_known(struct mend *m, const struct store_list *l, co
 	}
 	for (size_t i = 0; t.what && i < n; i++)
 		if (!t.what[i] && numbers[i] && numbers[i] % STORE_SNAPSHOT_EVERY == 0)
-			t.what[i] = "it was at the place of a snapshot, which only repeats other entries";
+			t.what[i] = "it stood at the place of a snapshot, which only repeats other entries";
 	return t.what;
 }
 
@@ -271,7 +271,7 @@ static void treat_entries(struct mend *m, const char *run, const uint64_t *numbe
 			m->faults[i].treated = true;
 }
 
-/* From the last one to the first, so that what the next entry says is known of each. */
+/* From the last one on, so that each knows what the one after it says. */
 static int list_skipped(struct mend *m, struct store_list *l)
 {
 	const char *run = store_list_run(l);

@@ -711,7 +711,7 @@ int store_verify(struct store *s, const struct store_verify_options *o, struct s
 	if (r == 0)
 		r = find_lost(&v, err);
 	if (r == 0)
-		r = verify_steps(&v, err);
+		r = verify_steps(&v);
 	if (r == 0)
 		r = look_again(&v);
 	v.result.steps = v.nsteps - count_removed(&v);

@@ -91,6 +91,8 @@ static void check_pack(struct verify *v, const struct store_file *file, const st
 {
 	struct pack_job j = {.v = v, .file = file->name, .class = n->class};
 	struct base_error err = {0};
+	const struct store_pack_verify_calls calls = {.damage = on_damage, .progress = on_progress, .object = on_object,
+		.arg = &j, .seed = v->store->info.seed};
 	struct store_pack *p;
 	int r = store_pack_open(v->store->storage, v->store->info.id, n->pack, 0, &p, &err);
 
@@ -102,11 +104,6 @@ static void check_pack(struct verify *v, const struct store_file *file, const st
 		on_damage(&j, 0, 0, NULL, err.text[0] ? err.text : base_error_name(r));
 		return;
 	}
-	const struct store_pack_verify_calls calls = {.damage = on_damage,
-		.progress = on_progress,
-		.object = on_object,
-		.arg = &j,
-		.seed = v->store->info.seed};
 	j.pack.file = strdup(file->name);
 	r = store_pack_verify(p, &calls);
 	if (r == -BASE_EVERSION) {
@@ -141,6 +138,7 @@ static int decode_body(enum store_record_kind kind, const struct store_record *r
 		struct proto_damage damage;
 	} m;
 	int r = 0;
+
 	switch (kind) {
 #define BODY(KIND, name, release) \
 	case KIND: \
@@ -379,12 +377,14 @@ int verify_files(struct verify *v, struct base_error *err)
 	for (size_t i = 0; i < files.n && r >= 0; i++) {
 		const char *said = v->o->paranoid && !is_unread(v, files.all[i].name)
 			? verify_paranoid_file(&files.all[i]) : NULL;
+		struct job *j;
+
 		if (said)
 			file_fault(v, files.all[i].name, NULL, said);
 		if ((said && files.all[i].foreign) || !strncmp(files.all[i].name, "index/", 6) ||
 			is_unread(v, files.all[i].name))
 			continue;
-		struct job *j = malloc(sizeof *j);
+		j = malloc(sizeof *j);
 		if (!j) {
 			r = -ENOMEM;
 			break;

@@ -177,7 +177,7 @@ void verify_shards_free(struct verify_shards *k);                      /* NULL-s
 int verify_shards_row(struct verify_shards *k, uint32_t rank, const struct store_row *row,
 	char text[static VERIFY_SAYS_MAX]);
 
-int verify_steps(struct verify *v, struct base_error *err);
+int verify_steps(struct verify *v);
 /* Reads all of an object by steps into `room`, and hashes it. checked: checks and decodes its blocks; else it is raw,
  * and its checks are not looked at. ret_xxh may be NULL. */
 enum { VERIFY_HASH_BYTES = 1 << 20 };

@@ -100,6 +100,7 @@ int verify_shards_row(struct verify_shards *k, uint32_t rank, const struct store
 	struct base_error err = {0};
 	struct tensor_sharding s;
 	struct tensor_shard shard;
+	const char *name;
 	char box[120];
 	int len, r;
 
@@ -115,7 +116,7 @@ int verify_shards_row(struct verify_shards *k, uint32_t rank, const struct store
 	for (uint32_t i = 0; i < row->nboxes; i++) {
 		if (tensor_shard_has(&shard, &row->boxes[i]))
 			continue;
-		const char *name = shards_name(k, row->tensor, &len);
+		name = shards_name(k, row->tensor, &len);
 		tensor_box_text(s.shape.ndim, &row->boxes[i], box, sizeof box);
 		snprintf(text, VERIFY_SAYS_MAX, "rank %u stored box %s of tensor '%.*s', which is not what the layout "
 			"gives this rank", rank, box, len, name);

@@ -87,12 +87,13 @@ static int add_todo(struct verify *v, const struct verify_item *it)
 	const char *pack = it->pack;
 	const struct store_object_ref *ref = it->ref;
 	int r = verify_set_add(&v->seen, item_place(it));
+	char *name;
 
 	if (r <= 0)
 		return r;
 	if (base_array_more(v->todo, v->ntodo) < 0)
 		return -ENOMEM;
-	char *name = strdup(pack);
+	name = strdup(pack);
 	if (!name)
 		return -ENOMEM;
 	v->todo[v->ntodo] = (struct verify_todo){.pack = name, .ref = *ref, .piece = it->xxh != NULL};
@@ -108,7 +109,7 @@ static int add_todo(struct verify *v, const struct verify_item *it)
 /* Checks that a pack that a step names exists and has the manifest's size; once for each pack and size. */
 static int check_pack(struct verify *v, const struct verify_item *it, const char *file)
 {
-	struct store_object_ref key = {.offset = it->size, .raw_len = 1};
+	struct store_object_ref key = {.offset = it->size, .raw_len = 1}, lost = {0};
 	uint64_t size;
 	char text[160];
 	int r = verify_set_add(&v->seen, verify_place(it->pack, &key, NULL, 0));
@@ -123,9 +124,9 @@ static int check_pack(struct verify *v, const struct verify_item *it, const char
 	else if (size != it->size) {
 		snprintf(text, sizeof text, "it has %llu bytes where a step's manifest says %llu",
 			(unsigned long long)size, (unsigned long long)it->size);
-		struct store_object_ref lost = {.offset = base_min(size, it->size),
-			.stored_len = base_max(size, it->size) - base_min(size, it->size)};
-		pack_fault(v, file, &lost, false, text); /* the bytes before the cut are not lost */
+		lost.offset = base_min(size, it->size); /* the bytes before the cut are not lost */
+		lost.stored_len = base_max(size, it->size) - lost.offset;
+		pack_fault(v, file, &lost, false, text);
 	}
 	return 0;
 }
@@ -155,6 +156,7 @@ static int kind_differs(struct verify *v, const struct verify_item *it, const ch
 
 static int on_item(struct verify_walker *w, const struct verify_item *it)
 {
+	const struct verify_seen *seen;
 	struct walker *k = w->arg;
 	char file[STORE_NAME_MAX];
 	int r;
@@ -163,7 +165,7 @@ static int on_item(struct verify_walker *w, const struct verify_item *it)
 		return 0; /* the manifest's decoder refuses such names */
 	if (it->what == VERIFY_PACK)
 		return check_pack(k->v, it, file);
-	const struct verify_seen *seen = footer_lists(k->v, file, it->ref);
+	seen = footer_lists(k->v, file, it->ref);
 	if (seen && seen->kind != it->ref->kind && (r = kind_differs(k->v, it, file, seen->kind)) < 0)
 		return r;
 	if (!seen || k->v->o->paranoid)
@@ -321,14 +323,16 @@ static void rehash_one(struct rehash *h, const struct verify_todo *t)
 	struct base_error err = {0};
 	char file[STORE_NAME_MAX];
 	struct store_pack *p;
+	bool known;
+	int r;
 
 	store_pack_path(t->pack, file);
 	pthread_mutex_lock(&h->v->lock);
-	bool known = verify_known(h->v, file, &t->ref);
+	known = verify_known(h->v, file, &t->ref);
 	pthread_mutex_unlock(&h->v->lock);
 	if (known)
 		return;
-	int r = store_pack_get(h->v->store, t->pack, &p, &err);
+	r = store_pack_get(h->v->store, t->pack, &p, &err);
 	if (r < 0) {
 		rehash_failed(h->v, t, NULL, r, &err);
 	} else {
@@ -407,9 +411,10 @@ static void file_wrong(void *arg, int r, const char *text)
 	const struct opening *o = arg;
 	const struct verify_step *s = &o->v->steps[o->number];
 	char manifest[STORE_NAME_MAX];
+	bool known;
 
 	pthread_mutex_lock(&o->v->lock);
-	bool known = explained(o, r);
+	known = explained(o, r);
 	pthread_mutex_unlock(&o->v->lock);
 	if (!known && store_manifest_path(s->run, &s->step->commit.manifest, manifest) == 0)
 		verify_fault(o->v, (struct verify_fault){.file = manifest, .what = text, .newer = r == -BASE_EVERSION,
@@ -435,10 +440,11 @@ static int open_all(struct verify *v)
 	return r;
 }
 
-int verify_steps(struct verify *v, struct base_error *err)
+int verify_steps(struct verify *v)
 {
-	(void)err;
-	for (size_t i = 0; i < v->nsteps; i++) {
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < v->nsteps; i++) {
 		struct walker k = {v, i};
 		struct verify_walker w = {.store = v->store,
 			.step = &v->steps[i],
@@ -448,12 +454,10 @@ int verify_steps(struct verify *v, struct base_error *err)
 			.cover = true,
 			.paranoid = v->o->paranoid,
 			.header = v->o->header};
-		int r = verify_walk(&w);
 
-		if (r < 0)
-			return r;
+		r = verify_walk(&w);
 	}
-	int r = rehash_all(v);
-
-	return r < 0 ? r : open_all(v);
+	if (r == 0)
+		r = rehash_all(v);
+	return r == 0 ? open_all(v) : r;
 }

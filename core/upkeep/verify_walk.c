@@ -73,6 +73,9 @@ static void report_unknown(struct walk *k, enum proto_body kind, const void *byt
 static int manifest_object(struct walk *k, struct verify_item it, const struct proto_ref *pref, void **ret_bytes)
 {
 	struct store_object_ref ref = store_object_ref_from(pref);
+	struct base_error err = {0};
+	struct store_pack *p = NULL;
+	int r;
 
 	if (ref.pack >= k->m->npacks) {
 		broken(k, 0, "names a pack that it does not list");
@@ -81,11 +84,9 @@ static int manifest_object(struct walk *k, struct verify_item it, const struct p
 	it.ref = &ref;
 	it.number = ref.pack;
 	it.pack = k->m->packs[ref.pack].pack;
-	int r = k->w->item(k->w, &it);
+	r = k->w->item(k->w, &it);
 	if (r != 0 || !ret_bytes)
 		return r;
-	struct base_error err = {0};
-	struct store_pack *p = NULL;
 	r = store_pack_get(k->w->store, it.pack, &p, &err);
 	if (r == 0) {
 		r = store_object_load(p, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, &err);
@@ -106,11 +107,12 @@ static int walk_layouts(struct walk *k)
 		const struct proto_manifest_layout *l = &k->m->layouts[n];
 		base_cleanup_free void *bytes = NULL;
 		struct base_error err = {0};
+		int d;
 
 		r = manifest_object(k, (struct verify_item){.what = VERIFY_LAYOUT}, &l->ref, &bytes);
 		if (r != 0 || !bytes)
 			continue;
-		int d = store_layout_decode(bytes, l->ref.raw_len, &k->layouts[n], &err);
+		d = store_layout_decode(bytes, l->ref.raw_len, &k->layouts[n], &err);
 		if (d == -ENOMEM)
 			return d;
 		if (d < 0 || !base_digest_equal(&k->layouts[n]->digest, &l->digest)) {
@@ -144,13 +146,12 @@ static int check_shard(struct walk *k, const struct store_row *row)
 static int on_row(void *arg, const struct store_row *row)
 {
 	struct walk *k = arg;
-	int s = k->says ? check_shard(k, row) : 0;
+	int r = k->says ? check_shard(k, row) : 0;
 
-	if (s < 0)
-		return s;
-
-	for (uint64_t n = 0; n < row->npieces; n++) {
+	for (uint64_t n = 0; r == 0 && n < row->npieces; n++) {
 		const struct store_piece *p = &row->pieces[n];
+		struct verify_item it = {.what = VERIFY_PIECE, .ref = &p->ref, .xxh = &p->xxh, .layout = k->layout,
+			.tensor = row->tensor};
 
 		if (k->says)
 			verify_says_bytes(k->says, p->ref.raw_len);
@@ -170,26 +171,21 @@ static int on_row(void *arg, const struct store_row *row)
 			broken(k, 0, "a part names a pack that it does not list");
 			continue;
 		}
-		struct verify_item it = {.what = VERIFY_PIECE,
-			.pack = k->packs[p->ref.pack],
-			.number = k->numbers[p->ref.pack],
-			.ref = &p->ref,
-			.xxh = &p->xxh,
-			.layout = k->layout,
-			.tensor = row->tensor};
-		int r = k->w->item(k->w, &it);
+		it.pack = k->packs[p->ref.pack];
+		it.number = k->numbers[p->ref.pack];
+		r = k->w->item(k->w, &it);
 		if (r == 0 && k->says)
 			r = verify_says_object(k->says, it.number, it.ref);
-		if (r != 0)
-			return r;
 	}
-	return 0;
+	return r;
 }
 
 /* An object that the part names, whose pack is a number in the part's table. 1: the reference is bad. */
 static int part_object(struct walk *k, struct verify_item it, const struct proto_ref *pref,
 	struct store_object_ref *ret_ref)
 {
+	int r;
+
 	*ret_ref = store_object_ref_from(pref);
 	if (ret_ref->pack >= k->npacks) {
 		broken(k, 0, "a part names a pack that it does not list");
@@ -198,7 +194,7 @@ static int part_object(struct walk *k, struct verify_item it, const struct proto
 	it.ref = ret_ref;
 	it.pack = k->packs[ret_ref->pack];
 	it.number = k->numbers[ret_ref->pack];
-	int r = k->w->item(k->w, &it);
+	r = k->w->item(k->w, &it);
 	return r == 0 && k->says ? verify_says_object(k->says, it.number, ret_ref) : r;
 }
 
@@ -229,17 +225,17 @@ static int walk_blobs(struct walk *k, const struct proto_part *part)
 	for (uint32_t n = 0; n < part->nblobs; n++) {
 		const struct proto_blob *b = &part->blobs[n];
 		struct store_object_ref ref;
+		int r;
 
 		if (k->says)
 			verify_says_bytes(k->says, b->len);
-
 		if (b->len == 0)
 			continue;
 		if (b->len != b->ref.raw_len) {
 			broken(k, 0, "a blob's length is not that of its object");
 			continue;
 		}
-		int r = part_object(k, (struct verify_item){.what = VERIFY_BLOB, .blob = b->name}, &b->ref, &ref);
+		r = part_object(k, (struct verify_item){.what = VERIFY_BLOB, .blob = b->name}, &b->ref, &ref);
 		if (r != 0 && r != 1)
 			return r;
 	}
@@ -304,6 +300,7 @@ static int walk_rank(struct walk *k, const struct proto_manifest_rank *rank)
 	base_cleanup_free void *bytes = NULL;
 	struct proto_part part = {0};
 	struct base_error err = {0};
+	bool same;
 	int r = manifest_object(k, (struct verify_item){.what = VERIFY_PART}, &rank->part, &bytes);
 
 	if (r != 0 || !bytes)
@@ -321,7 +318,7 @@ static int walk_rank(struct walk *k, const struct proto_manifest_rank *rank)
 	k->layout = k->layouts[rank->layout];
 	k->layout_number = rank->layout;
 	k->rank = rank->rank;
-	bool same = r == 0 && part.rank == rank->rank && part.npacks == rank->npacks &&
+	same = r == 0 && part.rank == rank->rank && part.npacks == rank->npacks &&
 		base_digest_equal(&part.layout, &k->m->layouts[rank->layout].digest);
 	for (uint32_t n = 0; same && n < part.npacks; n++)
 		same = strcmp(part.packs[n].pack, k->packs[n]) == 0;
@@ -423,9 +420,9 @@ int verify_walk(struct verify_walker *w)
 	struct walk k = {.w = w, .m = &m};
 	struct base_error err = {0};
 	const struct proto_commit *commit = &w->step->step->commit;
+	int r = store_manifest_path(w->step->run, &commit->manifest, k.manifest);
 
 	w->any_broken = false;
-	int r = store_manifest_path(w->step->run, &commit->manifest, k.manifest);
 	if (r < 0)
 		return r;
 	r = store_manifest_get(w->store, w->step->run, &commit->manifest, &m, &err);
