@@ -45,9 +45,11 @@ static struct files_of files_of(const struct gc *g, const char *dir)
 static int head_manifests(struct gc *g, const struct store_list *l, uint64_t *head)
 {
 	char dir[STORE_NAME_MAX];
+	struct files_of in;
+	int r;
 
 	snprintf(dir, sizeof dir, "runs/%s/manifests/", store_list_run(l));
-	const struct files_of in = files_of(g, dir);
+	in = files_of(g, dir);
 	for (size_t i = in.first; i < in.end; i++) {
 		const struct store_file *f = &g->files.all[i];
 		struct proto_manifest m = {0};
@@ -57,8 +59,7 @@ static int head_manifests(struct gc *g, const struct store_list *l, uint64_t *he
 		if (f->temporary || f->foreign || base_digest_parse(hex, strlen(hex), &d) < 0 ||
 			gc_names_has(&g->manifests_gone, f->name))
 			continue;
-		int r = store_manifest_get(g->store, store_list_run(l), &d, &m, NULL);
-
+		r = store_manifest_get(g->store, store_list_run(l), &d, &m, NULL);
 		if (r == -ENOMEM)
 			return base_no_memory(g->err);
 		if (r == 0)
@@ -197,12 +198,13 @@ static void entries_report(struct gc *g, const char *dir, uint64_t head, const s
 static bool entries_all_gone(const struct gc *g, const char *run, struct store_list_mark *k, uint64_t head)
 {
 	char dir[STORE_NAME_MAX], mark[STORE_NAME_MAX], record[STORE_NAME_MAX];
+	struct files_of in;
 	uint64_t n;
 
 	snprintf(dir, sizeof dir, "runs/%s/", run);
 	store_list_mark_name(run, STORE_LIST_HEAD, head, mark);
 	store_list_mark_name(run, STORE_LIST_COLLECTED, head, record);
-	const struct files_of in = files_of(g, dir);
+	in = files_of(g, dir);
 	for (size_t i = in.first; i < in.end; i++)
 		if (entry_goes(&g->files.all[i], dir, k, head, &n))
 			return false;

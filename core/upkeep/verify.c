@@ -22,7 +22,7 @@
 #include "core/commit/list/list_compare.h"
 #include "core/upkeep/lost.h"
 
-#define SKIPS_EACH 16u /* a longer gap in a list is reported as one fault */
+#define SKIPS_EACH 16u /* a longer gap in a list is one fault */
 
 void verify_error(struct verify *v, int error)
 {
@@ -62,6 +62,7 @@ uint64_t verify_place(const char *pack, const struct store_object_ref *ref, cons
 	uint8_t bytes[sizeof place_secret + 80 + VERIFY_PLACE_MORE + STORE_PACK_NAME_MAX] = {0};
 	uint8_t *at = bytes + sizeof place_secret;
 	struct base_digest d;
+	uint64_t hash;
 
 	pthread_once(&place_once, place_secret_make);
 	memcpy(bytes, place_secret, sizeof place_secret);
@@ -77,7 +78,7 @@ uint64_t verify_place(const char *pack, const struct store_object_ref *ref, cons
 	if (pack)
 		memcpy(at + 80 + VERIFY_PLACE_MORE, pack, base_min(strlen(pack), STORE_PACK_NAME_MAX));
 	base_sha256(bytes, pack ? sizeof bytes : sizeof bytes - STORE_PACK_NAME_MAX, &d);
-	uint64_t hash = base_get64(d.bytes);
+	hash = base_get64(d.bytes);
 	return hash ? hash : 1;
 }
 
@@ -128,24 +129,19 @@ void verify_fault(struct verify *v, struct verify_fault f)
 
 	pthread_mutex_lock(&v->lock);
 	f.what = f.pack ? said_of_pack(f.file, f.what) : strdup(f.what);
-	if (!f.what) {
-		v->error = v->error ? v->error : -ENOMEM;
-		known = true;
-	}
-	for (size_t i = v->nfaults > 64 ? v->nfaults - 64 : 0; i < v->nfaults && !known; i++)
+	f.file = strdup(f.file);
+	f.run = f.run ? strdup(f.run) : NULL;
+	for (size_t i = v->nfaults > 64 ? v->nfaults - 64 : 0; i < v->nfaults && f.what && f.file && !known; i++)
 		known = same_fault(&v->faults[i], &f);
-	if (!known) {
-		bool room = base_array_more(v->faults, v->nfaults) == 0;
-
-		f.file = strdup(f.file);
-		f.run = f.run ? strdup(f.run) : NULL;
-		if (room && f.file)
-			v->faults[v->nfaults++] = f;
-		if (!room || !f.file ||
-			(f.pack && verify_index_add(&v->places, f.file, f.offset, f.len, v->nfaults - 1) < 0))
-			v->error = v->error ? v->error : -ENOMEM;
+	if (!known && f.what && f.file && base_array_more(v->faults, v->nfaults) == 0 &&
+		(!f.pack || verify_index_add(&v->places, f.file, f.offset, f.len, v->nfaults) == 0)) {
+		v->faults[v->nfaults++] = f;
 	} else {
+		if (!known && !v->error)
+			v->error = -ENOMEM;
 		free((char *)f.what);
+		free((char *)f.file);
+		free((char *)f.run);
 	}
 	pthread_mutex_unlock(&v->lock);
 }
@@ -207,52 +203,47 @@ static bool steps_equal(const struct store_list_step *a, const struct store_list
 	return a->entry == b->entry && store_commit_equal(&a->commit, &b->commit);
 }
 
-static void tell_snapshot(struct verify *v, const struct store_list *l, uint64_t snapshot)
+static void entry_fault(struct verify *v, const struct store_list *l, uint64_t n, bool newer, const char *what)
 {
 	char name[STORE_NAME_MAX];
 
-	snprintf(name, sizeof name, "runs/%s/%012llu", store_list_run(l), (unsigned long long)snapshot);
-	verify_fault(v, (struct verify_fault){.file = name,
-		.what = (char *)"readers from this snapshot see other steps than readers from the start",
-		.run = (char *)store_list_run(l)});
+	store_list_entry_name(store_list_run(l), n, name);
+	verify_fault(v, (struct verify_fault){.file = name, .what = what, .newer = newer, .run = store_list_run(l)});
+}
+
+static void tell_snapshot(struct verify *v, const struct store_list *l, uint64_t snapshot)
+{
+	entry_fault(v, l, snapshot, false, "readers from this snapshot see other steps than readers from the start");
 }
 
 /* A reader that starts at the newest snapshot must see what one sees that starts at entry 0. */
 static int compare_snapshot(struct verify *v, const struct store_list *whole, struct base_error *err)
 {
+	uint64_t next = store_list_next(whole), newest;
+	const struct store_list_step *latest;
 	struct store_list *l;
-	uint64_t snapshot = (store_list_next(whole) - 1) / STORE_SNAPSHOT_EVERY * STORE_SNAPSHOT_EVERY;
+	bool same;
+	int r;
 
-	if (store_list_next(whole) <= STORE_SNAPSHOT_EVERY)
+	if (next <= STORE_SNAPSHOT_EVERY)
 		return 0;
-	int r = store_list_open_newest(v->store, store_list_run(whole), &l, err);
+	r = store_list_open_newest(v->store, store_list_run(whole), &l, err);
 	if (r < 0)
 		return r;
-	const struct store_list_step *latest = store_list_latest(l);
-	uint64_t newest = latest ? latest->step : PROTO_NONE;
-	r = store_list_know_all(l, err);
-	if (r < 0) {
-		store_list_close(l);
-		return r;
-	}
 	latest = store_list_latest(l);
-	bool known = newest == (latest ? latest->step : PROTO_NONE);
-	bool same = store_list_count(l) == store_list_count(whole) || store_list_next(l) != store_list_next(whole);
-	for (size_t i = 0; same && i < store_list_count(whole) && store_list_next(l) == store_list_next(whole); i++)
-		same = steps_equal(store_list_at(l, i), store_list_at(whole, i));
+	newest = latest ? latest->step : PROTO_NONE;
+	r = store_list_know_all(l, err);
+	latest = r == 0 ? store_list_latest(l) : NULL;
+	same = newest == (latest ? latest->step : PROTO_NONE);
+	if (r == 0 && store_list_next(l) == next) { /* nothing was put meanwhile */
+		same = same && store_list_count(l) == store_list_count(whole);
+		for (size_t i = 0; same && i < store_list_count(whole); i++)
+			same = steps_equal(store_list_at(l, i), store_list_at(whole, i));
+	}
 	store_list_close(l);
-	if (!same || !known)
-		tell_snapshot(v, whole, snapshot);
-	return 0;
-}
-
-static void tell_skip(struct verify *v, const struct store_list *l, uint64_t n, const char *why)
-{
-	char name[STORE_NAME_MAX];
-
-	snprintf(name, sizeof name, "runs/%s/%012llu", store_list_run(l), (unsigned long long)n);
-	verify_fault(v,
-		(struct verify_fault){.file = name, .what = (char *)why, .run = (char *)store_list_run(l)});
+	if (r == 0 && !same)
+		tell_snapshot(v, whole, (next - 1) / STORE_SNAPSHOT_EVERY * STORE_SNAPSHOT_EVERY);
+	return r;
 }
 
 /* Reports the entries that the list skips: only reading in order shows what is wrong with them. A long gap is one
@@ -266,17 +257,17 @@ static void tell_skipped(struct verify *v, const struct store_list *l)
 		const char *why;
 
 		if (d.count > SKIPS_EACH) {
-			tell_skip(v, l, d.first, d.why);
+			entry_fault(v, l, d.first, false, d.why);
 			continue;
 		}
 		while ((n = store_list_damaged_next(l, &from, &why)) - d.first < d.count)
-			tell_skip(v, l, n, why);
+			entry_fault(v, l, n, false, why);
 	}
 }
 
 static void tell_lost(void *arg, const char *file, const char *run, const char *text)
 {
-	verify_fault(arg, (struct verify_fault){.file = (char *)file, .what = (char *)text, .run = (char *)run});
+	verify_fault(arg, (struct verify_fault){.file = file, .what = text, .run = run});
 }
 
 /* A later collection may have deleted it meanwhile. */
@@ -308,7 +299,7 @@ static int check_mark(struct verify *v, struct store_list *l)
 	return r == -ENOMEM ? r : 0; /* what cannot be read is reported as a file */
 }
 
-/* Numbers before the head have an entry or a collected record, so that a writer that was stopped since finds its number
+/* Numbers before the head have an entry or a collected record: a writer that has stood still since finds its number
  * taken. */
 static void check_collected(struct verify *v, const struct store_list *l)
 {
@@ -366,10 +357,11 @@ static int manifests_reached(const struct verify *v, const char *run, struct bas
 static int open_list(struct verify *v, const char *run, struct base_error *err)
 {
 	struct store_list *l;
+	int r;
 
 	if (base_array_more(v->lists, v->nlists) < 0)
 		return -ENOMEM;
-	int r = v->o->paranoid ? store_list_open_compared(v->store, run, &l, err)
+	r = v->o->paranoid ? store_list_open_compared(v->store, run, &l, err)
 		: store_list_open(v->store, run, true, &l, err);
 	if (r < 0)
 		return r;
@@ -400,21 +392,16 @@ static void tell_newer_run(struct verify *v, const char *run, const struct base_
 	char name[STORE_NAME_MAX];
 
 	snprintf(name, sizeof name, "runs/%s", run);
-	verify_fault(v,
-		(struct verify_fault){.file = name, .what = (char *)err->text, .newer = true, .run = (char *)run});
+	verify_fault(v, (struct verify_fault){.file = name, .what = err->text, .newer = true, .run = run});
 }
 
 static void tell_newer_entry(struct verify *v, const struct store_list *l)
 {
 	struct base_error why = {0};
-	char name[STORE_NAME_MAX];
 	uint64_t n;
 
-	if (store_list_newer(l, &n, &why) == 0)
-		return;
-	snprintf(name, sizeof name, "runs/%s/%012llu", store_list_run(l), (unsigned long long)n);
-	verify_fault(v, (struct verify_fault){
-		.file = name, .what = why.text, .newer = true, .run = (char *)store_list_run(l)});
+	if (store_list_newer(l, &n, &why) < 0)
+		entry_fault(v, l, n, true, why.text);
 }
 
 static int add_run(struct verify *v, const char *run, struct base_error *err)
@@ -467,10 +454,11 @@ static int add_runs(struct verify *v, struct base_error *err)
 {
 	char **runs;
 	size_t n;
+	int r;
 
 	if (v->o->run)
 		return add_run(v, v->o->run, err);
-	int r = store_runs(v->store, &runs, &n, err);
+	r = store_runs(v->store, &runs, &n, err);
 	if (r < 0)
 		return r;
 	for (size_t i = 0; i < n && r >= 0; i++)
@@ -561,16 +549,9 @@ struct report {
 static void report_one(struct verify *v, struct verify_fault *f, const char *run, uint64_t step, const char *component,
 	const char *tensor)
 {
-	struct store_damage d = {.fault = (size_t)(f - v->faults),
-		.file = f->file,
-		.newer = f->newer,
-		.offset = f->offset,
-		.len = f->len,
-		.what = f->what,
-		.run = run,
-		.step = step,
-		.component = component,
-		.tensor = tensor};
+	struct store_damage d = {.fault = (size_t)(f - v->faults), .file = f->file, .newer = f->newer,
+		.offset = f->offset, .len = f->len, .what = f->what,
+		.run = run, .step = step, .component = component, .tensor = tensor};
 
 	f->reported = true;
 	v->o->damage(v->o->arg, &d);
@@ -625,7 +606,7 @@ static void report_step_faults(struct verify *v, size_t number)
 
 	if (store_manifest_path(s->run, &s->step->commit.manifest, manifest) < 0)
 		manifest[0] = 0;
-	snprintf(entry, sizeof entry, "runs/%s/%012llu", s->run, (unsigned long long)s->step->entry);
+	store_list_entry_name(s->run, s->step->entry, entry);
 	for (size_t i = 0; i < v->nfaults; i++) {
 		struct verify_fault *f = &v->faults[i];
 
@@ -638,29 +619,25 @@ static void report_step_faults(struct verify *v, size_t number)
 
 static int report_all(struct verify *v)
 {
-	if (!v->nfaults)
-		return 0;
-	if (v->o->run && add_others(v) < 0)
-		return -ENOMEM;
-	for (size_t i = 0; i < v->nsteps; i++) {
+	int r = v->nfaults && v->o->run ? add_others(v) : 0;
+
+	for (size_t i = 0; r == 0 && v->nfaults && i < v->nsteps; i++) {
 		struct report t = {v, &v->steps[i], i + 1, NULL};
 		struct verify_walker w = {.store = v->store, .step = &v->steps[i], .item = on_item, .arg = &t};
 
 		if (v->steps[i].removed)
 			continue;
 		report_step_faults(v, i);
-		int r = verify_walk(&w);
-		if (r < 0)
-			return r;
+		r = verify_walk(&w);
 	}
-	for (size_t i = 0; i < v->nfaults; i++) {
+	for (size_t i = 0; r == 0 && i < v->nfaults; i++) {
 		struct verify_fault *f = &v->faults[i];
 
 		f->gone = f->gone || (!f->reported && pack_gone(v, f));
 		if (!f->reported && !f->gone)
 			report_one(v, f, f->run, PROTO_NONE, NULL, NULL);
 	}
-	return 0;
+	return r;
 }
 
 /* ---- all ---- */
@@ -699,11 +676,10 @@ int store_verify(struct store *s, const struct store_verify_options *o, struct s
 {
 	struct verify v = {.store = s, .o = o, .lock = PTHREAD_MUTEX_INITIALIZER};
 	unsigned threads = o->threads ? o->threads : base_cpu_count();
+	int r;
 
 	v.pool = base_pool_new(threads, 4 * threads);
-	int r = v.pool ? 0 : -ENOMEM;
-	if (r == 0)
-		r = add_runs(&v, err);
+	r = v.pool ? add_runs(&v, err) : -ENOMEM;
 	if (r == 0 && !o->run)
 		r = verify_files(&v, err);
 	else if (r == 0)
