@@ -353,48 +353,35 @@ static bool stats_known(struct gc *g, const struct store_stats_name *n, bool *re
 	return false;
 }
 
-/* `n` measures from the i-th file on, all in one directory, reported as one. */
-static void sweep_stats(struct gc *g, size_t i, size_t n, const struct store_stats_name *name)
+static void sweep_stats(struct gc *g, const struct store_file *f, const struct store_stats_name *name)
 {
-	const struct store_file *all = &g->files.all[i];
-	uint64_t bytes = 0, files = 0;
-	char dir[STORE_NAME_MAX];
 	bool live = false;
 
 	if (!stats_known(g, name, &live)) {
-		for (size_t k = 0; k < n; k++)
-			sweep_foreign(g, &all[k]);
+		sweep_foreign(g, f);
 		return;
 	}
-	for (size_t k = 0; !live && k < n; k++)
-		if (sweep_remove(g, all[k].name) && ++files)
-			bytes += all[k].size;
-	if (files == 0)
+	if (live || !sweep_remove(g, f->name))
 		return;
-	snprintf(dir, sizeof dir, "%.*s", (int)(strrchr(all->name, '/') - all->name), all->name);
-	if (!g->o->dry_run)
-		g->store->storage->ops->remove_dir(g->store->storage, dir);
-	g->result.deleted++;
-	g->result.deleted_bytes += bytes;
-	gc_report(g, "delete", dir, bytes, "measures of a step that is gone");
+	snprintf(g->measures, sizeof g->measures, "%.*s", (int)(strrchr(f->name, '/') - f->name), f->name);
+	g->measures_bytes += f->size;
 }
 
-/* How many files, from the i-th on, are measures in one directory; 0: the i-th is not. */
-static size_t stats_group(const struct gc *g, size_t i, struct store_stats_name *ret_n)
+/* Measures in one directory follow each other in the listing, and are reported as one. next: the file after the last
+ * one; NULL: there is none. */
+static void sweep_stats_end(struct gc *g, const struct store_file *next)
 {
-	const struct store_file *f = &g->files.all[i];
-	struct store_stats_name next;
-	size_t n = 1;
+	size_t len = strlen(g->measures);
 
-	if (f->foreign || f->temporary || !store_stats_name_parse(f->name, ret_n))
-		return 0;
-	for (; i + n < g->files.n; n++) {
-		f = &g->files.all[i + n];
-		if (f->foreign || f->temporary || !store_stats_name_parse(f->name, &next) || next.step != ret_n->step ||
-			next.entry != ret_n->entry || strcmp(next.run, ret_n->run) != 0)
-			break;
-	}
-	return n;
+	if (!len || (next && strncmp(next->name, g->measures, len) == 0 && next->name[len] == '/'))
+		return;
+	if (!g->o->dry_run)
+		g->store->storage->ops->remove_dir(g->store->storage, g->measures);
+	g->result.deleted++;
+	g->result.deleted_bytes += g->measures_bytes;
+	gc_report(g, "delete", g->measures, g->measures_bytes, "measures of a step that is gone");
+	g->measures[0] = 0;
+	g->measures_bytes = 0;
 }
 
 static void sweep_file(struct gc *g, const struct store_file *f)
@@ -414,6 +401,8 @@ static void sweep_file(struct gc *g, const struct store_file *f)
 		sweep_free(g, f, false, "an unfinished file");
 	else if (kind == STORE_RECORD_MANIFEST)
 		sweep_manifest(g, f, n.run, &n.digest);
+	else if (kind == STORE_RECORD_STATS)
+		sweep_stats(g, f, &n.stats);
 	else if (kind == STORE_RECORD_HEARTBEAT)
 		sweep_host(g, f, &n);
 	else if (kind == STORE_RECORD_TRASH)
@@ -499,15 +488,9 @@ void gc_sweep(struct gc *g)
 	store_list_dirs(g->store->storage, "incoming", sweep_empty_run, g);
 	for (size_t i = 0; i < g->folders.n; i++)
 		sweep_folder(g, &g->folders.all[i]);
-	for (size_t i = 0, n; i < g->files.n; i += n ? n : 1) {
-		struct store_stats_name stats;
-
-		n = stats_group(g, i, &stats);
-		if (n)
-			sweep_stats(g, i, n, &stats);
-		else
-			sweep_file(g, &g->files.all[i]);
-		for (size_t k = 0; k < (n ? n : 1); k++)
-			gc_progress(g);
+	for (size_t i = 0; i < g->files.n; i++) {
+		sweep_file(g, &g->files.all[i]);
+		sweep_stats_end(g, i + 1 < g->files.n ? &g->files.all[i + 1] : NULL);
+		gc_progress(g);
 	}
 }

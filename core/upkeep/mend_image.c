@@ -234,11 +234,6 @@ static int emit_end(struct image *k)
 
 struct image_check { struct mend_pack *p; unsigned wrong; };
 
-static bool hits(uint64_t a, uint64_t a_len, uint64_t b, uint64_t b_len)
-{
-	return a < b + b_len && b < a + a_len;
-}
-
 /* Damage that cannot be mended is expected to be there still. */
 static void on_damage(void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object, const char *what)
 {
@@ -249,9 +244,7 @@ static void on_damage(void *arg, uint64_t offset, uint64_t len, const struct sto
 	for (size_t i = 0; i < c->p->n; i++) {
 		const struct mend_object *o = &c->p->objects[i];
 
-		if (o->bad && !o->checks.len
-		    && (hits(offset, len, o->ref.offset, o->ref.stored_len)
-			|| hits(offset, len, o->ref.checks, store_object_checks_bytes(o->ref.codec, o->ref.raw_len))))
+		if (o->bad && !o->checks.len && mend_object_hit(&o->ref, offset, len))
 			return;
 	}
 	c->wrong++;

@@ -312,14 +312,17 @@ static int table_make(struct mend *m, struct mend_pack *p)
 
 /* ---- what is bad ---- */
 
-static bool fault_overlaps(const struct mend_fault *f, const struct store_object_ref *ref)
+bool mend_object_hit(const struct store_object_ref *ref, uint64_t offset, uint64_t len)
 {
 	uint64_t checks = store_object_checks_bytes(ref->codec, ref->raw_len);
 
-	if (f->len == 0)
-		return true;
-	return (f->offset < ref->offset + ref->stored_len && ref->offset < f->offset + f->len)
-		|| (f->offset < ref->checks + checks && ref->checks < f->offset + f->len);
+	return (offset < ref->offset + ref->stored_len && ref->offset < offset + len)
+		|| (offset < ref->checks + checks && ref->checks < offset + len);
+}
+
+static bool fault_overlaps(const struct mend_fault *f, const struct store_object_ref *ref)
+{
+	return f->len == 0 || mend_object_hit(ref, f->offset, f->len);
 }
 
 static bool object_suspect(const struct mend *m, const struct mend_pack *p, const struct mend_object *o)

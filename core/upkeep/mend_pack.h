@@ -34,6 +34,9 @@ int mend_pack_open(struct store *s, const char *name, const char *storage_name, 
 /* Checks every block, and the digest. 1: right; 0: damaged; -ENOMEM. */
 int mend_object_good(struct store_pack *p, const struct store_object_ref *ref);
 
+/* Are these bytes among the object's or its checks? */
+bool mend_object_hit(const struct store_object_ref *ref, uint64_t offset, uint64_t len);
+
 /* Looks for the bad objects of all these packs, in this store and in `from`. */
 int mend_sources_find(struct mend *m, struct mend_pack *const *packs, size_t n);
 
