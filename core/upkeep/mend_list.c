@@ -3,8 +3,10 @@
  * mend_list: entries of lists.
  *
  *     one copy good         the record is written again
- *     both bad, or missing  from a copy of the store (same id), where the entry after it says that it is the one, or
- *                           where it commits a manifest that is here; else
+ *     both bad, or missing  from a copy of the store (same id), where its digest is known here: by the entry after it,
+ *                           a snapshot that goes on from it, or the record that names it as the head; where the copy's
+ *                           entries lead from it to one that is known so; or where it commits a manifest that is
+ *                           here; else
  *                           accepted as damaged: it decides nothing from now on, for all readers
  *
  * What refers to an accepted entry shows what it was: measures of its step, a removal or a replacement that names it,
@@ -36,8 +38,8 @@ static void entry_file(const char *run, uint64_t n, char name[static STORE_NAME_
 	snprintf(name, STORE_NAME_MAX, "runs/%s/%012" PRIu64, run, n);
 }
 
-/* The record's body and the entry in it, which must give this run and number. */
-static int entry_record(struct store *s, const char *run, uint64_t n, struct store_record *ret_r,
+/* The record's body and the entry in it, of this run and number, or of an entry that was collected. */
+static int entry_or_collected(struct store *s, const char *run, uint64_t n, struct store_record *ret_r,
 	struct proto_entry *ret_e)
 {
 	char name[STORE_NAME_MAX];
@@ -47,13 +49,26 @@ static int entry_record(struct store *s, const char *run, uint64_t n, struct sto
 	r = store_record_get(s->storage, name, STORE_RECORD_ENTRY, s->info.id, ret_r, NULL, NULL);
 	if (r == 0)
 		r = proto_entry_decode(ret_r->body, ret_r->len, ret_e);
-	if (r == 0 && ret_e->version > 1 && (strcmp(ret_e->run, run) != 0 || ret_e->number != n)) {
+	if (r == 0 && ret_e->version > 1 && (strcmp(ret_e->run, run) != 0
+	    || (ret_e->kind == PROTO_ENTRY_COLLECTED ? ret_e->number <= n : ret_e->number != n))) {
 		proto_entry_release(ret_e);
 		r = -BASE_EFORMAT;
 	}
 	if (r < 0)
 		store_record_release(ret_r);
 	return r;
+}
+
+static int entry_record(struct store *s, const char *run, uint64_t n, struct store_record *ret_r,
+	struct proto_entry *ret_e)
+{
+	int r = entry_or_collected(s, run, n, ret_r, ret_e);
+
+	if (r < 0 || ret_e->kind != PROTO_ENTRY_COLLECTED)
+		return r;
+	proto_entry_release(ret_e);
+	store_record_release(ret_r);
+	return -BASE_EFORMAT;
 }
 
 int mend_entry_read(struct store *s, const char *run, uint64_t n, struct proto_entry *ret_e)
@@ -66,9 +81,28 @@ int mend_entry_read(struct store *s, const char *run, uint64_t n, struct proto_e
 	return r;
 }
 
+static int number_order(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* numbers NULL: all of the run. */
+static void treat_entries(struct mend *m, const char *run, const uint64_t *numbers, size_t n)
+{
+	char name[PROTO_RUN_MAX + 1];
+	uint64_t number;
+
+	for (size_t i = 0; i < m->nfaults; i++)
+		if (entry_name(m->faults[i].file, name, &number) && strcmp(name, run) == 0
+		    && (!numbers || bsearch(&number, numbers, n, sizeof number, number_order)))
+			m->faults[i].treated = true;
+}
+
 /* ---- from a copy of the store ---- */
 
-/* What is known of an entry from the one after it. */
+/* What is known of an entry from others. */
 struct entry_wanted { bool known; struct base_digest self; };
 
 /* What an entry of that number must have as `before`; false: the entry before it cannot be read. */
@@ -85,6 +119,40 @@ static bool entry_before(struct store *s, const char *run, uint64_t n, struct ba
 static bool copy_given(const struct mend *m)
 {
 	return m->from && memcmp(m->from->info.id, m->store->info.id, 16) == 0;
+}
+
+/* The digest of entry n by what is here. */
+static bool digest_known(struct mend *m, const struct store_list *l, uint64_t n, struct base_digest *ret_d)
+{
+	struct proto_entry next = {0};
+	bool known = mend_entry_read(m->store, store_list_run(l), n + 1, &next) == 0;
+
+	*ret_d = next.before;
+	proto_entry_release(&next);
+	return known || store_list_digest_named(l, n, ret_d);
+}
+
+/* Entry n of the copy has this digest: do those after it lead to one whose digest is known here, and is the same? A
+ * collected record leads to its head. */
+static bool copy_leads(struct mend *m, const struct store_list *l, uint64_t n, struct base_digest self)
+{
+	struct base_digest known;
+	bool follows = true;
+
+	while (follows && n < store_list_next(l)) {
+		struct store_record record = {0};
+		struct proto_entry e = {0};
+
+		if (digest_known(m, l, n, &known))
+			return base_digest_equal(&known, &self);
+		follows = entry_or_collected(m->from, store_list_run(l), n + 1, &record, &e) == 0
+			&& (e.kind == PROTO_ENTRY_COLLECTED || base_digest_equal(&e.before, &self));
+		self = e.kind == PROTO_ENTRY_COLLECTED ? e.before : e.self;
+		n = e.number;
+		proto_entry_release(&e);
+		store_record_release(&record);
+	}
+	return false;
 }
 
 static bool manifest_here(struct mend *m, const char *run, const struct base_digest *digest)
@@ -134,6 +202,8 @@ static bool entry_fits(struct mend *m, const struct store_list *l, uint64_t n, c
 
 	if (w->known)
 		return base_digest_equal(&w->self, &e->self);
+	if (n < store_list_head(l)) /* those after it were collected here */
+		return copy_leads(m, l, n, e->self);
 	if (entry_before(m->store, store_list_run(l), n, &before) && !base_digest_equal(&before, &e->before))
 		return false;
 	return commit_missed(m, l, e);
@@ -175,6 +245,54 @@ static int entry_from(struct mend *m, const struct store_list *l, uint64_t n, st
 	return r;
 }
 
+static bool snapshot_is(struct store *s, const char *run, uint64_t n, const struct base_digest *self,
+	struct proto_entry *ret_e)
+{
+	if (mend_entry_read(s, run, n, ret_e) < 0)
+		return false;
+	if (ret_e->kind == PROTO_ENTRY_SNAPSHOT && base_digest_equal(&ret_e->self, self))
+		return true;
+	proto_entry_release(ret_e);
+	return false;
+}
+
+static bool entry_accepted(const struct store_list *l, uint64_t n)
+{
+	uint64_t at = n;
+
+	return store_list_skipped(l, n) && store_list_damaged_next(l, &at, NULL) != n;
+}
+
+/* The snapshots of the head's chain: the collected records have the digest of the first, and each has that of the next.
+ * 1: actions bring some, and the list is to be read again. */
+static int chain_bring(struct mend *m, const struct store_list *l)
+{
+	uint64_t n = store_list_head_named(l), from;
+	const char *run = store_list_run(l);
+	struct base_digest self;
+	int r = 0, brought = 0;
+
+	if (!copy_given(m) || !store_list_digest_named(l, n, &self))
+		return 0;
+	for (; n && r >= 0 && !entry_accepted(l, n); n = from) {
+		struct proto_entry e = {0};
+		bool here = snapshot_is(m->store, run, n, &self, &e);
+
+		if (!here && !snapshot_is(m->from, run, n, &self, &e))
+			break;
+		if (!here) {
+			r = entry_bring(m, run, n);
+			brought = 1;
+		}
+		from = e.from < n ? e.from : 0;
+		self = e.from_digest;
+		proto_entry_release(&e);
+	}
+	if (brought)
+		treat_entries(m, run, NULL, 0);
+	return r < 0 ? r : brought;
+}
+
 /* ---- acceptance ---- */
 
 struct known { const uint64_t *numbers; size_t n; const char **what; size_t snapshot; };
@@ -207,9 +325,14 @@ static const char **entries_known(struct mend *m, const struct store_list *l, co
 				"a snapshot after it says what was visible then: no step is lost");
 		proto_entry_release(&e);
 	}
-	for (size_t i = 0; t.what && i < n; i++)
-		if (!t.what[i] && numbers[i] && numbers[i] % STORE_SNAPSHOT_EVERY == 0)
-			t.what[i] = "it stood at the place of a snapshot, which only repeats other entries";
+	for (size_t i = 0; t.what && i < n; i++) {
+		bool snapshot = numbers[i] && numbers[i] % STORE_SNAPSHOT_EVERY == 0;
+
+		if (!t.what[i] && store_list_head(l) && numbers[i] <= store_list_head(l))
+			t.what[i] = "the file head.* of the run says what was visible then: no step is lost";
+		else if (!t.what[i] && snapshot)
+			t.what[i] = "it was at the place of a snapshot, which only repeats other entries";
+	}
 	return t.what;
 }
 
@@ -235,13 +358,6 @@ static int accept_put(struct mend *m, struct store_list *l, uint64_t *numbers, s
 	return 0;
 }
 
-static int number_order(const void *a, const void *b)
-{
-	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-	return (x > y) - (x < y);
-}
-
 /* The numbers of the entries that the list skips: malloc'ed, ascending. */
 static int skipped_numbers(const struct store_list *l, uint64_t **ret_numbers, size_t *ret_n)
 {
@@ -260,17 +376,6 @@ static int skipped_numbers(const struct store_list *l, uint64_t **ret_numbers, s
 
 /* ---- one run ---- */
 
-static void treat_entries(struct mend *m, const char *run, const uint64_t *numbers, size_t n)
-{
-	char name[PROTO_RUN_MAX + 1];
-	uint64_t number;
-
-	for (size_t i = 0; i < m->nfaults; i++)
-		if (entry_name(m->faults[i].file, name, &number) && strcmp(name, run) == 0
-		    && bsearch(&number, numbers, n, sizeof number, number_order))
-			m->faults[i].treated = true;
-}
-
 /* From the last one on, so that each knows what the one after it says. */
 static int list_skipped(struct mend *m, struct store_list *l)
 {
@@ -283,13 +388,10 @@ static int list_skipped(struct mend *m, struct store_list *l)
 	if (r == 0)
 		treat_entries(m, run, numbers, n);
 	for (size_t i = n; r >= 0 && i-- > 0;) {
-		struct proto_entry next = {0};
-
-		if (i + 1 == n || numbers[i + 1] != numbers[i] + 1) {
-			wanted.known = mend_entry_read(m->store, run, numbers[i] + 1, &next) == 0;
-			wanted.self = next.before;
-			proto_entry_release(&next);
-		}
+		if (i + 1 == n || numbers[i + 1] != numbers[i] + 1)
+			wanted.known = digest_known(m, l, numbers[i], &wanted.self);
+		else if (!wanted.known)
+			wanted.known = store_list_digest_named(l, numbers[i], &wanted.self);
 		r = entry_from(m, l, numbers[i], &wanted);
 		if (r == 0) {
 			wanted.known = false;
@@ -467,7 +569,7 @@ static int collected_mend(struct mend *m, struct store_list *l, const struct sto
 static int list_collected(struct mend *m, struct store_list *l)
 {
 	struct store_list_mark *k = NULL;
-	int r = store_list_head(l) && m->nfaults ? store_list_mark_make(l, store_list_head(l), &k, NULL) : -ENOENT;
+	int r = m->nfaults ? store_list_mark_own(l, &k, NULL) : -ENOENT;
 
 	if (r == -ENOENT || r == -BASE_EDAMAGED)
 		return 0;
@@ -497,6 +599,8 @@ static int list_mend(struct mend *m, const char *run)
 			r = entry_rewrite(m, m->faults[i].file);
 	if (r == 0)
 		r = list_collected(m, l);
+	if (r == 0)
+		r = chain_bring(m, l);
 	if (r == 0 && store_list_damaged(l) > PROTO_ACCEPTS_MAX)
 		list_far(m, l);
 	else if (r == 0 && store_list_damaged(l))

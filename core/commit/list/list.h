@@ -59,6 +59,11 @@ uint64_t store_list_next(const struct store_list *l);          /* number of the 
 uint64_t store_list_first(const struct store_list *l);
 /* Where it began because the entries before were collected; 0: it began otherwise, or has not come to such an entry. */
 uint64_t store_list_head(const struct store_list *l);
+/* The highest head that collected records name, whether its state can be read or not; 0: none was seen. */
+uint64_t store_list_head_named(const struct store_list *l);
+/* The SHA-256 of entry n's body, by a collected record that names it as the head, or by a snapshot that goes on from it
+ * (what the entry after it says is not asked). false: neither was read. */
+bool store_list_digest_named(const struct store_list *l, uint64_t n, struct base_digest *ret_d);
 /* entries that were skipped as damaged, without those that an accept entry names */
 uint64_t store_list_damaged(const struct store_list *l);
 /* Goes through these entries by ascending number, from number *at on. Returns the entry's number; *ret_why says what is
@@ -128,6 +133,9 @@ struct store_list_mark;
 /* Reads the state at the head as a reader that begins there does. -ENOENT: it cannot be had from the entries; or
  * -BASE_EDAMAGED: it is not what the entries before the head say. */
 int store_list_mark_make(struct store_list *l, uint64_t head, struct store_list_mark **ret_k, struct base_error *err);
+/* Of the head that the list has, for a reader that knows which entries are accepted as damaged. It is not for
+ * collecting: others do not know that, and what they read has to stay. -ENOENT: the list has none. */
+int store_list_mark_own(struct store_list *l, struct store_list_mark **ret_k, struct base_error *err);
 void store_list_mark_free(struct store_list_mark *k); /* NULL-safe */
 bool store_list_mark_keeps(const struct store_list_mark *k, uint64_t n); /* readers that begin there read entry n */
 bool store_list_mark_collected(struct store_list_mark *k, uint64_t n); /* or it cannot be read now */

@@ -196,6 +196,21 @@ int list_jump(struct store_list *l, const struct proto_entry *e, struct base_err
 		(unsigned long long)l->lost, (unsigned long long)l->lost);
 }
 
+uint64_t store_list_head_named(const struct store_list *l) { return l->seen.number; }
+
+bool store_list_digest_named(const struct store_list *l, uint64_t n, struct base_digest *ret_d)
+{
+	if (n % STORE_SNAPSHOT_EVERY || n == 0)
+		return false;
+	for (size_t i = 0; i < l->nnodes; i++)
+		if (l->nodes[i].from == n) {
+			*ret_d = l->nodes[i].from_digest;
+			return true;
+		}
+	*ret_d = l->seen.self;
+	return n == l->seen.number;
+}
+
 /* ---- what readers that begin at a head know of attempts ---- */
 
 bool store_list_launch_decided(const struct store_list *l, uint64_t entry)

@@ -122,25 +122,30 @@ static bool launches_true(const struct store_list *l, const struct store_list *a
 	return true;
 }
 
-/* -ENOENT: nothing may be skipped for a reader that begins there and knows nothing of what was before. */
-static int mark_state(const struct store_list *l, uint64_t head, struct store_list *ret_at, struct base_error *err)
+/* -ENOENT: nothing may be skipped for a reader that begins there and knows nothing of what was before, or what l knows
+ * of acceptances. */
+static int mark_state(const struct store_list *l, uint64_t head, bool accepts, struct store_list *ret_at,
+	struct base_error *err)
 {
 	struct list_head h = {head, {{0}}};
 	const struct list_node *node = list_node_find(l, head);
 	struct store_list fresh;
 	int r;
 
-	if (node)
+	if (accepts)
+		h = l->head;
+	else if (node)
 		h.self = node->self;
 	list_begin(&fresh, l->store, l->run, &l->how);
-	r = list_head_open(&fresh, &h, ret_at, err);
+	r = list_head_open(accepts ? l : &fresh, &h, ret_at, err);
 	return r == 0 && ret_at->nskips ? -ENOENT : r;
 }
 
-static int mark_make(struct store_list *l, uint64_t head, struct store_list_mark *k, struct base_error *err)
+static int mark_make(struct store_list *l, uint64_t head, bool accepts, struct store_list_mark *k,
+	struct base_error *err)
 {
 	bool is_true;
-	int r = mark_state(l, head, &k->at, err);
+	int r = mark_state(l, head, accepts, &k->at, err);
 
 	if (r < 0)
 		return r == -BASE_EDAMAGED ? -ENOENT : r;
@@ -158,16 +163,27 @@ static int mark_make(struct store_list *l, uint64_t head, struct store_list_mark
 		"entries before it (vckpt verify --paranoid)", l->run, (unsigned long long)head);
 }
 
-int store_list_mark_make(struct store_list *l, uint64_t head, struct store_list_mark **ret_k, struct base_error *err)
+static int mark_new(struct store_list *l, uint64_t head, bool accepts, struct store_list_mark **ret_k,
+	struct base_error *err)
 {
 	struct store_list_mark *k = calloc(1, sizeof *k);
-	int r = k ? mark_make(l, head, k, err) : base_no_memory_for(err, "run %s", l->run);
+	int r = k ? mark_make(l, head, accepts, k, err) : base_no_memory_for(err, "run %s", l->run);
 
 	if (r < 0)
 		store_list_mark_free(k);
 	else
 		*ret_k = k;
 	return r;
+}
+
+int store_list_mark_make(struct store_list *l, uint64_t head, struct store_list_mark **ret_k, struct base_error *err)
+{
+	return mark_new(l, head, false, ret_k, err);
+}
+
+int store_list_mark_own(struct store_list *l, struct store_list_mark **ret_k, struct base_error *err)
+{
+	return l->head.number ? mark_new(l, l->head.number, true, ret_k, err) : -ENOENT;
 }
 
 void store_list_mark_free(struct store_list_mark *k)

@@ -5,6 +5,7 @@ import errno
 import os
 import random
 import shutil
+import subprocess
 import threading
 
 import pytest
@@ -13,8 +14,9 @@ from crashlib import verify
 from ranklib import PIECE, Launch, Meddler
 from storelib import ABORT, Attempt, Digest, LAUNCH, NONE, REMOVE, Api, Failed, fresh, save, scratch
 from test_list import accept, ruin
-from test_list_head import RUN, aged, fake, faults, finished, head_chain, live_of, marks, sound
-from test_list_snapshots import EVERY
+from test_list_head import (RUN, aged, entries, fake, faults, finished, kind_of, live_of, mark_path, marks,
+                            sound)
+from test_list_snapshots import EVERY, chain, entry_of
 
 
 @pytest.fixture
@@ -82,19 +84,143 @@ def test_a_backup_of_hard_links_does_not_keep_entries(api, tmp_path):
         shutil.rmtree(api.path.with_name(api.path.name + "-links"))
 
 
-@pytest.mark.xfail(strict=True, reason="mend knows the digest of an entry by the next entry only")
-def test_mend_brings_a_snapshot_of_the_chain_from_a_copy(api, vckpt, tmp_path):
-    """Its digest is known from the one that goes on from it."""
-    live, head, found = head_chain(api)
-    copy = tmp_path / "copy"
-    shutil.copytree(api.path, copy)
-    for n in found[1:]:
-        ruin(api, RUN, n)
-    vckpt("mend", api.path, "--from", copy, check=False)
-    assert faults(vckpt, api) == {}
+class Copied:
+    """A collected list with three launches before its head, which goes on from two of them; and copies of the store as
+    it was before the collection and after it."""
+
+    def __init__(self, lib, path):
+        self.lib, self.dir = lib, path / "one"
+        api = Api(lib, path / "after")
+        with api.list(RUN) as l:
+            for i in range(3):
+                aborts(l, 40 * i + 20)
+                l.put(api.entry(LAUNCH, launch=b"%016x" % (i + 1), newest_step=NONE))
+        aged(api)
+        shutil.copytree(api.path, path / "before")
+        assert api.gc()[0].entries
+        self.live, (self.head,) = live_of(api), marks(api)
+        self.launches = [n for n in entries(api) if n < self.head and kind_of(api, n)[0] == LAUNCH]
+        self.chain, self.api = chain(api, RUN, self.head), api
+        self.good = self.bytes()
+        assert len(self.launches) == 2 and len(self.chain) > 2
+        api.close()
+
+    def begin(self):
+        shutil.rmtree(self.dir, ignore_errors=True)
+        subprocess.run(["cp", "-a", self.dir.parent / "after", self.dir], check=True)       # with its hard links
+        self.api = Api(self.lib, self.dir, init=False)
+
+    def bytes(self):
+        return {p.name: p.read_bytes() for p in (self.api.path / "runs" / RUN).iterdir() if p.is_file()}
+
+    def mended(self, vckpt, copy="after"):
+        vckpt("mend", self.dir, "--from", self.dir.with_name(copy), check=False)
+        assert faults(vckpt, self.api) == {} and self.bytes() == self.good and sound(self.api, self.live) == self.head
+
+
+@pytest.fixture(scope="module")
+def collected(lib):
+    path = scratch()
+    yield Copied(lib, path)
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def copied(collected):
+    collected.begin()
+    yield collected
+    collected.api.close()
+
+
+def wrong(api, n, how):
+    """The entry is gone, or something else is there."""
+    path = api.entry_path(RUN, n)
+    if how == "another":
+        other = entry_of(api, RUN, n)
+        other.time_ns += 1
+        path.unlink()
+        api.put_raw_as_it_is(RUN, n, other)
+    elif how == "collected":
+        path.unlink()
+        path.hardlink_to(api.entry_path(RUN, 5))
+    else:
+        path.unlink()
+        how == "damaged" and path.write_bytes(b"x" * 8192)
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged", "another", "collected"])
+@pytest.mark.parametrize("copy", ["before", "after"])
+def test_mend_brings_the_chain_of_the_head_from_a_copy(copied, vckpt, copy, how):
+    """The record of collected entries has the digest of the head, each snapshot that of the one it goes on from."""
+    for n in copied.chain[how == "collected":]:
+        wrong(copied.api, n, how)
+    copied.mended(vckpt, copy)
+
+
+def test_mend_brings_the_chain_although_the_mark_is_lost_too(copied, vckpt):
+    """No reader knows then what was visible at the head, and all collected records are damage."""
+    mark_path(copied.api, copied.head).unlink()
+    for n in copied.chain:
+        wrong(copied.api, n, "damaged")
+    with copied.api.list(RUN, True) as l:
+        assert l.damaged > 400
+    copied.mended(vckpt)
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged", "collected"])
+@pytest.mark.parametrize("copy", ["before", "after"])
+def test_mend_brings_launches_before_the_head_from_a_copy(copied, vckpt, copy, how):
+    """Entries of the copy lead from them to the head, or its record of collected entries does."""
+    for n in copied.launches:
+        wrong(copied.api, n, how)
+    copied.mended(vckpt, copy)
+
+
+@pytest.mark.parametrize("what", ["chain", "launches"])
+def test_mend_takes_nothing_of_another_history(copied, vckpt, tmp_path, what):
+    """The copy has other entries than those whose digests are known, or that lead there."""
+    shutil.copytree(copied.dir.with_name("before"), tmp_path / "copy")
+    other = Api(copied.lib, tmp_path / "copy", init=False)
+    found = getattr(copied, what)
+    for n in found:
+        wrong(copied.api, n, "damaged")
+        wrong(other, n, "another")
+    vckpt("mend", copied.dir, "--from", other.path, check=False)
+    for n in found:
+        assert copied.api.entry_path(RUN, n).read_bytes() != other.entry_path(RUN, n).read_bytes()
+    other.close()
+    assert faults(vckpt, copied.api) == {}
+    sound(copied.api, copied.live)
+
+
+def test_what_mend_says_of_a_chain_that_no_copy_has(copied, vckpt):
+    for n in copied.chain[1:]:
+        wrong(copied.api, n, "damaged")
+    told = vckpt.json("mend", copied.api.path, check=False)["lines"]
+    accepted, = [line for line in told if line["what"] == "accept"]
+    assert "what was visible then: no step is lost" in accepted["text"]
+    assert faults(vckpt, copied.api) == {}
+    sound(copied.api, copied.live)
+    before = copied.bytes()
+    vckpt("mend", copied.dir, "--from", copied.dir.with_name("after"), check=False)
+    assert copied.bytes() == before     # what is accepted decides nothing any more, whatever a copy has
+
+
+def test_mend_brings_a_snapshot_that_a_later_one_goes_on_from(api, vckpt, tmp_path):
+    """The entry after it is lost in the copy, too, so that only the later snapshot has its digest."""
+    with api.list(RUN) as l:
+        aborts(l, 3 * EVERY + 5)
+    assert chain(api, RUN, 3 * EVERY) == [3 * EVERY, 2 * EVERY]
+    good = api.entry_path(RUN, 2 * EVERY).read_bytes()
+    shutil.copytree(api.path, tmp_path / "copy")
+    ruin(api, RUN, 2 * EVERY)
+    for path in (api.path, tmp_path / "copy"):
+        (path / f"runs/{RUN}/{2 * EVERY + 1:012}").unlink()
+    vckpt("mend", api.path, "--from", tmp_path / "copy", check=False)
+    assert api.entry_path(RUN, 2 * EVERY).read_bytes() == good
     with api.list(RUN, True) as l:
-        assert not l.lib.store_list_skipped(l.p, c.c_uint64(found[1]))
-    sound(api, live)
+        assert l.damaged == 0 and l.lib.store_list_skipped(l.p, c.c_uint64(2 * EVERY + 1))
+        assert not l.lib.store_list_skipped(l.p, c.c_uint64(2 * EVERY))
 
 
 def test_an_error_is_no_damage_of_a_head(api):
