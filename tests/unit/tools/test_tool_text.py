@@ -2,6 +2,8 @@
 """What the command makes of sizes, ages, the time left, and rows: as functions, so that no clock and no terminal
 matters."""
 import ctypes
+import errno
+import json
 import os
 import re
 import subprocess
@@ -10,8 +12,6 @@ import sys
 import pytest
 
 from terminal import open_terminal, written
-
-PLAIN = 3
 
 
 @pytest.fixture(scope="module")
@@ -59,23 +59,25 @@ def test_time_left(text, seconds, want):
 # ---- tables ----
 
 class Column(ctypes.Structure):
-    _fields_ = [("head", ctypes.c_char_p), ("right", ctypes.c_bool), ("shorten", ctypes.c_bool)]
+    _fields_ = [("head", ctypes.c_char_p), ("key", ctypes.c_char_p), ("as_", ctypes.c_int), ("right", ctypes.c_bool),
+                ("shorten", ctypes.c_bool), ("more", ctypes.c_bool), ("style", ctypes.c_int),
+                ("style_if", ctypes.c_char_p)]
 
 
-def table(text, tmp_path, columns, rows, bare=False, width=0):
+AS_NUMBER, AS_BYTES, AS_STEP = range(3)
+
+
+def table(text, tmp_path, columns, rows, bare=False, width=0, more=False, exact=False):
+    """columns: (name, right, shorten, more of Column's fields)"""
     lib = text.lib
     libc = ctypes.CDLL(None)
-    libc.fopen.restype = ctypes.c_void_p
-    heads = (Column * len(columns))(*[Column(name.encode(), right, shorten) for name, right, shorten in columns])
-    t = ctypes.c_void_p(lib.tool_table_new(heads, len(columns)))
+    libc.fopen.restype = lib.json_loads.restype = ctypes.c_void_p
+    heads = (Column * len(columns))(*[Column(name.encode(), name.encode(), right=right, shorten=shorten, **fields)
+                                      for name, right, shorten, *rest in columns for fields in [dict(*rest)]])
+    t = ctypes.c_void_p(lib.tool_table_new(heads, len(columns), ctypes.c_bool(more), ctypes.c_bool(exact)))
     for row in rows:
-        for cell in row:
-            if isinstance(cell, int):
-                lib.tool_table_number(t, ctypes.c_uint64(cell))
-            elif isinstance(cell, bytes):
-                lib.tool_table_add(t, PLAIN, cell, ctypes.c_size_t(len(cell)))
-            else:
-                lib.tool_table_text(t, cell.encode())
+        cells = row if isinstance(row, dict) else dict(zip([column[0] for column in columns], row))
+        lib.tool_table_add(t, ctypes.c_void_p(lib.json_loads(json.dumps(cells).encode(), 0, None)))
     to = ctypes.c_void_p(libc.fopen(str(tmp_path / "out").encode(), b"w"))
     assert lib.tool_table_print(t, to, ctypes.c_bool(bare), width) == 0
     libc.fclose(to)
@@ -87,14 +89,47 @@ COLUMNS = [("NAME", False, True), ("SIZE", True, False), ("SHAPE", False, False)
 
 
 def test_table(text, tmp_path):
-    rows = [("a", "1 B", "[]"), ("größer", "10 KiB", "[4, 4]"), (b"tab\there\n", "2 B", "[1]")]
+    rows = [("a", "1 B", "[]"), ("größer", "10 KiB", "[4, 4]"), ("tab\there\n", "2 B", "[1]")]
     assert table(text, tmp_path, COLUMNS, rows).splitlines() == [
         f"{'NAME':15}    SIZE  SHAPE", f"{'a':15}     1 B  []", f"{'größer':15}  10 KiB  [4, 4]",
         "tab\\x09here\\x0a     2 B  [1]"]
     assert table(text, tmp_path, COLUMNS, rows,
                  bare=True) == "a\t1 B\t[]\ngrößer\t10 KiB\t[4, 4]\ntab\\x09here\\x0a\t2 B\t[1]\n"
-    assert table(text, tmp_path, COLUMNS, [("a", 2 ** 64 - 1, "x")], bare=True) == f"a\t{2 ** 64 - 1}\tx\n"
+    assert table(text, tmp_path, COLUMNS, [("a", -1, "x")], bare=True) == f"a\t{2 ** 64 - 1}\tx\n"
     assert table(text, tmp_path, COLUMNS, []) == "NAME  SIZE  SHAPE\n"
+
+
+def test_values_of_rows(text, tmp_path):
+    columns = [("step", False, False, {"as_": AS_STEP}), ("bytes", True, False, {"as_": AS_BYTES}),
+               ("shape", False, False), ("attributes", False, False), ("digest", False, False, {"more": True})]
+    rows = [{"step": 7, "bytes": 1536, "shape": [4, -1], "attributes": {"a": "1", "b": "x\n"}, "digest": "d"},
+            {"bytes": None, "shape": [], "attributes": {}}]
+    assert table(text, tmp_path, columns, rows, bare=True) == (
+        f"step-00000007\t1.5 KiB\t[4, {2 ** 64 - 1}]\ta=1  b=x\\x0a\n-\t-\t[]\t\n")
+    assert table(text, tmp_path, columns, rows, bare=True, more=True, exact=True).splitlines()[0].split("\t")[1:] == [
+        "1536", f"[4, {2 ** 64 - 1}]", "a=1  b=x\\x0a", "d"]
+
+
+def test_styles_of_columns_and_rows(text, tmp_path):
+    RUN, GOOD = 3, 2
+    columns = [("run", False, False, {"style": RUN}), ("step", True, False, {"style": GOOD, "style_if": b"latest"})]
+    rows = [{"run": "a", "step": 1}, {"run": "b", "step": 22, "latest": True}]
+    text.lib.tool_color_set(b"always")
+    try:
+        assert table(text, tmp_path, columns, rows).splitlines() == [
+            "run  step", "\x1b[1;34ma\x1b[m       1", "\x1b[1;34mb\x1b[m      \x1b[32m22\x1b[m"]
+        assert table(text, tmp_path, columns, rows, bare=True) == "a\t1\nb\t22\n"
+    finally:
+        text.lib.tool_color_set(b"auto")
+
+
+def test_a_row_for_which_there_was_no_memory_is_an_error(text):
+    t = ctypes.c_void_p(text.lib.tool_table_new((Column * 1)(Column(b"a", b"a")), 1, False, False))
+    text.lib.tool_table_add(t, None)
+    assert text.lib.tool_table_print(t, None, False, 0) == -errno.ENOMEM
+    text.lib.tool_table_free(t)
+    text.lib.tool_table_add(None, None)
+    assert text.lib.tool_table_print(None, None, False, 0) == -errno.ENOMEM
 
 
 def test_long_names_are_shortened_in_the_middle(text, tmp_path):

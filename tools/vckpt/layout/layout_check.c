@@ -10,48 +10,45 @@
 #include "tools/vckpt/layout/layout.h"
 #include "tools/vckpt/print/table.h"
 
-static void add_placements(struct tool_table *table, const struct view_layouts_line *line)
+/* Free it. NULL: no memory. */
+static char *placements_text(const struct view_layouts_line *line)
 {
-	struct base_buf words = BASE_BUF_INIT;
-	const char *saved = line && line->saved ? "saved" : "R";
+	struct base_buf words base_cleanup_buf = BASE_BUF_INIT;
 
 	for (uint32_t i = 0; line && i < line->ncuts; i++) {
 		base_buf_printf(&words, "%s%s=", i ? " " : "", line->cuts[i].dim);
 		tensor_placements_print(&line->cuts[i].placement, 1, &words);
 	}
-	base_cleanup_free char *text = base_buf_steal_text(&words);
-	tool_table_text(table, text && *text ? text : saved);
+	if (!words.len)
+		base_buf_append_text(&words, line && line->saved ? "saved" : "R");
+	return base_buf_steal_text(&words);
 }
 
 static int add_tensor(struct tool_table *table, const struct view_layouts *l, const struct load_tensor_info *info,
 	uint32_t *counts)
 {
 	int64_t i = view_layouts_find(l, info);
-	char place[300] = "-";
+	const struct view_layouts_line *line = i < 0 ? NULL : view_layouts_line(l, (uint32_t)i);
+	base_cleanup_free char *words = placements_text(line);
+	json_t *row;
 
 	if (i == -ENOMEM)
 		return -ENOMEM;
-	const struct view_layouts_line *line = i < 0 ? NULL : view_layouts_line(l, (uint32_t)i);
+	row = json_pack("{s:s++%, s:o, s:s, s:s}", "tensor", info->component, "/", info->name, (size_t)info->name_len,
+		"shape", tool_json_shape(&info->shape), "dtype", tensor_dtype_name(info->dtype), "placements", words);
 	if (line) {
-		snprintf(place, sizeof place, "%.200s:%u", line->file, line->number);
+		json_object_set_new(row, "line", json_sprintf("%.200s:%u", line->file, line->number));
 		counts[i]++;
 	}
-	base_cleanup_buf struct base_buf name = BASE_BUF_INIT;
-	base_buf_printf(&name, "%s/", info->component);
-	base_buf_append(&name, info->name, info->name_len);
-	tool_table_add(table, TOOL_PLAIN, name.error ? "" : (const char *)name.data, name.error ? 0 : name.len);
-	tool_table_text(table, TOOL_SHAPE(&info->shape));
-	tool_table_text(table, tensor_dtype_name(info->dtype));
-	add_placements(table, line);
-	tool_table_text(table, place);
-	return name.error;
+	tool_table_add(table, row);
+	return 0;
 }
 
 static int print_step(struct tool *t, const struct view_layouts *l)
 {
-	static const struct tool_column columns[] = {{"tensor", .shorten = true}, {"shape"}, {"dtype"}, {"placements"},
-		{"line"}};
-	struct tool_table *table = tool_table_new(columns, BASE_COUNT(columns));
+	static const struct tool_column columns[] = {{"tensor", "tensor", .shorten = true}, {"shape", "shape"},
+		{"dtype", "dtype"}, {"placements", "placements"}, {"line", "line"}};
+	struct tool_table *table = tool_table_new(columns, BASE_COUNT(columns), false, false);
 	base_cleanup_free uint32_t *counts = calloc(view_layouts_count(l) + 1, sizeof *counts);
 	struct base_error err = {.code = -ENOMEM};
 	int r = table && counts ? 0 : -ENOMEM;

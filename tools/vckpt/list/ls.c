@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- cells ---- */
+/* ---- rows ---- */
 
 char *ls_format_bytes(const struct ls *ls, uint64_t bytes, char text[static 32])
 {
@@ -19,51 +19,52 @@ char *ls_format_bytes(const struct ls *ls, uint64_t bytes, char text[static 32])
 	return text;
 }
 
-void ls_add_bytes(const struct ls *ls, struct tool_table *table, uint64_t bytes)
+void ls_begin(struct ls *ls, const struct tool_column *columns, unsigned n)
 {
-	tool_table_text(table, LS_BYTES(ls, bytes));
+	if (ls->t->json)
+		ls->rows = json_array();
+	else
+		ls->table = tool_table_new(columns, n, ls->more, ls->bytes);
 }
 
-static void add_time(const struct ls *ls, struct tool_table *table, int64_t time_ns)
+void ls_add(struct ls *ls, json_t *row)
+{
+	if (ls->t->json)
+		json_array_append_new(ls->rows, row);
+	else
+		tool_table_add(ls->table, row);
+}
+
+json_t *ls_take(struct ls *ls)
+{
+	json_t *rows = ls->rows;
+
+	ls->rows = rows ? json_array() : NULL;
+	return rows;
+}
+
+int ls_print(struct ls *ls, json_t *document)
+{
+	if (ls->t->json)
+		return tool_print_json(document);
+	json_decref(document);
+	if (tool_table_print(ls->table, stdout, ls->bare, tool_terminal_width(STDOUT_FILENO)) < 0)
+		return tool_fail(ls->t, &(struct base_error){.code = -ENOMEM});
+	return TOOL_DONE;
+}
+
+/* For the table: the column "when". */
+static void add_when(const struct ls *ls, json_t *row, int64_t time_ns)
 {
 	char text[40];
 
-	tool_table_text(table, ls->time ? tool_format_time(time_ns, text) : tool_format_age(time_ns, ls->now_ns, text));
-}
-
-static void add_step(struct tool_table *table, uint64_t step, bool latest)
-{
-	char text[40];
-	int len = snprintf(text, sizeof text, "step-%08" PRIu64, step);
-
-	tool_table_add(table, latest ? TOOL_GOOD : TOOL_PLAIN, text, (size_t)len);
-}
-
-static void add_attributes(struct tool_table *table, const struct proto_commit *c)
-{
-	base_cleanup_free char *text = NULL;
-	size_t size;
-	FILE *to = open_memstream(&text, &size);
-
-	for (size_t i = 0; to && i < c->nattributes; i++)
-		fprintf(to, "%s%s=%s", i ? "  " : "", c->attributes[i].key, c->attributes[i].value);
-	if (to)
-		fclose(to);
-	tool_table_text(table, text ? text : "");
-}
-
-int ls_print(const struct ls *ls, struct tool_table *table)
-{
-	struct base_error err = {.code = -ENOMEM};
-	int r = table ? tool_table_print(table, stdout, ls->bare, tool_terminal_width(STDOUT_FILENO)) : -ENOMEM;
-
-	tool_table_free(table);
-	return r < 0 ? tool_fail(ls->t, &err) : TOOL_DONE;
+	json_object_set_new(row, "when", json_string(ls->time ? tool_format_time(time_ns, text)
+		: tool_format_age(time_ns, ls->now_ns, text)));
 }
 
 bool ls_says(const struct ls *ls)
 {
-	return !ls->bare && !ls->t->quiet;
+	return !ls->bare && !ls->t->quiet && !ls->t->json;
 }
 
 static void say_steps(const struct ls *ls, uint64_t steps, uint64_t bytes, uint64_t added)
@@ -97,46 +98,34 @@ static void read_run(struct run *run, const struct store_list *l)
 	}
 }
 
-static int print_runs(const struct ls *ls, const struct run *runs, const struct ls_item *items, size_t n)
+static int print_runs(struct ls *ls, const struct run *runs, const struct ls_item *items, size_t n)
 {
-	const struct tool_column columns[] = {{"RUN", .shorten = true}, {"STEPS", true}, {"LATEST"},
-		{ls->time ? "TIME" : "AGE"}, {"SIZE", true}, {"ADDED", true}};
-	struct tool_table *table = tool_table_new(columns, BASE_COUNT(columns));
+	const struct tool_column columns[] = {{"RUN", "run", .shorten = true, .style = TOOL_RUN},
+		{"STEPS", "steps", .right = true}, {"LATEST", "latest", TOOL_AS_STEP, .style = TOOL_GOOD},
+		{ls->time ? "TIME" : "AGE", "when"}, {"SIZE", "bytes", TOOL_AS_BYTES, .right = true},
+		{"ADDED", "new_bytes", TOOL_AS_BYTES, .right = true}};
 	uint64_t steps = 0, bytes = 0, added = 0;
 
-	for (size_t i = 0; table && i < n; i++) {
+	ls_begin(ls, columns, BASE_COUNT(columns));
+	for (size_t i = 0; i < n; i++) {
 		const struct run *run = &runs[items[i].index];
+		json_t *row = json_pack("{s:s, s:I, s:I, s:s, s:I, s:I}", "run", run->name, "steps",
+			(json_int_t)run->steps, "latest", (json_int_t)run->latest, "time", TOOL_TIME(run->time_ns),
+			"bytes", (json_int_t)run->bytes, "new_bytes", (json_int_t)run->added);
 
-		tool_table_add(table, TOOL_RUN, run->name, strlen(run->name));
-		tool_table_number(table, run->steps);
-		add_step(table, run->latest, true);
-		add_time(ls, table, run->time_ns);
-		ls_add_bytes(ls, table, run->bytes);
-		ls_add_bytes(ls, table, run->added);
+		if (!ls->t->json)
+			add_when(ls, row, run->time_ns);
+		ls_add(ls, row);
 		steps += run->steps;
 		bytes += run->bytes;
 		added += run->added;
 	}
-	int code = ls_print(ls, table);
+	int code = ls_print(ls, json_pack("{s:o}", "runs", ls_take(ls)));
 	if (code || !ls_says(ls))
 		return code;
 	printf("total: %s, ", TOOL_COUNT(n, "run", "runs"));
 	say_steps(ls, steps, bytes, added);
 	return TOOL_DONE;
-}
-
-static int print_runs_json(const struct run *runs, const struct ls_item *items, size_t n)
-{
-	json_t *all = json_array();
-
-	for (size_t i = 0; i < n; i++) {
-		const struct run *run = &runs[items[i].index];
-
-		json_array_append_new(all, json_pack("{s:s, s:I, s:I, s:s, s:I, s:I}", "run", run->name, "steps",
-			(json_int_t)run->steps, "latest", (json_int_t)run->latest, "time", TOOL_TIME(run->time_ns),
-			"bytes", (json_int_t)run->bytes, "new_bytes", (json_int_t)run->added));
-	}
-	return tool_print_json(json_pack("{s:o}", "runs", all));
 }
 
 /* A run that cannot be read hides no other; one without a step is left out. */
@@ -164,7 +153,7 @@ static int read_runs(const struct ls *ls, struct store *s, char **names, size_t 
 	return code;
 }
 
-static int list_runs(const struct ls *ls)
+static int list_runs(struct ls *ls)
 {
 	struct store *s = ls->t->store;
 	struct base_error err = {0};
@@ -182,7 +171,7 @@ static int list_runs(const struct ls *ls)
 		failed = read_runs(ls, s, names, n, runs, items, &found);
 		code = ls_sort(ls, "runs", LS_NAME | LS_STEP | LS_TIME | LS_SIZE, items, found);
 		if (code == 0)
-			code = ls->t->json ? print_runs_json(runs, items, found) : print_runs(ls, runs, items, found);
+			code = print_runs(ls, runs, items, found);
 	}
 	store_runs_free(names, n);
 	return code ? code : failed;
@@ -213,48 +202,29 @@ static struct ls_item *step_items(const struct store_list *l)
 	return items;
 }
 
-static int print_steps_json(const struct store_list *l, const char *run, const struct ls_item *items)
+static int print_steps(struct ls *ls, const struct store_list *l, const char *run, const struct ls_item *items)
 {
-	json_t *all = json_array();
-
-	for (size_t i = 0; i < store_list_count(l); i++)
-		json_array_append_new(all, ls_step_json(run, store_list_at(l, items[i].index)));
-	return tool_print_json(json_pack("{s:s, s:o}", "run", run, "steps", all));
-}
-
-static void add_step_row(const struct ls *ls, struct tool_table *table, const struct store_list_step *s, bool latest)
-{
-	add_step(table, s->step, latest);
-	add_time(ls, table, s->commit.time_ns);
-	tool_table_number(table, s->commit.tensors);
-	ls_add_bytes(ls, table, s->commit.bytes);
-	ls_add_bytes(ls, table, s->commit.new_bytes);
-	if (ls->more)
-		tool_table_text(table, s->commit.attempt);
-	add_attributes(table, &s->commit);
-}
-
-static int print_steps(const struct ls *ls, const struct store_list *l, const struct ls_item *items)
-{
-	const struct tool_column common[] = {{"STEP"}, {ls->time ? "TIME" : "AGE"}, {"TENSORS", true}, {"SIZE", true},
-		{"ADDED", true}, {"ATTRIBUTES", .shorten = true}};
-	struct tool_column columns[BASE_COUNT(common) + 1];
+	const struct tool_column columns[] = {{"STEP", "step", TOOL_AS_STEP, .style = TOOL_GOOD, .style_if = "latest"},
+		{ls->time ? "TIME" : "AGE", "when"}, {"TENSORS", "tensors", .right = true},
+		{"SIZE", "bytes", TOOL_AS_BYTES, .right = true}, {"ADDED", "new_bytes", TOOL_AS_BYTES, .right = true},
+		{"ATTEMPT", "attempt", .more = true}, {"ATTRIBUTES", "attributes", .shorten = true}};
 	uint64_t bytes = 0, added = 0;
 	size_t n = store_list_count(l);
 
-	memcpy(columns, common, sizeof common);
-	columns[6] = columns[5];
-	if (ls->more)
-		columns[5] = (struct tool_column){"ATTEMPT"};
-	struct tool_table *table = tool_table_new(columns, ls->more ? 7 : 6);
-	for (size_t i = 0; table && i < n; i++) {
+	ls_begin(ls, columns, BASE_COUNT(columns));
+	for (size_t i = 0; i < n; i++) {
 		const struct store_list_step *s = store_list_at(l, items[i].index);
+		json_t *row = ls_step_json(run, s);
 
-		add_step_row(ls, table, s, s == store_list_latest(l));
+		if (!ls->t->json)
+			add_when(ls, row, s->commit.time_ns);
+		if (!ls->t->json && s == store_list_latest(l))
+			json_object_set_new(row, "latest", json_true());
+		ls_add(ls, row);
 		bytes += s->commit.bytes;
 		added += s->commit.new_bytes;
 	}
-	int code = ls_print(ls, table);
+	int code = ls_print(ls, json_pack("{s:s, s:o}", "run", run, "steps", ls_take(ls)));
 	if (code == 0 && ls_says(ls)) {
 		fputs("total: ", stdout);
 		say_steps(ls, n, bytes, added);
@@ -262,7 +232,7 @@ static int print_steps(const struct ls *ls, const struct store_list *l, const st
 	return code;
 }
 
-static int list_steps(const struct ls *ls, const char *run)
+static int list_steps(struct ls *ls, const char *run)
 {
 	struct base_error err = {0};
 	int code;
@@ -278,12 +248,12 @@ static int list_steps(const struct ls *ls, const char *run)
 	if ((code = ls_sort(ls, "steps", LS_NAME | LS_STEP | LS_TIME | LS_SIZE | LS_ATTRIBUTE, items,
 			store_list_count(l))))
 		return code;
-	return ls->t->json ? print_steps_json(l, run, items) : print_steps(ls, l, items);
+	return print_steps(ls, l, run, items);
 }
 
 /* ---- the command ---- */
 
-static int list_target(const struct ls *ls, const struct tool_target *target)
+static int list_target(struct ls *ls, const struct tool_target *target)
 {
 	const struct store_list_step *entry;
 	int code = tool_step_open(ls->t, target, &entry);
@@ -293,29 +263,39 @@ static int list_target(const struct ls *ls, const struct tool_target *target)
 	return target->rest ? ls_tensors(ls, ls->t->step, target->rest) : ls_step(ls, ls->t->step, entry);
 }
 
+static int list(struct ls *ls)
+{
+	struct tool_target target = {0};
+	struct tool *t = ls->t;
+	int code;
+
+	if (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &target)))
+		return code;
+	if (ls->incoming && target.has_step)
+		return tool_usage(t, "--incoming takes a RUN without a step");
+	if (target.has_step)
+		return list_target(ls, &target);
+	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY)))
+		return code;
+	if (ls->incoming)
+		return tool_list_incoming(t, t->narguments == 2 ? target.run : NULL);
+	return t->narguments == 2 ? list_steps(ls, target.run) : list_runs(ls);
+}
+
 static int ls_run(struct tool *t, int argc, char **argv)
 {
 	struct ls ls = {.t = t, .now_ns = base_realtime_ns()};
 	const struct tool_option options[] = {{"incoming", .flag = &ls.incoming}, {"sort", .text = &ls.sort},
 		{"reverse", 'r', .flag = &ls.reverse}, {"bytes", .flag = &ls.bytes}, {"time", .flag = &ls.time},
 		{"long", 'l', .flag = &ls.more}, {"no-header", 'H', .flag = &ls.bare}, {0}};
-	struct tool_target target = {0};
 	int code = tool_parse(t, argc, argv, options);
 
-	if (code)
-		return code;
 	ls.more |= t->verbose > 0;
-	if (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &target)))
-		return code;
-	if (ls.incoming && target.has_step)
-		return tool_usage(t, "--incoming takes a RUN without a step");
-	if (target.has_step)
-		return list_target(&ls, &target);
-	if ((code = tool_open_store(t, STORE_OPEN_READ_ONLY)))
-		return code;
-	if (ls.incoming)
-		return tool_list_incoming(t, t->narguments == 2 ? target.run : NULL);
-	return t->narguments == 2 ? list_steps(&ls, target.run) : list_runs(&ls);
+	if (code == 0)
+		code = list(&ls);
+	tool_table_free(ls.table);
+	json_decref(ls.rows);
+	return code;
 }
 
 const struct tool_command tool_ls = {"ls", "list runs, steps, components, tensors",

@@ -13,6 +13,8 @@ struct ls {
 	const char *sort; /* NULL: as it comes */
 	bool reverse, bytes, time, bare, more, incoming;
 	int64_t now_ns;
+	struct tool_table *table; /* of the listing under way; NULL with --json: */
+	json_t *rows;
 };
 
 /* What a row is sorted by; `index`: its place before. A step has a number in place of a name. */
@@ -30,16 +32,22 @@ enum { LS_NAME = 1 << 0, LS_STEP = 1 << 1, LS_TIME = 1 << 2, LS_SIZE = 1 << 3, L
 /* Sorts as asked for; `keys`: what these items (called `what`) have. 0 or TOOL_USAGE. */
 int ls_sort(const struct ls *ls, const char *what, unsigned keys, struct ls_item *items, size_t n);
 
-void ls_add_bytes(const struct ls *ls, struct tool_table *table, uint64_t bytes);
 char *ls_format_bytes(const struct ls *ls, uint64_t bytes, char text[static 32]); /* as --bytes asks for; text */
 #define LS_BYTES(ls, n) ls_format_bytes(ls, n, (char[32]){0})
-/* Prints the table and frees it; NULL and a lack of memory are reported. An exit code. */
-int ls_print(const struct ls *ls, struct tool_table *table);
-bool ls_says(const struct ls *ls); /* are totals and notes wanted? */
 
+/* Begins a listing; its rows, in order: the same for people and with --json, but for members that only its columns
+ * name. ls_add takes the row. */
+void ls_begin(struct ls *ls, const struct tool_column *columns, unsigned n);
+void ls_add(struct ls *ls, json_t *row);
+/* With --json the rows since the last call, which are the caller's, else NULL. */
+json_t *ls_take(struct ls *ls);
+/* With --json prints the document, else the rows. Takes the document. An exit code. */
+int ls_print(struct ls *ls, json_t *document);
+bool ls_says(const struct ls *ls); /* are totals and notes wanted? */
 json_t *ls_step_json(const char *run, const struct store_list_step *s);
+
 /* The components and blobs of a step; the tensors of a component. An exit code. */
-int ls_step(const struct ls *ls, struct load_step *step, const struct store_list_step *entry);
-int ls_tensors(const struct ls *ls, struct load_step *step, const char *component);
+int ls_step(struct ls *ls, struct load_step *step, const struct store_list_step *entry);
+int ls_tensors(struct ls *ls, struct load_step *step, const char *component);
 
 #endif

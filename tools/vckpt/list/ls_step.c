@@ -8,19 +8,15 @@
 #include "tools/vckpt/list/ls.h"
 #include "tools/vckpt/list/sums.h"
 
-/* The cells of --long. */
-static void add_sums(const struct ls *ls, struct tool_table *table, const struct tool_sums *s)
+/* The members of --long. */
+static void add_sums(const struct ls *ls, json_t *row, const struct tool_sums *s)
 {
-	ls_add_bytes(ls, table, s->stored);
-	tool_table_number(table, s->pieces);
-	tool_table_text(table, tool_sums_codecs(s, (char[TOOL_SUMS_TEXT]){0}));
-}
+	char text[TOOL_SUMS_TEXT];
 
-static void sums_json(json_t *o, const struct tool_sums *s)
-{
-	json_object_set_new(o, "pieces", json_integer((json_int_t)s->pieces));
-	json_object_set_new(o, "stored_bytes", json_integer((json_int_t)s->stored));
-	json_object_set_new(o, "codecs", tool_sums_codecs_json(s));
+	json_object_set_new(row, "pieces", json_integer((json_int_t)s->pieces));
+	json_object_set_new(row, "stored_bytes", json_integer((json_int_t)s->stored));
+	json_object_set_new(row, "codecs",
+		ls->t->json ? tool_sums_codecs_json(s) : json_string(tool_sums_codecs(s, text)));
 }
 
 /* ---- the tensors of a component ---- */
@@ -34,32 +30,15 @@ static int find_component(const struct ls *ls, struct load_step *step, const cha
 	return tool_failed(ls->t, "step %" PRIu64 " has no component %s", load_step_info(step)->step, component);
 }
 
-static json_t *tensor_json(const struct load_tensor_info *info)
-{
-	return json_pack("{s:o, s:s, s:o, s:I}", "name", tool_json_text(info->name, info->name_len), "dtype",
-		tensor_dtype_name(info->dtype), "shape", tool_json_shape(&info->shape), "bytes",
-		(json_int_t)info->bytes);
-}
-
-static void add_tensor(const struct ls *ls, struct tool_table *table, const struct load_tensor_info *info,
-	const struct tool_sums *s)
-{
-	tool_table_add(table, TOOL_PLAIN, info->name, info->name_len);
-	tool_table_text(table, tensor_dtype_name(info->dtype));
-	tool_table_text(table, TOOL_SHAPE(&info->shape));
-	ls_add_bytes(ls, table, info->bytes);
-	if (ls->more)
-		add_sums(ls, table, s);
-}
-
-/* Tensors in the order of `items`, into the table and the JSON array. */
-static int add_tensors(const struct ls *ls, struct load_step *step, const struct ls_item *items, size_t n,
-	struct tool_table *table, json_t *all, struct tool_sums *ret_total)
+/* Tensors in the order of `items`. */
+static int add_tensors(struct ls *ls, struct load_step *step, const struct ls_item *items, size_t n,
+	struct tool_sums *ret_total)
 {
 	for (size_t i = 0; i < n; i++) {
 		struct load_tensor_info info;
 		struct tool_sums sums = {0};
 		struct base_error err = {0};
+		json_t *row;
 
 		load_step_tensor_info(step, (uint32_t)items[i].index, &info);
 		if (ls->more && tool_sums_tensor(&sums, step, NULL, (uint32_t)items[i].index, &err) < 0)
@@ -67,16 +46,14 @@ static int add_tensors(const struct ls *ls, struct load_step *step, const struct
 		ret_total->bytes += info.bytes;
 		ret_total->stored += sums.stored;
 		ret_total->dtypes[info.dtype]++;
-		if (table)
-			add_tensor(ls, table, &info, &sums);
-		if (!ls->t->json)
-			continue;
-		json_t *o = tensor_json(&info);
+		row = json_pack("{s:o, s:s, s:o, s:I}", "name", tool_json_text(info.name, info.name_len), "dtype",
+			tensor_dtype_name(info.dtype), "shape", tool_json_shape(&info.shape), "bytes",
+			(json_int_t)info.bytes);
 		if (ls->more) {
-			sums_json(o, &sums);
-			json_object_set_new(o, "digest", json_string(TOOL_DIGEST(&sums.digest)));
+			add_sums(ls, row, &sums);
+			json_object_set_new(row, "digest", json_string(TOOL_DIGEST(&sums.digest)));
 		}
-		json_array_append_new(all, o);
+		ls_add(ls, row);
 	}
 	return 0;
 }
@@ -107,40 +84,39 @@ static void say_tensors(const struct ls *ls, size_t n, const struct tool_sums *s
 		tool_sums_print_numpy(s, "");
 }
 
-int ls_tensors(const struct ls *ls, struct load_step *step, const char *component)
+int ls_tensors(struct ls *ls, struct load_step *step, const char *component)
 {
-	static const struct tool_column columns[] = {{"NAME", .shorten = true}, {"DTYPE"}, {"SHAPE"}, {"SIZE", true},
-		{"STORED", true}, {"PIECES", true}, {"CODECS"}};
+	static const struct tool_column columns[] = {{"NAME", "name", .shorten = true}, {"DTYPE", "dtype"},
+		{"SHAPE", "shape"}, {"SIZE", "bytes", TOOL_AS_BYTES, .right = true},
+		{"STORED", "stored_bytes", TOOL_AS_BYTES, .right = true, .more = true},
+		{"PIECES", "pieces", .right = true, .more = true}, {"CODECS", "codecs", .more = true}};
+	base_cleanup_free struct ls_item *items = NULL;
 	uint32_t first, end;
 	struct tool_sums total = {0};
 	int code = find_component(ls, step, component, &first, &end);
 
 	if (code)
 		return code;
-	base_cleanup_free struct ls_item *items = tensor_items(step, first, end);
-	struct tool_table *table = ls->t->json ? NULL : tool_table_new(columns, ls->more ? 7 : 4);
-	json_auto_t *all = json_array();
-	if (items)
-		code = ls_sort(ls, "tensors", LS_NAME | LS_SIZE, items, end - first);
-	if (items && code == 0)
-		code = add_tensors(ls, step, items, end - first, table, all, &total);
-	if (code == 0 && ls->t->json)
-		code = tool_print_json(json_pack("{s:s, s:O}", "component", component, "tensors", all));
-	else if (code == 0)
-		code = ls_print(ls, items ? base_steal(table) : NULL);
-	if (code == 0 && !ls->t->json)
+	items = tensor_items(step, first, end);
+	if (!items)
+		return tool_fail(ls->t, &(struct base_error){.code = -ENOMEM});
+	ls_begin(ls, columns, BASE_COUNT(columns));
+	code = ls_sort(ls, "tensors", LS_NAME | LS_SIZE, items, end - first);
+	if (code == 0)
+		code = add_tensors(ls, step, items, end - first, &total);
+	if (code == 0)
+		code = ls_print(ls, json_pack("{s:s, s:o}", "component", component, "tensors", ls_take(ls)));
+	if (code == 0)
 		say_tensors(ls, end - first, &total);
-	tool_table_free(table);
 	return code;
 }
 
 /* ---- a step ---- */
 
 struct contents {
-	const struct ls *ls;
+	struct ls *ls;
 	struct load_step *step;
-	struct tool_table *table;
-	json_t *components, *blobs;
+	json_t *components; /* with --json */
 	struct tool_sums total;
 	uint64_t bytes;
 };
@@ -168,30 +144,22 @@ static uint64_t component_bytes(const struct load_step *step, uint32_t first, ui
 	return bytes;
 }
 
-static void add_component_row(struct contents *c, const struct ls_item *item, uint32_t n, const struct tool_sums *s)
+static json_t *component_row(const struct contents *c, const struct ls_item *item, uint32_t n,
+	const struct tool_sums *s)
 {
-	char name[PROTO_COMPONENT_MAX + 2];
-
-	snprintf(name, sizeof name, "%s/", item->name);
-	tool_table_text(c->table, name);
-	ls_add_bytes(c->ls, c->table, item->bytes);
-	tool_table_number(c->table, n);
-	if (!c->ls->more)
-		return;
-	add_sums(c->ls, c->table, s);
-	tool_table_text(c->table, tool_sums_dtypes(s, (char[TOOL_SUMS_TEXT]){0}));
-}
-
-static void add_component_json(struct contents *c, const struct ls_item *item, uint32_t n, const struct tool_sums *s)
-{
-	json_t *o = json_pack("{s:s, s:I, s:I}", "component", item->name, "tensors", (json_int_t)n, "bytes",
+	char name[PROTO_COMPONENT_MAX + 2], text[TOOL_SUMS_TEXT];
+	json_t *row = json_pack("{s:s, s:I, s:I}", "component", item->name, "tensors", (json_int_t)n, "bytes",
 		(json_int_t)item->bytes);
 
-	if (c->ls->more) {
-		sums_json(o, s);
-		json_object_set_new(o, "dtypes", tool_sums_dtypes_json(s));
-	}
-	json_array_append_new(c->components, o);
+	snprintf(name, sizeof name, "%s/", item->name);
+	if (!c->ls->t->json)
+		json_object_set_new(row, "name", json_string(name));
+	if (!c->ls->more)
+		return row;
+	add_sums(c->ls, row, s);
+	json_object_set_new(row, "dtypes",
+		c->ls->t->json ? tool_sums_dtypes_json(s) : json_string(tool_sums_dtypes(s, text)));
+	return row;
 }
 
 static int add_component(struct contents *c, const struct ls_item *item)
@@ -205,10 +173,7 @@ static int add_component(struct contents *c, const struct ls_item *item)
 		code = sum_component(c, first, end, &sums);
 	if (code)
 		return code;
-	if (c->table)
-		add_component_row(c, item, end - first, &sums);
-	else
-		add_component_json(c, item, end - first, &sums);
+	ls_add(c->ls, component_row(c, item, end - first, &sums));
 	c->bytes += item->bytes;
 	c->total.tensors += end - first;
 	c->total.stored += sums.stored;
@@ -219,24 +184,21 @@ static int add_component(struct contents *c, const struct ls_item *item)
 
 static void add_blob(struct contents *c, const struct ls_item *item)
 {
+	base_cleanup_free char *shown = NULL;
 	struct load_blob_info info;
+	json_t *row;
 
 	load_step_blob_info(c->step, (uint32_t)item->index, &info);
 	c->bytes += info.bytes;
-	if (!c->table) {
-		json_t *o = json_pack("{s:s, s:o, s:I}", "name", info.name, "rank",
-			info.per_rank ? json_integer(info.rank) : json_null(), "bytes", (json_int_t)info.bytes);
-
-		if (c->ls->more)
-			json_object_set_new(o, "digest", json_string(TOOL_DIGEST(&info.digest)));
-		json_array_append_new(c->blobs, o);
-		return;
+	row = json_pack("{s:s, s:o, s:I}", "name", info.name, "rank",
+		info.per_rank ? json_integer(info.rank) : json_null(), "bytes", (json_int_t)info.bytes);
+	if (c->ls->more)
+		json_object_set_new(row, "digest", json_string(TOOL_DIGEST(&info.digest)));
+	if (!c->ls->t->json && info.per_rank) {
+		shown = tool_string("ranks/%05u/%s", info.rank, info.name);
+		json_object_set_new(row, "name", json_string(shown ? shown : info.name));
 	}
-	base_cleanup_free char *name = info.per_rank ? tool_string("ranks/%05u/%s", info.rank, info.name) : NULL;
-	tool_table_text(c->table, name ? name : info.name);
-	ls_add_bytes(c->ls, c->table, info.bytes);
-	for (int i = 0; i < (c->ls->more ? 5 : 1); i++)
-		tool_table_text(c->table, "-");
+	ls_add(c->ls, row);
 }
 
 static int add_contents(struct contents *c)
@@ -267,6 +229,7 @@ static int add_contents(struct contents *c)
 		code = ls_sort(c->ls, "components and files", LS_NAME | LS_SIZE, blobs, nblobs);
 	for (uint32_t i = 0; code == 0 && i < ncomponents; i++)
 		code = add_component(c, &items[i]);
+	c->components = ls_take(c->ls);
 	for (size_t i = 0; code == 0 && i < nblobs; i++)
 		add_blob(c, &blobs[i]);
 	return code;
@@ -288,37 +251,32 @@ static void say_contents(const struct contents *c)
 		tool_sums_print_numpy(&c->total, "");
 }
 
-int ls_step(const struct ls *ls, struct load_step *step, const struct store_list_step *entry)
+int ls_step(struct ls *ls, struct load_step *step, const struct store_list_step *entry)
 {
-	static const struct tool_column columns[] = {{"NAME", .shorten = true}, {"SIZE", true}, {"TENSORS", true},
-		{"STORED", true}, {"PIECES", true}, {"CODECS"}, {"DTYPES"}};
+	static const struct tool_column columns[] = {{"NAME", "name", .shorten = true},
+		{"SIZE", "bytes", TOOL_AS_BYTES, .right = true}, {"TENSORS", "tensors", .right = true},
+		{"STORED", "stored_bytes", TOOL_AS_BYTES, .right = true, .more = true},
+		{"PIECES", "pieces", .right = true, .more = true}, {"CODECS", "codecs", .more = true},
+		{"DTYPES", "dtypes", .more = true}};
 	struct contents c = {.ls = ls, .step = step};
 	struct base_error err = {0};
+	uint64_t no_base, again = load_step_again(step, &no_base);
+	json_t *all;
 	int code;
 
 	if (load_step_heads(step, &err) < 0 || load_step_blobs(step, &err) < 0)
 		return tool_fail(ls->t, &err);
-	c.components = json_array();
-	c.blobs = json_array();
-	if (!ls->t->json)
-		c.table = tool_table_new(columns, ls->more ? 7 : 3);
-	code = ls->t->json || c.table ? add_contents(&c) : 0;
-	if (code == 0 && ls->t->json) {
-		json_t *all = ls_step_json(load_step_info(step)->run, entry);
-		uint64_t no_base, again = load_step_again(step, &no_base);
-
-		json_object_set(all, "components", c.components);
-		json_object_set(all, "blobs", c.blobs);
-		json_object_set_new(all, "again_bytes", json_integer((json_int_t)again));
-		json_object_set_new(all, "no_base_bytes", json_integer((json_int_t)no_base));
-		code = tool_print_json(all);
-	} else if (code == 0) {
-		code = ls_print(ls, base_steal(c.table));
-		if (code == 0)
-			say_contents(&c);
-	}
-	tool_table_free(c.table);
-	json_decref(c.components);
-	json_decref(c.blobs);
+	ls_begin(ls, columns, BASE_COUNT(columns));
+	code = add_contents(&c);
+	all = ls_step_json(load_step_info(step)->run, entry);
+	json_object_set_new(all, "components", c.components);
+	json_object_set_new(all, "blobs", ls_take(ls));
+	json_object_set_new(all, "again_bytes", json_integer((json_int_t)again));
+	json_object_set_new(all, "no_base_bytes", json_integer((json_int_t)no_base));
+	if (code == 0)
+		code = ls_print(ls, base_steal(all));
+	if (code == 0)
+		say_contents(&c);
+	json_decref(all);
 	return code;
 }

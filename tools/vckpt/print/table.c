@@ -6,32 +6,37 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/base/array.h"
 #include "core/base/cleanup.h"
+#include "core/base/le.h"
 #include "tools/vckpt/print/format.h"
 
+#define COLUMNS_MAX 8
 #define COLUMN_MIN 16 /* no column is shortened below this */
 #define DOTS "..."
 
-struct table_cell {
-	enum tool_style style;
-	char *text;
-};
+#define STYLED '\1' /* begins a cell that has the style of its column; texts have no control bytes */
 
 struct tool_table {
-	const struct tool_column *columns;
+	const struct tool_column *columns[COLUMNS_MAX]; /* that are shown */
 	unsigned n;
-	struct table_cell *cells; /* row by row */
-	size_t ncells, room;
-	bool failed;
+	bool exact, failed;
+	FILE *to; /* a stream into `cells` */
+	char *cells; /* row by row, each ends with a NUL */
+	size_t ncells, size;
 };
 
-struct tool_table *tool_table_new(const struct tool_column *columns, unsigned n)
+struct tool_table *tool_table_new(const struct tool_column *columns, unsigned n, bool more, bool exact)
 {
 	struct tool_table *t = calloc(1, sizeof *t);
 
-	if (t)
-		*t = (struct tool_table){.columns = columns, .n = n};
+	if (!t)
+		return NULL;
+	t->exact = exact;
+	for (unsigned i = 0; i < n; i++)
+		if (more || !columns[i].more)
+			t->columns[t->n++] = &columns[i];
+	t->to = open_memstream(&t->cells, &t->size);
+	t->failed = !t->to;
 	return t;
 }
 
@@ -39,49 +44,59 @@ void tool_table_free(struct tool_table *t)
 {
 	if (!t)
 		return;
-	for (size_t i = 0; i < t->ncells; i++)
-		free(t->cells[i].text);
+	if (t->to)
+		fclose(t->to);
 	free(t->cells);
 	free(t);
 }
 
-static char *escaped(const char *text, size_t len)
+static void write_number(const struct tool_table *t, uint64_t n, enum tool_as as)
 {
-	char *copy = NULL;
-	size_t size;
-	FILE *to = open_memstream(&copy, &size);
-
-	if (!to)
-		return NULL;
-	tool_print_text(to, text, len);
-	if (fclose(to) == 0)
-		return copy;
-	free(copy);
-	return NULL;
+	if (as == TOOL_AS_BYTES && !t->exact)
+		fputs(TOOL_BYTES(n), t->to);
+	else
+		fprintf(t->to, as == TOOL_AS_STEP ? "step-%08" PRIu64 : "%" PRIu64, n);
 }
 
-void tool_table_add(struct tool_table *t, enum tool_style style, const char *text, size_t len)
+static void write_cell(const struct tool_table *t, json_t *value, enum tool_as as)
 {
-	char *copy;
+	const char *key, *comma = "";
+	json_t *part;
+	size_t i;
 
-	if (t->failed || base_array_room(t->cells, t->room, t->ncells + 1) < 0 || !(copy = escaped(text, len))) {
-		t->failed = true;
-		return;
+	if (json_is_string(value))
+		tool_print_text(t->to, json_string_value(value), json_string_length(value));
+	else if (json_is_integer(value))
+		write_number(t, (uint64_t)json_integer_value(value), as);
+	else if (!json_is_array(value) && !json_is_object(value))
+		putc('-', t->to);
+	json_object_foreach(value, key, part) {
+		fprintf(t->to, "%s%s=", comma, key);
+		tool_print_text(t->to, json_string_value(part), json_string_length(part));
+		comma = "  ";
 	}
-	t->cells[t->ncells++] = (struct table_cell){style, copy};
+	if (!json_is_array(value))
+		return;
+	putc('[', t->to);
+	json_array_foreach(value, i, part)
+		fprintf(t->to, "%s%" PRIu64, i ? ", " : "", (uint64_t)json_integer_value(part));
+	putc(']', t->to);
 }
 
-void tool_table_text(struct tool_table *t, const char *text)
+void tool_table_add(struct tool_table *t, json_t *row)
 {
-	tool_table_add(t, TOOL_PLAIN, text, strlen(text));
-}
+	if (t && !row)
+		t->failed = true;
+	for (unsigned c = 0; t && c < t->n && !t->failed; c++) {
+		const struct tool_column *column = t->columns[c];
 
-void tool_table_number(struct tool_table *t, uint64_t n)
-{
-	char text[24];
-
-	snprintf(text, sizeof text, "%" PRIu64, n);
-	tool_table_text(t, text);
+		if (column->style && (!column->style_if || json_object_get(row, column->style_if)))
+			putc(STYLED, t->to);
+		write_cell(t, json_object_get(row, column->key), column->as);
+		putc(0, t->to);
+		t->ncells++;
+	}
+	json_decref(row);
 }
 
 /* ---- widths, in characters: bytes of UTF-8 that begin one ---- */
@@ -108,14 +123,12 @@ static const char *text_at(const char *text, unsigned n)
 
 static void measure(const struct tool_table *t, unsigned *widths)
 {
-	for (unsigned c = 0; c < t->n; c++)
-		widths[c] = text_width(t->columns[c].head);
-	for (size_t i = 0; i < t->ncells; i++) {
-		unsigned width = text_width(t->cells[i].text);
+	const char *cell = t->cells;
 
-		if (width > widths[i % t->n])
-			widths[i % t->n] = width;
-	}
+	for (unsigned c = 0; c < t->n; c++)
+		widths[c] = text_width(t->columns[c]->head);
+	for (size_t i = 0; i < t->ncells; i++, cell += strlen(cell) + 1)
+		widths[i % t->n] = (unsigned)base_max(widths[i % t->n], text_width(cell + (*cell == STYLED)));
 }
 
 /* The column to take a character from, or t->n. */
@@ -124,7 +137,7 @@ static unsigned widest(const struct tool_table *t, const unsigned *widths)
 	unsigned at = t->n;
 
 	for (unsigned c = 0; c < t->n; c++)
-		if (t->columns[c].shorten && widths[c] > COLUMN_MIN && (at == t->n || widths[c] > widths[at]))
+		if (t->columns[c]->shorten && widths[c] > COLUMN_MIN && (at == t->n || widths[c] > widths[at]))
 			at = c;
 	return at;
 }
@@ -150,45 +163,45 @@ static void print_shortened(FILE *to, const char *text, unsigned width, unsigned
 	fputs(text_at(text, width - (left - head)), to);
 }
 
-static void print_field(const struct tool_table *t, FILE *to, unsigned c, const struct table_cell *cell, unsigned most)
+static void print_field(const struct tool_table *t, FILE *to, unsigned c, const char *text, unsigned most,
+	enum tool_style style)
 {
-	unsigned width = text_width(cell->text);
+	unsigned width = text_width(text);
 	int pad = most > width ? (int)(most - width) : 0;
 
-	fprintf(to, "%s%*s%s", c ? "  " : "", t->columns[c].right ? pad : 0, "", tool_style(to, cell->style));
+	fprintf(to, "%s%*s%s", c ? "  " : "", t->columns[c]->right ? pad : 0, "", tool_style(to, style));
 	if (width > most)
-		print_shortened(to, cell->text, width, most);
+		print_shortened(to, text, width, most);
 	else
-		fputs(cell->text, to);
-	fputs(tool_style_end(to, cell->style), to);
-	if (c + 1 < t->n && !t->columns[c].right)
+		fputs(text, to);
+	fputs(tool_style_end(to, style), to);
+	if (c + 1 < t->n && !t->columns[c]->right)
 		fprintf(to, "%*s", pad, "");
 	if (c + 1 == t->n)
 		putc('\n', to);
 }
 
-static void print_bare(const struct tool_table *t, FILE *to)
+int tool_table_print(struct tool_table *t, FILE *to, bool bare, unsigned width)
 {
-	for (size_t i = 0; i < t->ncells; i++)
-		fprintf(to, "%s%c", t->cells[i].text, (i + 1) % t->n ? '\t' : '\n');
-}
+	unsigned widths[COLUMNS_MAX];
+	const char *cell;
 
-int tool_table_print(const struct tool_table *t, FILE *to, bool bare, unsigned width)
-{
-	base_cleanup_free unsigned *widths = calloc(t->n, sizeof *widths);
-
-	if (t->failed || !widths)
+	if (!t || !t->to || fclose(base_steal(t->to)) != 0 || t->failed)
 		return -ENOMEM;
-	if (bare) {
-		print_bare(t, to);
-		return 0;
-	}
 	measure(t, widths);
 	if (width)
 		fit(t, widths, width);
-	for (unsigned c = 0; c < t->n; c++)
-		print_field(t, to, c, &(struct table_cell){TOOL_PLAIN, (char *)t->columns[c].head}, widths[c]);
-	for (size_t i = 0; i < t->ncells; i++)
-		print_field(t, to, (unsigned)(i % t->n), &t->cells[i], widths[i % t->n]);
+	for (unsigned c = 0; !bare && c < t->n; c++)
+		print_field(t, to, c, t->columns[c]->head, widths[c], TOOL_PLAIN);
+	cell = t->cells;
+	for (size_t i = 0; i < t->ncells; i++, cell += strlen(cell) + 1) {
+		unsigned c = (unsigned)(i % t->n);
+		bool styled = *cell == STYLED;
+
+		if (bare)
+			fprintf(to, "%s%c", cell + styled, c + 1 < t->n ? '\t' : '\n');
+		else
+			print_field(t, to, c, cell + styled, widths[c], styled ? t->columns[c]->style : TOOL_PLAIN);
+	}
 	return 0;
 }

@@ -37,7 +37,7 @@ static bool colored(FILE *to)
 const char *tool_style(FILE *to, enum tool_style style)
 {
 	static const char *const begins[] = {
-		[TOOL_BAD] = "\033[31m", [TOOL_GOOD] = "\033[32m", [TOOL_RUN] = "\033[1;34m", [TOOL_PLAIN] = ""};
+		[TOOL_PLAIN] = "", [TOOL_BAD] = "\033[31m", [TOOL_GOOD] = "\033[32m", [TOOL_RUN] = "\033[1;34m"};
 
 	return colored(to) ? begins[style] : "";
 }

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-enum tool_style { TOOL_BAD, TOOL_GOOD, TOOL_RUN, TOOL_PLAIN };
+enum tool_style { TOOL_PLAIN, TOOL_BAD, TOOL_GOOD, TOOL_RUN };
 
 /* auto, always or never; false: another word */
 bool tool_color_set(const char *when);
