@@ -79,7 +79,6 @@ static int check_ranks(struct layout *l)
 static void print_rank_json(const struct layout *l, uint32_t rank, const struct tensor_shard *shard)
 {
 	uint32_t at[TENSOR_MAX_DIMS], ndim = l->shape.ndim;
-	char offset[TOOL_SHAPE_TEXT], size[TOOL_SHAPE_TEXT], stride[TOOL_SHAPE_TEXT];
 	struct tensor_shard_iter it;
 	const char *comma = "";
 
@@ -92,9 +91,8 @@ static void print_rank_json(const struct layout *l, uint32_t rank, const struct 
 	printf(", \"local_shape\": %s, \"boxes\": [", TOOL_SHAPE(&shard->local_shape));
 	for (tensor_shard_first(&it, shard, NULL); !it.done && !ferror(stdout); tensor_shard_next(&it)) {
 		printf("%s{\"offset\": %s, \"size\": %s, \"local_offset\": %" PRIu64 ", \"local_stride\": %s}", comma,
-			tool_format_shape(ndim, it.at.box.offset, offset),
-			tool_format_shape(ndim, it.at.box.size, size), it.at.local_offset,
-			tool_format_shape(ndim, it.at.local_stride, stride));
+			TOOL_NUMBERS(ndim, it.at.box.offset), TOOL_NUMBERS(ndim, it.at.box.size), it.at.local_offset,
+			TOOL_NUMBERS(ndim, it.at.local_stride));
 		comma = ", ";
 	}
 	fputs("]}", stdout);
@@ -125,15 +123,9 @@ static int print_json(const struct layout *l)
 
 static void print_head(const struct layout *l)
 {
-	struct base_buf words base_cleanup_buf = BASE_BUF_INIT;
-	base_cleanup_free char *text = NULL;
-
-	tensor_mesh_print(l->on.mesh.mesh, &words);
-	base_buf_append_text(&words, " as ");
-	tensor_placements_print(l->on.placements->at, l->on.placements->n, &words);
-	text = base_buf_steal_text(&words);
 	tool_tensor_print(&l->shape, l->dtype);
-	printf(" on %s", text ? text : "?");
+	fputs(" on", stdout);
+	tool_sharding_print(&l->on);
 	if (l->flat_text)
 		printf(", items %s of each", l->flat_text);
 	fputs("\n\n", stdout);
@@ -159,23 +151,20 @@ static void print_boxes(const struct layout *l, const struct tensor_shard *shard
 static int print_table(const struct layout *l)
 {
 	const struct tensor_mesh *m = l->on.mesh.mesh;
-	char names[TOOL_NAMES_TEXT], at[TOOL_SHAPE_TEXT];
 	struct base_error err = {0};
 	struct tensor_shard shard;
 	/* of the widest local shape, or a little less: a longer one only pushes its line */
 	int width = tool_coordinate_width(m), room = (int)base_max(strlen(TOOL_SHAPE(&l->shape)), 11);
 
-	tool_names_text(m, UINT32_MAX, names);
-
 	print_head(l);
-	printf("%8s  %-*s  %-*s  %9s  boxes\n", "rank", width, names, room, "local shape", "bytes");
+	printf("%8s  %-*s  %-*s  %9s  boxes\n", "rank", width, TOOL_NAMES(m, UINT32_MAX), room, "local shape", "bytes");
 	for (uint32_t i = 0; i < l->ranks.count && !ferror(stdout); i++) {
 		uint32_t rank = tool_ranks_at(&l->ranks, i);
 
 		if (layout_shard(l, rank, &shard, &err) < 0)
 			return tool_fail(l->t, &err);
-		tool_coordinate_text(m, rank, at);
-		printf("%8" PRIu32 "  %-*s  %-*s  %9s", rank, width, at, room, TOOL_SHAPE(&shard.local_shape),
+		printf("%8" PRIu32 "  %-*s  %-*s  %9s", rank, width, TOOL_COORDINATE(m, rank), room,
+			TOOL_SHAPE(&shard.local_shape),
 			TOOL_BYTES(tensor_shard_items(&shard) * tensor_dtype_bytes(l->dtype)));
 		print_boxes(l, &shard);
 	}
@@ -185,7 +174,8 @@ static int print_table(const struct layout *l)
 /* Everything of one rank: a line for each box, with its place in the local buffer. */
 static int print_rank(const struct layout *l)
 {
-	char names[TOOL_NAMES_TEXT], text[TOOL_BOX_TEXT];
+	const struct tensor_mesh *m = l->on.mesh.mesh;
+	char text[TOOL_BOX_TEXT];
 	struct base_error err = {0};
 	struct tensor_shard_iter it;
 	struct tensor_shard shard;
@@ -197,17 +187,14 @@ static int print_rank(const struct layout *l)
 		printf("rank %" PRIu32 " is not in the mesh: it holds nothing\n", l->ranks.rank);
 		return tool_output_end(l->t);
 	}
-	tool_names_text(l->on.mesh.mesh, UINT32_MAX, names);
-	tool_coordinate_text(l->on.mesh.mesh, l->ranks.rank, text);
-	printf("rank %" PRIu32 " at %s = %s: local shape %s, %s in %s\n", l->ranks.rank, names, text,
-		TOOL_SHAPE(&shard.local_shape), TOOL_BYTES(tensor_shard_items(&shard) * tensor_dtype_bytes(l->dtype)),
+	printf("rank %" PRIu32 " at %s = %s: local shape %s, %s in %s\n", l->ranks.rank, TOOL_NAMES(m, UINT32_MAX),
+		TOOL_COORDINATE(m, l->ranks.rank), TOOL_SHAPE(&shard.local_shape),
+		TOOL_BYTES(tensor_shard_items(&shard) * tensor_dtype_bytes(l->dtype)),
 		TOOL_COUNT(l->boxes, "box", "boxes"));
 	for (tensor_shard_first(&it, &shard, NULL); !it.done && !ferror(stdout); tensor_shard_next(&it)) {
-		char stride[TOOL_SHAPE_TEXT];
-
 		tensor_box_text(l->shape.ndim, &it.at.box, text, sizeof text);
 		printf("  %s at item %" PRIu64 " of the buffer, strides %s\n", text, it.at.local_offset,
-			tool_format_shape(l->shape.ndim, it.at.local_stride, stride));
+			TOOL_NUMBERS(l->shape.ndim, it.at.local_stride));
 	}
 	return tool_output_end(l->t);
 }

@@ -108,9 +108,9 @@ int tool_mesh_read(const struct tool *t, struct tool_mesh *m)
 	if (!m->text)
 		return tool_usage(t, "%s is missing: as dp=2,tp=4", m->option);
 	if (m->text[0] == '@')
-		r = tool_mesh_from_file(m->text + 1, &m->mesh, &err);
+		r = tool_mesh_from_json(fopen(m->text + 1, "re"), &m->mesh, &err);
 	else if (m->text[strspn(m->text, " \t\r\n")] == '{')
-		r = tool_mesh_from_json(m->text, &m->mesh, &err);
+		r = tool_mesh_from_json(fmemopen((char *)m->text, strlen(m->text), "r"), &m->mesh, &err);
 	else
 		r = tensor_mesh_parse(m->text, NULL, 0, &m->mesh, &err);
 	if (r < 0)
@@ -214,20 +214,19 @@ int tool_flat_read(const struct tool *t, const char *text, struct tensor_flat *r
 
 /* ---- writing ---- */
 
-void tool_coordinate_text(const struct tensor_mesh *m, uint32_t rank, char text[static TOOL_SHAPE_TEXT])
+char *tool_coordinate_text(const struct tensor_mesh *m, uint32_t rank, char text[static TOOL_SHAPE_TEXT])
 {
 	uint32_t at[TENSOR_MAX_DIMS];
 	size_t len = 0;
 
-	if (tensor_mesh_coordinate(m, rank, at) < 0) {
-		strcpy(text, "-");
-		return;
-	}
+	if (tensor_mesh_coordinate(m, rank, at) < 0)
+		return strcpy(text, "-");
 	for (uint32_t d = 0; d < m->ndim; d++)
 		len += (size_t)snprintf(text + len, TOOL_SHAPE_TEXT - len, "%s%" PRIu32, d ? "," : "", at[d]);
+	return text;
 }
 
-void tool_names_text(const struct tensor_mesh *m, uint32_t dims, char text[static TOOL_NAMES_TEXT])
+char *tool_names_text(const struct tensor_mesh *m, uint32_t dims, char text[static TOOL_NAMES_TEXT])
 {
 	size_t len = 0;
 
@@ -236,17 +235,16 @@ void tool_names_text(const struct tensor_mesh *m, uint32_t dims, char text[stati
 		if (dims >> d & 1)
 			len += (size_t)snprintf(text + len, TOOL_NAMES_TEXT - len, "%s%s", len ? "," : "",
 				m->name[d]);
+	return text;
 }
 
 int tool_coordinate_width(const struct tensor_mesh *m)
 {
-	char names[TOOL_NAMES_TEXT];
-	int width = -1;
+	int names = (int)strlen(TOOL_NAMES(m, UINT32_MAX)), width = -1;
 
-	tool_names_text(m, UINT32_MAX, names);
 	for (uint32_t d = 0; d < m->ndim; d++)
 		width += tool_digits(m->size[d] - 1) + 1;
-	return width > (int)strlen(names) ? width : (int)strlen(names);
+	return width > names ? width : names;
 }
 
 void tool_ranks_text(const uint32_t *ranks, size_t n, struct base_buf *b)
@@ -285,6 +283,17 @@ void tool_tensor_print(const struct tensor_shape *shape, enum tensor_dtype dtype
 
 	tensor_shape_items(shape, tensor_dtype_bytes(dtype), &items); /* checked when it was read */
 	printf("%s %s, %s", TOOL_SHAPE(shape), tensor_dtype_name(dtype), TOOL_BYTES(items * tensor_dtype_bytes(dtype)));
+}
+
+void tool_sharding_print(const struct tool_sharding *s)
+{
+	struct base_buf words base_cleanup_buf = BASE_BUF_INIT;
+
+	tensor_mesh_print(s->mesh.mesh, &words);
+	base_buf_append_text(&words, " as ");
+	tensor_placements_print(s->placements->at, s->placements->n, &words);
+	if (!words.error)
+		printf(" %.*s", (int)words.len, (const char *)words.data);
 }
 
 void tool_output_begin(void)

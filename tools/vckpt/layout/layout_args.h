@@ -27,10 +27,10 @@ struct tool_mesh {
 };
 /* "dp=2,tp=4", JSON text {"dims": [["dp",2],["tp",4]], "ranks": [...]}, or @FILE with such JSON. */
 int tool_mesh_read(const struct tool *t, struct tool_mesh *m);
-/* That JSON as a mesh. -EINVAL, -BASE_ELIMIT, -ENOMEM, or the error of reading the file; the sentence is in err. */
-int tool_mesh_from_json(const char *text, struct tensor_mesh **ret_m, struct base_error *err);
-int tool_mesh_from_file(const char *path, struct tensor_mesh **ret_m, struct base_error *err);
-void tool_mesh_print_json(const struct tensor_mesh *m); /* as the two above read it */
+/* That JSON as a mesh. Closes the file; NULL: errno says why it cannot be opened. -EINVAL, -BASE_ELIMIT, -ENOMEM, or
+ * the error of reading the file; the sentence is in err. */
+int tool_mesh_from_json(FILE *file, struct tensor_mesh **ret_m, struct base_error *err);
+void tool_mesh_print_json(const struct tensor_mesh *m); /* as it is read */
 
 /* The ranks that a command describes: with --rank this one, which may be outside of the mesh, else all in mesh order.
  * Zero-initialise with the option's value (NULL: not given). */
@@ -58,9 +58,12 @@ int tool_flat_read(const struct tool *t, const char *text, struct tensor_flat *r
 
 #define TOOL_BOX_TEXT (TENSOR_MAX_DIMS * 43 + 3)
 #define TOOL_NAMES_TEXT (TENSOR_MAX_DIMS * TENSOR_MESH_NAME_MAX) /* names, each with a comma or the NUL */
-/* "0,3"; "-" for a rank outside the mesh */
-void tool_coordinate_text(const struct tensor_mesh *m, uint32_t rank, char text[static TOOL_SHAPE_TEXT]);
-void tool_names_text(const struct tensor_mesh *m, uint32_t dims, char text[static TOOL_NAMES_TEXT]); /* "dp,tp" */
+/* These write into `text` and return it; the macros have memory that lasts as long as the block around them.
+ * "0,3"; "-" for a rank outside the mesh. */
+char *tool_coordinate_text(const struct tensor_mesh *m, uint32_t rank, char text[static TOOL_SHAPE_TEXT]);
+char *tool_names_text(const struct tensor_mesh *m, uint32_t dims, char text[static TOOL_NAMES_TEXT]); /* "dp,tp" */
+#define TOOL_COORDINATE(m, rank) tool_coordinate_text(m, rank, (char[TOOL_SHAPE_TEXT]){0})
+#define TOOL_NAMES(m, dims) tool_names_text(m, dims, (char[TOOL_NAMES_TEXT]){0}) /* dims: UINT32_MAX: all */
 /* Width, in characters, of a column of coordinates under the names of all dimensions. */
 int tool_coordinate_width(const struct tensor_mesh *m);
 /* Ascending ranks, neighbours joined: "0-3,8". */
@@ -69,6 +72,7 @@ int tool_digits(uint64_t v); /* how many */
 #define TOOL_NUMBERS(n, v) tool_format_shape(n, v, (char[TOOL_SHAPE_TEXT]){0}) /* "[4096, 1024]"; n: at most 16 */
 void tool_json_numbers32(const uint32_t *v, uint32_t n);
 void tool_tensor_print(const struct tensor_shape *shape, enum tensor_dtype dtype); /* "[4096, 1024] bf16, 8.0 MiB" */
+void tool_sharding_print(const struct tool_sharding *s); /* " dp=2,tp=4 as R,S(0)" */
 
 /* Call it before the first byte: if the reader of standard output leaves, writing then fails and no signal comes. */
 void tool_output_begin(void);

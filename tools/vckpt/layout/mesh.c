@@ -69,7 +69,6 @@ static void print_rank_json(const struct mesh_command *c, uint32_t rank)
 {
 	const struct tensor_mesh *m = c->mesh.mesh;
 	uint32_t at[TENSOR_MAX_DIMS], host = 0, device = 0;
-	char names[TOOL_NAMES_TEXT];
 
 	tensor_mesh_coordinate(m, rank, at);
 	tensor_hosts_find(&c->hosts, rank, &host, &device); /* checked before the first byte */
@@ -77,9 +76,8 @@ static void print_rank_json(const struct mesh_command *c, uint32_t rank)
 	tool_json_numbers32(at, m->ndim);
 	printf(", \"host\": %" PRIu32 ", \"device\": %" PRIu32 ", \"groups\": {", host, device);
 	for (uint32_t i = 0; i < set_count(m) && !ferror(stdout); i++) {
-		tool_names_text(m, set_at(m, i), names);
 		tensor_mesh_group(m, rank, set_at(m, i), c->members);
-		printf("%s\"%s\": ", i ? ", " : "", names);
+		printf("%s\"%s\": ", i ? ", " : "", TOOL_NAMES(m, set_at(m, i)));
 		tool_json_numbers32(c->members, tensor_mesh_group_size(m, set_at(m, i)));
 	}
 	putchar('}');
@@ -133,36 +131,33 @@ static void neighbours_text(const struct mesh_command *c, uint32_t rank, int k, 
 
 static int wider(int a, int b) { return a > b ? a : b; }
 
-static void print_ranks(const struct mesh_command *c, const char *names)
+static void print_ranks(const struct mesh_command *c)
 {
 	const struct tensor_mesh *m = c->mesh.mesh;
-	char at[TOOL_SHAPE_TEXT], next[TOOL_SHAPE_TEXT], previous[TOOL_SHAPE_TEXT];
+	char next[TOOL_SHAPE_TEXT], previous[TOOL_SHAPE_TEXT];
 	int last = m->ranks ? (int)m->ranks[m->order[m->count - 1]] : (int)m->count - 1;
 	int width = tool_coordinate_width(m), room = wider((int)m->ndim * (tool_digits((uint64_t)last) + 1) - 1, 8);
 
-	printf("%8s  %-*s  %8s  %6s  %-*s  %s\n", "rank", width, names, "host", "device", room, "next", "previous");
+	printf("%8s  %-*s  %8s  %6s  %-*s  %s\n", "rank", width, TOOL_NAMES(m, UINT32_MAX), "host",
+		"device", room, "next", "previous");
 	for (uint32_t i = 0; i < m->count && !ferror(stdout); i++) {
 		uint32_t rank = tensor_mesh_rank_at(m, i), host = 0, device = 0;
 
 		tensor_hosts_find(&c->hosts, rank, &host, &device);
-		tool_coordinate_text(m, rank, at);
 		neighbours_text(c, rank, 1, next);
 		neighbours_text(c, rank, -1, previous);
-		printf("%8" PRIu32 "  %-*s  %8" PRIu32 "  %6" PRIu32 "  %-*s  %s\n", rank, width, at, host, device,
-			room, next, previous);
+		printf("%8" PRIu32 "  %-*s  %8" PRIu32 "  %6" PRIu32 "  %-*s  %s\n", rank, width,
+			TOOL_COORDINATE(m, rank), host, device, room, next, previous);
 	}
 }
 
 /* Of the names of all sets. */
 static int along_width(const struct tensor_mesh *m)
 {
-	char names[TOOL_NAMES_TEXT];
 	int width = 8;
 
-	for (uint32_t i = 0; i < set_count(m); i++) {
-		tool_names_text(m, set_at(m, i), names);
-		width = wider(width, (int)strlen(names));
-	}
+	for (uint32_t i = 0; i < set_count(m); i++)
+		width = wider(width, (int)strlen(TOOL_NAMES(m, set_at(m, i))));
 	return width;
 }
 
@@ -190,15 +185,12 @@ static void print_groups(const struct mesh_command *c, uint32_t dims)
 static int print_table(const struct mesh_command *c)
 {
 	const struct tensor_mesh *m = c->mesh.mesh;
-	char names[TOOL_NAMES_TEXT];
 	int width = along_width(m);
 
-	tool_names_text(m, UINT32_MAX, names);
-	print_ranks(c, names);
+	print_ranks(c);
 	printf("\ngroups%s\n", m->count > SHOWN_MESH ? " (--rank N lists those of a rank)" : "");
 	for (uint32_t i = 0; i < set_count(m) && !ferror(stdout); i++) {
-		tool_names_text(m, set_at(m, i), names);
-		printf("%*s  ", width, names);
+		printf("%*s  ", width, TOOL_NAMES(m, set_at(m, i)));
 		print_groups(c, set_at(m, i));
 		putchar('\n');
 	}
@@ -208,21 +200,17 @@ static int print_table(const struct mesh_command *c)
 static int print_rank(const struct mesh_command *c)
 {
 	const struct tensor_mesh *m = c->mesh.mesh;
-	char names[TOOL_NAMES_TEXT], at[TOOL_SHAPE_TEXT];
 	uint32_t host = 0, device = 0, other;
 	int width = along_width(m);
 
-	tool_names_text(m, UINT32_MAX, names);
-	tool_coordinate_text(m, c->ranks.rank, at);
 	tensor_hosts_find(&c->hosts, c->ranks.rank, &host, &device);
-	printf("rank %" PRIu32 " at %s = %s, host %" PRIu32 ", device %" PRIu32 "\n\n", c->ranks.rank, names, at, host,
-		device);
+	printf("rank %" PRIu32 " at %s = %s, host %" PRIu32 ", device %" PRIu32 "\n\n", c->ranks.rank,
+		TOOL_NAMES(m, UINT32_MAX), TOOL_COORDINATE(m, c->ranks.rank), host, device);
 	printf("%*s  %8s  %8s  %8s  ranks\n", width, "along", "previous", "next", "position");
 	for (uint32_t i = 0; i < set_count(m); i++) {
 		uint32_t dims = set_at(m, i);
 
-		tool_names_text(m, dims, names);
-		printf("%*s", width, names);
+		printf("%*s", width, TOOL_NAMES(m, dims));
 		for (int k = -1; k <= 1; k += 2) {
 			if (i < m->ndim && neighbour(c, c->ranks.rank, i, k, &other))
 				printf("  %8" PRIu32, other);

@@ -101,26 +101,6 @@ static int from_value(const json_t *value, struct tensor_mesh **ret_m, struct ba
 	return tensor_mesh_new((uint32_t)json_array_size(dims), names, sizes, ranks, n, ret_m, err);
 }
 
-static int from_parsed(json_t *value, const json_error_t *fault, struct tensor_mesh **ret_m, struct base_error *err)
-{
-	if (!value)
-		return base_error_set(err, -EINVAL, "not JSON: %s, line %d column %d", fault->text, fault->line,
-			fault->column);
-	int r = from_value(value, ret_m, err);
-	json_decref(value);
-	return r;
-}
-
-int tool_mesh_from_json(const char *text, struct tensor_mesh **ret_m, struct base_error *err)
-{
-	json_error_t fault = {0};
-	struct scan scan = {0};
-
-	if (!scan_fits(&scan, text, strlen(text)))
-		return refuse_scan(&scan, err);
-	return from_parsed(json_loads(text, JSON_REJECT_DUPLICATES, &fault), &fault, ret_m, err);
-}
-
 struct source { FILE *file; struct scan scan; bool over; };
 
 static size_t read_some(void *buffer, size_t len, void *arg)
@@ -132,23 +112,28 @@ static size_t read_some(void *buffer, size_t len, void *arg)
 	return ferror(s->file) || s->over ? (size_t)-1 : n;
 }
 
-int tool_mesh_from_file(const char *path, struct tensor_mesh **ret_m, struct base_error *err)
+int tool_mesh_from_json(FILE *file, struct tensor_mesh **ret_m, struct base_error *err)
 {
+	struct source s = {.file = file};
 	json_error_t fault = {0};
-	struct source s = {.file = fopen(path, "re")};
+	json_t *value;
 	int r;
 
-	if (!s.file)
+	if (!file)
 		return base_error_set(err, -errno, "cannot open the file: %s", strerror(errno));
 	errno = 0;
-	json_t *value = json_load_callback(read_some, &s, JSON_REJECT_DUPLICATES, &fault);
-	if (!value && ferror(s.file))
+	value = json_load_callback(read_some, &s, JSON_REJECT_DUPLICATES, &fault);
+	if (value)
+		r = from_value(value, ret_m, err);
+	else if (ferror(file))
 		r = base_error_set(err, -EINVAL, "cannot read the file: %s", strerror(errno));
-	else if (!value && s.over)
+	else if (s.over)
 		r = refuse_scan(&s.scan, err);
 	else
-		r = from_parsed(value, &fault, ret_m, err);
-	fclose(s.file);
+		r = base_error_set(err, -EINVAL, "not JSON: %s, line %d column %d", fault.text, fault.line,
+			fault.column);
+	json_decref(value);
+	fclose(file);
 	return r;
 }
 

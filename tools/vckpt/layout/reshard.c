@@ -45,49 +45,48 @@ struct reshard {
 	uint32_t readers;
 };
 
-static int add_entry(struct reshard *reshard, uint32_t rank, const struct tensor_box *box)
+static int add_entry(struct reshard *c, uint32_t rank, const struct tensor_box *box)
 {
-	bool full = reshard->n == RANK_BOXES_MAX;
+	bool full = c->n == RANK_BOXES_MAX;
 
-	if (full || reshard->seen++ == ALL_BOXES_MAX)
-		return base_error_set(&reshard->err, -BASE_ELIMIT,
-			"--from-place %.200s --to-place %.200s: more than %" PRIu64 " boxes%s", reshard->from.place,
-			reshard->to.place, full ? RANK_BOXES_MAX : ALL_BOXES_MAX, full ? " for one rank"
+	if (full || c->seen++ == ALL_BOXES_MAX)
+		return base_error_set(&c->err, -BASE_ELIMIT,
+			"--from-place %.200s --to-place %.200s: more than %" PRIu64 " boxes%s", c->from.place,
+			c->to.place, full ? RANK_BOXES_MAX : ALL_BOXES_MAX, full ? " for one rank"
 			: "; --rank N picks one rank");
-	if (base_array_room(reshard->entries, reshard->room, reshard->n + 1) < 0)
+	if (base_array_room(c->entries, c->room, c->n + 1) < 0)
 		return -ENOMEM;
-	reshard->entries[reshard->n] = (struct entry){.rank = rank, .box = (uint32_t)reshard->n,
-		.items = tensor_box_items(&reshard->shape, box)};
-	reshard->n++;
-	return reshard->t->json && !reshard->counting ? tensor_boxes_add(&reshard->boxes, box) : 0;
+	c->entries[c->n] = (struct entry){rank, (uint32_t)c->n, tensor_box_items(&c->shape, box)};
+	c->n++;
+	return c->t->json && !c->counting ? tensor_boxes_add(&c->boxes, box) : 0;
 }
 
-static int too_many_tries(struct reshard *reshard)
+static int too_many_tries(struct reshard *c)
 {
-	return base_error_set(&reshard->err, -BASE_ELIMIT,
+	return base_error_set(&c->err, -BASE_ELIMIT,
 		"--from-place %.200s --to-place %.200s: to find what is needed takes too long, more than %"
-		PRIu64 " boxes and ranks%s", reshard->from.place, reshard->to.place, TRIES_MAX,
-		reshard->ranks.one ? "" : "; --rank N picks one rank");
+		PRIu64 " boxes and ranks%s", c->from.place, c->to.place, TRIES_MAX,
+		c->ranks.one ? "" : "; --rank N picks one rank");
 }
 
 /* A source rank whose shard meets the window. */
 static int add_source(void *arg, uint32_t rank, const uint32_t *coordinate)
 {
-	struct reshard *reshard = arg;
+	struct reshard *c = arg;
 	struct tensor_shard shard;
 	struct tensor_shard_iter it;
 	/* the target holds the same: their coordinates differ only in replicated dimensions */
-	bool same = reshard->own;
+	bool same = c->own;
 	int code;
 
-	if (++reshard->tries > TRIES_MAX)
-		return too_many_tries(reshard);
-	for (uint32_t d = 0; same && d < reshard->from.mesh.mesh->ndim; d++)
-		same = reshard->replicated >> d & 1 || coordinate[d] == reshard->at[d];
-	if ((code = tensor_shard_of(&reshard->from.sharding, rank, NULL, &shard, &reshard->err)) < 0)
+	if (++c->tries > TRIES_MAX)
+		return too_many_tries(c);
+	for (uint32_t d = 0; same && d < c->from.mesh.mesh->ndim; d++)
+		same = c->replicated >> d & 1 || coordinate[d] == c->at[d];
+	if ((code = tensor_shard_of(&c->from.sharding, rank, NULL, &shard, &c->err)) < 0)
 		return code;
-	for (tensor_shard_first(&it, &shard, reshard->window); !it.done; tensor_shard_next(&it))
-		if ((code = add_entry(reshard, same ? reshard->rank : rank, &it.at.box)) < 0)
+	for (tensor_shard_first(&it, &shard, c->window); !it.done; tensor_shard_next(&it))
+		if ((code = add_entry(c, same ? c->rank : rank, &it.at.box)) < 0)
 			return code;
 	return 0;
 }
@@ -101,227 +100,201 @@ static int compare_entry(const void *x, const void *y)
 	return a->box < b->box ? -1 : a->box > b->box;
 }
 
-/* Fills reshard->entries for target rank reshard->rank, by source rank. */
-static int find_sources(struct reshard *reshard)
+/* Fills c->entries for target rank c->rank, by source rank. */
+static int find_sources(struct reshard *c)
 {
 	struct tensor_shard shard;
 	struct tensor_shard_iter it;
-	uint64_t items = 0;
-	int code = tensor_shard_of(&reshard->to.sharding, reshard->rank, NULL, &shard, &reshard->err);
+	uint64_t items = 0, own_items = 0;
+	int code = tensor_shard_of(&c->to.sharding, c->rank, NULL, &shard, &c->err);
 
-	reshard->n = reshard->boxes.n = 0;
-	reshard->bytes = reshard->own_bytes = 0;
-	reshard->own = tensor_mesh_coordinate(reshard->from.mesh.mesh, reshard->rank, reshard->at) == 0;
+	c->n = c->boxes.n = 0;
+	c->bytes = c->own_bytes = 0;
+	c->own = tensor_mesh_coordinate(c->from.mesh.mesh, c->rank, c->at) == 0;
 	if (code < 0 || shard.absent)
 		return code;
 	for (tensor_shard_first(&it, &shard, NULL); !it.done; tensor_shard_next(&it)) {
-		if (++reshard->tries > TRIES_MAX)
-			return too_many_tries(reshard);
-		reshard->window = &it.at.box;
-		code = tensor_sharding_holders(&reshard->from.sharding, reshard->window, false, add_source, reshard);
+		if (++c->tries > TRIES_MAX)
+			return too_many_tries(c);
+		c->window = &it.at.box;
+		code = tensor_sharding_holders(&c->from.sharding, c->window, false, add_source, c);
 		if (code < 0)
 			return code;
 	}
-	if (reshard->n)
-		qsort(reshard->entries, reshard->n, sizeof *reshard->entries, compare_entry);
-	for (size_t i = 0; i < reshard->n; i++) {
-		items += reshard->entries[i].items;
-		reshard->own_bytes += reshard->entries[i].rank == reshard->rank
-			? reshard->entries[i].items * reshard->from.sharding.item_bytes : 0;
+	if (c->n)
+		qsort(c->entries, c->n, sizeof *c->entries, compare_entry);
+	for (size_t i = 0; i < c->n; i++) {
+		items += c->entries[i].items;
+		own_items += c->entries[i].rank == c->rank ? c->entries[i].items : 0;
 	}
-	reshard->bytes = items * reshard->from.sharding.item_bytes;
-	if (base_add_overflows(reshard->total, reshard->bytes, &reshard->total))
-		return base_error_set(&reshard->err, -EOVERFLOW,
+	c->own_bytes = own_items * c->from.sharding.item_bytes;
+	c->bytes = items * c->from.sharding.item_bytes;
+	if (base_add_overflows(c->total, c->bytes, &c->total))
+		return base_error_set(&c->err, -EOVERFLOW,
 			"--to-place %.200s: all ranks together hold more than 2^64-1 bytes"
-			"; --rank N picks one rank", reshard->to.place);
-	reshard->moved += reshard->bytes - reshard->own_bytes; /* at most the total */
-	reshard->readers += reshard->bytes != reshard->own_bytes;
+			"; --rank N picks one rank", c->to.place);
+	c->moved += c->bytes - c->own_bytes; /* at most the total */
+	c->readers += c->bytes != c->own_bytes;
 	return items == tensor_shard_items(&shard) ? 0
-		: base_error_set(&reshard->err, -EIO, "rank %" PRIu32 " holds %" PRIu64 " items, but %" PRIu64
-		" were found: a fault of vckpt", reshard->rank, tensor_shard_items(&shard), items);
+		: base_error_set(&c->err, -EIO, "rank %" PRIu32 " holds %" PRIu64 " items, but %" PRIu64
+		" were found: a fault of vckpt", c->rank, tensor_shard_items(&shard), items);
 }
 
 /* The entries [first, returned) are of one source rank, and so many bytes. */
-static size_t source_end(const struct reshard *reshard, size_t first, uint64_t *ret_bytes)
+static size_t source_end(const struct reshard *c, size_t first, uint64_t *ret_bytes)
 {
 	size_t end = first;
 	uint64_t items = 0;
 
-	for (; end < reshard->n && reshard->entries[end].rank == reshard->entries[first].rank; end++)
-		items += reshard->entries[end].items;
-	*ret_bytes = items * reshard->from.sharding.item_bytes;
+	for (; end < c->n && c->entries[end].rank == c->entries[first].rank; end++)
+		items += c->entries[end].items;
+	*ret_bytes = items * c->from.sharding.item_bytes;
 	return end;
 }
 
 /* ---- writing ---- */
 
-static void print_rank_json(const struct reshard *reshard)
+static void print_rank_json(const struct reshard *c)
 {
 	uint64_t bytes;
 
-	printf("{\"rank\": %" PRIu32 ", \"bytes\": %" PRIu64 ", \"from\": [", reshard->rank, reshard->bytes);
-	for (size_t i = 0, end; i < reshard->n && !ferror(stdout); i = end) {
-		end = source_end(reshard, i, &bytes);
+	printf("{\"rank\": %" PRIu32 ", \"bytes\": %" PRIu64 ", \"from\": [", c->rank, c->bytes);
+	for (size_t i = 0, end; i < c->n && !ferror(stdout); i = end) {
+		end = source_end(c, i, &bytes);
 		printf("%s{\"rank\": %" PRIu32 ", \"bytes\": %" PRIu64 ", \"boxes\": [", i ? ", " : "",
-			reshard->entries[i].rank, bytes);
+			c->entries[i].rank, bytes);
 		for (size_t k = i; k < end; k++) {
 			struct tensor_box box;
 
-			tensor_boxes_get(&reshard->boxes, reshard->entries[k].box, &box);
+			tensor_boxes_get(&c->boxes, c->entries[k].box, &box);
 			printf("%s{\"offset\": %s, \"size\": %s}", k > i ? ", " : "",
-				TOOL_NUMBERS(reshard->shape.ndim, box.offset),
-				TOOL_NUMBERS(reshard->shape.ndim, box.size));
+				TOOL_NUMBERS(c->shape.ndim, box.offset), TOOL_NUMBERS(c->shape.ndim, box.size));
 		}
 		fputs("]}", stdout);
 	}
 	fputs("]}", stdout);
 }
 
-static void print_line(const struct reshard *reshard, int width)
+static void print_line(const struct reshard *c, int width)
 {
-	char at[TOOL_SHAPE_TEXT];
 	size_t sources = 0;
 	uint64_t part;
 
-	tool_coordinate_text(reshard->to.mesh.mesh, reshard->rank, at);
-	printf("%8" PRIu32 "  %-*s  %9s  %9s", reshard->rank, width, at, TOOL_BYTES(reshard->bytes),
-		TOOL_BYTES(reshard->own_bytes));
-	for (size_t i = 0; i < reshard->n; sources++) {
-		uint32_t source = reshard->entries[i].rank;
+	printf("%8" PRIu32 "  %-*s  %9s  %9s", c->rank, width, TOOL_COORDINATE(c->to.mesh.mesh, c->rank),
+		TOOL_BYTES(c->bytes), TOOL_BYTES(c->own_bytes));
+	for (size_t i = 0; i < c->n; sources++) {
+		uint32_t source = c->entries[i].rank;
 
-		i = source_end(reshard, i, &part);
-		if (sources < SHOWN_SOURCES || reshard->ranks.one)
+		i = source_end(c, i, &part);
+		if (sources < SHOWN_SOURCES || c->ranks.one)
 			printf("%s%" PRIu32 " (%s)", sources ? ", " : "  ", source, TOOL_BYTES(part));
 	}
-	if (sources > SHOWN_SOURCES && !reshard->ranks.one)
+	if (sources > SHOWN_SOURCES && !c->ranks.one)
 		printf(" and %zu more", sources - SHOWN_SOURCES);
 	puts(sources ? "" : "  -");
 }
 
-static void print_side(const char *word, const struct tool_sharding *s)
+static int print_head(const struct reshard *c)
 {
-	struct base_buf words base_cleanup_buf = BASE_BUF_INIT;
-
-	base_buf_printf(&words, "%s ", word);
-	tensor_mesh_print(s->mesh.mesh, &words);
-	base_buf_append_text(&words, " as ");
-	tensor_placements_print(s->placements->at, s->placements->n, &words);
-	if (!words.error)
-		printf(" %.*s", (int)words.len, (const char *)words.data);
-}
-
-static int print_head(const struct reshard *reshard)
-{
-	const struct tensor_mesh *m = reshard->to.mesh.mesh;
-	char names[TOOL_NAMES_TEXT];
+	const struct tensor_mesh *m = c->to.mesh.mesh;
 	int width = tool_coordinate_width(m);
 
-	tool_names_text(m, UINT32_MAX, names);
-	tool_tensor_print(&reshard->shape, reshard->dtype);
-	print_side("from", &reshard->from);
-	print_side("to", &reshard->to);
-	printf("\n\n%8s  %-*s  %9s  %9s  from ranks\n", "rank", width, names, "needs", "has");
+	tool_tensor_print(&c->shape, c->dtype);
+	fputs(" from", stdout);
+	tool_sharding_print(&c->from);
+	fputs(" to", stdout);
+	tool_sharding_print(&c->to);
+	printf("\n\n%8s  %-*s  %9s  %9s  from ranks\n", "rank", width, TOOL_NAMES(m, UINT32_MAX), "needs", "has");
 	return width;
 }
 
-static void print_end(const struct reshard *reshard, uint32_t count)
+static void print_end(const struct reshard *c, uint32_t count)
 {
-	if (reshard->t->json)
-		printf("],\n \"bytes\": %" PRIu64 ", \"moved_bytes\": %" PRIu64 "}\n", reshard->total, reshard->moved);
+	if (c->t->json)
+		printf("],\n \"bytes\": %" PRIu64 ", \"moved_bytes\": %" PRIu64 "}\n", c->total, c->moved);
 	else
-		printf("\n%" PRIu32 " of %" PRIu32 " %s from others; %s of %s in all\n", reshard->readers, count,
-			base_plural(count, "rank reads", "ranks read"), TOOL_BYTES(reshard->moved),
-			TOOL_BYTES(reshard->total));
+		printf("\n%" PRIu32 " of %" PRIu32 " %s from others; %s of %s in all\n", c->readers, count,
+			base_plural(count, "rank reads", "ranks read"), TOOL_BYTES(c->moved), TOOL_BYTES(c->total));
 }
 
-/* The first pass. 0 or an exit code. */
-static int count_boxes(struct reshard *reshard)
+/* One pass over the target ranks, the first with `counting`. 0 or an exit code. */
+static int each_rank(struct reshard *c, int width)
 {
-	int code = 0;
-
-	reshard->counting = true;
-	for (uint32_t i = 0; i < reshard->ranks.count && code == 0; i++) {
-		reshard->rank = tool_ranks_at(&reshard->ranks, i);
-		code = find_sources(reshard);
+	c->seen = c->tries = c->total = c->moved = c->readers = 0;
+	for (uint32_t i = 0; i < c->ranks.count && !ferror(stdout); i++) {
+		c->rank = tool_ranks_at(&c->ranks, i);
+		c->err.code = find_sources(c);
+		if (c->err.code < 0)
+			return tool_fail(c->t, &c->err);
+		if (c->counting)
+			continue;
+		if (c->t->json) {
+			fputs(i ? ",\n  " : "\n  ", stdout);
+			print_rank_json(c);
+		} else {
+			print_line(c, width);
+		}
 	}
-	reshard->counting = false;
-	reshard->seen = reshard->tries = reshard->total = reshard->moved = reshard->readers = 0;
-	reshard->err.code = code;
-	return code < 0 ? tool_fail(reshard->t, &reshard->err) : 0;
+	return 0;
 }
 
-static int print_ranks(struct reshard *reshard)
+static int print_ranks(struct reshard *c)
 {
-	uint32_t count = reshard->ranks.count;
-	int width = 0;
+	int width = 0, code;
 
-	if (reshard->t->json)
+	if (c->t->json)
 		fputs("{\"ranks\": [", stdout);
 	else
-		width = print_head(reshard);
-	for (uint32_t i = 0; i < count && !ferror(stdout); i++) {
-		reshard->rank = tool_ranks_at(&reshard->ranks, i);
-		int code = find_sources(reshard);
-
-		if (code < 0) {
-			reshard->err.code = code;
-			return tool_fail(reshard->t, &reshard->err);
-		}
-		if (reshard->t->json) {
-			fputs(i ? ",\n  " : "\n  ", stdout);
-			print_rank_json(reshard);
-		} else {
-			print_line(reshard, width);
-		}
-	}
-	print_end(reshard, count);
-	return tool_output_end(reshard->t);
+		width = print_head(c);
+	code = each_rank(c, width);
+	if (code)
+		return code;
+	print_end(c, c->ranks.count);
+	return tool_output_end(c->t);
 }
 
 /* ---- the command ---- */
 
-static int read_arguments(struct reshard *reshard)
+static int read_arguments(struct reshard *c)
 {
-	int code = tool_tensor_read(reshard->t, reshard->shape_text, reshard->dtype_text, &reshard->shape,
-		&reshard->dtype);
+	int code = tool_tensor_read(c->t, c->shape_text, c->dtype_text, &c->shape, &c->dtype);
 
 	if (!code)
-		code = tool_sharding_read(reshard->t, &reshard->shape, tensor_dtype_bytes(reshard->dtype),
-			&reshard->from);
+		code = tool_sharding_read(c->t, &c->shape, tensor_dtype_bytes(c->dtype), &c->from);
 	if (!code)
-		code = tool_sharding_read(reshard->t, &reshard->shape, tensor_dtype_bytes(reshard->dtype),
-			&reshard->to);
+		code = tool_sharding_read(c->t, &c->shape, tensor_dtype_bytes(c->dtype), &c->to);
 	if (!code)
-		code = tool_ranks_read(reshard->t, &reshard->ranks, &reshard->to.mesh);
+		code = tool_ranks_read(c->t, &c->ranks, &c->to.mesh);
 	if (code)
 		return code;
-	reshard->replicated = tensor_sharding_replicated(&reshard->from.sharding);
-	reshard->boxes.ndim = reshard->shape.ndim;
+	c->replicated = tensor_sharding_replicated(&c->from.sharding);
+	c->boxes.ndim = c->shape.ndim;
 	return 0;
 }
 
 static int reshard_run(struct tool *t, int argc, char **argv)
 {
-	struct reshard reshard = {.t = t,
+	struct reshard c = {.t = t,
 		.from = {.place_option = "--from-place", .mesh = {.option = "--from-mesh",
 			.order_option = "--from-rank-order"}},
 		.to = {.place_option = "--to-place", .mesh = {.option = "--to-mesh",
-			.order_option = "--to-rank-order"}}};
-	const struct tool_option options[] = {{"shape", .text = &reshard.shape_text},
-		{"dtype", .text = &reshard.dtype_text}, {"from-mesh", .text = &reshard.from.mesh.text},
-		{"from-rank-order", .text = &reshard.from.mesh.order}, {"from-place", .text = &reshard.from.place},
-		{"to-mesh", .text = &reshard.to.mesh.text}, {"to-rank-order", .text = &reshard.to.mesh.order},
-		{"to-place", .text = &reshard.to.place}, {"rank", .text = &reshard.ranks.text}, {0}};
+			.order_option = "--to-rank-order"}}, .counting = true};
+	const struct tool_option options[] = {{"shape", .text = &c.shape_text}, {"dtype", .text = &c.dtype_text},
+		{"from-mesh", .text = &c.from.mesh.text}, {"from-rank-order", .text = &c.from.mesh.order},
+		{"from-place", .text = &c.from.place}, {"to-mesh", .text = &c.to.mesh.text},
+		{"to-rank-order", .text = &c.to.mesh.order}, {"to-place", .text = &c.to.place},
+		{"rank", .text = &c.ranks.text}, {0}};
 	int code = tool_parse(t, argc, argv, options);
 
-	if (code == 0 && (code = read_arguments(&reshard)) == 0 && (code = count_boxes(&reshard)) == 0) {
+	if (code == 0 && (code = read_arguments(&c)) == 0 && (code = each_rank(&c, 0)) == 0) {
+		c.counting = false;
 		tool_output_begin();
-		code = print_ranks(&reshard);
+		code = print_ranks(&c);
 	}
-	tool_sharding_release(&reshard.from);
-	tool_sharding_release(&reshard.to);
-	tensor_boxes_release(&reshard.boxes);
-	free(reshard.entries);
+	tool_sharding_release(&c.from);
+	tool_sharding_release(&c.to);
+	tensor_boxes_release(&c.boxes);
+	free(c.entries);
 	return code;
 }
 
