@@ -7,30 +7,10 @@ import types
 import numpy as np
 
 from saverlib import BOXES, DTYPES, NONE, Tensor, numbers
+from vckpt._lib import LoadExchange, LoadLost, LoadOptions, LoadProgress
 
 REHASH, SKIP_DAMAGED, NOT_STRICT, DIRECT, CACHED = 1, 2, 4, 8, 16
 CONVERT, RESIZE, ZERO = 1, 2, 4
-
-
-class LoadOptions(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("rank", c.c_uint32), ("threads", c.c_uint32), ("flags", c.c_uint32),
-                ("world", c.c_uint32), ("comm", c.c_void_p), ("exchange", c.c_uint32), ("reserved", c.c_uint32)]
-
-
-class LoadProgress(c.Structure):
-    _fields_ = [("size", c.c_size_t)] + [(name, c.c_uint64) for name in (
-        "bytes_wanted", "bytes_placed", "bytes_read", "pieces", "open_ns", "plan_ns", "read_ns")] + [
-            ("threads", c.c_uint32), ("over", c.c_uint32)]
-
-
-class LoadExchange(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("chosen", c.c_uint32), ("ranks", c.c_uint32)] + [(name, c.c_uint64) for name in (
-        "bytes_sent", "bytes_got", "bytes_shared", "bytes_wanted")] + [("why", c.c_char_p)]
-
-
-class LoadLost(c.Structure):
-    _fields_ = [("component", c.c_char_p), ("name", c.c_char_p), ("box", c.POINTER(c.c_uint64)), ("ndim", c.c_uint32),
-                ("code", c.c_int32), ("why", c.c_char_p)]
 
 
 class Target(c.Structure):

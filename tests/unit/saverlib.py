@@ -8,24 +8,24 @@ import threading
 import numpy
 import pytest
 
+from vckpt._lib import (  # noqa: F401 (for tests)
+    Attribute,
+    Committed,
+    ErrorText as Error,
+    Phase,
+    Progress,
+    SaveOptions,
+    SaverOptions,
+    TensorInfo,
+    Timings,
+)
+
 NONE = 2**64 - 1
 DEVICE, BUFFER, BOXES, ALONE = 1, 2, 4, 8
 DTYPES = {"bool": 1, "uint8": 2, "uint16": 3, "uint32": 4, "uint64": 5, "int8": 6, "int16": 7, "int32": 8, "int64": 9,
           "float16": 10,
           "float32": 12, "float64": 13, "complex64": 14, "complex128": 15}
 PHASES = ["plan", "room", "copy", "digest", "encode", "write", "seal", "wait", "commit"]
-
-
-class Error(c.Structure):
-    _fields_ = [("code", c.c_int), ("text", c.c_char * 1000)]
-
-
-class SaverOptions(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("store", c.c_char_p), ("run", c.c_char_p), ("launch_id", c.c_char_p),
-                ("rank", c.c_uint32),
-                ("world", c.c_uint32), ("mesh", c.c_void_p), ("heartbeat_ms", c.c_uint64), ("start_ms", c.c_uint64),
-                ("deadline_ms", c.c_uint64), ("ring_bytes", c.c_uint64), ("pin", c.c_int), ("check_replicas", c.c_int),
-                ("threads", c.c_uint32), ("flags", c.c_uint32)]
 
 
 class Tensor(c.Structure):
@@ -36,46 +36,6 @@ class Tensor(c.Structure):
                 ("ndim", c.c_uint32),
                 ("local_ndim", c.c_uint32), ("dtype", c.c_uint32), ("flags", c.c_uint32), ("nboxes", c.c_uint32),
                 ("reserved", c.c_uint32)]
-
-
-class Attribute(c.Structure):
-    _fields_ = [("key", c.c_char_p), ("value", c.c_char_p)]
-
-
-class SaveOptions(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("step", c.c_uint64), ("attributes", c.POINTER(Attribute)),
-                ("nattributes", c.c_size_t),
-                ("bases", c.POINTER(c.c_char_p)), ("nbases", c.c_size_t), ("stream", c.c_void_p), ("flags", c.c_uint32),
-                ("reserved", c.c_uint32)]
-
-
-class Committed(c.Structure):
-    _fields_ = [("step", c.c_uint64), ("entry", c.c_uint64)]
-
-
-class Phase(c.Structure):
-    _fields_ = [("name", c.c_char_p), ("start_ns", c.c_uint64), ("end_ns", c.c_uint64), ("busy_ns", c.c_uint64),
-                ("bytes", c.c_uint64)]
-
-
-class Timings(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("phase", Phase * len(PHASES))] + [(n, c.c_uint64) for n in (
-        "submitted_ns", "staged_ns", "committed_ns", "bytes_held", "bytes_staged", "bytes_unchanged",
-        "bytes_deduplicated", "bytes_encoded",
-        "bytes_written", "pieces", "pieces_new", "plan_ns")] + [(n, c.c_uint32) for n in (
-            "plan_cached", "plan_hits", "plan_misses", "ring_waits")] + [
-                (n, c.c_uint64) for n in ("bytes_again", "bytes_no_base")]
-
-
-class Progress(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("state", c.c_uint32), ("error", c.c_int32), ("bytes_total", c.c_uint64),
-                ("bytes_staged", c.c_uint64), ("bytes_done", c.c_uint64)]
-
-
-class TensorInfo(c.Structure):
-    _fields_ = [("component", c.c_char_p), ("name", c.c_void_p), ("name_len", c.c_uint32), ("dtype", c.c_uint32),
-                ("ndim", c.c_uint32),
-                ("shape", c.POINTER(c.c_uint64)), ("bytes", c.c_uint64)]
 
 
 class Failed(Exception):

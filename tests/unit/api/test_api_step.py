@@ -18,28 +18,17 @@ import test_load_boxes as boxes
 from storelib import ABORT, Api as StoreApi, save
 from test_load_boxes import T, Step as Writer, Params, api, proto, shapes, whole  # noqa: F401 (fixtures)
 from test_save_load import Store, Tensor
+from vckpt._lib import Attribute, BlobInfo, Commit, ErrorText as Error, Tensor as Described
 
 NONE = 2**64 - 1
 EDAMAGED = -errno.EBADMSG
 u32, u64, i64, ptr = c.c_uint32, c.c_uint64, c.c_int64, c.c_void_p
 
 
-class Error(c.Structure):
-    _fields_ = [("code", c.c_int), ("text", c.c_char * 1000)]
-
-
-class Attribute(c.Structure):
-    _fields_ = [("key", c.c_char_p), ("value", c.c_char_p)]
-
-
 class TensorInfo(c.Structure):
     _fields_ = [("component", c.c_char_p), ("name", c.POINTER(c.c_char)), ("name_len", u32), ("dtype", u32),
                 ("ndim", u32),
                 ("shape", c.POINTER(u64)), ("bytes", u64)]
-
-
-class BlobInfo(c.Structure):
-    _fields_ = [("name", c.c_char_p), ("bytes", u64), ("per_rank", u32), ("rank", u32)]
 
 
 class Failed(Exception):
@@ -302,10 +291,6 @@ def test_runs_and_steps(v, steps, tmp_path):
     refused(-errno.EINVAL, "name of a run", v.vckpt_step_open, path, None, 4, c.byref(step))
 
 
-class Commit(c.Structure):
-    _fields_ = [("step", u64), ("entry", u64), ("manifest", c.c_uint8 * 32)]
-
-
 def test_a_commit_is_opened_whatever_came_after_it(v, api, steps):
     """Replaced and removed ones, too; and no other one than was asked for."""
     path, commit, step = os.fsencode(steps[0]), Commit(), ptr()
@@ -420,14 +405,6 @@ def test_only_the_interface_is_shown(v, build):
 
 
 # ---- which boxes a rank holds ----
-
-class Described(c.Structure):
-    _fields_ = [("component", c.c_char_p), ("name", c.c_char_p), ("shape", ptr), ("mesh", ptr),
-                ("placements", c.c_char_p), ("flat", ptr),
-                ("boxes", ptr), ("same_dims", c.c_char_p), ("data", ptr), ("strides", ptr), ("local_shape", ptr),
-                ("ndim", u32), ("local_ndim", u32),
-                ("dtype", u32), ("flags", u32), ("nboxes", u32), ("reserved", u32)]
-
 
 def held(v, mesh, rank, shape, placements, flat=None, dtype=12, flags=0):
     """[(offsets, sizes, place, strides)] of a rank."""

@@ -8,14 +8,11 @@ import pytest
 
 from loadlib import Opened
 from saverlib import Failed, TensorInfo, api, store  # noqa: F401 (fixtures)
+from vckpt._lib import BlobInfo
 
 
 class ComponentInfo(c.Structure):
     _fields_ = [("name", c.c_char_p), ("first", c.c_uint32), ("count", c.c_uint32), ("bytes", c.c_uint64)]
-
-
-class BlobInfo(c.Structure):
-    _fields_ = [("name", c.c_char_p), ("bytes", c.c_uint64), ("per_rank", c.c_uint32), ("rank", c.c_uint32)]
 
 
 def latest(api, store, run=b"run"):  # noqa: F811

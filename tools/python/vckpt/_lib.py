@@ -40,7 +40,7 @@ REPLICAS = {"sample": 0, "full": 1, "off": 2}
 LOW_PRIORITY, NO_BASES, KEEP_CACHED = 1, 2, 4
 DEVICE, BUFFER, BOXES, ALONE = 1, 2, 4, 8
 REPLACE = 1
-REHASH, SKIP_DAMAGED, NOT_STRICT, DIRECT, CACHED = 1, 2, 4, 8, 16
+REHASH, SKIP_DAMAGED, DIRECT, CACHED = 1, 2, 8, 16
 STATES = ("open", "queued", "staging", "staged", "announced", "committed", "failed")
 PHASES = 9
 SYSTEM = "libvckpt.so.0"
@@ -265,17 +265,15 @@ class LoadLost(Structure):
 
 
 P, E = c_void_p, POINTER(ErrorText)
+# those that the package calls: (result, arguments)
 FUNCTIONS = {
     "vckpt_version": (c_char_p, []),
     "vckpt_mesh_new": (c_int, [c_char_p, P, c_uint32, POINTER(P), E]),
     "vckpt_mesh_free": (None, [P]),
-    "vckpt_mesh_ndim": (c_uint32, [P]),
-    "vckpt_mesh_dim": (c_char_p, [P, c_uint32]),
     "vckpt_mesh_size": (c_int, [P, c_char_p, POINTER(c_uint32), E]),
     "vckpt_mesh_coordinate": (c_int, [P, c_uint32, POINTER(c_uint32), E]),
     "vckpt_mesh_rank": (c_int, [P, POINTER(c_uint32), POINTER(c_uint32), E]),
     "vckpt_mesh_group": (c_int, [P, c_char_p, c_uint32, POINTER(c_uint32), E]),
-    "vckpt_mesh_sub": (c_int, [P, c_char_p, c_uint32, POINTER(P), E]),
     "vckpt_mesh_neighbour": (c_int, [P, c_char_p, c_uint32, c_int64, c_int, POINTER(c_uint32), E]),
     "vckpt_store_init": (c_int, [c_char_p, E]),
     "vckpt_store_check": (c_int, [c_char_p, E]),
@@ -294,7 +292,6 @@ FUNCTIONS = {
     "vckpt_save_give_up": (None, [P, c_char_p]),
     "vckpt_save_progress": (c_int, [P, POINTER(Progress)]),
     "vckpt_save_timings": (c_int, [P, POINTER(Timings)]),
-    "vckpt_tensor_boxes": (c_int, [P, c_uint32, POINTER(POINTER(c_uint64)), POINTER(c_size_t), E]),
     "vckpt_step_open": (c_int, [c_char_p, c_char_p, c_uint64, POINTER(P), E]),
     "vckpt_step_open_commit": (c_int, [c_char_p, c_char_p, POINTER(Commit), POINTER(P), E]),
     "vckpt_step_commit": (None, [P, POINTER(Commit)]),
@@ -313,39 +310,23 @@ FUNCTIONS = {
     "vckpt_step_blob_rank": (c_int, [P, c_char_p, c_uint32, POINTER(c_uint32), E]),
     "vckpt_step_blob_count": (c_int64, [P, E]),
     "vckpt_step_blob": (c_int, [P, c_uint32, POINTER(BlobInfo)]),
-    "vckpt_step_blob_read": (c_int, [P, c_uint32, P, E]),
-    "vckpt_step_blob_look": (c_int, [P, c_uint32, E]),
     "vckpt_run_latest": (c_int, [c_char_p, c_char_p, POINTER(c_uint64), E]),
-    "vckpt_step_component_count": (c_uint32, [P]),
-    "vckpt_step_component": (c_int, [P, c_uint32, P]),
-    "vckpt_step_next_blob": (c_int64, [P, c_char_p, c_uint32, E]),
     "vckpt_load_begin": (c_int, [P, POINTER(LoadOptions), POINTER(P), E]),
     "vckpt_load_tensors": (c_int, [P, P, c_size_t, E]),
-    "vckpt_load_targets": (c_int, [P, P, c_size_t, E]),
     "vckpt_convert": (c_int, [c_uint32, c_uint32, P, P, c_size_t, E]),
-    "vckpt_load_rename": (c_int, [P, P, c_size_t, E]),
-    "vckpt_load_rename_by": (c_int, [P, P, P, E]),
     "vckpt_load_stream": (c_int, [P, P, E]),
-    "vckpt_load_expect": (c_int, [P, c_char_p, E]),
     "vckpt_load_start": (c_int, [P, E]),
     "vckpt_load_wait": (c_int, [P, c_int64, E]),
-    "vckpt_load_run": (c_int, [P, E]),
-    "vckpt_load_stop": (None, [P]),
     "vckpt_load_progress": (c_int, [P, POINTER(LoadProgress)]),
-    "vckpt_load_missing": (c_size_t, [P, POINTER(POINTER(c_char_p))]),
-    "vckpt_load_unexpected": (c_size_t, [P, POINTER(POINTER(c_char_p))]),
     "vckpt_load_lost_count": (c_size_t, [P]),
     "vckpt_load_lost": (c_int, [P, c_size_t, POINTER(LoadLost)]),
     "vckpt_load_exchanged": (c_int, [P, POINTER(LoadExchange)]),
     "vckpt_load_free": (None, [P]),
     "vckpt_comm_shared": (c_int, [c_char_p, c_uint32, c_uint32, c_uint32, POINTER(P), E]),
     "vckpt_comm_functions": (c_int, [P, c_uint32, c_uint32, c_uint32, POINTER(P), E]),
-    "vckpt_comm_mpi": (c_int, [P, c_uint32, c_uint32, POINTER(P), E]),
     "vckpt_comm_nccl": (c_int, [P, c_uint32, POINTER(P), E]),
-    "vckpt_comm_nccl_split": (c_int, [P, c_uint32, POINTER(P), E]),
     "vckpt_comm_abort": (None, [P, c_char_p]),
     "vckpt_comm_free": (None, [P]),
-    "vckpt_launch_id": (c_int, [P, c_char_p, E]),
 }
 
 _loaded: ctypes.CDLL | None = None
