@@ -39,11 +39,6 @@ struct vckpt_step {
 /* -EINVAL: NULL; -BASE_EFORKED: this process is a child of the one that opened it. */
 int api_step_alive(const struct vckpt_step *step, struct base_error *err);
 
-/* The list of a run that there is; store_list_close. -ENOENT: there is none of that name. */
-struct store_list;
-/* Opened for its newest steps (store_list_open_newest). */
-int api_run_open(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err);
-
 /* A caller's description, after a check of what it says by numbers alone: shape, dimensions, dtype, flags. It still
  * points to the caller's memory. -EINVAL, without the tensor's name. */
 int api_tensor_describe(const struct vckpt_tensor *t, struct tensor_description *ret_d, struct base_error *err);

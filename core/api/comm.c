@@ -43,9 +43,8 @@ int vckpt_comm_shared(const char *name, uint32_t rank, uint32_t size, uint32_t t
 {
 	struct base_error *e = api_error(err);
 	struct comm *inner = NULL;
-	int r;
+	int r = api_given(name, "name for the ranks to meet under", e);
 
-	r = api_given(name, "name for the ranks to meet under", e);
 	if (r == 0)
 		r = api_given(ret_comm, COMM_PLACE, e);
 	if (r < 0)
@@ -60,9 +59,8 @@ int vckpt_comm_functions(const struct vckpt_comm_functions *functions, uint32_t 
 	struct base_error *e = api_error(err);
 	struct comm_functions own;
 	struct comm *inner = NULL;
-	int r;
+	int r = api_given(functions, "struct vckpt_comm_functions", e);
 
-	r = api_given(functions, "struct vckpt_comm_functions", e);
 	if (r == 0)
 		r = api_given(ret_comm, COMM_PLACE, e);
 	if (r == 0)
@@ -79,9 +77,8 @@ int vckpt_comm_mpi(const void *mpi_comm, uint32_t flags, uint32_t timeout_ms, st
 {
 	struct base_error *e = api_error(err);
 	struct comm *inner = NULL;
-	int r;
+	int r = api_given(ret_comm, COMM_PLACE, e);
 
-	r = api_given(ret_comm, COMM_PLACE, e);
 	if (r == 0)
 		r = api_flags_check(flags, VCKPT_MPI_INIT, "vckpt_comm_mpi", "VCKPT_MPI_INIT", e);
 	if (r < 0)
@@ -110,9 +107,8 @@ int vckpt_comm_nccl(struct vckpt_comm *base, uint32_t timeout_ms, struct vckpt_c
 {
 	struct base_error *e = api_error(err);
 	struct comm *inner = NULL;
-	int r;
+	int r = api_given(ret_comm, COMM_PLACE, e);
 
-	r = api_given(ret_comm, COMM_PLACE, e);
 	if (r == 0)
 		r = api_comm_take(base, e);
 	if (r < 0)
@@ -131,9 +127,8 @@ int vckpt_comm_nccl_split(void *nccl_comm, uint32_t timeout_ms, struct vckpt_com
 {
 	struct base_error *e = api_error(err);
 	struct comm *inner = NULL;
-	int r;
+	int r = api_given(nccl_comm, "ncclComm_t", e);
 
-	r = api_given(nccl_comm, "ncclComm_t", e);
 	if (r == 0)
 		r = api_given(ret_comm, COMM_PLACE, e);
 	if (r < 0)

@@ -76,7 +76,6 @@ int vckpt_saver_open(const struct vckpt_saver_options *o, struct vckpt_saver **r
 
 	if (r == 0 && !ret_saver)
 		r = base_error_set(e, -EINVAL, "no place for the saver is given");
-
 	if (r < 0)
 		return r;
 	v = calloc(1, sizeof *v);
@@ -96,7 +95,6 @@ int vckpt_saver_open(const struct vckpt_saver_options *o, struct vckpt_saver **r
 int vckpt_saver_close(struct vckpt_saver *saver, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
-
 	int r = api_given(saver, "saver", e);
 
 	return api_result(r < 0 ? r : save_saver_close(saver->saver, e), e);
@@ -149,9 +147,8 @@ int vckpt_save_begin(struct vckpt_saver *saver, const struct vckpt_save_options 
 	struct base_error *e = api_error(err);
 	struct save_flight_options to;
 	struct vckpt_save *v;
-	int r;
+	int r = api_given(saver, "saver", e);
 
-	r = api_given(saver, "saver", e);
 	if (r == 0 && !ret_save)
 		r = base_error_set(e, -EINVAL, "no place for the save is given");
 	if (r == 0)
@@ -209,7 +206,6 @@ int vckpt_save_blob(struct vckpt_save *save, const char *name, int per_rank, con
 	struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
-
 	int r = api_given(save, "save", e);
 
 	return api_result(r < 0 ? r : save_flight_blob(save->flight, name, per_rank != 0, bytes, len, e), e);
@@ -219,7 +215,6 @@ int vckpt_save_common(struct vckpt_save *save, const char *group, const char *na
 	struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
-
 	int r = api_given(save, "save", e);
 
 	return api_result(r < 0 ? r : save_flight_common(save->flight, group, name, bytes, len, e), e);
@@ -228,7 +223,6 @@ int vckpt_save_common(struct vckpt_save *save, const char *group, const char *na
 int vckpt_save_submit(struct vckpt_save *save, struct vckpt_error *err)
 {
 	struct base_error *e = api_error(err);
-
 	int r = api_given(save, "save", e);
 
 	return api_result(r < 0 ? r : save_flight_submit(save->flight, e), e);

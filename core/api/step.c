@@ -46,7 +46,8 @@ int vckpt_store_check(const char *path, struct vckpt_error *err)
 	return api_result(api_store_open(path, STORE_OPEN_READ_ONLY, &s, e), e);
 }
 
-int api_run_open(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
+/* The list of a run that there is, open for its newest steps; store_list_close. -ENOENT: there is none of that name. */
+static int run_open(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
 {
 	int r;
 
@@ -56,6 +57,41 @@ int api_run_open(struct store *s, const char *run, struct store_list **ret_l, st
 	if (r == 0 && store_list_next(*ret_l) == 0)
 		return base_error_set(err, -ENOENT, "%s has no run %s", s->path, run);
 	return r;
+}
+
+/* The step of that number, VCKPT_NONE: the newest. ret_entry: in *ret_l, which is the caller's whatever is returned. */
+static int run_find(struct store *s, const char *run, uint64_t number, struct store_list **ret_l,
+	const struct store_list_step **ret_entry, struct base_error *err)
+{
+	int r = run_open(s, run, ret_l, err);
+
+	if (r == 0 && number != VCKPT_NONE)
+		r = store_list_know_step(*ret_l, number, err);
+	if (r < 0)
+		return r;
+	*ret_entry = number == VCKPT_NONE ? store_list_latest(*ret_l) : store_list_find(*ret_l, number);
+	if (*ret_entry)
+		return 0;
+	if (number == VCKPT_NONE)
+		return base_error_set(err, -ENOENT, "run %s of %s has no step", run, s->path);
+	return base_error_set(err, -ENOENT, "run %s of %s has no step %" PRIu64, run, s->path, number);
+}
+
+int vckpt_run_latest(const char *store, const char *run, uint64_t *ret_step, struct vckpt_error *err)
+{
+	base_cleanup(store_list_close_p) struct store_list *l = NULL;
+	base_cleanup(store_close_p) struct store *s = NULL;
+	struct base_error *e = api_error(err);
+	const struct store_list_step *entry;
+	int r = api_given(ret_step, "place for the step's number", e);
+
+	if (r == 0)
+		r = api_store_open(store, STORE_OPEN_READ_ONLY, &s, e);
+	if (r == 0)
+		r = run_find(s, run, VCKPT_NONE, &l, &entry, e);
+	if (r == 0)
+		*ret_step = entry->step;
+	return api_result(r, e);
 }
 
 int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, size_t *ret_n, struct vckpt_error *err)
@@ -70,7 +106,7 @@ int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, si
 		return base_error_set(e, -EINVAL, "no place for the steps is given");
 	r = api_store_open(store, STORE_OPEN_READ_ONLY, &s, e);
 	if (r == 0)
-		r = api_run_open(s, run, &l, e);
+		r = run_open(s, run, &l, e);
 	if (r == 0)
 		r = store_list_know_all(l, e);
 	if (r < 0)
@@ -101,19 +137,9 @@ static int step_find(struct vckpt_step *step, const char *run, uint64_t number, 
 {
 	base_cleanup(store_list_close_p) struct store_list *l = NULL;
 	const struct store_list_step *entry;
-	int r = api_run_open(step->store, run, &l, err);
+	int r = run_find(step->store, run, number, &l, &entry, err);
 
-	if (r == 0 && number != VCKPT_NONE)
-		r = store_list_know_step(l, number, err);
-	if (r < 0)
-		return r;
-	entry = number == VCKPT_NONE ? store_list_latest(l) : store_list_find(l, number);
-	if (!entry && number == VCKPT_NONE)
-		return base_error_set(err, -ENOENT, "run %s of %s has no step", run, step->store->path);
-	if (!entry)
-		return base_error_set(err, -ENOENT, "run %s of %s has no step %" PRIu64, run, step->store->path,
-			number);
-	return load_step_open(step->store, run, entry, &step->step, err);
+	return r < 0 ? r : load_step_open(step->store, run, entry, &step->step, err);
 }
 
 static int step_open_commit(struct vckpt_step *step, const char *run, const struct vckpt_commit *commit,

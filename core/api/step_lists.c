@@ -1,41 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step_lists: what is in an open step, component by component, and which step of a run is the newest. */
+ * step_lists: what is in an open step, component by component. */
 #include <string.h>
 
 #include "core/api/api_internal.h"
-#include "core/base/cleanup.h"
-#include "core/commit/list/list.h"
-
-BASE_CLEANUP_DEFINE(struct store *, store_close)
-BASE_CLEANUP_DEFINE(struct store_list *, store_list_close)
-
-static int latest_of(const char *path, const char *run, uint64_t *ret_step, struct base_error *err)
-{
-	base_cleanup(store_list_close_p) struct store_list *list = NULL;
-	base_cleanup(store_close_p) struct store *store = NULL;
-	const struct store_list_step *entry;
-	int r = api_store_open(path, STORE_OPEN_READ_ONLY, &store, err);
-
-	if (r == 0)
-		r = api_run_open(store, run, &list, err);
-	if (r < 0)
-		return r;
-	entry = store_list_latest(list);
-	if (!entry)
-		return base_error_set(err, -ENOENT, "run %s of %s has no step", run, path);
-	*ret_step = entry->step;
-	return 0;
-}
-
-int vckpt_run_latest(const char *store, const char *run, uint64_t *ret_step, struct vckpt_error *err)
-{
-	struct base_error *e = api_error(err);
-
-	if (!ret_step)
-		return base_error_set(e, -EINVAL, "no place for the step's number is given");
-	return api_result(latest_of(store, run, ret_step, e), e);
-}
 
 uint32_t vckpt_step_component_count(const struct vckpt_step *step)
 {
