@@ -267,14 +267,14 @@ struct vckpt_comm_functions {
 	/* Waits until pass->bytes have arrived, or may be used again. Each rank finishes the buckets that it owns or
 	 * wants, in order; it may have started others in between. */
 	int (*finish)(void *arg, const struct vckpt_comm_pass *pass, void *request, uint32_t timeout_ms);
-	void (*abort)(void *arg, const char *why); /* tells the other ranks; NULL: they find out by their time-outs */
+	void (*abort)(void *arg, const char *why); /* says why to the others; NULL: they find out by their time-outs */
 	void (*free)(void *arg);                 /* at vckpt_comm_free, once; may be NULL */
 };
 int vckpt_comm_functions(const struct vckpt_comm_functions *functions, uint32_t rank, uint32_t size,
 	uint32_t timeout_ms, struct vckpt_comm **ret_comm, struct vckpt_error *err);
 
 /* Ends the communicator at all ranks: their calls and loads fail with the sentence `why`, at once where the transport
- * can tell them. So a rank that fails before its load has started keeps no other waiting. Takes NULL. */
+ * can reach them. So a rank that fails before its load has started keeps no other waiting. Takes NULL. */
 void vckpt_comm_abort(struct vckpt_comm *comm, const char *why);
 
 /* Loads that use it must be freed before. */

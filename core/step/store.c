@@ -228,7 +228,7 @@ static int init_allowed(const char *path, struct base_error *err)
 	if (is || (around && full && strcmp(around, full) == 0))
 		return base_error_set(err, -EEXIST, "%s is a vckpt store already", path);
 	if (around)
-		return base_error_set(err, -EINVAL, "%s lies in the store %s; nothing was made: choose a directory "
+		return base_error_set(err, -EINVAL, "%s is in the store %s; nothing was made: choose a directory "
 			"outside of that store", path, around);
 	return 0;
 }

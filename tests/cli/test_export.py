@@ -203,10 +203,10 @@ def test_nothing_is_written_through_a_link(vckpt, filled, tmp_path):
 
 
 @pytest.mark.parametrize("where, what",
-                         [("store", "is"), ("store/", "is"), ("store/new", "lies in"), ("store/runs/new/", "lies in"),
-                          ("store/packs", "lies in"), ("store/a/b/c", "lies in"),
-                          ("link", "is"), ("link/new", "lies in"), ("out/../store/new", "lies in"),
-                          ("../here/store/new", "lies in")])
+                         [("store", "is"), ("store/", "is"), ("store/new", "is in"), ("store/runs/new/", "is in"),
+                          ("store/packs", "is in"), ("store/a/b/c", "is in"),
+                          ("link", "is"), ("link/new", "is in"), ("out/../store/new", "is in"),
+                          ("../here/store/new", "is in")])
 def test_a_destination_in_the_store(vckpt, tmp_path, monkeypatch, where, what):
     """It is refused before anything is written, whatever way leads there."""
     here = tmp_path / "here"
@@ -225,7 +225,7 @@ def test_a_destination_in_the_store(vckpt, tmp_path, monkeypatch, where, what):
         assert (sorted(here.rglob("*")), files(here)) == before
     vckpt("export", "store", "run/1", "store-copy")                         # beside it, and of a name that begins so
     vckpt("init", "other")
-    assert f"other/x lies in the store {here}/other" in vckpt("export", "store", "run/1", "other/x", check=False).stderr
+    assert f"other/x is in the store {here}/other" in vckpt("export", "store", "run/1", "other/x", check=False).stderr
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o2770, 0o1777, 0o555])

@@ -68,7 +68,7 @@ def test_a_store_in_a_store(vckpt, store, tmp_path, where):
     for options in ([], ["--exist-ok"]):
         done = vckpt("init", store / where, *options, check=False)
         assert (done.returncode, done.stdout) == (1, "")
-        assert (done.stderr == f"vckpt init: {store / where} lies in the store {store}; nothing was made: choose a "
+        assert (done.stderr == f"vckpt init: {store / where} is in the store {store}; nothing was made: choose a "
                 f"directory outside of that store\n")
     assert files(store) == before
     vckpt("init", f"{store}-2")                                             # beside it
@@ -76,6 +76,6 @@ def test_a_store_in_a_store(vckpt, store, tmp_path, where):
     (tmp_path / "plain").mkdir()
     for way in [f"new/../{store.name}/x", f"new/a/../.././{store.name}//x/", f"plain/../new/../{store.name}/x",
                 "link/../x"]:
-        assert f"/{way} lies in the store {store};" in vckpt("init", f"{tmp_path}/{way}", check=False).stderr
+        assert f"/{way} is in the store {store};" in vckpt("init", f"{tmp_path}/{way}", check=False).stderr
     assert files(store) == before and not (tmp_path / "new").exists()
-    assert f"{tmp_path}/link lies in the store {store};" in vckpt("init", tmp_path / "link", check=False).stderr
+    assert f"{tmp_path}/link is in the store {store};" in vckpt("init", tmp_path / "link", check=False).stderr

@@ -374,7 +374,7 @@ def test_stores(v, tmp_path):
     assert call(v.vckpt_store_check, path) == 0
     refused(-errno.EEXIST, "already|store", v.vckpt_store_init, path)
     for inner in [path + b"/inner", os.fsencode(tmp_path / "none/../new/inner")]:
-        refused(-errno.EINVAL, f"inner lies in the store {tmp_path}/new;", v.vckpt_store_init, inner)
+        refused(-errno.EINVAL, f"inner is in the store {tmp_path}/new;", v.vckpt_store_init, inner)
     assert not (tmp_path / "new/inner").exists()
     for function in v.vckpt_store_init, v.vckpt_store_check:
         refused(-errno.EINVAL, "s3://bucket/x: this is a URL", function, b"s3://bucket/x")

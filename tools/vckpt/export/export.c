@@ -316,7 +316,7 @@ static int check_outside(struct export *e, const char *dest)
 	if (!around)
 		return 0;
 	return base_error_set(&e->err, -EINVAL, "%s %s the store %s; nothing was written: choose a directory outside "
-		"of the store", dest, full && strcmp(full, around) == 0 ? "is" : "lies in", around);
+		"of the store", dest, full && strcmp(full, around) == 0 ? "is" : "is in", around);
 }
 
 static int build_tree(struct export *e)

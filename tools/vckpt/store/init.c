@@ -152,7 +152,7 @@ static int check_outside(struct init *in)
 
 	if (!around || (full && strcmp(full, around) == 0))
 		return 0;
-	return base_error_set(&in->err, -EINVAL, "%s lies in the store %s; nothing was made: choose a directory "
+	return base_error_set(&in->err, -EINVAL, "%s is in the store %s; nothing was made: choose a directory "
 		"outside of that store", in->path, around);
 }
 
