@@ -53,6 +53,31 @@ uint64_t tensor_box_items(const struct tensor_shape *s, const struct tensor_box 
 	return items;
 }
 
+uint64_t tensor_box_run(const struct tensor_shape *s, uint64_t at, uint64_t end, struct tensor_box *ret_box)
+{
+	uint64_t unit = 1, best_unit = 1, rest = at, items;
+	uint32_t best = s->ndim;
+	bool aligned = true; /* with a unit of this dimension */
+
+	memset(ret_box, 0, sizeof *ret_box);
+	for (uint32_t d = s->ndim; d-- > 0; rest /= s->dim[d], unit *= s->dim[d]) {
+		ret_box->offset[d] = rest % s->dim[d];
+		ret_box->size[d] = 1;
+		if (aligned && end - at >= unit) {
+			best = d;
+			best_unit = unit;
+		}
+		aligned = aligned && ret_box->offset[d] == 0;
+	}
+	if (best == s->ndim)
+		return end - at; /* a scalar */
+	items = base_min((end - at) / best_unit, s->dim[best] - ret_box->offset[best]);
+	ret_box->size[best] = items;
+	for (uint32_t d = best + 1; d < s->ndim; d++)
+		ret_box->size[d] = s->dim[d];
+	return items * best_unit;
+}
+
 bool tensor_box_inside(const struct tensor_shape *s, const struct tensor_box *b)
 {
 	for (unsigned d = 0; d < s->ndim; d++)

@@ -26,6 +26,9 @@ bool tensor_shape_empty(const struct tensor_shape *s); /* a dimension is 0 */
 bool tensor_shape_equal(const struct tensor_shape *a, const struct tensor_shape *b);
 void tensor_box_whole(const struct tensor_shape *s, struct tensor_box *ret_box);
 uint64_t tensor_box_items(const struct tensor_shape *s, const struct tensor_box *b); /* of a box inside a valid shape */
+/* The longest box whose items are items [at, n) of the flattened shape, n at most `end`; at < end. Returns n - at: from
+ * the innermost dimension outward as long as what is left fills whole units. */
+uint64_t tensor_box_run(const struct tensor_shape *s, uint64_t at, uint64_t end, struct tensor_box *ret_box);
 bool tensor_box_inside(const struct tensor_shape *s, const struct tensor_box *b);    /* offset + size <= dim, no wrap */
 
 #endif

@@ -10,31 +10,6 @@
 #include "core/base/bisect.h"
 #include "core/tensor/shard_internal.h"
 
-/* The longest box of flattened items [at, end) of a shape that begins at item `at` (at < end): from the innermost
- * dimension outward while the remainder fills whole units. Returns its items. */
-static uint64_t flat_slab(const struct tensor_shape *s, uint64_t at, uint64_t end, struct tensor_box *ret_slab)
-{
-	uint64_t unit = 1, best_unit = 1, rest = at, items;
-	uint32_t best = s->ndim;
-
-	memset(ret_slab, 0, sizeof *ret_slab);
-	for (uint32_t d = s->ndim; d-- > 0; rest /= s->dim[d], unit *= s->dim[d]) {
-		ret_slab->offset[d] = rest % s->dim[d];
-		ret_slab->size[d] = 1;
-		if (at % unit == 0 && end - at >= unit) {
-			best = d;
-			best_unit = unit;
-		}
-	}
-	if (best == s->ndim)
-		return end - at; /* a scalar */
-	items = base_min((end - at) / best_unit, s->dim[best] - ret_slab->offset[best]);
-	ret_slab->size[best] = items;
-	for (uint32_t d = best + 1; d < s->ndim; d++)
-		ret_slab->size[d] = s->dim[d];
-	return items * best_unit;
-}
-
 /* The index of the tensor that local index `i` of dimension `d` is; *ret_stretch: how many from there on are
  * neighbours, at most `most`. */
 static uint64_t stretch_at(const struct tensor_shard *shard, uint32_t d, uint64_t i, uint64_t most,
@@ -117,7 +92,7 @@ static void iter_slab(struct tensor_shard_iter *it)
 		it->done = it->next >= shard->to;
 		if (it->done)
 			return;
-		it->next += flat_slab(&shard->inner, it->next, shard->to, &it->slab);
+		it->next += tensor_box_run(&shard->inner, it->next, shard->to, &it->slab);
 		for (uint32_t d = 0; d < ndim && overlaps; d++) {
 			uint64_t low = base_max(it->slab.offset[d], it->window.offset[d]);
 			uint64_t high = base_min(it->slab.offset[d] + it->slab.size[d],
@@ -210,7 +185,7 @@ uint64_t tensor_shard_box_count(const struct tensor_shard *shard)
 	while (at < shard->to) {
 		uint64_t count = 1;
 
-		at += flat_slab(&shard->inner, at, shard->to, &slab);
+		at += tensor_box_run(&shard->inner, at, shard->to, &slab);
 		for (uint32_t d = 0; d < shard->inner.ndim; d++)
 			count *= slab.size[d] == shard->inner.dim[d]
 				? whole[d] : stretch_count(shard, d, slab.offset[d], slab.size[d]);

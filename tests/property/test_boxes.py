@@ -435,3 +435,25 @@ def test_many_that_all_overlap(box, kind):
     x, y = (tuple(map(tuple, boxes[i].T.tolist())) for i in (a, b))
     assert word == "EEXIST" and a < b and where == common(x, y) and where[1][0] <= total
     print(f"\n{n} intervals, {kind}: overlap {taken:.2f} s")
+
+
+# ---- a range of flattened items ----
+
+@given(st.lists(st.integers(1, 4), max_size=4), st.data())
+def test_the_longest_box_that_begins_at_an_item(box, dims, data):
+    """Its items are the next ones of the range, and no longer box has that."""
+    lib, items = box.lib, np.arange(int(np.prod(dims, dtype=int))).reshape(dims)
+    lib.tensor_box_run.restype = c.c_uint64
+    at = data.draw(st.integers(0, items.size - 1))
+    end = data.draw(st.integers(at + 1, items.size))
+    b = Box()
+    n = lib.tensor_box_run(c.byref(Shape.of(dims)), c.c_uint64(at), c.c_uint64(end), c.byref(b))
+    offset, size = b.pair(len(dims))
+    held = items[tuple(slice(o, o + k) for o, k in zip(offset, size))]
+    assert held.ravel().tolist() == list(range(at, at + n)) and at + n <= end
+
+    def is_box(m):
+        """Are items [at, at + m) a box?"""
+        where = np.argwhere((items >= at) & (items < at + m))
+        return m == np.prod(where.max(0) - where.min(0) + 1, dtype=int)
+    assert not any(is_box(m) for m in range(n + 1, end - at + 1))

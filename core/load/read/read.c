@@ -169,26 +169,10 @@ struct read_walk {
 	struct tensor_box piece, window; /* the current piece and what the box has of it */
 };
 
-/* The largest box that begins at item `at`, is contiguous, and ends at `end` or before. */
 static void walk_box(struct read_walk *w)
 {
-	const struct load_object *o = w->o;
-	const struct tensor_shape *s = &o->grid.shape;
-	unsigned d = s->ndim - 1, item = o->grid.item_bytes;
-	uint64_t n;
-
-	for (unsigned i = 0; i < s->ndim; i++) {
-		w->box.offset[i] = w->at / (o->stride[i] / item) % s->dim[i];
-		w->box.size[i] = 1;
-	}
-	while (d > 0 && w->box.offset[d] == 0 && w->end - w->at >= o->stride[d - 1] / item)
-		d--;
-	n = base_min((w->end - w->at) / (o->stride[d] / item), s->dim[d] - w->box.offset[d]);
-	w->box.size[d] = n;
-	for (unsigned i = d + 1; i < s->ndim; i++)
-		w->box.size[i] = s->dim[i];
 	w->box_first = w->at;
-	w->at += n * (o->stride[d] / item);
+	w->at += tensor_box_run(&w->o->grid.shape, w->at, w->end, &w->box);
 	memcpy(w->cursor, w->box.offset, sizeof w->cursor);
 	w->inside = true;
 }

@@ -220,32 +220,6 @@ static int window_chunk(void *arg, size_t number)
 	return part_read(&p, &w->spare, w->err);
 }
 
-/* The largest box that begins at item `at` and whose items follow each other up to `end` at most; its items. */
-static uint64_t box_at(const struct tensor_shape *s, uint64_t at, uint64_t end, struct tensor_box *ret_box)
-{
-	uint64_t rows = 1, left = at;
-	uint32_t d = s->ndim;
-
-	*ret_box = (struct tensor_box){0};
-	for (uint32_t i = s->ndim; i-- > 0;) {
-		ret_box->offset[i] = left % s->dim[i];
-		ret_box->size[i] = 1;
-		left /= s->dim[i];
-	}
-	while (d-- > 0) {
-		uint64_t more = base_min((end - at) / rows, s->dim[d] - ret_box->offset[d]);
-
-		ret_box->size[d] = more;
-		if (more < s->dim[d] || d == 0)
-			return rows * more;
-		uint64_t next = rows * s->dim[d];
-		if ((end - at) / next == 0)
-			return rows * more;
-		rows = next;
-	}
-	return 1;
-}
-
 int import_chunks_read(const struct import_chunks *c, uint64_t offset, void *bytes, size_t len, struct base_error *err)
 {
 	struct window w = {.c = c, .err = err};
@@ -253,7 +227,7 @@ int import_chunks_read(const struct import_chunks *c, uint64_t offset, void *byt
 	int r = 0;
 
 	for (uint64_t first = at; r == 0 && at < end;) {
-		uint64_t n = box_at(&c->shape, at, end, &w.box);
+		uint64_t n = tensor_box_run(&c->shape, at, end, &w.box);
 
 		w.bytes = (char *)bytes + (at - first) * c->item_bytes;
 		r = tensor_box_index_find(c->index, &w.box, window_chunk, &w);
