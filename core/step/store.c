@@ -219,8 +219,8 @@ static int store_identity_put(struct store_storage *storage, uint64_t reserve_by
 	return r == STORE_PUT_OTHER ? -EEXIST : r;
 }
 
-/* Refuses a store, and what lies in one. Another process may make the store meanwhile: it is a store then. */
-static int init_allowed(const char *path, struct base_error *err)
+/* Another process may make the store meanwhile: it is a store then. */
+int store_init_allowed(const char *path, struct base_error *err)
 {
 	bool is = is_store(path);
 	base_cleanup_free char *around = store_around(path), *full = realpath(path, NULL);
@@ -244,7 +244,7 @@ int store_init(const char *path, uint64_t reserve_bytes, struct base_error *err)
 			(unsigned long long)reserve_bytes);
 	r = store_path_check(path, err);
 	if (r == 0)
-		r = init_allowed(path, err);
+		r = store_init_allowed(path, err);
 	if (r < 0)
 		return r;
 	r = store_storage_open_posix(path, STORE_STORAGE_CREATE, &storage, err);

@@ -28,12 +28,14 @@ enum store_open_flag { STORE_OPEN_READ_ONLY = 1 << 0, STORE_OPEN_NAMED_TEMPS = 1
  * so. store_init and store_open ask this. */
 int store_path_check(const char *path, struct base_error *err);
 /* Makes the directory (its parent must exist) or takes an empty one. reserve_bytes 0: no reserve. -ENOTEMPTY,
- * -EEXIST (already a store), -EINVAL (it lies in another store). */
+ * -EEXIST, -EINVAL: as store_init_allowed. */
 int store_init(const char *path, uint64_t reserve_bytes, struct base_error *err);
+/* May a store be made there? -EEXIST: it is a store already; -EINVAL: it is in another store. store_init asks this. */
+int store_init_allowed(const char *path, struct base_error *err);
 /* -BASE_ENOSTORE, -BASE_EVERSION, -EROFS, ... */
 int store_open(const char *path, unsigned flags, struct store **ret_s, struct base_error *err);
 void store_close(struct store *s); /* NULL-safe */
-/* The store that `path` is or lies in, as a full path without links; NULL: none. `path`, and directories above it, need
+/* The store that `path` is or is in, as a full path without links; NULL: none. `path`, and directories above it, need
  * not exist. The caller frees the result. */
 char *store_around(const char *path);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * store_around: which store a path lies in, that may not exist yet. Its names are followed one by one, as they will be
- * once the missing directories are made: "new/../x" is x, whether `new` is there or not. */
+ * store_around: which store a path is in. The path need not exist: its names are followed one by one, as they will be
+ * once the missing directories are made, so "new/../x" is x, whether `new` is there or not. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -302,7 +302,7 @@ def test_an_index_that_is_not_believed_is_made_anew(vckpt, store, source, tmp_pa
     store = changed(store, tmp_path)
     if indexed:
         assert vckpt.json("index", store)["commits"] == 1
-        # in another user's store the own one lies in the cache directory, and that user's is left alone
+        # in another user's store the own one is in the cache directory, and that user's is left alone
         assert (store / "index/index.mdb").stat().st_uid == (12345 if changed is given_away else os.geteuid())
     done = vckpt("import", store, "two", source, "--json")
     two = json.loads(done.stdout)

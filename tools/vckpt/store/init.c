@@ -145,22 +145,11 @@ static int open_other(struct init *in, int why, struct store **ret_s)
 	return r == -BASE_ENOSTORE ? why : r;
 }
 
-/* A store that is there already, inside another one or not, is left to store_init. */
-static int check_outside(struct init *in)
-{
-	base_cleanup_free char *around = store_around(in->path), *full = realpath(in->path, NULL);
-
-	if (!around || (full && strcmp(full, around) == 0))
-		return 0;
-	return base_error_set(&in->err, -EINVAL, "%s is in the store %s; nothing was made: choose a directory "
-		"outside of that store", in->path, around);
-}
-
 static int init_store(struct init *in, struct store **ret_s)
 {
 	if (in->exist_ok && store_open(in->path, STORE_OPEN_READ_ONLY, ret_s, NULL) == 0)
 		return 0;
-	int r = check_outside(in);
+	int r = store_init_allowed(in->path, &in->err); /* before anything is made */
 	if (r == 0)
 		r = make_parents(in);
 	if (r == 0 && in->shared)
