@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codec: what is done to the blocks of an object before they are stored. A codec word pairs a codec with the
- * transform that runs before it; both stand in tables by id, so that a better transform is one more line.
+ * codec: encodes the blocks of an object before they are stored. A codec word pairs a codec with the transform that
+ * runs before it; transforms are in a table by id, so that a better one is one more line.
  *
  * Choice. A few blocks spread over the object are tried with the transform of the word and with none, the middle one
- * first; while nothing is gained, the next one is tried only where a quick look for runs and repeats finds something.
- * (Not seen: bit planes that gain beside a middle that gains nothing, as no tensor of one kind of numbers has them.)
+ * first; while nothing is gained, the next one is tried only if a quick search for runs and repeats finds something.
+ * (This misses bit planes that gain beside a middle that gains nothing; no tensor of one kind of numbers has them.)
  * If neither gains 3 % on these, the object is stored raw and the rest is never looked at, so that data which does not
  * compress costs little. Else everything is encoded with the better one, and the gain is measured again at the end. A
  * block that LZ4 does not make smaller is stored as it is, untransformed, and says so in its stored length. */
@@ -20,7 +20,7 @@
 enum {
 	CODEC_SAMPLE_BLOCKS = 3,
 	CODEC_LZ4_ACCELERATION = 1,
-	CODEC_LOOK_ACCELERATION = 32, /* for a look: passes quickly over what does not compress */
+	CODEC_LOOK_ACCELERATION = 32, /* of the quick search: it skips what does not compress */
 };
 
 typedef void (*transform_func)(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
@@ -104,8 +104,8 @@ static bool looks_worth_it(const uint8_t *in, size_t len, uint8_t *out, struct c
 		&s->u.lz4, (const char *)in, (char *)out, (int)len, (int)len - 1, CODEC_LOOK_ACCELERATION) > 0;
 }
 
-/* The sampled blocks that were encoded with the transform of the word: where such a block is in the object, there it is
- * in `out`, so that nothing before it reaches it. They need not be encoded again. */
+/* The sampled blocks that were encoded with the transform of the word. They are in `out` where they are in the object,
+ * which no block before them reaches, so they need not be encoded again. */
 struct sampled { uint64_t blocks[CODEC_SAMPLE_BLOCKS]; size_t stored[CODEC_SAMPLE_BLOCKS]; unsigned n; };
 
 /* The better transform for the sampled blocks. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * codec: how the blocks of an object are stored (docs/format/codec.md). A codec word is u16: low byte the codec,
- * high byte the transform that runs before it. Bit-exact for every input. Each 16 KiB block stands alone.
+ * high byte the transform that runs before it. Bit-exact for every input. Each 16 KiB block is encoded by itself.
  * Pure functions, any thread; scratch memory is the caller's. */
 #ifndef CORE_PACK_CODEC_H
 #define CORE_PACK_CODEC_H
@@ -25,8 +25,8 @@ const char *store_codec_name(uint16_t word);   /* "raw", "lz4+bitplane16", ...; 
 
 /* Encodes an object for items whose word is word_bytes wide (tensor_dtype_word_bytes; 1 for blobs). Writes the stored
  * blocks one after another to `out` (room for `len` bytes) and the stored length of each, STORE_BLOCK_RAW included, to
- * `ret_lens` (base_block_count(len) entries). Returns the codec word: raw (nothing written) when the gain is under
- * 3 %; then the caller stores the input itself. A sample of blocks may decide for raw without trying the rest.
+ * `ret_lens` (base_block_count(len) entries). Returns the codec word. It is raw when the gain is under 3 %: the caller
+ * then stores the input itself. A sample of blocks may decide for raw without trying the rest.
  * `scratch`: STORE_CODEC_SCRATCH bytes. */
 #define STORE_CODEC_SCRATCH (3 * BASE_BLOCK_BYTES + 1024)
 uint16_t store_codec_encode(unsigned word_bytes, const uint8_t *bytes, size_t len, uint8_t *out, uint32_t *ret_lens,

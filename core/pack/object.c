@@ -58,7 +58,7 @@ static uint64_t checks_end(const struct store_object_ref *ref)
 }
 
 /* Does `next` follow `ref` in the extent that `first` begins? The last condition matters for empty objects only: one
- * that opens an extent may lie where the extent before it could have continued. */
+ * that opens an extent may be where the extent before it could have continued. */
 static bool same_extent(
 	const struct store_object_ref *first, const struct store_object_ref *ref, const struct store_object_ref *next)
 {

@@ -8,7 +8,7 @@
  *   checks of an object: u64 check for each block, then, if encoded, u32 stored length for each block
  *   footer  one fixed-width entry an object (so a pack explains itself: verify, index and mending read it)
  *
- * A reference says where an object lies. The place is a hint: bytes are used only after their checks passed, and these
+ * A reference says where an object is. The place is a hint: bytes are used only after their checks passed, and these
  * are seeded by the digest in the reference. A writer belongs to one thread; any thread may read. */
 #ifndef CORE_PACK_PACK_H
 #define CORE_PACK_PACK_H
@@ -60,8 +60,8 @@ int store_pack_writer_open(struct store_storage *s, const uint8_t store_id[16], 
 int store_pack_append(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
 	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
 	const uint32_t *lens, struct store_object_ref *ret_ref);
-/* The same, of memory that was lent (storage.h); NULL: as above. store_pack_keep: what is used of such memory only
- * because nothing came after it is copied. */
+/* The same with lent memory (storage.h); NULL: as above. store_pack_keep copies bytes of such memory that wait for more
+ * to be written. */
 int store_pack_append_lent(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
 	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
 	const uint32_t *lens, struct store_lent *lent, struct store_object_ref *ret_ref);
@@ -72,12 +72,12 @@ int store_pack_append_raw(struct store_pack_writer *w, enum store_object_kind ki
 /* The same, encoded where that gains (metadata: chunks, layouts, view headers). */
 int store_pack_append_encoded(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len,
 	struct store_object_ref *ret_ref);
-/* A long object (a blob) that arrives bit by bit: begin, add (any sizes), end. It is stored raw, and its digest has to
+/* A long object (a blob) that arrives in pieces of any size: begin, add, end. It is stored raw, and its digest has to
  * be known beforehand. */
 int store_pack_stream_begin(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
 	uint64_t len);
 int store_pack_stream_add(struct store_pack_writer *w, const void *bytes, size_t len);
-/* -EBADMSG: not the bytes of that digest or length */
+/* -EBADMSG: the bytes do not have that digest or length */
 int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *ret_ref);
 /* Ends the open extent: writes its checks. Every ret_ref that was handed to append since the last end is complete
  * now. */
@@ -90,11 +90,11 @@ void store_pack_abandon(struct store_pack_writer *w);                  /* NULL-s
 /* ---- reading ---- */
 /* an open pack: head checked (magic, version, name, store id), size known. Reference-counted by its cache. */
 struct store_pack;
-/* checked_size: of this pack when its head was checked before in this process; 0: it was not. A pack of that size has
- * its head not read again. */
+/* checked_size: the size of this pack when its head was checked before in this process; 0: it was not. If the pack
+ * still has that size, its head is not read again. */
 int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const char *pack, uint64_t checked_size,
 	struct store_pack **ret_p, struct base_error *err);
-/* It can be opened no more: its file has been deleted. Where the storage cannot say: true. */
+/* Has its file been deleted, so that it cannot be opened again? True where the storage does not know. */
 bool store_pack_gone(const struct store_pack *p);
 void store_pack_close(struct store_pack *p); /* NULL-safe */
 const char *store_pack_name(const struct store_pack *p);
@@ -112,16 +112,16 @@ int store_object_read(struct store_pack *p, const struct store_object_ref *ref, 
 int store_object_load(struct store_pack *p, const struct store_object_ref *ref, uint64_t max, void **ret_bytes,
 	struct base_error *err);
 
-/* Bytes of a pack from `offset` on into several pieces of memory, one after another; n <= 1024. Nothing of them is
- * checked: store_object_take does that. */
+/* Bytes of a pack from `offset` on into several pieces of memory, one after another; n <= 1024. They are not checked:
+ * store_object_take does that. */
 int store_pack_readv(struct store_pack *p, uint64_t offset, const struct iovec *iov, unsigned n,
 	struct base_error *err);
 /* Bytes of a pack from `offset` on that are read once, past the page cache where that is possible and pays. `room` and
- * ret_bytes as in storage.h, file_read_past. STORE_PAST_CACHE: they came past it. Nothing of them is checked. */
+ * ret_bytes as in storage.h, file_read_past. STORE_PAST_CACHE: they came past it. They are not checked. */
 int store_pack_read_past(struct store_pack *p, uint64_t offset, size_t len, void *room, const uint8_t **ret_bytes,
 	struct base_error *err);
-/* For a caller that reads an object's bytes with others. Where the checks of blocks [first, first + n) are in the pack:
- * of a raw object theirs alone, of an encoded one all, and the stored lengths behind them. */
+/* For a caller that reads several objects at once: where the checks of blocks [first, first + n) are in the pack. Of a
+ * raw object these alone, of an encoded one all checks and the stored lengths behind them. */
 void store_object_checks_of(const struct store_object_ref *ref, uint64_t first, uint64_t n, uint64_t *ret_offset,
 	uint64_t *ret_len);
 /* Where the stored bytes of these blocks are, from the object's first one on. `checks`: the bytes of
@@ -142,7 +142,7 @@ void store_pack_footer_free(struct store_pack_footer *f);
 
 /* Verifies every byte: head, objects (re-hashed), checks, padding, footer, tail. Returns 0 when it could look at
  * everything, damage or not; -BASE_EVERSION: the footer lists a codec or kind that is not known. If the footer itself
- * is damaged, the objects are not known: it reports one damage, and does not look at what lies before the footer. */
+ * is damaged, the objects are not known: it reports one damage, and does not look at what is before the footer. */
 typedef void (*store_pack_damage_func)(void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object,
 	const char *what);
 struct store_pack_verify_calls {

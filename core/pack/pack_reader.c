@@ -3,17 +3,17 @@
  * pack_reader: objects out of a pack.
  *
  * A reference is a hint: it is checked against the pack's size, then the checks of the wanted blocks are read, then
- * their stored bytes: one read for both where hardly anything else lies between them. A caller that reads many objects
- * reads their bytes itself, so that neighbours share a read, and has them checked and decoded here (store_object_take).
- * The checks of an extent follow each other: where those of an object are a read of their own, what follows them in the
- * same page is kept, and four pages where that was of use the last time, so that objects that are read one after
- * another cost little more than a read each.
- * What is checked is what is handed out: raw blocks are read straight into the caller's memory and checked there,
- * encoded ones are checked and decoded from a buffer of the thread. Nothing is read twice.
+ * their stored bytes; with one read if hardly anything else is between the two. A caller that reads many objects reads
+ * their bytes itself, so that neighbours share a read, and has them checked and decoded here (store_object_take).
+ * The checks of an extent follow each other. When those of an object need a read of their own, the rest of their page
+ * is kept, or four pages if that was of use the last time, so that objects that are read one after another cost little
+ * more than a read each.
+ * Raw blocks are read straight into the caller's memory and checked there, so that the bytes that were checked are the
+ * ones returned; encoded ones are checked and decoded from a buffer of the thread. Nothing is read twice.
  *
  * Memory: three buffers a thread (checks, stored bytes, scratch of the codec), at most 1.3 MiB, freed when it ends; the
  * kept checks of an open pack, 16 KiB at most, and CHECKS_KEPT_BYTES in the process.
- * Threads: an open pack is only read, but for its kept checks; any number of threads may share it. */
+ * Threads: apart from its kept checks an open pack never changes; any number of threads may share it. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -25,7 +25,7 @@
 enum {
 	READ_STEP_BLOCKS = 64,           /* stored bytes are read 1 MiB at a time: checked while still in the cache */
 	READ_CHECKS_BLOCKS = 4096,       /* checks of raw objects: 32 KiB at a time */
-	READ_JOIN_BYTES = 64 << 10,      /* stored bytes and checks within so many bytes may be read at once, ... */
+	READ_JOIN_BYTES = 64 << 10,      /* stored bytes and checks that span at most this are read at once, ... */
 	READ_GAP_BYTES = 4096,           /* ... if less than a page between them is not wanted, or they are metadata */
 	CHECKS_PAGE = 4096,
 	CHECKS_KEPT_EACH = 4 * CHECKS_PAGE,
@@ -43,7 +43,7 @@ static __thread uint64_t thread_bytes_read;
 static __thread struct buffers *thread_buffers; /* also the value of buffers_key, whose destructor frees it */
 static pthread_key_t buffers_key;
 static pthread_once_t buffers_once = PTHREAD_ONCE_INIT;
-static bool buffers_keyed; /* false: the process has used up its 1024 keys, and reads nothing here */
+static bool buffers_keyed; /* false: the process has used up its 1024 keys, and no read succeeds */
 
 static void buffers_free(void *arg)
 {
@@ -77,7 +77,7 @@ static struct buffers *buffers_get(void)
 	return thread_buffers = b;
 }
 
-/* Makes room; what was in it is gone. */
+/* Makes room; the old contents are lost. */
 static int buffer_reserve(uint8_t **buffer, size_t *size, size_t need)
 {
 	if (*size >= need)
@@ -119,7 +119,7 @@ static bool checks_find(struct pack_checks *c, uint64_t from, size_t len, uint8_
 	return found;
 }
 
-/* Does `from` come next after what is kept, and has that been of use? */
+/* Does a reader that used the kept checks go on at `from`? */
 static bool checks_go_on(struct pack_checks *c, uint64_t from)
 {
 	bool on;
@@ -151,7 +151,7 @@ static void checks_keep(struct pack_checks *c, uint64_t from, const uint8_t *byt
 
 /* ---- the pack ---- */
 
-/* What a read at that offset returned, in words. */
+/* Says in words why a read at that offset returned r. */
 static int pack_read_said(const struct store_pack *p, uint64_t offset, int r, struct base_error *err)
 {
 	if (r == -ENODATA)
@@ -299,7 +299,7 @@ struct reading {
 
 static int damaged(const struct reading *rd, uint64_t block, const char *what)
 {
-	checks_forget(&rd->p->checks); /* the next reader reads all of it anew */
+	checks_forget(&rd->p->checks); /* the next reader reads them again */
 	return base_error_set(rd->err, -BASE_EDAMAGED, "pack %s, object at offset %llu, block %llu: %s", rd->p->name,
 		(unsigned long long)rd->ref->offset, (unsigned long long)block, what);
 }
@@ -309,8 +309,8 @@ static size_t blocks_raw_len(const struct store_object_ref *ref, uint64_t first,
 	return base_min(n * BASE_BLOCK_BYTES, ref->raw_len - first * BASE_BLOCK_BYTES);
 }
 
-/* Bytes [from, from + len) of the pack, which are checks, into the thread's buffer, and what follows, in their page at
- * least. */
+/* Reads bytes [from, from + len) of the pack, which are checks, into the thread's buffer, and the rest of their page or
+ * more. */
 static int checks_read(struct reading *rd, uint64_t from, size_t len)
 {
 	uint64_t end = base_align(from + len, CHECKS_PAGE);
@@ -327,9 +327,9 @@ static int checks_read(struct reading *rd, uint64_t from, size_t len)
 }
 
 /* Reads the bytes [from, from + len) of the object's checks into memory, together with the stored bytes [stored_from,
- * stored_from + stored_len) that are wanted, if little else lies between them. stored_len 0: not known yet. A pack of
- * metadata has few objects, which most readers want all, and to open a step takes some of each rank's: there a request
- * less counts for more. */
+ * stored_from + stored_len) that are wanted, if little else is between them. stored_len 0: not known yet. A pack of
+ * metadata has few objects, of which most readers want all, and opening a step takes some of each rank's: there a
+ * request less is worth more than the bytes. */
 static int checks_get(struct reading *rd, uint64_t from, size_t len, uint64_t stored_from, uint64_t stored_len,
 	const uint8_t **ret_checks)
 {
@@ -424,8 +424,8 @@ static int read_encoded_step(struct reading *rd, uint64_t block, uint64_t n, uin
 	return 0;
 }
 
-/* checks: one range, of the checks from `first` on, those of the blocks after it, and all stored lengths up to the last
- * block wanted. */
+/* checks: one range, with the checks of all blocks from `first` on, and the stored lengths up to the last block that is
+ * wanted. */
 static int read_encoded_with(struct reading *rd, uint64_t first, uint64_t n, const uint8_t *checks, uint8_t *out)
 {
 	const struct store_object_ref *ref = rd->ref;
@@ -477,7 +477,7 @@ static int object_ref_checked(const struct store_pack *p, const struct store_obj
 		return pack_newer_object(p, ref, err);
 	if (r < 0)
 		return base_error_set(err, r,
-			"pack %s: no object can lie at offset %llu with %llu stored bytes and checks at %llu (the pack "
+			"pack %s: no object can be at offset %llu with %llu stored bytes and checks at %llu (the pack "
 			"has %llu bytes)",
 			p->name, (unsigned long long)ref->offset, (unsigned long long)ref->stored_len,
 			(unsigned long long)ref->checks, (unsigned long long)p->size);
@@ -591,7 +591,7 @@ int store_object_load(struct store_pack *p, const struct store_object_ref *ref, 
 		if (!bytes)
 			return base_no_memory_for(err, "pack %s", p->name);
 	}
-	r = store_object_read(p, ref, bytes, err); /* says it again, in words */
+	r = store_object_read(p, ref, bytes, err); /* gives the sentence, if the reference is bad */
 	if (r < 0)
 		return r;
 	struct base_digest digest;

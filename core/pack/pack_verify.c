@@ -2,12 +2,12 @@
  *
  * pack_verify: looks at every byte of a pack once, from front to back. Each byte is one of: head (compared with what a
  * writer makes), stored bytes and checks of an object (checked against each other, decoded, hashed against its digest),
- * padding (zero), footer (SHA-256 in the tail, places by the arithmetic of extents), tail. So there is none whose
- * change goes unseen.
+ * padding (zero), footer (SHA-256 in the tail, places by the arithmetic of extents), tail. So no change goes unseen.
  *
- * An extent is held by its checks only (at most 12 bytes for each 16 KiB). Stored bytes pass through one buffer, by
- * steps of up to 512 KiB, which a second cache keeps together with what is decoded of them. Objects that are no longer
- * than a step wait there, checked and decoded, until it is full: then they are hashed together (core/base/digest.h). */
+ * Of an extent only the checks are kept (at most 12 bytes for each 16 KiB). Stored bytes pass through one buffer in
+ * steps of up to 512 KiB, which fit into the second-level cache together with the decoded bytes. Objects that are no
+ * longer than a step wait there, checked and decoded, until it is full: then they are hashed together
+ * (core/base/digest.h). */
 #include <string.h>
 
 #include "core/base/cleanup.h"
@@ -33,7 +33,7 @@ static void seen(struct verify *v, uint64_t bytes)
 		v->calls->progress(v->calls->arg, bytes);
 }
 
-/* Reads: 0; 1 when it reported that the medium or the file's end gave nothing; or -ENOMEM. */
+/* Reads. 0; 1: they could not be read, which was reported as damage; or -ENOMEM. */
 static int fetch(struct verify *v, uint64_t offset, void *bytes, size_t len, const struct store_object_ref *object)
 {
 	struct base_error err = { 0 };
@@ -62,7 +62,7 @@ static int verify_padding(struct verify *v, uint64_t from, uint64_t to)
 	return 0;
 }
 
-/* How many blocks from `block` on (at most a step) there are, and in how many stored bytes they lie. */
+/* How many blocks there are from `block` on (at most a step), and how many stored bytes they have. */
 static uint64_t step_of(
 	const struct store_object_ref *ref, const uint8_t *lens, uint64_t block, uint64_t blocks, size_t *ret_len)
 {
@@ -89,7 +89,7 @@ static bool lens_good(const struct store_object_ref *ref, const uint8_t *lens)
 	return sum == ref->stored_len;
 }
 
-/* One block: checked and decoded. false when it reported damage. */
+/* Checks and decodes a block. false: it reported damage. */
 static bool verify_block(struct verify *v, const struct store_object_ref *ref, uint64_t block, const uint8_t *stored,
 	uint64_t offset, uint32_t word, uint64_t check, uint8_t *raw)
 {
@@ -107,8 +107,8 @@ static bool verify_block(struct verify *v, const struct store_object_ref *ref, u
 	return true;
 }
 
-/* The blocks of a step, [block, block + n), whose stored bytes have been read: checked and decoded. Gives where their
- * raw bytes are, or NULL when it reported damage. */
+/* Checks and decodes the blocks of a step, [block, block + n), whose stored bytes have been read. Returns their raw
+ * bytes, or NULL when it reported damage. */
 static const uint8_t *verify_step(struct verify *v, const struct store_object_ref *ref, const uint8_t *checks,
 	const uint8_t *lens, uint64_t block, uint64_t n, uint64_t offset)
 {
@@ -162,7 +162,7 @@ static void verify_wait(struct verify *v, const struct store_object_ref *ref, co
 	v->used += base_align(ref->raw_len, 64);
 }
 
-/* 1: one step has all of it, and it waits. 0: it went through the hashes step by step, or is not good. -ENOMEM. */
+/* 1: it fits into one step, and waits to be hashed. 0: it was hashed step by step, or is damaged. -ENOMEM. */
 static int verify_blocks(struct verify *v, const struct store_object_ref *ref, const uint8_t *checks,
 	const uint8_t *lens, bool *ret_good)
 {
@@ -255,8 +255,7 @@ static int verify_extent(struct verify *v, const struct store_object_ref *object
 	return verify_padding(v, at, start);
 }
 
-/* The footer or the tail is damaged. Then it is not known what lies before it, and nothing of that is reported as
- * damaged. */
+/* The footer or the tail is damaged. What is before it is not known then, and not reported as damaged. */
 static void footer_damaged(struct verify *v, const char *what)
 {
 	uint64_t at = v->p->size - STORE_PACK_TAIL_BYTES;

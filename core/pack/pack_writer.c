@@ -4,8 +4,8 @@
  *
  * An extent is open from its first object until it would pass 64 MiB, or its owner ends it; its checks gather in memory
  * and are written after its last object. Until then the `checks` offset of the references handed out is not known, so
- * the writer remembers where they stand and completes them. The footer gathers likewise, 80 bytes an object, in the
- * form in which it will be written. The first error sticks: every later call returns it and seal makes no file. A
+ * the writer remembers where the references are and completes them. The footer gathers likewise, 80 bytes an object, in
+ * the form in which it will be written. The first error sticks: every later call returns it and seal makes no file. A
  * writer belongs to one thread at a time. */
 #include <string.h>
 
@@ -44,7 +44,7 @@ static int fail(struct store_pack_writer *w, int r)
 	return r;
 }
 
-/* lent: NULL, or of what memory the bytes are. */
+/* lent: the memory that the bytes are in, or NULL. */
 static int put_lent(struct store_pack_writer *w, const void *bytes, uint64_t len, struct store_lent *lent)
 {
 	const struct store_storage_ops *ops = w->storage->ops;

@@ -153,7 +153,7 @@ AVX2 INLINE void halves_store(uint8_t *out, int q, __m256i low, __m256i high)
 	store(out + 128 + 32 * q, _mm256_permute2x128_si256(low, high, 0x31));
 }
 
-/* The bits of a which stand n higher than those of `mask` change places with the bits of b that are in it. */
+/* Exchanges the bits of b that are in `mask` with the bits of a that are n higher. */
 AVX2 INLINE void bits_swap(__m256i *a, __m256i *b, int n, __m256i mask)
 {
 	__m256i t = _mm256_and_si256(_mm256_xor_si256(_mm256_srli_epi16(*a, n), *b), mask);
@@ -489,7 +489,7 @@ static const struct level *level(void)
 	return &levels[use < 0 ? transform_select(-1) : use];
 }
 
-/* Whole bytes of planes are of so many words; what is behind these stays as it is. */
+/* Only so many words are transposed, so that planes have whole bytes; the bytes behind them stay as they are. */
 static size_t whole_words(size_t len, unsigned width) { return len / width & ~(size_t)7; }
 
 static void encode(const uint8_t *in, size_t len, unsigned width, uint8_t *out, uint8_t *scratch)

@@ -2,9 +2,8 @@
  *
  * chunk: decodes a chunk of a part (bytes: chunk_internal.h). Everything is checked once, here, for all rows: tables
  * against the object's length, rows against the layout, pieces against what the grid cuts their boxes into, places
- * against the arithmetic of extents, inline bytes and rows against their digests. What a row then hands out needs no
- * more checking than the packs themselves ask for. Nothing is allocated on the word of a count: the tables have to be
- * there.
+ * against the arithmetic of extents, inline bytes and rows against their digests. The pieces of a row then need no more
+ * checks than those of the packs. No count is believed before memory is taken: the tables have to be in the object.
  *
  * A decoded chunk owns a copy of the object and where each row's shares begin; it is read-only afterwards. */
 #include "core/step/chunk_internal.h"
@@ -30,8 +29,8 @@ struct chunk_cursor {
 	struct chunk_extent under_way;
 };
 
-/* Item i of a table. Of some rows of a chunk (store_chunk_some) tables begin before their bytes, maybe before the
- * object's: so numbers are added first. */
+/* Item i of a table. In a chunk of some rows (store_chunk_some) a table's beginning is outside of its bytes, maybe
+ * before the object's: so numbers are added first. */
 static const uint8_t *item(const struct store_chunk *c, uint64_t table, uint64_t i, size_t item_bytes)
 {
 	return c->object + (size_t)(table + i * item_bytes);
@@ -179,7 +178,7 @@ static int row_pieces_check(const struct store_chunk *c, uint32_t row, const str
 	return base_digest_equal(&digest, &fields->digest) ? 0 : -BASE_EFORMAT;
 }
 
-/* Checks a row and tells where the next one's shares begin. */
+/* Checks a row, and sets where the next one's shares begin. */
 static int row_check(struct store_chunk *c, uint32_t row)
 {
 	int64_t last_tensor = row > 0 ? (int64_t)base_get32(row_bytes(c, row - 1)) : -1;
@@ -262,7 +261,7 @@ int store_chunk_decode(const void *object, size_t len, const struct store_layout
 
 /* ---- some rows ---- */
 
-/* What rows [first, end) have of each table, and how long an item is. */
+/* The share that rows [first, end) have of a table, and the length of its items. */
 struct chunk_share { uint64_t *table; uint64_t from, n; size_t item_bytes; };
 enum { CHUNK_SHARES = 5 };
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chunk_cache: decoded chunks of a step's parts, the latest used ones up to a bound of bytes. A chunk is loaded,
- * re-hashed and checked once; its rows are then taken out of private memory for as long as it stays: ten thousand small
- * tensors that share a few chunks cost a few chunks.
+ * chunk_cache: decoded chunks of a step's parts, the most recently used ones up to a bound of bytes. A chunk is loaded,
+ * re-hashed and checked once; while it is kept, its rows come from this memory: ten thousand small tensors that share a
+ * few chunks cost a few chunks.
  *
- * Of a tensor that many writers have, each question asks a chunk of each of them, and the next tensor asks the same
- * chunks again. So the bound is shared out among the parts: of a chunk that is longer than a share, only the rows are
- * kept from the wanted one on, as many as fit. Read in order, a chunk is loaded once for so many tensors, however many
- * writers there are.
+ * A tensor of many writers needs a chunk of each of them, and the next tensor needs the same chunks again. So each part
+ * has a share of the bound: of a chunk that is longer than a share only some rows are kept, from the wanted one on, as
+ * many as fit. When tensors are read in order, a chunk is loaded once for so many of them, however many writers there
+ * are.
  *
  * Chunks are in a hash by digest and in a list by last use. One that is held is never freed; one that is thrown out
  * while held goes with its last holder. No lock is held while a chunk is read. Threads that open tensors beside each
@@ -21,14 +21,14 @@
 #define CACHE_BUCKETS_MIN 64u
 
 struct store_chunk_held {
-	struct store_chunk_cache *cache; /* NULL: belongs to nobody's cache */
-	struct chunk_key key;            /* tensor: the first of those that it answers for, up to `last` */
+	struct store_chunk_cache *cache; /* NULL: it is in none */
+	struct chunk_key key;            /* tensor: the first of those that it has or lacks, up to `last` */
 	uint32_t last;
 	struct base_digest digest;
 	struct store_chunk *chunk;
 	size_t bytes;
 	unsigned holders;
-	bool out;                       /* thrown out, or never in: goes with its last holder */
+	bool out;                       /* thrown out, or never in: the last holder frees it */
 	struct store_chunk_held *next;  /* same bucket */
 	struct store_chunk_held *newer, *older;
 };
@@ -117,7 +117,7 @@ static struct store_chunk_held *cache_find(struct store_chunk_cache *c, const st
 	return NULL;
 }
 
-/* The one that was used the longest ago goes, held or not. */
+/* Throws out the least recently used one, held or not. */
 static void cache_throw_out(struct store_chunk_cache *c)
 {
 	struct store_chunk_held *h = c->oldest, **at = cache_bucket(c, &h->key);
@@ -188,7 +188,7 @@ void store_chunk_cache_read(struct store_chunk_cache *c, struct chunk_reading *m
 	pthread_mutex_unlock(&c->lock);
 }
 
-/* Rows from the wanted tensor on in place of all, where these are more than a share. */
+/* If all rows are more than a share, keeps only those from the wanted tensor on. */
 static void held_cut(struct store_chunk_held *h, const struct store_chunk_cache *c, uint32_t tensor)
 {
 	uint32_t first = store_chunk_after(h->chunk, tensor), after;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chunk_fields: head, rows, boxes, extents and pieces of a chunk (bytes: chunk_internal.h), one at a time, for those
- * who read a chunk whole (chunk.c) and those who read ranges of it (part_excerpt.c). Pure functions; nothing is
- * believed because it stands in the bytes. */
+ * chunk_fields: head, rows, boxes, extents and pieces of a chunk (bytes: chunk_internal.h), one at a time, for readers
+ * of a whole chunk (chunk.c) and of ranges of it (part_excerpt.c). Pure functions; no field is believed unchecked. */
 #include "core/step/chunk_internal.h"
 
 #include <string.h>
@@ -98,7 +97,7 @@ bool chunk_box_valid(const struct tensor_shape *s, const struct tensor_box *b, b
 int chunk_extent_decode(const uint8_t bytes[static CHUNK_EXTENT_BYTES], uint32_t npacks,
 	struct chunk_extent *ret_extent)
 {
-	/* The other fields come with the first piece, because a long row has very many extents. */
+	/* The other fields are set with the first piece, because a long row has very many extents. */
 	ret_extent->ref.pack = base_get32(bytes);
 	ret_extent->left = base_get32(bytes + 4);
 	ret_extent->ref.offset = base_get64(bytes + 8);
@@ -111,7 +110,7 @@ int chunk_extent_decode(const uint8_t bytes[static CHUNK_EXTENT_BYTES], uint32_t
 	return ret_extent->ref.pack < npacks ? 0 : -BASE_EFORMAT;
 }
 
-/* Inline bytes follow each other: the extent's reference is the place of the next. */
+/* Inline bytes follow each other: the extent's reference has the place of the next ones. */
 static int inline_take(struct chunk_extent *extent, uint64_t ninline, struct store_object_ref *ref,
 	uint64_t *ret_inline)
 {

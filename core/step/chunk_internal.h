@@ -19,7 +19,7 @@
  *          | 60 u32 base object (0xffffffff: none)
  *   box    for each dimension: u64 offset | u64 size
  *
- * Every table lies in the order of the rows, without gaps: a row's share of each follows from the rows before it. */
+ * Every table is in the order of the rows, without gaps: a row's share of each follows from the rows before it. */
 #ifndef CORE_STEP_CHUNK_INTERNAL_H
 #define CORE_STEP_CHUNK_INTERNAL_H
 
@@ -37,7 +37,7 @@ enum {
 };
 #define CHUNK_MAGIC "VCKPTCHK"
 #define CHUNK_ROW_WHOLE 1u
-#define CHUNK_INLINE UINT32_MAX        /* pack of pieces that stand in the chunk */
+#define CHUNK_INLINE UINT32_MAX        /* in place of a pack: the piece is in the chunk */
 
 /* The place of the object that follows `ref` in its extent. `next` has its lengths and codec; false: beyond every
  * bound. */
@@ -59,7 +59,7 @@ struct chunk_tables {
 /* `len`: of the object, which the tables have to fill. -BASE_EFORMAT, -BASE_EVERSION. */
 int chunk_head_decode(const uint8_t head[static CHUNK_HEAD_BYTES], uint64_t len, struct chunk_tables *ret_t);
 
-/* What a refusal of a chunk means, in words. Returns r. */
+/* Says in words why a chunk is refused. Returns r. */
 int chunk_refused(struct base_error *err, int r, const uint8_t head[static CHUNK_HEAD_BYTES]);
 
 struct chunk_row {
@@ -89,7 +89,7 @@ int chunk_extent_decode(const uint8_t bytes[static CHUNK_EXTENT_BYTES], uint32_t
 int chunk_piece_decode(const uint8_t bytes[static CHUNK_PIECE_BYTES], uint64_t raw_len, uint64_t ninline,
 	struct chunk_extent *extent, struct store_piece *ret_p, uint64_t *ret_inline);
 
-/* What the builder keeps (part_kept.c): a chunk's object, and in the end the part's. */
+/* The builder keeps (part_kept.c): each chunk's object, and in the end the part's. */
 void part_kept_chunk(struct store_part_kept *k, const struct base_buf *object);
 void part_kept_finish(struct store_part_kept *k, const struct base_buf *object);
 
@@ -100,16 +100,16 @@ int64_t part_chunk_find(const struct proto_part *part, uint32_t tensor);
 struct store_chunk_held;
 /* A chunk, and the tensor that is wanted of it. */
 struct chunk_key { const struct store_layout *layout; const struct base_digest *digest; uint32_t npacks, tensor; };
-/* A chunk that some thread reads; the thread's own memory. */
+/* A chunk that a thread is reading; in the thread's own memory. */
 struct chunk_reading { const struct base_digest *digest; struct chunk_reading *next; };
-/* What is held is to be released; it has the tensor's row, if the chunk has one. NULL: it is not there (or c is NULL).
- * The caller reads it, adds it, and ends that with store_chunk_cache_read, whether it could or not: other threads that
- * want it wait until then. */
+/* A chunk with the tensor's row, if the chunk has one; to be released. NULL: it is not there (or c is NULL). Then the
+ * caller reads it, adds it, and calls store_chunk_cache_read, also after an error: other threads that want it wait
+ * until then. */
 struct store_chunk_held *store_chunk_cache_take(struct store_chunk_cache *c, const struct chunk_key *key,
 	struct chunk_reading *mine);
 void store_chunk_cache_read(struct store_chunk_cache *c, struct chunk_reading *mine);
-/* Takes the chunk over (also on failure: NULL, out of memory); its rows are of tensors `first` to `last`. c NULL: it is
- * only held. */
+/* Takes the chunk over, also on failure (NULL: no memory); its rows are of tensors `first` to `last`. c NULL: it goes
+ * into no cache. */
 struct store_chunk_held *store_chunk_cache_add(struct store_chunk_cache *c, const struct chunk_key *key, uint32_t first,
 	uint32_t last, struct store_chunk *chunk);
 const struct store_chunk *store_chunk_held_chunk(const struct store_chunk_held *h);

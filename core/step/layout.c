@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * layout: what a set of tensors is called and looks like, as one content-addressed object.
+ * layout: names, dtypes and shapes of a set of tensors, as one content-addressed object.
  *
  * Its bytes are a function of the set alone: the builder sorts by (component, name), numbers components in that order,
  * and lays names and dimensions out in the order of the tensors (proto/layout.c refuses anything else). So every save
@@ -59,7 +59,7 @@ int store_layout_builder_reserve(struct store_layout_builder *b, uint32_t ntenso
 	size_t dim_bytes = 2 * sizeof(uint64_t) * ntensors; /* most have two */
 
 	if (ntensors > PROTO_LAYOUT_MAX_TENSORS)
-		return 0; /* adding them tells */
+		return 0; /* adding them fails */
 	if (base_array_room(b->items, b->items_room, ntensors) < 0)
 		return -ENOMEM;
 	if (base_buf_extend(&b->names, name_bytes))
@@ -203,8 +203,7 @@ static void made_free(struct layout_made *made)
 
 BASE_CLEANUP_DEFINE(struct layout_made *, made_free)
 
-/* Names and dimensions in the order of the sorted items; if they were added in that order, they are taken as they
- * are. */
+/* Names and dimensions in the order of the sorted items; if they were added in that order, they are taken over. */
 static void made_texts(struct store_layout_builder *b, bool in_order, struct layout_made *made)
 {
 	struct base_buf names = BASE_BUF_INIT, dims = BASE_BUF_INIT;

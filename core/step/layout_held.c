@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * layout_held: who holds what. A model has a hundred thousand tensors but a few meshes and a few dozen combinations of
- * placements, and they come in the order in which a program names its tensors. So both are looked for where they were
- * found last, then by what they are; a mesh of thousands of ranks is compared by its pointer first. What is found is
- * numbered as it comes, and sorted when the layout is finished: the tables depend on the set of tensors alone, and
- * every rank that lists the same ones makes the same bytes.
+ * layout_held: which rank holds what. A model has a hundred thousand tensors but a few meshes and a few dozen
+ * combinations of placements, and they come in the order in which a program names its tensors. So the last mesh and
+ * placements are compared first, then the others by value; a mesh of thousands of ranks is compared by its pointer
+ * first. Both are numbered in the order in which they come, and sorted when the layout is finished: the tables depend
+ * on the set of tensors alone, and all ranks that list the same ones make the same bytes.
  *
  * Order of meshes: number of dimensions; sizes, outermost first; names; ranks by position. Of placements: that of their
  * words. */
@@ -196,7 +196,7 @@ int layout_held_add(struct layout_held *h, const struct store_layout_held *held,
 			base_plural(held->mesh->ndim, "dimension", "dimensions"));
 	for (uint32_t i = 0; i < held->nplacements; i++)
 		if (held->placements[i].kind == TENSOR_PARTIAL)
-			return base_error_set(err, -EINVAL, "a partial placement says nothing of who holds what");
+			return base_error_set(err, -EINVAL, "a partial placement does not say which rank holds what");
 	r = held_mesh(h, held->mesh, ret_mesh, err);
 	return r < 0 ? r : held_words(h, held->placements, held->nplacements, ret_words, err);
 }
@@ -328,7 +328,7 @@ int store_layout_mesh(const struct store_layout *l, uint32_t tensor, struct tens
 	uint32_t number = l->m.tensors[tensor].mesh;
 
 	if (number == 0)
-		return base_error_set(err, -ENOENT, "the layout does not say who holds tensor %u", tensor);
+		return base_error_set(err, -ENOENT, "the layout has no mesh of tensor %u", tensor);
 	m = &l->m.meshes[number - 1];
 	return tensor_mesh_new(m->ndims, m->dim_names, m->dim_sizes, m->ranks, m->nranks, ret_mesh, err);
 }

@@ -15,11 +15,11 @@
 
 struct layout_words;                    /* the placements of one tensor or more, copied */
 struct layout_held {                    /* zero-initialise */
-	/* each once, in the order of their coming */
+	/* each once, in the order in which they came */
 	const struct tensor_mesh **meshes; uint32_t nmeshes;
 	struct layout_words **words; uint32_t nwords;
 	struct base_table by_words;     /* words by what tensor_placement_equal looks at */
-	/* what was asked for last: another pointer to an equal mesh may come again and again */
+	/* of the last call: another pointer to an equal mesh may come again and again */
 	const struct tensor_mesh *last_mesh; uint32_t last_mesh_number, last_words;
 };
 void layout_held_release(struct layout_held *h);
@@ -30,7 +30,7 @@ int layout_held_add(struct layout_held *h, const struct store_layout_held *held,
 struct layout_held_tables {             /* as the object has them, sorted */
 	struct proto_mesh *meshes;
 	char **placements;
-	uint32_t *mesh_at, *words_at;   /* 1 + where the ones of that number stand */
+	uint32_t *mesh_at, *words_at;   /* 1 + their positions in the tables, by number */
 	void *memory;                   /* what the meshes point to */
 	uint32_t nplacements;
 };
@@ -39,7 +39,7 @@ int layout_held_finish(const struct layout_held *h, struct layout_held_tables *r
 
 /* What the tables of a layout that was built point to. */
 struct layout_made {
-	char **components; uint32_t ncomponents; /* as they came */
+	char **components; uint32_t ncomponents; /* in the order in which they came */
 	const char **sorted;
 	struct proto_layout_tensor *tensors;
 	struct base_buf names, dims;    /* dims: native u64 each */

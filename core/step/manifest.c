@@ -3,8 +3,8 @@
  * manifest: joins the announcements of all ranks into one record, stores it, reads it back.
  *
  * Determinism: every table is sorted (packs by name, layouts by digest, headers by component, view and layout, hosts)
- * or stands in the order of the ranks; nothing of the committer goes in. Where ranks may say the same thing twice (a
- * layout, a header) the lowest rank's reference counts. */
+ * or is in the order of the ranks; nothing depends on the committer. If several ranks announce the same layout or
+ * header, the lowest rank's reference is taken. */
 #include "core/step/manifest.h"
 
 #include <inttypes.h>
@@ -71,8 +71,8 @@ static int pack_order(const void *a, const void *b)
 	return strcmp(((const struct proto_pack_use *)a)->pack, ((const struct proto_pack_use *)b)->pack);
 }
 
-/* Folds a sorted table: one line a name, live bytes added up (ranks may reach the same object: never more than the
- * pack). */
+/* Joins equal names of the sorted table: live bytes are added up, at most to the size of the pack, because ranks may
+ * reach the same object. */
 static int packs_fold(struct manifest_build *b, uint32_t count, struct base_error *err)
 {
 	uint32_t n = 0;
@@ -125,7 +125,7 @@ static uint32_t pack_number(const struct manifest_build *b, const char *pack)
 	struct proto_pack_use key = {.pack = pack},
 				   *found = bsearch(&key, b->packs, b->m.npacks, sizeof key, pack_order);
 
-	return (uint32_t)(found - b->packs); /* every name is there */
+	return (uint32_t)(found - b->packs); /* all names are in the table */
 }
 
 /* A rank's reference, with the pack's number in the manifest's table. */

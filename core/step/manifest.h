@@ -11,9 +11,8 @@
  * encodes into ret_body. */
 int store_manifest_make(const struct proto_announcement *const *all, uint32_t n, struct base_buf *ret_body,
 	struct base_digest *ret_digest, struct base_error *err);
-/* An excerpt of the manifest that will be made: what it says of one rank, by what that rank announces. It has the
- * rank's line alone, the rank's layout, and the packs of the rank's part, with the live bytes that this rank reaches;
- * no attributes, no headers. */
+/* The part of the future manifest that follows from one rank's announcement: only this rank's line, its layout, and the
+ * packs of its part, with the live bytes that this rank reaches; no attributes, no headers. */
 int store_manifest_excerpt(const struct proto_announcement *a, struct proto_manifest *ret_m, struct base_error *err);
 /* runs/<run>/manifests/<digest>, put as a record; durable. */
 int store_manifest_put(struct store *s, const char *run, const struct base_buf *body, const struct base_digest *digest,
@@ -26,7 +25,7 @@ int store_manifest_object(struct store *s, const struct proto_manifest *m, const
 	void **ret_bytes, struct base_error *err);
 int store_manifest_path(const char *run, const struct base_digest *digest, char path[static STORE_NAME_MAX]);
 
-/* Invariant 2: every pack named exists and has the size that is named. `own_attempt` packs included. */
+/* Invariant 2: every pack that is named exists and has the named size, also those of the step's own attempt. */
 int store_manifest_check_packs(struct store *s, const struct proto_manifest *m, struct base_error *err);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * open: reads the layouts and parts that a manifest names, and checks that they are what the manifest says. All readers
- * of a step use it, except verify, which goes on after a fault to find others, and the comparison of replicas,
- * which has announcements and no manifest yet. Any thread. */
+ * open: reads the layouts and parts that a manifest names, and checks them against it. All readers of a step use it,
+ * except verify, which goes on after a fault to find others, and the comparison of replicas, which has announcements
+ * and no manifest yet. Any thread. */
 #ifndef CORE_STEP_OPEN_H
 #define CORE_STEP_OPEN_H
 
@@ -23,7 +23,7 @@ struct store_opened_part {
  * the same packs: else -BASE_EFORMAT. After an error there is nothing to release. The sentence names the rank. */
 int store_open_part(struct store *s, const struct proto_manifest *m, uint32_t line, struct store_opened_part *ret_p,
 	struct base_error *err);
-/* The same of a part that is known; borrowed. */
+/* The same with a part that the caller has decoded already, and keeps. */
 int store_open_part_known(const struct proto_manifest *m, uint32_t line, const struct proto_part *known,
 	struct store_opened_part *ret_p, struct base_error *err);
 void store_opened_part_release(struct store_opened_part *p); /* zeros are fine */

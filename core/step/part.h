@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * part: one writer's table tensor -> pieces (docs/format/part.md). The rows lie in chunk objects of at most
+ * part: one writer's table tensor -> pieces (docs/format/part.md). The rows are in chunk objects of at most
  * STORE_CHUNK_TARGET bytes of rows (more only for a single row), each with its own digest, so reading one chunk is
- * enough to find and trust a tensor's row. A row holds the boxes that this writer stored of the tensor (or the flag
+ * enough to find and check a tensor's row. A row holds the boxes that this writer stored of the tensor (or the flag
  * WHOLE); for the pieces of these boxes, in order, extents (pack, first offset, checks offset, count) with each piece's
  * digest, XXH3-128, lengths and codec, where pieces of at most 64 bytes are in the row itself (inline); and a digest
  * over the digests of its pieces. A builder belongs to one thread; decoded rows are read-only. */
@@ -47,15 +47,15 @@ int store_part_add_row(struct store_part_builder *b, uint32_t tensor, const stru
 int store_part_finish(struct store_part_builder *b, struct proto_part *part, struct store_object_ref *ret_ref,
 	struct base_error *err);
 
-/* A part that its writer keeps in memory: a copy, and the first chunks, 4 MiB of them at most. {0}: nothing. */
+/* A part that its writer keeps in memory: a copy, and its first chunks, at most 4 MiB of them. {0}: nothing. */
 struct store_part_kept {
 	struct proto_part part;         /* arena NULL: nothing is kept */
 	struct base_buf chunks;         /* objects, one after another */
 	uint32_t nchunks;
-	bool more;                      /* there are others */
+	bool more;                      /* there are further chunks, which are not kept */
 };
 void store_part_kept_release(struct store_part_kept *k);
-/* What will be written is kept, too, if there is memory for it. `k` is empty, and the caller's. */
+/* From now on keeps what is written in `k`, too, if there is memory for it. `k` is empty, and the caller's. */
 void store_part_builder_keep(struct store_part_builder *b, struct store_part_kept *k);
 
 /* Reading. */
@@ -64,9 +64,8 @@ struct store;
 int store_part_decode(const void *object, size_t len, struct proto_part *ret_part, struct base_error *err);
 /* A cache of decoded chunks, for callers that read many rows. */
 struct store_chunk_cache;
-/* any thread; layouts that it is used with outlive it. NULL: out of memory */
-/* parts: of so many chunks there is to be room for a share of max_bytes each, those rows that are read next, where they
- * do not fit whole. */
+/* Any thread; layouts that it is used with outlive it. parts: how many parts share max_bytes, so that of each the rows
+ * that are read next have room. NULL: no memory. */
 struct store_chunk_cache *store_chunk_cache_new(size_t max_bytes, uint32_t parts);
 void store_chunk_cache_free(struct store_chunk_cache *c);           /* NULL-safe */
 /* Puts the chunks that are kept into the cache; `l`: the part's layout. */
@@ -93,8 +92,7 @@ int64_t store_chunk_find(const struct store_chunk *c, uint32_t tensor); /* row n
 uint32_t store_chunk_after(const struct store_chunk *c, uint32_t tensor); /* number of the first row from it on */
 uint32_t store_chunk_tensor(const struct store_chunk *c, uint32_t i); /* of row i */
 size_t store_chunk_memory(const struct store_chunk *c);
-/* A chunk that has rows from `first` on alone, as many as fit into so many bytes, but at least that one. NULL: out of
- * memory. */
+/* A copy with the rows from `first` on, as many as fit into most_bytes, but at least one. NULL: no memory. */
 struct store_chunk *store_chunk_some(const struct store_chunk *c, uint32_t first, size_t most_bytes);
 
 #endif

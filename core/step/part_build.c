@@ -2,8 +2,8 @@
  *
  * part_build: writes rows into chunk objects, and the part that lists them.
  *
- * The tables of the chunk under way grow in one buffer each; they are joined when the chunk is full (its rows would
- * exceed STORE_CHUNK_TARGET_BYTES with the next one) and appended to the meta pack. A chunk's reference is complete
+ * The tables of the chunk under way grow in one buffer each; they are joined when the next row would make the chunk
+ * longer than STORE_CHUNK_TARGET_BYTES, and appended to the meta pack. A chunk's reference is complete
  * only when its extent is closed, so references have memory of their own that never moves, and the part is encoded
  * after that. What is refused here is exactly what chunk.c would refuse to read. */
 #include "core/step/chunk_internal.h"
@@ -118,7 +118,7 @@ static int chunk_flush(struct store_part_builder *b, struct base_error *err)
 	chunk_clear(b);
 	if (b->kept)
 		part_kept_chunk(b->kept, &object);
-	/* a long row is read by ranges (part_excerpt.c), which are cheaper where nothing has to be decoded */
+	/* a long row is read by ranges (part_excerpt.c), which is cheaper if nothing has to be decoded */
 	r = object.len > STORE_CHUNK_TARGET_BYTES
 		? store_pack_append_raw(b->meta, STORE_OBJECT_PART_CHUNK, object.data, object.len, &c->ref)
 		: store_pack_append_encoded(b->meta, STORE_OBJECT_PART_CHUNK, object.data, object.len, &c->ref);

@@ -5,16 +5,16 @@
  * chunk that is read whole (chunk_fields.c).
  *
  *   head      the tables fill the object
- *   rows      all of them: the rows before tell where this one's shares begin, their sums are those of the head. More
- *             than one row means a chunk of at most STORE_CHUNK_TARGET_BYTES, so this is bounded
+ *   rows      all of them: this one's shares begin after those of the rows before it, and the sums are those of the
+ *             head. A chunk of more than one row has at most STORE_CHUNK_TARGET_BYTES, so this is bounded
  *   boxes     of the row: inside the tensor, and together cut into as many pieces as the row has
- *   extents   of the row: packs that there are, and together as many pieces. 24 bytes for up to 64 MiB of data
- *   pieces    as asked for: lengths that the grid says, places by the arithmetic of extents. Every 64th extent's first
- *             piece is remembered; from there the extent of a piece is found, and from the extent's start the piece
+ *   extents   of the row: in existing packs, and together of as many pieces. 24 bytes for up to 64 MiB of data
+ *   pieces    those that are asked for: lengths by the grid, places by the arithmetic of extents. The first piece of
+ *             every 64th extent is remembered; from there the extent of a piece is found, and from its start the piece
  *   inline    bytes of pieces that are asked for, against their digests
  *
- * A cursor stands behind the last piece that was handed out, so that ascending calls go on from there. Three spans are
- * kept; memory is at most SPAN_BLOCKS blocks for each, and 8 bytes for 64 extents and for each box. */
+ * A cursor is behind the last piece that was returned, so that ascending calls go on from there. Three spans are kept;
+ * memory is at most SPAN_BLOCKS blocks for each, and 8 bytes for 64 extents and for each box. */
 #include "core/step/part_excerpt.h"
 
 #include <string.h>
@@ -63,8 +63,8 @@ static int excerpt_bad(const struct excerpt *e, int r, struct base_error *err)
 		e->row.rank, base_error_name(r));
 }
 
-/* Bytes [at, at + len) of the object, which has them; what is read begins with their first block and goes up to `end`,
- * not before theirs, or as far as a span does. len is at most a few blocks. */
+/* Bytes [at, at + len) of the object, which has them. The read begins with their first block and goes on to `end`,
+ * which is not before theirs, or as far as a span reaches. len is at most a few blocks. */
 static int span_get(struct excerpt *e, enum excerpt_table table, uint64_t at, uint64_t len, uint64_t end,
 	const uint8_t **ret_bytes, struct base_error *err)
 {
@@ -116,7 +116,7 @@ static int excerpt_head(struct excerpt *e, const struct proto_chunk *from, struc
 	return r < 0 ? excerpt_bad(e, r, err) : 0;
 }
 
-/* Checks all rows, those that the part promises; finds the one wanted and where its shares begin. */
+/* Checks that the rows are those that the part lists; finds the wanted one, and where its shares begin. */
 static int excerpt_row(struct excerpt *e, const struct proto_chunk *from, struct chunk_row *ret_row,
 	struct base_error *err)
 {
@@ -358,7 +358,8 @@ static int cursor_extent(struct excerpt *e, uint32_t i, struct chunk_extent *ret
 	return chunk_extent_decode(bytes, e->npacks, ret_extent) < 0 ? excerpt_bad(e, -BASE_EFORMAT, err) : 0;
 }
 
-/* Puts the cursor on the start of the extent that holds `piece`, unless the one under way does and stands before it. */
+/* Puts the cursor on the start of the extent that holds `piece`, unless it is in that extent and not behind the
+ * piece. */
 static int cursor_seek(struct excerpt *e, uint64_t piece, struct base_error *err)
 {
 	struct chunk_extent extent;
@@ -377,7 +378,7 @@ static int cursor_seek(struct excerpt *e, uint64_t piece, struct base_error *err
 		if (piece - at < extent.left)
 			break;
 		at += extent.left;
-		if (i + 1 >= e->nextents) /* they were enough when the row was opened: somebody changed them */
+		if (i + 1 >= e->nextents) /* they were enough when the row was opened: they were changed since */
 			return excerpt_bad(e, -BASE_EDAMAGED, err);
 	}
 	e->next = at;
@@ -401,7 +402,7 @@ static void cursor_step(struct excerpt *e)
 	}
 }
 
-/* The piece at the cursor, and on; `end`: up to which pieces are wanted. */
+/* Takes the piece at the cursor, and moves on; `end`: the first piece that is not wanted. */
 static int cursor_take(struct excerpt *e, uint64_t end, struct store_piece *ret_p, uint64_t *ret_inline,
 	struct base_error *err)
 {

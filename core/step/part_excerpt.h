@@ -3,10 +3,10 @@
  * part_excerpt: the row of one tensor in a part, read by ranges: for a load that needs some pieces of a long row.
  *
  * It reads the chunk's head and rows, the row's boxes and extents, and of its pieces those that are asked for and those
- * before them in the same extent, from which their places follow. Each block that is read is checked; the digests of
- * chunk and row are not, because they need all of it. The cost grows with the row only by its extents, 24 bytes for up
- * to 64 MiB of data. Every function may also return -ENOMEM. An excerpt belongs to one thread, and its store,
- * layout and part outlive it. */
+ * before them in the same extent, because their places follow from these. Each block that is read is checked; the
+ * digests of chunk and row are not, because they need all of it. The cost grows with the row only by its extents, 24
+ * bytes for up to 64 MiB of data. Every function may also return -ENOMEM. An excerpt belongs to one thread, and its
+ * store, layout and part outlive it. */
 #ifndef CORE_STEP_PART_EXCERPT_H
 #define CORE_STEP_PART_EXCERPT_H
 
@@ -22,7 +22,7 @@ struct store_part_excerpt {              /* read-only */
 	uint64_t npieces;
 	struct base_digest digest;      /* of the row, as it says */
 };
-/* Has the part a row of the tensor that is alone in a chunk longer than chunks are made? */
+/* Is the tensor's row alone in a chunk that is longer than STORE_CHUNK_TARGET_BYTES? */
 bool store_part_excerpt_pays(const struct proto_part *part, uint32_t tensor);
 /* `packs`: as for store_part_read_row_cached. -ENODATA: this part has no row for the tensor. -BASE_EDAMAGED,
  * -BASE_EFORMAT, -BASE_EVERSION: err names the pack or the part. */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * part_kept: a part that its writer keeps in memory, decoded, with its first chunks as they were made. Bytes of chunks
- * are put into a cache of decoded chunks as if they had been read; they were never out of this process's hands, so
- * nothing is hashed. */
+ * part_kept: a part that its writer keeps in memory, decoded, with its first chunks. The chunks are put into a cache of
+ * decoded chunks as if they had been read; their bytes have never left this process, so they are not hashed. */
 #include "core/step/chunk_internal.h"
 
 #define KEPT_BYTES (UINT64_C(4) << 20) /* of chunks: the rows of 65,536 pieces */

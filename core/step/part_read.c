@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * part_read: rows of a part out of its chunks. A chunk is loaded whole, re-hashed and checked (chunk.c): then its rows
- * are believed. One tensor costs one chunk, unless a cache has it (chunk_cache.c). */
+ * part_read: rows of a part out of its chunks. A chunk is loaded whole, re-hashed and checked (chunk.c), which makes
+ * its rows good. One tensor costs one chunk, unless a cache has it (chunk_cache.c). */
 #include "core/step/chunk_internal.h"
 
 #include <string.h>

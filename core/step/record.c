@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * record: the envelope of small files. The digest covers the store's id, so that a file carried over from
- * another store never passes, and comes before everything else that is believed: version and kind are looked at
- * only in a copy whose digest holds, so damage is never taken for a newer version. */
+ * record: the envelope of small files. The digest covers the store's id, so that a file of another store never passes.
+ * It is checked first: version and kind are read only in a copy whose digest is right, so damage is never taken for a
+ * newer version. */
 #include "core/step/record.h"
 
 #include <string.h>
@@ -150,7 +150,7 @@ int store_record_decode(enum store_record_kind kind, const uint8_t id[16], const
 	int r = decode_copy(kind, id, file, len, &c, ret_whole);
 	if (r < 0)
 		return r;
-	uint8_t *body = malloc(c.len + 1); /* and a NUL, for those who print it */
+	uint8_t *body = malloc(c.len + 1); /* and a NUL, for callers that print it */
 	if (!body)
 		return -ENOMEM;
 	memcpy(body, c.body, c.len);
@@ -224,7 +224,7 @@ static int read_blocks(struct store_storage *s, const char *name, uint64_t max, 
 	return 0;
 }
 
-/* The body takes the place of the head before it; there is room for a NUL, for those who print it. */
+/* The body takes the place of the head before it; there is room for a NUL, for callers that print it. */
 static struct store_record record_take(enum store_record_kind kind, uint8_t *file, const struct copy *c)
 {
 	memmove(file, c->body, c->len);
@@ -248,7 +248,7 @@ int store_record_get(struct store_storage *s, const char *name, enum store_recor
 	if (r == 0)
 		r = decode_copy(kind, id, file, len, &c, ret_whole);
 	if (blocks && r == -BASE_EDAMAGED)
-		r = -EIO; /* neither copy could be read, so it is not known whether they are damaged */
+		r = -EIO; /* neither copy could be read: they may be undamaged */
 	switch (r) {
 	case 0:
 		*ret_r = record_take(kind, base_steal(file), &c);

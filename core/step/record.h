@@ -41,12 +41,12 @@ void store_record_release(struct store_record *record);
  * store. */
 int store_record_encode(enum store_record_kind kind, const uint8_t id[16], const void *body, size_t len,
 	struct base_buf *ret_file);
-/* 0; or -EBADMSG (no good copy), -BASE_EVERSION, -BASE_EFORMAT. *ret_whole (may be NULL) is false when a copy or the
- * padding is bad though the other copy serves: readers go on, verify reports. */
+/* 0; or -EBADMSG (no good copy), -BASE_EVERSION, -BASE_EFORMAT. *ret_whole (may be NULL) is false if a copy or the
+ * padding is bad although the other copy is good: readers go on, verify reports it. */
 int store_record_decode(enum store_record_kind kind, const uint8_t id[16], const void *file, size_t len,
 	struct store_record *ret_r, bool *ret_whole);
 
-/* Says of `what` (a file's name, "the layout", ...) that a newer vckpt wrote it, and which word or version of `body` is
+/* Reports that a newer vckpt wrote `what` (a file's name, "the layout", ...), and which word or version of `body` is
  * not known (NULL: that of its envelope). Returns -BASE_EVERSION. */
 int store_newer(struct base_error *err, const char *what, const void *body, size_t len);
 

@@ -24,13 +24,13 @@ enum store_open_flag { STORE_OPEN_READ_ONLY = 1 << 0, STORE_OPEN_NAMED_TEMPS = 1
 
 #define STORE_FILE "vckpt.store" /* what makes a directory a store */
 #define STORE_RESERVE_BYTES (UINT64_C(1) << 20)
-/* Is it a path, and no URL (SCHEME://..., or SCHEME:/... where SCHEME: is no directory)? Else -EINVAL, and `err` says
- * so. store_init and store_open ask this. */
+/* -EINVAL: it is no path, but a URL (SCHEME://..., or SCHEME:/... where SCHEME: is no directory). store_init and
+ * store_open call this. */
 int store_path_check(const char *path, struct base_error *err);
 /* Makes the directory (its parent must exist) or takes an empty one. reserve_bytes 0: no reserve. -ENOTEMPTY,
  * -EEXIST, -EINVAL: as store_init_allowed. */
 int store_init(const char *path, uint64_t reserve_bytes, struct base_error *err);
-/* May a store be made there? -EEXIST: it is a store already; -EINVAL: it is in another store. store_init asks this. */
+/* May a store be made there? -EEXIST: it is a store already; -EINVAL: it is in another store. store_init calls this. */
 int store_init_allowed(const char *path, struct base_error *err);
 /* -BASE_ENOSTORE, -BASE_EVERSION, -EROFS, ... */
 int store_open(const char *path, unsigned flags, struct store **ret_s, struct base_error *err);
@@ -52,7 +52,7 @@ char *store_around(const char *path);
 	load_rc_; })
 
 /* An open pack out of a cache, by name (store_packs.c: how many stay open, and how long). Put it back when done.
- * A pack whose file vanished or shrank fails with an error that names it, every time. */
+ * If its file vanished or shrank, every call fails with an error that names it. */
 int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p, struct base_error *err);
 void store_pack_put(struct store *s, struct store_pack *p);
 
@@ -61,12 +61,12 @@ void store_pack_put(struct store *s, struct store_pack *p);
 void store_reserve_release(struct store *s);
 void store_reserve_restore(struct store *s);
 
-/* Did a write fail with r because the user may not write to the store, or no one can? If so, err says where, whose that
- * is and what to do. */
+/* Did a write fail with r because the user may not write to the store, or because no one can? Then err names the
+ * directory and its owner, and says what to do. */
 bool store_denied(const struct store *s, int r, struct base_error *err);
-/* The same of a listing that failed: which directory the user may not read. */
+/* The same for a listing that failed: err names the directory that the user may not read. */
 bool store_denied_listing(const struct store *s, int r, struct base_error *err);
-/* Did anything fail with r (-ENOTDIR) because something else has a directory's place? The two above ask this, too. */
+/* Did anything fail with r (-ENOTDIR) because something else is in the place of a directory? The two above call it. */
 bool store_no_directory(const struct store *s, int r, struct base_error *err);
 
 /* of this machine, as file names need it: [A-Za-z0-9_.=-], at most 64 bytes; static */

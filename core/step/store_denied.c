@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * store_denied: what a user reads who may not write to a store or look into it: where, whose that is, and who can
- * change it; that the medium takes no change; and what is in the place of a directory. */
+ * store_denied: the messages for a user who may not write to a store or read it: which directory, its owner, and who
+ * can change that; for a medium that takes no change; and for something else in the place of a directory. */
 #include <grp.h>
 #include <pwd.h>
 #include <stdio.h>
@@ -40,7 +40,7 @@ static void group_name(uint32_t gid, char name[static DENIED_NAME_MAX])
 		snprintf(name, DENIED_NAME_MAX, "group %s", found->gr_name);
 }
 
-/* Nobody is taken for a stranger where that cannot be found out. */
+/* True if it cannot be found out. */
 static bool is_member(uint32_t gid)
 {
 	int n = getgroups(0, NULL);
@@ -116,7 +116,7 @@ bool store_denied_listing(const struct store *s, int r, struct base_error *err)
 	return true;
 }
 
-/* If the directory is the user's own, it is not the store that denies the write; then the caller names the file. */
+/* If the directory is the user's own, something else denies the write, and the caller names the file. */
 bool store_denied(const struct store *s, int r, struct base_error *err)
 {
 	struct denied d = {0};

@@ -3,24 +3,24 @@
  * store_packs: the cache of open packs.
  *
  * It keeps open every pack that is in use, and unused ones as long as there is room: all caches of the process together
- * keep a quarter of the descriptors that it may have (RLIMIT_NOFILE), for the rest is its program's (half, where packs
- * are read past the page cache too: that is a second descriptor of each). Beyond that the pack goes first that was
- * unused the longest. So a step that is read tensor by tensor opens each of its packs once, where the limit has room
- * for those of one tensor; else once a tensor.
+ * have at most a quarter of its descriptors (RLIMIT_NOFILE), because the rest belongs to the program (half, if packs
+ * are read past the page cache too: each then has a second descriptor). Beyond that the least recently used pack is
+ * closed first. So a step that is read tensor by tensor opens each of its packs once if the limit has room for those of
+ * one tensor, else once a tensor.
  *
  * An open descriptor keeps the disk space of a file that a collection has deleted. So all unused packs are closed a
  * second after the last use of any of them: a mount, a saver or an open step that is idle has none. While the cache is
- * in use, each pack that is unused at the moment is looked at once a second, however lately it was used, and closed if
- * its file has no name any more: it was deleted, or mended. A thread does both: it is started when a pack becomes
- * unused, and ends when none is left, so an idle process has neither the thread nor its wake-ups. Where no thread can
- * be started a pack is closed at once.
+ * in use, each pack that is unused at the moment is looked at once a second, however recently it was used, and closed
+ * if its file has lost its name: it was deleted, or mended. A thread does both: it is started when a pack becomes
+ * unused, and ends when none is left, so an idle process has neither the thread nor its wake-ups. If no thread can be
+ * started, a pack is closed at once.
  *
  * A pack that was closed and is opened again costs one open and no read: its head was checked, and `heads` remembers
- * that, by name and size. It forgets where two names want one place of it; the head is then read again. (A pack never
- * changes but by mending, which makes a whole one; and each block that is read has its own check.)
+ * that, by name and size. If two names share a slot, one is forgotten, and its head is read again. (Only mending
+ * changes a pack, and makes a whole one; and each block that is read has its own check.)
  *
  * Nodes are in a hash by name and in a list by last use. A pack is opened, looked at and closed outside the lock, so
- * that a slow storage stops only those that wait for that pack; two threads may open the same pack at once, and the
+ * that a slow storage delays only threads that wait for that pack; two threads may open the same pack at once, and the
  * second one closes its own. A pack that could not be opened leaves no node behind: the next caller tries again and
  * gets the same sentence.
  *
@@ -128,12 +128,12 @@ static struct cache_node *cache_remove(struct store_pack_cache *c, struct cache_
 	return n;
 }
 
-/* The longest unused one, taken out; NULL: all are in use. */
+/* Takes out the least recently used one; NULL: all are in use. */
 static struct cache_node *cache_oldest(struct store_pack_cache *c)
 {
 	struct cache_node *n = c->oldest;
 
-	while (c->unused && n->users) /* as many as there are threads that read */
+	while (c->unused && n->users) /* passes at most one a reading thread */
 		n = n->newer;
 	return c->unused ? cache_remove(c, n) : NULL;
 }
@@ -186,7 +186,7 @@ static void head_keep(struct store_pack_cache *c, const struct store_pack *p)
 
 /* ---- packs that are not in use ---- */
 
-/* Closes the longest unused one. false: there is none. */
+/* Closes the least recently used one. false: none is unused. */
 static bool close_oldest(struct store_pack_cache *c)
 {
 	struct cache_node *n;
@@ -198,7 +198,7 @@ static bool close_oldest(struct store_pack_cache *c)
 	return n != NULL;
 }
 
-/* Unused nodes of buckets from *bucket on, which are in use meanwhile. */
+/* Takes unused nodes of the buckets from *bucket on: they count as used meanwhile. */
 static unsigned look_take(struct store_pack_cache *c, unsigned *bucket, struct cache_node *taken[static CACHE_LOOKS])
 {
 	uint64_t now = base_monotonic_ms();
@@ -218,7 +218,7 @@ static unsigned look_take(struct store_pack_cache *c, unsigned *bucket, struct c
 	return n;
 }
 
-/* Closes what has lost its file. The lock is held before and after. */
+/* Closes packs whose file has lost its name. The lock is held before and after. */
 static void closer_look(struct store_pack_cache *c)
 {
 	struct cache_node *taken[CACHE_LOOKS];

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * spread: the calling thread and up to 15 more take numbers from a counter. Threads are made for each call and joined:
- * some 20 us each, against requests that wait. The caller begins alone, and makes one only as long as what is left, by
- * what its own numbers took, is much more than that for each. So 64 small files that are in the page cache (5 us each)
- * cost no thread, and of as many that a network brings all but the first are asked for at once. Few numbers, or no
- * thread to be had: the caller does all. */
+ * some 20 us each, against requests that wait. The caller begins alone, and starts one more only while the work that is
+ * left, judged by what its own numbers took, is much more than that for each thread. So 64 small files in the page
+ * cache (5 us each) cost no thread; of as many over a network all but the first are requested at once. If there are few
+ * numbers, or no thread can be started, the caller does all. */
 #include "core/storage/spread.h"
 
 #include <pthread.h>
@@ -16,8 +16,8 @@
 
 #define SPREAD_THREADS 16u
 #define SPREAD_EACH 8u          /* numbers that a thread is worth */
-#define SPREAD_ALONE_NS 100000u /* the caller finds out first what they take: the first one may take longest */
-#define SPREAD_SHARE_NS 500000u /* of what is left, for each thread */
+#define SPREAD_ALONE_NS 100000u /* the caller measures this long: the first number may take longest */
+#define SPREAD_SHARE_NS 500000u /* a thread is started only for as much work as this */
 
 struct spread {
 	uint32_t n;

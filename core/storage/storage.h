@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * storage: the one small interface to where a store lies. Nothing above it calls the filesystem.
+ * storage: the one small interface to the medium that a store is on. Nothing above it calls the filesystem.
  *
  * Names are relative paths of `/`-separated parts ("runs/a/000000000000"): parts of [A-Za-z0-9_.=-], never empty, `.`
  * or `..`. An implementation is an object behind `struct store_storage_ops`; POSIX is the first one, an object store
@@ -8,9 +8,9 @@
  * of other hosts. All functions may block, may be called from any thread, and return a negative errno on failure
  * (-ENOENT, -ENOSPC, -EROFS, -EACCES, -EIO, ...). They never leave a file under its final name that is not whole.
  *
- * What an error is about: -EISDIR, -ELOOP and -ENXIO say that the name itself has a directory, a link, or another node
- * that is no regular file (store_not_a_file), and nothing else does. -ENOTDIR says that what should be a directory, on
- * the way to the name or under it, is none. */
+ * What an error is about: only -EISDIR, -ELOOP and -ENXIO say that the name itself is a directory, a link, or another
+ * node that is no regular file (store_not_a_file). -ENOTDIR says that something else has the place of a directory, on
+ * the way to the name or under it. */
 #ifndef CORE_STORAGE_STORAGE_H
 #define CORE_STORAGE_STORAGE_H
 
@@ -39,7 +39,7 @@ static inline bool store_lent_drop(struct store_lent *l) { return --l->users == 
 struct store_storage_entry {
 	const char *name;   /* full name; valid during the callback */
 	uint64_t size;      /* bytes (0 where `temporary` and unknown) */
-	bool temporary;     /* an unfinished put or pack of a writer that may be dead */
+	bool temporary;     /* unfinished: of a put or a pack whose writer may be dead */
 	bool foreign;       /* not a regular file, or a name that no vckpt makes: never opened */
 	uint64_t names;     /* that the file has (hard links), of a listing of files; 1 where the medium cannot say */
 };
@@ -55,8 +55,8 @@ struct store_storage_stat { /* of the medium, for statfs and df */
 struct store_storage_owner { uint32_t uid, gid, mode, kind; bool fixed; int64_t ctime_ns; uint64_t device, number; };
 
 struct store_storage_ops {
-	/* Puts a whole immutable file if absent. STORE_PUT_MINE: these bytes stand under that name (also when an
-	 * earlier try of unknown outcome put them); STORE_PUT_OTHER: other bytes do. Answers only when the file that it
+	/* Puts a whole immutable file if absent. STORE_PUT_MINE: the file of that name has these bytes (also when an
+	 * earlier try of unknown outcome put them); STORE_PUT_OTHER: it has others. Returns only when the file that it
 	 * made or found is durable, its directory included. Missing directories are made. */
 	int (*put)(struct store_storage *s, const char *name, const void *bytes, size_t len);
 	int (*read_whole)(struct store_storage *s, const char *name, size_t max_len, void **ret_bytes,
@@ -65,13 +65,12 @@ struct store_storage_ops {
 	int (*size)(struct store_storage *s, const char *name, uint64_t *ret_size);
 	/* Files directly and below; a missing directory lists nothing. All of them or an error: never a part. */
 	int (*list)(struct store_storage *s, const char *prefix_dir, store_storage_list_func f, void *arg);
-	/* immediate sub-directories; what else there is comes as foreign, without its size: only names are read */
+	/* immediate sub-directories; anything else is shown as foreign, without its size: only names are read */
 	int (*list_dirs)(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
 	int (*remove)(struct store_storage *s, const char *name);     /* -ENOENT when it is not there */
 	int (*remove_dir)(struct store_storage *s, const char *name); /* an empty one; best effort */
-	/* Makes what is seen in it durable. After an error (-EROFS, too) every call gives an error until it is certain
-	 * that nothing was lost, although the kernel reports such an error only once. A store opened for reading has
-	 * nothing to make durable: 0. */
+	/* Makes the names in it durable. After an error (-EROFS, too) every call fails until it is certain that nothing
+	 * was lost, although the kernel reports such an error only once. 0 in a store opened for reading. */
 	int (*sync_dir)(struct store_storage *s, const char *dir);
 
 	int (*file_open)(struct store_storage *s, const char *name, struct store_storage_file **ret_file,
@@ -80,8 +79,8 @@ struct store_storage_ops {
 	int (*file_read)(struct store_storage_file *f, uint64_t offset, void *bytes, size_t len);
 	void (*file_close)(struct store_storage_file *f);
 
-	/* A pack: create, append in order, seal. It stands under its name only once sealed, durable then. -EEXIST at
-	 * seal when the name is taken. Bytes handed to append may be reused when it returns. */
+	/* A pack: create, append in order, seal. It has its name only once it is sealed, and is durable then. -EEXIST
+	 * at seal: the name is taken. Bytes given to append may be reused when it returns. */
 	int (*writer_open)(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);
 	int (*writer_append)(struct store_storage_writer *w, const void *bytes, size_t len);
 	int (*writer_seal)(struct store_storage_writer *w);   /* frees w, whatever it returns */
@@ -89,15 +88,15 @@ struct store_storage_ops {
 
 	/* Optional: -EOPNOTSUPP is always a valid answer. */
 	int (*stat)(struct store_storage *s, struct store_storage_stat *ret_stat);
-	/* of a file or directory; "": of where the store lies */
+	/* of a file or directory; "": of the store's root */
 	int (*owner)(struct store_storage *s, const char *name, struct store_storage_owner *ret_owner);
 	/* readable when a file appears in or leaves one of them */
 	int (*watch)(struct store_storage *s, const char *const *dirs, size_t n, int *ret_fd);
 	void (*close)(struct store_storage *s);
 
-	/* Puts a whole file under the name, whether a file has that name or not, in one moment: a reader that opens the
-	 * name gets the old bytes or the new ones, one that has the file open the old ones. Durable on return. For
-	 * mending and notes; only this and replace_by_name ever change the file of a name. */
+	/* Puts a whole file under the name, whether the name is taken or not, in one moment: a reader that opens the
+	 * name gets the old bytes or the new ones; one that has the file open keeps the old ones. Durable on return.
+	 * For mending and notes; only this and replace_by_name ever change the file of a name. */
 	int (*replace)(struct store_storage *s, const char *name, const void *bytes, size_t len);
 	/* As writer_open, whether the name is taken or not: ends with writer_seal_over. */
 	int (*writer_reopen)(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);
@@ -118,15 +117,16 @@ struct store_storage_ops {
 	int (*file_read_past)(struct store_storage_file *f, uint64_t offset, size_t len, void *room,
 		const uint8_t **ret_bytes);
 
-	/* Optional (NULL). The directory in which something was refused last (-EACCES, -EPERM), or what was found where
-	 * one should be (-ENOTDIR), in any thread; the nearest one above that can be looked at. -ENOENT: none. */
+	/* Optional (NULL). The directory in which something was refused last (-EACCES, -EPERM), or what was found in
+	 * the place of one (-ENOTDIR), in any thread; or the nearest above it that can be looked at. -ENOENT: none. */
 	int (*denied)(struct store_storage *s, char dir[static STORE_NAME_MAX], struct store_storage_owner *ret_owner);
 
-	/* As put, for what matters only while its writers live, or to people: after a power loss of this host the file
-	 * may be gone, but never torn. On a medium that other hosts may use, their writers may outlive it: as put. */
+	/* As put, for files that matter only while their writers live, or only to people: after a power loss of this
+	 * host the file may be gone, but is never torn. On a medium that other hosts may use: as put, because their
+	 * writers may outlive this host. */
 	int (*put_passing)(struct store_storage *s, const char *name, const void *bytes, size_t len);
 
-	/* Optional (NULL). Has the open file no name any more? True where that is not known. */
+	/* Optional (NULL). Has the open file lost its name? True where that is not known. */
 	bool (*file_gone)(struct store_storage_file *f);
 
 	/* Optional (NULL, both). As writer_append, of lent bytes, used until seal or abandon at the latest; `back` is
@@ -142,10 +142,10 @@ struct store_storage_ops {
 struct store_storage {
 	const struct store_storage_ops *ops;
 	/* NULL, or called when the process is out of descriptors, before the open that failed is tried once more:
-	 * closes those that can be had again. In any thread, also in several at once. Set before the first use. */
+	 * closes those that can be opened again. In any thread, also in several at once. Set before the first use. */
 	void (*relieve)(void *arg);
 	void *relieve_arg;
-	/* For so long all callers together have waited in writer_append and writer_seal for the medium. */
+	/* how long all callers together have waited for the medium in writer_append and writer_seal */
 	_Atomic uint64_t write_wait_ns;
 };
 
@@ -155,7 +155,7 @@ enum store_storage_flag {
 	STORE_STORAGE_READ_ONLY = 1 << 1,   /* every change is -EROFS */
 	/* do not use O_TMPFILE even where it works (tests; NFS takes this path by itself) */
 	STORE_STORAGE_NAMED_TEMPS = 1 << 2,
-	/* packs are written through the page cache and left there, for who reads them at once */
+	/* packs are written through the page cache and left there, for readers that come at once */
 	STORE_STORAGE_KEEP_CACHED = 1 << 3,
 };
 /* POSIX: opens beneath one directory descriptor, without following links (openat2 where there is it). Refuses by
@@ -194,7 +194,7 @@ static inline int store_list_dirs(struct store_storage *s, const char *dir, stor
 static inline int store_remove(struct store_storage *s, const char *name) { return s->ops->remove(s, name); }
 
 bool store_name_valid(const char *name); /* the rule above */
-/* What a name has, in words, if the error of a size, an open or a read says that it is no regular file; else NULL. */
+/* If the error of a size, an open or a read says that the name is no regular file: what it is, in words; else NULL. */
 const char *store_not_a_file(int r);
 
 #endif

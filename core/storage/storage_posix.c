@@ -4,8 +4,8 @@
  *
  * A file is written without a name (O_TMPFILE) or, where the filesystem cannot, as `<name>.tmp.<16 hex>` beside its
  * final name; it is fsynced, then linked to its final name, which fails if that exists, then its directory is
- * fsynced. So a final name stands for a whole, durable file or for nothing, whoever is killed and wherever. A file of
- * a final name is never opened for writing.
+ * fsynced. So a file that has its final name is whole and durable, at whatever moment a writer is killed. It is never
+ * opened for writing again.
  *
  * Threads: the object is shared by all; a writer belongs to one thread at a time. Blocking calls throughout. */
 #include <fcntl.h>
@@ -138,7 +138,7 @@ static int posix_file_readv(struct store_storage_file *f, uint64_t offset, const
 
 	if (got < 0 && errno != EINTR)
 		return -errno;
-	/* what a short read left, one by one */
+	/* one by one what a short read left */
 	for (uint64_t at = 0, read = got < 0 ? 0 : (uint64_t)got; n > 0; at += iov->iov_len, iov++, n--) {
 		uint64_t have = base_min(read - base_min(at, read), iov->iov_len);
 		int r = posix_read_at(f->fd, offset + at + have, (uint8_t *)iov->iov_base + have, iov->iov_len - have);
@@ -209,8 +209,8 @@ static bool filesystem_links(uint32_t magic)
 	return false;
 }
 
-/* Those whose files no other host can have in use. There are more filesystems of clusters than can be listed, so one
- * that is in neither list may be such a one. */
+/* No other host can use its files. There are more cluster filesystems than can be listed, so one that is in neither
+ * list may be shared. */
 static bool filesystem_alone(uint32_t magic)
 {
 	return filesystem_links(magic) && !filesystem_shared(magic);
@@ -259,7 +259,7 @@ static int posix_watch(struct store_storage *s, const char *const *dirs, size_t 
 	if (fd < 0)
 		return -errno;
 	for (size_t i = 0; i < n; i++) {
-		/* Through the descriptor, so that the path is the one that was resolved beneath the root. */
+		/* through the descriptor: what was resolved beneath the root is watched */
 		base_cleanup_close int dir = posix_open_beneath(posix_of(s), dirs[i], O_RDONLY | O_DIRECTORY);
 		if (dir < 0)
 			return dir;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * storage_posix_buffer: what one write of a pack consists of: memory of its own, and parts of memory that was lent to
- * the writer. A lent part leaves its place in the buffer's own memory free (pages that nobody touches cost nothing), so
- * it can be copied there at any time, and nothing else has to move. */
+ * storage_posix_buffer: the bytes of one write of a pack: memory of its own, and parts of memory that was lent to the
+ * writer. A lent part leaves its place in the buffer's own memory free (untouched pages cost nothing), so it can be
+ * copied there at any time, and nothing else has to move. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

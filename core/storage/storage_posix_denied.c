@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * storage_posix_denied: where the user may not write or look, and what is no directory where one should be. The errno
- * that a caller gets does not say which directory it is about; so the last one is remembered, for the sentence that the
- * user reads. */
+ * storage_posix_denied: remembers the directory in which an access was refused last, or that turned out to be no
+ * directory. The errno that a caller gets does not name it; the sentence that the user reads has to. */
 #include <stdio.h>
 #include <string.h>
 
@@ -37,7 +36,7 @@ int posix_denied_where(struct store_storage *s, char dir[static STORE_NAME_MAX],
 	pthread_mutex_unlock(&p->lock);
 	if (!was)
 		return -ENOENT;
-	/* the one above, where it is not there or cannot be looked at */
+	/* the one above, if it is missing or cannot be looked at */
 	while (dir[0] != '\0' && posix_owner(s, dir, ret_owner) < 0) {
 		char *slash = strrchr(dir, '/');
 

@@ -2,14 +2,14 @@
  *
  * storage_posix_direct: reads past the page cache.
  *
- * What a load reads once needs no place in the page cache: to copy it there and from there costs as much processor time
- * as everything else, and takes the cache from those who come back to what they read. So a large read goes to the disk
- * with O_DIRECT, if the file system says that it can (STATX_DIOALIGN: local ones) and the bytes are not in the cache
+ * Bytes that a load reads once need no place in the page cache: copying them there and from there costs as much
+ * processor time as everything else, and pushes out what others will read again. So a large read goes to the disk with
+ * O_DIRECT, if the file system says that it can (STATX_DIOALIGN: local ones) and the bytes are not in the cache
  * (cachestat, Linux 6.5). In all other cases it is an ordinary read, which is always right.
  *
  * A second descriptor of the same file has O_DIRECT, since the first one is shared with ordinary reads. It is opened by
- * the first thread that needs it. Once bytes of a file have come so, what is read of it in the ordinary way are checks,
- * and by a mount single pieces, each whole: so the kernel is advised not to read ahead. */
+ * the first thread that needs it. From then on ordinary reads of the file are of checks, or in a mount of single whole
+ * pieces: so the kernel is advised not to read ahead. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -43,7 +43,7 @@ void posix_direct_release(struct posix_direct *d)
 		close(fd);
 }
 
-/* The file system reads 4096 bytes at multiples of 4096 into memory at multiples of 4096. */
+/* Does the file system read blocks of 4096 bytes, aligned alike in the file and in memory? */
 static bool direct_aligns(int fd)
 {
 #ifdef STATX_DIOALIGN
@@ -84,7 +84,7 @@ static int direct_open(struct posix_direct *d, int fd)
 	return unknown;
 }
 
-/* Less than half of these bytes are in the page cache, and the kernel can tell. */
+/* Does the kernel know, and are less than half of these bytes in the page cache? */
 static bool direct_pays(int fd, uint64_t offset, uint64_t len)
 {
 	struct cache_range range = {offset, len};
@@ -94,7 +94,7 @@ static bool direct_pays(int fd, uint64_t offset, uint64_t len)
 	return syscall(SYS_cachestat, fd, &range, &pages, 0) == 0 && pages.cached < len / 2 / (uint64_t)page;
 }
 
-/* [offset, offset + len), which are aligned, but for what lies behind the end of the file: at least `need` bytes. */
+/* Reads [offset, offset + len), which are aligned, or up to the end of the file: at least `need` bytes. */
 static bool direct_read(int fd, uint64_t offset, uint8_t *room, size_t len, size_t need)
 {
 	size_t got = 0;
@@ -127,5 +127,5 @@ int posix_read_past(struct posix_direct *d, int fd, uint64_t offset, size_t len,
 			(void)posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
 		return STORE_PAST_CACHE;
 	}
-	return posix_read_at(fd, offset, (uint8_t *)room + before, len); /* says what is wrong, if something is */
+	return posix_read_at(fd, offset, (uint8_t *)room + before, len); /* also to learn the error */
 }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * storage_posix_internal: what the files of the POSIX storage share. Nobody else includes it.
+ * storage_posix_internal: what the files of the POSIX storage share.
  *
  *   storage_posix.c        open and close, reading, removing, media figures, watches
  *   storage_posix_direct.c reads past the page cache
  *   storage_posix_path.c   resolution beneath the root, directories that are made and made durable
- *   storage_posix_denied.c where the user may not
+ *   storage_posix_denied.c where access was refused
  *   storage_posix_list.c   listings
- *   storage_posix_modes.c  modes and group of what is made
+ *   storage_posix_modes.c  modes and group of new files and directories
  *   storage_posix_write.c  temporaries, put
  *   storage_posix_replace.c  files that take the place of others: mending, notes
  *   storage_posix_pack.c   packs
@@ -28,9 +28,9 @@ enum { POSIX_SUSPECT_MAX = 64 };   /* directories whose fsync failed; with more 
 
 struct posix_inode { dev_t dev; ino_t ino; };
 
-/* Of what is made; storage_posix_modes.c. Never changes. */
+/* Of new files and directories; storage_posix_modes.c. Never changes. */
 struct posix_modes {
-	bool given;             /* set after the making, with the group; else the umask has its say */
+	bool given;             /* set once a file is made, with its group; else the umask decides */
 	mode_t file, dir;
 	gid_t group;
 };
@@ -40,10 +40,10 @@ struct posix_storage {
 	int root;                   /* never changes */
 	unsigned flags;
 	struct posix_modes modes;
-	bool shared, alone;         /* other hosts change it, too; none can, surely; never change */
+	bool shared, alone;         /* other hosts may change it, too; certainly none can; never change */
 	atomic_bool named_temps;    /* O_TMPFILE does not work here */
 	atomic_bool no_links;       /* hard links do not work here: renameat2 */
-	atomic_uint writes_at_once; /* that the last pack's writer found best; 0: none was measured */
+	atomic_uint writes_at_once; /* the number that the last pack's writer found best; 0: none was measured */
 	pthread_mutex_t lock;       /* protects all below */
 	struct posix_inode suspect[POSIX_SUSPECT_MAX];
 	size_t suspect_count;
@@ -57,7 +57,7 @@ struct posix_storage {
 static inline struct posix_storage *posix_of(struct store_storage *s) { return (struct posix_storage *)(void *)s; }
 
 /* ---- storage_posix_path.c ---- */
-/* An open answered r. true: that was for want of descriptors, others were closed, and it is worth one more try. */
+/* An open returned r. true: the process was out of descriptors, some were closed, and the open is to be tried again. */
 bool posix_relieved(struct posix_storage *p, int r);
 /* Opens `name` beneath the root without following any link; a descriptor or a negative errno. "" is the root itself. */
 int posix_open_beneath(struct posix_storage *p, const char *name, int flags);
@@ -65,13 +65,13 @@ int posix_open_beneath(struct posix_storage *p, const char *name, int flags);
  * POSIX_DURABLE everything up to the root is durable on return. */
 enum posix_make { POSIX_FIND, POSIX_MAKE, POSIX_DURABLE };
 int posix_open_parent(struct posix_storage *p, const char *name, enum posix_make make, const char **ret_last);
-/* 0: it is a regular file; else what the errors of storage.h say of another node. */
+/* 0: it is a regular file; else the error that storage.h gives to such a node. */
 int posix_not_regular(const struct stat *st);
 /* A regular file, open for reading, and its size. */
 int posix_open_regular(struct posix_storage *p, const char *name, uint64_t *ret_size);
 int posix_sync(int fd);
-/* Makes the names in an open directory durable, whoever made them. Every fsync of a directory goes through here: after
- * one that failed a later one is believed only with a change of its own. */
+/* Makes the names in an open directory durable, also those that other processes made. Every fsync of a directory goes
+ * through here: after one has failed, a later one counts only together with a change of this process. */
 int posix_sync_names(struct posix_storage *p, int dir);
 
 /* ---- storage_posix.c ---- */
@@ -81,15 +81,15 @@ int posix_read_at(int fd, uint64_t offset, void *bytes, size_t len); /* all or -
 int posix_directory_empty(int dir); /* 0, or -ENOTEMPTY */
 
 /* ---- storage_posix_modes.c ---- */
-#define POSIX_DIRECTORY "directory" /* with the end of an unfinished file: a directory that has no place yet */
+#define POSIX_DIRECTORY "directory" /* ".tmp.<16 hex>" follows: a directory that has no place yet */
 int posix_modes_read(struct posix_storage *p); /* of the root */
 int posix_modes_give(const struct posix_storage *p, int fd, mode_t mode);
 /* 0: it was made, with its mode. -EEXIST: it is there. Not yet durable. */
 int posix_directory_make(struct posix_storage *p, int at, const char *part);
-bool posix_directory_unplaced(const char *name); /* one that is being made, or was left in the making */
+bool posix_directory_unplaced(const char *name); /* it is being made, or its maker was killed */
 
 /* ---- storage_posix_denied.c ---- */
-/* Both return r, and remember the directory if r says that the user may not, or that it is none: of a file; itself, the
+/* Both return r. If r is -EACCES, -EPERM or -ENOTDIR they remember a directory: that of the file `name`; or `dir`, its
  * first len bytes. */
 int posix_denied(struct posix_storage *p, const char *name, int r);
 int posix_denied_in(struct posix_storage *p, const char *dir, size_t len, int r);
@@ -104,8 +104,7 @@ void posix_direct_release(struct posix_direct *d);
 int posix_read_past(struct posix_direct *d, int fd, uint64_t offset, size_t len, void *room, const uint8_t **ret_bytes);
 
 /* ---- storage_posix_list.c ---- */
-/* Names that no directory of a store counts: itself, the one above, and at the root (of a file system of its own)
- * fsck's folder. */
+/* Names that are no entries of a directory: ".", "..", and in the root of a file system fsck's folder. */
 bool posix_name_passed(const char *name, bool root);
 int posix_list(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
 int posix_list_dirs(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
@@ -114,20 +113,20 @@ int posix_list_dirs(struct store_storage *s, const char *dir, store_storage_list
 #define POSIX_TEMP_NAME_MAX 256
 struct posix_temp {
 	int fd;         /* -1: none */
-	char name[POSIX_TEMP_NAME_MAX]; /* empty: has none */
+	char name[POSIX_TEMP_NAME_MAX]; /* empty: it has none */
 };
-/* "LAST.tmp." and 16 random digits. 0, or what base_random says: `name` is as it was then. */
+/* "LAST.tmp." and 16 random digits. 0, or the error of base_random, which leaves `name` as it was. */
 int posix_random_name(const char *last, char name[static POSIX_TEMP_NAME_MAX]);
 int posix_temp_open(struct posix_storage *p, int dir, const char *last, struct posix_temp *t);
 /* Gives the file its final name: 0, -EEXIST, or an error of unknown outcome. Not yet durable. */
 int posix_temp_publish(struct posix_storage *p, int dir, struct posix_temp *t, const char *last);
-/* Closes the temporary and takes its name away if it still has one. */
+/* Closes the temporary, and removes its name if it still has one. */
 void posix_temp_drop(int dir, struct posix_temp *t);
 int posix_write_at(int fd, uint64_t offset, const void *bytes, size_t len); /* all or an error */
 int posix_put(struct store_storage *s, const char *name, const void *bytes, size_t len);
 int posix_put_fleeting(struct store_storage *s, const char *name, const void *bytes, size_t len);
 int posix_put_passing(struct store_storage *s, const char *name, const void *bytes, size_t len);
-/* Tries in the root how files can be published here; -EOPNOTSUPP when in no way. */
+/* Finds out in the root how files can be published here; -EOPNOTSUPP: in no way. */
 int posix_probe(struct posix_storage *p);
 
 /* ---- storage_posix_replace.c ---- */
@@ -141,10 +140,10 @@ int posix_replace_by_name(struct store_storage *s, const char *name, const char 
 /* ---- storage_posix_pace.c ---- */
 enum { POSIX_PACE_MAX = 16 };
 struct posix_pace {
-	unsigned width;         /* so many writes at once */
+	unsigned width;         /* writes at once */
 	unsigned best;          /* the width that was measured as the best; 0: none yet */
-	uint64_t best_ns;       /* time from one write's end to the next one's then */
-	unsigned writes;        /* that ended since the width was set, or nothing was left to write */
+	uint64_t best_ns;       /* with that width: from the end of a write to the end of the next */
+	unsigned writes;        /* that have ended since the width was set, or since nothing was left to write */
 	uint64_t since_ns;
 	bool settled;           /* nothing more is tried */
 };
@@ -152,7 +151,7 @@ struct posix_pace {
 void posix_pace_init(struct posix_pace *p, unsigned width);
 /* A write ended at `now`; more: another waits to be made. true: there is another best width. */
 bool posix_pace_note(struct posix_pace *p, bool more, uint64_t now_ns);
-/* There is no memory for more than that. */
+/* There is no memory for more than `width` at once: nothing more is tried. */
 void posix_pace_bound(struct posix_pace *p, unsigned width);
 
 /* ---- storage_posix_buffer.c ---- */
@@ -164,17 +163,17 @@ enum {
 };
 struct posix_part { const uint8_t *bytes; size_t at, len; struct store_lent *lent; };
 struct posix_buffer {
-	uint8_t *bytes;         /* POSIX_BUFFER_BYTES, of which those of the parts are not used */
+	uint8_t *bytes;         /* POSIX_BUFFER_BYTES; where there are parts they are not used */
 	unsigned nparts;
 	struct posix_part parts[POSIX_BUFFER_PARTS]; /* by place; do not overlap */
 };
 struct posix_buffer *posix_buffer_new(void);   /* NULL: no memory */
 void posix_buffer_free(struct posix_buffer *b); /* NULL-safe */
-/* Behind all other parts, at most up to the end. false: it has too many parts. */
+/* The bytes are a part at `at`, which is behind all others and inside the buffer. false: it has too many parts. */
 bool posix_buffer_lend(struct posix_buffer *b, size_t at, const uint8_t *bytes, size_t len, struct store_lent *lent);
-void posix_buffer_return(struct posix_buffer *b); /* what was lent; its places hold nothing then */
-void posix_buffer_keep(struct posix_buffer *b);   /* copies what was lent, and returns it */
-/* Its first len bytes to that place of the file: all or an error. */
+void posix_buffer_return(struct posix_buffer *b); /* gives lent memory back; its places hold nothing then */
+void posix_buffer_keep(struct posix_buffer *b);   /* copies lent memory, and gives it back */
+/* Writes its first len bytes at `at` of the file: all or an error. */
 int posix_buffer_write(const struct posix_buffer *b, int fd, uint64_t at, size_t len);
 
 /* ---- storage_posix_pack.c ---- */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * storage_posix_list: listings. Everything is listed: unfinished files are marked temporary, and what no vckpt makes
- * (links, devices, names outside the rule, directories too deep) is marked foreign and not entered. What vanishes while
- * the listing goes on is left out; any other error ends the listing with it, so that a listing that ends well is whole.
- * The callback may remove what it is shown. */
+ * storage_posix_list: listings. Everything is listed: unfinished files are marked temporary; links, devices, names
+ * outside the rule and directories too deep, which no vckpt makes, are marked foreign and not entered. A file that
+ * vanishes during the listing is left out; any other error ends the listing, so that one that succeeds is whole. The
+ * callback may remove what it is shown. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <string.h>
@@ -34,7 +34,7 @@ static int list_open(struct listing *l, int dir, const char *last)
 	return fd < 0 && posix_relieved(l->storage, -errno) ? openat(dir, last, flags) : fd;
 }
 
-/* type: what the directory says of it. A listing of files asks for sizes anyway. */
+/* type: as the directory says. A listing of files asks for sizes anyway. */
 static int list_entry(struct listing *l, int dir, const char *last, unsigned type, size_t prefix, unsigned depth)
 {
 	struct stat st = {.st_mode = DTTOIF(type)};

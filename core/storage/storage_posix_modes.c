@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * storage_posix_modes: who may read and write what this process makes. The store's directory decides, and is looked at
- * once, when it is opened.
+ * storage_posix_modes: modes and group of the files and directories that this process makes. The store's directory
+ * decides; it is looked at once, when it is opened.
  *
  *   its group may not write in it   files 0644, directories 0755, less the umask
  *   its group may                   its group and its permission bits (those to execute for directories alone);
@@ -10,11 +10,11 @@
  *                                   what its group may do
  *
  * A file gets its mode before it gets its name. A directory is made in the store's directory under another name, and is
- * moved to its place once it has its mode: whoever finds it can work in it, also after its maker was killed. What is
- * left of a killed maker is an empty directory, which the collector removes.
+ * moved to its place once it has its mode: every process that finds it can work in it, also after its maker was killed.
+ * A killed maker leaves at most an empty directory, which the collector removes.
  *
- * Where the file system has no such modes, or the user is not in the group and may not give it, what is made keeps the
- * mode that it has: the store is written as ever. */
+ * Where the file system has no such modes, or the user is not in the group, files keep the mode that they have, and the
+ * store is written all the same. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -44,7 +44,7 @@ int posix_modes_read(struct posix_storage *p)
 	return 0;
 }
 
-/* Only what says that the storage fails or is full is an error. */
+/* It is an error only if the storage fails or is full. */
 static int modes_refused(void)
 {
 	return errno == EIO || errno == EROFS || errno == ENOSPC || errno == EDQUOT ? -errno : 0;
@@ -59,7 +59,7 @@ int posix_modes_give(const struct posix_storage *p, int fd, mode_t mode)
 		return 0;
 	if (TEMP_FAILURE_RETRY(fstat(fd, &st)) < 0)
 		return -errno;
-	/* the group first: who gives it away may lose the setgid bit */
+	/* the group first: a change of group may clear the setgid bit */
 	if (st.st_gid != p->modes.group && fchown(fd, (uid_t)-1, p->modes.group) < 0)
 		r = modes_refused();
 	if (r == 0 && (st.st_mode & 07777) != mode && fchmod(fd, mode) < 0)
@@ -73,7 +73,7 @@ bool posix_directory_unplaced(const char *name)
 		store_name_temporary(name);
 }
 
-/* -EEXIST: somebody put another directory under the name, and its mode is not ours to change. */
+/* -EEXIST: another process has put a directory under the name, whose mode must not be changed. */
 static int directory_give(const struct posix_storage *p, int at, const char *name)
 {
 	base_cleanup_close int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * storage_posix_pace: how many writes of a pack are made at once, measured by its first writes and not guessed.
+ * storage_posix_pace: how many writes of a pack are made at once, as its first writes are measured.
  *
- * One stream of writes has 2 to 3 GB/s of a parallel file system or an array of disks that gives ten times that; a
+ * One stream of writes gets 2 to 3 GB/s from a parallel file system or an array of disks that can do ten times that; a
  * single disk, or a file system that takes a file's writes one after the other, is not quicker with several, and may
  * be slower. So a width is kept for some writes, and then doubled: if writes end a quarter more often, it is kept, and
  * doubled again; if not, the one before it is kept, and nothing more is tried.
  *
- * Only writes after each of which another one waits say anything: else the disk waits for the save. The first ones of a
- * width, as many as there are at once, do not count: they began under the one before.
+ * A write counts only if another one waits when it ends: else the disk waits for the save. The first ones of a width,
+ * as many as there are at once, do not count: they began under the width before.
  *
- * What a pack found is where the next one begins, less one doubling, so that it is measured anew: the disk may be
- * busier by then, or less busy. */
+ * The next pack begins with half of the width that a pack found best, and measures anew: the disk may be busier by
+ * then, or less busy. */
 #include "core/base/le.h"
 #include "core/storage/storage_posix_internal.h"
 

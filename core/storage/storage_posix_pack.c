@@ -4,14 +4,13 @@
  *
  *   append   copies into a buffer of 4 MiB, or only notes where lent bytes are; a full one is the threads', append
  *            waits while there is no other
- *   threads  write the full buffers, taken in order, so that whoever makes the bytes never waits for a disk that keeps
- *            up
+ *   threads  write the full buffers, taken in order, so that append never waits for a disk that keeps up
  *   seal     waits for the threads, writes what is left, fsyncs, publishes
  *
  * Where the file system can (STATX_DIOALIGN: local ones), full buffers go to the disk past the page cache. That costs
  * half of the processor time or less; the cache keeps what the node's jobs have in it; and no memory is taken for pages
- * that nobody may read, which slows a buffered writer down to a fraction on a machine that has to find that memory
- * first (docs/decisions.md has the figures). Elsewhere, and for STORE_STORAGE_KEEP_CACHED, pages are handed to
+ * that may never be read: on a machine that has to free that memory first, it slows a buffered writer down to a
+ * fraction (docs/decisions.md has the figures). Elsewhere, and for STORE_STORAGE_KEEP_CACHED, pages are given to
  * write-back every 16 MiB and waited for 48 MiB later, so that the fsync at the end finds little to do. A pack of less
  * than one buffer has no thread and one write.
  *
@@ -19,8 +18,8 @@
  * what the storage's last writer found best. Past the page cache a file that grows takes one write at a time (ext4,
  * XFS), so with several at once its blocks are allocated ahead; seal cuts what was too much.
  *
- * Locking: `lock` protects all from `slots` on; a buffer belongs to a thread while its number is in [done, taken), else
- * to the caller. Only the threads write while there are any. */
+ * Locking: `lock` protects everything from `slots` on. A buffer belongs to a thread while its number is in [done,
+ * taken), else to the caller. While there are threads, only they write. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -51,8 +50,8 @@ struct store_storage_writer {
 	struct posix_temp temp;
 	struct posix_buffer *buffer; /* being filled */
 	size_t used;
-	size_t lent_align;        /* memory that begins elsewhere is copied, though it is lent; 0: not known */
-	int told;                 /* the caller's copy of the error */
+	size_t lent_align;        /* lent memory that does not begin at a multiple is copied; 0: not known yet */
+	int failed;               /* the caller's copy of the error */
 	pthread_t threads[POSIX_PACE_MAX];
 	unsigned nthreads;        /* the caller's, too */
 	pthread_mutex_t lock;
@@ -74,11 +73,11 @@ struct store_storage_writer {
 
 /* ---- the disk's side ---- */
 
-/* Tells the disk to begin with what was written, [before, written), and waits for what it was given three steps ago. So
- * the disk is busy from the beginning, and there is never so much unwritten that the kernel slows the writer down,
- * which on a fast disk costs a third to a half of its rate. The wait consumes an error that fsync would otherwise
- * return at the end, so it has to be returned here. If a file system supports neither call, the fsync does everything.
- * By the thread that has `syncing`, which alone changes `settled`. */
+/* Has the disk begin with what was written, [before, written), and waits for what it was given three steps ago. So the
+ * disk is busy from the beginning, and there is never so much unwritten that the kernel slows the writer down, which on
+ * a fast disk costs a third to a half of its rate. The wait consumes an error that fsync would otherwise return at the
+ * end, so it has to be returned here. If a file system supports neither call, the fsync does everything. Called by the
+ * thread that has `syncing`, which alone changes `settled`. */
 static int writer_start(struct store_storage_writer *w, uint64_t before, uint64_t written)
 {
 	uint64_t n;
@@ -101,7 +100,7 @@ static bool set_direct(int fd, bool on)
 	return flags >= 0 && fcntl(fd, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
 }
 
-/* At what multiples memory begins that goes past the page cache; 0: nothing can go there. */
+/* The multiples at which memory has to begin that is written past the page cache; 0: none can be. */
 static size_t direct_align(int fd)
 {
 #ifdef STATX_DIOALIGN
@@ -122,7 +121,7 @@ static bool writer_past_cache(const struct store_storage_writer *w)
 	return !(w->storage->flags & STORE_STORAGE_KEEP_CACHED) && direct_align(w->temp.fd) > 0;
 }
 
-/* Allocates blocks for the buffers from `at` on. Not where room is short: others may need it. */
+/* Allocates blocks for the buffers from `at` on, unless free space is short: others may need it. */
 static bool writer_allocate(struct store_storage_writer *w, uint64_t at, uint64_t len)
 {
 	struct statvfs v;
@@ -142,7 +141,7 @@ static uint64_t writer_ahead(struct store_storage_writer *w, uint64_t number)
 	return w->ahead;
 }
 
-/* Writes buffer `number`, a full one; the lock is held before and after. */
+/* Writes the full buffer `number`; the lock is held before and after. */
 static int write_full(struct store_storage_writer *w, uint64_t number)
 {
 	struct posix_buffer *b = w->slots[number % WRITER_BUFFERS].buffer;
@@ -154,7 +153,7 @@ static int write_full(struct store_storage_writer *w, uint64_t number)
 	if (ahead)
 		allocated = writer_allocate(w, at, ahead - at);
 	r = posix_buffer_write(b, w->temp.fd, at, POSIX_BUFFER_BYTES);
-	/* a short write left an odd rest, this file system promised too much, or lent memory is a driver's own */
+	/* a short write left an odd rest, the file system promised too much, or lent memory belongs to a driver */
 	if ((r == -EINVAL || r == -EFAULT) && direct) {
 		direct = !set_direct(w->temp.fd, false);
 		r = posix_buffer_write(b, w->temp.fd, at, POSIX_BUFFER_BYTES);
@@ -170,7 +169,7 @@ static int write_full(struct store_storage_writer *w, uint64_t number)
 	return r;
 }
 
-/* Buffer `number` is written, or never will be. The lock is held. */
+/* Buffer `number` was written, or never will be. The lock is held. */
 static void writer_written(struct store_storage_writer *w, uint64_t number, int r)
 {
 	if (w->error == 0)
@@ -211,7 +210,8 @@ static void writer_write_back(struct store_storage_writer *w)
 	pthread_cond_broadcast(&w->changed);
 }
 
-/* May a thread take the next full buffer? While pages are waited for, only as many as are handed over next. */
+/* May a thread take the next full buffer? While one waits for pages, others take only as much as it will hand over
+ * next. */
 static bool writer_takes(const struct store_storage_writer *w)
 {
 	uint64_t behind = w->taken * POSIX_BUFFER_BYTES - w->synced;
@@ -256,8 +256,8 @@ static int writer_start_thread(struct store_storage_writer *w, unsigned width)
 	return w->nthreads ? 0 : r;
 }
 
-/* The next buffer to fill; waits until there is one. Where there is no memory for another, those that there are must
- * do. NULL: they are too few. */
+/* The next buffer to fill; waits until there is one. If there is no memory for another, it does with those that there
+ * are. NULL: they are too few. */
 static struct posix_buffer *writer_buffer(struct store_storage_writer *w)
 {
 	struct posix_buffer *b = NULL;
@@ -385,20 +385,20 @@ int posix_writer_append(struct store_storage_writer *w, const void *bytes, size_
 {
 	const uint8_t *from = bytes;
 
-	while (len > 0 && w->told == 0) {
+	while (len > 0 && w->failed == 0) {
 		size_t step = base_min(len, POSIX_BUFFER_BYTES - w->used);
 		memcpy(w->buffer->bytes + w->used, from, step);
 		w->used += step;
 		from += step;
 		len -= step;
 		if (w->used == POSIX_BUFFER_BYTES)
-			w->told = writer_hand_over(w);
+			w->failed = writer_hand_over(w);
 	}
-	return w->told;
+	return w->failed;
 }
 
-/* How many of the bytes may be written from where they are, as far as the buffer goes. A whole number of pages, from a
- * page on: then the buffer's own memory around them is as O_DIRECT wants it, too. */
+/* How many of the bytes may be written from where they are, as far as the buffer goes. It is a whole number of pages at
+ * a page of the buffer, so that the buffer's own memory around them is aligned as O_DIRECT wants it, too. */
 static size_t writer_lends(struct store_storage_writer *w, const uint8_t *bytes, size_t len)
 {
 	if (w->lent_align == 0)
@@ -413,7 +413,7 @@ int posix_writer_append_lent(struct store_storage_writer *w, const void *bytes, 
 {
 	const uint8_t *from = bytes;
 
-	while (len > 0 && w->told == 0) {
+	while (len > 0 && w->failed == 0) {
 		size_t step = writer_lends(w, from, len);
 
 		if (step == 0 || !posix_buffer_lend(w->buffer, w->used, from, step, lent)) {
@@ -422,12 +422,12 @@ int posix_writer_append_lent(struct store_storage_writer *w, const void *bytes, 
 		} else {
 			w->used += step;
 			if (w->used == POSIX_BUFFER_BYTES)
-				w->told = writer_hand_over(w);
+				w->failed = writer_hand_over(w);
 		}
 		from += step;
 		len -= step;
 	}
-	return w->told;
+	return w->failed;
 }
 
 void posix_writer_keep(struct store_storage_writer *w)
@@ -436,7 +436,7 @@ void posix_writer_keep(struct store_storage_writer *w)
 		posix_buffer_keep(w->buffer);
 }
 
-/* Whether `last` is this very file: the answer to a publish got lost, or was given twice. */
+/* Is `last` this very file? Then the answer to a publish was lost, or a network filesystem ran it twice. */
 static bool temp_is_published(int dir, const struct posix_temp *t, const char *last)
 {
 	struct stat mine, there;

@@ -3,10 +3,10 @@
  * storage_posix_path: names are resolved beneath the root's descriptor and no link is ever followed: by openat2 where
  * the kernel has it, else part by part with O_NOFOLLOW.
  *
- * Durable directories. A file is durable only when every directory entry above it is. So whoever makes a file first
- * makes sure of its directories: each one that this process has not yet seen durable has its parent fsynced, also
- * when another process made it (which may not have come to its fsync). A directory is known by its name, inode
- * number and birth time: one that was removed and made again is another one.
+ * Durable directories. A file is durable only when every directory entry above it is. So its directories come first:
+ * for each one that this process has not yet seen durable the parent is fsynced, also when another process made it
+ * (which may not have come to its fsync). A directory is known by its name, inode number and birth time: one that was
+ * removed and made again is another one.
  *
  * A directory whose fsync failed is suspect from then on: the kernel reports once that it could not write something,
  * and the next fsync, which finds nothing left to write, may answer 0. So the names in it, whichever process made them,
@@ -106,7 +106,7 @@ static int open_beneath(struct posix_storage *p, const char *name, int flags)
 			continue;
 		if (errno == ENOSYS || errno == EPERM) /* EPERM: perhaps a sandbox that does not know the call */
 			missing = true;
-		else if (errno != EAGAIN) /* EAGAIN: a rename went by while the kernel looked */
+		else if (errno != EAGAIN) /* EAGAIN: something was renamed while the kernel looked */
 			return -errno;
 		again++;
 	}
@@ -187,7 +187,7 @@ static void suspect_set(struct posix_storage *p, const struct stat *st, bool on)
 	pthread_mutex_lock(&p->lock);
 	size_t i = suspect_find(p, st);
 	if (on && i == p->suspect_count && i == POSIX_SUSPECT_MAX)
-		p->suspect_all = true; /* a storage as bad as that gets a little more work for ever */
+		p->suspect_all = true; /* such a bad storage gets a little more work from then on */
 	else if (on && i == p->suspect_count)
 		p->suspect[p->suspect_count++] = (struct posix_inode){ st->st_dev, st->st_ino };
 	else if (!on && i < p->suspect_count)
@@ -195,7 +195,7 @@ static void suspect_set(struct posix_storage *p, const struct stat *st, bool on)
 	pthread_mutex_unlock(&p->lock);
 }
 
-/* A name that is made and taken away. */
+/* Makes a name and removes it. */
 static int touch_directory(int dir)
 {
 	char name[POSIX_TEMP_NAME_MAX];
@@ -209,7 +209,7 @@ static int touch_directory(int dir)
 	return unlinkat(dir, name, 0) < 0 ? -errno : 0;
 }
 
-/* Takes away an attribute that no directory has. Filesystems without attributes say nothing about their journal. */
+/* Removes an attribute that no directory has. Filesystems without attributes say nothing about their journal. */
 static int journal_lives(int dir)
 {
 	if (fremovexattr(dir, "user.vckpt.none") == 0)

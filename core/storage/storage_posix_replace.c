@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * storage_posix_replace: a file that takes the place of another one: what mending makes, and notes of damage. Written
+ * storage_posix_replace: a file that takes the place of another one: mended files, and notes of damage. It is written
  * and fsynced beside the name as `<name>.tmp.<16 hex>`, then renamed over it, then the directory is fsynced. So the
- * name stands for the old file or for the new one, each whole, whoever is killed and wherever; a killed writer leaves
- * at most a temporary, which the collector deletes. A process that has the old file open keeps it.
+ * name is that of the old file or of the new one, each whole, at whatever moment the writer is killed; a killed writer
+ * leaves at most a temporary, which the collector deletes. A process that has the old file open keeps it.
  *
- * Or the file that takes its place has a name already, and gets one more: linked beside the name, and renamed over it.
- * rename(2) does nothing, and leaves both names, where they are of one file. */
+ * A file that has a name already can take the place, too, and gets a further name: linked beside the name, and renamed
+ * over it. If both names are already of one file, rename(2) does nothing and leaves both. */
 #include <fcntl.h>
 #include <stdio.h>
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * storage_posix_write: how files come to stand under their names.
+ * storage_posix_write: how files get their names.
  *
- *   posix_temp_open      a file without a name (O_TMPFILE), or named `<name>.tmp.<16 hex>` where there is no such thing
- *   write, fsync         so that what gets a name is durable first
+ *   posix_temp_open      a file without a name (O_TMPFILE), or `<name>.tmp.<16 hex>` where that is not supported
+ *   write, fsync         so that the file is durable before it gets its name
  *   posix_temp_publish   link(2) to the final name, or renameat2(RENAME_NOREPLACE): fails if the name is taken
  *   fsync                of the directory
  *
- * Invariants: 1. a final name never stands for a file that is not whole and durable; 2. nothing is ever replaced;
+ * Invariants: 1. a file with a final name is whole and durable; 2. nothing is ever replaced;
  * 3. no function says "done" before the directory is fsynced; 4. a failed or killed writer leaves at most a named
  * temporary. A publish of unknown outcome (a lost answer of a network filesystem) is settled by looking: put compares
  * the bytes, a pack the inode. */
@@ -32,7 +32,7 @@ static bool has_proc_link(int fd)
 	return faccessat(AT_FDCWD, path, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-/* ext4 says EPERM where a file without a name is to be made in a directory that was removed. */
+/* ext4 answers EPERM when a file without a name is to be made in a removed directory. */
 static bool directory_gone(int dir)
 {
 	struct stat st;
@@ -175,7 +175,7 @@ int posix_write_at(int fd, uint64_t offset, const void *bytes, size_t len)
 
 /* ---- put ---- */
 
-/* What is put. synced: its bytes are durable before it has the name; named: its name is, too, before put answers. */
+/* synced: its bytes are durable before it gets the name; named: its name is durable, too, before put returns. */
 struct put { const char *name, *last; const void *bytes; size_t len; bool synced, named; };
 
 /* Compares the bytes with those of the file under the name, and makes that file as durable as asked. */
@@ -205,8 +205,8 @@ static int put_compare(struct posix_storage *p, int dir, const struct put *f)
 	return r < 0 ? r : answer;
 }
 
-/* The functions below may get -ENOENT if another process removed the directory as a leftover; it is then made again. A
- * directory that is being removed can be opened until its name is gone, and nothing can be put into it. */
+/* -ENOENT: another process removed the directory as a leftover, and it is to be made again. A directory that is being
+ * removed can be opened until its name is gone, and nothing can be put into it. */
 static int put_try(struct posix_storage *p, int dir, const struct put *f)
 {
 	struct posix_temp t;
