@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A whole file into memory, by stretches one behind another, so that it can be read as far as it is there: from where
- * its reader is to its end, and then what is before that. Tensors of a stretch go there as a load puts them
- * (core/load/fill/fill.h): sorted by pack and offset, read by all cores, each checked before it counts and placed where
- * it belongs, without the cache of decoded pieces. Past the page cache, too: this memory is where the bytes are kept. A
- * stretch is a share of the file, so that many cores have enough to do in one. */
+ * file_fill: fills memory with a whole file, one stretch after another, so that what is there can be read: from where
+ * the file's reader is to its end, and then from its beginning. The tensors of a stretch are loaded as by a load
+ * (core/load/fill/fill.h): sorted by pack and offset, read by all cores, checked and placed directly, without the cache
+ * of decoded pieces. They are read past the page cache, too, because this memory keeps the bytes. A stretch is a share
+ * of the file, so that each of many cores has enough to do in it. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@
 #include "core/view/view_internal.h"
 
 #define STRETCHES 64u
-#define CORE_BYTES (UINT64_C(8) << 20)   /* a core has at least so much to do in a stretch */
+#define CORE_BYTES (UINT64_C(8) << 20)   /* of a stretch, for each core at least */
 #define BLOB_PART_BLOCKS 64u             /* 1 MiB */
 
 struct filling {
@@ -22,8 +22,8 @@ struct filling {
 	const struct view_filling *out;
 	uint8_t *to;
 	uint64_t stretch_bytes;
-	struct load_fill *fill;          /* of the current stretch; NULL: it has nothing yet */
-	uint64_t begin;                  /* of it, in the file */
+	struct load_fill *fill;          /* of the current stretch; NULL: it has no tensor yet */
+	uint64_t begin;                  /* where the stretch begins in the file */
 	uint64_t done;                   /* bytes that are there */
 };
 
@@ -60,8 +60,8 @@ static int add_box(struct filling *g, const struct view_place *p, const struct t
 	return g->fill ? load_fill_add(g->fill, p->item, box, g->to + at, stride, err) : base_no_memory(err);
 }
 
-/* Boxes that lie in the file one after another, each about as large as the stretch has room: they cut the first
- * dimension whose items are shorter than a stretch, and have one item of those before it. */
+/* Cuts the tensor into boxes that follow each other in the file, each about as large as the room in the stretch: they
+ * cut the first dimension whose items are shorter than a stretch, and have one item of each dimension before it. */
 static int fill_tensor(struct filling *g, const struct view_place *p, struct base_error *err)
 {
 	struct load_tensor_info info;
@@ -98,7 +98,7 @@ static int fill_tensor(struct filling *g, const struct view_place *p, struct bas
 	return r;
 }
 
-/* Those that begin in [g->begin, end). */
+/* The tensors that begin in [g->begin, end). */
 static int fill_tensors(struct filling *g, uint64_t end, struct base_error *err)
 {
 	uint64_t begin = g->begin;
@@ -180,7 +180,7 @@ uint64_t view_file_from(const struct view_file *f, uint64_t offset)
 	return f->mesh || i <= 0 ? 0 : f->head_len + f->places[i].begin;
 }
 
-/* The header, and what follows it up to `end`. */
+/* The header, and tensors or blob behind it up to `end`. */
 static int fill_from_head(struct filling *g, uint64_t end, struct base_error *err)
 {
 	int r = fill_begins(g, g->f->head_len, err);

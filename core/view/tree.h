@@ -70,19 +70,19 @@ int view_file_slices(struct view_file *f, struct load_cache *c, uint64_t offset,
 /* Of a .safetensors: the number of the tensor whose byte is at `offset`, counted by their places in the file; -1: it is
  * the header's. Of any other file: -1. */
 int64_t view_file_tensor(const struct view_file *f, uint64_t offset);
-/* The whole file to `to`, with room for its size, by all cores: what is checked and decoded goes there, not through the
- * cache, but for files under a mesh. It is filled from `from` to its end, and then from its beginning to `from`: of
- * that order, the first *ready bytes are there (it is stored with release, and is the size in the end). `begin` is
- * called before bytes [at, end) are written, with all before them there; its error ends the call. After an error what
- * was there stays right, and the rest may hold anything. */
+/* Fills `to`, with room for the file's size, by all cores: checked and decoded bytes go there directly; those of files
+ * under a mesh go through the cache. The order is from `from` to the end of the file, then from its beginning to
+ * `from`; the first *ready bytes of that order are there (stored with release; the size in the end). `begin` is called
+ * before bytes [at, end) are written, when all before them are there; its error ends the call. After an error the ready
+ * bytes are right, and the rest is undefined. */
 struct view_filling {
 	void *to;
 	uint64_t from;                  /* 0, or from view_file_from */
 	_Atomic uint64_t *ready;
-	int (*begin)(void *arg, uint64_t at, uint64_t end, struct base_error *err); /* NULL: nothing is to be done */
+	int (*begin)(void *arg, uint64_t at, uint64_t end, struct base_error *err); /* NULL: none */
 	void *arg;
 };
-/* Where the tensor at `offset` of a .safetensors begins, to fill it from there; 0: it cannot, or need not. */
+/* Where the tensor at `offset` of a .safetensors begins, to fill the file from there; 0: fill it from its beginning. */
 uint64_t view_file_from(const struct view_file *f, uint64_t offset);
 int view_file_fill(struct view_file *f, struct load_cache *c, const struct view_filling *to, struct base_error *err);
 /* The whole file (from `offset`) in order to a sink, read ahead by `threads` (0: all cores). */
