@@ -23,17 +23,15 @@ enum {
 	CODEC_LOOK_ACCELERATION = 32, /* of the quick search: it skips what does not compress */
 };
 
-typedef void (*transform_func)(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
-
 static const struct transform {
-	const char *name; /* with lz4 */
-	transform_func encode, decode; /* of one block; NULL: none */
+	const char *name;    /* with lz4 */
+	unsigned word_bytes; /* bit planes of words of so many bytes; 0: none */
 } transforms[] = {
-	[STORE_TRANSFORM_NONE] = { "lz4", NULL, NULL },
-	[STORE_TRANSFORM_BITPLANE8] = { "lz4+bitplane8", transform_bitplane8_encode, transform_bitplane8_decode },
-	[STORE_TRANSFORM_BITPLANE16] = { "lz4+bitplane16", transform_bitplane16_encode, transform_bitplane16_decode },
-	[STORE_TRANSFORM_BITPLANE32] = { "lz4+bitplane32", transform_bitplane32_encode, transform_bitplane32_decode },
-	[STORE_TRANSFORM_BITPLANE64] = { "lz4+bitplane64", transform_bitplane64_encode, transform_bitplane64_decode },
+	[STORE_TRANSFORM_NONE] = {"lz4", 0},
+	[STORE_TRANSFORM_BITPLANE8] = {"lz4+bitplane8", 1},
+	[STORE_TRANSFORM_BITPLANE16] = {"lz4+bitplane16", 2},
+	[STORE_TRANSFORM_BITPLANE32] = {"lz4+bitplane32", 4},
+	[STORE_TRANSFORM_BITPLANE64] = {"lz4+bitplane64", 8},
 };
 
 /* What `scratch` is cut into: two blocks and the state of LZ4. */
@@ -65,13 +63,10 @@ const char *store_codec_name(uint16_t word)
 
 static enum store_transform transform_of_word(unsigned word_bytes)
 {
-	switch (word_bytes) {
-	case 1: return STORE_TRANSFORM_BITPLANE8;
-	case 2: return STORE_TRANSFORM_BITPLANE16;
-	case 4: return STORE_TRANSFORM_BITPLANE32;
-	case 8: return STORE_TRANSFORM_BITPLANE64;
-	default: return STORE_TRANSFORM_NONE;
-	}
+	for (unsigned id = 0; id < BASE_COUNT(transforms); id++)
+		if (transforms[id].word_bytes == word_bytes)
+			return (enum store_transform)id;
+	return STORE_TRANSFORM_NONE;
 }
 
 /* Encodes one block to `out` (room for len bytes) and returns its stored length, or 0 when it would not get smaller. */
@@ -79,8 +74,8 @@ static size_t encode_block(
 	const struct transform *t, const uint8_t *in, size_t len, uint8_t *out, struct codec_scratch *s)
 {
 	const uint8_t *source = in;
-	if (t->encode) {
-		t->encode(in, len, s->planes, s->temp);
+	if (t->word_bytes) {
+		transform_bitplane_encode(t->word_bytes, in, len, s->planes, s->temp);
 		source = s->planes;
 	}
 	int n = LZ4_compress_fast_extState(
@@ -198,10 +193,10 @@ int store_codec_decode_block(
 		return -EBADMSG;
 	const struct transform *t = &transforms[word >> 8];
 	struct codec_scratch *s = scratch_of(scratch);
-	uint8_t *to = t->decode ? s->u.decoded : out;
+	uint8_t *to = t->word_bytes ? s->u.decoded : out;
 	if (LZ4_decompress_safe((const char *)stored, (char *)to, (int)len, (int)raw_len) != (int)raw_len)
 		return -EBADMSG;
-	if (t->decode)
-		t->decode(to, raw_len, out, s->temp);
+	if (t->word_bytes)
+		transform_bitplane_decode(t->word_bytes, to, raw_len, out, s->temp);
 	return 0;
 }

@@ -14,7 +14,7 @@
 #include "proto/limits.h"
 
 enum store_codec { STORE_CODEC_RAW = 0, STORE_CODEC_LZ4 = 1 };
-/* Transforms: table in codec.c, each with a name, an encode and a decode function. Ids are never reused. */
+/* Transforms: table in codec.c. Ids are never reused. */
 enum store_transform { STORE_TRANSFORM_NONE = 0, STORE_TRANSFORM_BITPLANE8 = 1, STORE_TRANSFORM_BITPLANE16 = 2,
 	STORE_TRANSFORM_BITPLANE32 = 3, STORE_TRANSFORM_BITPLANE64 = 4 };
 #define STORE_CODEC_WORD(codec, transform) ((uint16_t)((codec) | (transform) << 8))

@@ -352,6 +352,23 @@ static int checks_get(struct reading *rd, uint64_t from, size_t len, uint64_t st
 	return checks_read(rd, ref->checks + from, len);
 }
 
+/* Checks raw blocks, and copies them unless `out` is `stored`. `stored` and `checks` are those of the first one. */
+static int take_raw(const struct reading *rd, uint64_t first, uint64_t n, const uint8_t *stored, const uint8_t *checks,
+	uint8_t *out)
+{
+	for (uint64_t k = 0; k < n; k++) {
+		size_t len = blocks_raw_len(rd->ref, first + k, 1);
+
+		if (base_block_check(&rd->ref->digest, first + k, stored, len) != base_get64(checks + 8 * k))
+			return damaged(rd, first + k, "the stored bytes do not match their check");
+		if (out != stored)
+			memcpy(out, stored, len);
+		stored += len;
+		out += len;
+	}
+	return 0;
+}
+
 static int read_raw(struct reading *rd, uint64_t first, uint64_t n, uint8_t *out)
 {
 	const struct store_object_ref *ref = rd->ref;
@@ -366,20 +383,13 @@ static int read_raw(struct reading *rd, uint64_t first, uint64_t n, uint8_t *out
 		}
 		uint64_t step = base_min(n - i, READ_STEP_BLOCKS), block = first + i;
 		size_t len = blocks_raw_len(ref, block, step);
-		if (rd->joined) {
-			memcpy(out, rd->joined + block * BASE_BLOCK_BYTES - rd->joined_from, len);
-		} else {
-			int r = pack_read(rd->p, ref->offset + block * BASE_BLOCK_BYTES, out, len, rd->err);
-			if (r < 0)
-				return r;
-		}
-		for (uint64_t k = 0; k < step; k++) {
-			size_t block_len = blocks_raw_len(ref, block + k, 1);
-			if (base_block_check(&ref->digest, block + k, out, block_len) !=
-				base_get64(checks + 8 * ((i + k) % READ_CHECKS_BLOCKS)))
-				return damaged(rd, block + k, "the stored bytes do not match their check");
-			out += block_len;
-		}
+		const uint8_t *stored = rd->joined ? rd->joined + block * BASE_BLOCK_BYTES - rd->joined_from : out;
+		int r = rd->joined ? 0 : pack_read(rd->p, ref->offset + block * BASE_BLOCK_BYTES, out, len, rd->err);
+		if (r == 0)
+			r = take_raw(rd, block, step, stored, checks + 8 * (i % READ_CHECKS_BLOCKS), out);
+		if (r < 0)
+			return r;
+		out += len;
 		i += step;
 	}
 	return 0;
@@ -503,23 +513,6 @@ int store_object_read_blocks(struct store_pack *p, const struct store_object_ref
 	if (r == -ENOMEM)
 		base_no_memory_for(err, "pack %s", p->name);
 	return r;
-}
-
-/* `stored` and `checks` are those of the first block that is wanted. */
-static int take_raw(const struct reading *rd, uint64_t first, uint64_t n, const uint8_t *stored, const uint8_t *checks,
-	uint8_t *out)
-{
-	for (uint64_t k = 0; k < n; k++) {
-		size_t len = blocks_raw_len(rd->ref, first + k, 1);
-
-		if (base_block_check(&rd->ref->digest, first + k, stored, len) != base_get64(checks + 8 * k))
-			return damaged(rd, first + k, "the stored bytes do not match their check");
-		if (out != stored)
-			memcpy(out, stored, len);
-		stored += len;
-		out += len;
-	}
-	return 0;
 }
 
 void store_object_checks_of(const struct store_object_ref *ref, uint64_t first, uint64_t n, uint64_t *ret_offset,

@@ -8,14 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-void transform_bitplane8_encode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
-void transform_bitplane8_decode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
-void transform_bitplane16_encode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
-void transform_bitplane16_decode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
-void transform_bitplane32_encode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
-void transform_bitplane32_decode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
-void transform_bitplane64_encode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
-void transform_bitplane64_decode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
+/* Of words of `width` bytes: 1, 2, 4 or 8. */
+void transform_bitplane_encode(unsigned width, const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
+void transform_bitplane_decode(unsigned width, const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch);
 
 /* Which implementation runs: -1 the best of this CPU (the default), 0 portable, 1 AVX2, 2 AVX-512 with VBMI and GFNI;
  * the best below where this CPU lacks it. For tests: all give the same bytes. Returns what is used from now on. Not to

@@ -492,7 +492,7 @@ static const struct level *level(void)
 /* Only so many words are transposed, so that planes have whole bytes; the bytes behind them stay as they are. */
 static size_t whole_words(size_t len, unsigned width) { return len / width & ~(size_t)7; }
 
-static void encode(const uint8_t *in, size_t len, unsigned width, uint8_t *out, uint8_t *scratch)
+void transform_bitplane_encode(unsigned width, const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch)
 {
 	const struct level *l = level();
 	size_t words = whole_words(len, width), done = words * width;
@@ -505,7 +505,7 @@ static void encode(const uint8_t *in, size_t len, unsigned width, uint8_t *out, 
 	memcpy(out + done, in + done, len - done);
 }
 
-static void decode(const uint8_t *in, size_t len, unsigned width, uint8_t *out, uint8_t *scratch)
+void transform_bitplane_decode(unsigned width, const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch)
 {
 	const struct level *l = level();
 	size_t words = whole_words(len, width), done = words * width;
@@ -521,17 +521,3 @@ static void decode(const uint8_t *in, size_t len, unsigned width, uint8_t *out, 
 	}
 	memcpy(out + done, in + done, len - done);
 }
-
-#define BITPLANE(bits)                                                                                                 \
-	void transform_bitplane##bits##_encode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch)          \
-	{                                                                                                              \
-		encode(in, len, bits / 8, out, scratch);                                                               \
-	}                                                                                                              \
-	void transform_bitplane##bits##_decode(const uint8_t *in, size_t len, uint8_t *out, uint8_t *scratch)          \
-	{                                                                                                              \
-		decode(in, len, bits / 8, out, scratch);                                                               \
-	}
-BITPLANE(8)
-BITPLANE(16)
-BITPLANE(32)
-BITPLANE(64)
