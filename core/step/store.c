@@ -102,9 +102,8 @@ static int store_identity_read(struct store *s, struct base_error *err)
 {
 	struct store_record record = {0};
 	struct base_error why = {0};
-	int r;
+	int r = store_record_get(s->storage, STORE_FILE, STORE_RECORD_STORE, NULL, &record, NULL, &why);
 
-	r = store_record_get(s->storage, STORE_FILE, STORE_RECORD_STORE, NULL, &record, NULL, &why);
 	if (r == -ENOENT)
 		return base_error_set(err, -BASE_ENOSTORE, "%s is not a vckpt store (no file %s in it)", s->path,
 			STORE_FILE);
@@ -121,9 +120,7 @@ static int store_identity_read(struct store *s, struct base_error *err)
 		base_error_set(err, r, "%s/%s: %s", s->path, STORE_FILE, base_error_name(r));
 	}
 	store_record_release(&record);
-	if (r < 0)
-		return r;
-	return 0;
+	return r;
 }
 
 /* The only place that refuses a writer because the store has an older format. */
@@ -139,27 +136,19 @@ static int store_writable(const struct store *s, struct base_error *err)
 
 int store_open(const char *path, unsigned flags, struct store **ret_s, struct base_error *err)
 {
-	unsigned storage_flags = 0;
-	struct store *s;
+	struct store *s = calloc(1, sizeof *s);
 	int r;
 
-	s = calloc(1, sizeof *s);
 	if (s)
 		s->packs = store_pack_cache_new();
 	if (!s || !s->packs) {
 		free(s);
 		return base_no_memory_for(err, "%s", path);
 	}
-	if (flags & STORE_OPEN_READ_ONLY)
-		storage_flags |= STORE_STORAGE_READ_ONLY;
-	if (flags & STORE_OPEN_NAMED_TEMPS)
-		storage_flags |= STORE_STORAGE_NAMED_TEMPS;
-	if (flags & STORE_OPEN_KEEP_CACHED)
-		storage_flags |= STORE_STORAGE_KEEP_CACHED;
 	s->read_only = flags & STORE_OPEN_READ_ONLY;
 	r = store_path_set(s, path, err);
 	if (r == 0)
-		r = store_storage_open_posix(s->path, storage_flags, &s->storage, err);
+		r = store_storage_open_posix(s->path, flags, &s->storage, err);
 	if (r == 0) {
 		s->storage->relieve = store_pack_cache_relieve;
 		s->storage->relieve_arg = s->packs;
@@ -186,20 +175,6 @@ void store_close(struct store *s)
 	free(s);
 }
 
-/* Is `path` itself a store? false on any error, too. */
-static bool is_store(const char *path)
-{
-	struct store_storage *storage;
-	uint64_t size;
-	bool is;
-
-	if (store_storage_open_posix(path, STORE_STORAGE_READ_ONLY, &storage, NULL) < 0)
-		return false;
-	is = store_size(storage, STORE_FILE, &size) == 0;
-	storage->ops->close(storage);
-	return is;
-}
-
 static int store_identity_put(struct store_storage *storage, uint64_t reserve_bytes)
 {
 	struct proto_store info = {.version = PROTO_VERSION, .grid = {.min_bytes = 128 << 10, .target_bytes = 1 << 20,
@@ -222,10 +197,9 @@ static int store_identity_put(struct store_storage *storage, uint64_t reserve_by
 /* Another process may make the store meanwhile: it is a store then. */
 int store_init_allowed(const char *path, struct base_error *err)
 {
-	bool is = is_store(path);
 	base_cleanup_free char *around = store_around(path), *full = realpath(path, NULL);
 
-	if (is || (around && full && strcmp(around, full) == 0))
+	if (around && full && strcmp(around, full) == 0)
 		return base_error_set(err, -EEXIST, "%s is a vckpt store already", path);
 	if (around)
 		return base_error_set(err, -EINVAL, "%s is in the store %s; nothing was made: choose a directory "

@@ -19,8 +19,8 @@ struct store {
 };
 
 /* Without STORE_OPEN_READ_ONLY a store of an older format is refused (-EROFS): it is read and never written. */
-enum store_open_flag { STORE_OPEN_READ_ONLY = 1 << 0, STORE_OPEN_NAMED_TEMPS = 1 << 1,
-	STORE_OPEN_KEEP_CACHED = 1 << 2 }; /* packs that are written stay in the page cache */
+enum store_open_flag { STORE_OPEN_READ_ONLY = STORE_STORAGE_READ_ONLY, /* each as in storage.h */
+	STORE_OPEN_NAMED_TEMPS = STORE_STORAGE_NAMED_TEMPS, STORE_OPEN_KEEP_CACHED = STORE_STORAGE_KEEP_CACHED };
 
 #define STORE_FILE "vckpt.store" /* what makes a directory a store */
 #define STORE_RESERVE_BYTES (UINT64_C(1) << 20)

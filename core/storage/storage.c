@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * storage: what is common to every implementation: the rule of names. */
-#include "core/storage/storage.h"
-
+ * storage: the rule of names, for every implementation. */
 #include <string.h>
 
-#include "core/storage/storage_internal.h"
+#include "core/storage/storage_posix_internal.h"
 
 static bool name_char_valid(unsigned char c)
 {

@@ -150,13 +150,13 @@ struct store_storage {
 };
 
 enum store_storage_flag {
-	/* make the directory if it is missing; refuse one that is not empty (-ENOTEMPTY) */
-	STORE_STORAGE_CREATE = 1 << 0,
-	STORE_STORAGE_READ_ONLY = 1 << 1,   /* every change is -EROFS */
+	STORE_STORAGE_READ_ONLY = 1 << 0,   /* every change is -EROFS */
 	/* do not use O_TMPFILE even where it works (tests; NFS takes this path by itself) */
-	STORE_STORAGE_NAMED_TEMPS = 1 << 2,
+	STORE_STORAGE_NAMED_TEMPS = 1 << 1,
 	/* packs are written through the page cache and left there, for readers that come at once */
-	STORE_STORAGE_KEEP_CACHED = 1 << 3,
+	STORE_STORAGE_KEEP_CACHED = 1 << 2,
+	/* make the directory if it is missing; refuse one that is not empty (-ENOTEMPTY) */
+	STORE_STORAGE_CREATE = 1 << 3,
 };
 /* POSIX: opens beneath one directory descriptor, without following links (openat2 where there is it). Refuses by
  * name a filesystem that has neither hard links nor renameat2(RENAME_NOREPLACE).

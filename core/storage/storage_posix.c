@@ -172,6 +172,13 @@ static void posix_file_close(struct store_storage_file *f)
 	free(f);
 }
 
+static bool filesystem_among(uint32_t magic, const uint32_t *some, size_t n)
+{
+	while (n > 0 && some[n - 1] != magic)
+		n--;
+	return n > 0;
+}
+
 /* Filesystems that other hosts change too, or whose changes inotify does not see. */
 static bool filesystem_shared(uint32_t magic)
 {
@@ -192,10 +199,7 @@ static bool filesystem_shared(uint32_t magic)
 		0x19830326 /* BeeGFS */,
 		0x01161970 /* GFS2 */,
 	};
-	for (size_t i = 0; i < BASE_COUNT(shared); i++)
-		if (shared[i] == magic)
-			return true;
-	return false;
+	return filesystem_among(magic, shared, BASE_COUNT(shared));
 }
 
 /* Filesystems that are known to have hard links; the others are tried. */
@@ -203,10 +207,7 @@ static bool filesystem_links(uint32_t magic)
 {
 	static const uint32_t known[] = { EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, TMPFS_MAGIC,
 		NFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, 0x2FC12FC1 /* ZFS */, 0xCA451A4E /* bcachefs */ };
-	for (size_t i = 0; i < BASE_COUNT(known); i++)
-		if (known[i] == magic)
-			return true;
-	return false;
+	return filesystem_among(magic, known, BASE_COUNT(known));
 }
 
 /* No other host can use its files. There are more cluster filesystems than can be listed, so one that is in neither

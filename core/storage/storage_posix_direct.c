@@ -43,19 +43,19 @@ void posix_direct_release(struct posix_direct *d)
 		close(fd);
 }
 
-/* Does the file system read blocks of 4096 bytes, aligned alike in the file and in memory? */
-static bool direct_aligns(int fd)
+size_t posix_direct_align(int fd)
 {
 #ifdef STATX_DIOALIGN
 	struct statx st;
 
-	return statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &st) == 0 && st.stx_mask & STATX_DIOALIGN
+	if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &st) == 0 && st.stx_mask & STATX_DIOALIGN
 		&& st.stx_dio_mem_align > 0 && STORE_PAST_ALIGN % st.stx_dio_mem_align == 0
-		&& st.stx_dio_offset_align > 0 && STORE_PAST_ALIGN % st.stx_dio_offset_align == 0;
+		&& st.stx_dio_offset_align > 0 && STORE_PAST_ALIGN % st.stx_dio_offset_align == 0)
+		return st.stx_dio_mem_align;
 #else
 	(void)fd;
-	return false;
 #endif
+	return 0;
 }
 
 /* A descriptor of the same file, or DIRECT_NONE. */
@@ -65,7 +65,7 @@ static int direct_reopen(int fd)
 	int again = -1;
 
 	snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-	if (direct_aligns(fd))
+	if (posix_direct_align(fd))
 		again = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
 	return again < 0 ? DIRECT_NONE : again;
 }

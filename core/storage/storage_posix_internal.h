@@ -21,7 +21,6 @@
 #include <sys/stat.h>
 
 #include "core/storage/storage.h"
-#include "core/storage/storage_internal.h"
 
 enum { POSIX_DURABLE_MAX = 4096 }; /* directories remembered as durable; forgotten all at once when full */
 enum { POSIX_SUSPECT_MAX = 64 };   /* directories whose fsync failed; with more of them all are suspect */
@@ -55,6 +54,10 @@ struct posix_storage {
 };
 
 static inline struct posix_storage *posix_of(struct store_storage *s) { return (struct posix_storage *)(void *)s; }
+
+/* ---- storage.c ---- */
+bool store_name_part_valid(const char *part, size_t len); /* one part of a name, without `/` */
+bool store_name_temporary(const char *name);              /* ends in ".tmp.<16 hex>": an unfinished file */
 
 /* ---- storage_posix_path.c ---- */
 /* An open returned r. true: the process was out of descriptors, some were closed, and the open is to be tried again. */
@@ -98,6 +101,9 @@ int posix_denied_where(struct store_storage *s, char dir[static STORE_NAME_MAX],
 /* ---- storage_posix_direct.c ---- */
 /* fd: a second descriptor of a file, with O_DIRECT. advised: the kernel does not read ahead on the first one. */
 struct posix_direct { atomic_int fd; atomic_bool advised; };
+/* The multiples at which memory has to begin for O_DIRECT on this file, if the file system can, with blocks of 4096
+ * bytes; else 0. */
+size_t posix_direct_align(int fd);
 void posix_direct_init(struct posix_direct *d);
 void posix_direct_release(struct posix_direct *d);
 /* file_read_past (storage.h) of a file whose ordinary descriptor is `fd`. */
@@ -157,7 +163,7 @@ void posix_pace_bound(struct posix_pace *p, unsigned width);
 /* ---- storage_posix_buffer.c ---- */
 enum {
 	POSIX_BUFFER_BYTES = 4 << 20,
-	POSIX_BUFFER_ALIGN = 4096, /* what O_DIRECT asks for; and the kernel copies faster from a page on */
+	POSIX_BUFFER_ALIGN = STORE_PAST_ALIGN, /* for O_DIRECT; and the kernel copies faster from a page on */
 	POSIX_BUFFER_PART = 32 << 10, /* less is copied */
 	POSIX_BUFFER_PARTS = POSIX_BUFFER_BYTES / POSIX_BUFFER_PART,
 };

@@ -100,25 +100,9 @@ static bool set_direct(int fd, bool on)
 	return flags >= 0 && fcntl(fd, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
 }
 
-/* The multiples at which memory has to begin that is written past the page cache; 0: none can be. */
-static size_t direct_align(int fd)
-{
-#ifdef STATX_DIOALIGN
-	struct statx st;
-
-	if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &st) == 0 && st.stx_mask & STATX_DIOALIGN &&
-	    st.stx_dio_mem_align > 0 && POSIX_BUFFER_ALIGN % st.stx_dio_mem_align == 0 &&
-	    st.stx_dio_offset_align > 0 && POSIX_BUFFER_ALIGN % st.stx_dio_offset_align == 0)
-		return st.stx_dio_mem_align;
-#else
-	(void)fd;
-#endif
-	return 0;
-}
-
 static bool writer_past_cache(const struct store_storage_writer *w)
 {
-	return !(w->storage->flags & STORE_STORAGE_KEEP_CACHED) && direct_align(w->temp.fd) > 0;
+	return !(w->storage->flags & STORE_STORAGE_KEEP_CACHED) && posix_direct_align(w->temp.fd) > 0;
 }
 
 /* Allocates blocks for the buffers from `at` on, unless free space is short: others may need it. */
@@ -402,7 +386,7 @@ int posix_writer_append(struct store_storage_writer *w, const void *bytes, size_
 static size_t writer_lends(struct store_storage_writer *w, const uint8_t *bytes, size_t len)
 {
 	if (w->lent_align == 0)
-		w->lent_align = writer_past_cache(w) ? direct_align(w->temp.fd) : 1;
+		w->lent_align = writer_past_cache(w) ? posix_direct_align(w->temp.fd) : 1;
 	if (w->used % POSIX_BUFFER_ALIGN != 0 || (uintptr_t)bytes % w->lent_align != 0)
 		return 0;
 	len = base_min(len, POSIX_BUFFER_BYTES - w->used) / POSIX_BUFFER_ALIGN * POSIX_BUFFER_ALIGN;
