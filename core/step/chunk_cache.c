@@ -14,6 +14,7 @@
  * other want the same chunks: the first one reads, the others wait for it. Where it fails, the next one tries. */
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/queue.h>
 
 #include "core/base/table.h"
 #include "core/step/chunk_internal.h"
@@ -29,17 +30,17 @@ struct store_chunk_held {
 	size_t bytes;
 	unsigned holders;
 	bool out;                       /* thrown out, or never in: the last holder frees it */
-	struct store_chunk_held *next;  /* same bucket */
-	struct store_chunk_held *newer, *older;
+	LIST_ENTRY(store_chunk_held) by_digest; /* same bucket */
+	TAILQ_ENTRY(store_chunk_held) by_use;
 };
 
 struct store_chunk_cache {
 	pthread_mutex_t lock;           /* protects all below, and what changes in entries */
 	pthread_cond_t read;            /* one of `reading` has gone */
 	struct chunk_reading *reading;
-	struct store_chunk_held **buckets;
+	LIST_HEAD(chunk_bucket, store_chunk_held) *buckets;
 	size_t nbuckets;                /* a power of two */
-	struct store_chunk_held *oldest, *newest;
+	TAILQ_HEAD(chunk_uses, store_chunk_held) uses; /* by last use: the oldest first */
 	size_t bytes, max_bytes, share_bytes;
 };
 
@@ -62,6 +63,7 @@ struct store_chunk_cache *store_chunk_cache_new(size_t max_bytes, uint32_t parts
 		free(c);
 		return NULL;
 	}
+	TAILQ_INIT(&c->uses);
 	pthread_mutex_init(&c->lock, NULL);
 	pthread_cond_init(&c->read, NULL);
 	c->max_bytes = max_bytes;
@@ -71,10 +73,12 @@ struct store_chunk_cache *store_chunk_cache_new(size_t max_bytes, uint32_t parts
 
 void store_chunk_cache_free(struct store_chunk_cache *c)
 {
+	struct store_chunk_held *h;
+
 	if (!c)
 		return;
-	for (struct store_chunk_held *h = c->oldest, *newer; h; h = newer) {
-		newer = h->newer;
+	while ((h = TAILQ_FIRST(&c->uses))) {
+		TAILQ_REMOVE(&c->uses, h, by_use);
 		held_free(h);
 	}
 	pthread_cond_destroy(&c->read);
@@ -85,47 +89,33 @@ void store_chunk_cache_free(struct store_chunk_cache *c)
 
 /* ---- under the lock ---- */
 
-static struct store_chunk_held **cache_bucket(struct store_chunk_cache *c, const struct chunk_key *key)
+static struct chunk_bucket *cache_bucket(struct store_chunk_cache *c, const struct chunk_key *key)
 {
 	return &c->buckets[base_table_hash(key->digest, sizeof *key->digest) & (c->nbuckets - 1)];
 }
 
-static void list_add(struct store_chunk_cache *c, struct store_chunk_held *h)
-{
-	h->older = c->newest;
-	h->newer = NULL;
-	*(c->newest ? &c->newest->newer : &c->oldest) = h;
-	c->newest = h;
-}
-
-static void list_remove(struct store_chunk_cache *c, struct store_chunk_held *h)
-{
-	*(h->older ? &h->older->newer : &c->oldest) = h->newer;
-	*(h->newer ? &h->newer->older : &c->newest) = h->older;
-}
-
 static struct store_chunk_held *cache_find(struct store_chunk_cache *c, const struct chunk_key *key)
 {
-	for (struct store_chunk_held *h = *cache_bucket(c, key); h; h = h->next)
+	struct store_chunk_held *h;
+
+	LIST_FOREACH(h, cache_bucket(c, key), by_digest)
 		if (key->tensor >= h->key.tensor && key->tensor <= h->last && h->key.layout == key->layout &&
 			h->key.npacks == key->npacks && base_digest_equal(&h->digest, key->digest)) {
-			list_remove(c, h);
-			list_add(c, h);
+			TAILQ_REMOVE(&c->uses, h, by_use);
+			TAILQ_INSERT_TAIL(&c->uses, h, by_use);
 			h->holders++;
-			return h;
+			break;
 		}
-	return NULL;
+	return h;
 }
 
 /* Throws out the least recently used one, held or not. */
 static void cache_throw_out(struct store_chunk_cache *c)
 {
-	struct store_chunk_held *h = c->oldest, **at = cache_bucket(c, &h->key);
+	struct store_chunk_held *h = TAILQ_FIRST(&c->uses);
 
-	while (*at != h)
-		at = &(*at)->next;
-	*at = h->next;
-	list_remove(c, h);
+	LIST_REMOVE(h, by_digest);
+	TAILQ_REMOVE(&c->uses, h, by_use);
 	c->bytes -= h->bytes;
 	h->out = true;
 	if (h->holders == 0)
@@ -134,14 +124,11 @@ static void cache_throw_out(struct store_chunk_cache *c)
 
 static void cache_put(struct store_chunk_cache *c, struct store_chunk_held *h)
 {
-	struct store_chunk_held **bucket = cache_bucket(c, &h->key);
-
 	while (c->bytes + h->bytes > c->max_bytes)
 		cache_throw_out(c);
-	h->next = *bucket;
-	*bucket = h;
+	LIST_INSERT_HEAD(cache_bucket(c, &h->key), h, by_digest);
+	TAILQ_INSERT_TAIL(&c->uses, h, by_use);
 	h->out = false;
-	list_add(c, h);
 	c->bytes += h->bytes;
 }
 

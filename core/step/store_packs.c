@@ -28,6 +28,7 @@
  * is used is touched. */
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/queue.h>
 #include <sys/resource.h>
 
 #include "core/base/clock.h"
@@ -47,16 +48,16 @@ struct cache_node {
 	uint32_t hash;
 	unsigned users;                        /* 0: unused */
 	uint64_t looked_ms;                    /* when it was opened, or looked at last, on the monotonic clock */
-	struct cache_node *next;               /* same bucket */
-	struct cache_node *newer, *older;
+	LIST_ENTRY(cache_node) by_name;        /* same bucket */
+	TAILQ_ENTRY(cache_node) by_use;
 };
 
 struct cache_head { uint64_t name, size; };    /* hash of the name; size 0: none */
 
 struct store_pack_cache {
 	pthread_mutex_t lock;                  /* protects all below */
-	struct cache_node *bucket[CACHE_BUCKETS];
-	struct cache_node *oldest, *newest;    /* all nodes, by last use */
+	LIST_HEAD(cache_bucket, cache_node) bucket[CACHE_BUCKETS];
+	TAILQ_HEAD(cache_uses, cache_node) uses; /* all nodes, by last use: the oldest first */
 	unsigned unused;
 	uint64_t used_ms, looked_ms;           /* the last use of any pack; the last look at unused ones */
 	struct cache_head *heads;
@@ -83,47 +84,27 @@ static bool cache_full(void)
 
 static struct cache_node *cache_find(struct store_pack_cache *c, uint32_t hash, const char *name)
 {
-	struct cache_node *n = c->bucket[hash % CACHE_BUCKETS];
+	struct cache_node *n;
 
-	while (n && (n->hash != hash || strcmp(store_pack_name(n->pack), name) != 0))
-		n = n->next;
+	LIST_FOREACH(n, &c->bucket[hash % CACHE_BUCKETS], by_name)
+		if (n->hash == hash && strcmp(store_pack_name(n->pack), name) == 0)
+			break;
 	return n;
-}
-
-static void list_add(struct store_pack_cache *c, struct cache_node *n)
-{
-	n->older = c->newest;
-	n->newer = NULL;
-	*(c->newest ? &c->newest->newer : &c->oldest) = n;
-	c->newest = n;
-}
-
-static void list_remove(struct store_pack_cache *c, struct cache_node *n)
-{
-	*(n->older ? &n->older->newer : &c->oldest) = n->newer;
-	*(n->newer ? &n->newer->older : &c->newest) = n->older;
 }
 
 static void cache_add(struct store_pack_cache *c, struct cache_node *n)
 {
-	struct cache_node **bucket = &c->bucket[n->hash % CACHE_BUCKETS];
-
 	n->users = 1;
-	n->next = *bucket;
-	*bucket = n;
-	list_add(c, n);
+	LIST_INSERT_HEAD(&c->bucket[n->hash % CACHE_BUCKETS], n, by_name);
+	TAILQ_INSERT_TAIL(&c->uses, n, by_use);
 	n->looked_ms = c->used_ms = base_monotonic_ms();
 }
 
 /* An unused node; the caller closes it without the lock. */
 static struct cache_node *cache_remove(struct store_pack_cache *c, struct cache_node *n)
 {
-	struct cache_node **at = &c->bucket[n->hash % CACHE_BUCKETS];
-
-	while (*at != n)
-		at = &(*at)->next;
-	*at = n->next;
-	list_remove(c, n);
+	LIST_REMOVE(n, by_name);
+	TAILQ_REMOVE(&c->uses, n, by_use);
 	c->unused--;
 	return n;
 }
@@ -131,10 +112,10 @@ static struct cache_node *cache_remove(struct store_pack_cache *c, struct cache_
 /* Takes out the least recently used one; NULL: all are in use. */
 static struct cache_node *cache_oldest(struct store_pack_cache *c)
 {
-	struct cache_node *n = c->oldest;
+	struct cache_node *n = TAILQ_FIRST(&c->uses);
 
 	while (c->unused && n->users) /* passes at most one a reading thread */
-		n = n->newer;
+		n = TAILQ_NEXT(n, by_use);
 	return c->unused ? cache_remove(c, n) : NULL;
 }
 
@@ -202,10 +183,11 @@ static bool close_oldest(struct store_pack_cache *c)
 static unsigned look_take(struct store_pack_cache *c, unsigned *bucket, struct cache_node *taken[static CACHE_LOOKS])
 {
 	uint64_t now = base_monotonic_ms();
+	struct cache_node *at;
 	unsigned n = 0;
 
 	for (; *bucket < CACHE_BUCKETS; (*bucket)++)
-		for (struct cache_node *at = c->bucket[*bucket]; at; at = at->next) {
+		LIST_FOREACH(at, &c->bucket[*bucket], by_name) {
 			if (at->users || now - at->looked_ms < CACHE_IDLE_MS)
 				continue;
 			if (n == CACHE_LOOKS)
@@ -343,8 +325,8 @@ void store_pack_put(struct store *s, struct store_pack *p)
 		return;
 	pthread_mutex_lock(&c->lock);
 	n = cache_find(c, base_table_hash(store_pack_name(p), strlen(store_pack_name(p))), store_pack_name(p));
-	list_remove(c, n);
-	list_add(c, n);
+	TAILQ_REMOVE(&c->uses, n, by_use);
+	TAILQ_INSERT_TAIL(&c->uses, n, by_use);
 	c->used_ms = base_monotonic_ms();
 	if (--n->users == 0) {
 		c->unused++;
@@ -366,6 +348,7 @@ struct store_pack_cache *store_pack_cache_new(void)
 		free(c);
 		return NULL;
 	}
+	TAILQ_INIT(&c->uses);
 	pthread_mutex_init(&c->lock, NULL);
 	pthread_condattr_init(&attributes);
 	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -386,11 +369,10 @@ void store_pack_cache_free(struct store_pack_cache *c)
 	pthread_mutex_unlock(&c->lock);
 	if (c->started)
 		pthread_join(c->closer, NULL);
-	for (unsigned i = 0; i < CACHE_BUCKETS; i++)
-		while ((n = c->bucket[i])) {
-			c->bucket[i] = n->next;
-			cache_node_free(n);
-		}
+	while ((n = TAILQ_FIRST(&c->uses))) {
+		TAILQ_REMOVE(&c->uses, n, by_use);
+		cache_node_free(n);
+	}
 	pthread_cond_destroy(&c->ended);
 	pthread_mutex_destroy(&c->lock);
 	free(c->heads);
