@@ -24,12 +24,12 @@ def big(vckpt, request, tmp_path_factory):
     return folder / "store", source
 
 
-@pytest.mark.parametrize("tier", ["cached", "auto"])
+@pytest.mark.parametrize("tier", ["cached", pytest.param("auto", marks=pytest.mark.full)])
 def test_64_threads_fault_pages_while_16_read(mount, big, build, scale, record_property, tier):
     store, same = big
     m = mount(store, "cache=16M", f"tier={tier}")
     path = m / "a" / "latest" / "model.safetensors"
-    seconds = int(os.environ.get("VCKPT_READERS_SECONDS", scale(6, 60)))
+    seconds = int(os.environ.get("VCKPT_READERS_SECONDS", scale(3, 60)))
     ran = subprocess.run([build / "tests/mount_readers", path, same, "64", "16", str(seconds)], capture_output=True,
                          text=True, timeout=seconds + 180)
     assert ran.returncode == 0, ran.stderr
@@ -44,4 +44,4 @@ def test_64_threads_fault_pages_while_16_read(mount, big, build, scale, record_p
         print(f"{name}: {value:.1f}")
     assert min(told["pages"]) > 10 and read[0] >= read[len(read) // 2] / 4, told   # none starves
     assert max(told["bytes_longest_ms"], told["pages_longest_ms"]) < 20_000, told
-    assert m.stats()["vckpt_decoded_bytes_total"] > 4 * same.stat().st_size           # the cache did not hold it
+    assert m.stats()["vckpt_decoded_bytes_total"] > 2 * same.stat().st_size           # the cache did not hold it
