@@ -26,8 +26,11 @@ OPTIONS = {"pin": "no"}
 
 
 def read(store):
-    done = subprocess.run([sys.executable, HERE / "reader.py", store], capture_output=True, text=True, timeout=300)
-    return done.returncode, done.stderr, json.loads(done.stdout) if done.stdout else {}
+    """What the program reader.py says: its exit status, its sentences, and what it prints."""
+    told, found = reader.read(store)
+    sentences = [*found.faults, *(f"newer: {sentence}" for sentence in found.newer)]
+    return (1 if found.faults else 4 if found.newer else 0, "".join(f"{sentence}\n" for sentence in sentences),
+            json.loads(json.dumps(told)))
 
 
 def sha(data):
@@ -106,32 +109,46 @@ def test_a_golden_store(vckpt, tmp_path, version):
         assert len(long["launches"]) == 10
 
 
+def test_the_program(copy):
+    """It says what its function finds."""
+    for status in 0, 1:
+        done = subprocess.run([sys.executable, HERE / "reader.py", copy], capture_output=True, text=True, timeout=300)
+        assert done.returncode == status and (done.returncode, done.stderr, json.loads(done.stdout)) == read(copy)
+        flip(copy / "runs/c/000000000003", 100)
+
+
 COLLECTED = HERE / "v2-list-3/store.tar.xz"     # its run `long` to entry 256
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory):
+    """That store, and the steps of that run."""
+    where = tmp_path_factory.mktemp("collected")
+    shutil.unpack_archive(COLLECTED, where)
+    return where / "store", read(where / "store")[2]["runs"]["long"]["steps"]
 
 
 @pytest.mark.parametrize("lost, names", [("000000000300", 300), ("000000000256", 256), ("000000000005", None),
                                          ("head.000000000256", 256)])
-def test_a_collected_list_that_lost_a_file(tmp_path, lost, names):
+def test_a_collected_list_that_lost_a_file(collected, tmp_path, lost, names):
     """An entry behind the head, the head itself, a record before it, the mark. What is visible is the same: by the
     chain of the head or by its mark."""
-    shutil.unpack_archive(COLLECTED, tmp_path)
-    _, _, whole = read(tmp_path / "store")
+    shutil.copytree(collected[0], tmp_path / "store")
     (tmp_path / "store/runs/long" / lost).unlink()
     status, sentences, told = read(tmp_path / "store")
     assert status == 1 and f"runs/long/{names or int(lost):012}: " in sentences and "missing" in sentences, sentences
-    assert told["runs"]["long"]["steps"] == whole["runs"]["long"]["steps"]
+    assert told["runs"]["long"]["steps"] == collected[1]
     assert told["runs"]["long"]["head"] == 256
 
 
-def test_a_collected_list_that_lost_head_and_mark(tmp_path):
+def test_a_collected_list_that_lost_head_and_mark(collected, tmp_path):
     """Then each record is damage, and what was visible at the head is shown by no snapshot that goes on from it."""
-    shutil.unpack_archive(COLLECTED, tmp_path)
-    _, _, whole = read(tmp_path / "store")
+    shutil.copytree(collected[0], tmp_path / "store")
     for name in ("000000000256", "head.000000000256"):
         (tmp_path / "store/runs/long" / name).unlink()
     status, sentences, told = read(tmp_path / "store")
     assert status == 1 and sentences.count("at the head is lost") > 200
-    left = {step for step, s in whole["runs"]["long"]["steps"].items() if s["entry"] > 256}
+    left = {step for step, s in collected[1].items() if s["entry"] > 256}
     assert len(left) > 15 and left - set(told["runs"]["long"]["steps"]) <= {"22"}   # it replaced one of before
 
 
