@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/examples/train.py: what a job that was ended and started again computes is what one that was not would have
-computed, bit by bit, under each parallelisation; under another one it is close. The straight runs and the orderly
-restarts go through the pool of ranks; a rank that is killed in the middle is a job of its own, under torchrun."""
+computed, bit by bit, under each parallelisation; under another one it is close. The straight runs and the restarts go
+through the pool of ranks; with --full a rank that is killed in the middle is a job of its own, under torchrun, too."""
 import os
 import re
 import subprocess
@@ -150,7 +150,21 @@ def killed(pool, ranks, command, tmp_path, parallel):
     sound(command, store, "killed", [1, 2, 3, 4, 5, 6])
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.full)])
+def test_killed_and_started_again(pool2, vckpt, tmp_path):
+    """The same without an agent that restarts it: the other rank's error ends the job."""
+    store, arguments = tmp_path / "store", ["--parallel", "ddp", "--steps", "6", "--every", "1"]
+    straight = words(alike(pool2, store, *arguments))
+    answers = pool2.ask(_job, str(store), [*arguments, "--name", "killed", "--crash-at", "5"], str(tmp_path / "cache"))
+    assert [good for good, _ in answers] == [False, False] and answers[1][1][0] == "died", answers
+    after = words(alike(pool2, store, *arguments, "--name", "killed"))
+    begin = min(after) - 1
+    assert begin in (3, 4) and after == {step: straight[step] for step in range(begin + 1, 7)}
+    steps_equal(store / "lm/6", store / "killed/6")
+    sound(vckpt, store, "killed", [1, 2, 3, 4, 5, 6])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_killed(pool2, vckpt, tmp_path, parallel):
     killed(pool2, 2, vckpt, tmp_path, parallel)
 
