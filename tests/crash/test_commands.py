@@ -133,8 +133,8 @@ def hurt(commands, name, fault):
 def test_each_call_fails(commands, scale, name, rng):
     number = commands.calls(WORK[name][0])
     cases = [(error, n, last)
-             for error, last, count in ((errno.EIO, "", scale(7, 10**6)), (errno.EIO, ",last={}", scale(2, 60)),
-                                      (errno.EIO, ",last=1000000", scale(1, 25)), (errno.ESTALE, "", scale(2, 50)))
+             for error, last, count in ((errno.EIO, "", scale(4, 10**6)), (errno.EIO, ",last={}", scale(1, 60)),
+                                      (errno.EIO, ",last=1000000", scale(1, 25)), (errno.ESTALE, "", scale(1, 50)))
              for n in rng.sample(range(1, number + 1), min(count, number))]
     cases = [(error, n, last.format(n + 2)) for error, n, last in cases]
     with ThreadPoolExecutor(4) as pool:

@@ -41,14 +41,14 @@ def loads(build, store, tmp_path, kind, seed, cases, fault):
 @pytest.mark.parametrize("kind", ["package", "exchange"])
 def test_a_call_is_interrupted_or_short(build, store, tmp_path, seed, scale, kind, fault):
     """Both are no errors: the call is made again, for what is missing."""
-    out = loads(build, store, tmp_path, kind, seed, scale(40 if kind == "package" else 15, 10000), fault)
-    assert len(out) >= 15 and not [one for one in out if one[1]]
+    out = loads(build, store, tmp_path, kind, seed, scale(16 if kind == "package" else 8, 10000), fault)
+    assert len(out) >= 8 and not [one for one in out if one[1]]
 
 
 @pytest.mark.parametrize("kind", ["package", "exchange"])
 def test_a_call_fails(build, store, tmp_path, seed, scale, kind):
     """The list is asked again. What else cannot be read is an error that names it."""
-    cases = scale(40 if kind == "package" else 20, 10000)
+    cases = scale(16 if kind == "package" else 12, 10000)
     out = loads(build, store, tmp_path, kind, seed, cases, f"do=fail,errno={errno.EIO}")
     raised = [one[1] for one in out if one[1]]
     assert raised and not [text for text in raised if not PLACES.search(text)], raised

@@ -295,7 +295,7 @@ def play(api, store, rng):
 def test_any_holding_comes_back(build, vckpt, tmp_path, scale):
     api, number = Vckpt(build), iter(range(10**6))
 
-    @settings(max_examples=scale(25, 250), deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=scale(12, 250), deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 2**64 - 1))
     def example(seed):  # hypothesis names the seed of an example that fails
         rng = random.Random(seed)

@@ -246,7 +246,7 @@ def shardings(draw):
 def test_larger_ones(dump, scale):
     compared = []
 
-    @settings(max_examples=scale(400, 3500), deadline=None, database=None, suppress_health_check=list(HealthCheck),
+    @settings(max_examples=scale(200, 3500), deadline=None, database=None, suppress_health_check=list(HealthCheck),
               print_blob=True)
     @given(shardings(), st.integers(0, 2**32))
     def run(case, seed):

@@ -69,7 +69,7 @@ def naive_pieces(shape, item, layout):
 
 def test_bytes_added_are_those_of_the_items_in_other_pieces(script, cutter, scale):
     some, none = 0, 0
-    for shape, item in shapes(1, scale(40, 200)):
+    for shape, item in shapes(1, scale(20, 200)):
         naive = {layout: naive_pieces(shape, item, layout) for layout in LAYOUTS}
         for before, after in [(script.WHOLE, x) for x in LAYOUTS] + random.Random(len(shape)).sample(
             list(itertools.permutations(LAYOUTS, 2)), 20):
@@ -77,7 +77,7 @@ def test_bytes_added_are_those_of_the_items_in_other_pieces(script, cutter, scal
             expected = item * sum(piece not in held for piece in naive[after].ravel())
             assert cutter.added(shape, item, before, after) == expected, (shape, item, before, after)
             some, none = some + (expected > 0), none + (expected == 0)
-    assert some > 100 and none > 100
+    assert some > 50 and none > 50
 
 
 def test_bytes_read_are_those_of_the_blocks_that_hold_the_items(script, cutter, scale, monkeypatch):

@@ -125,7 +125,7 @@ def states(draw, depth=4):
 
 
 def test_any_state_comes_back(scale):
-    @settings(max_examples=scale(120, 1500), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=scale(60, 1500), deadline=None, suppress_health_check=list(HealthCheck))
     @given(states())
     def run(state):
         there_and_back(state)

@@ -96,9 +96,9 @@ def save_and_load(run, state):
     (groups, (400, 200, 300))], ids=lambda one: getattr(one, "__name__", None))
 def test_calls_of_functions(run, make, most):
     """For each tensor of the first save, of the next one, and of a load: no more when there are more tensors."""
-    few, some, many = (save_and_load(run.with_name(f"run{size}"), make(size)) for size in (200, 400, 800))
-    each = (many - some) / 400
-    assert (each <= most).all() and (each <= (some - few) / 200 * 1.1 + 1).all(), (each, (some - few) / 200)
+    few, some, many = (save_and_load(run.with_name(f"run{size}"), make(size)) for size in (100, 200, 400))
+    each = (many - some) / 200
+    assert (each <= most).all() and (each <= (some - few) / 100 * 1.1 + 1).all(), (each, (some - few) / 100)
 
 
 def test_calls_of_the_library(run, monkeypatch):

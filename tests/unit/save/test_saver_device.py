@@ -560,7 +560,7 @@ def outcome(save):
         made.free()
 
 
-@WORLDS
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.full), 2])
 @pytest.mark.parametrize("function,nth", WORKERS, ids=[f"{f}-{n}" for f, n in WORKERS])
 def test_calls_that_fail_at_work(cuda, driver, api, store, rng, world, function, nth):
     """The handle says which, the others' attempt is aborted with the same words, and as many saves as would fill the
