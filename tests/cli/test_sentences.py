@@ -10,13 +10,21 @@ import numpy as np
 import pytest
 
 
-@pytest.fixture
-def filled(vckpt, store, tmp_path):
-    """A store with runs/1 and runs/2 of one tensor, and the file that it came from, in the directory of both."""
-    np.save(tmp_path / "w.npy", np.arange(40000, dtype="f4"))
+@pytest.fixture(scope="module")
+def made(vckpt, tmp_path_factory):
+    """A folder as tests of `filled` have it, which they copy."""
+    folder = tmp_path_factory.mktemp("made")
+    vckpt("init", folder / "store")
+    np.save(folder / "w.npy", np.arange(40000, dtype="f4"))
     for step in (1, 2):
-        vckpt("import", store, f"run/{step}", tmp_path / "w.npy")
-    return store
+        vckpt("import", folder / "store", f"run/{step}", folder / "w.npy")
+    return folder
+
+
+@pytest.fixture
+def filled(made, tmp_path):
+    """A store with runs/1 and runs/2 of one tensor, and the file that it came from, in the directory of both."""
+    return shutil.copytree(made, tmp_path, dirs_exist_ok=True) / "store"
 
 
 # ---- a store that one may not write to ----

@@ -4,6 +4,7 @@
 record may reach is deleted, and all else goes on."""
 import ctypes as c
 import json
+import shutil
 import struct
 
 import numpy
@@ -24,12 +25,20 @@ def model(path, seed):
     return path
 
 
-@pytest.fixture
-def steps(vckpt, store, tmp_path):
-    """Two steps of one run, one of another."""
+@pytest.fixture(scope="module")
+def made(vckpt, tmp_path_factory):
+    """A folder with the store of `steps` and its sources, which tests copy."""
+    folder = tmp_path_factory.mktemp("made")
+    vckpt("init", folder / "store")
     for run, seed in [("run", 1), ("run", 2), ("other", 3)]:
-        vckpt("import", store, run, model(tmp_path / f"{seed}.safetensors", seed), "-q", "--no-index")
-    return store
+        vckpt("import", folder / "store", run, model(folder / f"{seed}.safetensors", seed), "-q", "--no-index")
+    return folder
+
+
+@pytest.fixture
+def steps(made, tmp_path):
+    """Two steps of one run, one of another."""
+    return shutil.copytree(made, tmp_path, dirs_exist_ok=True) / "store"
 
 
 def files(store):

@@ -3,6 +3,7 @@
 import ctypes as c
 import hashlib
 import json
+import shutil
 import struct
 
 import numpy
@@ -15,15 +16,23 @@ from storelib import Buf, alone
 from storelow import Digest
 
 
-@pytest.fixture
-def long_run(vckpt, store, tmp_path):
-    """A run whose list has a snapshot at 64."""
+@pytest.fixture(scope="module")
+def made(vckpt, tmp_path_factory):
+    """The store of long_run, which tests copy."""
+    folder = tmp_path_factory.mktemp("made")
+    vckpt("init", folder / "store")
     header = json.dumps({"w": {"dtype": "U8", "shape": [100], "data_offsets": [0, 100]}}).encode()
-    source = tmp_path / "s.safetensors"
+    source = folder / "s.safetensors"
     source.write_bytes(struct.pack("<Q", len(header)) + header + bytes(range(100)))
     for step in range(66):
-        vckpt("import", store, "run", source, "--no-index", "-q", "--step", step)
-    return store
+        vckpt("import", folder / "store", "run", source, "--no-index", "-q", "--step", step)
+    return folder / "store"
+
+
+@pytest.fixture
+def long_run(made, tmp_path):
+    """A run whose list has a snapshot at 64."""
+    return shutil.copytree(made, tmp_path / "store")
 
 
 def test_a_snapshot_that_lies(vckpt, lib, long_run):
