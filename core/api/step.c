@@ -160,13 +160,15 @@ static int step_find_collected(struct vckpt_step *step, const char *run, const s
 {
 	base_cleanup(store_list_close_p) struct store_list *l = NULL;
 	int r = store_list_open_newest(step->store, run, &l, err);
+	uint64_t number;
+	const struct store_list_step *found;
 
 	if (r == 0)
 		r = store_list_know_entry(l, commit->entry, err);
 	if (r < 0)
 		return r;
-	uint64_t number = store_list_commit_step(l, commit->entry);
-	const struct store_list_step *found = number == PROTO_NONE ? NULL : store_list_find(l, number);
+	number = store_list_commit_step(l, commit->entry);
+	found = number == PROTO_NONE ? NULL : store_list_find(l, number);
 	if (!found || found->entry != commit->entry)
 		return base_error_set(err, -ENOENT, "run %s of %s has no commit entry %" PRIu64, run,
 			step->store->path, commit->entry);

@@ -61,10 +61,11 @@ static int read_end64(const struct foreign_archive *a, uint64_t *ret_offset, uin
 	struct base_error *err)
 {
 	uint8_t locator[LOCATOR_BYTES], end[END64_BYTES];
+	int r;
 
 	if (a->range.bytes < END_BYTES + LOCATOR_BYTES + END64_BYTES)
 		return 0;
-	int r = read_at(a, a->range.bytes - END_BYTES - LOCATOR_BYTES, locator, sizeof locator, err);
+	r = read_at(a, a->range.bytes - END_BYTES - LOCATOR_BYTES, locator, sizeof locator, err);
 	if (r < 0 || base_get32(locator) != 0x07064b50)
 		return r;
 	r = read_at(a, base_get64(locator + 8), end, sizeof end, err);
@@ -80,10 +81,11 @@ static int read_end64(const struct foreign_archive *a, uint64_t *ret_offset, uin
 static int read_end(const struct foreign_archive *a, uint64_t *ret_offset, uint64_t *ret_bytes, struct base_error *err)
 {
 	uint8_t end[END_BYTES];
+	int r;
 
 	if (a->range.bytes < END_BYTES)
 		return wrong(err, "it is too short");
-	int r = read_at(a, a->range.bytes - END_BYTES, end, sizeof end, err);
+	r = read_at(a, a->range.bytes - END_BYTES, end, sizeof end, err);
 	if (r < 0)
 		return r;
 	if (base_get32(end) != 0x06054b50)
@@ -120,17 +122,23 @@ static int read_extra(const uint8_t *extra, size_t len, uint64_t *numbers[static
 /* One entry of the list; *ret_len: its bytes. */
 static int read_entry(const uint8_t *entry, size_t left, struct member *ret_m, size_t *ret_len, struct base_error *err)
 {
+	size_t name_len, extra_len, len;
+	uint64_t packed, bytes, offset, *numbers[] = {&bytes, &packed, &offset};
+	int r;
+
 	if (left < ENTRY_BYTES || base_get32(entry) != 0x02014b50)
 		return wrong(err, "its list of members is damaged");
-	size_t name_len = base_get16(entry + 28), extra_len = base_get16(entry + 30);
-	size_t len = ENTRY_BYTES + name_len + extra_len + base_get16(entry + 32);
-	uint64_t packed = base_get32(entry + 20), bytes = base_get32(entry + 24), offset = base_get32(entry + 42);
-	uint64_t *numbers[] = {&bytes, &packed, &offset};
+	name_len = base_get16(entry + 28);
+	extra_len = base_get16(entry + 30);
+	len = ENTRY_BYTES + name_len + extra_len + base_get16(entry + 32);
+	packed = base_get32(entry + 20);
+	bytes = base_get32(entry + 24);
+	offset = base_get32(entry + 42);
 	if (len > left)
 		return wrong(err, "its list of members is damaged");
 	if (base_get16(entry + 8) & 1 || base_get16(entry + 10) != 0)
 		return wrong(err, "a member is compressed or encrypted");
-	int r = read_extra(entry + ENTRY_BYTES + name_len, extra_len, numbers, err);
+	r = read_extra(entry + ENTRY_BYTES + name_len, extra_len, numbers, err);
 	if (r < 0)
 		return r;
 	if (packed != bytes)
@@ -148,7 +156,7 @@ static int read_list(struct foreign_archive *a, struct base_error *err)
 	if (r < 0)
 		return r;
 	if (bytes > a->range.bytes || offset > a->range.bytes - bytes || bytes > LIST_MAX_BYTES)
-		return wrong(err, "its list of members does not lie in it");
+		return wrong(err, "its list of members is not within it");
 	a->list = malloc(bytes + 1);
 	if (!a->list)
 		return base_no_memory(err);
@@ -243,17 +251,19 @@ int foreign_archive_find(struct foreign_archive *a, const char *name, uint64_t *
 {
 	const struct member *m = find(a, name);
 	uint8_t local[LOCAL_BYTES];
+	int r;
+	uint64_t begin;
 
 	if (!m)
 		return base_error_set(err, -ENOENT, "the archive has no member %s", name);
-	int r = read_at(a, m->offset, local, sizeof local, err);
+	r = read_at(a, m->offset, local, sizeof local, err);
 	if (r < 0)
 		return r;
 	if (base_get32(local) != 0x04034b50)
 		return wrong(err, "a member does not begin where the list says");
-	uint64_t begin = m->offset + LOCAL_BYTES + base_get16(local + 26) + base_get16(local + 28);
+	begin = m->offset + LOCAL_BYTES + base_get16(local + 26) + base_get16(local + 28);
 	if (m->bytes > a->range.bytes || begin > a->range.bytes - m->bytes)
-		return wrong(err, "a member does not lie in it");
+		return wrong(err, "a member is not within it");
 	*ret_offset = a->range.begin + begin;
 	*ret_bytes = m->bytes;
 	return 0;
@@ -264,12 +274,13 @@ int foreign_archive_read(struct foreign_archive *a, const char *name, uint64_t m
 {
 	uint64_t offset, len;
 	int r = foreign_archive_find(a, name, &offset, &len, err);
+	base_cleanup_free void *bytes = NULL;
 
 	if (r < 0)
 		return r;
 	if (len > most)
 		return base_error_set(err, -BASE_ELIMIT, "member %s has more bytes than are read here", name);
-	base_cleanup_free void *bytes = malloc(len + 1);
+	bytes = malloc(len + 1);
 	if (!bytes)
 		return base_no_memory(err);
 	r = read_at(a, offset - a->range.begin, bytes, len, err);

@@ -88,6 +88,8 @@ static int read_place(const struct foreign_value *v, const struct foreign_text *
 	const struct foreign_items *f = fields_of(v, "_StorageInfo");
 	const struct foreign_value *path = f ? foreign_items_find(f, "relative_path") : NULL;
 	const struct foreign_value *extensions = f ? foreign_items_find(f, "transform_descriptors") : NULL;
+	const struct foreign_value *first;
+	bool text;
 
 	if (!path || path->kind != FOREIGN_TEXT || !foreign_natural(foreign_items_find(f, "offset"), &ret_p->offset) ||
 		!foreign_natural(foreign_items_find(f, "length"), &ret_p->bytes))
@@ -97,8 +99,8 @@ static int read_place(const struct foreign_value *v, const struct foreign_text *
 		return 0;
 	if ((extensions->kind == FOREIGN_LIST || extensions->kind == FOREIGN_TUPLE) && !extensions->items.n)
 		return 0;
-	const struct foreign_value *first = extensions->kind == FOREIGN_LIST ? extensions->items.at[0] : extensions;
-	bool text = is_utf8(first);
+	first = extensions->kind == FOREIGN_LIST ? extensions->items.at[0] : extensions;
+	text = is_utf8(first);
 	return base_error_set(err, -BASE_EFORMAT,
 		"%.*s: it was written through the extension %.*s, which vckpt does not have: load the checkpoint with "
 		"torch and save it without extensions", (int)base_min(key->len, 300), key->bytes,
@@ -217,6 +219,7 @@ static int read_chunk(const struct foreign_value *v, struct foreign_dcp_entry *e
 	struct tensor_box box = {0};
 	uint32_t n = 0, k = 0;
 	char text[200];
+	const struct foreign_place *place;
 
 	if (!f || foreign_sizes(foreign_items_find(f, "offsets"), box.offset, &n) < 0 ||
 		foreign_sizes(foreign_items_find(f, "sizes"), box.size, &k) < 0 || n != k || n != e->shape.ndim)
@@ -225,7 +228,7 @@ static int read_chunk(const struct foreign_value *v, struct foreign_dcp_entry *e
 		return base_no_memory(err);
 	if (tensor_box_empty(n, &box))
 		return 0;
-	const struct foreign_place *place = find_place(places, &e->key, box.offset, n);
+	place = find_place(places, &e->key, box.offset, n);
 	if (place) {
 		e->places[e->chunks.n - 1] = *place;
 		return 0;
@@ -290,6 +293,7 @@ static int read_entry(const struct foreign_value *key, const struct foreign_valu
 	const struct places *places, size_t *left, struct base_error *err)
 {
 	const struct foreign_items *tensor = fields_of(v, "TensorStorageMetadata");
+	const struct foreign_place *place;
 
 	if (!is_utf8(key) || !key->text.len)
 		return wrong(err, "a key of state_dict_metadata is no text, or not UTF-8, or has a NUL");
@@ -299,7 +303,7 @@ static int read_entry(const struct foreign_value *key, const struct foreign_valu
 		return read_tensor(tensor, e, places, left, err);
 	if (!fields_of(v, "BytesStorageMetadata"))
 		return wrong_key(err, &e->key, "it is neither a tensor nor bytes");
-	const struct foreign_place *place = find_place(places, &e->key, NULL, 0);
+	place = find_place(places, &e->key, NULL, 0);
 	if (!place)
 		return wrong_key(err, &e->key, "storage_data does not say where it is");
 	e->place = *place;
@@ -345,6 +349,7 @@ static int read_paths(const struct foreign_value *v, struct foreign_dcp *d, stru
 {
 	const struct foreign_items *items = pairs_of(v);
 	struct base_table table = {0};
+	int r = 0;
 
 	d->paths = items != NULL;
 	d->other_data = !items && v && v->kind != FOREIGN_NONE;
@@ -355,7 +360,6 @@ static int read_paths(const struct foreign_value *v, struct foreign_dcp *d, stru
 		}
 	if (base_table_reserve(&table, d->nentries) < 0)
 		return base_no_memory(err);
-	int r = 0;
 	for (size_t i = 0; r == 0 && i < d->nentries + (d->paths ? items->n / 2 : 0); i++) {
 		const struct foreign_value *key = i < d->nentries ? NULL : items->at[2 * (i - d->nentries)];
 		const char *bytes = key ? key->text.bytes : d->entries[i].key.bytes;

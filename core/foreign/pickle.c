@@ -18,6 +18,7 @@ struct foreign_block { struct foreign_block *next; size_t used, size; _Alignas(1
 void *foreign_alloc(struct foreign_pickle *p, size_t bytes)
 {
 	struct foreign_block *b = p->blocks;
+	void *found;
 
 	bytes = (bytes + 15) & ~(size_t)15;
 	if (!b || b->size - b->used < bytes) {
@@ -33,7 +34,7 @@ void *foreign_alloc(struct foreign_pickle *p, size_t bytes)
 		b->next = p->blocks;
 		p->blocks = b;
 	}
-	void *found = b->bytes + b->used;
+	found = b->bytes + b->used;
 	b->used += bytes;
 	return memset(found, 0, bytes);
 }
@@ -182,12 +183,13 @@ static int run(struct foreign_pickle *p)
 {
 	for (;;) {
 		const uint8_t *opcode = foreign_take(p, 1);
+		int r;
 
 		if (!opcode)
 			return -BASE_EFORMAT;
 		if (*opcode == '.')
 			break;
-		int r = run_one(p, *opcode);
+		r = run_one(p, *opcode);
 		if (r > 0)
 			return base_error_set(p->err, -BASE_EFORMAT,
 				"at byte %zu of the pickle: opcode 0x%02x is not known here", p->at - 1, *opcode);
@@ -205,6 +207,7 @@ int foreign_pickle_read(const void *bytes, size_t len, const struct foreign_clas
 {
 	struct base_error own = {0};
 	struct foreign_pickle *p = calloc(1, sizeof *p);
+	int r;
 
 	if (!p)
 		return base_no_memory(err);
@@ -213,7 +216,7 @@ int foreign_pickle_read(const void *bytes, size_t len, const struct foreign_clas
 	p->known = known;
 	p->err = err ? err : &own;
 	p->err->code = 0;
-	int r = run(p);
+	r = run(p);
 	free(p->stack);
 	free(p->marks);
 	free(p->memo);

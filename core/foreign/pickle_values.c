@@ -54,19 +54,23 @@ static int push_text(struct foreign_pickle *p, enum foreign_kind kind, unsigned 
 static int push_long(struct foreign_pickle *p, unsigned n)
 {
 	int r = push_text(p, FOREIGN_BIG, n);
+	struct foreign_value *v;
+	size_t len;
+	const uint8_t *bytes;
+	uint64_t number;
 
 	if (r < 0)
 		return r;
-	struct foreign_value *v = foreign_top(p);
-	size_t len = v->text.len;
-	const uint8_t *bytes = (const uint8_t *)v->text.bytes;
+	v = foreign_top(p);
+	len = v->text.len;
+	bytes = (const uint8_t *)v->text.bytes;
 	/* Python writes no redundant bytes; those of other writers are dropped, so that a number has one form */
 	while (len > 8 && bytes[len - 1] == (bytes[len - 2] & 0x80 ? 0xff : 0))
 		len--;
 	v->text.len = len;
 	if (len > 8)
 		return 0;
-	uint64_t number = len && bytes[len - 1] & 0x80 ? UINT64_MAX : 0;
+	number = len && bytes[len - 1] & 0x80 ? UINT64_MAX : 0;
 	for (size_t i = len; i-- > 0;)
 		number = number << 8 | bytes[i];
 	v->kind = FOREIGN_INT;
@@ -78,10 +82,13 @@ static int push_long(struct foreign_pickle *p, unsigned n)
 
 static int items_room(struct foreign_pickle *p, struct foreign_items *items, size_t more)
 {
+	size_t room;
+	struct foreign_value **at;
+
 	if (items->room - items->n >= more)
 		return 0;
-	size_t room = items->n + more > 2 * items->room ? items->n + more : 2 * items->room;
-	struct foreign_value **at = foreign_alloc(p, room * sizeof *at);
+	room = items->n + more > 2 * items->room ? items->n + more : 2 * items->room;
+	at = foreign_alloc(p, room * sizeof *at);
 	if (!at)
 		return -ENOMEM;
 	if (items->n)
@@ -135,11 +142,13 @@ static int push_tuple(struct foreign_pickle *p, size_t n)
 static int fill(struct foreign_pickle *p, size_t floor, bool is_dict)
 {
 	size_t bottom = p->nmarks ? p->marks[p->nmarks - 1] : 0;
+	struct foreign_value *v;
+	size_t n;
 
 	if (floor <= bottom)
 		return foreign_wrong(p, "it fills no container");
-	struct foreign_value *v = p->stack[floor - 1];
-	size_t n = p->nstack - floor;
+	v = p->stack[floor - 1];
+	n = p->nstack - floor;
 	if (is_dict && n % 2)
 		return foreign_wrong(p, "a dict has a key without a value");
 	if (v->kind == (is_dict ? FOREIGN_DICT : FOREIGN_LIST) || (!is_dict && v->kind == FOREIGN_SET))
@@ -169,6 +178,7 @@ static int push_class(struct foreign_pickle *p, const char *module, size_t modul
 	size_t name_len)
 {
 	char shown[200];
+	size_t n = 0;
 
 	for (const char *const *known = p->known->names; *known; known++) {
 		size_t len = strlen(*known);
@@ -178,7 +188,6 @@ static int push_class(struct foreign_pickle *p, const char *module, size_t modul
 			continue;
 		return push_value(p, (struct foreign_value){FOREIGN_CLASS, .class = *known});
 	}
-	size_t n = 0;
 	for (size_t i = 0; i < module_len + 1 + name_len && n < sizeof shown - 1; i++) {
 		char c = i < module_len ? module[i] : i == module_len ? '.' : name[i - module_len - 1];
 

@@ -126,9 +126,12 @@ static int of_call(struct foreign_archive *a, const struct foreign_object *o, bo
 {
 	struct foreign_value **arg = o->args->items.at;
 	struct storage s = {0};
-	uint64_t first;
+	uint64_t first, items;
 	uint32_t n = 0;
 	enum tensor_dtype dtype;
+	int r;
+	const char *word;
+	unsigned item_bytes;
 
 	*ret_t = (struct foreign_tensor){0};
 	if (o->args->items.n != (typed ? 6 : 7) || !foreign_natural(arg[1], &first) ||
@@ -137,18 +140,17 @@ static int of_call(struct foreign_archive *a, const struct foreign_object *o, bo
 		return base_error_set(err, -BASE_EFORMAT,
 			"it is a tensor of another kind than an ordinary, dense one (conjugate or negated views and "
 			"shapes of more than %u dimensions are not read)", TENSOR_MAX_DIMS);
-	int r = read_storage(a, arg[0], &s, err);
+	r = read_storage(a, arg[0], &s, err);
 	if (r < 0)
 		return r;
 	if (typed != (s.dtype != NULL) || (!typed && arg[6]->kind != FOREIGN_CLASS))
 		return base_error_set(err, -BASE_EFORMAT, "its storage is not written as torch.save writes it");
-	const char *word = typed ? s.dtype : arg[6]->class;
+	word = typed ? s.dtype : arg[6]->class;
 	word = strncmp(word, "torch.", 6) ? word : word + 6;
 	if (foreign_dtype(word, strlen(word), &ret_t->dtype, &dtype) < 0)
 		return base_error_set(err, -BASE_EFORMAT, "%s is no type of tensors", word);
-	unsigned item_bytes = tensor_dtype_bytes(dtype);
+	item_bytes = tensor_dtype_bytes(dtype);
 	r = check_extent(ret_t, first, item_bytes, &s, err);
-	uint64_t items;
 	if (r == 0 && tensor_shape_items(&ret_t->shape, item_bytes, &items) == 0)
 		ret_t->offset = s.offset + (items ? first * item_bytes : 0);
 	return r;
