@@ -105,10 +105,12 @@ bool tool_arguments_apart(const struct tool *t, char *text, size_t size)
 	if (snprintf(store, sizeof store, "%s", path) >= (int)sizeof store)
 		return false;
 	for (char *slash; (slash = strrchr(store, '/')) && slash > store;) {
+		const char *rest;
+
 		slash[0] = 0;
 		if (!is_store(store, false))
 			continue;
-		const char *rest = path + (slash - store) + 1;
+		rest = path + (slash - store) + 1;
 		if (tool_takes_run(t))
 			snprintf(text, size, "%s is in the store %s: give the two apart: %s %s", path, store, store,
 				rest + (strncmp(rest, "runs/", 5) == 0 ? 5 : 0));

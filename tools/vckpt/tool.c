@@ -127,12 +127,13 @@ static bool names_store(const struct tool *t, const char *text)
 {
 	char full[8192], here[4096] = "";
 	const char *path = t->arguments[0];
+	int n;
 
 	if (t->command->makes_store)
 		return has_path(text, path);
 	if (path[0] != '/' && !getcwd(here, sizeof here))
 		return false;
-	int n = snprintf(full, sizeof full, "%s%s%s", here, here[0] ? "/" : "", path);
+	n = snprintf(full, sizeof full, "%s%s%s", here, here[0] ? "/" : "", path);
 	if (n >= (int)sizeof full)
 		return false;
 	while (n > 1 && full[n - 1] == '/')
@@ -308,6 +309,7 @@ static bool is_alone(const struct tool *t, const char *text)
 int tool_target_parse(const struct tool *t, const char *text, struct tool_target *ret_target)
 {
 	int r = tool_arguments_order(t);
+	const char *step;
 
 	if (r == 0 && is_alone(t, text)) {
 		*ret_target = (struct tool_target){.run = TOOL_DEFAULT_RUN, .has_step = true};
@@ -317,7 +319,7 @@ int tool_target_parse(const struct tool *t, const char *text, struct tool_target
 		return refuse_run(t, text, r);
 	if (r || !ret_target->has_step)
 		return r;
-	const char *step = text + strlen(ret_target->run) + 1;
+	step = text + strlen(ret_target->run) + 1;
 	return parse_step(t, step, (size_t)(strchrnul(step, '/') - step), ret_target);
 }
 

@@ -55,10 +55,11 @@ static int write_temporary(struct export *e, uint32_t node, const char *temporar
 {
 	struct view_file *file;
 	struct sink sink = {open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666), temporary, e};
+	int r;
 
 	if (sink.fd < 0)
 		return base_error_set(&e->err, -errno, "%s: %s", temporary, strerror(errno));
-	int r = view_file_open(e->tree, node, &file, &e->err);
+	r = view_file_open(e->tree, node, &file, &e->err);
 	if (r == 0) {
 		r = view_file_stream(file, e->cache, 0, 0, write_file, &sink, &e->err);
 		view_file_close(file);
@@ -161,10 +162,11 @@ static int take_over(struct export *e, int fd, const struct stat *now, mode_t mo
 static void put_back(struct export *e, const char *dest)
 {
 	struct stat now;
+	base_cleanup_close int fd = -1;
 
 	if (mkdir(dest, e->was.st_mode & 0777) < 0)
 		return;
-	base_cleanup_close int fd = open(dest, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	fd = open(dest, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd >= 0 && fstat(fd, &now) == 0)
 		take_over(e, fd, &now, 0);
 }
@@ -207,6 +209,7 @@ static bool is_link(const char *path)
 static int lock_directory(struct export *e, int *ret_fd)
 {
 	struct stat open_stat, named;
+	int r;
 
 	/* A link as DEST is what the user asked for; a link as DEST.incomplete is not, so it is not followed. */
 	*ret_fd = open(e->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC | (e->in_place ? 0 : O_NOFOLLOW));
@@ -221,7 +224,7 @@ static int lock_directory(struct export *e, int *ret_fd)
 		return base_error_set(&e->err, -EBUSY, "%s: another vckpt export writes into it", e->dir);
 	if (fstat(*ret_fd, &open_stat) < 0)
 		return base_error_set(&e->err, -errno, "%s: %s", e->dir, strerror(errno));
-	int r = e->replaces ? take_over(e, *ret_fd, &open_stat, 0700) : 0; /* now: an export that is killed keeps it */
+	r = e->replaces ? take_over(e, *ret_fd, &open_stat, 0700) : 0; /* now: an export that is killed keeps it */
 	if (r < 0)
 		return base_error_set(&e->err, r, "%s: %s", e->dir, strerror(-r));
 	return stat(e->dir, &named) < 0 || named.st_ino != open_stat.st_ino || named.st_dev != open_stat.st_dev;
@@ -282,13 +285,16 @@ static int export_as(struct export *e, const char *dest, const char *partial)
 static int export_to(struct export *e, const char *dest)
 {
 	size_t len = strlen(dest);
+	base_cleanup_free char *plain = NULL, *partial = NULL;
+	int r;
 
 	while (len > 1 && dest[len - 1] == '/')
 		len--;
-	base_cleanup_free char *plain = strndup(dest, len), *partial = tool_string("%.*s.incomplete", (int)len, dest);
+	plain = strndup(dest, len);
+	partial = tool_string("%.*s.incomplete", (int)len, dest);
 	if (!plain || !partial)
 		return base_no_memory(&e->err);
-	int r = export_as(e, plain, partial);
+	r = export_as(e, plain, partial);
 	if (r < 0 && e->replaces)
 		put_back(e, plain);
 	return r;

@@ -52,12 +52,15 @@ static int set_attribute(struct tool *t, void *arg, const char *value)
 {
 	struct import *in = arg;
 	const char *equals = strchr(value, '=');
+	char *key, *text;
+	bool room, good;
 
 	if (!equals)
 		return tool_usage(t, "--set takes KEY=VALUE");
-	char *key = strndup(value, (size_t)(equals - value)), *text = strdup(equals + 1);
-	bool room = base_array_more(in->attributes, in->nattributes) == 0;
-	bool good = key && text && room && proto_attribute_key_valid(key) && proto_utf8_valid(text, strlen(text)) &&
+	key = strndup(value, (size_t)(equals - value));
+	text = strdup(equals + 1);
+	room = base_array_more(in->attributes, in->nattributes) == 0;
+	good = key && text && room && proto_attribute_key_valid(key) && proto_utf8_valid(text, strlen(text)) &&
 		!is_set(in, key);
 	if (!good) {
 		int code = tool_usage(t,
@@ -76,10 +79,11 @@ static int set_step(struct tool *t, void *arg, const char *value)
 	struct import *in = arg;
 	struct tool_target target;
 	char text[64];
+	int code;
 
 	if (snprintf(text, sizeof text, "r/%s", value) >= (int)sizeof text)
 		return tool_usage(t, "--step %s is not a number", value);
-	int code = tool_target_parse(t, text, &target);
+	code = tool_target_parse(t, text, &target);
 	if (code)
 		return code;
 	if (target.latest || target.rest)
@@ -138,6 +142,7 @@ static bool is_source_file(const char *text)
 static int argument(struct tool *t, void *arg, const char *value)
 {
 	struct import *in = arg;
+	int code;
 
 	in->sources[t->narguments - 1] = in->source;
 	if (t->narguments > 2)
@@ -146,7 +151,7 @@ static int argument(struct tool *t, void *arg, const char *value)
 		return 0;
 	if (is_source_file(value))
 		return tool_missing_run(t, value);
-	int code = tool_target_parse(t, value, &in->target);
+	code = tool_target_parse(t, value, &in->target);
 	if (code == 0 && (in->target.rest || in->target.latest))
 		return tool_usage(t, "%s is not RUN or RUN/STEP, where STEP is a number", value);
 	return code;
@@ -370,6 +375,7 @@ static int save(struct tool *t, struct import *in, struct save_result *ret_r)
 {
 	struct save_writer *w = NULL;
 	struct tool_progress progress;
+	int r;
 
 	*ret_r = (struct save_result){0};
 	in->options.run = in->target.run;
@@ -381,7 +387,7 @@ static int save(struct tool *t, struct import *in, struct save_result *ret_r)
 	tool_interrupt_waits(t,
 		"ended at once; vckpt ls says whether the step is there, and vckpt gc deletes what is of no use");
 	tool_progress_start(&progress, t->quiet, "import");
-	int r = save_writer_open(t->store, &in->options, &w, &in->err);
+	r = save_writer_open(t->store, &in->options, &w, &in->err);
 	if (r == 0)
 		r = declare(in, w);
 	if (r == 0)
@@ -478,10 +484,11 @@ static int import_run(struct tool *t, int argc, char **argv)
 		{"keep-pickles", .flag = &in.plan.keep_pickles}, {"follow", .flag = &in.plan.follow},
 		{"threads", .call = set_threads, .arg = &in}, {"no-index", .flag = &in.options.no_index},
 		{"keep-cached", .flag = &keep_cached}, {.call = argument, .arg = &in}};
+	int code;
 
 	in.sources = calloc((size_t)argc + 1, sizeof *in.sources);
 	in.dtypes = calloc((size_t)argc + 1, sizeof *in.dtypes);
-	int code = in.sources && in.dtypes ? tool_parse(t, argc, argv, options) : TOOL_FAILED;
+	code = in.sources && in.dtypes ? tool_parse(t, argc, argv, options) : TOOL_FAILED;
 	if (code == 0) {
 		tool_interrupt_ends(t, "nothing was imported");
 		code = add_sources(t, &in);

@@ -26,10 +26,11 @@ static int add(struct import_plan *p, struct import_file *file, const char *name
 int import_add_blob(struct import_plan *p, const char *path, const char *name, bool per_rank, struct base_error *err)
 {
 	struct import_file *f;
+	int r;
 
 	if (!proto_utf8_valid(name, strlen(name)))
 		return base_error_set(err, -EINVAL, "%s: its name is not UTF-8", path);
-	int r = import_file_open(p, path, &f, err);
+	r = import_file_open(p, path, &f, err);
 	return r < 0 ? r : add(p, f, name,
 		(struct import_blob){.per_rank = per_rank, .bytes = (uint64_t)f->stat.st_size}, err);
 }
@@ -56,11 +57,13 @@ static int read_ranges(const struct import_blob *b, uint64_t offset, char *bytes
 
 	for (size_t i = 0; i < b->nranges && len; at += b->ranges[i++].bytes) {
 		const struct import_range *range = &b->ranges[i];
+		size_t n;
+		int r;
 
 		if (offset >= at + range->bytes)
 			continue;
-		size_t n = base_min(len, at + range->bytes - offset);
-		int r = import_file_read(range->file, range->offset + (offset - at), bytes, n, err);
+		n = base_min(len, at + range->bytes - offset);
+		r = import_file_read(range->file, range->offset + (offset - at), bytes, n, err);
 		if (r < 0)
 			return r;
 		offset += n;
@@ -99,6 +102,7 @@ int import_file_within(struct import_plan *p, const char *directory, const char 
 {
 	base_cleanup_free char *path = tool_string("%s/%s", directory, rel);
 	struct stat st;
+	int r;
 
 	if (!*rel)
 		return base_error_set(err, -BASE_EFORMAT, "%s: a file without a name is named there", directory);
@@ -109,6 +113,6 @@ int import_file_within(struct import_plan *p, const char *directory, const char 
 	if (leads_out(rel))
 		return base_error_set(err, -BASE_EFORMAT,
 			"%s: it leads out of the directory: nothing outside of %s is read for it", path, directory);
-	int r = import_file_open(p, path, ret_file, err);
+	r = import_file_open(p, path, ret_file, err);
 	return r < 0 ? r : import_refuse_pointer(*ret_file, err);
 }

@@ -46,6 +46,7 @@ static int place_file(struct import_dcp *d, const struct foreign_place *place, s
 {
 	base_cleanup_free char *rel = strndup(place->path.bytes, place->path.len);
 	json_t *known;
+	int r;
 
 	if (!rel)
 		return base_no_memory(d->err);
@@ -56,7 +57,7 @@ static int place_file(struct import_dcp *d, const struct foreign_place *place, s
 		*ret_file = d->plan->files[json_integer_value(known)];
 		return 0;
 	}
-	int r = import_file_within(d->plan, d->directory, rel, ret_file, d->err);
+	r = import_file_within(d->plan, d->directory, rel, ret_file, d->err);
 	if (r < 0)
 		return r;
 	if (json_object_set_new(d->files, rel, json_integer((json_int_t)d->plan->nfiles - 1)) < 0)
@@ -68,10 +69,11 @@ static int place_file(struct import_dcp *d, const struct foreign_place *place, s
 static int place_range(struct import_dcp *d, const struct foreign_place *place, struct import_range *ret_range)
 {
 	int r = place_file(d, place, &ret_range->file);
+	uint64_t size;
 
 	if (r < 0)
 		return r;
-	uint64_t size = (uint64_t)ret_range->file->stat.st_size;
+	size = (uint64_t)ret_range->file->stat.st_size;
 	ret_range->offset = place->offset;
 	ret_range->bytes = place->bytes;
 	if (place->bytes <= size && place->offset <= size - place->bytes) {
@@ -151,17 +153,19 @@ static int check_growth(struct import_dcp *d, const struct foreign_dcp_entry *e,
 static int find_parts(struct import_dcp *d, const struct import_range *place, const struct import_parts **ret_parts)
 {
 	base_cleanup_free char *key = tool_string("%s@%" PRIu64, place->file->path, place->offset);
+	json_t *known;
+	int r;
 
 	if (!key)
 		return base_no_memory(d->err);
-	json_t *known = json_object_get(d->parts_at, key);
+	known = json_object_get(d->parts_at, key);
 	if (known) {
 		*ret_parts = &d->parts[json_integer_value(known)];
 		return 0;
 	}
 	if (base_array_more(d->parts, d->nparts) < 0)
 		return base_no_memory(d->err);
-	int r = import_parts_read(place->file, place->offset, &d->parts[d->nparts], d->err);
+	r = import_parts_read(place->file, place->offset, &d->parts[d->nparts], d->err);
 	if (r < 0)
 		return r;
 	*ret_parts = &d->parts[d->nparts];
@@ -176,22 +180,24 @@ static int read_part(struct import_dcp *d, const struct foreign_dcp_entry *e, co
 	const struct import_parts *parts = NULL;
 	struct tensor_box is;
 	int r = find_parts(d, place, &parts);
+	int64_t i;
+	const struct view_safetensors_tensor *t;
+	uint64_t stride = 1;
 
 	if (r < 0)
 		return r;
-	int64_t i = import_parts_find(parts, e->key.bytes, e->key.len);
+	i = import_parts_find(parts, e->key.bytes, e->key.len);
 	if (i < 0)
 		return base_error_set(d->err, -BASE_EFORMAT, "no tensor there has its name");
 	r = import_parts_box(parts, (uint32_t)i, &is, d->err);
 	if (r < 0)
 		return r;
-	const struct view_safetensors_tensor *t = &parts->s.tensors[i];
+	t = &parts->s.tensors[i];
 	if (t->dtype != e->kept || memcmp(is.offset, box->offset, e->shape.ndim * sizeof *is.offset) != 0)
 		return base_error_set(d->err, -BASE_EFORMAT,
 			"the tensor of its name there has another type, or is another part of it");
 	*ret_t = (struct foreign_tensor){.dtype = e->dtype, .shape = t->shape,
 		.offset = parts->offset + parts->s.data_offset + t->begin};
-	uint64_t stride = 1;
 	for (uint32_t k = t->shape.ndim; k-- > 0; stride *= t->shape.dim[k])
 		ret_t->stride[k] = stride;
 	return 0;
@@ -202,10 +208,11 @@ static int read_item(struct import_dcp *d, const struct foreign_dcp_entry *e, co
 {
 	struct foreign_range item = {import_dcp_read, place->file, place->offset, place->bytes};
 	uint8_t begin[9];
+	int r;
 
 	if ((uint64_t)place->file->stat.st_size - place->offset < sizeof begin)
 		return base_error_set(d->err, -BASE_EFORMAT, "the file has no item there");
-	int r = import_file_read(place->file, place->offset, begin, sizeof begin, d->err);
+	r = import_file_read(place->file, place->offset, begin, sizeof begin, d->err);
 	if (r < 0)
 		return r;
 	if (begin[8] == '{' && memcmp(begin, "PK", 2) != 0)
@@ -218,11 +225,12 @@ static int add_chunk(struct import_dcp *d, const struct foreign_dcp_entry *e, si
 	struct import_range place;
 	struct foreign_tensor t;
 	struct tensor_box box;
+	int r;
 
 	tensor_boxes_get(&e->chunks, number, &box);
 	if (tensor_box_empty(e->shape.ndim, &box))
 		return 0;
-	int r = place_range(d, &e->places[number], &place);
+	r = place_range(d, &e->places[number], &place);
 	if (r < 0)
 		return r;
 	r = read_item(d, e, &box, &place, &t);
@@ -241,6 +249,7 @@ static int add_tensor(struct import_dcp *d, size_t entry)
 	const struct import_place *p = &d->places[entry];
 	base_cleanup(import_chunks_free_p) struct import_chunks *chunks = NULL;
 	int r = import_chunks_new(&e->shape, tensor_dtype_bytes(e->kept), &chunks);
+	base_cleanup_free char *place = NULL;
 
 	if (r < 0)
 		return base_no_memory(d->err);
@@ -253,7 +262,7 @@ static int add_tensor(struct import_dcp *d, size_t entry)
 		r = import_chunks_finish(chunks, d->err);
 	if (r < 0)
 		return base_error_prefix(d->err, r, "%.*s", (int)base_min(e->key.len, 300), e->key.bytes);
-	base_cleanup_free char *place = tool_string("%s/%s", p->component, p->name);
+	place = tool_string("%s/%s", p->component, p->name);
 	if (!place || json_object_set_new(d->taken, place, json_null()) < 0)
 		return base_no_memory(d->err);
 	r = import_add_chunks(d->plan, p->component, p->name, e->kept, &e->shape, d->file, base_steal(chunks), d->err);
@@ -268,10 +277,11 @@ static int add_tensor(struct import_dcp *d, size_t entry)
 static int add_opaque(struct import_dcp *d, const struct foreign_text *key, const struct base_error *why)
 {
 	struct import_plan *p = d->plan;
+	struct import_opaque *o;
 
 	if (base_array_more(p->opaque, p->nopaque) < 0)
 		return base_no_memory(d->err);
-	struct import_opaque *o = &p->opaque[p->nopaque];
+	o = &p->opaque[p->nopaque];
 	*o = (struct import_opaque){strndup(key->bytes, key->len), strdup(why->text)};
 	p->nopaque++;
 	return o->key && o->why ? 0 : base_no_memory(d->err);
@@ -313,6 +323,7 @@ static int add_all_bytes(struct import_dcp *d)
 	uint64_t at = 0;
 	size_t n = 0;
 	int r = ranges && index ? 0 : base_no_memory(d->err);
+	char *text;
 
 	for (size_t i = 0; r == 0 && i < d->metadata.nentries; i++)
 		if (!d->metadata.entries[i].is_tensor)
@@ -321,7 +332,7 @@ static int add_all_bytes(struct import_dcp *d)
 		return r;
 	if ((r = import_add_ranges(d->plan, d->file, BYTES_NAME, base_steal(ranges), n, d->err)) < 0)
 		return r;
-	char *text = json_dumps(index, JSON_INDENT(1) | JSON_ENSURE_ASCII);
+	text = json_dumps(index, JSON_INDENT(1) | JSON_ENSURE_ASCII);
 	return text ? import_add_text(d->plan, d->file, BYTES_NAME ".json", text, strlen(text), d->err)
 		: base_no_memory(d->err);
 }
@@ -331,13 +342,15 @@ static int add_all_bytes(struct import_dcp *d)
 static int read_metadata(struct import_dcp *d, void **ret_bytes)
 {
 	uint64_t size = (uint64_t)d->file->stat.st_size;
+	base_cleanup_free void *bytes = NULL;
+	int r;
 
 	if (size > METADATA_MAX_BYTES)
 		return base_error_set(d->err, -BASE_EFORMAT, "%s: larger than 1 GiB", d->file->path);
-	base_cleanup_free void *bytes = malloc(size + 1);
+	bytes = malloc(size + 1);
 	if (!bytes)
 		return base_no_memory_for(d->err, "%s", d->file->path);
-	int r = import_file_read(d->file, 0, bytes, size, d->err);
+	r = import_file_read(d->file, 0, bytes, size, d->err);
 	if (r < 0)
 		return r;
 	r = foreign_dcp_read(bytes, size, &d->metadata, d->err);

@@ -66,6 +66,7 @@ static json_t *walk(struct import_dcp *d, const char *component, const struct fo
 	for (size_t i = 1; node && i < path->n; i++) {
 		const struct foreign_value *v = path->at[i];
 		char number[24];
+		int len;
 
 		if (v->kind == FOREIGN_TEXT) {
 			node = node_under(node_content(node), v->text.bytes, v->text.len, kind_below(path, i + 1));
@@ -73,7 +74,7 @@ static json_t *walk(struct import_dcp *d, const char *component, const struct fo
 		}
 		if (v->number < 0 || (uint64_t)v->number >= d->metadata.nentries)
 			return NULL;
-		int len = snprintf(number, sizeof number, "%" PRId64, v->number);
+		len = snprintf(number, sizeof number, "%" PRId64, v->number);
 		node = node_under(node_content(node), number, (size_t)len, kind_below(path, i + 1));
 	}
 	return node;
@@ -153,6 +154,8 @@ static int add_document(struct import_dcp *d, const char *name, json_t *root, si
 {
 	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
 	int r = root ? import_dcp_write(root, most, &b) : -ENOMEM;
+	size_t len;
+	char *text;
 
 	json_decref(root);
 	if (r == -EFBIG)
@@ -160,8 +163,8 @@ static int add_document(struct import_dcp *d, const char *name, json_t *root, si
 			most >> 20);
 	if (r < 0)
 		return base_no_memory_for(d->err, "%s", d->file->path);
-	size_t len = b.len;
-	char *text = base_buf_steal_text(&b);
+	len = b.len;
+	text = base_buf_steal_text(&b);
 	if (!text)
 		return base_no_memory_for(d->err, "%s", d->file->path);
 	return import_add_text(d->plan, d->file, name, text, len, d->err);
@@ -176,9 +179,10 @@ static int add_trees(struct import_dcp *d)
 
 	json_object_foreach(d->trees, component, node) {
 		char name[PROTO_COMPONENT_MAX + 8];
+		json_auto_t *value = NULL;
 
 		snprintf(name, sizeof name, "%s.json", component);
-		json_auto_t *value = finish_node(node, &gaps);
+		value = finish_node(node, &gaps);
 		if (gaps == 0)
 			return base_error_set(d->err, -BASE_ELIMIT, "%s: the lists of %s lack more than %zu items",
 				d->file->path, component, GAPS_MAX);

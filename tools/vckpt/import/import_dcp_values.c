@@ -87,12 +87,14 @@ static json_t *convert_big(struct values *v, const char *bytes, size_t len)
 	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
 	bool negative = bytes[len - 1] & 0x80, begun = false;
 	unsigned carry = 1;
+	base_cleanup_free uint8_t *size = NULL;
+	base_cleanup_free char *text = NULL;
 
 	if (len > 4096)
 		return no_form(v, "a number of more than 32,768 bits");
 	if (!spend(v, len))
 		return NULL;
-	base_cleanup_free uint8_t *size = malloc(len);
+	size = malloc(len);
 	if (!size)
 		return no_form(v, "out of memory");
 	for (size_t i = 0; i < len; i++) {
@@ -108,7 +110,7 @@ static json_t *convert_big(struct values *v, const char *bytes, size_t len)
 		base_buf_printf(&b, begun ? "%02x" : "%x", size[i]);
 		begun = true;
 	}
-	base_cleanup_free char *text = base_buf_steal_text(&b);
+	text = base_buf_steal_text(&b);
 	return text ? tag("$int", json_string(text)) : NULL;
 }
 
@@ -129,11 +131,13 @@ static json_t *convert_text(struct values *v, const char *bytes, size_t len)
 static json_t *base64(struct values *v, const uint8_t *bytes, size_t len)
 {
 	static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+	base_cleanup_free char *text = NULL;
+	char *to;
 
 	if (!spend(v, len))
 		return NULL;
-	base_cleanup_free char *text = malloc(len / 3 * 4 + 5);
-	char *to = text;
+	text = malloc(len / 3 * 4 + 5);
+	to = text;
 	if (!text)
 		return NULL;
 	for (size_t i = 0; i < len; i += 3) {
@@ -243,6 +247,7 @@ static json_t *convert_pairs(struct values *v, const struct foreign_items *items
 static json_t *convert_dict(struct values *v, const struct foreign_items *items)
 {
 	bool plain = true;
+	json_auto_t *made = NULL;
 
 	for (size_t i = 0; plain && i < items->n / 2; i++) {
 		const struct foreign_value *key = items->at[2 * i];
@@ -252,7 +257,7 @@ static json_t *convert_dict(struct values *v, const struct foreign_items *items)
 	}
 	if (!plain)
 		return tag("$dict", convert_pairs(v, items));
-	json_auto_t *made = json_object();
+	made = json_object();
 	for (size_t i = 0; i < items->n / 2; i++) {
 		const struct foreign_text *key = &items->at[2 * i]->text;
 
@@ -279,6 +284,7 @@ static json_t *convert_tensor(struct values *v, const struct foreign_value *x)
 {
 	struct found f = {0};
 	const char *word;
+	base_cleanup_free char *place = NULL;
 
 	if (foreign_tensor_of(v->a, x, &f.t, v->why) < 0)
 		return NULL;
@@ -288,7 +294,7 @@ static json_t *convert_tensor(struct values *v, const struct foreign_value *x)
 		return NULL;
 	if (!v->name.len || !proto_utf8_valid((char *)v->name.data, v->name.len))
 		base_buf_append_text(&v->name, "value");
-	base_cleanup_free char *place = v->name.error ? NULL
+	place = v->name.error ? NULL
 		: tool_string("%s/%.*s", v->component, (int)v->name.len, (char *)v->name.data);
 	if (!place)
 		return no_form(v, "out of memory");
@@ -352,6 +358,7 @@ static json_t *convert_bytes(struct values *v, const struct foreign_object *o)
 {
 	const char *name = called(o, "bytearray") ? "$bytearray" : "$bytes";
 	const struct foreign_items *args = &o->args->items;
+	const struct foreign_value *x;
 
 	if (!args->n)
 		return tag(name, json_string(""));
@@ -359,7 +366,7 @@ static json_t *convert_bytes(struct values *v, const struct foreign_object *o)
 		return convert_latin(v, args->at[0], name);
 	if (!called(o, "bytearray") || args->n != 1)
 		return no_form(v, "bytes that are not written as Python writes them");
-	const struct foreign_value *x = args->at[0];
+	x = args->at[0];
 	if (x->kind == FOREIGN_BYTES)
 		return tag(name, base64(v, (const uint8_t *)x->text.bytes, x->text.len));
 	if (x->kind == FOREIGN_OBJECT && called(x->object, "encode") && x->object->args->items.n == 2)
@@ -543,12 +550,13 @@ int import_dcp_value(struct import_dcp *d, size_t entry, const struct import_ran
 	struct values v = {.d = d, .why = why};
 	const struct import_place *p = &d->places[entry];
 	int r = 0;
+	json_auto_t *made = NULL;
 
 	v.depth = d->metadata.entries[entry].path ? (unsigned)d->metadata.entries[entry].path->n : 1;
 	import_dcp_component(d, entry, v.component);
 	if (!strcmp(v.component, p->component))
 		base_buf_append_text(&v.name, p->name);
-	json_auto_t *made = read_value(&v, range);
+	made = read_value(&v, range);
 	if (made && !may_grow(&v, range->bytes)) {
 		json_decref(made);
 		made = no_form(&v, "tensors that are far larger than what is stored of them");

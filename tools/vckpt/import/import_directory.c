@@ -79,6 +79,8 @@ static int take_file(struct walk *w, struct import_found *f)
 {
 	struct import_plan *p = w->plan;
 	int r = w->manifest ? import_exported_file(p, w->manifest, f->path, f->rel, w->err) : 1;
+	base_cleanup_free char *name = NULL;
+	struct import_file *file;
 
 	if (r <= 0)
 		return r;
@@ -90,13 +92,13 @@ static int take_file(struct walk *w, struct import_found *f)
 		return 0;
 	if (f->set && (r = import_weights_take(w->weights, f, w->err)) <= 0)
 		return r;
-	base_cleanup_free char *name = import_true_name(f->rel);
+	name = import_true_name(f->rel);
 	if (!name)
 		return base_no_memory_for(w->err, "%s", f->path);
 	r = import_add_blob(p, f->path, name, false, w->err);
 	if (r < 0)
 		return r;
-	struct import_file *file = p->blobs[p->nblobs - 1].file;
+	file = p->blobs[p->nblobs - 1].file;
 	if (file->pointer)
 		base_warning("%s: a Git LFS pointer in place of the file; kept as it is (git lfs pull gets the file)",
 			f->path);

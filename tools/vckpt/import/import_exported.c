@@ -33,6 +33,7 @@ int import_exported_open(struct import_plan *p, const char *directory, struct im
 	struct import_file *f;
 	struct stat st;
 	int r;
+	const json_t *number;
 
 	*ret_m = NULL;
 	if (!path)
@@ -49,7 +50,7 @@ int import_exported_open(struct import_plan *p, const char *directory, struct im
 	if (r != 0)
 		return r < 0 ? r : 0;
 	p->exported = true;
-	const json_t *number = json_object_get((*ret_m)->root, "step");
+	number = json_object_get((*ret_m)->root, "step");
 	if (json_is_integer(number) && json_integer_value(number) >= 0)
 		import_add_number(p, (uint64_t)json_integer_value(number));
 	return 0;

@@ -180,6 +180,7 @@ static int take_tensor(struct import_manifest *m, const struct item *at)
 	struct import_manifest_tensor *t = &m->tensors[at->number];
 	const char *dtype;
 	int r = take_text(at, "component", &t->component);
+	base_cleanup_free char *key = NULL;
 
 	if (r < 0)
 		return r;
@@ -191,7 +192,7 @@ static int take_tensor(struct import_manifest *m, const struct item *at)
 		return bad_value(at, "dtype", "is not a dtype", dtype);
 	if ((r = take_shape(at, t)) < 0 || (r = take_file(m, at, t)) < 0)
 		return r;
-	base_cleanup_free char *key = key_of(t->component, t->name, t->name_len);
+	key = key_of(t->component, t->name, t->name_len);
 	return key ? put(at, m->by_name, key, (json_int_t)at->number, "name") : no_memory(at);
 }
 
@@ -307,12 +308,13 @@ int import_manifest_parse(const char *path, const char *text, size_t len, struct
 	json_error_t fault;
 	json_auto_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &fault);
 	int r;
+	struct import_manifest *m;
 
 	if (!root && import_manifest_begins(text, len))
 		return base_error_set(err, -BASE_EFORMAT, "%s: line %d: not JSON: %s", path, fault.line, fault.text);
 	if (!json_object_get(root, "run") || !json_object_get(root, "components"))
 		return 1;
-	struct import_manifest *m = calloc(1, sizeof *m);
+	m = calloc(1, sizeof *m);
 	if (!m)
 		return base_no_memory_for(err, "%s", path);
 	m->root = base_steal(root);

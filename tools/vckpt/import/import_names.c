@@ -123,6 +123,7 @@ int import_names_settle(struct import_plan *p, struct base_error *err)
 		return base_no_memory(err);
 	for (size_t i = 0; i < p->ncomponents; i++) {
 		struct import_component *c = &p->components[i];
+		bool fits;
 
 		if (!holds_all(p, c))
 			drop_headers(c);
@@ -130,7 +131,7 @@ int import_names_settle(struct import_plan *p, struct base_error *err)
 			is_component_file(c->headers[0].file->name, c->name)))
 			continue;
 		own = names_bytes(c);
-		bool fits = more + c->nheaders + 1 <= HEADERS_MAX && bytes + own <= VIEW_FILES_MAX_BYTES;
+		fits = more + c->nheaders + 1 <= HEADERS_MAX && bytes + own <= VIEW_FILES_MAX_BYTES;
 		c->named = fits && can_be_named(p, c, seen);
 		if (c->named) {
 			more += c->nheaders + 1;

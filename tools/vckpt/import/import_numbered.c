@@ -35,13 +35,15 @@ static bool digits(const char *text, size_t n, uint32_t *ret)
 bool import_numbered_parse(const char *name, struct import_numbered *ret)
 {
 	const char *of = NULL;
+	const char *dash;
+	size_t after;
 
 	for (const char *at = name; (at = strstr(at, "-of-")); at++)
 		of = at;
 	if (!of)
 		return false;
-	const char *dash = memrchr(name, '-', (size_t)(of - name));
-	size_t after = strspn(of + 4, "0123456789");
+	dash = memrchr(name, '-', (size_t)(of - name));
+	after = strspn(of + 4, "0123456789");
 	if (!dash || dash == name || !digits(dash + 1, (size_t)(of - dash - 1), &ret->number) ||
 		!digits(of + 4, after, &ret->total) || ret->number > ret->total)
 		return false;
@@ -59,13 +61,15 @@ static int count_part(json_t *all, const char *path, struct base_error *err)
 	char number[16];
 	struct import_numbered n;
 	size_t skip = import_shards_is(base) ? strlen("shard-") + strspn(base + strlen("shard-"), "0123456789") : 0;
+	base_cleanup_free char *key = NULL;
+	json_t *seen;
 
 	if (!import_numbered_parse(base, &n) || (int)skip > n.name_len)
 		return 0;
-	base_cleanup_free char *key = tool_string("%.*s%.*s-of-%0*" PRIu32 "%s", (int)(base - path), path,
+	key = tool_string("%.*s%.*s-of-%0*" PRIu32 "%s", (int)(base - path), path,
 		n.name_len - (int)skip, base + skip, n.digits, n.total, n.tail);
 	snprintf(number, sizeof number, "%" PRIu32, n.number);
-	json_t *seen = key ? json_object_get(all, key) : NULL;
+	seen = key ? json_object_get(all, key) : NULL;
 	if (key && !seen && json_object_set_new(all, key, seen = json_object()) < 0)
 		seen = NULL;
 	return seen && json_object_set_new(seen, number, json_string(base)) == 0 ? 0

@@ -131,12 +131,15 @@ int import_file_read(struct import_file *f, uint64_t offset, void *bytes, size_t
 
 int import_file_text(struct import_file *f, char **ret_text, struct base_error *err)
 {
+	base_cleanup_free char *text = NULL;
+	int r;
+
 	if (f->stat.st_size > IMPORT_JSON_MAX_BYTES)
 		return base_error_set(err, -BASE_EFORMAT, "%s: larger than %u bytes", f->path, IMPORT_JSON_MAX_BYTES);
-	base_cleanup_free char *text = malloc((size_t)f->stat.st_size + 1);
+	text = malloc((size_t)f->stat.st_size + 1);
 	if (!text)
 		return base_no_memory_for(err, "%s", f->path);
-	int r = import_file_read(f, 0, text, (size_t)f->stat.st_size, err);
+	r = import_file_read(f, 0, text, (size_t)f->stat.st_size, err);
 	if (r == 0)
 		*ret_text = base_steal(text);
 	return r;
@@ -153,12 +156,14 @@ bool import_is_pickle(struct import_file *f)
 
 static struct import_component *component_get(struct import_plan *p, const char *name)
 {
+	struct import_component *c;
+
 	for (size_t i = 0; i < p->ncomponents; i++)
 		if (!strcmp(p->components[i].name, name))
 			return &p->components[i];
 	if (base_array_more(p->components, p->ncomponents) < 0)
 		return NULL;
-	struct import_component *c = &p->components[p->ncomponents++];
+	c = &p->components[p->ncomponents++];
 	*c = (struct import_component){0};
 	snprintf(c->name, sizeof c->name, "%s", name);
 	return c;
@@ -169,6 +174,7 @@ static int add_tensor(struct import_plan *p, const char *component, const char *
 {
 	char *copy = malloc(name_len + 1);
 	uint64_t items;
+	struct import_tensor *t;
 
 	if (!copy || tensor_shape_items(shape, tensor_dtype_bytes(dtype), &items) < 0 || !component_get(p, component) ||
 		base_array_more(p->tensors, p->ntensors) < 0) {
@@ -177,7 +183,7 @@ static int add_tensor(struct import_plan *p, const char *component, const char *
 	}
 	memcpy(copy, name, name_len);
 	copy[name_len] = 0;
-	struct import_tensor *t = &p->tensors[p->ntensors++];
+	t = &p->tensors[p->ntensors++];
 	*t = (struct import_tensor){.name = copy, .name_len = name_len, .dtype = dtype, .shape = *shape,
 		.offset = offset, .bytes = items * tensor_dtype_bytes(dtype), .file = file};
 	snprintf(t->component, sizeof t->component, "%s", component);
@@ -203,12 +209,13 @@ static int add_metadata(struct import_component *c, const struct view_safetensor
 	for (uint32_t i = 0; i < s->nmetadata; i++) {
 		const char *key = s->metadata[i].key;
 		uint32_t hash = base_table_hash(key, strlen(key));
+		struct proto_attribute *a;
 
 		if (metadata_known(c, key, hash))
 			continue;
 		if (base_array_more(c->metadata, c->nmetadata) < 0)
 			return -ENOMEM;
-		struct proto_attribute *a = &c->metadata[c->nmetadata];
+		a = &c->metadata[c->nmetadata];
 		a->key = strdup(key);
 		a->value = strdup(s->metadata[i].value);
 		base_table_add(&c->by_key, hash, c->nmetadata++);
@@ -229,6 +236,8 @@ int import_read_header(struct import_file *f, uint64_t offset, void **ret_header
 {
 	uint8_t prefix[8];
 	uint64_t size = (uint64_t)f->stat.st_size - offset;
+	uint64_t len;
+	base_cleanup_free uint8_t *header = NULL;
 
 	if (import_refuse_pointer(f, err) < 0)
 		return err->code;
@@ -237,7 +246,7 @@ int import_read_header(struct import_file *f, uint64_t offset, void **ret_header
 			f->path, size, base_plural(size, "byte is", "bytes are"));
 	if (import_file_read(f, offset, prefix, 8, err) < 0)
 		return err->code;
-	uint64_t len = base_get64(prefix);
+	len = base_get64(prefix);
 	if (len > base_min(size - 8, VIEW_SAFETENSORS_MAX_HEADER) && !offset && import_is_pickle(f))
 		return refuse_pickle(f->path, err);
 	if (len > VIEW_SAFETENSORS_MAX_HEADER)
@@ -247,7 +256,7 @@ int import_read_header(struct import_file *f, uint64_t offset, void **ret_header
 	if (len > size - 8)
 		return base_error_set(err, -BASE_EFORMAT,
 			"%s: it says that its header has %" PRIu64 " bytes, more than the file", f->path, len);
-	base_cleanup_free uint8_t *header = malloc(8 + len);
+	header = malloc(8 + len);
 	if (!header)
 		return base_no_memory_for(err, "%s: its header", f->path);
 	if (import_file_read(f, offset, header, 8 + len, err) < 0)
@@ -322,13 +331,17 @@ static int npy_name(const char *path, char **ret_name, struct base_error *err)
 static int read_npy(struct import_file *f, enum tensor_dtype void_dtype, enum tensor_dtype *ret_dtype,
 	struct tensor_shape *ret_shape, uint64_t *ret_offset, struct base_error *err)
 {
+	size_t head_len;
+	base_cleanup_free void *head = NULL;
+	int r;
+
 	if (import_refuse_pointer(f, err) < 0 || (import_is_pickle(f) && refuse_pickle(f->path, err) < 0))
 		return err->code;
-	size_t head_len = base_min((uint64_t)f->stat.st_size, 65536 + 12);
-	base_cleanup_free void *head = malloc(head_len + 1);
+	head_len = base_min((uint64_t)f->stat.st_size, 65536 + 12);
+	head = malloc(head_len + 1);
 	if (!head)
 		return base_no_memory_for(err, "%s", f->path);
-	int r = import_file_read(f, 0, head, head_len, err);
+	r = import_file_read(f, 0, head, head_len, err);
 	if (r < 0)
 		return r;
 	r = view_npy_parse(head, head_len, (uint64_t)f->stat.st_size, void_dtype, ret_dtype, ret_shape, ret_offset,
@@ -358,12 +371,14 @@ int import_add_npy(struct import_plan *p, const char *path, const char *componen
 
 int import_add_attribute(struct import_plan *p, const struct proto_attribute *a)
 {
+	struct proto_attribute *to;
+
 	for (size_t i = 0; i < p->nattributes; i++)
 		if (!strcmp(p->attributes[i].key, a->key))
 			return 0;
 	if (base_array_more(p->attributes, p->nattributes) < 0)
 		return -ENOMEM;
-	struct proto_attribute *to = &p->attributes[p->nattributes++];
+	to = &p->attributes[p->nattributes++];
 	*to = (struct proto_attribute){strdup(a->key), strdup(a->value)};
 	return to->key && to->value ? 0 : -ENOMEM;
 }
@@ -410,10 +425,11 @@ static int refuse_store(const char *path, struct base_error *err)
 {
 	base_cleanup_free char *store = store_around(path), *real = realpath(path, NULL);
 	size_t n = store ? strlen(store) : 0;
+	const char *rel;
 
 	if (!store || !real || strncmp(real, store, n) != 0)
 		return 0;
-	const char *rel = real + n + (real[n] == '/');
+	rel = real + n + (real[n] == '/');
 	if (*rel && !(strncmp(rel, "runs", 4) == 0 && (rel[4] == '/' || !rel[4])))
 		return 0;
 	return base_error_set(err, -EINVAL, "%s: %s the store %s; export the step that you mean, and import that: "
@@ -426,10 +442,11 @@ static int add_safetensors(struct import_plan *p, const char *path, const char *
 {
 	const char *rel = import_base_of(path);
 	int r = import_add_safetensors(p, path, asked ? NULL : rel, asked ? asked : IMPORT_COMPONENT, err);
+	base_cleanup_free char *name = NULL;
 
 	if (r <= 0)
 		return r;
-	base_cleanup_free char *name = import_true_name(rel);
+	name = import_true_name(rel);
 	return name ? import_add_blob(p, path, name, false, err) : base_no_memory_for(err, "%s", path);
 }
 
@@ -554,6 +571,7 @@ static int no_tensors(const struct import_plan *p, struct base_error *err)
 {
 	const char *npy = NULL;
 	size_t n = 0;
+	base_cleanup_free char *dir = NULL;
 
 	for (size_t i = p->nblobs; i-- > 0;)
 		if (import_has_suffix(p->blobs[i].file->path, ".npy")) {
@@ -566,7 +584,7 @@ static int no_tensors(const struct import_plan *p, struct base_error *err)
 	if (!npy)
 		return base_error_set(err, -EINVAL, "no tensors: %s has no .safetensors file with tensors, and is "
 			"neither a DCP checkpoint (.metadata) nor an exported step (manifest.json)", p->directory);
-	base_cleanup_free char *dir = strndup(npy, (size_t)(strrchr(npy, '/') - npy));
+	dir = strndup(npy, (size_t)(strrchr(npy, '/') - npy));
 	if (!dir)
 		return base_no_memory(err);
 	return base_error_set(err, -EINVAL, "no tensors: .npy files of a directory are not taken unless they are named "

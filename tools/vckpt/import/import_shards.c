@@ -134,6 +134,7 @@ static int find_tensor(struct import_shards *s, const struct view_safetensors_te
 	size_t *ret_number, struct base_error *err)
 {
 	json_t *known = json_object_getn(s->numbers, t->name, t->name_len);
+	struct shard_tensor *made;
 
 	if (known) {
 		const struct shard_tensor *whole = &s->tensors[*ret_number = (size_t)json_integer_value(known)];
@@ -147,7 +148,7 @@ static int find_tensor(struct import_shards *s, const struct view_safetensors_te
 	*ret_number = s->ntensors;
 	if (base_array_more(s->tensors, s->ntensors) < 0)
 		return base_no_memory(err);
-	struct shard_tensor *made = &s->tensors[s->ntensors];
+	made = &s->tensors[s->ntensors];
 	*made = (struct shard_tensor){strdup(t->name), t->dtype, {.ndim = t->shape.ndim}, f, NULL};
 	if (!made->name)
 		return base_no_memory(err);
@@ -162,6 +163,7 @@ static int add_part(struct import_shards *s, struct import_file *f, const struct
 	const struct view_safetensors_tensor *t = &p->s.tensors[i];
 	struct shard made = {.file = f, .offset = p->offset + p->s.data_offset + t->begin};
 	int r = import_parts_box(p, i, &made.box, err);
+	struct tensor_shape *shape;
 
 	if (r < 0)
 		return base_error_prefix(err, r, "%s", f->path);
@@ -171,7 +173,7 @@ static int add_part(struct import_shards *s, struct import_file *f, const struct
 	if (base_array_more(s->shards, s->n) < 0)
 		return base_no_memory_for(err, "%s", f->path);
 	s->shards[s->n++] = made;
-	struct tensor_shape *shape = &s->tensors[made.tensor].shape;
+	shape = &s->tensors[made.tensor].shape;
 	for (uint32_t d = 0; d < shape->ndim; d++)
 		shape->dim[d] = base_max(shape->dim[d], made.box.offset[d] + made.box.size[d]);
 	return 0;

@@ -97,11 +97,13 @@ static int read_weight_map(struct import_weights *w, const struct import_found *
 	struct import_file *file;
 	json_error_t error;
 	int r = import_file_open(w->plan, f->path, &file, err);
+	json_auto_t *root = NULL;
+	json_t *map;
 
 	if (r < 0 || (r = import_refuse_pointer(file, err)) < 0 || (r = import_file_text(file, &text, err)) < 0)
 		return r;
-	json_auto_t *root = json_loadb(text, (size_t)file->stat.st_size, JSON_REJECT_DUPLICATES, &error);
-	json_t *map = json_object_get(root, "weight_map");
+	root = json_loadb(text, (size_t)file->stat.st_size, JSON_REJECT_DUPLICATES, &error);
+	map = json_object_get(root, "weight_map");
 	if (!root)
 		return base_error_set(err, -BASE_EFORMAT, "%s: not JSON: %s", f->path, error.text);
 	if (!json_is_object(map))
@@ -218,13 +220,16 @@ static int take_named(struct import_weights *w, const struct index *x, struct ba
 
 static int add_index(struct import_weights *w, const struct import_found *f, struct base_error *err)
 {
+	struct index *x;
+	int r;
+
 	if (base_array_more(w->indices, w->nindices) < 0)
 		return base_no_memory_for(err, "%s", f->path);
-	struct index *x = &w->indices[w->nindices++];
+	x = &w->indices[w->nindices++];
 	*x = (struct index){f, folder_of(f->rel), index_stem(f->rel), NULL};
 	if (!x->dir || !x->stem)
 		return base_no_memory_for(err, "%s", f->path);
-	int r = read_weight_map(w, f, &x->weights, err);
+	r = read_weight_map(w, f, &x->weights, err);
 	if (r == 0)
 		r = check_files(w, x, err);
 	return r == 0 ? take_named(w, x, err) : r;
@@ -295,13 +300,14 @@ int import_weights_new(struct import_plan *p, const char *root, const char *comp
 	size_t nfound, struct import_weights **ret_w, struct base_error *err)
 {
 	struct import_weights *w = calloc(1, sizeof *w);
+	int r;
 
 	if (!w)
 		return base_no_memory_for(err, "%s", root);
 	*w = (struct import_weights){.plan = p, .root = root, .component = component, .found = found,
 		.nfound = nfound, .by_rel = json_object(), .by_key = json_object(), .by_stem = json_object(),
 		.by_folder = json_object(), .taken = json_object()};
-	int r = w->by_rel && w->by_key && w->by_stem && w->by_folder && w->taken ? find_sets(w, err)
+	r = w->by_rel && w->by_key && w->by_stem && w->by_folder && w->taken ? find_sets(w, err)
 		: base_no_memory_for(err, "%s", root);
 	if (r < 0)
 		import_weights_free(w);
@@ -312,8 +318,10 @@ int import_weights_new(struct import_plan *p, const char *root, const char *comp
 
 int import_weights_take(struct import_weights *w, struct import_found *f, struct base_error *err)
 {
+	int r;
+
 	f->first = w->plan->ntensors;
-	int r = import_add_safetensors(w->plan, f->path, f->rel, w->sets[f->set - 1].component, err);
+	r = import_add_safetensors(w->plan, f->path, f->rel, w->sets[f->set - 1].component, err);
 	f->ntensors = w->plan->ntensors - f->first;
 	return r;
 }

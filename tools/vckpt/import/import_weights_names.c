@@ -97,9 +97,10 @@ static bool is_left(const struct import_weights *w, const struct set *s)
 static bool is_free(const struct import_weights *w, const struct set *s, const char *name)
 {
 	char file[PROTO_COMPONENT_MAX + sizeof SUFFIX];
+	const struct import_found *f;
 
 	snprintf(file, sizeof file, "%s" SUFFIX, name);
-	const struct import_found *f = import_weights_find(w, file);
+	f = import_weights_find(w, file);
 	return proto_component_valid(name) && !json_object_get(w->taken, name) &&
 		!(f && f->set && &w->sets[f->set - 1] != s);
 }
@@ -109,13 +110,14 @@ static int set_name(struct import_weights *w, struct set *s, const char *wanted,
 {
 	enum { ROOM = 4, TRIES = 1000 };
 	char name[PROTO_COMPONENT_MAX + 1];
+	size_t n;
 
 	snprintf(name, sizeof name - ROOM, "%s", wanted);
 	for (char *c = name; *c; c++)
 		if (!(*c >= '0' && *c <= '9') && !(*c >= 'a' && *c <= 'z') && !(*c >= 'A' && *c <= 'Z') && *c != '_' &&
 			(c == name || !strchr(".-", *c)))
 			*c = '_';
-	size_t n = strlen(name);
+	n = strlen(name);
 	for (unsigned i = 2; i < TRIES && !is_free(w, s, name); i++)
 		snprintf(name + n, sizeof name - n, "_%u", i);
 	if (!is_free(w, s, name))
@@ -136,9 +138,10 @@ static char *wanted_name(const struct import_weights *w, const struct set *s)
 	const struct set *better = preferred(w, s);
 	const char *variant = "-parts", *asked = strcmp(w->component, IMPORT_COMPONENT) ? w->component : "";
 	bool main = is_main(w, s);
+	char *name;
 
 	better = better ? better : variant_of(w, s, &variant);
-	char *name = better ? tool_string("%s%s", better->component, variant)
+	name = better ? tool_string("%s%s", better->component, variant)
 		: tool_string("%s%s%s%s%s", asked, *asked ? "." : "", s->dir, *s->dir && !main ? "." : "",
 			main ? "" : s->stem);
 	for (char *c = name; c && *c; c++)
@@ -149,15 +152,17 @@ static char *wanted_name(const struct import_weights *w, const struct set *s)
 static int name_set(struct import_weights *w, struct set *s, struct base_error *err)
 {
 	const struct set *better = preferred(w, s);
+	base_cleanup_free char *name = NULL;
+	int r;
 
 	if (!*s->dir && is_main(w, s)) {
 		snprintf(s->component, sizeof s->component, "%s", w->component);
 		return 0;
 	}
-	base_cleanup_free char *name = wanted_name(w, s);
+	name = wanted_name(w, s);
 	if (!name)
 		return base_no_memory_for(err, "%s", s->first->path);
-	int r = set_name(w, s, name, err);
+	r = set_name(w, s, name, err);
 	if (r == 0 && better)
 		base_warning("%s/%s: readers take %s beside it and not this one, which is kept as component %s",
 			w->root, s->index ? s->index->rel : s->first->rel, better->first->rel, s->component);

@@ -80,10 +80,11 @@ static int reorder(const struct tool *t, struct tool_mesh *m)
 	const char *names[TENSOR_MAX_DIMS];
 	struct tensor_mesh *ordered;
 	struct base_error err = {0};
+	int64_t n;
 
 	if (!numbers || !ranks)
 		return tool_fail(t, &(struct base_error){.code = -ENOMEM});
-	int64_t n = tool_numbers_read(m->order, ",", TENSOR_MESH_RANKS_MAX - 1, numbers, room);
+	n = tool_numbers_read(m->order, ",", TENSOR_MESH_RANKS_MAX - 1, numbers, room);
 	if (n == -ERANGE)
 		return tool_usage(t, "%s %.*s: a rank is above %u", m->order_option, SHOWN, m->order,
 			TENSOR_MESH_RANKS_MAX - 1);
@@ -146,10 +147,12 @@ void tool_sharding_release(struct tool_sharding *s)
 
 static int read_shape(const struct tool *t, const char *text, struct tensor_shape *ret_shape)
 {
+	int64_t n;
+
 	*ret_shape = (struct tensor_shape){0};
 	if (!strcmp(text, "scalar"))
 		return 0;
-	int64_t n = tool_numbers_read(text, ",", UINT64_MAX, ret_shape->dim, TENSOR_MAX_DIMS);
+	n = tool_numbers_read(text, ",", UINT64_MAX, ret_shape->dim, TENSOR_MAX_DIMS);
 	if (n == -ERANGE)
 		return tool_usage(t, "--shape %.*s: a size is above 2^64-1", SHOWN, text);
 	if (n == -E2BIG)
@@ -180,10 +183,11 @@ int tool_tensor_read(const struct tool *t, const char *shape, const char *dtype,
 	enum tensor_dtype *ret_dtype)
 {
 	uint64_t items;
+	int code;
 
 	if (!shape)
 		return tool_usage(t, "--shape is missing: as 4096,1024, or \"scalar\"");
-	int code = read_shape(t, shape, ret_shape);
+	code = read_shape(t, shape, ret_shape);
 	if (code)
 		return code;
 	if (!dtype)

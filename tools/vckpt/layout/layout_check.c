@@ -77,6 +77,7 @@ static int print_step(struct tool *t, const struct view_layouts *l)
 static int read_target(struct tool *t, struct tool_target *ret_target)
 {
 	const char *store = getenv("VCKPT_STORE");
+	int code;
 
 	if (t->narguments == 1 && store && *store) {
 		t->arguments[t->narguments++] = t->arguments[0]; /* there is room for the store of the environment */
@@ -85,7 +86,7 @@ static int read_target(struct tool *t, struct tool_target *ret_target)
 	}
 	if (t->narguments != 2)
 		return tool_usage(t, "--check FILE: give STORE and RUN/STEP, or neither");
-	int code = tool_target_parse(t, t->arguments[1], ret_target);
+	code = tool_target_parse(t, t->arguments[1], ret_target);
 	if (code == 0 && (ret_target->rest || (!ret_target->has_step && !ret_target->latest)))
 		code = tool_usage(t, "%s is no step: give RUN/STEP", t->arguments[1]);
 	return code;

@@ -190,6 +190,7 @@ static void make_bands(struct axis *x, int limit, double room)
 	x->n = 0;
 	for (size_t i = 0; i < all; i++) {
 		struct band *b = &x->band[x->n++];
+		double share;
 
 		*b = (struct band){.from = x->edges[i], .to = x->edges[i + 1]};
 		if (i == head) {
@@ -197,7 +198,7 @@ static void make_bands(struct axis *x, int limit, double room)
 			*b = (struct band){.from = b->from, .to = x->edges[i + 1], .gap = true, .chars = 1};
 			continue;
 		}
-		double share = (double)(b->to - b->from) / total * room - 1; /* less its border */
+		share = (double)(b->to - b->from) / total * room - 1; /* less its border */
 		b->chars = share < 1 ? 1 : (unsigned)(share + 0.5);
 	}
 }
@@ -324,14 +325,17 @@ static int paint(struct drawing *d)
 			paint_cell(d, i, j);
 	for (size_t g = 0; g < d->ngroups; g++) {
 		int part[2][2] = {{0}};
-		size_t len = strlen(d->groups[g].label);
+		size_t len = strlen(d->groups[g].label), x;
+		unsigned top, bottom, from, to;
 
 		if (!d->groups[g].seen)
 			continue;
 		label_part(d, g, part);
-		unsigned top = border_at(&d->axis[0], part[0][0]), bottom = border_at(&d->axis[0], part[0][1] + 1);
-		unsigned from = border_at(&d->axis[1], part[1][0]), to = border_at(&d->axis[1], part[1][1] + 1);
-		size_t x = from + 1 + (to - from - 1 - len) / 2; /* widen made it fit */
+		top = border_at(&d->axis[0], part[0][0]);
+		bottom = border_at(&d->axis[0], part[0][1] + 1);
+		from = border_at(&d->axis[1], part[1][0]);
+		to = border_at(&d->axis[1], part[1][1] + 1);
+		x = from + 1 + (to - from - 1 - len) / 2; /* widen made it fit */
 		memcpy(&d->canvas[(top + bottom) / 2 * d->axis[1].chars + x], d->groups[g].label, len);
 	}
 	return 0;
@@ -415,10 +419,12 @@ static int print_unseen(const struct drawing *d)
 				state[rank - all] |= d->groups[g].seen ? 2 : 1;
 		}
 	for (int want = 1; want >= 0; want--) {
+		const char *what;
+
 		for (uint32_t i = 0; i < count; i++)
 			if (state[i] == want)
 				picked[n[want]++] = all[i];
-		const char *what = want ? "left out (~)" : base_plural(n[want], "holds nothing", "hold nothing");
+		what = want ? "left out (~)" : base_plural(n[want], "holds nothing", "hold nothing");
 
 		if (print_ranks(what, picked, n[want]) < 0)
 			return -ENOMEM;
@@ -430,10 +436,11 @@ static int print_legend(const struct drawing *d)
 {
 	for (size_t g = 0; g < d->ngroups; g++) {
 		const struct group *group = &d->groups[g];
+		base_cleanup_free uint32_t *ranks = NULL;
 
 		if (!group->seen || group->spelled)
 			continue;
-		base_cleanup_free uint32_t *ranks = ranks_of(d, group);
+		ranks = ranks_of(d, group);
 		if (!ranks || print_ranks(group->label, ranks, group->n) < 0)
 			return -ENOMEM;
 	}
@@ -456,10 +463,11 @@ static int fit(struct drawing *d)
 {
 	double rows = (double)d->l->shape.dim[0], columns = (double)d->l->shape.dim[1];
 	double scale = DRAW_LINES / rows < DRAW_COLUMNS / 2 / columns ? DRAW_LINES / rows : DRAW_COLUMNS / 2 / columns;
+	int r;
 
 	make_bands(&d->axis[0], DRAW_BANDS, scale * rows);
 	place_bands(&d->axis[0]);
-	int r = make_labels(d, LABEL_MAX);
+	r = make_labels(d, LABEL_MAX);
 	if (r < 0 || try_columns(d, DRAW_BANDS, scale * columns * 2) <= DRAW_WIDTH_MAX)
 		return r;
 	r = make_labels(d, LABEL_SHORT);

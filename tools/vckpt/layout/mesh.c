@@ -232,12 +232,13 @@ static int read_table(struct mesh_command *c)
 {
 	size_t room = strlen(c->table_text) / 2 + 1; /* a digit and a separator for each */
 	base_cleanup_free uint64_t *numbers = calloc(room, sizeof *numbers);
+	int64_t n;
 
 	c->table[0] = calloc(room, sizeof *c->table[0]);
 	c->table[1] = calloc(room, sizeof *c->table[1]);
 	if (!numbers || !c->table[0] || !c->table[1])
 		return tool_fail(c->t, &(struct base_error){.code = -ENOMEM});
-	int64_t n = tool_numbers_read(c->table_text, ":,", UINT32_MAX, numbers, room);
+	n = tool_numbers_read(c->table_text, ":,", UINT32_MAX, numbers, room);
 	if (n == -ERANGE)
 		return tool_usage(c->t, "--device-table %.200s: a number is above 2^32-1", c->table_text);
 	if (n < 0 || n % 2)
@@ -252,12 +253,13 @@ static int read_table(struct mesh_command *c)
 static int read_hosts(struct mesh_command *c)
 {
 	uint64_t devices = DEVICES_DEFAULT;
+	int code;
 
 	if (c->devices_text && c->table_text)
 		return tool_usage(c->t, "--devices-per-host and --device-table exclude each other");
 	if (c->table_text)
 		return read_table(c);
-	int code = c->devices_text ? tool_number_read(c->t, "--devices-per-host", c->devices_text, UINT32_MAX, &devices)
+	code = c->devices_text ? tool_number_read(c->t, "--devices-per-host", c->devices_text, UINT32_MAX, &devices)
 		: 0;
 	if (!code && devices == 0)
 		code = tool_usage(c->t, "--devices-per-host %s: a host has at least one device", c->devices_text);

@@ -65,13 +65,14 @@ static int read_dims(const json_t *dims, const char **names, uint32_t *sizes, st
 static int read_ranks(const json_t *list, uint32_t **ret_ranks, uint32_t *ret_n, struct base_error *err)
 {
 	size_t n = json_array_size(list);
+	base_cleanup_free uint32_t *ranks = NULL;
 
 	if (!json_is_array(list))
 		return base_error_set(err, -EINVAL, "\"ranks\" must be an array of numbers");
 	if (n > TENSOR_MESH_RANKS_MAX)
 		return base_error_set(err, -BASE_ELIMIT, "a mesh has at most %u ranks, not %zu",
 			TENSOR_MESH_RANKS_MAX, n);
-	base_cleanup_free uint32_t *ranks = calloc(n + 1, sizeof *ranks);
+	ranks = calloc(n + 1, sizeof *ranks);
 	if (!ranks)
 		return base_no_memory_for(err, "mesh of %zu ranks", n);
 	for (size_t i = 0; i < n; i++)
@@ -88,12 +89,13 @@ static int from_value(const json_t *value, struct tensor_mesh **ret_m, struct ba
 	const char *names[TENSOR_MAX_DIMS];
 	uint32_t sizes[TENSOR_MAX_DIMS], n = 0;
 	base_cleanup_free uint32_t *ranks = NULL;
+	int r;
 
 	if (!json_is_object(value) || !dims)
 		return base_error_set(err, -EINVAL, "a mesh is {\"dims\": [[name, size], ...], \"ranks\": [...]}");
 	if (json_object_size(value) > (list ? 2u : 1u))
 		return base_error_set(err, -EINVAL, "a mesh has \"dims\" and \"ranks\", nothing else");
-	int r = read_dims(dims, names, sizes, err);
+	r = read_dims(dims, names, sizes, err);
 	if (r == 0 && list)
 		r = read_ranks(list, &ranks, &n, err);
 	if (r < 0)

@@ -43,6 +43,7 @@ static int cat_file(struct tool *t, const char *path, bool raw, const struct vie
 	struct load_cache *cache = load_cache_new(CACHE_BYTES);
 	uint64_t skip = 0;
 	int r = cache ? view_tree_build(t->step, VIEW_SHOW_ALL, &tree, &err) : base_no_memory(&err);
+	int code;
 
 	if (cache)
 		load_cache_quiet(cache);
@@ -50,7 +51,7 @@ static int cat_file(struct tool *t, const char *path, bool raw, const struct vie
 		r = open_path(tree, layouts, path, &file, &skip, &err);
 	if (r == 0)
 		r = view_file_stream(file, cache, raw ? skip : 0, 0, write_out, NULL, &err);
-	int code = r < 0 ? tool_fail(t, &err) : TOOL_DONE;
+	code = r < 0 ? tool_fail(t, &err) : TOOL_DONE;
 	view_file_close(file);
 	view_tree_unref(tree);
 	load_cache_free(cache);

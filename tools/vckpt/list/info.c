@@ -122,10 +122,10 @@ static int tensor_info(struct info *in, uint32_t tensor)
 static int count_steps(struct info *in, const char *const *names, uint32_t n, uint64_t *ret_steps)
 {
 	struct store_list *l;
+	int r = 0;
 
 	if (store_list_open(in->t->store, in->run, false, &l, &in->err) < 0)
 		return -1;
-	int r = 0;
 	for (size_t i = 0; i < store_list_count(l) && r == 0; i++) {
 		struct proto_manifest m;
 
@@ -263,15 +263,17 @@ static int64_t find_tensor(struct info *in, const char *path)
 	const char *slash = strchr(path, '/');
 	char component[PROTO_COMPONENT_MAX + 1];
 	struct view_tree *tree;
+	int64_t tensor, node;
+	const struct view_node *n;
 
 	if (!slash || (size_t)(slash - path) >= sizeof component)
 		return -ENOENT;
 	snprintf(component, sizeof component, "%.*s", (int)(slash - path), path);
-	int64_t tensor = load_step_tensor_find(in->t->step, component, slash + 1, strlen(slash + 1));
+	tensor = load_step_tensor_find(in->t->step, component, slash + 1, strlen(slash + 1));
 	if (tensor >= 0 || view_tree_build(in->t->step, VIEW_SHOW_ALL, &tree, &in->err) < 0)
 		return tensor;
-	int64_t node = view_tree_walk(tree, path);
-	const struct view_node *n = node >= 0 ? view_tree_node(tree, (uint32_t)node) : NULL;
+	node = view_tree_walk(tree, path);
+	n = node >= 0 ? view_tree_node(tree, (uint32_t)node) : NULL;
 	if (n && n->kind == VIEW_TENSOR_NPY)
 		tensor = n->item;
 	view_tree_unref(tree);
@@ -299,6 +301,7 @@ static void before_open(struct info *in, uint64_t step)
 static int show(struct info *in, const struct tool_target *target)
 {
 	uint64_t step = load_step_info(in->t->step)->step;
+	int64_t tensor;
 
 	if (!target->rest && (load_step_heads(in->t->step, &in->err) < 0
 		|| load_step_blobs(in->t->step, &in->err) < 0))
@@ -306,7 +309,7 @@ static int show(struct info *in, const struct tool_target *target)
 	before_open(in, step);
 	if (!target->rest)
 		return step_info(in);
-	int64_t tensor = find_tensor(in, target->rest);
+	tensor = find_tensor(in, target->rest);
 	if (tensor >= 0)
 		return tensor_info(in, (uint32_t)tensor);
 	if (!in->err.code)

@@ -105,6 +105,7 @@ static int print_runs(struct ls *ls, const struct run *runs, const struct ls_ite
 		{ls->time ? "TIME" : "AGE", "when"}, {"SIZE", "bytes", TOOL_AS_BYTES, .right = true},
 		{"ADDED", "new_bytes", TOOL_AS_BYTES, .right = true}};
 	uint64_t steps = 0, bytes = 0, added = 0;
+	int code;
 
 	ls_begin(ls, columns, BASE_COUNT(columns));
 	for (size_t i = 0; i < n; i++) {
@@ -120,7 +121,7 @@ static int print_runs(struct ls *ls, const struct run *runs, const struct ls_ite
 		bytes += run->bytes;
 		added += run->added;
 	}
-	int code = ls_print(ls, json_pack("{s:o}", "runs", ls_take(ls)));
+	code = ls_print(ls, json_pack("{s:o}", "runs", ls_take(ls)));
 	if (code || !ls_says(ls))
 		return code;
 	printf("total: %s, ", TOOL_COUNT(n, "run", "runs"));
@@ -159,12 +160,14 @@ static int list_runs(struct ls *ls)
 	struct base_error err = {0};
 	char **names;
 	size_t n, found = 0;
+	base_cleanup_free struct run *runs = NULL;
+	base_cleanup_free struct ls_item *items = NULL;
+	int code = TOOL_FAILED, failed = 0;
 
 	if (store_runs(s, &names, &n, &err) < 0)
 		return tool_fail(ls->t, &err);
-	base_cleanup_free struct run *runs = calloc(n + 1, sizeof *runs);
-	base_cleanup_free struct ls_item *items = calloc(n + 1, sizeof *items);
-	int code = TOOL_FAILED, failed = 0;
+	runs = calloc(n + 1, sizeof *runs);
+	items = calloc(n + 1, sizeof *items);
 	if (!runs || !items)
 		tool_fail(ls->t, &(struct base_error){.code = -ENOMEM});
 	else {
@@ -210,6 +213,7 @@ static int print_steps(struct ls *ls, const struct store_list *l, const char *ru
 		{"ATTEMPT", "attempt", .more = true}, {"ATTRIBUTES", "attributes", .shorten = true}};
 	uint64_t bytes = 0, added = 0;
 	size_t n = store_list_count(l);
+	int code;
 
 	ls_begin(ls, columns, BASE_COUNT(columns));
 	for (size_t i = 0; i < n; i++) {
@@ -224,7 +228,7 @@ static int print_steps(struct ls *ls, const struct store_list *l, const char *ru
 		bytes += s->commit.bytes;
 		added += s->commit.new_bytes;
 	}
-	int code = ls_print(ls, json_pack("{s:s, s:o}", "run", run, "steps", ls_take(ls)));
+	code = ls_print(ls, json_pack("{s:s, s:o}", "run", run, "steps", ls_take(ls)));
 	if (code == 0 && ls_says(ls)) {
 		fputs("total: ", stdout);
 		say_steps(ls, n, bytes, added);
@@ -236,11 +240,13 @@ static int list_steps(struct ls *ls, const char *run)
 {
 	struct base_error err = {0};
 	int code;
+	const struct store_list *l;
+	base_cleanup_free struct ls_item *items = NULL;
 
 	if (store_list_open(ls->t->store, run, false, &ls->t->list, &err) < 0)
 		return tool_fail(ls->t, &err);
-	const struct store_list *l = ls->t->list;
-	base_cleanup_free struct ls_item *items = step_items(l);
+	l = ls->t->list;
+	items = step_items(l);
 	if (store_list_next(l) == 0)
 		return tool_no_run(ls->t, run);
 	if (!items)

@@ -44,10 +44,12 @@ static bool number_of(const char *text, double *ret)
 static int compare_attributes(const char *a, const char *b)
 {
 	double x, y;
+	bool a_number, b_number;
 
 	if (!a || !b)
 		return !a - !b;
-	bool a_number = number_of(a, &x), b_number = number_of(b, &y);
+	a_number = number_of(a, &x);
+	b_number = number_of(b, &y);
 	if (a_number && b_number)
 		return compare_numbers(x, y);
 	return a_number || b_number ? b_number - a_number : strcmp(a, b);

@@ -52,11 +52,12 @@ int tool_sums_tensor(struct tool_sums *s, struct load_step *step, struct load_st
 	struct load_tensor_info info;
 	struct load_object *o, *old = NULL;
 	int r = load_tensor_open(step, number, &o, err);
+	int64_t same;
 
 	if (r < 0)
 		return r;
 	load_step_tensor_info(step, number, &info);
-	int64_t same = before ? load_step_tensor_find(before, info.component, info.name, info.name_len) : -ENOENT;
+	same = before ? load_step_tensor_find(before, info.component, info.name, info.name_len) : -ENOENT;
 	if (same >= 0)
 		r = load_tensor_open(before, (uint32_t)same, &old, err);
 	if (r == 0)

@@ -33,9 +33,10 @@ static void become(char **argv)
 	static const char *const beside[] = {"", "../sbin/", "../../fs/"}, *const others[] = {"/sbin", "/usr/sbin"};
 	char self[PATH_MAX], path[2 * PATH_MAX];
 	ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+	const char *dir;
 
 	self[n > 0 ? n : 0] = 0;
-	const char *dir = n > 0 ? dirname(self) : NULL;
+	dir = n > 0 ? dirname(self) : NULL;
 	for (size_t i = 0; dir && i < BASE_COUNT(beside); i++) {
 		snprintf(path, sizeof path, "%s/%smount.vckpt", dir, beside[i]);
 		execv(path, argv);

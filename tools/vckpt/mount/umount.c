@@ -66,11 +66,12 @@ static void add_user(struct users *u, const char *pid)
 {
 	size_t len = strlen(u->text);
 	char path[300], name[64] = "";
+	FILE *f;
 
 	if (u->n++ >= NAMED_MAX)
 		return;
 	snprintf(path, sizeof path, "/proc/%s/comm", pid);
-	FILE *f = fopen(path, "re");
+	f = fopen(path, "re");
 	if (f && fgets(name, sizeof name, f))
 		name[strcspn(name, "\n")] = 0;
 	if (f)

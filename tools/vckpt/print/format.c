@@ -27,14 +27,16 @@ void tool_print_text(FILE *to, const char *text, size_t len)
 void tool_print(FILE *to, const char *format, ...)
 {
 	char *text;
+	int len;
+	bool line;
 	va_list args;
 
 	va_start(args, format);
-	int len = vasprintf(&text, format, args);
+	len = vasprintf(&text, format, args);
 	va_end(args);
 	if (len < 0)
 		return;
-	bool line = len && text[len - 1] == '\n';
+	line = len && text[len - 1] == '\n';
 	tool_print_text(to, text, (size_t)len - line);
 	fputs(line ? "\n" : "", to);
 	free(text);
@@ -43,10 +45,11 @@ void tool_print(FILE *to, const char *format, ...)
 char *tool_string(const char *format, ...)
 {
 	char *text;
+	int len;
 	va_list args;
 
 	va_start(args, format);
-	int len = vasprintf(&text, format, args);
+	len = vasprintf(&text, format, args);
 	va_end(args);
 	return len < 0 ? NULL : text;
 }

@@ -19,12 +19,14 @@ static int parse_duration(const struct tool *t, const char *option, const char *
 	uint64_t *ret_s)
 {
 	char *end;
+	unsigned long long n;
+	uint64_t unit;
 
 	if (!text)
 		return 0;
 	errno = 0;
-	unsigned long long n = strtoull(text, &end, 10);
-	uint64_t unit = !*end || !strcmp(end, "s") ? 1
+	n = strtoull(text, &end, 10);
+	unit = !*end || !strcmp(end, "s") ? 1
 		: !strcmp(end, "m") ? 60 : !strcmp(end, "h") ? 3600 : !strcmp(end, "d") ? 86400 : 0;
 	if (end == text || *text == '-' || errno || !unit || base_mul_overflows(n, unit, ret_s))
 		return tool_usage(t, "%s %s: give a number with s, m, h or d, such as %s", option, text, example);

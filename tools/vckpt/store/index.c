@@ -26,10 +26,11 @@ static int index_run(struct tool *t, int argc, char **argv)
 	struct index_stats stats = {0};
 	struct base_error err = {0};
 	int code = tool_parse(t, argc, argv, options);
+	int r;
 
 	if (code || (code = tool_open_store(t, STORE_OPEN_READ_ONLY)))
 		return code;
-	int r = save_index_update(t->store, (anew ? INDEX_ANEW : 0) | (briefly ? INDEX_BRIEFLY : 0), &stats, &err);
+	r = save_index_update(t->store, (anew ? INDEX_ANEW : 0) | (briefly ? INDEX_BRIEFLY : 0), &stats, &err);
 	if (r == -EBUSY && briefly)
 		base_debug("another process is at it: %s", err.text);
 	else if (r < 0)

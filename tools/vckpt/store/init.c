@@ -50,6 +50,7 @@ static int set_shared(struct tool *t, void *arg, const char *value)
 static int make_directory(struct init *in, const char *path)
 {
 	base_cleanup_free char *copy = strdup(path);
+	base_cleanup_close int above = -1;
 
 	if (!copy)
 		return base_no_memory(&in->err);
@@ -57,7 +58,7 @@ static int make_directory(struct init *in, const char *path)
 		return errno == EEXIST ? 0
 				       : base_error_set(&in->err, -errno, "%s: cannot make the directory %s: %s",
 						 in->path, path, strerror(errno));
-	base_cleanup_close int above = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	above = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (above < 0 || fsync(above) < 0)
 		return base_error_set(&in->err, -errno, "%s: %s", path, strerror(errno));
 	return 1;
@@ -147,9 +148,12 @@ static int open_other(struct init *in, int why, struct store **ret_s)
 
 static int init_store(struct init *in, struct store **ret_s)
 {
+	int r;
+	size_t len;
+
 	if (in->exist_ok && store_open(in->path, STORE_OPEN_READ_ONLY, ret_s, NULL) == 0)
 		return 0;
-	int r = store_init_allowed(in->path, &in->err); /* before anything is made */
+	r = store_init_allowed(in->path, &in->err); /* before anything is made */
 	if (r == 0)
 		r = make_parents(in);
 	if (r == 0 && in->shared)
@@ -161,7 +165,7 @@ static int init_store(struct init *in, struct store **ret_s)
 		return store_open(in->path, STORE_OPEN_READ_ONLY, ret_s, &in->err);
 	if (in->exist_ok && (r == -EEXIST || r == -ENOTEMPTY))
 		return open_other(in, r, ret_s);
-	size_t len = strlen(in->err.text);
+	len = strlen(in->err.text);
 	if (r == -EEXIST)
 		snprintf(in->err.text + len, sizeof in->err.text - len, " (--exist-ok takes it as it is)");
 	return r;

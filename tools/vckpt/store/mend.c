@@ -96,6 +96,7 @@ static int mend_run(struct tool *t, int argc, char **argv)
 	struct store_mend_result result = {0};
 	struct base_error err = {0};
 	int code = tool_parse(t, argc, argv, options);
+	int r;
 
 	if (code || (code = tool_open_store(t, m.options.dry_run ? STORE_OPEN_READ_ONLY : 0)))
 		return code;
@@ -105,7 +106,7 @@ static int mend_run(struct tool *t, int argc, char **argv)
 	tool_interrupt_ends(t, m.options.dry_run ? "nothing was changed"
 		: "what was mended so far stays so; run vckpt mend again");
 	tool_progress_start(&m.progress, t->quiet, "mend");
-	int r = store_mend(t->store, &m.options, &result, &err);
+	r = store_mend(t->store, &m.options, &result, &err);
 	tool_progress_end(&m.progress);
 	code = r < 0 ? tool_fail(t, &err) : say(&m, &result);
 	json_decref(m.lines);

@@ -384,10 +384,11 @@ static int remove_all(struct rm *rm, size_t *ret_removed)
 	for (size_t i = 0; i < rm->nvictims; i++) {
 		const struct victim *v = &rm->victims[i];
 		bool stuck;
+		int code;
 
 		if (stuck_run && strcmp(stuck_run, v->run) == 0)
 			continue;
-		int code = remove_one(rm, v, ret_removed, &stuck);
+		code = remove_one(rm, v, ret_removed, &stuck);
 		if (stuck)
 			stuck_run = v->run;
 		worst = code > worst ? code : worst;
@@ -421,10 +422,11 @@ static bool has_index(const struct store *s)
 static int remove_and_say(struct rm *rm)
 {
 	size_t removed = 0;
+	int worst;
 
 	tool_interrupt_ends(rm->t, rm->dry_run ? "nothing was changed"
 		: "steps removed so far stay removed; vckpt ls lists the others");
-	int worst = remove_all(rm, &removed);
+	worst = remove_all(rm, &removed);
 
 	/* The index may have steps that share its data under its name only. */
 	if (removed && !rm->dry_run && has_index(rm->t->store) && !tool_update_index(rm->t->store->path, NULL))

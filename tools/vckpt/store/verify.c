@@ -119,10 +119,11 @@ static void print_result(const struct store_verify_result *result)
 static int say(struct verify *v, const struct store_verify_result *result)
 {
 	int code = result->faults ? TOOL_DAMAGE : result->unread ? TOOL_FAILED : result->newer ? TOOL_NEWER : TOOL_DONE;
+	int printed;
 
 	if (result->unread > UNREAD_SAID)
 		fprintf(stderr, "vckpt verify: and %" PRIu64 " runs more\n", result->unread - UNREAD_SAID);
-	int printed = v->t->json ? tool_print_json(result_json(v, result)) : 0;
+	printed = v->t->json ? tool_print_json(result_json(v, result)) : 0;
 
 	if (!v->t->json && !v->t->quiet)
 		print_result(result);
@@ -154,6 +155,7 @@ static int verify_run(struct tool *t, int argc, char **argv)
 	const struct store_list_step *step;
 	struct base_error err = {0};
 	int code = tool_parse(t, argc, argv, own);
+	int r;
 
 	if (code || (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &target))))
 		return code;
@@ -176,7 +178,7 @@ static int verify_run(struct tool *t, int argc, char **argv)
 	tool_interrupt_ends(t, t->json || t->quiet ? "not everything was read, so there is no result"
 		: "not everything was read; faults found so far are listed above");
 	tool_progress_start(&v.progress, t->quiet, "verify");
-	int r = store_verify(t->store, &options, &result, &err);
+	r = store_verify(t->store, &options, &result, &err);
 	tool_progress_end(&v.progress);
 	code = r < 0 ? tool_fail(t, &err) : say(&v, &result);
 	json_decref(v.damage);
