@@ -370,6 +370,31 @@ int tool_step_open(struct tool *t, const struct tool_target *target, const struc
 	return code;
 }
 
+static int compare_names(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
+
+int tool_walk(const char *root, int (*f)(void *arg, const FTSENT *entry), void *arg, struct base_error *err)
+{
+	char *const paths[] = {(char *)root, NULL};
+	FTS *walk = fts_open(paths, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, compare_names);
+	FTSENT *entry;
+	int r = 0;
+
+	while (walk && r >= 0 && (errno = 0, entry = fts_read(walk))) {
+		if (entry->fts_info == FTS_DNR || entry->fts_info == FTS_ERR || entry->fts_info == FTS_NS)
+			r = base_error_set(err, -entry->fts_errno, "%s: %s", entry->fts_path,
+				strerror(entry->fts_errno));
+		else if (entry->fts_level > 0 && entry->fts_info != FTS_DP)
+			r = f(arg, entry);
+		if (r > 0)
+			fts_set(walk, entry, FTS_SKIP);
+	}
+	if (r >= 0 && errno)
+		r = base_error_set(err, -errno, "%s: %s", root, strerror(errno));
+	if (walk)
+		fts_close(walk);
+	return r < 0 ? r : 0;
+}
+
 int tool_write(int fd, const char *name, const void *bytes, size_t len, struct base_error *err)
 {
 	for (size_t done = 0; done < len;) {

@@ -5,6 +5,7 @@
 #ifndef TOOLS_VCKPT_TOOL_H
 #define TOOLS_VCKPT_TOOL_H
 
+#include <fts.h>
 #include <jansson.h>
 #include <stdio.h>
 
@@ -110,6 +111,9 @@ int tool_target_find(struct tool *t, const struct tool_target *target, const str
 /* The same with t->store, open for reading, and t->step. ret_step may be NULL. */
 int tool_step_open(struct tool *t, const struct tool_target *target, const struct store_list_step **ret_step);
 
+/* Calls f for each entry below a directory, sorted by name, so that the order is the same everywhere; links are not
+ * followed. f returns 0, 1 to leave out what is below the entry, or a negative errno. */
+int tool_walk(const char *root, int (*f)(void *arg, const FTSENT *entry), void *arg, struct base_error *err);
 /* Writes all of it; `name` of the file is for the sentence. */
 int tool_write(int fd, const char *name, const void *bytes, size_t len, struct base_error *err);
 

@@ -4,7 +4,6 @@
  * step's are kept, too, and named as an error unless --replace was given. Every byte is compared: sizes alone would
  * take another step's file, or one that a crash has filled with zeros, for this one's. */
 #include <fcntl.h>
-#include <fts.h>
 #include <inttypes.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -131,12 +130,16 @@ static enum here step_has(const struct export *e, const char *path)
 	return view_tree_node(e->tree, (uint32_t)node)->kind == VIEW_DIRECTORY ? HERE_DIRECTORY : HERE_FILE;
 }
 
-/* Not a directory. If the step has a directory there, the file is in the way even with --replace: if it is a link,
+/* If the step has a directory where a file is, the file is in the way even with --replace: if it is a link,
  * files would be written to where it points. */
-static int check_foreign(struct export *e, const FTSENT *entry)
+static int check_foreign(void *arg, const FTSENT *entry)
 {
-	enum here here = step_has(e, entry->fts_path + strlen(e->dir) + 1);
+	struct export *e = arg;
+	enum here here;
 
+	if (entry->fts_info == FTS_D)
+		return 0;
+	here = step_has(e, entry->fts_path + strlen(e->dir) + 1);
 	if (here == HERE_DIRECTORY)
 		return base_error_set(&e->err, -ENOTDIR, "%s is %s, where the step has a directory; nothing was "
 			"written: move it away", entry->fts_path, entry->fts_info == FTS_SL ||
@@ -144,30 +147,6 @@ static int check_foreign(struct export *e, const FTSENT *entry)
 	if (here == HERE_NOTHING)
 		others_add(e, entry->fts_path, "not in the step");
 	return 0;
-}
-
-static int compare_names(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
-
-static int find_foreign(struct export *e)
-{
-	char *const paths[] = {e->dir, NULL};
-	FTS *walk = fts_open(paths, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, compare_names);
-	FTSENT *entry;
-	int r = 0;
-
-	if (!walk)
-		return base_error_set(&e->err, -errno, "%s: %s", e->dir, strerror(errno));
-	while (r == 0 && (errno = 0, entry = fts_read(walk))) {
-		if (entry->fts_info == FTS_DNR || entry->fts_info == FTS_ERR || entry->fts_info == FTS_NS)
-			r = base_error_set(&e->err, -entry->fts_errno, "%s: %s", entry->fts_path,
-				strerror(entry->fts_errno));
-		else if (entry->fts_level > 0 && entry->fts_info != FTS_D && entry->fts_info != FTS_DP)
-			r = check_foreign(e, entry);
-	}
-	if (r == 0 && errno)
-		r = base_error_set(&e->err, -errno, "%s: %s", e->dir, strerror(errno));
-	fts_close(walk);
-	return r;
 }
 
 static int refuse(struct export *e, const struct export_others *o)
@@ -195,7 +174,7 @@ int export_compare(struct export *e)
 	e->others = &found;
 	r = export_each(e, compare_file);
 	if (r == 0)
-		r = find_foreign(e);
+		r = tool_walk(e->dir, check_foreign, e, &e->err);
 	e->others = NULL;
 	return r == 0 && found.n && !e->replace ? refuse(e, &found) : r;
 }

@@ -13,7 +13,6 @@
  *             one to a regular file outside is an error, others are left out with a warning */
 #include "tools/vckpt/import/import.h"
 
-#include <fts.h>
 #include <string.h>
 
 #include "core/base/array.h"
@@ -129,19 +128,15 @@ static int add_found(struct walk *w, const char *path, const char *rel)
 	return 0;
 }
 
-static int take_entry(struct walk *w, FTS *walk, FTSENT *entry)
+static int take_entry(void *arg, const FTSENT *entry)
 {
+	struct walk *w = arg;
 	const char *path = entry->fts_path, *rel = path + strlen(w->root);
 	struct stat st;
 
-	if (entry->fts_info == FTS_DNR || entry->fts_info == FTS_ERR || entry->fts_info == FTS_NS)
-		return base_error_set(w->err, -entry->fts_errno, "%s: %s", path, strerror(entry->fts_errno));
-	if (entry->fts_level == 0 || entry->fts_info == FTS_DP)
-		return 0;
 	if (!strcmp(entry->fts_name, GIT_NAME)) {
 		base_warning("%s: a repository's own; left out", path);
-		fts_set(walk, entry, FTS_SKIP);
-		return 0;
+		return 1;
 	}
 	if (entry->fts_info == FTS_D)
 		return entry->fts_level <= DEPTH_MAX ? 0
@@ -156,25 +151,6 @@ static int take_entry(struct walk *w, FTS *walk, FTSENT *entry)
 	else
 		return base_error_set(w->err, -errno, "%s: %s", path, strerror(errno));
 	return 0;
-}
-
-static int compare_names(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
-
-/* Sorted: the same import everywhere. */
-static int find_files(struct walk *w)
-{
-	char *const paths[] = {(char *)w->root, NULL};
-	FTS *walk = fts_open(paths, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, compare_names);
-	FTSENT *entry;
-	int r = 0;
-
-	while (walk && r == 0 && (errno = 0, entry = fts_read(walk)))
-		r = take_entry(w, walk, entry);
-	if (r == 0 && errno)
-		r = base_error_set(w->err, -errno, "%s: %s", w->root, strerror(errno));
-	if (walk)
-		fts_close(walk);
-	return r;
 }
 
 static int add_exported(struct walk *w, size_t first)
@@ -301,7 +277,7 @@ static int add_found_files(struct walk *w)
 int import_add_directory(struct import_plan *p, const char *path, const char *component, struct base_error *err)
 {
 	struct walk w = {.plan = p, .root = path, .component = component, .err = err};
-	int r = find_files(&w);
+	int r = tool_walk(path, take_entry, &w, err);
 
 	if (r == 0)
 		r = add_found_files(&w);
