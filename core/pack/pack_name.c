@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * pack_name: "<launch, 16 hex>-<count>-<rank>-<class>". One spelling for each: numbers have no leading zeros. */
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/pack/pack_format.h"
@@ -10,38 +12,39 @@
 static size_t number_parse(const char *text, uint64_t max, uint64_t *ret_n)
 {
 	size_t len = strspn(text, "0123456789");
-	uint64_t n = 0;
-	if (len == 0 || len > 20 || (len > 1 && text[0] == '0'))
+
+	if (len == 0 || (len > 1 && text[0] == '0'))
 		return 0;
-	for (size_t i = 0; i < len; i++)
-		if (base_mul_overflows(n, 10, &n) || base_add_overflows(n, (uint64_t)(text[i] - '0'), &n))
-			return 0;
-	if (n > max)
-		return 0;
-	*ret_n = n;
-	return len;
+	errno = 0;
+	*ret_n = strtoull(text, NULL, 10);
+	return errno == 0 && *ret_n <= max ? len : 0;
 }
 
 /* Length of the attempt at the start of `text`, or 0. */
 static size_t attempt_parse(const char *text)
 {
 	uint64_t count;
+	size_t len;
+
 	if (strspn(text, "0123456789abcdef") != 16 || text[16] != '-')
 		return 0;
-	size_t len = number_parse(text + 17, UINT64_MAX, &count);
+	len = number_parse(text + 17, UINT64_MAX, &count);
 	return len ? 17 + len : 0;
 }
 
 int store_pack_name_parse(const char *pack, struct store_pack_name *ret_name)
 {
+	size_t attempt, len;
+	const char *class;
+	uint64_t rank;
+
 	if (strnlen(pack, STORE_PACK_NAME_MAX) >= STORE_PACK_NAME_MAX)
 		return -ENAMETOOLONG;
-	size_t attempt = attempt_parse(pack);
-	uint64_t rank;
+	attempt = attempt_parse(pack);
 	if (attempt == 0 || attempt >= sizeof ret_name->attempt || pack[attempt] != '-')
 		return -EINVAL;
-	size_t len = number_parse(pack + attempt + 1, UINT32_MAX, &rank);
-	const char *class = pack + attempt + 1 + len;
+	len = number_parse(pack + attempt + 1, UINT32_MAX, &rank);
+	class = pack + attempt + 1 + len;
 	if (len == 0 || class[0] != '-')
 		return -EINVAL;
 	class++;
@@ -58,20 +61,22 @@ int store_pack_name_parse(const char *pack, struct store_pack_name *ret_name)
 int store_pack_name_make(const char *attempt, uint32_t rank, const char *class, char name[static STORE_PACK_NAME_MAX])
 {
 	struct store_pack_name parsed;
-	int n = snprintf(name, STORE_PACK_NAME_MAX, "%s-%u-%s", attempt, rank, class);
+	int n = snprintf(name, STORE_PACK_NAME_MAX, "%s-%u-%s", attempt, rank, class), r;
+
 	if (n < 0 || n >= (int)STORE_PACK_NAME_MAX)
 		return -ENAMETOOLONG;
-	int r = store_pack_name_parse(name, &parsed);
+	r = store_pack_name_parse(name, &parsed);
 	return r < 0 ? r : strcmp(parsed.attempt, attempt) == 0 && strcmp(parsed.class, class) == 0 ? 0 : -EINVAL;
 }
 
 int store_pack_path(const char *pack, char path[static STORE_NAME_MAX])
 {
 	struct store_pack_name parsed;
+	struct base_digest digest;
 	int r = store_pack_name_parse(pack, &parsed);
+
 	if (r < 0)
 		return r;
-	struct base_digest digest;
 	base_sha256(pack, strlen(pack), &digest);
 	snprintf(path, STORE_NAME_MAX, "packs/%02x/%s.pack", digest.bytes[0], pack);
 	return 0;

@@ -3,31 +3,21 @@
  * storage: the rule of names, for every implementation. */
 #include <string.h>
 
+#include "core/base/le.h"
 #include "core/storage/storage_posix_internal.h"
 
-static bool name_char_valid(unsigned char c)
-{
-	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-	       c == '_' || c == '.' || c == '=' || c == '-';
-}
+#define NAME_CHARS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.=-"
 
 bool store_name_part_valid(const char *part, size_t len)
 {
-	if (len == 0 || len > 255)
-		return false;
-	if (part[0] == '.' && (len == 1 || (len == 2 && part[1] == '.')))
-		return false;
-	for (size_t i = 0; i < len; i++)
-		if (!name_char_valid((unsigned char)part[i]))
-			return false;
-	return true;
+	bool dots = part[0] == '.' && (len == 1 || (len == 2 && part[1] == '.'));
+
+	return len > 0 && len <= 255 && !dots && strspn(part, NAME_CHARS) >= len;
 }
 
 bool store_name_valid(const char *name)
 {
-	if (!name)
-		return false;
-	if (strnlen(name, STORE_NAME_MAX) >= STORE_NAME_MAX)
+	if (!name || strnlen(name, STORE_NAME_MAX) >= STORE_NAME_MAX)
 		return false;
 	for (;;) {
 		size_t len = strcspn(name, "/");
@@ -52,13 +42,8 @@ const char *store_not_a_file(int r)
 bool store_name_temporary(const char *name)
 {
 	size_t len = strlen(name);
-	if (len <= STORE_TEMP_SUFFIX_LEN)
-		return false;
-	const char *suffix = name + len - STORE_TEMP_SUFFIX_LEN;
-	if (memcmp(suffix, ".tmp.", 5) != 0)
-		return false;
-	for (size_t i = 5; i < STORE_TEMP_SUFFIX_LEN; i++)
-		if (!((suffix[i] >= '0' && suffix[i] <= '9') || (suffix[i] >= 'a' && suffix[i] <= 'f')))
-			return false;
-	return true;
+	const char *suffix = name + len - base_min(len, STORE_TEMP_SUFFIX_LEN);
+
+	return len > STORE_TEMP_SUFFIX_LEN && memcmp(suffix, ".tmp.", 5) == 0 &&
+		strspn(suffix + 5, "0123456789abcdef") == STORE_TEMP_SUFFIX_LEN - 5;
 }
