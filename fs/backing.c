@@ -54,11 +54,11 @@ static int consider(struct fs_backings *all, struct fs_backing *b, struct fs_han
 {
 	bool now = all->tier == FS_TIER_PASSTHROUGH || b->size <= BACKING_NOW_BYTES;
 	bool again = b->served >= b->size / 2;
+	int r;
 
 	if (!backing_can_assemble(all) || b->commit->gone)
 		return 0;
-	int r = now ? wait_filled(all, b) : 0;
-
+	r = now ? wait_filled(all, b) : 0;
 	if (r || b->state != COUNTING || !b->size || !(again || all->tier == FS_TIER_PASSTHROUGH))
 		return r;
 	if (now && !b->cached_opens)
@@ -85,11 +85,14 @@ static void use(struct fs_backings *all, struct fs_backing *b, const struct view
 
 int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 {
+	struct fs_backing *b;
+	int r;
+
 	/* such a file is never passed through, so nothing is counted */
 	if (all->tier == FS_TIER_CACHED || (all->tier == FS_TIER_AUTO && view_file_size(h->file) < LEAST_BYTES))
 		return 0;
 	pthread_mutex_lock(&all->lock);
-	struct fs_backing *b = backing_find(all, node);
+	b = backing_find(all, node);
 	if (!b)
 		b = backing_make(all, node, h);
 	if (!b) {
@@ -99,7 +102,7 @@ int fs_backing_open(struct fs_backings *all, uint64_t node, struct fs_handle *h)
 	use(all, b, h->file);
 	b->opening++;
 	backing_settle(all, b);
-	int r = consider(all, b, h);
+	r = consider(all, b, h);
 	b->opening--;
 	if (r == 0) {
 		h->passthrough = b->state == READY && !b->cached_opens;
@@ -191,6 +194,7 @@ static void wait_coming(struct fs_backings *all, const struct fs_backing *b, uin
 const void *fs_backing_look(struct fs_backings *all, struct fs_handle *h, uint64_t offset, size_t len)
 {
 	struct fs_backing *b = h->backing;
+	bool there;
 
 	if (!b || h->passthrough || b->fd < 0)
 		return NULL;
@@ -198,7 +202,7 @@ const void *fs_backing_look(struct fs_backings *all, struct fs_handle *h, uint64
 		return NULL;
 	pthread_mutex_lock(&all->lock);
 	wait_coming(all, b, offset, len);
-	bool there = (b->state == FILLING || b->state == READY) && !b->sealing && b->map.bytes &&
+	there = (b->state == FILLING || b->state == READY) && !b->sealing && b->map.bytes &&
 		is_among(b, b->ready, offset, len);
 	b->reading += there;
 	backing_unlock(all);

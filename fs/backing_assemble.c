@@ -111,11 +111,12 @@ static void fill_reaches(struct assembly *a, uint64_t more)
 static int fill_stretch(void *arg, uint64_t at, uint64_t end, struct base_error *err)
 {
 	struct assembly *a = arg;
+	int r;
 
 	if (is_given_up(a))
 		return base_error_set(err, -ECANCELED, "no one reads it any more");
 	fill_reaches(a, end - at);
-	int r = take_memory(a, at, end);
+	r = take_memory(a, at, end);
 	return r < 0 ? no_memory(a->b, r, err) : 0;
 }
 
@@ -137,13 +138,15 @@ static int fill(struct fs_backings *all, struct fs_backing *b, int fd, struct vi
 /* Readers go on with a mapping that cannot be written to. */
 static int seal(struct fs_backings *all, struct fs_backing *b, int fd)
 {
+	int r;
+
 	pthread_mutex_lock(&all->lock);
 	b->sealing = true;
 	while (b->reading)
 		pthread_cond_wait(&all->changed, &all->lock);
 	backing_unlock(all);
 	fs_memfd_unmap(&b->map);
-	int r = fs_memfd_seal(fd);
+	r = fs_memfd_seal(fd);
 	if (r == 0)
 		r = fs_memfd_map(fd, b->size, false, &b->map);
 	pthread_mutex_lock(&all->lock);
@@ -157,6 +160,7 @@ static int assemble(struct fs_backings *all, struct fs_backing *b, struct view_f
 {
 	uint64_t free_bytes = fs_broker_memory(all->broker);
 	bool large = b->size > BACKING_NOW_BYTES; /* only large files use the reserve */
+	int fd, r;
 
 	if (large && free_bytes)
 		free_bytes += all->reserve.bytes;
@@ -167,14 +171,14 @@ static int assemble(struct fs_backings *all, struct fs_backing *b, struct view_f
 	if (free_bytes && (b->size > free_bytes / BACKING_MEMORY_SHARE || free_bytes - b->size < all->floor_bytes))
 		return base_error_set(err, -ENOMEM, "it has %llu bytes, and %llu bytes of memory are available",
 			(unsigned long long)b->size, (unsigned long long)free_bytes);
-	int fd = large ? fs_reserve_memfd(&all->reserve, b->size) : fs_memfd_new(b->size);
+	fd = large ? fs_reserve_memfd(&all->reserve, b->size) : fs_memfd_new(b->size);
 	if (fd < 0)
 		return base_error_set(err, fd, "no memory file of %llu bytes: %s", (unsigned long long)b->size,
 			strerror(-fd));
 	b->from = b->early ? b->from : 0;
 	b->map = (struct fs_memfd_map){.fd = fd};
 	b->fd = fd;              /* backing_settle_memory closes it, after b has left FILLING */
-	int r = fill(all, b, fd, file, err);
+	r = fill(all, b, fd, file, err);
 	if (r < 0)
 		return r;
 	r = seal(all, b, fd);
@@ -188,12 +192,13 @@ void backing_assemble(struct fs_backings *all, struct fs_backing *b, struct view
 {
 	struct base_error err = {0};
 	uint64_t start = base_monotonic_ns();
+	int id;
 
 	if (!fill_begin(all, b))
 		return;
 	all->stats.early += b->early;
 	backing_unlock(all);
-	int id = assemble(all, b, file, &err);
+	id = assemble(all, b, file, &err);
 	if (id < 0)
 		base_info("a file is not assembled: %s", err.text);
 	pthread_mutex_lock(&all->lock);

@@ -250,9 +250,12 @@ void fs_backings_gone(struct fs_backings *all, const struct fs_commit *commit)
 
 bool fs_backing_ready(struct fs_backings *all, uint64_t node)
 {
+	const struct fs_backing *b;
+	bool ready;
+
 	pthread_mutex_lock(&all->lock);
-	const struct fs_backing *b = backing_find(all, node);
-	bool ready = b && b->state == READY;
+	b = backing_find(all, node);
+	ready = b && b->state == READY;
 	backing_unlock(all);
 	return ready;
 }

@@ -69,9 +69,10 @@ static void do_queued(struct fs_backings *all)
 static void do_stale(struct fs_backings *all)
 {
 	uint64_t node = all->stale[--all->nstale];
+	int r;
 
 	backing_unlock(all);
-	int r = fuse_lowlevel_notify_inval_inode(all->m->session, node, 0, 0);
+	r = fuse_lowlevel_notify_inval_inode(all->m->session, node, 0, 0);
 	pthread_mutex_lock(&all->lock);
 	all->stats.pages_dropped += r == 0;
 }

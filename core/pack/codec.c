@@ -73,12 +73,12 @@ static enum store_transform transform_of_word(unsigned word_bytes)
 static size_t encode_block(
 	const struct transform *t, const uint8_t *in, size_t len, uint8_t *out, struct codec_scratch *s)
 {
-	const uint8_t *source = in;
-	if (t->word_bytes) {
+	const uint8_t *source = t->word_bytes ? s->planes : in;
+	int n;
+
+	if (t->word_bytes)
 		transform_bitplane_encode(t->word_bytes, in, len, s->planes, s->temp);
-		source = s->planes;
-	}
-	int n = LZ4_compress_fast_extState(
+	n = LZ4_compress_fast_extState(
 		&s->u.lz4, (const char *)source, (char *)out, (int)len, (int)len - 1, CODEC_LZ4_ACCELERATION);
 	return n > 0 ? (size_t)n : 0;
 }
@@ -151,15 +151,17 @@ uint16_t store_codec_encode(unsigned word_bytes, const uint8_t *bytes, size_t le
 	uint64_t *ret_stored_len, void *scratch)
 {
 	struct codec_scratch *s = scratch_of(scratch);
+	uint64_t blocks = base_block_count(len), stored = 0;
 	struct sampled sampled;
+	enum store_transform id;
 	bool gain = false;
+
 	*ret_stored_len = len;
 	if (len == 0 || len > STORE_ENCODED_MAX_BYTES)
 		return STORE_CODEC_RAW;
-	enum store_transform id = choose(word_bytes, bytes, len, out, s, &sampled, &gain);
+	id = choose(word_bytes, bytes, len, out, s, &sampled, &gain);
 	if (!gain)
 		return STORE_CODEC_RAW;
-	uint64_t blocks = base_block_count(len), stored = 0;
 	for (uint64_t i = 0; i < blocks; i++) {
 		size_t raw = block_len(len, i), n = encode_at(id, &sampled, bytes, len, i, out, stored, s);
 		if (n == 0) {
@@ -180,7 +182,11 @@ uint16_t store_codec_encode(unsigned word_bytes, const uint8_t *bytes, size_t le
 int store_codec_decode_block(
 	uint16_t word, const uint8_t *stored, uint32_t stored_len_word, uint8_t *out, size_t raw_len, void *scratch)
 {
+	struct codec_scratch *s = scratch_of(scratch);
 	uint32_t len = stored_len_word & ~STORE_BLOCK_RAW;
+	unsigned word_bytes;
+	uint8_t *to;
+
 	if (!store_codec_valid(word) || raw_len == 0 || raw_len > BASE_BLOCK_BYTES)
 		return -EBADMSG;
 	if ((word & 0xff) == STORE_CODEC_RAW || stored_len_word & STORE_BLOCK_RAW) {
@@ -191,12 +197,11 @@ int store_codec_decode_block(
 	}
 	if (len == 0 || len >= raw_len)
 		return -EBADMSG;
-	const struct transform *t = &transforms[word >> 8];
-	struct codec_scratch *s = scratch_of(scratch);
-	uint8_t *to = t->word_bytes ? s->u.decoded : out;
+	word_bytes = transforms[word >> 8].word_bytes;
+	to = word_bytes ? s->u.decoded : out;
 	if (LZ4_decompress_safe((const char *)stored, (char *)to, (int)len, (int)raw_len) != (int)raw_len)
 		return -EBADMSG;
-	if (t->word_bytes)
-		transform_bitplane_decode(t->word_bytes, to, raw_len, out, s->temp);
+	if (word_bytes)
+		transform_bitplane_decode(word_bytes, to, raw_len, out, s->temp);
 	return 0;
 }

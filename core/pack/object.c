@@ -69,11 +69,13 @@ static bool same_extent(
 int pack_extent_bounds(
 	const struct store_object_ref *objects, uint64_t count, uint64_t first, uint64_t *ret_next, uint64_t *ret_end)
 {
-	uint64_t next = first + 1;
+	uint64_t next = first + 1, stored_end;
+	const struct store_object_ref *last;
+
 	while (next < count && same_extent(&objects[first], &objects[next - 1], &objects[next]))
 		next++;
-	const struct store_object_ref *last = &objects[next - 1];
-	uint64_t stored_end = last->offset + last->stored_len;
+	last = &objects[next - 1];
+	stored_end = last->offset + last->stored_len;
 	if (objects[first].checks != base_align(stored_end, PACK_CHECKS_ALIGN))
 		return -BASE_EDAMAGED;
 	if (next - first > 1 && stored_end - objects[first].offset > STORE_EXTENT_MAX_BYTES)

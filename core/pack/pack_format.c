@@ -34,12 +34,13 @@ int pack_tail_decode(const uint8_t tail[static STORE_PACK_TAIL_BYTES], uint64_t 
 {
 	struct pack_tail t = { base_get64(tail + 8), base_get64(tail + 16), base_get64(tail + 24),
 		base_get64(tail + 32), { { 0 } } };
-	memcpy(&t.footer_digest, tail + 40, sizeof t.footer_digest);
 	uint8_t again[STORE_PACK_TAIL_BYTES];
+	uint64_t end, len;
+
+	memcpy(&t.footer_digest, tail + 40, sizeof t.footer_digest);
 	pack_tail_encode(&t, again);
 	if (memcmp(tail, again, sizeof again) != 0) /* magic, zeros and check at once */
 		return -BASE_EDAMAGED;
-	uint64_t end, len;
 	if (t.file_size != file_size || t.footer_offset < STORE_PACK_HEAD_BYTES ||
 		t.footer_offset % PACK_FOOTER_ALIGN != 0)
 		return -BASE_EDAMAGED;
@@ -70,11 +71,13 @@ int pack_entry_decode(const uint8_t entry[static PACK_ENTRY_BYTES], uint64_t end
 		.offset = base_get64(entry + 32), .checks = base_get64(entry + 40), .raw_len = base_get64(entry + 48),
 		.stored_len = base_get64(entry + 56), .codec = base_get16(entry + 64), .kind = entry[66],
 	};
+	int r;
+
 	memcpy(&ref.digest, entry, sizeof ref.digest);
 	for (size_t i = 67; i < PACK_ENTRY_BYTES; i++)
 		if (entry[i] != 0)
 			return -BASE_EDAMAGED;
-	int r = store_object_ref_check(&ref, end);
+	r = store_object_ref_check(&ref, end);
 	if (r == 0)
 		*ret_ref = ref;
 	return r;
@@ -82,16 +85,18 @@ int pack_entry_decode(const uint8_t entry[static PACK_ENTRY_BYTES], uint64_t end
 
 int pack_footer_decode(const uint8_t *footer, const struct pack_tail *t, struct store_object_ref *out)
 {
+	uint64_t end = STORE_PACK_HEAD_BYTES;
+	int r;
+
 	for (uint64_t i = 0; i < t->count; i++) {
-		int r = pack_entry_decode(footer + i * PACK_ENTRY_BYTES, t->footer_offset, &out[i]);
+		r = pack_entry_decode(footer + i * PACK_ENTRY_BYTES, t->footer_offset, &out[i]);
 		if (r < 0)
 			return r;
 	}
-	uint64_t end = STORE_PACK_HEAD_BYTES;
 	for (uint64_t i = 0; i < t->count;) {
 		if (out[i].offset != base_align(end, store_object_align(out[i].codec, out[i].stored_len)))
 			return -BASE_EDAMAGED;
-		int r = pack_extent_bounds(out, t->count, i, &i, &end);
+		r = pack_extent_bounds(out, t->count, i, &i, &end);
 		if (r < 0)
 			return r;
 	}

@@ -172,10 +172,12 @@ int pack_read(struct store_pack *p, uint64_t offset, void *bytes, size_t len, st
 static int head_check(struct store_pack *p, struct base_error *err)
 {
 	uint8_t head[STORE_PACK_HEAD_BYTES], again[STORE_PACK_HEAD_BYTES];
+	int r;
+
 	if (p->size < STORE_PACK_HEAD_BYTES + STORE_PACK_TAIL_BYTES)
 		return base_error_set(err, -BASE_EDAMAGED, "pack %s is cut short: it has only %llu %s", p->name,
 			(unsigned long long)p->size, base_plural(p->size, "byte", "bytes"));
-	int r = pack_read(p, 0, head, sizeof head, err);
+	r = pack_read(p, 0, head, sizeof head, err);
 	if (r < 0)
 		return r;
 	if (memcmp(head, PACK_MAGIC_HEAD, 8) != 0)
@@ -202,9 +204,11 @@ int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const c
 {
 	char path[STORE_NAME_MAX];
 	int r = store_pack_path(pack, path);
+	struct store_pack *p;
+
 	if (r < 0)
 		return base_error_set(err, r, "\"%.128s\" cannot be the name of a pack", pack);
-	struct store_pack *p = calloc(1, sizeof *p);
+	p = calloc(1, sizeof *p);
 	if (!p)
 		return base_no_memory_for(err, "pack %s", pack);
 	p->storage = s;
@@ -314,10 +318,12 @@ static size_t blocks_raw_len(const struct store_object_ref *ref, uint64_t first,
 static int checks_read(struct reading *rd, uint64_t from, size_t len)
 {
 	uint64_t end = base_align(from + len, CHECKS_PAGE);
+	size_t more;
+
 	if (checks_go_on(&rd->p->checks, from))
 		end = from + CHECKS_KEPT_EACH;
 	end = base_min(end, rd->p->size - STORE_PACK_TAIL_BYTES);
-	size_t more = end >= from + len && end - from <= CHECKS_KEPT_EACH ? end - from : len;
+	more = end >= from + len && end - from <= CHECKS_KEPT_EACH ? end - from : len;
 
 	if (more > len && pack_read(rd->p, from, rd->b->checks, more, NULL) == 0) {
 		checks_keep(&rd->p->checks, from, rd->b->checks, more);
@@ -373,18 +379,22 @@ static int read_raw(struct reading *rd, uint64_t first, uint64_t n, uint8_t *out
 {
 	const struct store_object_ref *ref = rd->ref;
 	const uint8_t *checks = NULL;
+
 	for (uint64_t i = 0; i < n;) {
-		if (i % READ_CHECKS_BLOCKS == 0) {
-			uint64_t some = base_min(n - i, READ_CHECKS_BLOCKS);
-			int r = checks_get(rd, 8 * (first + i), 8 * some, (first + i) * BASE_BLOCK_BYTES,
-				blocks_raw_len(ref, first + i, some), &checks);
-			if (r < 0)
-				return r;
-		}
 		uint64_t step = base_min(n - i, READ_STEP_BLOCKS), block = first + i;
 		size_t len = blocks_raw_len(ref, block, step);
-		const uint8_t *stored = rd->joined ? rd->joined + block * BASE_BLOCK_BYTES - rd->joined_from : out;
-		int r = rd->joined ? 0 : pack_read(rd->p, ref->offset + block * BASE_BLOCK_BYTES, out, len, rd->err);
+		const uint8_t *stored;
+		int r = 0;
+
+		if (i % READ_CHECKS_BLOCKS == 0) {
+			uint64_t some = base_min(n - i, READ_CHECKS_BLOCKS);
+
+			r = checks_get(rd, 8 * block, 8 * some, block * BASE_BLOCK_BYTES,
+				blocks_raw_len(ref, block, some), &checks);
+		}
+		stored = rd->joined ? rd->joined + block * BASE_BLOCK_BYTES - rd->joined_from : out;
+		if (r == 0 && !rd->joined)
+			r = pack_read(rd->p, ref->offset + block * BASE_BLOCK_BYTES, out, len, rd->err);
 		if (r == 0)
 			r = take_raw(rd, block, step, stored, checks + 8 * (i % READ_CHECKS_BLOCKS), out);
 		if (r < 0)
@@ -498,12 +508,14 @@ int store_object_read_blocks(struct store_pack *p, const struct store_object_ref
 	void *out, struct base_error *err)
 {
 	struct reading rd = {.p = p, .ref = ref, .err = err, .b = buffers_get()};
+	uint64_t blocks = base_block_count(ref->raw_len);
+	int r;
+
 	if (!rd.b)
 		return base_no_memory_for(err, "pack %s", p->name);
-	int r = object_ref_checked(p, ref, err);
+	r = object_ref_checked(p, ref, err);
 	if (r < 0)
 		return r;
-	uint64_t blocks = base_block_count(ref->raw_len);
 	if (first > blocks || n > blocks - first)
 		return base_error_set(err, -EINVAL, "pack %s: the object at offset %llu has no block %llu", p->name,
 			(unsigned long long)ref->offset, (unsigned long long)(first + n));
@@ -550,9 +562,11 @@ int store_object_take(struct store_pack *p, const struct store_object_ref *ref, 
 {
 	struct reading rd = {.p = p, .ref = ref, .err = err, .b = buffers_get(), .joined = stored};
 	uint64_t len;
+	int r;
+
 	if (!rd.b)
 		return base_no_memory_for(err, "pack %s", p->name);
-	int r = object_ref_checked(p, ref, err);
+	r = object_ref_checked(p, ref, err);
 	if (r < 0)
 		return r;
 	if (ref->codec == STORE_CODEC_RAW)
@@ -571,14 +585,17 @@ int store_object_read(struct store_pack *p, const struct store_object_ref *ref, 
 int store_object_load(struct store_pack *p, const struct store_object_ref *ref, uint64_t max, void **ret_bytes,
 	struct base_error *err)
 {
+	base_cleanup_free void *bytes = NULL;
+	struct base_digest digest;
+	int r;
+
 	if (ref->raw_len > max)
 		return base_error_set(err, -EFBIG,
 			"pack %s: the object at offset %llu has %llu bytes, more than the %llu that one of its kind "
 			"may have",
 			p->name, (unsigned long long)ref->offset, (unsigned long long)ref->raw_len,
 			(unsigned long long)max);
-	base_cleanup_free void *bytes = NULL;
-	int r = store_object_ref_check(ref, p->size - STORE_PACK_TAIL_BYTES); /* before memory is taken for it */
+	r = store_object_ref_check(ref, p->size - STORE_PACK_TAIL_BYTES); /* before memory is taken for it */
 	if (r == 0) {
 		bytes = malloc(ref->raw_len ? ref->raw_len : 1);
 		if (!bytes)
@@ -587,7 +604,6 @@ int store_object_load(struct store_pack *p, const struct store_object_ref *ref, 
 	r = store_object_read(p, ref, bytes, err); /* gives the sentence, if the reference is bad */
 	if (r < 0)
 		return r;
-	struct base_digest digest;
 	base_digest_of(bytes, ref->raw_len, &digest);
 	if (!base_digest_equal(&digest, &ref->digest))
 		return base_error_set(err, -BASE_EDAMAGED,
@@ -602,20 +618,22 @@ int store_object_load(struct store_pack *p, const struct store_object_ref *ref, 
 int pack_footer_load(struct store_pack *p, struct pack_tail *ret_tail, uint8_t **ret_footer, struct base_error *err)
 {
 	uint8_t tail[STORE_PACK_TAIL_BYTES];
+	base_cleanup_free uint8_t *footer = NULL;
+	struct base_digest digest;
 	int r = pack_read(p, p->size - sizeof tail, tail, sizeof tail, err);
+
 	if (r < 0)
 		return r;
 	r = pack_tail_decode(tail, p->size, ret_tail);
 	if (r < 0)
 		return base_error_set(err, r, "pack %s: its tail (offset %llu) is damaged, or the file is cut short",
 			p->name, (unsigned long long)(p->size - sizeof tail));
-	base_cleanup_free uint8_t *footer = malloc(ret_tail->footer_len ? ret_tail->footer_len : 1);
+	footer = malloc(ret_tail->footer_len ? ret_tail->footer_len : 1);
 	if (!footer)
 		return base_no_memory_for(err, "pack %s", p->name);
 	r = pack_read(p, ret_tail->footer_offset, footer, ret_tail->footer_len, err);
 	if (r < 0)
 		return r;
-	struct base_digest digest;
 	base_sha256(footer, ret_tail->footer_len, &digest);
 	if (!base_digest_equal(&digest, &ret_tail->footer_digest))
 		return base_error_set(err, -BASE_EDAMAGED, "pack %s: its footer (offset %llu) is damaged", p->name,
@@ -628,10 +646,12 @@ int store_pack_footer_read(struct store_pack *p, struct store_pack_footer *ret_f
 {
 	struct pack_tail tail;
 	base_cleanup_free uint8_t *footer = NULL;
+	base_cleanup_free struct store_object_ref *objects = NULL;
 	int r = pack_footer_load(p, &tail, &footer, err);
+
 	if (r < 0)
 		return r;
-	base_cleanup_free struct store_object_ref *objects = calloc(tail.count ? tail.count : 1, sizeof *objects);
+	objects = calloc(tail.count ? tail.count : 1, sizeof *objects);
 	if (!objects)
 		return base_no_memory_for(err, "pack %s", p->name);
 	r = pack_footer_decode(footer, &tail, objects);

@@ -169,13 +169,16 @@ static int verify_blocks(struct verify *v, const struct store_object_ref *ref, c
 	uint64_t blocks = base_block_count(ref->raw_len), offset = ref->offset;
 	*ret_good = true;
 	for (uint64_t block = 0, n; block < blocks; block += n) {
+		const uint8_t *raw;
 		size_t len, raw_len;
+		int r;
+
 		n = step_of(ref, lens, block, blocks, &len);
 		raw_len = base_min(ref->raw_len - block * BASE_BLOCK_BYTES, n * BASE_BLOCK_BYTES);
-		int r = fetch(v, offset, v->stored + v->used, len, ref);
+		r = fetch(v, offset, v->stored + v->used, len, ref);
 		if (r < 0)
 			return r;
-		const uint8_t *raw = r == 0 ? verify_step(v, ref, checks, lens, block, n, offset) : NULL;
+		raw = r == 0 ? verify_step(v, ref, checks, lens, block, n, offset) : NULL;
 		if (!raw) {
 			*ret_good = false;
 		} else if (n == blocks) {
@@ -199,6 +202,7 @@ static int verify_object(struct verify *v, const struct store_object_ref *ref, c
 	struct base_digest digest;
 	struct base_xxh128 xxh;
 	bool good;
+	int r;
 
 	if (lens && !lens_good(ref, lens)) {
 		v->calls->damage(v->calls->arg, ref->checks + 8 * blocks, 4 * blocks, ref,
@@ -215,9 +219,9 @@ static int verify_object(struct verify *v, const struct store_object_ref *ref, c
 		verify_waiting(v);
 	base_hasher_reset(v->hasher);
 	base_xxh128_begin(v->xxh, v->calls->seed);
-	int r = verify_blocks(v, ref, checks, lens, &good);
+	r = verify_blocks(v, ref, checks, lens, &good);
 	if (r != 0)
-		return r < 0 ? r : 0;
+		return base_min(r, 0);
 	r = base_hasher_final(v->hasher, &digest);
 	base_xxh128_final(v->xxh, &xxh);
 	if (r == 0)
@@ -232,9 +236,10 @@ static int verify_extent(struct verify *v, const struct store_object_ref *object
 {
 	uint64_t start = objects[first].checks;
 	base_cleanup_free uint8_t *checks = malloc(end > start ? end - start : 1);
+	bool known = true;
+
 	if (!checks)
 		return -ENOMEM;
-	bool known = true;
 	for (uint64_t done = 0; done < end - start;) { /* a single object may have many */
 		size_t n = base_min(end - start - done, VERIFY_STEP_BYTES);
 		int r = fetch(v, start + done, checks + done, n, &objects[first]);
@@ -270,11 +275,13 @@ static void footer_damaged(struct verify *v, const char *what)
 static int verify_all(struct verify *v)
 {
 	struct base_error err = { 0 };
+	uint64_t at = STORE_PACK_HEAD_BYTES;
 	struct pack_tail tail;
 	base_cleanup_free uint8_t *raw = NULL;
 	int r = pack_footer_load(v->p, &tail, &raw, &err);
 	base_cleanup_free struct store_object_ref *objects =
 		r < 0 ? NULL : calloc(tail.count ? tail.count : 1, sizeof *objects);
+
 	if (r == 0)
 		r = objects ? pack_footer_decode(raw, &tail, objects) : -ENOMEM;
 	if (r == -ENOMEM || r == -BASE_EVERSION)
@@ -284,7 +291,6 @@ static int verify_all(struct verify *v)
 		return 0;
 	}
 	seen(v, tail.footer_len + STORE_PACK_TAIL_BYTES);
-	uint64_t at = STORE_PACK_HEAD_BYTES;
 	for (uint64_t i = 0, next; r == 0 && i < tail.count; i = next) {
 		uint64_t end;
 		r = pack_extent_bounds(objects, tail.count, i, &next, &end);
@@ -298,18 +304,17 @@ static int verify_all(struct verify *v)
 
 int store_pack_verify(struct store_pack *p, const struct store_pack_verify_calls *calls)
 {
-	struct verify v = {.p = p, .calls = calls};
+	struct verify v = {.p = p, .calls = calls, .hasher = base_hasher_new(), .xxh = base_xxh128_state_new()};
+	uint8_t head[STORE_PACK_HEAD_BYTES], good[STORE_PACK_HEAD_BYTES];
 	/* from a page on: elsewhere the kernel's copy is slower (docs/save.md) */
 	base_cleanup_free uint8_t *memory = aligned_alloc(
 		4096, base_align(2 * VERIFY_STEP_BYTES + STORE_CODEC_SCRATCH, 4096));
-	v.hasher = base_hasher_new();
-	v.xxh = base_xxh128_state_new();
 	int r = memory && v.hasher && v.xxh ? 0 : -ENOMEM;
+
 	if (r == 0) {
 		v.stored = memory;
 		v.raw = memory + VERIFY_STEP_BYTES;
 		v.scratch = v.raw + VERIFY_STEP_BYTES;
-		uint8_t head[STORE_PACK_HEAD_BYTES], good[STORE_PACK_HEAD_BYTES];
 		pack_head_encode(p->store_id, p->name, good);
 		r = fetch(&v, 0, head, sizeof head, NULL);
 		if (r == 0 && memcmp(head, good, sizeof head) != 0)

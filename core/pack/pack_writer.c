@@ -70,11 +70,14 @@ static int pad(struct store_pack_writer *w, uint64_t align)
 int store_pack_writer_open(
 	struct store_storage *s, const uint8_t store_id[16], const char *pack, struct store_pack_writer **ret_w)
 {
+	uint8_t head[STORE_PACK_HEAD_BYTES];
 	char path[STORE_NAME_MAX];
+	struct store_pack_writer *w;
 	int r = store_pack_path(pack, path);
+
 	if (r < 0)
 		return r;
-	struct store_pack_writer *w = calloc(1, sizeof *w);
+	w = calloc(1, sizeof *w);
 	if (!w)
 		return -ENOMEM;
 	w->storage = s;
@@ -83,7 +86,6 @@ int store_pack_writer_open(
 		free(w);
 		return r;
 	}
-	uint8_t head[STORE_PACK_HEAD_BYTES];
 	pack_head_encode(store_id, pack, head);
 	r = put(w, head, sizeof head);
 	if (r < 0) {
@@ -98,12 +100,12 @@ int store_pack_writer_open(
 static int object_begin(struct store_pack_writer *w, uint16_t codec, uint64_t stored_len)
 {
 	uint64_t align = store_object_align(codec, stored_len);
-	if (w->extent_count > 0 && base_align(w->at, align) + stored_len - w->extent_start > STORE_EXTENT_MAX_BYTES) {
-		int r = store_pack_extent_end(w);
-		if (r < 0)
-			return r;
-	}
-	int r = pad(w, align);
+	int r = 0;
+
+	if (w->extent_count > 0 && base_align(w->at, align) + stored_len - w->extent_start > STORE_EXTENT_MAX_BYTES)
+		r = store_pack_extent_end(w);
+	if (r == 0)
+		r = pad(w, align);
 	if (r == 0 && w->extent_count == 0)
 		w->extent_start = w->at;
 	return r;
@@ -125,16 +127,17 @@ static int object_end(struct store_pack_writer *w, struct store_object_ref *ret_
 static int append_refuse(const struct store_pack_writer *w, enum store_object_kind kind, uint16_t codec,
 	uint64_t stored_len, uint64_t raw_len, const uint32_t *lens)
 {
+	uint64_t sum = 0, blocks = base_block_count(raw_len);
+	bool raw = codec == STORE_CODEC_RAW;
+
 	if (w->error < 0)
 		return w->error;
-	bool raw = codec == STORE_CODEC_RAW;
 	if (w->stream.open || kind < STORE_OBJECT_PIECE || kind > STORE_OBJECT_VIEW_HEADER || !store_codec_valid(codec))
 		return -EINVAL;
 	if (raw_len > (raw ? STORE_OBJECT_MAX_BYTES : STORE_ENCODED_MAX_BYTES))
 		return -BASE_ELIMIT;
 	if (raw)
 		return stored_len == raw_len ? 0 : -EINVAL;
-	uint64_t sum = 0, blocks = base_block_count(raw_len);
 	for (uint64_t i = 0; lens && i < blocks; i++)
 		sum += lens[i] & ~STORE_BLOCK_RAW;
 	return lens && sum == stored_len && stored_len < raw_len ? 0 : -EINVAL;
@@ -144,7 +147,9 @@ int store_pack_append_lent(struct store_pack_writer *w, const struct base_digest
 	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
 	const uint32_t *lens, struct store_lent *lent, struct store_object_ref *ret_ref)
 {
+	uint64_t blocks = base_block_count(raw_len);
 	int r = append_refuse(w, kind, codec, stored_len, raw_len, lens);
+
 	if (r == 0)
 		r = object_begin(w, codec, stored_len);
 	if (r < 0)
@@ -158,7 +163,6 @@ int store_pack_append_lent(struct store_pack_writer *w, const struct base_digest
 	r = put_lent(w, stored, stored_len, lent);
 	if (r < 0)
 		return r;
-	uint64_t blocks = base_block_count(raw_len);
 	for (uint64_t i = 0; i < blocks; i++)
 		base_buf_put64(&w->extent_checks, checks[i]);
 	for (uint64_t i = 0; codec != STORE_CODEC_RAW && i < blocks; i++)
@@ -183,8 +187,10 @@ int store_pack_append_raw(struct store_pack_writer *w, enum store_object_kind ki
 	struct store_object_ref *ret_ref)
 {
 	struct base_digest digest;
+	int r;
+
 	base_digest_of(bytes, len, &digest);
-	int r = store_pack_stream_begin(w, &digest, kind, len);
+	r = store_pack_stream_begin(w, &digest, kind, len);
 	if (r == 0)
 		r = store_pack_stream_add(w, bytes, len);
 	return r < 0 ? r : store_pack_stream_end(w, ret_ref);
@@ -225,6 +231,9 @@ static void stream_check(struct store_pack_writer *w, const void *block, size_t 
 int store_pack_stream_add(struct store_pack_writer *w, const void *bytes, size_t len)
 {
 	struct stream *st = &w->stream;
+	const uint8_t *at = bytes;
+	int r;
+
 	if (w->error < 0)
 		return w->error;
 	if (!st->open)
@@ -233,11 +242,10 @@ int store_pack_stream_add(struct store_pack_writer *w, const void *bytes, size_t
 		return fail(w, -BASE_EDAMAGED); /* more than announced */
 	if (len == 0)
 		return 0;
-	int r = put(w, bytes, len);
+	r = put(w, bytes, len);
 	if (r < 0)
 		return r;
 	base_hasher_update(st->hasher, bytes, len);
-	const uint8_t *at = bytes;
 	while (len > 0) {
 		if (st->used == 0 && len >= BASE_BLOCK_BYTES) {
 			stream_check(w, at, BASE_BLOCK_BYTES);
@@ -259,6 +267,9 @@ int store_pack_stream_add(struct store_pack_writer *w, const void *bytes, size_t
 int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *ret_ref)
 {
 	struct stream *st = &w->stream;
+	struct base_digest digest;
+	int r;
+
 	if (w->error < 0)
 		return w->error;
 	if (!st->open)
@@ -266,8 +277,7 @@ int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *
 	st->open = false;
 	if (st->used > 0)
 		stream_check(w, st->block, st->used);
-	struct base_digest digest;
-	int r = base_hasher_final(st->hasher, &digest);
+	r = base_hasher_final(st->hasher, &digest);
 	if (r < 0)
 		return fail(w, r);
 	if (st->done != st->len || !base_digest_equal(&digest, &st->digest))
@@ -283,18 +293,22 @@ int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *
 
 int store_pack_extent_end(struct store_pack_writer *w)
 {
+	struct store_object_ref **refs = (struct store_object_ref **)(void *)w->extent_refs.data;
+	uint8_t *entry;
+	uint64_t at;
+	int r;
+
 	if (w->error < 0)
 		return w->error;
 	if (w->stream.open)
 		return -EINVAL;
 	if (w->extent_count == 0)
 		return 0;
-	int r = pad(w, PACK_CHECKS_ALIGN);
+	r = pad(w, PACK_CHECKS_ALIGN);
 	if (r < 0)
 		return r;
-	uint64_t at = w->at;
-	uint8_t *entry = w->footer.data + w->footer.len - w->extent_count * PACK_ENTRY_BYTES;
-	struct store_object_ref **refs = (struct store_object_ref **)(void *)w->extent_refs.data;
+	at = w->at;
+	entry = w->footer.data + w->footer.len - w->extent_count * PACK_ENTRY_BYTES;
 	for (uint64_t i = 0; i < w->extent_count; i++, entry += PACK_ENTRY_BYTES) {
 		refs[i]->checks = at;
 		base_put64(entry + 40, at);
@@ -323,15 +337,17 @@ static void writer_free(struct store_pack_writer *w)
 
 static int write_footer(struct store_pack_writer *w)
 {
+	uint8_t tail[STORE_PACK_TAIL_BYTES];
+	struct pack_tail t;
 	int r = store_pack_extent_end(w);
+
 	if (r == 0)
 		r = pad(w, PACK_FOOTER_ALIGN);
 	if (r < 0)
 		return r;
-	struct pack_tail t = {.footer_offset = w->at, .footer_len = w->footer.len, .count = w->count,
+	t = (struct pack_tail){.footer_offset = w->at, .footer_len = w->footer.len, .count = w->count,
 		.file_size = w->at + w->footer.len + STORE_PACK_TAIL_BYTES};
 	base_sha256(w->footer.data, w->footer.len, &t.footer_digest);
-	uint8_t tail[STORE_PACK_TAIL_BYTES];
 	pack_tail_encode(&t, tail);
 	r = w->footer.len ? put(w, w->footer.data, w->footer.len) : 0;
 	return r < 0 ? r : put(w, tail, sizeof tail);

@@ -60,19 +60,20 @@ static void record_digest(const uint8_t head[RECORD_DIGEST_AT], const uint8_t *i
 int store_record_encode(
 	enum store_record_kind kind, const uint8_t id[16], const void *body, size_t len, struct base_buf *ret_file)
 {
-	uint64_t max = store_record_max(kind);
+	uint64_t max = store_record_max(kind), half;
+	uint8_t head[RECORD_DIGEST_AT];
+	struct base_digest digest;
+
 	if (max == 0)
 		return -EINVAL;
 	if (len > max)
 		return -BASE_ELIMIT;
-	uint8_t head[RECORD_DIGEST_AT];
 	memcpy(head, record_magic, 8);
 	base_put16(head + 8, STORE_RECORD_VERSION);
 	base_put16(head + 10, (uint16_t)kind);
 	base_put32(head + 12, (uint32_t)len);
-	struct base_digest digest;
 	record_digest(head, id, body, len, &digest);
-	uint64_t half = record_is_double(kind) ? base_align(STORE_RECORD_HEAD_BYTES + len, RECORD_HALF_ALIGN) : 0;
+	half = record_is_double(kind) ? base_align(STORE_RECORD_HEAD_BYTES + len, RECORD_HALF_ALIGN) : 0;
 	for (int copy = 0; copy < (half ? 2 : 1); copy++) {
 		base_buf_append(ret_file, head, sizeof head);
 		base_buf_append(ret_file, &digest, sizeof digest);
@@ -88,13 +89,14 @@ struct copy { const uint8_t *body; uint64_t len; unsigned version, kind; };
 /* Is this a good copy, with the right digest? 0, else -EBADMSG. */
 static int copy_parse(const uint8_t *id, const uint8_t *at, uint64_t room, struct copy *ret_c)
 {
+	struct base_digest digest;
+
 	if (room < STORE_RECORD_HEAD_BYTES || memcmp(at, record_magic, 8) != 0)
 		return -BASE_EDAMAGED;
 	*ret_c = (struct copy){ at + STORE_RECORD_HEAD_BYTES, base_get32(at + 12), base_get16(at + 8),
 		base_get16(at + 10) };
 	if (ret_c->len > room - STORE_RECORD_HEAD_BYTES)
 		return -BASE_EDAMAGED;
-	struct base_digest digest;
 	record_digest(at, id, ret_c->body, ret_c->len, &digest);
 	return memcmp(at + RECORD_DIGEST_AT, &digest, sizeof digest) == 0 ? 0 : -BASE_EDAMAGED;
 }
@@ -147,10 +149,12 @@ int store_record_decode(enum store_record_kind kind, const uint8_t id[16], const
 	struct store_record *ret_r, bool *ret_whole)
 {
 	struct copy c = { 0 };
+	uint8_t *body;
 	int r = decode_copy(kind, id, file, len, &c, ret_whole);
+
 	if (r < 0)
 		return r;
-	uint8_t *body = malloc(c.len + 1); /* and a NUL, for callers that print it */
+	body = malloc(c.len + 1); /* and a NUL, for callers that print it */
 	if (!body)
 		return -ENOMEM;
 	memcpy(body, c.body, c.len);

@@ -29,9 +29,10 @@ int posix_denied(struct posix_storage *p, const char *name, int r)
 int posix_denied_where(struct store_storage *s, char dir[static STORE_NAME_MAX], struct store_storage_owner *ret_owner)
 {
 	struct posix_storage *p = posix_of(s);
+	bool was;
 
 	pthread_mutex_lock(&p->lock);
-	bool was = p->was_denied;
+	was = p->was_denied;
 	memcpy(dir, p->denied, sizeof p->denied);
 	pthread_mutex_unlock(&p->lock);
 	if (!was)
