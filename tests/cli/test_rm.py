@@ -176,7 +176,7 @@ def test_a_question(vckpt, store, left, words, sentence):
     assert left() != STEPS
 
 
-@pytest.mark.parametrize("options, sentence", [([], "a: step 20 was removed or replaced by somebody else just now"),
+@pytest.mark.parametrize("options, sentence", [([], "a: step 20 was removed or replaced by another writer just now"),
                                                (["--missing-ok"], "")])
 def test_a_step_replaced_during_the_question_stays(vckpt, store, left, options, sentence):
     """What was shown is removed, not what stands under its number by then."""

@@ -102,7 +102,7 @@ def test_a_list_that_stays_unreadable(bench):
         assert [step for step, _ in o.saved] == [10, 12] and len(o.failed) == 1, out
     for rank in set(out) - {blind}:
         assert f"rank {blind}" in out[rank].failed[0][1] and "heartbeat stood still" in out[rank].failed[0][1], out
-    assert ("its heartbeat stands still, so that nobody waits for it" in out[blind].text and
+    assert ("its heartbeat stops, so that no one waits for it" in out[blind].text and
             "its heartbeat goes on" in out[blind].text), out
     api = bench.open(path)
     try:

@@ -13,13 +13,13 @@
  *     packs [pack]                             the caller
  *     part.<rank> [part]                       store_attempt_announce      of one rank alone: kept in memory
  *     list's next entry polled [wait]          attempt_wait.c
- *     manifest, check, commit entry [com, chk] attempt_commit.c            rank 0, or who takes over
- *     outcome told, abort entry [yes, no, fail] attempt_outcome.c          before anything announced is deleted
+ *     manifest, check, commit entry [com, chk] attempt_commit.c            rank 0, or one that takes over
+ *     outcome, abort entry [yes, no, fail]     attempt_outcome.c           before anything announced is deleted
  *     folder deleted                           best effort; the collector does it otherwise
  *
- * The launch's list is opened before `begin` and only refreshed afterwards, so that it knows every entry since: a
- * snapshot never stands in for these (list.c). Lists of other runs, where bases are, may start from a snapshot: they
- * are asked only what is live now.
+ * The launch's list is opened before `begin` and only refreshed afterwards, so that it knows every entry since, which a
+ * snapshot would not show (list.c). Lists of other runs, where bases are, may start from a snapshot: they are asked
+ * only what is live now.
  *
  * Lock order: attempt, launch. */
 #include "core/commit/attempt/attempt.h"
@@ -98,13 +98,13 @@ int store_attempt_pack_open(struct store_attempt *a, const char *class, char nam
 	return 0;
 }
 
-/* -EEXIST: somebody else's came to stand there meanwhile. After any other error it may be this one that stands. */
+/* -EEXIST: another writer has put a pack of that name meanwhile. After any other error this one may be there. */
 int store_attempt_pack_seal(struct store_attempt *a, struct store_pack_writer *w, uint64_t *ret_size)
 {
 	size_t i = a->npacks;
 	int r;
 
-	while (i > 0 && a->packs[i - 1].w != w) /* an older one, given up, may have lain at the same place */
+	while (i > 0 && a->packs[i - 1].w != w) /* one given up earlier may have had the same address */
 		i--;
 	r = store_pack_seal(w, ret_size);
 	if (i == 0)
@@ -115,7 +115,7 @@ int store_attempt_pack_seal(struct store_attempt *a, struct store_pack_writer *w
 	return r;
 }
 
-/* Call it once the attempt is aborted or has announced nothing: then nobody will ever name the packs. A pack that was
+/* Call it once the attempt is aborted or has announced nothing: then no one will ever name the packs. A pack that was
  * not sealed has no file; a file of its name is another writer's. */
 void store_attempt_packs_delete(struct store_attempt *a)
 {
@@ -135,8 +135,8 @@ void store_attempt_packs_delete(struct store_attempt *a)
 
 /* ---- announcement ---- */
 
-/* A launch of one rank has no other that could commit, so its announcement stays in memory. Nothing of it was put: an
- * error leaves the attempt without an announcement. */
+/* A launch of one rank has no other that could commit, so its announcement stays in memory. No file of it is put: after
+ * an error the attempt has no announcement. */
 static int announcement_keep(struct store_attempt *a, const struct base_buf *body)
 {
 	int r;
@@ -186,7 +186,7 @@ int store_attempt_announce(struct store_attempt *a, struct proto_announcement *a
 	snprintf(last, sizeof last, "part.%u", a->launch->rank);
 	r = store_attempt_put(a, last, STORE_RECORD_ANNOUNCEMENT, &body, &why);
 	a->announced_ms = base_monotonic_ms();
-	if (r < 0) /* it may land yet, and be committed: the list decides before anybody is told */
+	if (r < 0) /* it may land yet, and be committed: only the list decides */
 		r = attempt_give_up_own(a, r, why.text, NULL, err);
 	return r < 0 ? r : 0;
 }

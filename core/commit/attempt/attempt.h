@@ -38,8 +38,8 @@ struct store_attempt_options {
 	uint64_t step;
 	bool replace;                   /* a visible step of that number is replaced, naming the entry seen now */
 };
-/* A writer alone: a launch of one rank with a random name and a heartbeat, that no list names; begin. The step taken is
- * told by store_attempt_step. -EEXIST: the step is visible. */
+/* A writer alone: a launch of one rank with a random name and a heartbeat, that no list names; begin.
+ * store_attempt_step returns the step that was taken. -EEXIST: the step is visible. */
 int store_attempt_begin_alone(struct store *s, const struct store_attempt_options *o, struct store_attempt **ret_a,
 	struct base_error *err);
 const char *store_attempt_name(const struct store_attempt *a);  /* "<16 hex>-<decimal>" */
@@ -49,7 +49,7 @@ uint64_t store_attempt_step(const struct store_attempt *a);
 int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry, const struct base_digest *manifest,
 	struct base_error *err);
 /* Fills in run, attempt, step, rank, world, host and commons, and puts part.<rank>. A failure aborts the attempt.
- * -BASE_EUNDECIDED: the abort cannot be written, and the announcement may have landed: store_attempt_wait tells. */
+ * -BASE_EUNDECIDED: the abort cannot be written, and the announcement may have landed: store_attempt_wait finds out. */
 int store_attempt_announce(struct store_attempt *a, struct proto_announcement *announcement, struct base_error *err);
 /* Waits until the list decides the attempt; commits it where that falls to this rank. 0: the step is visible and
  * durable, *ret_entry its number. -BASE_EABORTED: it never will be; the sentence says which rank, on which host, why.
@@ -65,17 +65,16 @@ bool store_attempt_announced(const struct store_attempt *a); /* or tried to: it 
 bool store_attempt_undecided(const struct store_attempt *a); /* as far as this rank has read the list */
 uint64_t store_attempt_commit_ns(const struct store_attempt *a); /* that this rank spent committing; 0: another did */
 
-/* Opens the writer of a pack of this attempt and rank, by its class. What this attempt has not opened itself it never
- * deletes, whatever it is called. -EINVAL: no such class can be; -EEXIST: there is a pack of that name, of somebody
- * else. */
+/* Opens the writer of a pack of this attempt and rank, by its class. An attempt never deletes a pack that it has not
+ * opened itself, whatever its name. -EINVAL: no such class can be; -EEXIST: another writer has a pack of that name. */
 int store_attempt_pack_open(struct store_attempt *a, const char *class, char name[static STORE_PACK_NAME_MAX],
 	struct store_pack_writer **ret_w);
 int store_attempt_pack_seal(struct store_attempt *a, struct store_pack_writer *w, uint64_t *ret_size); /* frees w */
 /* Ends the attempt: appends `abort` to the list, unless it is decided or a writer alone has announced nothing. On a
- * full disk the reserve is given up for that. Tells what the list says: -BASE_EABORTED, with a sentence: the step will
- * never be visible; the packs of this attempt and rank are deleted. 0: the step is visible, because the commit came
- * first; *ret_entry (may be NULL) is its number. -BASE_EUNDECIDED: it is not known yet, because what was announced may
- * still be committed; nothing is deleted, and the abort is tried again until the launch is closed. -BASE_EFORKED:
+ * full disk the reserve is given up for that. Returns what the list says: -BASE_EABORTED, with a sentence: the step
+ * will never be visible; the packs of this attempt and rank are deleted. 0: the step is visible, because the commit
+ * came first; *ret_entry (may be NULL) is its number. -BASE_EUNDECIDED: it is not known yet, because what was announced
+ * may still be committed; nothing is deleted, and the abort is tried again until the launch is closed. -BASE_EFORKED:
  * nothing was done. reason: for the list; NULL: that the list could not be read or written in time. */
 int store_attempt_abort(struct store_attempt *a, const char *reason, uint64_t *ret_entry, struct base_error *err);
 /* Aborts a job's attempt that was not announced. A writer alone: what was neither committed nor aborted stays for the

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attempt_alone: a writer alone (an import): a launch of one rank with a random name, one attempt, and no launch entry.
- * So no launch of a job aborts it, and it aborts nobody's attempts; only the collector, or a person, ends it once its
- * heartbeat has stopped. `begin` says up to where it had read the list. */
+ * So no launch of a job aborts it, and it aborts no attempt of others. Once its heartbeat has stopped, the collector or
+ * a person ends it. `begin` says how far it had read the list. */
 #include <stdio.h>
 
 #include "core/base/cleanup.h"
 #include "core/commit/attempt/attempt_internal.h"
 
-/* Unnumbered saves of two writers would count the same. */
+/* Unnumbered saves of two writers would take the same number. */
 static int run_is_free(struct store *s, const char *run, struct base_error *err)
 {
 	base_cleanup_free struct store_launch_info *infos = NULL;

@@ -12,7 +12,7 @@
 
 /* ---- the file ---- */
 
-/* The body that stands under base.<n>: 1 the same, 0 another, -ENOENT. */
+/* Is that the body of base.<n>? 1, 0, -ENOENT or another error. */
 static int base_same(struct store_attempt *a, const char *last, const struct base_buf *body)
 {
 	struct store_record record = {0};
@@ -27,7 +27,7 @@ static int base_same(struct store_attempt *a, const char *last, const struct bas
 	return r;
 }
 
-/* Another rank may have named it: then that will do, once it is durable. */
+/* If another rank has named it already, its file serves, once it is durable. */
 static int base_put(struct store_attempt *a, const struct base_buf *body, struct base_error *err)
 {
 	for (unsigned i = 0; i < BASE_TRIES; i++) {
@@ -44,7 +44,7 @@ static int base_put(struct store_attempt *a, const struct base_buf *body, struct
 				a->next_base++;
 			if (r != -EEXIST)
 				return r;
-			continue; /* somebody was faster: look at what it says */
+			continue; /* another rank was faster: look at what it says */
 		}
 		if (r < 0 && store_error_passes(r)) /* the next number would not answer either */
 			return base_error_set(err, r, "attempt %s: %s cannot be read: %s", a->name, last,
@@ -85,7 +85,7 @@ static bool base_live(const struct store_list *l, uint64_t entry, const struct b
 	return now && now->entry == entry && base_digest_equal(&now->commit.manifest, manifest);
 }
 
-/* The base is named. Has its commit not gone before that? The list of the attempt's own run is the launch's. */
+/* The base is named. Is its commit still visible? The list of the attempt's own run is the launch's. */
 static int base_look(struct store_attempt *a, const struct attempt_base *b, bool *ret_gone, struct base_error *err)
 {
 	bool own = strcmp(b->run, a->run) == 0;
@@ -116,7 +116,7 @@ static int base_name(struct store_attempt *a, const struct attempt_base *b, bool
 		return base_error_set(err, r, "run %s: the name of a base cannot be encoded: %s", a->run,
 			base_error_name(r));
 	if (!a->launch->alone)
-		a->next_base = 0; /* a rank that named it earlier stands at any number */
+		a->next_base = 0; /* a rank that named it earlier may have any number */
 	r = base_put(a, &body, err);
 	return r < 0 ? r : base_look(a, b, ret_gone, err);
 }
@@ -145,7 +145,7 @@ int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry,
 
 		r = room ? base_name(a, &b, &b.gone, err) : base_no_memory_for(err, "run %s", a->run);
 		if (room) {
-			b.gone |= r < 0; /* base.<n> may stand: its number is used up, its data is not used */
+			b.gone |= r < 0; /* base.<n> may be there: its number is used up, its data is not used */
 			a->bases[a->nbases++] = b;
 		}
 	}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attempt_begin: how an attempt begins: its step and name, the list, and the file `begin`, which the first rank to come
- * puts. The others read it, and compare it with what they were told to save. */
+ * puts. The others read it, and compare it with what their caller wants to save. */
 #include <stdio.h>
 
 #include "core/base/array.h"
@@ -16,7 +16,7 @@
 static uint64_t step_after(uint64_t step) { return step == PROTO_NONE ? 0 : base_min(step, STORE_JOB_STEP_MAX) + 1; }
 
 /* Of a job of one rank, the last step taken, in the order of the saves: by a commit, by an unnumbered save that was
- * aborted (maybe because somebody else has its step), and by one that is not decided. */
+ * aborted (maybe because another writer has its step), and by one that is not decided. */
 static uint64_t last_step(struct store_launch *l)
 {
 	uint64_t last = l->last_step;
@@ -145,7 +145,7 @@ static int begin_compare(struct store_attempt *a, const struct proto_begin *m, c
 	return store_commons_compare(a->commons, m->commons, m->ncommons, m->rank, host, err);
 }
 
-/* This rank's list may have begun behind what the first rank to come had read: a decision would be there. */
+/* Reads this rank's list anew if it began behind what the first rank to come had read: a decision may be between. */
 static int begin_position(struct store_attempt *a, const struct proto_begin *m, struct base_error *err)
 {
 	int r = 0;
@@ -216,13 +216,13 @@ static int begin_start(struct store_attempt *a, const struct store_attempt_save 
 	return r == 0 ? begin_meet(a, &o->mesh, err) : r;
 }
 
-/* Gives up what has begun, and tells why: who was first, if that was another rank. */
+/* Gives up what has begun. Returns why: another rank's reason, if that came first. */
 static int begin_fail(struct store_attempt *a, int r, const struct base_error *why, struct base_error *err)
 {
-	int told = r == -BASE_EABORTED || !a->begun ? 1 : attempt_give_up_own(a, r, why->text, NULL, err);
+	int ended = r == -BASE_EABORTED || !a->begun ? 1 : attempt_give_up_own(a, r, why->text, NULL, err);
 
 	a->decided = true; /* as far as this rank can */
-	return told < 0 ? told : base_error_set(err, r, "%s", why->text);
+	return ended < 0 ? ended : base_error_set(err, r, "%s", why->text);
 }
 
 int store_attempt_begin(struct store_launch *l, const struct store_attempt_save *o, struct store_attempt **ret_a,

@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attempt_commit: what the rank does that commits.
- *
- * In order, each durable before the next; what the model (tests/model) calls it in brackets:
+ * attempt_commit: what a committing rank does, in order, each durable before the next; in brackets what the model
+ * (tests/model) calls it:
  *
  *     all announced; manifest [com]           commit_manifest         checked before it is put, its packs after that
  *     check, commit entry [chk, PUT]          commit_entry            commit_check, store_list_put
  *     an outcome that is left open [open]     commit_settle
  *
- * A failed put of the commit entry leaves its outcome open: the entry may have landed, or may land yet. It is decided
- * by appending `abort`: whichever of the two comes first in the list is what happened. Where not even that can be
- * written the attempt stays undecided, nothing is deleted, and the next round of attempt_wait tries to commit again.
+ * A failed put of the commit entry leaves its outcome open: the entry may have landed, or may land yet. An `abort` is
+ * appended, and whichever of the two comes first in the list is what happened. If not even that can be written, the
+ * attempt stays undecided, nothing is deleted, and the next round of attempt_wait tries to commit again.
  *
- * Who commits reads each announcement once, several at a time (spread.c), and asks for about 16 a poll that are not
- * there yet. */
+ * A committing rank reads each announcement once, several at a time (spread.c), and looks in vain for about 16 of them
+ * a poll. */
 #include <stdio.h>
 
 #include "core/base/cleanup.h"
@@ -86,7 +85,7 @@ static int announcements_read(struct store_attempt *a, bool *ret_new, uint32_t *
 
 		batch_fill(&b, most, &left);
 		r = store_spread(b.n, batch_read, &b, err);
-		for (uint32_t i = b.n; i-- > 0;) { /* of those that failed the first is told */
+		for (uint32_t i = b.n; i-- > 0;) { /* of those that failed, report the first */
 			a->nannouncements += b.found[i] == 1;
 			*ret_new |= b.found[i] == 1;
 			missing += b.found[i] == 0;
@@ -119,8 +118,8 @@ static int commit_check_parts(struct store_attempt *a, const struct proto_announ
 	return r;
 }
 
-/* model: com. Checked, then the manifest durable, then every pack that it names looked at again (invariant 2). The
- * same for all who commit: the manifest that is checked has a count of tensors that is only about right. */
+/* model: com. Checked, then the manifest durable, then every pack that it names looked at again (invariant 2). The same
+ * for all committing ranks: before the check the manifest's count of tensors is only about right. */
 static int commit_manifest(struct store_attempt *a, struct proto_manifest *ret_m, struct base_digest *ret_digest,
 	struct base_error *err)
 {
@@ -164,10 +163,10 @@ static int commit_check(void *arg, struct store_list *l)
 	case STORE_ATTEMPT_UNDECIDED: break;
 	}
 	if (attempt_overtaken(c->a))
-		return -BASE_EABORTED; /* attempt_outcome_known sees to it */
+		return -BASE_EABORTED; /* attempt_outcome_known makes sure of it */
 	if (now && (!c->a->replace || now->entry != c->a->replaces))
 		return base_error_set(c->err, -EEXIST,
-			"%s has a step %llu already: somebody else committed it meanwhile", c->a->run,
+			"%s has a step %llu already: another writer committed it meanwhile", c->a->run,
 			(unsigned long long)c->a->step);
 	c->e->commit.replaces = now ? now->entry : PROTO_NONE;
 	return 0;
@@ -220,7 +219,7 @@ static int commit_entry(struct store_attempt *a, const struct proto_commit *what
 	return 0;
 }
 
-/* 1: committed, by us or somebody else. */
+/* 1: committed, by us or another rank. */
 static int commit_put(struct store_attempt *a, const struct proto_commit *what, uint64_t *ret_entry,
 	struct base_error *err)
 {

@@ -35,7 +35,7 @@ struct store_attempt {
 	struct store_list **lists; size_t nlists; /* of other runs that bases are in */
 	bool begun;                     /* its folder may have a file of ours */
 	bool announced;                 /* part.<rank> was put, or may have been; of one rank: it is kept */
-	bool decided;                   /* the list says what became of it */
+	bool decided;                   /* by the list */
 	/* that this attempt has opened, and so may delete */
 	struct attempt_pack { char name[STORE_PACK_NAME_MAX]; const struct store_pack_writer *w; } *packs;
 	size_t npacks;
@@ -52,7 +52,7 @@ struct store_attempt {
 	uint64_t passed_ms;             /* monotonic: when it is looked for those that have gone on without it */
 	bool warned;                    /* of those that live and are missing */
 	uint64_t failing_ms;            /* monotonic: since when waiting only fails; 0: it does not */
-	bool failing_told;
+	bool failing_warned;
 };
 
 /* ---- attempt.c ---- */
@@ -73,8 +73,8 @@ int attempt_alone_name(struct store_attempt *a, uint64_t wanted, struct base_err
 
 /* ---- attempt_outcome.c ---- */
 
-/* 1 committed, 0 undecided, -BASE_EABORTED; any other error leaves it undecided. The launch's lock is held. Nothing is
- * told before the entry that says so is durable (invariants 5 and 6). */
+/* 1 committed, 0 undecided, -BASE_EABORTED; any other error leaves it undecided. The launch's lock is held. No outcome
+ * is returned before its entry is durable (invariants 5 and 6). */
 int attempt_outcome_known(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err);
 /* Is it undecided here because entries since its begin were collected before this writer read them? */
 bool attempt_overtaken(const struct store_attempt *a);
@@ -105,7 +105,7 @@ bool attempt_try_again(const struct store_attempt *a, int r);
 
 /* ---- attempt_missing.c ---- */
 
-/* A rank that is missing and will not come, or is later than may be, ends the attempt: 0 none does. */
+/* Gives the attempt up if a missing rank will not come, or is over the deadline; 0: none is. */
 int attempt_missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err);
 
 /* ---- attempt_passed.c ---- */
@@ -120,8 +120,8 @@ int attempt_passed(struct store_attempt *a, uint64_t *ret_entry, struct base_err
 #define STORE_JOB_STEP_MAX ((UINT64_C(1) << STORE_JOB_STEP_BITS) - 1)
 
 /* Names the attempt by its step, which is at most STORE_JOB_STEP_MAX, and the first try of it that this rank has not
- * begun. -BASE_EABORTED: others have ended that one, and maybe some after it: this rank is told, once, and its next
- * try is the first that is not decided. The launch's lock is held, and the list was read as far as it can be. */
+ * begun. -BASE_EABORTED: others have ended that one, and maybe some after it. This rank fails with that once, and its
+ * next try is the first that is not decided. The launch's lock is held, and the list was read as far as it can be. */
 int attempt_try_take(struct store_attempt *a, struct base_error *err);
 void attempt_name_make(const char *launch, uint64_t step, uint64_t try, char name[static PROTO_ATTEMPT_MAX]);
 /* The step and try of a name of this launch; false: it is not one. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attempt_missing: who commits judges the ranks whose parts are missing (launch_watch.c), and aborts in the name of one
- * that will not come. A rank that was wrongly given up finds the abort as the list's next entry, and nothing that it
- * does afterwards counts. */
+ * attempt_missing: a committing rank judges the ranks whose parts are missing (launch_watch.c), and aborts the attempt
+ * in the name of one that will not come. A rank that was wrongly given up finds the abort as the list's next entry, and
+ * nothing that it does afterwards counts. */
 #include <stdio.h>
 
 #include "core/base/clock.h"
@@ -10,8 +10,8 @@
 #include "core/commit/attempt/attempt_internal.h"
 
 #define JUDGE_SHARE 20u         /* one part in so many of the time goes into judging those that are missing */
-/* They are judged at least twice a second, and eight times in a heartbeat time-out, so that the watch does not take
- * this rank for one that stood still. */
+/* They are judged at least twice a second, and eight times in a heartbeat time-out, or the watch would think that this
+ * rank itself had been suspended. */
 #define JUDGE_MAX_MS 500u
 #define MISSING_NAMED 5u        /* ranks, in a warning */
 
@@ -56,8 +56,8 @@ static bool missing_warner(const struct store_attempt *a)
 	return true;
 }
 
-/* Nothing ends a wait for a rank that lives and never saves, and no one would see why: once for each attempt. Whether a
- * rank of another host lives is not known, only when its heartbeat moved. */
+/* A wait for a rank that lives and never saves has no end, and no one would see why: this warns, once for each attempt.
+ * Whether a rank of another host lives is not known, only when its heartbeat moved. */
 static void missing_warn(struct store_attempt *a)
 {
 	char names[MISSING_NAMED * (PROTO_HOST_MAX + 80)] = "", host[PROTO_HOST_MAX];

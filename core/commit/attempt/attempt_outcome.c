@@ -2,14 +2,14 @@
  *
  * attempt_outcome: what the list says of an attempt, and how a writer gives it up.
  *
- *     outcome told [yes], [no]         attempt_outcome_known       once the entry that decided it is durable
+ *     outcome [yes], [no]              attempt_outcome_known       once the entry that decided it is durable
  *     abort entry [fail]               give_up_first               before anything announced is deleted
  *     abort entry, later [fail]        launch_aborts.c             one that could not be written
- *     abort entry, by a person [fail]  store_attempt_stop          whoever is at work there
+ *     abort entry, by a person [fail]  store_attempt_stop          even if ranks are at work on it
  *
- * Without this rank's announcement nobody can commit the attempt. So a rank that has not announced its part is told
- * what failed, whether the abort can be written or not. After the announcement only the list says what became of the
- * attempt, and until it does the rank is told -BASE_EUNDECIDED (invariant 5).
+ * Without this rank's announcement no one can commit the attempt. So the calls of a rank that has not announced its
+ * part return what failed, whether the abort can be written or not. After the announcement only the list says what
+ * became of the attempt, and until it does they return -BASE_EUNDECIDED (invariant 5).
  *
  * A rank whose announcement and abort both failed does not wait for its own part: attempt_give_up_again tries the abort
  * again, and then the list has either that abort or, if the announcement had landed after all, a commit. */
@@ -44,7 +44,7 @@ static int outcome_decide(struct store_attempt *a, struct base_error *err)
 	char reason[PROTO_REASON_MAX];
 	int r;
 
-	attempt_reason(a, a->launch->rank, store_hostname(), "it stood still for so long that vckpt gc has collected "
+	attempt_reason(a, a->launch->rank, store_hostname(), "it paused so long that vckpt gc has collected "
 		"entries of the list that it had not read", reason);
 	r = store_list_abort(a->list, a->name, a->launch->rank, reason, err);
 	return r < 0 && r != -EALREADY ? outcome_unknown(a, r, err) : 0;
@@ -99,7 +99,7 @@ int attempt_outcome(struct store_attempt *a, uint64_t *ret_entry, struct base_er
 
 /* ---- giving up ---- */
 
-/* Must the list say that the attempt is over? Not for a writer alone that has announced nothing: nobody will ask. */
+/* Does the attempt need an abort entry? A writer alone that has announced nothing does not: no one will look for it. */
 static bool abort_needed(const struct store_attempt *a)
 {
 	return !a->launch->alone || a->announced;
@@ -229,7 +229,7 @@ int store_attempt_abort(struct store_attempt *a, const char *reason, uint64_t *r
 		store_reserve_restore(a->store);
 		return base_error_set(err, r, "%s", why.text);
 	}
-	if (!a->announced) { /* nobody can commit it */
+	if (!a->announced) { /* no one can commit it */
 		store_attempt_packs_delete(a);
 		a->decided = true; /* as far as this rank can */
 	}
@@ -260,8 +260,8 @@ int store_attempt_stop(struct store *s, struct store_list *l, const char *attemp
 
 	if (store_list_put_open(l, r)) {
 		if (!store_list_put_known(l)) {
-			base_error_prefix(err, r, "run %s: undecided whether attempt %s is aborted (vckpt ls "
-				"--incoming tells)", run, attempt);
+			base_error_prefix(err, r, "run %s: undecided whether attempt %s is aborted (see "
+				"vckpt ls --incoming)", run, attempt);
 			return err->code = -BASE_EUNDECIDED;
 		}
 		r = stop_state(l, attempt, r);

@@ -34,7 +34,8 @@ struct passed {
 
 enum passed_order { PASSED_LATER, PASSED_BEHIND, PASSED_NEITHER };
 
-/* As this rank sees it, beside the one at hand. What is left of one that is decided says nothing. */
+/* How the attempt compares with the one at hand, as this rank sees it. Files left over from a decided attempt carry no
+ * information. */
 static enum passed_order passed_compare(const struct store_attempt *a, const char *attempt, uint64_t step, uint64_t try)
 {
 	uint64_t order;

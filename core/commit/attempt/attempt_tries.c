@@ -8,9 +8,9 @@
  * A try is the n-th time that a rank begins the step within the launch. Ranks that learn of each failed save have the
  * same count. A rank may have fewer tries than the others, because its call failed before it began, or because it left
  * one out. It then finds that others have ended the try which it is about to make. Its call fails with their reason:
- * they may have ended it a moment ago, while this rank was on its way, and if it took the next try at once it would
- * wait there for ranks that have given the step up. But this happens once: its next call takes the first try that
- * nobody has ended. */
+ * they may have ended it a moment ago, while this rank was on its way. If it took the next try at once, it would wait
+ * there for ranks that have given the step up. But this happens once: its next call takes the first try that no one has
+ * ended. */
 #include <stdio.h>
 
 #include "core/base/array.h"
@@ -37,7 +37,7 @@ bool attempt_name_take(const struct store_launch *l, const char *name, uint64_t 
 	return errno == 0;
 }
 
-/* Index of the step, or of where it would stand. */
+/* Index of the step, or of where it belongs. */
 static size_t tries_place(const struct store_launch *l, uint64_t step)
 {
 	if (l->ntries && l->tries[l->ntries - 1].step < step)

@@ -2,17 +2,17 @@
  *
  * attempt_wait: from the announcement until the list decides the attempt.
  *
- * Who commits: rank 0; and if nothing has decided the attempt, ranks floor(k N / 8), k = 1 ... 7, those that fall
- * together counted once, each 2 s later than the one before, from its own announcement; at once when it can see that
- * the processes of all before it are gone. Any number of ranks may commit at the same time: they write the same
- * manifest, one entry gets in, and to the others it is their own success. So no rank has to know whether another is
- * slow or dead.
+ * Rank 0 commits. If nothing has decided the attempt, so do ranks floor(k N / 8), k = 1 ... 7 (equal ones once), each
+ * two seconds later than the one before, counted from its own announcement; or at once when it sees that the processes
+ * of all before it are gone. Any number of ranks may commit at the same time: they write the same manifest, one entry
+ * gets in, and to the others it is their own success. So no rank has to know whether another is slow or dead.
  *
- * Requests: every rank one look-up of the list's next entry a poll, at 1 ms first and at 100 ms in the end; of more
- * than 1,000 ranks those who do not commit at as many times 0.1 ms. A writer alone commits in its first round.
+ * Requests: every rank looks up the list's next entry once a poll, first every 1 ms and in the end every 100 ms. If
+ * there are more than 1,000 ranks, N of them, those that do not commit slow down to N times 0.1 ms. A writer alone
+ * commits in its first round.
  *
- * What fails is asked for again, for as long as a rank may be missing at the start (a writer alone: as long as a list
- * is tried again); then the attempt is undecided. */
+ * What fails is tried again, for as long as a rank may be missing at the start (a writer alone: for the patience of a
+ * list); then the attempt is undecided. */
 #include <stdio.h>
 
 #include "core/base/clock.h"
@@ -22,8 +22,8 @@
 #define TAKEOVER_MS 2000u
 #define POLL_MIN_US 1000u
 #define POLL_MAX_US 100000u
-#define POLL_EACH_US 100u       /* one look at the list, by any rank, in so long: 8,192 look every 0.8 s */
-#define FAILING_TELL_MS 1000u   /* a storage that fails for so long is told of */
+#define POLL_EACH_US 100u       /* between looks at the list by any rank: of 8,192, each looks every 0.8 s */
+#define FAILING_WARN_MS 1000u   /* a storage that fails longer is warned of */
 
 /* Is it this rank's turn to commit? */
 static bool wait_turn(struct store_attempt *a)
@@ -57,21 +57,21 @@ static int wait_over(struct store_attempt *a, struct base_error *err)
 		(unsigned long long)a->step, len ? "; not announced: rank " : "", missing);
 }
 
-/* While nothing is decided and the storage fails: is it to be asked again? What failed once is asked for again until it
- * has failed for as long as a rank may be missing at the start. */
+/* While nothing is decided and the storage fails: try again? Yes, until it has failed for as long as a rank may be
+ * missing at the start. */
 static bool wait_on(struct store_attempt *a, int r, uint64_t now, const struct base_error *err)
 {
 	if (r == 0) {
 		a->failing_ms = 0;
-		a->failing_told = false;
+		a->failing_warned = false;
 	}
 	if (r == 0 || a->decided || r == -BASE_EDAMAGED || r == -BASE_EVERSION || r == -BASE_EFORMAT)
 		return r == 0;
 	if (!a->failing_ms)
 		a->failing_ms = now;
-	if (now - a->failing_ms >= FAILING_TELL_MS && !a->failing_told) {
+	if (now - a->failing_ms >= FAILING_WARN_MS && !a->failing_warned) {
 		base_warning("%s; it is tried again for %g s", err->text, (double)a->launch->start_ms / 1000);
-		a->failing_told = true;
+		a->failing_warned = true;
 	}
 	return now - a->failing_ms < a->launch->start_ms;
 }

@@ -14,7 +14,7 @@
 #include "core/base/buf.h"
 #include "proto/name.h"
 
-#define BEGIN_NAMES_MAX 8192u           /* values whose names stand in `begin` */
+#define BEGIN_NAMES_MAX 8192u           /* values whose names are in `begin` */
 #define BEGIN_NAMES_BYTES (UINT64_C(256) << 10)
 #define HINT "all ranks of a group hold the same; what differs by rank is kept with per_rank=, a tensor that " \
 	"one rank alone has as a Shard with alone=True"

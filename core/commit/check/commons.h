@@ -2,7 +2,7 @@
  *
  * commons: values that ranks of a job have to hold alike: a learning rate, the names of a state's parts. A rank
  * declares values by name in groups. All ranks that declare anything in one group must declare the same names with the
- * same bytes; ranks that declare nothing in it are not asked. Only digests are kept. `begin` has the rows of the rank
+ * same bytes; ranks that declare nothing in it do not matter. Only digests are kept. `begin` has the rows of the rank
  * that put it, so that another rank can say which value differs before anything is written (begin_compare in
  * attempt_begin.c); an announcement has one digest a group, and the committing rank compares those.
  *

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cover: do the boxes that several writers stored of one tensor cover it exactly (invariant 4)? What tensor_boxes_cover
- * tells, with ranks and digests. Pure functions over memory; any thread. manifest_cover.c gathers the boxes. */
+ * cover: do the boxes that several writers stored of one tensor cover it exactly (invariant 4)? tensor_boxes_cover,
+ * with ranks and digests. Pure functions over memory; any thread. manifest_cover.c gathers the boxes. */
 #ifndef CORE_COMMIT_CHECK_COVER_H
 #define CORE_COMMIT_CHECK_COVER_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * manifest_blobs: which ranks' parts have which blobs, for the manifest. Without it, whoever looks for a blob has to
- * read the head of every part: each rank of a load did, by the square of the number of ranks.
+ * manifest_blobs: which ranks' parts have which blobs, for the manifest. Without that, a reader that looks for a blob
+ * has to read the head of every part: of N ranks that load, each would read N heads.
  *
  * Parts are added in any order, by several threads; what comes out depends on the parts alone. Where it would be long
  * (a name of its own for every rank's blob) the manifest does not say it. */

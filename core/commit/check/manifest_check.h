@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * manifest_check: what has to be true of a manifest before a commit entry may name it, and what the announcements that
- * it is made from have to agree in. verify asks the same of steps that are there. */
+ * it is made from have to agree in. verify checks the same of existing steps. */
 #ifndef CORE_COMMIT_CHECK_MANIFEST_CHECK_H
 #define CORE_COMMIT_CHECK_MANIFEST_CHECK_H
 

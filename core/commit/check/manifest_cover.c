@@ -24,7 +24,7 @@
 #include "core/step/part.h"
 #include "core/storage/spread.h"
 
-struct cover_tensor { uint32_t layout, tensor; };           /* where its name and shape stand */
+struct cover_tensor { uint32_t layout, tensor; };           /* where its name and shape are */
 /* whole: by this rank, with this digest */
 struct cover_state { bool whole; uint32_t rank; struct base_digest digest; };
 /* pairs: index; UINT64_MAX: whole */
@@ -226,7 +226,7 @@ int store_manifest_check_layouts(struct store *s, const struct proto_manifest *m
 	return layouts_gather(&g);
 }
 
-/* ---- who says that it holds a tensor ---- */
+/* ---- which ranks list a tensor ---- */
 
 /* Of one layout: its number of the tensor, or -1. */
 static int64_t advice_find(const struct cover_gather *g, uint32_t layout, uint32_t number)
@@ -247,8 +247,8 @@ static void advice_placement(const struct proto_layout *l, const struct proto_la
 		base_buf_printf(b, "%s%s=%u", d ? "," : "", mesh->dim_names[d], mesh->dim_sizes[d]);
 }
 
-/* Most often ranks share a tensor that fewer of them hold, or that is not the same on them: says what each said. The
- * sentence so far stays; what does not fit behind it is cut. */
+/* Most often ranks list a tensor alike that not all of them hold, or that differs between them: says what each listed.
+ * The sentence so far stays; what does not fit behind it is cut. */
 static int advise(const struct cover_gather *g, uint32_t number, int code, struct base_error *err)
 {
 	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;

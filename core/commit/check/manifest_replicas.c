@@ -213,14 +213,14 @@ static void vote_text(const struct replica_vote *v, const struct replica_side *a
 	else if (v->most.n == 1)
 		snprintf(text, 700, "rank %u and rank %u (no two of %u replicas agree)", x, y, v->n);
 	else if (v->fewest.n == 1)
-		snprintf(text, 700, "rank %u and rank %u (of %u replicas, rank %u on host %.200s stands alone)", x, y,
+		snprintf(text, 700, "rank %u and rank %u (of %u replicas, only rank %u on host %.200s differs)", x, y,
 			v->n, y, b->a->host);
 	else
 		snprintf(text, 700, "rank %u and rank %u (of %u replicas, %u agree with rank %u and %u with rank %u)",
 			x, y, v->n, v->most.n, x, v->fewest.n, y);
 }
 
-/* The announcement of a rank, of all, which stand by ascending rank. */
+/* The announcement of a rank; `all` are sorted by rank. */
 static const struct proto_announcement *announcement_of(const struct proto_announcement *const *all, uint32_t n,
 	uint32_t rank)
 {
@@ -245,7 +245,7 @@ static int vote_refuse(struct store *s, const struct proto_announcement *const *
 	if (d.n == 0)
 		return base_error_set(err, -BASE_EFORMAT,
 			"a replicated tensor differs between %s; which one is not known: %.200s", who,
-			r < 0 ? why.text : "their parts do not tell");
+			r < 0 ? why.text : "their parts do not say");
 	if (d.n > 1)
 		snprintf(more, sizeof more, ", and %u more with it", d.n - 1);
 	if (d.only)
@@ -254,8 +254,8 @@ static int vote_refuse(struct store *s, const struct proto_announcement *const *
 	return base_error_set(err, -BASE_EFORMAT, "tensor \"%s\"%s differs between %s: " REMEDY, d.tensor, more, who);
 }
 
-/* A group has two ranks at least; one that a single rank announces is none to the others: they disagree on who holds
- * the same, so nothing was compared. */
+/* A group has two ranks at least; one that a single rank announces is none to the others: they disagree about which
+ * ranks hold the same, so nothing was compared. */
 static int alone_refuse(struct store *s, const struct proto_announcement *const *all, uint32_t n,
 	const struct replica_line *line, struct base_error *err)
 {

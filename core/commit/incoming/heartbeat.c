@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * heartbeat: files that say "alive", and what to think of those of others.
+ * heartbeat: files that say "alive", and what those of others mean.
  *
- * Heartbeats decide when to ask, never what is true: whoever finds one stopped appends `abort` to the list, and a
- * writer that was only slow finds that entry. So nothing here needs to be exact; two kinds of error cost time only.
+ * Heartbeats decide when to ask, never what is true: a rank that finds one stopped appends `abort` to the list, and a
+ * writer that was only slow finds that entry. So nothing here needs to be exact: an error costs time, in both
+ * directions.
  *
  * A heartbeat names the process that it speaks for: the space of its pid (kernel boot and pid namespace, hashed into
  * the form of a UUID, since a boot id alone would let a container judge pids that it cannot see), pid and start time.
- * An observer in the same space knows at once whether that process lives. Anybody else has to watch whether the number
- * grows, by his own monotonic clock.
+ * An observer in the same space knows at once whether that process lives. All others watch, by their own monotonic
+ * clock, whether the number grows.
  *
  * The thread puts n + 1 before it deletes n, so that a listing finds one of them at all times. A put that failed may
  * still have landed: its number is not used again, and every number since the last good one is deleted with it. Number
- * 0 may be another process's that was given the same launch id: it is deleted only where it says what was put.
+ * 0 may be that of another process with the same launch id: it is deleted only if it says what was put.
  *
- * Only number 0 is durable: it stands before anything that belongs to the launch, so that the collector never takes a
- * beginning save for a dead one. The others say something to those who look now. Thousands of ranks beat into one
- * directory for the whole training; synced, each beat would be two waits for the medium. */
+ * Only number 0 is durable. It is put before anything else of the launch, so that the collector never takes a save that
+ * begins for a dead one. The later numbers matter only to observers of the moment. Thousands of ranks beat into one
+ * directory for the whole training; if beats were synced, each would wait for the medium twice. */
 #include "core/commit/incoming/heartbeat.h"
 
 #include <fcntl.h>
@@ -77,7 +78,7 @@ static void space_fill(void)
 
 	if (!proc_read("/proc/sys/kernel/random/boot_id", boot, sizeof boot))
 		snprintf(boot, sizeof boot, "%llu %d", (unsigned long long)base_realtime_ns(),
-			(int)getpid()); /* equal to nobody's: others watch us */
+			(int)getpid()); /* equal to no other: others watch us */
 	if (readlink("/proc/self/ns/pid", link, sizeof link - 1) < 0)
 		link[0] = 0;
 	snprintf(what, sizeof what, "%.36s %s", boot, link);
@@ -379,8 +380,8 @@ static bool process_hidden(uint64_t pid)
 		&& errno == EPERM;
 }
 
-/* Who cannot look (no descriptor is left, say) does not know that it is gone. A hidden one may be another process,
- * which has the pid now. start_time 0: it could not look at itself. */
+/* If this process cannot look (it has no descriptor left, say), the other counts as alive. A hidden process may be a
+ * later one with the same pid. start_time 0: the writer could not look at itself. */
 static enum store_liveness process_judge(uint64_t pid, uint64_t start_time)
 {
 	uint64_t start;
@@ -398,7 +399,7 @@ bool store_process_lives(uint64_t pid, uint64_t start_time)
 	return process_judge(pid, start_time) != STORE_DEAD;
 }
 
-/* A process that was found alive for one file need not be asked for again for the next: ranks that are threads. */
+/* The last process that was found alive. Ranks that are threads share one, and it is looked for once. */
 struct lived { uint64_t pid, start_time; };
 
 static enum store_liveness heartbeat_judge(const struct proto_heartbeat *m, struct lived *lived)
@@ -479,7 +480,7 @@ static bool launch_read(struct store *s, struct store_launch_info *info, struct 
 	return true;
 }
 
-/* Lists, and reads those that `known` does not have, which are put into its place. Both stand by writer. */
+/* Lists the heartbeats, and reads those that `known` lacks, which becomes the new list. Both are sorted by writer. */
 static int launches_once(struct store *s, struct launches_found *known, bool *ret_moved)
 {
 	struct launches_found f = {0};

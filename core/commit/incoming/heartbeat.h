@@ -15,7 +15,7 @@ struct store_heartbeat_options {
 	bool job;               /* of a rank of a job: has a name of its own, so that ranks share a host */
 	uint32_t rank;
 	uint64_t every_ms;      /* 0: 5 s */
-	uint64_t quick_ms;      /* for so long after the start it beats every STORE_HEARTBEAT_QUICK_MS; 0: never */
+	uint64_t quick_ms;      /* this long after the start it beats every STORE_HEARTBEAT_QUICK_MS; 0: never */
 	const uint8_t *nonce;   /* 16 bytes, that it shows; NULL: none */
 	/* Called by the heartbeat's thread before each beat but the first; false: this one is left out. *ret_idle_ms is
 	 * 0, and becomes for how long quick beats have been of no use. May be NULL */
@@ -23,8 +23,8 @@ struct store_heartbeat_options {
 	void *tend_arg;
 };
 /* Puts number 0 (durable on return); then a thread of its own puts n + 1 every 5 s and deletes n. The later ones need
- * not be durable: after a power loss an observer finds a process that is gone, or a number that stands still. -EEXIST:
- * another writer has a heartbeat of that name, which stays. */
+ * not be durable: after a power loss an observer finds a process that is gone, or a number that no longer grows.
+ * -EEXIST: another writer has a heartbeat of that name, which stays. */
 int store_heartbeat_start(struct store *s, const struct store_heartbeat_options *o, struct store_heartbeat **ret_h,
 	struct base_error *err);
 /* The pause after a beat, which the beat itself states: every_ms until the writer has been idle for twice that, then as
@@ -32,11 +32,11 @@ int store_heartbeat_start(struct store *s, const struct store_heartbeat_options 
 uint64_t store_heartbeat_period_ms(uint64_t every_ms, uint64_t idle_ms);
 /* The writer is not idle any more: the next beat comes at once, if the last one stated more than every_ms. */
 void store_heartbeat_wake(struct store_heartbeat *h);
-/* For how long an observer lets a heartbeat of another host stand still. period_ms: as it states; 0: it states none. */
+/* How long an observer waits for a heartbeat of another host to move. period_ms: what it states; 0: nothing. */
 uint64_t store_heartbeat_limit_ms(uint64_t timeout_ms, uint64_t period_ms);
 /* How long its last beat took, or the one under way has taken so far. */
 uint64_t store_heartbeat_slow_ms(const struct store_heartbeat *h);
-/* Is that file this heartbeat's? host: as store_heartbeat_each tells it. */
+/* Is that file this heartbeat's? host: as store_heartbeat_each passes it. */
 bool store_heartbeat_own(const struct store_heartbeat *h, const char *host, uint64_t number);
 void store_heartbeat_stop(struct store_heartbeat *h); /* joins, deletes the file; NULL-safe */
 
@@ -46,7 +46,7 @@ bool store_heartbeat_name_parse(const char *base, char launch[static 17], char h
 /* One rank of a job, as its file says. */
 struct store_heartbeat_rank {
 	char host[PROTO_HOST_MAX];
-	bool here;              /* of this machine: store_process_lives can tell */
+	bool here;              /* of this machine: store_process_lives can check it */
 	uint64_t pid, start_time;
 	uint8_t nonce[PROTO_NONCE_BYTES]; /* zeros: it shows none */
 	uint32_t period_ms;     /* 0: it states none */
@@ -56,7 +56,7 @@ struct store_heartbeat_rank {
 typedef void (*store_heartbeat_func)(void *arg, uint32_t rank, uint64_t number, const char *host, const char *file);
 int store_heartbeat_each(struct store *s, const char *launch, store_heartbeat_func f, void *arg);
 void store_heartbeat_name(const char *launch, uint32_t rank, const char *host, uint64_t number,
-	char name[static STORE_NAME_MAX]); /* the file of a job's rank; host: as told above */
+	char name[static STORE_NAME_MAX]); /* the file of a job's rank; host: as above */
 int store_heartbeat_look(struct store *s, const char *file, struct store_heartbeat_rank *ret_r); /* -ENOENT: moved on */
 bool store_heartbeat_may_be_here(const char *host); /* by the name alone */
 bool store_process_lives(uint64_t pid, uint64_t start_time);

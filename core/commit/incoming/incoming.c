@@ -242,7 +242,7 @@ static int rank_compare(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* Who is missing, of the world that `begin` names. */
+/* Which ranks are missing, of the world that `begin` names. */
 static int incoming_missing(struct store_incoming *i)
 {
 	uint32_t world = i->begun ? i->begin.world : 0, at = 0;

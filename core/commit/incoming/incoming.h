@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * incoming: who is at work in a store, and what attempts have left there (docs/format/incoming.md): the launches by
- * their heartbeats, and the folders of incoming/, read whole for the collector and for `vckpt ls --incoming`. What is
- * read is of one moment. */
+ * incoming: which launches are at work in a store, by their heartbeats, and what attempts have left in incoming/, read
+ * whole for the collector and for `vckpt ls --incoming` (docs/format/incoming.md). Each reading shows one moment. */
 #ifndef CORE_COMMIT_INCOMING_INCOMING_H
 #define CORE_COMMIT_INCOMING_INCOMING_H
 
 #include "core/step/store.h"
 
-/* Liveness, for whoever wants to know about others. */
+/* Is a launch alive, as others see it? */
 enum store_liveness { STORE_DEAD, STORE_ALIVE, STORE_UNKNOWN /* another host: watch it for the time-out */ };
 struct store_launch_info {
 	char launch[17];
@@ -52,7 +51,7 @@ struct store_folder {
 	bool heartbeat;                        /* its launch has a heartbeat file */
 	bool damaged;                          /* begin or a base cannot be read */
 	struct base_error newer;               /* ... because a newer vckpt wrote it */
-	struct proto_base_record *bases; size_t nbases; /* of base.<n>; those of begin stand in info.begin */
+	struct proto_base_record *bases; size_t nbases; /* of base.<n>; those of begin are in info.begin */
 	struct store_files files;
 };
 struct store_folders { struct store_folder *all; size_t n, size; };

@@ -2,7 +2,7 @@
  *
  * launch: how the ranks of a job come together without a message.
  *
- *     heartbeat                        every rank, so that others can tell who has come; rank 0's shows a nonce
+ *     heartbeat                        every rank, so that others see that it has come; rank 0's shows a nonce
  *     launch entry                     rank 0, with the newest step and the nonce: launch_append
  *     ... is there                     the others, by reading on: launch_await
  *     ... is of this start             the others, by looking for the rank 0 that shows its nonce: launch_meet.c
@@ -164,7 +164,7 @@ static int launch_await(struct store_launch *l, struct base_error *err)
 
 	if (r == 0)
 		r = launch_poll(l, err);
-	if (r == 0) { /* did it stand before the snapshot that was started from? */
+	if (r == 0) { /* is it before the snapshot that the list started from? */
 		store_list_close(l->list);
 		l->list = NULL;
 		r = store_list_open_how(l->store, l->run,

@@ -20,11 +20,11 @@ struct store_launch_options {
 	/* text that all ranks share and that is new at every start; NULL or empty: this rank is the whole world */
 	const char *id;
 	uint32_t rank, world;
-	/* a rank whose heartbeat does not move for so long (an idle one's: for longer, as it states) is given up; 0:
+	/* a rank whose heartbeat does not move for this time (an idle one's: for longer, as it states) is given up; 0:
 	 * 20 s; at least 400 */
 	uint64_t heartbeat_ms;
-	uint64_t start_ms;      /* a rank that never shows one is given up after so long; 0: 60 s */
-	/* a rank whose heartbeat goes on, and that has not announced its part so long after the rank that commits did,
+	uint64_t start_ms;      /* a rank that never shows one is given up after this time; 0: 60 s */
+	/* a rank whose heartbeat goes on, and that has not announced its part this long after the committing rank did,
 	 * is given up; 0: it is waited for */
 	uint64_t deadline_ms;
 };

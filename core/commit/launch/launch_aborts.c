@@ -5,9 +5,9 @@
  * The other ranks wait for this one as long as it lives, so an abort that cannot be written is not forgotten. The
  * launch keeps it, and tries to append it before its next begin, while the attempt is waited for, and from its
  * heartbeat's thread at every beat, until it is written or the list decides the attempt in another way. If that fails
- * for longer than a rank may be missing at the start, the heartbeat stands still, so that the others give this rank up.
- * It beats again once the list can be written. So a short fault costs the save that it hit, and no fault of one rank
- * keeps the others waiting for as long as that rank lives. */
+ * for longer than a rank may be missing at the start, the heartbeat stops, so that the others give this rank up. It
+ * beats again once the list can be written. So a short fault costs the save that it hit, and no fault of one rank keeps
+ * the others waiting for as long as that rank lives. */
 #include "core/base/clock.h"
 #include "core/base/log.h"
 #include "core/commit/incoming/incoming.h"
@@ -96,7 +96,7 @@ bool store_launch_tend(void *arg, uint64_t *ret_idle_ms)
 	beats = !l->aborts || base_monotonic_ms() - l->aborts_ms < l->start_ms;
 	if (beats == l->rests)
 		base_warning("run %s: rank %u: %s", l->run, l->rank, beats ? "its heartbeat goes on"
-			: "the run's list cannot be written: its heartbeat stands still, so that nobody waits for it");
+			: "the run's list cannot be written: its heartbeat stops, so that no one waits for it");
 	l->rests = !beats;
 	idle_ms = store_launch_idle_ms(l);
 	pthread_mutex_unlock(&l->lock);

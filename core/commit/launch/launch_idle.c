@@ -11,7 +11,7 @@
  *
  *     rank 0                           ranks that come late look for it (launch_meet.c), and it shows every observer,
  *                                      of older versions too, that the launch lives
- *     a rank with an abort to write    it has to try at each beat, or to stand still (attempt_outcome.c)
+ *     a rank with an abort to write    it has to try at each beat, or to stop beating (launch_aborts.c)
  *     a rank whose committers may be   they would give it up after the time-out. Heartbeats of a vckpt that heeds
  *     of an older vckpt                periods state one, so a rank reads those of the ranks that may commit, once, the
  *                                      first time that it would slow down */
@@ -51,19 +51,20 @@ struct leaders {
 static void leaders_found(void *arg, uint32_t rank, uint64_t number, const char *host, const char *file)
 {
 	struct leaders *f = arg;
-	struct store_heartbeat_rank who;
+	struct store_heartbeat_rank seen;
 
 	(void)number;
 	(void)host;
 	for (unsigned i = 0; i < f->n; i++) {
-		if (f->ranks[i] != rank || f->heeds[i] || store_heartbeat_look(f->store, file, &who) < 0)
+		if (f->ranks[i] != rank || f->heeds[i] || store_heartbeat_look(f->store, file, &seen) < 0)
 			continue;
-		f->heeds[i] = who.period_ms != 0;
+		f->heeds[i] = seen.period_ms != 0;
 		f->older |= !f->heeds[i];
 	}
 }
 
-/* One that is not there yet, or could not be read, is looked for again when this rank has been idle twice as long. */
+/* A heartbeat that is not there yet, or could not be read, is looked for again when this rank has been idle twice as
+ * long. */
 bool store_launch_heeded(struct store_launch *l, uint64_t idle_ms)
 {
 	struct leaders f = {.store = l->store};

@@ -25,7 +25,7 @@
 
 #include <stdio.h>
 
-#define GONE_MS 1000u           /* for so long no rank 0 that shows the nonce is seen: more than a listing can miss */
+#define GONE_MS 1000u           /* without a rank 0 that shows the nonce: longer than a listing can miss it */
 #define LIST_EVERY_MS 500u
 #define POLL_MS 50u
 
@@ -42,16 +42,16 @@ struct meet {
 
 static void meet_rank_0(struct meet *m, uint64_t number, const char *host, const char *file)
 {
-	struct store_heartbeat_rank who;
+	struct store_heartbeat_rank found;
 
-	if (store_heartbeat_look(m->l->store, file, &who) < 0) {
+	if (store_heartbeat_look(m->l->store, file, &found) < 0) {
 		m->missed = true;
 		return;
 	}
-	if (memcmp(who.nonce, m->nonce, PROTO_NONCE_BYTES) != 0)
+	if (memcmp(found.nonce, m->nonce, PROTO_NONCE_BYTES) != 0)
 		return;
-	if (who.here) {
-		m->lives |= store_process_lives(who.pid, who.start_time);
+	if (found.here) {
+		m->lives |= store_process_lives(found.pid, found.start_time);
 		return;
 	}
 	if (m->now.seen && m->now.number >= number)

@@ -10,25 +10,25 @@
  * listed once more. Whether a process of this machine lives is asked at every call, which costs the store nothing;
  * ranks that are threads of one process share the answer. The time of a change is the time of the look that found it,
  * by this rank's monotonic clock, and no time-out begins before the rank's own announcement in this attempt, so what
- * happened between two saves does not count. But a rank that was found not to come, or to stand still, and has not been
- * seen to move since, is not waited for again: the saves that are queued behind the first would each take the whole
- * time-out. An observer that itself stood still (a job that is suspended as a whole) starts all clocks anew; otherwise
- * it would give up all ranks at its first look. An observer whose own beats are slow does so too, because a storage
- * with too much to do makes the beats of healthy ranks slow as well. A process of this machine that is gone is
- * recognised in any case. */
+ * happened between two saves does not count. But a rank that was found missing or stopped, and has not been seen to
+ * move since, is not waited for again: the saves that are queued behind the first would each take the whole time-out.
+ * An observer that itself stood still (a job that is suspended as a whole) starts all clocks anew; otherwise it would
+ * give up all ranks at its first look. An observer whose own beats are slow does so too, because a storage with too
+ * much to do makes the beats of healthy ranks slow as well. A process of this machine that is gone is recognised in any
+ * case. */
 #include "core/base/clock.h"
 #include "core/commit/launch/launch_work.h"
 
 #include <stdio.h>
 
 #define LIST_TRIES 3u
-#define PROCESS_MS 10u                  /* for so long a process that lived is not asked for again */
+#define PROCESS_MS 10u                  /* how long a process that was seen alive is not checked again */
 
 struct watch_rank {
-	struct store_heartbeat_rank who;
+	struct store_heartbeat_rank process;
 	uint64_t number;
 	uint64_t changed_ms;            /* when the number was last seen to move */
-	uint64_t limit_ms;              /* how long it may stand still */
+	uint64_t limit_ms;              /* how long it may not move */
 	bool asked;                     /* its file was read for that, after the time-out */
 	uint64_t gone_ms;               /* since when no listing shows it; 0: the last one did */
 	bool seen, listed;              /* ever; in the listing at hand */
@@ -70,7 +70,7 @@ int store_watch_new(const struct store_launch *l, struct store_watch **ret_w)
 	w->deadline_ms = l->deadline_ms;
 	if (l->deadline_ms)
 		least = base_min(least, l->deadline_ms);
-	/* with the pause of who asks (0.1 s) well below heartbeat_ms / 2, see store_watch_look */
+	/* with the caller's pause (0.1 s) well below heartbeat_ms / 2, see store_watch_look */
 	w->every_ms = base_min(least / 8 + 1, 1000);
 	pthread_mutex_init(&w->lock, NULL);
 	*ret_w = w;
@@ -86,29 +86,30 @@ void store_watch_free(struct store_watch *w)
 	free(w);
 }
 
-/* Who it is, when it is first seen. */
+/* Which process it is, when it is first seen. */
 static int watch_meet(struct store_watch *w, struct watch_rank *k, const char *host, const char *file)
 {
 	if (store_heartbeat_may_be_here(host))
-		return store_heartbeat_look(w->store, file, &k->who);
-	snprintf(k->who.host, sizeof k->who.host, "%s", host);
+		return store_heartbeat_look(w->store, file, &k->process);
+	snprintf(k->process.host, sizeof k->process.host, "%s", host);
 	return 0;
 }
 
-/* A number that stands still may state a period. What cannot be read for a while states the longest there is. */
+/* A heartbeat that does not move may state a period. One that cannot be read for a while counts as stating the longest
+ * there is. */
 static void watch_period(struct store_watch *w, struct watch_rank *k, const char *file)
 {
-	struct store_heartbeat_rank who;
+	struct store_heartbeat_rank seen;
 	int r;
 
 	if (k->asked || w->looked_ms - k->changed_ms < w->heartbeat_ms)
 		return;
-	r = store_heartbeat_look(w->store, file, &who);
+	r = store_heartbeat_look(w->store, file, &seen);
 	k->asked = r != -ENOENT;
 	if (r == -ENOENT)
 		w->missed = true; /* moved on */
 	else if (r == 0)
-		k->limit_ms = store_heartbeat_limit_ms(w->heartbeat_ms, who.period_ms);
+		k->limit_ms = store_heartbeat_limit_ms(w->heartbeat_ms, seen.period_ms);
 	else if (store_error_passes(r))
 		k->limit_ms = store_heartbeat_limit_ms(w->heartbeat_ms,
 			store_heartbeat_period_ms(STORE_HEARTBEAT_EVERY_S * 1000, UINT64_MAX));
@@ -184,7 +185,7 @@ int store_watch_look(struct store_watch *w)
 
 		k->gone_ms = k->listed || !k->seen ? 0 : k->gone_ms ? k->gone_ms : now;
 	}
-	if (r < 0) { /* it saw nothing, and holds nothing against anybody */
+	if (r < 0) { /* it saw nothing, so no rank is missing by it */
 		watch_restart(w, now);
 		for (uint32_t i = 0; i < w->world; i++)
 			w->ranks[i].found = STORE_RANK_FINE;
@@ -205,16 +206,16 @@ static bool lasts(const struct store_watch *w, uint64_t since, uint64_t from, ui
 	return w->looked_ms >= start && w->looked_ms - start >= limit;
 }
 
-static bool process_lives(struct store_watch *w, const struct store_heartbeat_rank *who)
+static bool process_lives(struct store_watch *w, const struct store_heartbeat_rank *p)
 {
 	uint64_t now = base_monotonic_ms();
 
-	if (who->pid == w->lives.pid && who->start_time == w->lives.start_time && now < w->lives.asked_ms + PROCESS_MS)
+	if (p->pid == w->lives.pid && p->start_time == w->lives.start_time && now < w->lives.asked_ms + PROCESS_MS)
 		return true;
-	if (!store_process_lives(who->pid, who->start_time))
+	if (!store_process_lives(p->pid, p->start_time))
 		return false;
-	w->lives.pid = who->pid;
-	w->lives.start_time = who->start_time;
+	w->lives.pid = p->pid;
+	w->lives.start_time = p->start_time;
 	w->lives.asked_ms = now;
 	return true;
 }
@@ -226,7 +227,7 @@ static enum store_rank_state judge(struct store_watch *w, const struct watch_ran
 	if (!k->seen)
 		return w->looked_ms && lasts(w, since, w->since_ms, w->start_ms) ? STORE_RANK_NEVER
 										 : STORE_RANK_AWAITED;
-	if (k->who.here && !process_lives(w, &k->who))
+	if (k->process.here && !process_lives(w, &k->process))
 		return STORE_RANK_DIED;
 	if (k->gone_ms)
 		return lasts(w, since, k->gone_ms, w->start_ms) ? STORE_RANK_NEVER : STORE_RANK_AWAITED;
@@ -234,7 +235,8 @@ static enum store_rank_state judge(struct store_watch *w, const struct watch_ran
 		return STORE_RANK_STOPPED;
 	if (w->deadline_ms && lasts(w, since, w->since_ms, w->deadline_ms))
 		return STORE_RANK_LATE;
-	return !k->who.here && lasts(w, since, k->changed_ms, w->heartbeat_ms) ? STORE_RANK_AWAITED : STORE_RANK_FINE;
+	return !k->process.here && lasts(w, since, k->changed_ms, w->heartbeat_ms) ? STORE_RANK_AWAITED
+										   : STORE_RANK_FINE;
 }
 
 enum store_rank_state store_watch_judge(struct store_watch *w, uint32_t rank, uint64_t since, char *host)
@@ -246,7 +248,7 @@ enum store_rank_state store_watch_judge(struct store_watch *w, uint32_t rank, ui
 	state = judge(w, k, since);
 	if (state == STORE_RANK_NEVER || state == STORE_RANK_STOPPED)
 		k->found = state;
-	snprintf(host, PROTO_HOST_MAX, "%s", k->who.host);
+	snprintf(host, PROTO_HOST_MAX, "%s", k->process.host);
 	pthread_mutex_unlock(&w->lock);
 	return state;
 }
@@ -281,7 +283,7 @@ uint32_t store_launch_neighbours(const struct store_launch *l)
 	store_watch_look(w);
 	pthread_mutex_lock(&w->lock);
 	for (uint32_t i = 0; i < w->world; i++)
-		count += i != l->rank && w->ranks[i].listed && w->ranks[i].who.here;
+		count += i != l->rank && w->ranks[i].listed && w->ranks[i].process.here;
 	pthread_mutex_unlock(&w->lock);
 	return count;
 }

@@ -10,7 +10,7 @@
 #include "core/commit/launch/launch.h"
 #include "core/commit/list/list_writer.h"
 
-#define STORE_LAUNCH_QUICK_MS 15000u    /* for so long ranks of other hosts are looking out for rank 0 */
+#define STORE_LAUNCH_QUICK_MS 15000u    /* how long ranks of other hosts look for rank 0 */
 
 struct store_watch;
 
@@ -21,7 +21,7 @@ struct store_launch {
 	 * entry only once it was announced; one that is freed before is left to the collector. */
 	bool alone;
 	struct store *store;
-	pid_t pid;                      /* of who opened it: after a fork the child is another */
+	pid_t pid;                      /* of the process that opened it: after a fork the child is another */
 	char name[17], run[PROTO_RUN_MAX + 1];
 	uint32_t rank, world;
 	uint8_t nonce[PROTO_NONCE_BYTES]; /* of this opening, by rank 0 */
@@ -39,7 +39,7 @@ struct store_launch {
 	struct launch_abort *aborts;    /* of this rank's attempts, that could not be written: launch_aborts.c */
 	struct launch_abort *spare;     /* room for one more: where memory is short an abort is kept all the same */
 	uint64_t aborts_ms;             /* monotonic: since when there are some */
-	bool rests;                     /* its heartbeat stands still for that */
+	bool rests;                     /* its heartbeat has stopped for that */
 	uint32_t nattempts;             /* that this rank has under way */
 	uint64_t idle_ms;               /* monotonic: since when there are none */
 	struct launch_heeds { bool known, all; uint64_t next_ms; } heeds; /* of the heartbeat's thread: launch_idle.c */
@@ -74,8 +74,8 @@ bool store_launch_abort_kept(const struct store_launch *l, const char *attempt);
 
 /* Appends the aborts that could not be written so far; 0: there is none any more. The lock is held. */
 int store_launch_aborts_put(struct store_launch *l);
-/* The same, by the heartbeat's thread. false: it has not been possible for so long that nobody should wait for this
- * rank. *ret_idle_ms: for how long this rank has had no use for quick beats. */
+/* The same, by the heartbeat's thread. false: it has failed for too long, and no one should wait for this rank any
+ * more. *ret_idle_ms: how long this rank has not needed quick beats. */
 bool store_launch_tend(void *l, uint64_t *ret_idle_ms);
 void store_launch_aborts_drop(struct store_launch *l); /* after a last try */
 /* Before an attempt begins: room to keep its abort. -ENOMEM. */
@@ -86,15 +86,15 @@ int store_launch_abort_room(struct store_launch *l);
 /* An attempt of this rank begins, or ends. The lock is not held. */
 void store_launch_attempt_begins(struct store_launch *l);
 void store_launch_attempt_ends(struct store_launch *l);
-/* For how long this rank has had no attempt under way; 0: its beats are to be quick all the same. The lock is held. */
+/* How long this rank has had no attempt under way; 0: its beats are to be quick all the same. The lock is held. */
 uint64_t store_launch_idle_ms(const struct store_launch *l);
-/* Do all ranks that may commit heed the period that a heartbeat states? By the heartbeat's thread alone, when this rank
- * has been idle for so long. The lock is not held. */
+/* Do all ranks that may commit heed the period that a heartbeat states? By the heartbeat's thread alone; idle_ms: how
+ * long this rank has been idle. The lock is not held. */
 bool store_launch_heeded(struct store_launch *l, uint64_t idle_ms);
 
 /* ---- launch_watch.c ---- */
 
-/* The ranks of a launch as who commits sees them. */
+/* The ranks of a launch as a committing rank sees them. */
 enum store_rank_state {
 	STORE_RANK_FINE,                /* its heartbeat is there, and moves */
 	STORE_RANK_AWAITED,             /* shows none, or one that does not move, but not for long enough yet */
@@ -107,10 +107,10 @@ int store_watch_new(const struct store_launch *l, struct store_watch **ret_w); /
 void store_watch_free(struct store_watch *w); /* NULL-safe */
 /* Lists the heartbeats if that is due. */
 int store_watch_look(struct store_watch *w);
-/* since: by base_monotonic_ms, from when on a rank that does not move, or come, is held against it: every attempt
- * gives the time-outs anew. host: PROTO_HOST_MAX bytes, empty where it is not known. */
+/* since: by base_monotonic_ms, when the time-outs of a rank that does not move, or come, begin: every attempt grants
+ * them anew. host: PROTO_HOST_MAX bytes, empty where it is not known. */
 enum store_rank_state store_watch_judge(struct store_watch *w, uint32_t rank, uint64_t since, char *host);
-uint64_t store_watch_limit_ms(struct store_watch *w, uint32_t rank); /* how long its heartbeat may stand still */
-uint64_t store_watch_still_ms(struct store_watch *w, uint32_t rank); /* how long it has, as far as was seen */
+uint64_t store_watch_limit_ms(struct store_watch *w, uint32_t rank); /* how long its heartbeat may not move */
+uint64_t store_watch_still_ms(struct store_watch *w, uint32_t rank); /* how long it has not, as far as was seen */
 
 #endif

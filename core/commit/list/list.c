@@ -5,8 +5,8 @@
  * list_snapshot.c reads and makes snapshots, list_launches.c knows the launches of long ago.
  *
  * The list is the one source of truth of what is visible. It is a sequence of files runs/<run>/<number>, each put if
- * absent and never changed, so that two writers who want the same number find out which of them has it, and the other
- * reads on and decides again on what it has read. There is no other lock. The rules are checked exhaustively for small
+ * absent and never changed, so that of two writers that want the same number one gets it, and the other reads on and
+ * decides again on what it has read. There is no other lock. The rules are checked exhaustively for small
  * configurations as a Promela model (tests/model): a function that makes one of its transitions names it by `model`.
  *
  * States of an attempt, as one list knows it:
@@ -16,9 +16,9 @@
  *     undecided --entry of a newer launch---> aborted            (apply_launch)
  *
  * and there is no way out of the two on the right. States of a commit entry: it counts or it never will, decided by
- * what stands before it; one that counts is visible until a `remove` that names it (apply_remove) or a commit that
- * names it as replaced. Transitions: end and start of reading (list_open_at), reading on (store_list_refresh), check
- * and put (store_list_put), the snapshot (put_snapshot), removal (store_step_remove), durability (store_list_sync).
+ * what is before it; one that counts is visible until a `remove` that names it (apply_remove) or a commit that names it
+ * as replaced. Transitions: end and start of reading (list_open_at), reading on (store_list_refresh), check and put
+ * (store_list_put), the snapshot (put_snapshot), removal (store_step_remove), durability (store_list_sync).
  *
  * Invariants (docs/design.md, "Invariants"; the sources cite them by these numbers):
  *   1. A step is visible if and only if the list says so: list_replay.c, and nothing else decides it.
@@ -27,10 +27,11 @@
  *   3. One number holds one entry for ever (storage put if absent), or the collected record that has taken its place:
  *      it never becomes free. A step is never silently replaced (`replaces` must be what is live: apply_commit).
  *   4. The boxes of every tensor cover it exactly: store_manifest_check_cover, before the commit entry.
- *   5. `failed` is told of what was announced only when the list says so: who gives up appends `abort` first, and who
- *      finds a commit of the attempt instead reports success; until then it is undecided: attempt_outcome.c.
- *   6. Nobody puts the next number, deletes, or tells an outcome on the strength of an entry before making the list's
- *      directory durable: store_list_sync, called by store_list_put before each check and put, and by the collector.
+ *   5. What was announced is reported as failed only when the list says so: a writer that gives up appends `abort`
+ *      first, and reports success if it finds a commit of the attempt instead; until then it is undecided:
+ *      attempt_outcome.c.
+ *   6. No one puts the next number, deletes, or reports an outcome because of an entry before the list's directory is
+ *      durable: store_list_sync, called by store_list_put before each check and put, and by the collector.
  *   7. The collector never removes what a live commit, an undecided attempt or a base named by one reaches: gc.c.
  *
  * Snapshots. Entry 64 n says, with those that it goes on from (list_snapshot.c), which steps are visible, so that
@@ -43,8 +44,8 @@
  * of another, or from another list, is damage and not history. Where the entry before was skipped the chain begins
  * anew; the end of a list holds nothing that would miss it.
  *
- * Collected entries. The collector puts a record in the place of entries before a snapshot, the head, which stands for
- * all of them (list_head.c; list_mark.c has what it puts). Of these invariants:
+ * Collected entries. The collector replaces the entries before a snapshot, the head, by a record; the head shows what
+ * all of them made visible (list_head.c; list_mark.c has what it puts). Invariants:
  *   a. A number that was used stays used: put if absent fails there, for ever, and a missing one is the end or damage.
  *   b. Before an entry is replaced, what is visible at the head is durable twice, and was compared with the entries.
  *   c. What a reader that begins at the head reads before it, the chain and launch entries, is never replaced.
@@ -55,10 +56,10 @@
  *      visible, or makes certain by an abort that it is not (attempt_outcome_known).
  *
  * Damage. An entry whose two copies are both bad, that is missing although later numbers exist, or that does not belong
- * where it stands, is skipped, logged and counted; the next snapshot then repairs what is visible. Writers refuse a
- * list with a skipped entry, because they would decide on what is not known, until an accept entry names it: then it
- * decides nothing, for all readers. A newer format version is no damage: the run is refused by name. An entry of a kind
- * that is not known decides nothing, and keeps writers and the collector away (docs/format/versions.md).
+ * where it is, is skipped, logged and counted; the next snapshot then repairs what is visible. Writers refuse a list
+ * with a skipped entry, because they would decide on what is not known, until an accept entry names it: then it decides
+ * nothing, for all readers. A newer format version is no damage: the run is refused by name. An entry of a kind that is
+ * not known decides nothing, and keeps writers and the collector away (docs/format/versions.md).
  *
  * Errors of reading are no damage: damage is an entry that was read and is wrong, or something else under its name.
  * What is wrong with a directory on the way to an entry is an error of the run, and says nothing of any entry. An entry
@@ -68,10 +69,10 @@
  * so, and replays everything once it can be read (list_heal). Many entries are read several at once and applied in
  * order, because others wait while a list of 40,000 is opened.
  *
- * Work. A list may be anybody's: what reading costs, in time and memory, goes by the files that there are. A gap is
- * passed over as one stretch (list_numbers.c), steps may come in any order (list_steps.c), and reading begins anew at
- * most AGAIN_MAX times because of acceptances. No search believes looks at single names for ever: after some entries in
- * a row that decide nothing, reading goes on only at numbers that the run's directory lists. */
+ * Work. A list may be forged: what reading costs, in time and memory, goes by the files that there are. A gap is passed
+ * over as one stretch (list_numbers.c), steps may come in any order (list_steps.c), and reading begins anew at most
+ * AGAIN_MAX times because of acceptances. No search believes looks at single names for ever: after some entries in a
+ * row that decide nothing, reading goes on only at numbers that the run's directory lists. */
 #include "core/commit/list/list_internal.h"
 
 #include <stdio.h>
@@ -84,9 +85,9 @@
 #define READ_BATCH 1024u  /* entries that are read at once, when there are many */
 #define READ_ALONE 16u    /* fewer are read one after another */
 #define RETRY_MAX_MS 100u
-#define TELL_MS 1000u     /* a storage that fails for so long is told of */
+#define WARN_MS 1000u     /* a storage that fails longer is warned of */
 #define SHORT_END 255u    /* a list without this entry is taken for a short one */
-#define NEWER_MAX 4u        /* looks behind the end of a short one reach so far */
+#define NEWER_MAX 4u      /* looks behind the end of a short one reach so far */
 #define FAR_PROBES 20u    /* looks for entries behind a gap, at distances 2, 4, ... 2^20 */
 #define LARGE_BYTES (UINT64_C(1) << 20) /* of a snapshot: it names 4,600 steps */
 #define AGAIN_MAX 16u     /* times that acceptances make a list begin anew at once; of an honest one: once or twice */
@@ -101,7 +102,7 @@ void list_entry_name(const struct store_list *l, uint64_t n, char name[static ST
 	store_list_entry_name(l->run, n, name);
 }
 
-/* Errors that say something of the storage at this moment, and nothing of what lies in it. */
+/* Errors of the storage at this moment, which say nothing about what is stored. */
 bool store_error_passes(int r)
 {
 	switch (r) {
@@ -121,10 +122,10 @@ bool list_leaves_out(const struct store_list *l, int r)
 static void list_answered(struct store_list *l)
 {
 	l->failing_ms = 0;
-	l->told = false;
+	l->warned = false;
 }
 
-/* The patience is that of the list, since it last answered: what has failed for so long is asked for once a call. */
+/* The list's patience counts from its last answer. Once it is over, each call tries once. */
 bool list_again(struct store_list *l, uint64_t n, int r)
 {
 	uint64_t now = base_monotonic_ms(), failed;
@@ -136,11 +137,11 @@ bool list_again(struct store_list *l, uint64_t n, int r)
 	failed = now - l->failing_ms;
 	if (failed >= l->how.patience_ms)
 		return false;
-	if (failed >= TELL_MS && !l->told) {
+	if (failed >= WARN_MS && !l->warned) {
 		base_warning("%s: run %s: entry %llu of its list cannot be read (%s); trying for another %llu s",
 			l->store->path, l->run, (unsigned long long)n, base_error_name(r),
 			(unsigned long long)(l->how.patience_ms - failed + 999) / 1000);
-		l->told = true;
+		l->warned = true;
 	}
 	usleep((useconds_t)base_min(failed + 1, base_min(RETRY_MAX_MS, l->how.patience_ms - failed)) * 1000);
 	return true;
@@ -170,7 +171,7 @@ int list_entry_exists(struct store_list *l, uint64_t n)
 /* ---- one entry ---- */
 
 /* Snapshot n goes on from one whose number lacks some of its lowest bits: so no chain is longer than a number has bits,
- * whoever made it. */
+ * even in a forged list. */
 static bool from_sane(uint64_t n, uint64_t from)
 {
 	uint64_t i = n / STORE_SNAPSHOT_EVERY, k = from / STORE_SNAPSHOT_EVERY;
@@ -226,7 +227,7 @@ int store_list_entry_placed(const struct store *s, const char *run, uint64_t n, 
 	return 0;
 }
 
-/* Does entry l->next follow the one before, as that one stands here? */
+/* Does entry l->next follow the one before, as that one is here? */
 static int entry_follows(const struct store_list *l, const struct proto_entry *e, struct base_error *err)
 {
 	if (e->version == 1 || !l->tail_known || base_digest_equal(&e->before, &l->tail))
@@ -234,7 +235,7 @@ static int entry_follows(const struct store_list *l, const struct proto_entry *e
 	if (l->next == 0)
 		return base_error_set(err, -BASE_EDAMAGED, "it names an entry before it, but it is the first one");
 	return base_error_set(err, -BASE_EDAMAGED,
-		"it does not follow entry %llu as that entry stands here: one of the two does not belong to this list",
+		"it does not follow entry %llu as that entry is here: one of the two does not belong to this list",
 		(unsigned long long)l->next - 1);
 }
 
@@ -380,7 +381,7 @@ static int entry_skip(struct store_list *l, const char *why)
 {
 	if (list_skip_add(l, l->next, 1, why) < 0)
 		return -ENOMEM;
-	l->untold = true;
+	l->unwarned = true;
 	l->missing++;
 	return entry_pass(l);
 }
@@ -505,7 +506,7 @@ static int end_exists(struct store_list *l, uint64_t n)
 /* Entries below `from` exist. The end is between the last number that is found and the next that is not. */
 static int64_t end_from(struct store_list *l, uint64_t from)
 {
-	uint64_t low = from, step = 1, high; /* all below low exist, as far as probes tell; high does not */
+	uint64_t low = from, step = 1, high; /* all below low exist, as far as probes show; high does not */
 	int r = 0;
 
 	for (high = low; high < LIST_END_MAX && (r = end_exists(l, high)) == 1; step *= 2) {
@@ -563,13 +564,13 @@ static int batch_read(void *arg, uint32_t i, struct base_error *err)
 {
 	struct read_batch *b = arg;
 
-	(void)err; /* what is wrong with an entry is told when its turn comes */
+	(void)err; /* what is wrong with an entry is reported when its turn comes */
 	b->results[i] = entry_read(b->l, b->from + i, &b->entries[i], NULL);
 	return 0;
 }
 
-/* Many entries: read several at once, applied in order. One that could not be read so is read again by itself. What is
- * behind many that are missing is left for later: most of it will be missing, too. */
+/* Many entries: several are read at once, and applied in order. One that could not be read is read again alone. After
+ * many missing ones the rest is left for later: most of it will be missing, too. */
 static int read_many(struct store_list *l, struct read_batch *b, uint32_t n, struct base_error *err)
 {
 	int r;
@@ -650,8 +651,9 @@ static bool snapshot_larger(struct store_list *l, uint64_t n)
 	return store_size(l->store->storage, name, &size) == 0 && size > LARGE_BYTES;
 }
 
-/* One that names much more than its own 64 entries: that before it is small, and 64 more entries are read. Where that
- * one is large, too, so are all: the store lacks the word, or commits have large attributes. */
+/* Does it name much more than its own 64 entries? Then the one before it is small, and costs less together with the 64
+ * entries after it. If that one is large, too, so are all: the store lacks the word, or commits have large
+ * attributes. */
 static bool snapshot_large(struct store_list *l, uint64_t n)
 {
 	return n > STORE_SNAPSHOT_EVERY && snapshot_larger(l, n) && !snapshot_larger(l, n - STORE_SNAPSHOT_EVERY);
@@ -700,7 +702,7 @@ static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip
 	return r < 0 ? r : 0;
 }
 
-/* Entries behind the end that a listing says: it may be older than some. */
+/* Is there an entry behind the end of the listing, which may be older? */
 static int newer_than_listed(struct store_list *l, uint64_t end)
 {
 	int r = 0;
@@ -710,8 +712,8 @@ static int newer_than_listed(struct store_list *l, uint64_t end)
 	return r;
 }
 
-/* The end of the whole list. Of a short one its directory answers what looks are for, but for some right behind the
- * end. The names of a long one cost more than looks; and a directory may be one that cannot be listed. */
+/* The end of the whole list. For a short one the directory answers, but for a few numbers right behind the end. To list
+ * a long one costs more than to look at single numbers; and some directories cannot be listed. */
 static int64_t list_end(struct store_list *l, struct base_error *err)
 {
 	int r = list_entry_exists(l, SHORT_END);
@@ -752,7 +754,7 @@ static int list_open_at(struct store_list *l, struct base_error *err)
 	if (r >= 0)
 		r = list_know_newest(l, err);
 	list_numbers_release(l);
-	list_skips_tell(l);
+	list_skips_warn(l);
 	return r;
 }
 
@@ -876,7 +878,7 @@ static int read_on(struct store_list *l, struct base_error *err)
 	}
 }
 
-/* model: replay. From where this list stands. */
+/* model: replay. From l->next on. */
 int store_list_refresh(struct store_list *l, struct base_error *err)
 {
 	int r = read_on(l, err), known;
@@ -886,7 +888,7 @@ int store_list_refresh(struct store_list *l, struct base_error *err)
 	if (known < 0)
 		r = known;
 	list_numbers_release(l);
-	list_skips_tell(l);
+	list_skips_warn(l);
 	return r;
 }
 

@@ -3,10 +3,10 @@
  * list: a run's numbered entries, the one source of truth of what is visible (docs/format/list.md).
  *
  * A `store_list` is what one reader or writer knows: it replays entries in order, from entry 0 or from the newest
- * snapshot; where the first entries were collected, from the snapshot that stands for them, the head. Entry n*64
- * (n >= 1) is always a snapshot (unless that would exceed an entry's maximum or the disk is full: then it is left out):
- * whoever wants to put that number puts the snapshot first. Numbers are dense, so the end is found by doubling and
- * bisection over store_size, not by listing. Not thread-safe: one owner.
+ * snapshot; where the first entries were collected, from the snapshot that replaces them, the head. Entry n*64 (n >= 1)
+ * is always a snapshot (unless that would exceed an entry's maximum or the disk is full: then it is left out): a writer
+ * that comes to that number puts the snapshot first. Numbers are dense, so the end is found by doubling and bisection
+ * over store_size, not by listing. Not thread-safe: one owner.
  *
  * Rules of replay (invariants 1 and 3; core/commit/list/list.c names each):
  *   commit   counts only while its attempt is undecided (neither aborted nor committed before, by what this list
@@ -14,8 +14,8 @@
  *   abort    counts only while its attempt has not committed
  *   launch   aborts the undecided attempts of all earlier launches of the run
  *   remove   takes away the live commit with that entry number
- *   snapshot with those that it goes on from stands for all entries before it, for readers that start there; it
- *            decides nothing about attempts
+ *   snapshot with those that it goes on from, shows what all entries before it made visible, to readers that start
+ *            there; it decides nothing about attempts
  *   accept   the entries that it names decide nothing, whether they can be read or not
  *   collected  has taken the place of an entry before the head that it names: reading goes on from there
  *   others   of a later version: decide nothing, but a writer that has read one refuses to write */
@@ -34,9 +34,9 @@ struct store_list;
 /* Reads to the end. whole: from the head or entry 0 (collector, verify); else from the newest snapshot. A run without
  * entries is an empty list. */
 int store_list_open(struct store *s, const char *run, bool whole, struct store_list **ret_l, struct base_error *err);
-/* For the newest steps: it is the cost of these, however many are visible. Of the visible steps it knows the highest,
- * and those that the 64 to 127 newest entries committed; what else is visible is not found, counted or gone through
- * until store_list_know_* asked for it. Pointers into the list are void after these. 0, or an error. */
+/* For the newest steps: costs what these cost, however many are visible. Of the visible steps it knows the highest, and
+ * those that the 64 to 127 newest entries committed; other visible steps are not found, counted or gone through until a
+ * store_list_know_* has read them. Pointers into the list are void after these. 0, or an error. */
 int store_list_open_newest(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err);
 int store_list_know_step(struct store_list *l, uint64_t step, struct base_error *err);   /* what is visible under it */
 int store_list_know_entry(struct store_list *l, uint64_t entry, struct base_error *err); /* whether it is visible */
@@ -68,19 +68,19 @@ bool store_list_digest_named(const struct store_list *l, uint64_t n, struct base
 uint64_t store_list_damaged(const struct store_list *l);
 /* Goes through these entries by ascending number, from number *at on. Returns the entry's number; *ret_why says what is
  * wrong with it (borrowed). PROTO_NONE: no more. A file far behind the end makes a million of them and more, or 2^60:
- * whoever goes through all looks at store_list_damaged before, or takes stretches. */
+ * check store_list_damaged before going through all, or take stretches. */
 uint64_t store_list_damaged_next(const struct store_list *l, uint64_t *at, const char **ret_why);
 /* A stretch of them: of `count` entries from `first` on, `damaged` are. why: what is wrong with them. */
 #define STORE_LIST_WHY_BYTES 200
 struct store_list_damage { uint64_t first, count, damaged; char why[STORE_LIST_WHY_BYTES]; };
 /* Goes through these by ascending number, starting with *at = 0; there are no more than files. false: no more. */
 bool store_list_damage_next(const struct store_list *l, size_t *at, struct store_list_damage *ret_d);
-/* Was an entry of an unknown kind read, of a newer vckpt? Readers pass over it, writers and the collector stop.
- * -BASE_EVERSION with a sentence, and the entry's number in *ret_entry (may be NULL); 0: none was read. */
+/* Was an entry of an unknown kind read, which a newer vckpt wrote? Readers pass over it, writers and the collector
+ * stop. -BASE_EVERSION with a sentence, and the entry's number in *ret_entry (may be NULL); 0: none was read. */
 int store_list_newer(const struct store_list *l, uint64_t *ret_entry, struct base_error *err);
 bool store_list_skipped(const struct store_list *l, uint64_t n); /* damaged, or accepted as damaged */
 bool store_list_skips(const struct store_list *l);             /* any at all */
-/* Can what was visible at this snapshot be put together, from it and those that it goes on from? */
+/* Can what was visible at this snapshot be reconstructed from it and those that it goes on from? */
 bool store_list_snapshot_whole(const struct store_list *l, uint64_t n);
 size_t store_list_count(const struct store_list *l);           /* visible steps */
 const struct store_list_step *store_list_at(const struct store_list *l, size_t i);      /* by ascending step */
@@ -123,9 +123,9 @@ int64_t store_list_put(struct store_list *l, const struct proto_entry *entry,
 int store_list_abort(struct store_list *l, const char *attempt, uint32_t rank, const char *reason,
 	struct base_error *err);
 
-/* vckpt mend: puts an entry that accepts entries as damaged: from then on they decide nothing, for every reader, and
- * keep no writer and no collector from their work. `numbers`, ascending, at most PROTO_ACCEPTS_MAX: each must be
- * damaged here (-EINVAL) and not accepted yet (-EALREADY). The number of the entry, or an error. */
+/* vckpt mend: puts an entry that accepts entries as damaged: from then on they decide nothing for any reader, and block
+ * neither writers nor the collector. `numbers`, ascending, at most PROTO_ACCEPTS_MAX: each must be damaged here
+ * (-EINVAL) and not accepted yet (-EALREADY). The number of the entry, or an error. */
 int64_t store_list_accept(struct store_list *l, const uint64_t *numbers, size_t n, struct base_error *err);
 
 /* list_mark.c: the collection of the entries before a snapshot of a whole list, which becomes the head. */

@@ -7,7 +7,7 @@
 
 #include "core/commit/list/list.h"
 
-/* As store_list_open of the whole list, and every snapshot is compared: store_list_lie tells. */
+/* As store_list_open of the whole list, and every snapshot is compared (store_list_lie). */
 int store_list_open_compared(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err);
 /* The number of the first snapshot that says something else; 0: none does, or it was not compared. */
 uint64_t store_list_lie(const struct store_list *l);

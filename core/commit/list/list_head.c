@@ -4,8 +4,8 @@
  * core/upkeep/gc_list.c collect).
  *
  * A number that was used stays used. A collection deletes no entry: it puts a collected record in its place, in one
- * moment. The record names the head, a snapshot that stands for all entries before it. So nothing changes for writers,
- * for the search of the end, or for what a missing number means: it is the end, or damage.
+ * moment. The record names the head, a snapshot that shows what they made visible. So nothing changes for writers, for
+ * the search of the end, or for what a missing number means: it is the end, or damage.
  *
  * A reader that comes to a collected record goes on behind the head, with what was visible there. That is in two places
  * that do not need each other: the chain of the snapshot, and the file head.<number>. The entries of the chain stay
@@ -13,9 +13,9 @@
  * below the head (docs/format/list.md). If they did, readers would take the list from the head on, as a whole.
  *
  * A later collection may take what a reader is about to read, too. Then the reader comes to a record that names a
- * higher head, or the first one does, which is replaced in every collection; it begins again there. Each time the
- * head is higher, so it ends. If there is no higher one, what was visible at the head is lost: then collected records
- * are damage, and a snapshot behind the head shows what is visible, as after any damage. */
+ * higher head, or the first record does, which every collection replaces; it begins again there. Each time the head is
+ * higher, so it ends. If there is no higher one, what was visible at the head is lost: then collected records are
+ * damage, and a snapshot behind the head shows what is visible, as after any damage. */
 #include "core/commit/list/list_internal.h"
 
 #include <stdio.h>
@@ -64,7 +64,7 @@ static int start_mark(struct store_list *at, const struct list_head *h, struct b
 	return 0;
 }
 
-/* Snapshot at->broken of the chain cannot be used: an error r, or its bytes are wrong. The file stands in. */
+/* Snapshot at->broken of the chain cannot be used: an error r, or its bytes are wrong. The file replaces it. */
 static int chain_broken(struct store_list *at, int r, const struct base_error *why)
 {
 	char text[160];
@@ -79,7 +79,7 @@ static int chain_broken(struct store_list *at, int r, const struct base_error *w
 		snprintf(text, sizeof text, "%.100s", r != -ENOENT && why->code ? why->text
 			: "it is missing, or is no snapshot that later ones can go on from");
 	}
-	at->untold = true;
+	at->unwarned = true;
 	return list_skip_add(at, at->broken, 1, text);
 }
 

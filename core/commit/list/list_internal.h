@@ -29,7 +29,7 @@ struct list_skip {
 	uint64_t first, count;
 	uint64_t accepted;               /* how many of them accept entries name */
 	char *why;                       /* what is wrong with it; NULL: missing */
-	bool told;                       /* a warning named it */
+	bool warned;                     /* a warning named it */
 };
 
 struct list_commit_key { uint64_t entry, step; };
@@ -54,13 +54,13 @@ struct store_list {
 	size_t naccepts, accepts_size;
 	struct base_table by_number;     /* accepts by number */
 	struct list_numbers numbers;
-	unsigned missing;                /* the so many entries before `next` are missing or damaged */
+	unsigned missing;                /* how many entries right before `next` are missing or damaged */
 	struct store_list_how how;             /* it was opened */
 	bool unread; uint64_t hole;      /* a reader's: an entry is left out that cannot be read; the first of them */
 	uint64_t failing_ms;             /* monotonic: since when nothing could be read of it; 0: it could */
-	bool told;                       /* of that failure */
+	bool warned;                     /* of that failure */
 	bool open;                       /* the entry of the last put may have landed, although the put failed */
-	bool untold;                     /* an entry was skipped and nobody told yet */
+	bool unwarned;                   /* an entry was skipped, and no warning named it yet */
 	uint64_t lie;                    /* how.compare: the first snapshot that says something else; 0: none */
 	bool gap;                        /* an entry was skipped since the last snapshot: what is visible is not sure */
 
@@ -128,7 +128,7 @@ int list_start(struct store_list *l, uint64_t n, struct proto_entry *e, struct b
 int list_attempts_reserve(struct store_list *l, size_t more);
 /* What is visible by that commit entry; NULL. */
 const struct store_list_step *list_step_of_entry(const struct store_list *l, uint64_t entry);
-/* By the word of a snapshot. There is room. */
+/* As a snapshot says. There is room. */
 void list_attempt_committed(struct store_list *l, const char *name, uint64_t entry);
 void list_state_release(struct store_list *l);
 
@@ -155,7 +155,7 @@ bool list_accept_add(struct store_list *l, uint64_t n);
 bool list_accepted(const struct store_list *l, uint64_t n);
 void list_accepts_move(struct store_list *to, struct store_list *from); /* to none */
 void list_skips_release(struct store_list *l);
-void list_skips_tell(struct store_list *l);                      /* says what was skipped, once */
+void list_skips_warn(struct store_list *l);                      /* of what was skipped, once */
 
 /* Returns r, of a look at an entry or at the run's directory; err says what is wrong. */
 int list_unreadable(const struct store_list *l, int r, struct base_error *err);

@@ -99,7 +99,7 @@ int list_launches_start(struct store_list *l, struct base_error *err)
 	if (r == -BASE_EDAMAGED && !list_accepted(l, bad)) {
 		r = list_skip_add(l, bad, 1, why.code ? why.text : "it is missing, or no launch entry that later ones "
 			"can go on from");
-		l->untold = true;
+		l->unwarned = true;
 	}
 	if (r == -ENOMEM)
 		return base_no_memory_for(err, "run %s", l->run);

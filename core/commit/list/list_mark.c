@@ -6,11 +6,10 @@
  *     head.<number>       the mark: a snapshot that names all that is visible there, wherever it was committed
  *     collected.<number>  the collected record, of which the names of collected entries become further names
  *
- * Nothing is collected on the word of a snapshot. What readers will find at the head, by the snapshots and launch
- * entries that stay, is read as they read it, and compared with what the entries have made visible; and the mark is
- * read again before the first entry goes. Both files are durable before that, so after a loss of power each number is
- * its entry or the record, and both are right. The files are the same whoever makes them: several collectors do no
- * harm. */
+ * No snapshot is trusted for that. What readers will find at the head, by the snapshots and launch entries that stay,
+ * is read as they read it, and compared with what the entries have made visible; and the mark is read again before the
+ * first entry goes. Both files are durable before that, so after a loss of power each number is its entry or the
+ * record, and both are right. All collectors make the same files, so several of them do no harm. */
 #include "core/commit/list/list_internal.h"
 
 #include <stdio.h>

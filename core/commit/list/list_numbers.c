@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * list_numbers: gaps. A list has none unless files were lost or somebody made one, and a single file at a distance can
- * make one of 2^60 numbers. So after LIST_MISSING_MAX entries that are missing or damaged the run's directory is read,
- * once each time that the list is: from then on reading goes from one number that is there to the next, and costs what
- * the files cost.
+ * list_numbers: gaps. A list has none unless files were lost or forged, and a single file at a distance can make one of
+ * 2^60 numbers. So after LIST_MISSING_MAX entries that are missing or damaged the run's directory is read, once each
+ * time that the list is: from then on reading goes from one number that is there to the next, and costs what the files
+ * cost.
  *
  * The directory never says that an entry exists, nor alone where the list ends: a listing may be older than a look at
  * one file. It says over which numbers to pass, and of a short list where a look shows the end (list_end). Numbers that
  * accept entries name are among those that are visited: they are skipped, but not as damage. An accept entry names only
- * numbers below its own, so those that matter for what lies ahead were known when reading began. */
+ * numbers below its own, so those that matter for what is ahead were known when reading began. */
 #include "core/commit/list/list_internal.h"
 
 #include <stdio.h>
@@ -60,7 +60,7 @@ int list_numbers_read(struct store_list *l, struct base_error *err)
 	if (x->read)
 		return 0;
 	snprintf(dir, sizeof dir, "runs/%s", l->run);
-	do { /* half of a listing is none */
+	do { /* a listing that failed half-way is worth nothing */
 		x->n = 0;
 		r = store_list_dirs(l->store->storage, dir, number_listed, l); /* names alone, and none of manifests */
 	} while (list_again(l, l->next, r));

@@ -124,7 +124,7 @@ static int put_know(struct store_list *l, const struct proto_entry *entry, bool 
 	return r == 0 && (l->next != before || l->synced != before) ? -EAGAIN : r;
 }
 
-/* One round: check against everything read, then the next number. -EAGAIN: somebody else has it. */
+/* One round: check against everything read, then the next number. -EAGAIN: another writer has it. */
 static int64_t put_once(struct store_list *l, const struct proto_entry *entry,
 	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err)
 {
@@ -150,7 +150,7 @@ static int64_t put_once(struct store_list *l, const struct proto_entry *entry,
 		l->open = false;
 		if (r <= 0)
 			return r < 0 ? r : -EAGAIN;
-		/* state and check are what they were: either the snapshot stands, or there is none */
+		/* state and check are what they were: the snapshot was put, or left out */
 	}
 	l->open = false;
 	n = l->next;
@@ -300,11 +300,11 @@ int store_list_remove(struct store_list *l, uint64_t step, uint64_t entry, struc
 	int64_t n = remove_seen(l, entry, err);
 
 	if (n == -ESTALE)
-		return base_error_set(err, -ESTALE, "%s: step %llu was removed or replaced by somebody else just now",
+		return base_error_set(err, -ESTALE, "%s: step %llu was removed or replaced by another writer just now",
 			l->run, (unsigned long long)step);
 	store_reserve_restore(l->store);
 	if (n == -BASE_EUNDECIDED)
-		return base_error_prefix(err, (int)n, "%s: undecided whether step %llu is removed (vckpt ls tells)",
+		return base_error_prefix(err, (int)n, "%s: undecided whether step %llu is removed (see vckpt ls)",
 			l->run, (unsigned long long)step);
 	return n < 0 ? (int)n : 0;
 }

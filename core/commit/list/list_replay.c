@@ -2,17 +2,17 @@
  *
  * list_replay: the rules by which entries become what is visible (inline `replay` of the model).
  *
- * Decided attempts hang in a hash by name. What a launch entry aborts is not written down: an attempt is aborted by a
- * launch if its own launch has an entry here that is not the newest one, which is asked when somebody wants to know. An
- * attempt whose launch has no entry (an import) is aborted by no launch. A launch counts from its first entry; a second
- * entry of the same launch changes nothing.
+ * Decided attempts are in a hash table by name. What a launch entry aborts is not recorded: an attempt was aborted by a
+ * launch if its own launch has an entry here that is not the newest one, which store_list_attempt looks up. An attempt
+ * whose launch has no entry (an import) is aborted by no launch. A launch counts from its first entry; a second entry
+ * of the same launch changes nothing.
  *
- * An entry is applied whole or not at all: whatever it needs is allocated before anything is changed, so a list that
- * met -ENOMEM stands before that entry and can go on later. A view that had half of one would be put into the next
+ * An entry is applied whole or not at all: whatever it needs is allocated before anything is changed, so after -ENOMEM
+ * a list is as it was before that entry, and can go on later. A view that had half of one would be put into the next
  * snapshot.
  *
- * list_steps.c has the visible steps. Commit entries that counted lie in an array by entry number, so that `remove`
- * finds the step that it means by bisection. */
+ * list_steps.c has the visible steps. Commit entries that counted are in an array by entry number, in which `remove`
+ * finds its step by bisection. */
 #include "core/commit/list/list_internal.h"
 
 #include <stdio.h>
@@ -45,7 +45,7 @@ int list_attempts_reserve(struct store_list *l, size_t more)
 	return r < 0 ? r : base_table_reserve(&l->by_name, more);
 }
 
-/* The attempt is decided from here on; the first decision stands. There is room (attempts_reserve). reason: taken over,
+/* The attempt is decided from here on, unless it was before. There is room (list_attempts_reserve). reason: taken over,
  * may be NULL. */
 static void attempt_decide(struct store_list *l, const char *name, enum store_attempt_state state, uint64_t entry,
 	char *reason)
@@ -74,7 +74,7 @@ const struct store_list_launch *store_list_launch(const struct store_list *l, co
 	return NULL;
 }
 
-/* Of a launch from before the first entry. Where its number is not known it is one before that entry. */
+/* Of a launch from before the first entry. If its number is not known, the one before that entry is taken. */
 static uint64_t launch_after_before(const struct store_list *l, const struct list_id *own)
 {
 	if (own + 1 < l->before + l->nbefore)
@@ -136,7 +136,7 @@ bool store_list_entry_live(const struct store_list *l, uint64_t entry)
 	return list_step_of_entry(l, entry) != NULL;
 }
 
-/* Whoever could read such an entry has to read the list again without it: all readers see the same. */
+/* A reader that could read such an entry reads the list again without it, so that all readers see the same. */
 static int apply_accept(struct store_list *l, const struct proto_entry *e)
 {
 	if (list_accepts_reserve(l, e->naccepts) < 0)
@@ -221,8 +221,8 @@ static int apply_remove(struct store_list *l, uint64_t n, const struct proto_ent
 	return 0;
 }
 
-/* model: SNAPSH. Who read everything before it has nothing to learn; after a skipped entry what was visible comes
- * from the snapshot (its writer knew the entry). If one that it goes on from is damaged, a later one may do. */
+/* model: SNAPSH. A reader of everything before it learns nothing new; after a skipped entry what was visible comes from
+ * the snapshot (its writer knew the entry). If one that it goes on from is damaged, a later one may do. */
 static int apply_snapshot(struct store_list *l, uint64_t n, struct list_hold *h)
 {
 	bool same = true;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * list_skips: entries that decide nothing. Damaged ones lie in an array of stretches by number, because they are found
+ * list_skips: entries that decide nothing. Damaged ones are in an array of stretches by number, because they are found
  * in that order: a file far behind the end makes one stretch of all numbers before it, however many they are. Numbers
- * that accept entries name hang in a hash; a stretch only counts them, so that an acceptance never cuts it. */
+ * that accept entries name are in a hash table; a stretch only counts them, so that an acceptance never cuts it. */
 #include "core/commit/list/list_internal.h"
 
 #include <inttypes.h>
@@ -13,7 +13,7 @@
 #include "core/base/cleanup.h"
 #include "core/base/log.h"
 
-#define TELL_SKIPS 16u    /* damaged entries or stretches of a list that are told */
+#define WARN_SKIPS 16u    /* damaged entries or stretches of a list that are named in warnings */
 #define MISSING "it is missing, though later entries exist"
 
 /* ---- accepted ones ---- */
@@ -86,7 +86,7 @@ int list_skip_add(struct store_list *l, uint64_t first, uint64_t count, const ch
 	char *text = NULL;
 	size_t at;
 
-	if (!why && last && !last->why && !last->told && last->first + last->count == first) {
+	if (!why && last && !last->why && !last->warned && last->first + last->count == first) {
 		last->count += count;
 		l->damaged += count;
 		return 0;
@@ -115,28 +115,28 @@ static void skip_text(const struct list_skip *s, char text[static STORE_LIST_WHY
 }
 
 /* A later entry may accept it, so this waits until all is read. */
-void list_skips_tell(struct store_list *l)
+void list_skips_warn(struct store_list *l)
 {
 	char name[STORE_NAME_MAX], why[STORE_LIST_WHY_BYTES];
-	unsigned told = 0;
+	unsigned warned = 0;
 
-	for (size_t i = 0; l->untold && i < l->nskips; i++) {
+	for (size_t i = 0; l->unwarned && i < l->nskips; i++) {
 		struct list_skip *s = &l->skips[i];
 
-		if (s->accepted == s->count || s->told)
+		if (s->accepted == s->count || s->warned)
 			continue;
-		s->told = true;
+		s->warned = true;
 		list_entry_name(l, s->first, name);
 		skip_text(s, why);
-		if (told < TELL_SKIPS)
+		if (warned < WARN_SKIPS)
 			base_warning("%s/%s: %s; %s skipped", l->store->path, name, why,
 				s->count == 1 ? "entry" : "entries");
-		else if (told == TELL_SKIPS)
+		else if (warned == WARN_SKIPS)
 			base_warning("%s/%s: %s; entry skipped, and others after it (vckpt verify names them all)",
 				l->store->path, name, why);
-		told++;
+		warned++;
 	}
-	l->untold = false;
+	l->unwarned = false;
 }
 
 void list_skips_release(struct store_list *l)

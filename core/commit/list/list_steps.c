@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * list_steps: what is visible, in an array by step; training appends at its end. Somebody else may commit in any order,
- * hundreds of thousands of steps: to move half of the array for each would take hours. So while entries are read, a
+ * list_steps: what is visible, in an array by step; training appends at its end. Other writers may commit hundreds of
+ * thousands of steps in any order, and moving half of the array for each would take hours. So while entries are read, a
  * step that belongs elsewhere waits in a short second array until that is full, and a step that is removed only loses
- * its hold. list_steps_settle puts both right before anybody counts steps or goes through them. */
+ * its hold. list_steps_settle puts both right before steps are counted or gone through. */
 #include "core/commit/list/list_internal.h"
 
 #include "core/base/array.h"
@@ -21,7 +21,7 @@ void list_hold_drop(struct list_hold *h)
 	}
 }
 
-/* Index of the step in an array, or of where it would stand. */
+/* Index of the step in an array, or of where it belongs. */
 static size_t step_place(const struct store_list_step *steps, size_t n, uint64_t step)
 {
 	if (n && steps[n - 1].step < step)
@@ -29,7 +29,7 @@ static size_t step_place(const struct store_list_step *steps, size_t n, uint64_t
 	return base_bisect(i, 0, n, steps[i].step < step);
 }
 
-/* Where the step lies, visible or not any more; step NULL: nowhere. */
+/* Where the step is, visible or not any more; step NULL: nowhere. */
 static struct step_at step_find(const struct store_list *l, uint64_t step)
 {
 	size_t i = step_place(l->steps, l->nsteps, step);

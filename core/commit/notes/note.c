@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * note: notes of damage. A note is a small record damaged/<pack>, replaced whole when more is found, deleted when
- * nothing is. Two who write one at once both say what they saw: the last one stands, and the next verify says it
- * again. A note that is lost or wrong costs a save some reuse, or brings back what there was without notes: a step that
- * refers to damaged bytes, which every reader finds out. So nothing waits for a note, and no lock protects one. */
+ * nothing is. If two write one at once, the last one stays, and the next verify adds what is missing. A note that is
+ * lost or wrong costs a save some reuse, or lets a step refer to damaged bytes, as without notes; every reader finds
+ * those. So nothing waits for a note, and no lock protects one. */
 #include "core/commit/notes/note.h"
 
 #include <stdio.h>
@@ -107,7 +107,7 @@ static int note_listed(void *arg, const struct store_storage_entry *e)
 	r = note_read(l->store, note.pack, &note.ranges, &note.nranges);
 	if (r == -ENOENT)
 		return 0;
-	if (r < 0 && r != -ENOMEM) { /* what it named is not known: it may have been anything */
+	if (r < 0 && r != -ENOMEM) { /* what it named is not known: it may have been the whole pack */
 		note.ranges = calloc(1, sizeof *note.ranges);
 		note.nranges = 1;
 	}
@@ -196,7 +196,7 @@ int store_note_put(struct store *s, const char *pack, const struct proto_range *
 
 	snprintf(name, sizeof name, NOTE_FOLDER "/%s", pack);
 	if (r == -BASE_EVERSION || (r == 0 && n == 0 && !all))
-		return 0; /* one of a newer vckpt stands for the whole pack, and is left as it is */
+		return 0; /* a note of a newer vckpt counts for the whole pack, and is left as it is */
 	if (!all && store_error_passes(r)) /* it still names what it named: nothing takes its place unread */
 		return base_error_set(err, r, "%s cannot be read: %s", name, base_error_name(r));
 	both = malloc((n + nbefore + 1) * sizeof *both);

@@ -13,17 +13,17 @@ struct store_notes {
 	struct store_note *all; size_t n;       /* by pack */
 	bool unknown;                           /* they cannot be listed: any pack may be damaged */
 };
-/* One listing, and one read a note. A note that cannot be read stands for its whole pack; where the listing fails
+/* One listing, and one read a note. A note that cannot be read counts for its whole pack. If the listing fails,
  * `unknown` is set and a warning logged. -ENOMEM. Release it whatever it returns. */
 int store_notes_read(struct store *s, struct store_notes *ret_notes);
 void store_notes_release(struct store_notes *notes);
 /* Does a note name any of the object's bytes or checks? */
 bool store_notes_name(const struct store_notes *notes, const char *pack, const struct store_object_ref *ref);
 
-/* Notes damage of a pack: ranges in any order; a range of length 0 stands for the whole pack. `all`: the ranges are all
- * that is wrong with the pack, and replace the old note (no ranges: it is deleted). Else they are added to the old
- * note. If that note is damaged, the new one is of the whole pack; if it cannot be read now, it stays, and the error
- * is returned. Durable on return. */
+/* Notes damage of a pack: ranges in any order; a range of length 0 means the whole pack. `all`: the ranges are all that
+ * is wrong with the pack, and replace the old note (no ranges: it is deleted). Else they are added to the old note. If
+ * that note is damaged, the new one is of the whole pack; if it cannot be read now, it stays, and the error is
+ * returned. Durable on return. */
 int store_note_put(struct store *s, const char *pack, const struct proto_range *ranges, size_t n, bool all,
 	struct base_error *err);
 /* Finds the pack that a file damaged/<pack> speaks of; false: that is not the name of a note. */

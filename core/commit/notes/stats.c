@@ -110,7 +110,7 @@ int store_stats_read(struct store *s, const char *run, uint64_t step, uint64_t e
 		int one;
 
 		if (files.all[i].temporary || files.all[i].foreign || !store_stats_name_parse(files.all[i].name, &name))
-			continue; /* nobody's: the collector and verify say so */
+			continue; /* no one's: the collector and verify report it */
 		one = stats_read_one(s, files.all[i].name, &name, &all[n]);
 		n += one == 0;
 		damaged += one < 0 && one != -ENOENT;

@@ -540,7 +540,7 @@ def test_an_entry_of_another_past(one):
     for n, at in ((5, 5), (4, 4)):
         shutil.copy(present / f"{n:012d}", one.entry_path("r", at))
         with one.list("r") as l:
-            assert skipped(l) == {at: f"it does not follow entry {at - 1} as that entry stands here: one of the two "
+            assert skipped(l) == {at: f"it does not follow entry {at - 1} as that entry is here: one of the two "
                                   f"does not belong to this list"}
         refused(one, "r", 1)
 
@@ -625,7 +625,7 @@ def test_the_chain_goes_across_a_snapshot(one, at):
     assert one.entry_body("r", at) != body
     for whole in (False, True):
         with one.list("r", whole) as l:
-            assert list(skipped(l)) == [at + 1] and f"entry {at} as that entry stands here" in skipped(l)[at + 1]
+            assert list(skipped(l)) == [at + 1] and f"entry {at} as that entry is here" in skipped(l)[at + 1]
     refused(one, "r", 1)
     one.entry_path("r", at).unlink()
     entry.before.bytes[0] ^= 1

@@ -51,7 +51,7 @@ def test_a_snapshot_that_lies(vckpt, lib, long_run):
     assert len(vckpt.json("ls", long_run, "run")["steps"]) == 1    # entry 65 was written after another one
     damage = vckpt.json("verify", long_run, check=False)["damage"]
     assert ([d["file"] for d in damage] == ["runs/run/000000000065"] and
-            "entry 64 as that entry stands here" in damage[0]["what"]), damage
+            "entry 64 as that entry is here" in damage[0]["what"]), damage
     tail = {p: p.read_bytes() for p in (long_run / "runs/run/000000000065", long_run / "runs/run/000000000066")}
     for p in tail:
         p.unlink()

@@ -88,8 +88,8 @@ def visible(vckpt, store, run="r"):
     ((copied, 3, 6), {6: "it is entry 3"}, None),       # the removal itself is gone
     ((copied, 4, 4, "other"), {4: "it is an entry of run other"}, [0, 1, 4, 5]),
     ((copied, 7, 7, "other"), {7: "it is an entry of run other"}, [0, 1, 3, 4]),
-    ((of_the_past, 5), {5: "it does not follow entry 4 as that entry stands here"}, [0, 1, 3, 5]),
-    ((of_the_past, 4), {5: "it does not follow entry 4 as that entry stands here"}, None),
+    ((of_the_past, 5), {5: "it does not follow entry 4 as that entry is here"}, [0, 1, 3, 5]),
+    ((of_the_past, 4), {5: "it does not follow entry 4 as that entry is here"}, None),
     ((lost, 4), {4: "it is missing, though later entries exist"}, [0, 1, 4, 5]),
     ((lost, 1, 2, 3), {n: "it is missing, though later entries exist" for n in (1, 2, 3)}, [3, 4, 5]),
     ((lost, 0), {0: "it is missing, though later entries exist"}, [0, 1, 3, 4, 5]),
