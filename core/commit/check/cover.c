@@ -13,7 +13,7 @@
 
 struct cover { const struct tensor_shape *shape; const char *tensor; struct base_error *err; };
 
-static void cover_text(const struct cover *c, const struct store_cover_box *b, char text[static BOX_TEXT])
+static struct tensor_box box_of(const struct cover *c, const struct store_cover_box *b)
 {
 	struct tensor_box box;
 
@@ -21,6 +21,13 @@ static void cover_text(const struct cover *c, const struct store_cover_box *b, c
 		box.offset[d] = b->pairs[2 * d];
 		box.size[d] = b->pairs[2 * d + 1];
 	}
+	return box;
+}
+
+static void cover_text(const struct cover *c, const struct store_cover_box *b, char text[static BOX_TEXT])
+{
+	struct tensor_box box = box_of(c, b);
+
 	tensor_box_text(c->shape->ndim, &box, text, BOX_TEXT);
 }
 
@@ -46,12 +53,8 @@ static int64_t cover_fold(const struct cover *c, struct store_cover_box *boxes, 
 		const struct store_cover_box *last = count ? &boxes[count - 1] : NULL;
 
 		if (!last || (len && memcmp(last->pairs, boxes[i].pairs, len) != 0)) {
-			struct tensor_box box;
+			struct tensor_box box = box_of(c, &boxes[i]);
 
-			for (unsigned d = 0; d < c->shape->ndim; d++) {
-				box.offset[d] = boxes[i].pairs[2 * d];
-				box.size[d] = boxes[i].pairs[2 * d + 1];
-			}
 			if (tensor_boxes_add(list, &box) < 0)
 				return base_no_memory(c->err);
 			boxes[count++] = boxes[i];

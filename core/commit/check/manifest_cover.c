@@ -60,11 +60,6 @@ static void gather_release(struct cover_gather *g)
 	pthread_mutex_destroy(&g->lock);
 }
 
-static int gather_memory(const struct cover_gather *g)
-{
-	return base_no_memory(g->err);
-}
-
 /* ---- tensors over all layouts ---- */
 
 static int tensor_order(const void *pa, const void *pb, void *arg)
@@ -171,7 +166,7 @@ static int layouts_load(struct cover_gather *g, uint64_t *ret_total)
 	g->layouts = calloc((size_t)g->m->nlayouts + 1, sizeof *g->layouts);
 	g->numbers = calloc((size_t)g->m->nlayouts + 1, sizeof *g->numbers);
 	if (!g->layouts || !g->numbers)
-		return gather_memory(g);
+		return base_no_memory(g->err);
 	r = store_spread(g->m->nlayouts, layout_load, g, g->err);
 	*ret_total = 0;
 	for (uint32_t i = 0; i < g->m->nlayouts && r == 0; i++)
@@ -189,7 +184,7 @@ static int layouts_number(struct cover_gather *g, uint64_t total)
 	g->tensors = calloc((size_t)total + 1, sizeof *g->tensors);
 	g->states = calloc((size_t)total + 1, sizeof *g->states);
 	if (!g->tensors || !g->states)
-		return gather_memory(g);
+		return base_no_memory(g->err);
 	for (uint32_t i = 0; i < g->m->nlayouts; i++)
 		for (uint32_t t = 0; t < g->layouts[i]->m.ntensors; t++)
 			g->tensors[count++] = (struct cover_tensor){i, t};
@@ -380,7 +375,7 @@ static int tensor_check(const struct cover_gather *g, uint32_t number, const str
 		return 0;
 	boxes = calloc(n + 1, sizeof *boxes);
 	if (!boxes)
-		return gather_memory(g);
+		return base_no_memory(g->err);
 	tensor_name(g, &g->tensors[number], name);
 	store_layout_shape(g->layouts[g->tensors[number].layout], g->tensors[number].tensor, &shape);
 	for (uint32_t d = 0; d < shape.ndim; d++)

@@ -781,23 +781,21 @@ int store_list_open_how(struct store *s, const char *run, const struct store_lis
 
 int store_list_open_newest(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
 {
-	struct store_list_how how = {.newest = true, .patience_ms = STORE_LIST_PATIENCE_MS};
-
-	return store_list_open_how(s, run, &how, ret_l, err);
+	return store_list_open_how(s, run,
+		&(struct store_list_how){.newest = true, .patience_ms = STORE_LIST_PATIENCE_MS}, ret_l, err);
 }
 
 int store_list_open(struct store *s, const char *run, bool whole, struct store_list **ret_l, struct base_error *err)
 {
-	struct store_list_how how = {.whole = whole, .patience_ms = STORE_LIST_PATIENCE_MS};
-
-	return store_list_open_how(s, run, &how, ret_l, err);
+	return store_list_open_how(s, run,
+		&(struct store_list_how){.whole = whole, .patience_ms = STORE_LIST_PATIENCE_MS}, ret_l, err);
 }
 
 int store_list_open_compared(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
 {
-	struct store_list_how how = {.whole = true, .compare = true, .patience_ms = STORE_LIST_PATIENCE_MS};
-
-	return store_list_open_how(s, run, &how, ret_l, err);
+	return store_list_open_how(s, run,
+		&(struct store_list_how){.whole = true, .compare = true, .patience_ms = STORE_LIST_PATIENCE_MS}, ret_l,
+		err);
 }
 
 void store_list_close(struct store_list *l)
