@@ -92,7 +92,7 @@ static int manifest_completed(struct mend *m, const char *file, const struct bas
 	struct base_digest d;
 	int r = 0;
 
-	if (store_manifest_complete(m->store, man, &body, &d, NULL) == 0)
+	if (check_manifest_finish(m->store, man, &body, &d, NULL) == 0)
 		r = manifest_put(m, file, want, body.data, body.len, how);
 	if (r == 0 && proto_manifest_encode(man, &older) == 0)
 		r = manifest_put(m, file, want, older.data, older.len, how);

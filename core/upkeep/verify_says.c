@@ -27,7 +27,7 @@ struct verify_says {
 	uint64_t *live;          /* by the manifest's packs: of all ranks */
 	uint64_t *rank_live;     /* the same of the rank under way */
 	struct verify_set seen;  /* places that the rank under way reached */
-	struct store_blob_names blobs; /* of all parts */
+	struct check_blob_names blobs; /* of all parts */
 	bool nothing_left_out;   /* every part was added up */
 	char wrong[VERIFY_SAYS_MAX]; /* the first disagreement */
 };
@@ -51,7 +51,7 @@ struct verify_says *verify_says_new(const struct proto_manifest *m)
 	if (!s)
 		return NULL;
 	*s = (struct verify_says){.m = m, .nothing_left_out = true};
-	store_blob_names_init(&s->blobs);
+	check_blob_names_init(&s->blobs);
 	s->live = calloc((size_t)m->npacks + 1, sizeof *s->live);
 	s->rank_live = calloc((size_t)m->npacks + 1, sizeof *s->rank_live);
 	if (s->live && s->rank_live)
@@ -67,7 +67,7 @@ void verify_says_free(struct verify_says *s)
 	free(s->live);
 	free(s->rank_live);
 	verify_set_release(&s->seen);
-	store_blob_names_release(&s->blobs);
+	check_blob_names_release(&s->blobs);
 	free(s);
 }
 
@@ -124,7 +124,7 @@ int verify_says_part(struct verify_says *s, const struct proto_manifest_rank *li
 			says_wrong(s, "the part of rank %u says that %" PRIu64 " bytes of pack %s are live, and it "
 				"reaches %" PRIu64, line->rank, p->live_bytes, p->pack, s->rank_live[number]);
 	}
-	return store_blob_names_add(&s->blobs, part);
+	return check_blob_names_add(&s->blobs, part);
 }
 
 /* ---- the step ---- */
@@ -171,12 +171,12 @@ int verify_says_blobs(struct verify_says *s)
 
 	if (!s->m->names_blobs)
 		return 0;
-	if (store_blob_names_set(&s->blobs, &is) < 0)
+	if (check_blob_names_set(&s->blobs, &is) < 0)
 		return -ENOMEM;
 	if (!is.names_blobs)
 		says_wrong(s, "it claims to list the blobs of all ranks, but its parts have more than a manifest can "
 			"list");
-	name = store_blob_names_differ(s->m, &is);
+	name = check_blob_names_differ(s->m, &is);
 	if (name)
 		says_wrong(s, "the ranks that it lists for blob %.400s are not those whose parts have it", name);
 	return 0;

@@ -381,7 +381,7 @@ static int walk_says(struct walk *k)
 	int r = 0;
 
 	if (!k->w->any_broken && !verify_says_wrong(k->says)) {
-		r = store_manifest_check_cover(k->w->store, k->m, &tensors, &err);
+		r = check_manifest_cover(k->w->store, k->m, &tensors, &err);
 		if (r == -ENOMEM)
 			return r;
 		if (r < 0)

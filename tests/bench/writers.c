@@ -457,7 +457,7 @@ static void parts_alone(struct job *j)
 	must(store_manifest_make(all, j->world, &body, &digest, &j->err), j, "manifest");
 	printf("\"make_s\": %.4f, \"manifest_bytes\": %zu, ", seconds(begin), body.len);
 	begin = base_monotonic_ns();
-	must(store_manifest_check_replicas(j->store, all, j->world, &j->err), j, "replicas");
+	must(check_manifest_replicas(j->store, all, j->world, &j->err), j, "replicas");
 	printf("\"replicas_s\": %.4f, ", seconds(begin));
 	must(proto_manifest_decode(body.data, body.len, &m), j, "manifest");
 	begin = base_monotonic_ns();
@@ -467,7 +467,7 @@ static void parts_alone(struct job *j)
 	peak_reset();
 	peak = peak_kib();
 	begin = base_monotonic_ns();
-	must(store_manifest_check_cover(j->store, &m, NULL, &j->err), j, "cover");
+	must(check_manifest_cover(j->store, &m, NULL, &j->err), j, "cover");
 	printf("\"cover_s\": %.4f, \"cover_kib\": %zu, ", seconds(begin), peak_kib() - peak);
 	proto_manifest_release(&m);
 	for (uint32_t i = 0; i < j->world; i++)

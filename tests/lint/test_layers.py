@@ -23,6 +23,16 @@ SOLE = {
     r"dlfcn\.h": {"core/device", "core/comm"},  # libcuda.so.1 and transports are loaded at run time
     r"cuda": set(),                     # and its headers are used by nobody
 }
+# How the functions begin that the rooms of core/commit show: a name says where it is from.
+NAMES = {
+    "list": r"(store_)?list_|store_(error_passes|runs|runs_free|step_remove|commit_equal)$",
+    "incoming": r"store_(heartbeat|incoming|files|folders?)_|store_(launches|process_lives|attempt_name_valid)$",
+    "notes": r"store_(notes?|stats)_",
+    "check": r"check_",
+    "launch": r"(store_)?launch_",
+    "attempt": r"(store_)?attempt_",
+}
+DECLARED = re.compile(r"^(?!typedef|static|struct \w+ \{)[a-z][\w ]*[ *](\w+)\(", re.M)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
 
@@ -67,3 +77,10 @@ def test_internal_headers_stay_inside():
     wrong = [f"{path.relative_to(ROOT)}: {name}" for path, kind, name in includes()
              if name.endswith("_internal.h") and layer_of(ROOT / name) != layer_of(path)]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("room", NAMES)
+def test_names_say_their_room(room):
+    names = [name for path in (ROOT / "core/commit" / room).glob("*.h") for name in DECLARED.findall(path.read_text())]
+    assert len(names) > 5
+    assert not [name for name in names if not re.match(NAMES[room], name)]

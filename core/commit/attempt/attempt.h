@@ -21,7 +21,7 @@ struct store_attempt_save {
 	uint64_t step;
 	bool replace;           /* a visible step of that number is replaced */
 	struct base_digest mesh; /* of the world's mesh; zeros: none */
-	const struct store_commons *commons; /* finished; NULL: none; lives as long as the attempt */
+	const struct check_commons *commons; /* finished; NULL: none; lives as long as the attempt */
 };
 /* The next save of this rank. An attempt is a try at a step: the first rank to come puts `begin`; a rank that finds
  * other values there than its own aborts the attempt, and both learn which rank said what. -EEXIST: the step is

@@ -109,7 +109,7 @@ static int begin_put(struct store_attempt *a, const struct base_digest *mesh, st
 		begin.time_ns = base_realtime_ns();
 	}
 	if (r == 0 && ncommons)
-		store_commons_bounded(a->commons, commons);
+		check_commons_bounded(a->commons, commons);
 	if (r == 0)
 		r = proto_begin_encode(&begin, &body);
 	if (r < 0)
@@ -142,7 +142,7 @@ static int begin_compare(struct store_attempt *a, const struct proto_begin *m, c
 				   : "this rank asked to replace an existing step, rank %u on %s did not",
 			m->rank, host);
 	a->replaces = m->replaces; /* what the first rank to come saw counts for all */
-	return store_commons_compare(a->commons, m->commons, m->ncommons, m->rank, host, err);
+	return check_commons_compare(a->commons, m->commons, m->ncommons, m->rank, host, err);
 }
 
 /* Reads this rank's list anew if it began behind what the first rank to come had read: a decision may be between. */

@@ -106,14 +106,14 @@ static int commit_check_parts(struct store_attempt *a, const struct proto_announ
 	struct base_buf *ret_body, struct base_digest *ret_digest, struct base_error *err)
 {
 	struct base_error why = {0};
-	int r = store_commons_check(all, a->nannouncements, err);
+	int r = check_commons_announced(all, a->nannouncements, err);
 
 	if (r < 0)
 		return r;
-	r = store_manifest_check_replicas(a->store, all, a->nannouncements, err);
+	r = check_manifest_replicas(a->store, all, a->nannouncements, err);
 	if (r == 0)
-		return store_manifest_complete(a->store, m, ret_body, ret_digest, err);
-	if (store_manifest_check_layouts(a->store, m, &why) == -BASE_EFORMAT)
+		return check_manifest_finish(a->store, m, ret_body, ret_digest, err);
+	if (check_manifest_layouts(a->store, m, &why) == -BASE_EFORMAT)
 		return base_error_set(err, -BASE_EFORMAT, "%s", why.text);
 	return r;
 }

@@ -39,7 +39,7 @@ struct store_attempt {
 	/* that this attempt has opened, and so may delete */
 	struct attempt_pack { char name[STORE_PACK_NAME_MAX]; const struct store_pack_writer *w; } *packs;
 	size_t npacks;
-	const struct store_commons *commons; /* what this rank holds that others must hold alike; NULL: nothing */
+	const struct check_commons *commons; /* what this rank holds that others must hold alike; NULL: nothing */
 	uint64_t try, order;            /* of the step, by this launch; among what this rank has begun */
 
 	/* from the announcement on */

@@ -15,31 +15,31 @@
 #define JUDGE_MAX_MS 500u
 #define MISSING_NAMED 5u        /* ranks, in a warning */
 
-static void missing_why(const struct store_attempt *a, uint32_t rank, enum store_rank_state state,
+static void missing_why(const struct store_attempt *a, uint32_t rank, enum launch_rank_state state,
 	char why[static 200])
 {
 	const struct store_launch *l = a->launch;
 
 	switch (state) {
-	case STORE_RANK_FINE:
-	case STORE_RANK_AWAITED: why[0] = 0; return;
-	case STORE_RANK_LATE:
+	case LAUNCH_RANK_FINE:
+	case LAUNCH_RANK_AWAITED: why[0] = 0; return;
+	case LAUNCH_RANK_LATE:
 		snprintf(why, 200, "it has not announced its part %g s after rank %u on %.64s did, which "
 			"is the deadline; its heartbeat moved %g s ago", (double)l->deadline_ms / 1000, l->rank,
-			store_hostname(), (double)store_watch_still_ms(l->watch, rank) / 1000);
+			store_hostname(), (double)launch_watch_still_ms(l->watch, rank) / 1000);
 		return;
-	case STORE_RANK_NEVER:
+	case LAUNCH_RANK_NEVER:
 		snprintf(why, 200, "it did not come within %g s (seen by rank %u on %.64s): see whether it was "
 			"started, and start the job again", (double)l->start_ms / 1000, l->rank, store_hostname());
 		return;
-	case STORE_RANK_DIED:
+	case LAUNCH_RANK_DIED:
 		snprintf(why, 200, "its process is gone (seen by rank %u on %.64s): start the job again", l->rank,
 			store_hostname());
 		return;
-	case STORE_RANK_STOPPED:
+	case LAUNCH_RANK_STOPPED:
 		snprintf(why, 200, "its heartbeat stood still for %g s (seen by rank %u on %.64s): unless it goes on, "
 			"start the job again",
-			(double)store_watch_limit_ms(l->watch, rank) / 1000, l->rank, store_hostname());
+			(double)launch_watch_limit_ms(l->watch, rank) / 1000, l->rank, store_hostname());
 		return;
 	}
 }
@@ -68,13 +68,13 @@ static void missing_warn(struct store_attempt *a)
 		return;
 	for (uint32_t rank = 0; rank < a->launch->world; rank++) {
 		if (a->announcements[rank].arena
-			|| store_watch_judge(a->launch->watch, rank, a->announced_ms, host) != STORE_RANK_FINE
+			|| launch_watch_judge(a->launch->watch, rank, a->announced_ms, host) != LAUNCH_RANK_FINE
 			|| n++ >= MISSING_NAMED)
 			continue;
 		len += (size_t)snprintf(names + len, sizeof names - len,
 			"%srank %u%s%s, whose heartbeat moved %llu s ago", len ? "; " : "", rank,
 			host[0] ? " on " : "", host,
-			(unsigned long long)store_watch_still_ms(a->launch->watch, rank) / 1000);
+			(unsigned long long)launch_watch_still_ms(a->launch->watch, rank) / 1000);
 	}
 	if (n > MISSING_NAMED)
 		snprintf(names + len, sizeof names - len, "; and %u more", n - MISSING_NAMED);
@@ -93,16 +93,16 @@ int attempt_missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct b
 
 	if (base_monotonic_ns() < a->judge_ns)
 		return 0;
-	store_watch_look(a->launch->watch); /* which takes care of its own share */
+	launch_watch_look(a->launch->watch); /* which takes care of its own share */
 	begin = base_monotonic_ns();
 	for (uint32_t rank = 0; rank < a->launch->world; rank++) {
-		enum store_rank_state state;
+		enum launch_rank_state state;
 		int r;
 
 		if (a->announcements[rank].arena)
 			continue;
-		state = store_watch_judge(a->launch->watch, rank, a->announced_ms, host);
-		if (state == STORE_RANK_FINE || state == STORE_RANK_AWAITED)
+		state = launch_watch_judge(a->launch->watch, rank, a->announced_ms, host);
+		if (state == LAUNCH_RANK_FINE || state == LAUNCH_RANK_AWAITED)
 			continue;
 		r = attempt_announcement_read(a, rank, err); /* it may have announced before it went */
 		if (r == 1) {

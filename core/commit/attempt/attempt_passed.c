@@ -102,7 +102,7 @@ static int passed_end_this(struct store_attempt *a, const struct passed *p, uint
 		a->nannouncements++;
 	if (r != 0)
 		return r < 0 ? r : 0;
-	store_watch_judge(a->launch->watch, p->rank, a->announced_ms, host);
+	launch_watch_judge(a->launch->watch, p->rank, a->announced_ms, host);
 	snprintf(why, sizeof why, "it has announced its part of step %llu%s and none of this one (seen by rank %u on "
 		"%.64s): all ranks have to save the same steps", (unsigned long long)p->step,
 		p->step == a->step ? " in a later try" : "", a->launch->rank, store_hostname());

@@ -38,9 +38,9 @@ static bool wait_turn(struct store_attempt *a)
 		return false;
 	if (base_monotonic_ms() - a->announced_ms >= (uint64_t)place * TAKEOVER_MS)
 		return true;
-	store_watch_look(a->launch->watch);
+	launch_watch_look(a->launch->watch);
 	for (unsigned i = 0; i < place; i++)
-		if (store_watch_judge(a->launch->watch, ranks[i], a->announced_ms, host) != STORE_RANK_DIED)
+		if (launch_watch_judge(a->launch->watch, ranks[i], a->announced_ms, host) != LAUNCH_RANK_DIED)
 			return false;
 	return true;
 }

@@ -19,7 +19,7 @@
 #define HINT "all ranks of a group hold the same; what differs by rank is kept with per_rank=, a tensor that " \
 	"one rank alone has as a Shard with alone=True"
 
-void store_commons_release(struct store_commons *c)
+void check_commons_release(struct check_commons *c)
 {
 	if (!c)
 		return;
@@ -31,7 +31,7 @@ void store_commons_release(struct store_commons *c)
 	free(c->groups);
 	free(c->names);
 	free(c->digests);
-	*c = (struct store_commons){0};
+	*c = (struct check_commons){0};
 }
 
 static bool text_fits(const char *text, size_t most)
@@ -41,10 +41,10 @@ static bool text_fits(const char *text, size_t most)
 	return len && len <= most && proto_utf8_valid(text, len);
 }
 
-int store_commons_add(struct store_commons *c, const char *group, const char *name, const void *bytes, size_t len,
+int check_commons_add(struct check_commons *c, const char *group, const char *name, const void *bytes, size_t len,
 	struct base_error *err)
 {
-	struct store_common_value *v;
+	struct check_common_value *v;
 
 	if (!text_fits(group, PROTO_COMMON_GROUP_MAX) || !text_fits(name, PROTO_NAME_MAX))
 		return base_error_set(err, -EINVAL,
@@ -66,20 +66,20 @@ int store_commons_add(struct store_commons *c, const char *group, const char *na
 
 static int value_order(const void *pa, const void *pb)
 {
-	const struct store_common_value *a = pa, *b = pb;
+	const struct check_common_value *a = pa, *b = pb;
 	int r = strcmp(a->group, b->group);
 
 	return r ? r : strcmp(a->name, b->name);
 }
 
 /* The values from `at` on that are of one group; how many. */
-static int group_make(struct store_commons *c, size_t at, struct proto_common *g, size_t *ret_n)
+static int group_make(struct check_commons *c, size_t at, struct proto_common *g, size_t *ret_n)
 {
 	base_cleanup_buf struct base_buf rows = BASE_BUF_INIT;
 	size_t n = 0;
 
 	for (; at + n < c->n && strcmp(c->all[at + n].group, c->all[at].group) == 0; n++) {
-		const struct store_common_value *v = &c->all[at + n];
+		const struct check_common_value *v = &c->all[at + n];
 
 		c->names[at + n] = v->name;
 		memcpy(c->digests + (at + n) * PROTO_COMMON_ROW_BYTES, v->digest.bytes, PROTO_COMMON_ROW_BYTES);
@@ -96,7 +96,7 @@ static int group_make(struct store_commons *c, size_t at, struct proto_common *g
 	return 0;
 }
 
-int store_commons_finish(struct store_commons *c, struct base_error *err)
+int check_commons_finish(struct check_commons *c, struct base_error *err)
 {
 	size_t n = 0, groups = 0;
 
@@ -124,7 +124,7 @@ int store_commons_finish(struct store_commons *c, struct base_error *err)
 	return 0;
 }
 
-void store_commons_bounded(const struct store_commons *c, struct proto_common *ret_groups)
+void check_commons_bounded(const struct check_commons *c, struct proto_common *ret_groups)
 {
 	uint64_t names = 0, bytes = 0;
 
@@ -175,7 +175,7 @@ static int group_differ(const struct proto_common *own, const struct proto_commo
 		rank, host);
 }
 
-int store_commons_compare(const struct store_commons *c, const struct proto_common *theirs, uint32_t n, uint32_t rank,
+int check_commons_compare(const struct check_commons *c, const struct proto_common *theirs, uint32_t n, uint32_t rank,
 	const char *host, struct base_error *err)
 {
 	uint32_t a = 0, b = 0;
@@ -218,7 +218,7 @@ static int lines_check(const struct common_line *lines, size_t n, struct base_er
 	return 0;
 }
 
-int store_commons_check(const struct proto_announcement *const *all, uint32_t n, struct base_error *err)
+int check_commons_announced(const struct proto_announcement *const *all, uint32_t n, struct base_error *err)
 {
 	base_cleanup_free struct common_line *lines = NULL;
 	size_t total = 0, at = 0;

@@ -13,25 +13,25 @@
 #include "core/base/error.h"
 #include "proto/message.h"
 
-struct store_commons {
-	struct store_common_value { char *group, *name; struct base_digest digest; } *all;
+struct check_commons {
+	struct check_common_value { char *group, *name; struct base_digest digest; } *all;
 	size_t n, room;
 	/* once finished: sorted by group; the names point into `all` */
 	struct proto_common *groups; uint32_t ngroups;
 	const char **names; uint8_t *digests;
 };
-void store_commons_release(struct store_commons *c); /* NULL-safe, zeroes */
+void check_commons_release(struct check_commons *c); /* NULL-safe, zeroes */
 /* Group and name are copied, of the bytes a digest. -EINVAL: no such name can be. */
-int store_commons_add(struct store_commons *c, const char *group, const char *name, const void *bytes, size_t len,
+int check_commons_add(struct check_commons *c, const char *group, const char *name, const void *bytes, size_t len,
 	struct base_error *err);
 /* After the last value: fills in `groups`. -EEXIST: a name was declared twice in a group. */
-int store_commons_finish(struct store_commons *c, struct base_error *err);
+int check_commons_finish(struct check_commons *c, struct base_error *err);
 /* As many groups as fit into `begin` with their rows, the others with their digests alone; n of them. */
-void store_commons_bounded(const struct store_commons *c, struct proto_common *ret_groups);
+void check_commons_bounded(const struct check_commons *c, struct proto_common *ret_groups);
 /* Compares the groups that both have. -EINVAL with a sentence: which value differs on rank `rank` on `host`. */
-int store_commons_compare(const struct store_commons *c, const struct proto_common *theirs, uint32_t n, uint32_t rank,
+int check_commons_compare(const struct check_commons *c, const struct proto_common *theirs, uint32_t n, uint32_t rank,
 	const char *host, struct base_error *err);
 /* The digests of all announcements. -EINVAL with a sentence: which ranks differ in which group. */
-int store_commons_check(const struct proto_announcement *const *all, uint32_t n, struct base_error *err);
+int check_commons_announced(const struct proto_announcement *const *all, uint32_t n, struct base_error *err);
 
 #endif

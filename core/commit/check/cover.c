@@ -13,7 +13,7 @@
 
 struct cover { const struct tensor_shape *shape; const char *tensor; struct base_error *err; };
 
-static struct tensor_box box_of(const struct cover *c, const struct store_cover_box *b)
+static struct tensor_box box_of(const struct cover *c, const struct check_cover_box *b)
 {
 	struct tensor_box box;
 
@@ -24,7 +24,7 @@ static struct tensor_box box_of(const struct cover *c, const struct store_cover_
 	return box;
 }
 
-static void cover_text(const struct cover *c, const struct store_cover_box *b, char text[static BOX_TEXT])
+static void cover_text(const struct cover *c, const struct check_cover_box *b, char text[static BOX_TEXT])
 {
 	struct tensor_box box = box_of(c, b);
 
@@ -33,7 +33,7 @@ static void cover_text(const struct cover *c, const struct store_cover_box *b, c
 
 static int box_order(const void *pa, const void *pb, void *arg)
 {
-	const struct store_cover_box *a = pa, *b = pb;
+	const struct check_cover_box *a = pa, *b = pb;
 	const struct tensor_shape *s = arg;
 
 	for (unsigned i = 0; i < 2 * s->ndim; i++)
@@ -43,14 +43,14 @@ static int box_order(const void *pa, const void *pb, void *arg)
 }
 
 /* Moves distinct boxes to the front, in order, and puts them into `list`. Returns how many, or an error. */
-static int64_t cover_fold(const struct cover *c, struct store_cover_box *boxes, size_t n, struct tensor_boxes *list)
+static int64_t cover_fold(const struct cover *c, struct check_cover_box *boxes, size_t n, struct tensor_boxes *list)
 {
 	size_t count = 0, len = c->shape->ndim * 2 * sizeof(uint64_t);
 	char text[BOX_TEXT];
 
 	qsort_r(boxes, n, sizeof *boxes, box_order, (void *)c->shape);
 	for (size_t i = 0; i < n; i++) {
-		const struct store_cover_box *last = count ? &boxes[count - 1] : NULL;
+		const struct check_cover_box *last = count ? &boxes[count - 1] : NULL;
 
 		if (!last || (len && memcmp(last->pairs, boxes[i].pairs, len) != 0)) {
 			struct tensor_box box = box_of(c, &boxes[i]);
@@ -70,10 +70,10 @@ static int64_t cover_fold(const struct cover *c, struct store_cover_box *boxes, 
 	return (int64_t)count;
 }
 
-static int cover_sentence(const struct cover *c, const struct store_cover_box *boxes, int code,
+static int cover_sentence(const struct cover *c, const struct check_cover_box *boxes, int code,
 	const struct tensor_cover *fault)
 {
-	const struct store_cover_box *a = &boxes[fault->a], *b = &boxes[fault->b];
+	const struct check_cover_box *a = &boxes[fault->a], *b = &boxes[fault->b];
 	char first[BOX_TEXT], second[BOX_TEXT];
 
 	switch (code) {
@@ -97,7 +97,7 @@ static int cover_sentence(const struct cover *c, const struct store_cover_box *b
 	}
 }
 
-int store_cover_check(const struct tensor_shape *s, const char *tensor, struct store_cover_box *boxes, size_t n,
+int check_cover_boxes(const struct tensor_shape *s, const char *tensor, struct check_cover_box *boxes, size_t n,
 	struct base_error *err)
 {
 	base_cleanup(tensor_boxes_release) struct tensor_boxes list = {.ndim = s->ndim};

@@ -11,14 +11,14 @@
 #include "core/base/error.h"
 #include "core/tensor/box.h"
 
-struct store_cover_box {
+struct check_cover_box {
 	const uint64_t *pairs;          /* offset, size for each dimension; inside the shape; the caller's memory */
 	uint32_t rank;
 	struct base_digest digest;      /* over the digests of the box's pieces */
 };
 /* Identical boxes count once (the lowest rank's) and must have equal digests. -BASE_EFORMAT names `tensor`, box and
  * ranks; -ENOMEM. Sorts `boxes`. */
-int store_cover_check(const struct tensor_shape *s, const char *tensor, struct store_cover_box *boxes, size_t n,
+int check_cover_boxes(const struct tensor_shape *s, const char *tensor, struct check_cover_box *boxes, size_t n,
 	struct base_error *err);
 
 #endif

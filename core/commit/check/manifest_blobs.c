@@ -16,15 +16,15 @@
 #define BLOBS_TEXT_MAX (64u << 10)      /* bytes of all names */
 #define BLOBS_ROWS_EACH 64u             /* blobs a rank that are looked at */
 
-struct store_blob_row { size_t name; bool per_rank; uint32_t rank; }; /* name: where it begins in `text` */
+struct check_blob_row { size_t name; bool per_rank; uint32_t rank; }; /* name: where it begins in `text` */
 
-void store_blob_names_init(struct store_blob_names *b)
+void check_blob_names_init(struct check_blob_names *b)
 {
-	*b = (struct store_blob_names){0};
+	*b = (struct check_blob_names){0};
 	pthread_mutex_init(&b->lock, NULL);
 }
 
-void store_blob_names_release(struct store_blob_names *b)
+void check_blob_names_release(struct check_blob_names *b)
 {
 	base_buf_release(&b->text);
 	free(b->rows);
@@ -33,7 +33,7 @@ void store_blob_names_release(struct store_blob_names *b)
 	pthread_mutex_destroy(&b->lock);
 }
 
-int store_blob_names_add(struct store_blob_names *b, const struct proto_part *part)
+int check_blob_names_add(struct check_blob_names *b, const struct proto_part *part)
 {
 	uint64_t most = PROTO_BLOB_NAMES_MAX + (uint64_t)part->world * BLOBS_ROWS_EACH;
 	int r = 0;
@@ -45,7 +45,7 @@ int store_blob_names_add(struct store_blob_names *b, const struct proto_part *pa
 	for (uint32_t i = 0; r == 0 && !b->many && i < part->nblobs; i++) {
 		const struct proto_blob *from = &part->blobs[i];
 
-		b->rows[b->nrows++] = (struct store_blob_row){b->text.len, from->per_rank, part->rank};
+		b->rows[b->nrows++] = (struct check_blob_row){b->text.len, from->per_rank, part->rank};
 		base_buf_append(&b->text, from->name, strlen(from->name) + 1);
 	}
 	if (b->text.error)
@@ -54,7 +54,7 @@ int store_blob_names_add(struct store_blob_names *b, const struct proto_part *pa
 	return r;
 }
 
-static const char *row_name(const struct store_blob_names *b, const struct store_blob_row *row)
+static const char *row_name(const struct check_blob_names *b, const struct check_blob_row *row)
 {
 	return (const char *)b->text.data + row->name;
 }
@@ -62,7 +62,7 @@ static const char *row_name(const struct store_blob_names *b, const struct store
 /* By name; of one name by rank. */
 static int row_order(const void *pa, const void *pb, void *arg)
 {
-	const struct store_blob_row *x = pa, *y = pb;
+	const struct check_blob_row *x = pa, *y = pb;
 	int c = (int)x->per_rank - (int)y->per_rank;
 
 	if (c == 0)
@@ -71,7 +71,7 @@ static int row_order(const void *pa, const void *pb, void *arg)
 }
 
 /* One row more, of the name that is last or of a new one. */
-static void names_fold(struct store_blob_names *b, const struct store_blob_row *row)
+static void names_fold(struct check_blob_names *b, const struct check_blob_row *row)
 {
 	const char *name = row_name(b, row);
 	struct proto_blob_name *last = b->nnames ? &b->names[b->nnames - 1] : NULL;
@@ -92,7 +92,7 @@ static void names_fold(struct store_blob_names *b, const struct store_blob_row *
 	b->ranges[b->nranges++] = (struct proto_rank_range){row->rank, 1};
 }
 
-int store_blob_names_set(struct store_blob_names *b, struct proto_manifest *m)
+int check_blob_names_set(struct check_blob_names *b, struct proto_manifest *m)
 {
 	m->names_blobs = false;
 	m->blobs = NULL;
@@ -124,7 +124,7 @@ static bool names_same(const struct proto_blob_name *a, const struct proto_blob_
 		memcmp(a->ranges, b->ranges, a->nranges * sizeof *a->ranges) == 0;
 }
 
-const char *store_blob_names_differ(const struct proto_manifest *a, const struct proto_manifest *b)
+const char *check_blob_names_differ(const struct proto_manifest *a, const struct proto_manifest *b)
 {
 	for (uint32_t i = 0; i < a->nblobs || i < b->nblobs; i++)
 		if (i >= a->nblobs || i >= b->nblobs || !names_same(&a->blobs[i], &b->blobs[i]))

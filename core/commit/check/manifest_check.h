@@ -10,39 +10,39 @@
 #include "core/step/manifest.h"
 
 /* Which ranks' parts have which blobs (manifest_blobs.c). Names and ranges belong to it. */
-struct store_blob_names {
+struct check_blob_names {
 	pthread_mutex_t lock;           /* protects all below while parts are added */
 	struct base_buf text;           /* names, each with its NUL */
-	struct store_blob_row *rows; size_t nrows, room;
+	struct check_blob_row *rows; size_t nrows, room;
 	bool many;                      /* too many to name */
 	struct proto_blob_name *names; uint32_t nnames;
 	struct proto_rank_range *ranges; size_t nranges;
 	size_t text_bytes;
 };
-void store_blob_names_init(struct store_blob_names *b);
-void store_blob_names_release(struct store_blob_names *b);
-int store_blob_names_add(struct store_blob_names *b, const struct proto_part *part); /* any thread; -ENOMEM */
+void check_blob_names_init(struct check_blob_names *b);
+void check_blob_names_release(struct check_blob_names *b);
+int check_blob_names_add(struct check_blob_names *b, const struct proto_part *part); /* any thread; -ENOMEM */
 /* After all parts: sets the blobs of the manifest, or leaves them out where they would be long. -ENOMEM */
-int store_blob_names_set(struct store_blob_names *b, struct proto_manifest *m);
+int check_blob_names_set(struct check_blob_names *b, struct proto_manifest *m);
 /* The first name of which the two manifests say different ranks; NULL: none. */
-const char *store_blob_names_differ(const struct proto_manifest *a, const struct proto_manifest *b);
+const char *check_blob_names_differ(const struct proto_manifest *a, const struct proto_manifest *b);
 
 /* Invariant 4: loads the layouts and all rows of all parts and checks that the boxes of every tensor cover it exactly
  * (identical boxes of several writers count once and must have equal digests). A manifest of one rank whose rows are
  * all WHOLE needs only its row table. -BASE_EFORMAT names tensor, box, ranks. ret_tensors (NULL: not asked): how many
  * there are, those that several layouts list counted once. */
-int store_manifest_check_cover(struct store *s, const struct proto_manifest *m, uint64_t *ret_tensors,
+int check_manifest_cover(struct store *s, const struct proto_manifest *m, uint64_t *ret_tensors,
 	struct base_error *err);
 /* Of a manifest that was made of announcements (store_manifest_make) and decoded: checks its parts, and makes the body
  * anew with what they say: how many tensors there are, and in a store that has the word list-2 which blobs. */
-int store_manifest_complete(struct store *s, struct proto_manifest *m, struct base_buf *ret_body,
+int check_manifest_finish(struct store *s, struct proto_manifest *m, struct base_buf *ret_body,
 	struct base_digest *ret_digest, struct base_error *err);
 /* The first thing that it does: do layouts that list the same tensor say the same of it? -BASE_EFORMAT names tensor,
  * ranks and what each said. */
-int store_manifest_check_layouts(struct store *s, const struct proto_manifest *m, struct base_error *err);
+int check_manifest_layouts(struct store *s, const struct proto_manifest *m, struct base_error *err);
 /* Of the announcements of all ranks, ascending: do those of a group of replicas say the same
  * (core/save/plan/replica.h)? Where not, two parts are read: -BASE_EFORMAT names the first tensor that differs, ranks,
  * and what can be done. -ENOMEM. */
-int store_manifest_check_replicas(struct store *s, const struct proto_announcement *const *all, uint32_t n,
+int check_manifest_replicas(struct store *s, const struct proto_announcement *const *all, uint32_t n,
 	struct base_error *err);
 #endif

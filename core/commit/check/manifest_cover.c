@@ -37,7 +37,7 @@ struct cover_gather {
 	struct store_layout **layouts;
 	uint32_t **numbers;                 /* [layout][tensor]: number over all layouts */
 	struct cover_tensor *tensors; struct cover_state *states; uint32_t ntensors;
-	struct store_blob_names *blobs;     /* NULL: not asked */
+	struct check_blob_names *blobs;     /* NULL: not asked */
 	pthread_mutex_t lock;               /* of states, rows and pairs while parts are read */
 	struct base_buf rows, pairs;        /* struct cover_row; u64 */
 };
@@ -214,7 +214,7 @@ static int layouts_gather(struct cover_gather *g)
 	return r < 0 ? r : layouts_number(g, total);
 }
 
-int store_manifest_check_layouts(struct store *s, const struct proto_manifest *m, struct base_error *err)
+int check_manifest_layouts(struct store *s, const struct proto_manifest *m, struct base_error *err)
 {
 	base_cleanup(gather_release) struct cover_gather g = {.s = s, .m = m, .err = err};
 
@@ -344,7 +344,7 @@ static int gather_part(void *arg, uint32_t line, struct base_error *err)
 	base_cleanup(store_opened_part_release) struct store_opened_part o = {0};
 	int r = store_open_part(g->s, g->m, line, &o, err);
 
-	if (r == 0 && g->blobs && store_blob_names_add(g->blobs, &o.part) < 0)
+	if (r == 0 && g->blobs && check_blob_names_add(g->blobs, &o.part) < 0)
 		return base_no_memory(err);
 	for (uint32_t i = 0; r == 0 && i < o.part.nchunks; i++)
 		r = store_part_read_chunk(g->s, g->layouts[k->layout], &o.part, o.packs, o.npacks, i, gather_row,
@@ -366,7 +366,7 @@ static int row_order(const void *pa, const void *pb)
 static int tensor_check(const struct cover_gather *g, uint32_t number, const struct cover_row *rows, size_t n)
 {
 	const struct cover_state *state = &g->states[number];
-	base_cleanup_free struct store_cover_box *boxes = NULL;
+	base_cleanup_free struct check_cover_box *boxes = NULL;
 	uint64_t whole[2 * TENSOR_MAX_DIMS] = {0};
 	struct tensor_shape shape;
 	char name[256];
@@ -381,11 +381,11 @@ static int tensor_check(const struct cover_gather *g, uint32_t number, const str
 	for (uint32_t d = 0; d < shape.ndim; d++)
 		whole[2 * d + 1] = shape.dim[d];
 	for (size_t i = 0; i < n; i++)
-		boxes[i] = (struct store_cover_box){
+		boxes[i] = (struct check_cover_box){
 			(const uint64_t *)g->pairs.data + rows[i].pairs, rows[i].rank, rows[i].digest};
 	if (state->whole)
-		boxes[n++] = (struct store_cover_box){whole, state->rank, state->digest};
-	return advise(g, number, store_cover_check(&shape, name, boxes, n, g->err), g->err);
+		boxes[n++] = (struct check_cover_box){whole, state->rank, state->digest};
+	return advise(g, number, check_cover_boxes(&shape, name, boxes, n, g->err), g->err);
 }
 
 static int tensors_check(struct cover_gather *g)
@@ -405,7 +405,7 @@ static int tensors_check(struct cover_gather *g)
 }
 
 static int parts_check(struct store *s, const struct proto_manifest *m, uint64_t *ret_tensors,
-	struct store_blob_names *blobs, struct base_error *err)
+	struct check_blob_names *blobs, struct base_error *err)
 {
 	base_cleanup(gather_release) struct cover_gather g = {.s = s, .m = m, .err = err, .blobs = blobs};
 	int r = layouts_gather(&g);
@@ -419,24 +419,24 @@ static int parts_check(struct store *s, const struct proto_manifest *m, uint64_t
 	return r;
 }
 
-int store_manifest_check_cover(struct store *s, const struct proto_manifest *m, uint64_t *ret_tensors,
+int check_manifest_cover(struct store *s, const struct proto_manifest *m, uint64_t *ret_tensors,
 	struct base_error *err)
 {
 	return parts_check(s, m, ret_tensors, NULL, err);
 }
 
-int store_manifest_complete(struct store *s, struct proto_manifest *m, struct base_buf *ret_body,
+int check_manifest_finish(struct store *s, struct proto_manifest *m, struct base_buf *ret_body,
 	struct base_digest *ret_digest, struct base_error *err)
 {
-	base_cleanup(store_blob_names_release) struct store_blob_names blobs;
+	base_cleanup(check_blob_names_release) struct check_blob_names blobs;
 	size_t before = ret_body->len;
 	int r;
 
-	store_blob_names_init(&blobs);
+	check_blob_names_init(&blobs);
 	r = parts_check(s, m, &m->tensors, s->info.list_2 ? &blobs : NULL, err);
 	if (r < 0)
 		return r;
-	if (s->info.list_2 && store_blob_names_set(&blobs, m) < 0)
+	if (s->info.list_2 && check_blob_names_set(&blobs, m) < 0)
 		return base_no_memory(err);
 	r = proto_manifest_encode(m, ret_body);
 	m->names_blobs = false; /* they go with `blobs` */

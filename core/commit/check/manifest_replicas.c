@@ -272,7 +272,7 @@ static int alone_refuse(struct store *s, const struct proto_announcement *const 
 		"does: give all of them the same mesh, placements and check_replicas", tensor, line->rank, a.a->host);
 }
 
-int store_manifest_check_replicas(struct store *s, const struct proto_announcement *const *all, uint32_t n,
+int check_manifest_replicas(struct store *s, const struct proto_announcement *const *all, uint32_t n,
 	struct base_error *err)
 {
 	base_cleanup_free struct replica_line *lines = NULL;

@@ -266,7 +266,7 @@ static int launch_start(struct store_launch *l, const char *id, struct base_erro
 {
 	int r = launch_name_set(l, id, err);
 
-	if (r == 0 && (r = store_watch_new(l, &l->watch)) < 0)
+	if (r == 0 && (r = launch_watch_new(l, &l->watch)) < 0)
 		base_error_set(err, r, "run %s: %s", l->run, base_error_name(r));
 	if (r == 0)
 		r = heartbeat_show(l, err);
@@ -332,7 +332,7 @@ void store_launch_close(struct store_launch *l)
 		store_heartbeat_stop(l->heartbeat);
 	store_launch_aborts_drop(l);
 	store_list_close(l->list);
-	store_watch_free(l->watch);
+	launch_watch_free(l->watch);
 	pthread_mutex_destroy(&l->lock);
 	free(l->begun);
 	free(l->tries);

@@ -32,10 +32,10 @@ struct watch_rank {
 	bool asked;                     /* its file was read for that, after the time-out */
 	uint64_t gone_ms;               /* since when no listing shows it; 0: the last one did */
 	bool seen, listed;              /* ever; in the listing at hand */
-	enum store_rank_state found;    /* NEVER or STOPPED since it last moved; else FINE */
+	enum launch_rank_state found;    /* NEVER or STOPPED since it last moved; else FINE */
 };
 
-struct store_watch {
+struct launch_watch {
 	struct store *store;
 	const struct store_launch *own;
 	char launch[17];
@@ -50,10 +50,10 @@ struct store_watch {
 	struct { uint64_t pid, start_time, asked_ms; } lives; /* the last process that was found alive */
 };
 
-int store_watch_new(const struct store_launch *l, struct store_watch **ret_w)
+int launch_watch_new(const struct store_launch *l, struct launch_watch **ret_w)
 {
 	uint64_t least = base_min(l->heartbeat_ms, l->start_ms);
-	struct store_watch *w = calloc(1, sizeof *w);
+	struct launch_watch *w = calloc(1, sizeof *w);
 
 	if (w)
 		w->ranks = calloc(l->world, sizeof *w->ranks);
@@ -70,14 +70,14 @@ int store_watch_new(const struct store_launch *l, struct store_watch **ret_w)
 	w->deadline_ms = l->deadline_ms;
 	if (l->deadline_ms)
 		least = base_min(least, l->deadline_ms);
-	/* with the caller's pause (0.1 s) well below heartbeat_ms / 2, see store_watch_look */
+	/* with the caller's pause (0.1 s) well below heartbeat_ms / 2, see launch_watch_look */
 	w->every_ms = base_min(least / 8 + 1, 1000);
 	pthread_mutex_init(&w->lock, NULL);
 	*ret_w = w;
 	return 0;
 }
 
-void store_watch_free(struct store_watch *w)
+void launch_watch_free(struct launch_watch *w)
 {
 	if (!w)
 		return;
@@ -87,7 +87,7 @@ void store_watch_free(struct store_watch *w)
 }
 
 /* Which process it is, when it is first seen. */
-static int watch_meet(struct store_watch *w, struct watch_rank *k, const char *host, const char *file)
+static int watch_meet(struct launch_watch *w, struct watch_rank *k, const char *host, const char *file)
 {
 	if (store_heartbeat_may_be_here(host))
 		return store_heartbeat_look(w->store, file, &k->process);
@@ -97,7 +97,7 @@ static int watch_meet(struct store_watch *w, struct watch_rank *k, const char *h
 
 /* A heartbeat that does not move may state a period. One that cannot be read for a while counts as stating the longest
  * there is. */
-static void watch_period(struct store_watch *w, struct watch_rank *k, const char *file)
+static void watch_period(struct launch_watch *w, struct watch_rank *k, const char *file)
 {
 	struct store_heartbeat_rank seen;
 	int r;
@@ -117,13 +117,13 @@ static void watch_period(struct store_watch *w, struct watch_rank *k, const char
 
 static void watch_found(void *arg, uint32_t rank, uint64_t number, const char *host, const char *file)
 {
-	struct store_watch *w = arg;
+	struct launch_watch *w = arg;
 	struct watch_rank *k = rank < w->world ? &w->ranks[rank] : NULL;
 
 	if (!k)
 		return;
 	if (!k->seen)
-		k->found = STORE_RANK_FINE; /* it came */
+		k->found = LAUNCH_RANK_FINE; /* it came */
 	if (!k->seen && watch_meet(w, k, host, file) < 0) {
 		w->missed = true; /* moved on, or cannot be read */
 		return;
@@ -136,13 +136,13 @@ static void watch_found(void *arg, uint32_t rank, uint64_t number, const char *h
 	k->seen = true;
 	k->limit_ms = w->heartbeat_ms;
 	k->asked = false;
-	k->found = STORE_RANK_FINE;
+	k->found = LAUNCH_RANK_FINE;
 	k->number = number;
 	k->changed_ms = w->looked_ms;
 }
 
 /* All clocks start now. */
-static void watch_restart(struct store_watch *w, uint64_t now)
+static void watch_restart(struct launch_watch *w, uint64_t now)
 {
 	w->since_ms = now;
 	for (uint32_t i = 0; i < w->world; i++) {
@@ -151,7 +151,7 @@ static void watch_restart(struct store_watch *w, uint64_t now)
 	}
 }
 
-static int watch_list(struct store_watch *w)
+static int watch_list(struct launch_watch *w)
 {
 	int r = 0;
 
@@ -163,7 +163,7 @@ static int watch_list(struct store_watch *w)
 	return r;
 }
 
-int store_watch_look(struct store_watch *w)
+int launch_watch_look(struct launch_watch *w)
 {
 	uint64_t now = base_monotonic_ms(), took;
 	int r;
@@ -188,7 +188,7 @@ int store_watch_look(struct store_watch *w)
 	if (r < 0) { /* it saw nothing, so no rank is missing by it */
 		watch_restart(w, now);
 		for (uint32_t i = 0; i < w->world; i++)
-			w->ranks[i].found = STORE_RANK_FINE;
+			w->ranks[i].found = LAUNCH_RANK_FINE;
 	}
 	w->ended_ms = base_monotonic_ms();
 	took = w->ended_ms - now;
@@ -199,14 +199,14 @@ int store_watch_look(struct store_watch *w)
 }
 
 /* Has the last look found it so for that long? */
-static bool lasts(const struct store_watch *w, uint64_t since, uint64_t from, uint64_t limit)
+static bool lasts(const struct launch_watch *w, uint64_t since, uint64_t from, uint64_t limit)
 {
 	uint64_t start = base_max(since, from);
 
 	return w->looked_ms >= start && w->looked_ms - start >= limit;
 }
 
-static bool process_lives(struct store_watch *w, const struct store_heartbeat_rank *p)
+static bool process_lives(struct launch_watch *w, const struct store_heartbeat_rank *p)
 {
 	uint64_t now = base_monotonic_ms();
 
@@ -220,40 +220,40 @@ static bool process_lives(struct store_watch *w, const struct store_heartbeat_ra
 	return true;
 }
 
-static enum store_rank_state judge(struct store_watch *w, const struct watch_rank *k, uint64_t since)
+static enum launch_rank_state judge(struct launch_watch *w, const struct watch_rank *k, uint64_t since)
 {
-	if (k->found != STORE_RANK_FINE && w->looked_ms >= since)
+	if (k->found != LAUNCH_RANK_FINE && w->looked_ms >= since)
 		return k->found;
 	if (!k->seen)
-		return w->looked_ms && lasts(w, since, w->since_ms, w->start_ms) ? STORE_RANK_NEVER
-										 : STORE_RANK_AWAITED;
+		return w->looked_ms && lasts(w, since, w->since_ms, w->start_ms) ? LAUNCH_RANK_NEVER
+										 : LAUNCH_RANK_AWAITED;
 	if (k->process.here && !process_lives(w, &k->process))
-		return STORE_RANK_DIED;
+		return LAUNCH_RANK_DIED;
 	if (k->gone_ms)
-		return lasts(w, since, k->gone_ms, w->start_ms) ? STORE_RANK_NEVER : STORE_RANK_AWAITED;
+		return lasts(w, since, k->gone_ms, w->start_ms) ? LAUNCH_RANK_NEVER : LAUNCH_RANK_AWAITED;
 	if (lasts(w, since, k->changed_ms, k->limit_ms))
-		return STORE_RANK_STOPPED;
+		return LAUNCH_RANK_STOPPED;
 	if (w->deadline_ms && lasts(w, since, w->since_ms, w->deadline_ms))
-		return STORE_RANK_LATE;
-	return !k->process.here && lasts(w, since, k->changed_ms, w->heartbeat_ms) ? STORE_RANK_AWAITED
-										   : STORE_RANK_FINE;
+		return LAUNCH_RANK_LATE;
+	return !k->process.here && lasts(w, since, k->changed_ms, w->heartbeat_ms) ? LAUNCH_RANK_AWAITED
+										   : LAUNCH_RANK_FINE;
 }
 
-enum store_rank_state store_watch_judge(struct store_watch *w, uint32_t rank, uint64_t since, char *host)
+enum launch_rank_state launch_watch_judge(struct launch_watch *w, uint32_t rank, uint64_t since, char *host)
 {
 	struct watch_rank *k = &w->ranks[rank];
-	enum store_rank_state state;
+	enum launch_rank_state state;
 
 	pthread_mutex_lock(&w->lock);
 	state = judge(w, k, since);
-	if (state == STORE_RANK_NEVER || state == STORE_RANK_STOPPED)
+	if (state == LAUNCH_RANK_NEVER || state == LAUNCH_RANK_STOPPED)
 		k->found = state;
 	snprintf(host, PROTO_HOST_MAX, "%s", k->process.host);
 	pthread_mutex_unlock(&w->lock);
 	return state;
 }
 
-uint64_t store_watch_still_ms(struct store_watch *w, uint32_t rank)
+uint64_t launch_watch_still_ms(struct launch_watch *w, uint32_t rank)
 {
 	uint64_t changed, now = base_monotonic_ms();
 
@@ -263,7 +263,7 @@ uint64_t store_watch_still_ms(struct store_watch *w, uint32_t rank)
 	return now - base_min(changed, now);
 }
 
-uint64_t store_watch_limit_ms(struct store_watch *w, uint32_t rank)
+uint64_t launch_watch_limit_ms(struct launch_watch *w, uint32_t rank)
 {
 	uint64_t ms;
 
@@ -275,12 +275,12 @@ uint64_t store_watch_limit_ms(struct store_watch *w, uint32_t rank)
 
 uint32_t store_launch_neighbours(const struct store_launch *l)
 {
-	struct store_watch *w = l->watch;
+	struct launch_watch *w = l->watch;
 	uint32_t count = 1;
 
 	if (store_launch_check(l, NULL) < 0)
 		return count;
-	store_watch_look(w);
+	launch_watch_look(w);
 	pthread_mutex_lock(&w->lock);
 	for (uint32_t i = 0; i < w->world; i++)
 		count += i != l->rank && w->ranks[i].listed && w->ranks[i].process.here;

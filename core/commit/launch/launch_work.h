@@ -12,7 +12,7 @@
 
 #define STORE_LAUNCH_QUICK_MS 15000u    /* how long ranks of other hosts look for rank 0 */
 
-struct store_watch;
+struct launch_watch;
 
 struct store_launch {
 	/* A job's launch has an entry in the list, and its ranks meet in each other's attempts: an abort entry ends
@@ -27,7 +27,7 @@ struct store_launch {
 	uint8_t nonce[PROTO_NONCE_BYTES]; /* of this opening, by rank 0 */
 	uint64_t heartbeat_ms, start_ms, deadline_ms;
 	struct store_heartbeat *heartbeat;
-	struct store_watch *watch;      /* has a lock of its own, never taken together with the one below */
+	struct launch_watch *watch;      /* has a lock of its own, never taken together with the one below */
 	pthread_mutex_t lock;           /* protects all below; held over calls to the store */
 	struct store_list *list;        /* every entry since the launch entry; alone: since before `begin` */
 	uint64_t last_step;             /* as of saves before `begun`; PROTO_NONE */
@@ -95,22 +95,22 @@ bool store_launch_heeded(struct store_launch *l, uint64_t idle_ms);
 /* ---- launch_watch.c ---- */
 
 /* The ranks of a launch as a committing rank sees them. */
-enum store_rank_state {
-	STORE_RANK_FINE,                /* its heartbeat is there, and moves */
-	STORE_RANK_AWAITED,             /* shows none, or one that does not move, but not for long enough yet */
-	STORE_RANK_NEVER,               /* has shown no heartbeat for the start time-out, or took it away */
-	STORE_RANK_DIED,                /* on this machine; its process is gone */
-	STORE_RANK_STOPPED,             /* its heartbeat does not move */
-	STORE_RANK_LATE,                /* fine, and the deadline is over */
+enum launch_rank_state {
+	LAUNCH_RANK_FINE,                /* its heartbeat is there, and moves */
+	LAUNCH_RANK_AWAITED,             /* shows none, or one that does not move, but not for long enough yet */
+	LAUNCH_RANK_NEVER,               /* has shown no heartbeat for the start time-out, or took it away */
+	LAUNCH_RANK_DIED,                /* on this machine; its process is gone */
+	LAUNCH_RANK_STOPPED,             /* its heartbeat does not move */
+	LAUNCH_RANK_LATE,                /* fine, and the deadline is over */
 };
-int store_watch_new(const struct store_launch *l, struct store_watch **ret_w); /* copies what it needs */
-void store_watch_free(struct store_watch *w); /* NULL-safe */
+int launch_watch_new(const struct store_launch *l, struct launch_watch **ret_w); /* copies what it needs */
+void launch_watch_free(struct launch_watch *w); /* NULL-safe */
 /* Lists the heartbeats if that is due. */
-int store_watch_look(struct store_watch *w);
+int launch_watch_look(struct launch_watch *w);
 /* since: by base_monotonic_ms, when the time-outs of a rank that does not move, or come, begin: every attempt grants
  * them anew. host: PROTO_HOST_MAX bytes, empty where it is not known. */
-enum store_rank_state store_watch_judge(struct store_watch *w, uint32_t rank, uint64_t since, char *host);
-uint64_t store_watch_limit_ms(struct store_watch *w, uint32_t rank); /* how long its heartbeat may not move */
-uint64_t store_watch_still_ms(struct store_watch *w, uint32_t rank); /* how long it has not, as far as was seen */
+enum launch_rank_state launch_watch_judge(struct launch_watch *w, uint32_t rank, uint64_t since, char *host);
+uint64_t launch_watch_limit_ms(struct launch_watch *w, uint32_t rank); /* how long its heartbeat may not move */
+uint64_t launch_watch_still_ms(struct launch_watch *w, uint32_t rank); /* how long it has not, as far as was seen */
 
 #endif

@@ -26,7 +26,7 @@
  *      every older pack that it names were checked again: commit_manifest in attempt_commit.c.
  *   3. One number holds one entry for ever (storage put if absent), or the collected record that has taken its place:
  *      it never becomes free. A step is never silently replaced (`replaces` must be what is live: apply_commit).
- *   4. The boxes of every tensor cover it exactly: store_manifest_check_cover, before the commit entry.
+ *   4. The boxes of every tensor cover it exactly: check_manifest_cover, before the commit entry.
  *   5. What was announced is reported as failed only when the list says so: a writer that gives up appends `abort`
  *      first, and reports success if it finds a commit of the attempt instead; until then it is undecided:
  *      attempt_outcome.c.

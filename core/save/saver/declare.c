@@ -65,7 +65,7 @@ void saver_declared_release(struct save_flight *f)
 		f->arena = a->next;
 		free(a);
 	}
-	store_commons_release(&f->commons);
+	check_commons_release(&f->commons);
 	free(f->words);
 	free(f->tensors);
 	base_table_release(&f->by_name);
@@ -427,5 +427,5 @@ int save_flight_common(struct save_flight *f, const char *group, const char *nam
 	if (len && !bytes)
 		return base_error_set(err, -EINVAL, "value \"%.200s\" of the group \"%.200s\": a null pointer is given "
 			"for its %zu bytes", name ? name : "", group ? group : "", len);
-	return store_commons_add(&f->commons, group, name, bytes, len, err);
+	return check_commons_add(&f->commons, group, name, bytes, len, err);
 }

@@ -201,7 +201,7 @@ int save_flight_submit(struct save_flight *f, struct base_error *err)
 		return r;
 	if (f->submitted)
 		return base_error_set(err, -EINVAL, "the save of %s was submitted before", saver_name(f).text);
-	r = store_commons_finish(&f->commons, err);
+	r = check_commons_finish(&f->commons, err);
 	if (r < 0)
 		return r;
 	r = f->device ? saver_fence_make(f, err) : 0;

@@ -83,7 +83,7 @@ struct save_flight {
 	uint64_t number;                /* count of the attempt */
 	struct save_flight_options options;
 	char **bases; size_t nbases;
-	struct store_commons commons;   /* finished at submit */
+	struct check_commons commons;   /* finished at submit */
 	struct save_tensor *tensors; uint32_t ntensors, tensors_room; /* pointers into the arena */
 	struct base_table by_name;      /* the first of each component and name */
 	struct saver_words { char *words; struct tensor_placements *placements; } *words; size_t nwords;

@@ -206,7 +206,7 @@ class Boxes:
 
     def check(self, lib):
         e = Error()
-        r = lib.store_cover_check(c.byref(self.shape), b"t", self.array, c.c_size_t(self.n), c.byref(e))
+        r = lib.check_cover_boxes(c.byref(self.shape), b"t", self.array, c.c_size_t(self.n), c.byref(e))
         return (r, e.text.decode())
 
 
@@ -390,7 +390,7 @@ class World:
         r = self.call("store_manifest_get", b"r", self.digest, c.byref(m))
         if r[0] < 0:
             return r
-        r = self.call("store_manifest_check_cover", c.byref(m), None)
+        r = self.call("check_manifest_cover", c.byref(m), None)
         self.packs = self.call("store_manifest_check_packs", c.byref(m))
         Proto(self.lib).release("manifest", m)
         return r
@@ -468,14 +468,14 @@ def test_names_of_blobs_that_are_none(proto, names):
 def told_blobs(lib, parts, world):
     """[(name, own, [(first, how many)])] of parts, [(rank, {(own, name)})]; None: not said."""
     names, m = c.create_string_buffer(4096), Manifest(world=world, names_blobs=True, nblobs=3)
-    lib.store_blob_names_init(names)
+    lib.check_blob_names_init(names)
     for rank, blobs in parts:
         blobs = [Blob(name=name, per_rank=own) for own, name in sorted(blobs)]
         part = Part(rank=rank, world=world, blobs=table(Blob, blobs) if blobs else None, nblobs=len(blobs))
-        assert lib.store_blob_names_add(names, c.byref(part)) == 0
-    assert lib.store_blob_names_set(names, c.byref(m)) == 0
+        assert lib.check_blob_names_add(names, c.byref(part)) == 0
+    assert lib.check_blob_names_set(names, c.byref(m)) == 0
     said = [(b.name, b.per_rank, [(r.first, r.n) for r in b.ranges[:b.nranges]]) for b in m.blobs[:m.nblobs]]
-    lib.store_blob_names_release(names)
+    lib.check_blob_names_release(names)
     assert m.names_blobs or not said
     return said if m.names_blobs else None
 

@@ -150,7 +150,7 @@ def test_the_check_of_a_commit(api, proto, tmp_path, rng, scale):  # noqa: F811
         Forged(proto, tmp_path / f"{i}", [t], WORLD, rng.choice(PARAMS))
         store = Store(api, tmp_path / f"{i}")
         s, good = store.open("r", 1), committed(t)
-        check = (api.store_manifest_check_cover, store.handle, c.c_void_p(api.load_step_manifest(s.handle)), c.byref(n))
+        check = (api.check_manifest_cover, store.handle, c.c_void_p(api.load_step_manifest(s.handle)), c.byref(n))
         if good:
             assert call(*check) == 0 and n.value == 1, (t.shape, t.held)
         else:

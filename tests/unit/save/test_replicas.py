@@ -549,7 +549,7 @@ def test_8192_ranks(lib):
             every.append((a, array))
         pointers = (c.POINTER(Announcement) * n)(*[c.pointer(a) for a, _ in every])
         err, start = tl.Error(), time.process_time()
-        assert lib.store_manifest_check_replicas(None, pointers, c.c_uint32(n), ref(err)) == 0
+        assert lib.check_manifest_replicas(None, pointers, c.c_uint32(n), ref(err)) == 0
         took[n] = time.process_time() - start
     print(f"\n3 groups a rank: 1,024 ranks {took[1024] * 1e3:.2f} ms, 8,192 ranks {took[8192] * 1e3:.2f} ms")
     assert took[8192] < 5
