@@ -20,7 +20,7 @@ NAMES = {
     "tensorlib.Line": "tensor_reshard_line", "test_grid.Params": "tensor_grid_params",
     "test_grid.Iter": "tensor_piece_iter",
     "storelow.Ref": "store_object_ref", "protolib.Info": "proto_store", "protolib.Params": "tensor_grid_params",
-    "protolib.StoreLayout": "store_layout...", "ranklib.Save": "store_attempt_save", "storelib.Info": "proto_store",
+    "protolib.StoreLayout": "store_layout...", "storelib.Save": "store_attempt_save", "storelib.Info": "proto_store",
     "storelib.Store": "store...", "storelib.Ref": "store_object_ref", "storelib.Rank": "proto_alive",
     "storelow.Entry": "store_storage_entry", "storelow.Medium": "store_storage_stat",
     "storelow.Owner": "store_storage_owner", "test_pace.Pace": "posix_pace",

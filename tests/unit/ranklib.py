@@ -15,7 +15,7 @@ import pytest
 
 from protolib import Box, Timing
 from storelib import (LAUNCH, NONE, Announcement, Api, Attempt, Buf, Digest, Entry, Failed, GridParams, PackUse, Part,
-                      Piece, Ref, Shape, proto_ref, scratch)
+                      Piece, Ref, Save, Shape, proto_ref, scratch)
 from storelow import Ops, StorageHead
 
 PIECE = 100
@@ -26,10 +26,6 @@ class LaunchOptions(c.Structure):
     _fields_ = [("run", c.c_char_p), ("id", c.c_char_p), ("rank", c.c_uint32), ("world", c.c_uint32),
                 ("heartbeat_ms", c.c_uint64),
                 ("start_ms", c.c_uint64), ("deadline_ms", c.c_uint64)]
-
-
-class Save(c.Structure):
-    _fields_ = [("step", c.c_uint64), ("replace", c.c_bool), ("mesh", Digest), ("commons", c.c_void_p)]
 
 
 class Begin(c.Structure):  # struct proto_begin

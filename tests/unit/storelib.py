@@ -92,8 +92,8 @@ class LaunchInfo(c.Structure):
                 ("number", c.c_uint64)]
 
 
-class AttemptOptions(c.Structure):
-    _fields_ = [("run", c.c_char_p), ("step", c.c_uint64), ("replace", c.c_bool)]
+class Save(c.Structure):
+    _fields_ = [("step", c.c_uint64), ("replace", c.c_bool), ("mesh", Digest), ("commons", c.c_void_p)]
 
 
 Report = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p, c.c_char_p, c.c_uint64, c.c_char_p)
@@ -336,8 +336,7 @@ class Attempt:
 
     def __init__(self, api, run, step=NONE, replace=False):
         self.api, self.lib, self.run, self.p = api, api.lib, run, c.c_void_p()
-        options = AttemptOptions(run.encode(), step, replace)
-        api.call(self.lib.store_attempt_begin_alone, api.p, c.byref(options), c.byref(self.p))
+        api.call(self.lib.store_attempt_begin_alone, api.p, run.encode(), c.byref(Save(step, replace)), c.byref(self.p))
         self.name, self.step = self.lib.store_attempt_name(self.p).decode(), self.lib.store_attempt_step(self.p)
         self.own, self.piece, self.keep, self.base_pack, self.xxh = [], None, [], None, (c.c_uint8 * 16)()
 

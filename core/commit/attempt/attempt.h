@@ -17,9 +17,11 @@
 struct store_attempt;
 struct store_attempt_save {
 	/* at most 2^44 - 1. PROTO_NONE: the one after the newest at the launch's start and all that the launch took
-	 * since; -EINVAL where the world is larger than one: ranks have to say which step they mean */
+	 * since; -EINVAL where the world is larger than one: ranks have to say which step they mean. Of a writer alone:
+	 * at most 2^63 - 1. PROTO_NONE: the one after the newest, or 0; -BASE_EBUSY while a launch is alive in the run
+	 */
 	uint64_t step;
-	bool replace;           /* a visible step of that number is replaced */
+	bool replace;           /* a visible step of that number is replaced, naming the entry seen now */
 	struct base_digest mesh; /* of the world's mesh; zeros: none */
 	const struct check_commons *commons; /* finished; NULL: none; lives as long as the attempt */
 };
@@ -31,17 +33,10 @@ struct store_attempt_save {
 int store_attempt_begin(struct store_launch *l, const struct store_attempt_save *o, struct store_attempt **ret_a,
 	struct base_error *err);
 
-struct store_attempt_options {
-	const char *run;
-	/* or PROTO_NONE: the next free step (newest + 1, or 0); refused (-BASE_EBUSY) while a launch is alive in the
-	 * run */
-	uint64_t step;
-	bool replace;                   /* a visible step of that number is replaced, naming the entry seen now */
-};
 /* A writer alone: a launch of one rank with a random name and a heartbeat, that no list names; begin.
  * store_attempt_step returns the step that was taken. -EEXIST: the step is visible. */
-int store_attempt_begin_alone(struct store *s, const struct store_attempt_options *o, struct store_attempt **ret_a,
-	struct base_error *err);
+int store_attempt_begin_alone(struct store *s, const char *run, const struct store_attempt_save *o,
+	struct store_attempt **ret_a, struct base_error *err);
 const char *store_attempt_name(const struct store_attempt *a);  /* "<16 hex>-<decimal>" */
 uint64_t store_attempt_step(const struct store_attempt *a);
 /* Names a commit as base: puts base.<n>, then reads its run's list again. 0: its data may be used. -ESTALE: it is

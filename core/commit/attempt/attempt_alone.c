@@ -39,21 +39,20 @@ int attempt_alone_name(struct store_attempt *a, uint64_t wanted, struct base_err
 	return 0;
 }
 
-int store_attempt_begin_alone(struct store *s, const struct store_attempt_options *o, struct store_attempt **ret_a,
-	struct base_error *err)
+int store_attempt_begin_alone(struct store *s, const char *run, const struct store_attempt_save *o,
+	struct store_attempt **ret_a, struct base_error *err)
 {
-	struct store_attempt_save save = {.step = o->step, .replace = o->replace};
 	struct store_launch *l;
 	int r;
 
-	if (!o->run || !proto_run_valid(o->run))
-		return base_error_set(err, -EINVAL, "\"%s\" is not the name of a run", o->run ? o->run : "");
-	r = o->step == PROTO_NONE ? run_is_free(s, o->run, err) : 0;
+	if (!run || !proto_run_valid(run))
+		return base_error_set(err, -EINVAL, "\"%s\" is not the name of a run", run ? run : "");
+	r = o->step == PROTO_NONE ? run_is_free(s, run, err) : 0;
 	if (r == 0)
-		r = store_launch_open_alone(s, o->run, &l, err);
+		r = store_launch_open_alone(s, run, &l, err);
 	if (r < 0)
 		return r;
-	r = store_attempt_begin(l, &save, ret_a, err);
+	r = store_attempt_begin(l, o, ret_a, err);
 	if (r < 0)
 		store_launch_close(l);
 	else

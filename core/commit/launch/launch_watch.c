@@ -36,11 +36,8 @@ struct watch_rank {
 };
 
 struct launch_watch {
-	struct store *store;
 	const struct store_launch *own;
-	char launch[17];
-	uint32_t world;
-	uint64_t heartbeat_ms, start_ms, deadline_ms, every_ms;
+	uint64_t every_ms;
 	pthread_mutex_t lock;           /* protects all below */
 	struct watch_rank *ranks;
 	uint64_t looked_ms;             /* when the last look began; 0: never looked */
@@ -61,13 +58,7 @@ int launch_watch_new(const struct store_launch *l, struct launch_watch **ret_w)
 		free(w);
 		return -ENOMEM;
 	}
-	w->store = l->store;
 	w->own = l;
-	snprintf(w->launch, sizeof w->launch, "%s", l->name);
-	w->world = l->world;
-	w->heartbeat_ms = l->heartbeat_ms;
-	w->start_ms = l->start_ms;
-	w->deadline_ms = l->deadline_ms;
 	if (l->deadline_ms)
 		least = base_min(least, l->deadline_ms);
 	/* with the caller's pause (0.1 s) well below heartbeat_ms / 2, see launch_watch_look */
@@ -90,7 +81,7 @@ void launch_watch_free(struct launch_watch *w)
 static int watch_meet(struct launch_watch *w, struct watch_rank *k, const char *host, const char *file)
 {
 	if (store_heartbeat_may_be_here(host))
-		return store_heartbeat_look(w->store, file, &k->process);
+		return store_heartbeat_look(w->own->store, file, &k->process);
 	snprintf(k->process.host, sizeof k->process.host, "%s", host);
 	return 0;
 }
@@ -102,23 +93,23 @@ static void watch_period(struct launch_watch *w, struct watch_rank *k, const cha
 	struct store_heartbeat_rank seen;
 	int r;
 
-	if (k->asked || w->looked_ms - k->changed_ms < w->heartbeat_ms)
+	if (k->asked || w->looked_ms - k->changed_ms < w->own->heartbeat_ms)
 		return;
-	r = store_heartbeat_look(w->store, file, &seen);
+	r = store_heartbeat_look(w->own->store, file, &seen);
 	k->asked = r != -ENOENT;
 	if (r == -ENOENT)
 		w->missed = true; /* moved on */
 	else if (r == 0)
-		k->limit_ms = store_heartbeat_limit_ms(w->heartbeat_ms, seen.period_ms);
+		k->limit_ms = store_heartbeat_limit_ms(w->own->heartbeat_ms, seen.period_ms);
 	else if (store_error_passes(r))
-		k->limit_ms = store_heartbeat_limit_ms(w->heartbeat_ms,
+		k->limit_ms = store_heartbeat_limit_ms(w->own->heartbeat_ms,
 			store_heartbeat_period_ms(STORE_HEARTBEAT_EVERY_S * 1000, UINT64_MAX));
 }
 
 static void watch_found(void *arg, uint32_t rank, uint64_t number, const char *host, const char *file)
 {
 	struct launch_watch *w = arg;
-	struct watch_rank *k = rank < w->world ? &w->ranks[rank] : NULL;
+	struct watch_rank *k = rank < w->own->world ? &w->ranks[rank] : NULL;
 
 	if (!k)
 		return;
@@ -134,7 +125,7 @@ static void watch_found(void *arg, uint32_t rank, uint64_t number, const char *h
 		return;
 	}
 	k->seen = true;
-	k->limit_ms = w->heartbeat_ms;
+	k->limit_ms = w->own->heartbeat_ms;
 	k->asked = false;
 	k->found = LAUNCH_RANK_FINE;
 	k->number = number;
@@ -145,7 +136,7 @@ static void watch_found(void *arg, uint32_t rank, uint64_t number, const char *h
 static void watch_restart(struct launch_watch *w, uint64_t now)
 {
 	w->since_ms = now;
-	for (uint32_t i = 0; i < w->world; i++) {
+	for (uint32_t i = 0; i < w->own->world; i++) {
 		w->ranks[i].changed_ms = now;
 		w->ranks[i].gone_ms = w->ranks[i].gone_ms ? now : 0;
 	}
@@ -158,7 +149,7 @@ static int watch_list(struct launch_watch *w)
 	w->missed = true;
 	for (unsigned i = 0; i < LIST_TRIES && w->missed && r >= 0; i++) {
 		w->missed = false;
-		r = store_heartbeat_each(w->store, w->launch, watch_found, w);
+		r = store_heartbeat_each(w->own->store, w->own->name, watch_found, w);
 	}
 	return r;
 }
@@ -173,27 +164,27 @@ int launch_watch_look(struct launch_watch *w)
 		pthread_mutex_unlock(&w->lock);
 		return 0;
 	}
-	if (w->looked_ms == 0 || now - w->ended_ms > w->heartbeat_ms / 2
-		|| store_heartbeat_slow_ms(w->own->heartbeat) > w->heartbeat_ms / 4)
+	if (w->looked_ms == 0 || now - w->ended_ms > w->own->heartbeat_ms / 2
+		|| store_heartbeat_slow_ms(w->own->heartbeat) > w->own->heartbeat_ms / 4)
 		watch_restart(w, now);
 	w->looked_ms = now;
-	for (uint32_t i = 0; i < w->world; i++)
+	for (uint32_t i = 0; i < w->own->world; i++)
 		w->ranks[i].listed = false;
 	r = watch_list(w);
-	for (uint32_t i = 0; r >= 0 && i < w->world; i++) {
+	for (uint32_t i = 0; r >= 0 && i < w->own->world; i++) {
 		struct watch_rank *k = &w->ranks[i];
 
 		k->gone_ms = k->listed || !k->seen ? 0 : k->gone_ms ? k->gone_ms : now;
 	}
 	if (r < 0) { /* it saw nothing, so no rank is missing by it */
 		watch_restart(w, now);
-		for (uint32_t i = 0; i < w->world; i++)
+		for (uint32_t i = 0; i < w->own->world; i++)
 			w->ranks[i].found = LAUNCH_RANK_FINE;
 	}
 	w->ended_ms = base_monotonic_ms();
 	took = w->ended_ms - now;
 	/* were the next look due after heartbeat_ms / 2, every one would start the clocks anew */
-	w->next_ms = w->ended_ms + base_max(w->every_ms, base_min(20 * took, w->heartbeat_ms / 4));
+	w->next_ms = w->ended_ms + base_max(w->every_ms, base_min(20 * took, w->own->heartbeat_ms / 4));
 	pthread_mutex_unlock(&w->lock);
 	return r < 0 ? r : 0;
 }
@@ -225,17 +216,17 @@ static enum launch_rank_state judge(struct launch_watch *w, const struct watch_r
 	if (k->found != LAUNCH_RANK_FINE && w->looked_ms >= since)
 		return k->found;
 	if (!k->seen)
-		return w->looked_ms && lasts(w, since, w->since_ms, w->start_ms) ? LAUNCH_RANK_NEVER
+		return w->looked_ms && lasts(w, since, w->since_ms, w->own->start_ms) ? LAUNCH_RANK_NEVER
 										 : LAUNCH_RANK_AWAITED;
 	if (k->process.here && !process_lives(w, &k->process))
 		return LAUNCH_RANK_DIED;
 	if (k->gone_ms)
-		return lasts(w, since, k->gone_ms, w->start_ms) ? LAUNCH_RANK_NEVER : LAUNCH_RANK_AWAITED;
+		return lasts(w, since, k->gone_ms, w->own->start_ms) ? LAUNCH_RANK_NEVER : LAUNCH_RANK_AWAITED;
 	if (lasts(w, since, k->changed_ms, k->limit_ms))
 		return LAUNCH_RANK_STOPPED;
-	if (w->deadline_ms && lasts(w, since, w->since_ms, w->deadline_ms))
+	if (w->own->deadline_ms && lasts(w, since, w->since_ms, w->own->deadline_ms))
 		return LAUNCH_RANK_LATE;
-	return !k->process.here && lasts(w, since, k->changed_ms, w->heartbeat_ms) ? LAUNCH_RANK_AWAITED
+	return !k->process.here && lasts(w, since, k->changed_ms, w->own->heartbeat_ms) ? LAUNCH_RANK_AWAITED
 										   : LAUNCH_RANK_FINE;
 }
 
@@ -282,7 +273,7 @@ uint32_t store_launch_neighbours(const struct store_launch *l)
 		return count;
 	launch_watch_look(w);
 	pthread_mutex_lock(&w->lock);
-	for (uint32_t i = 0; i < w->world; i++)
+	for (uint32_t i = 0; i < w->own->world; i++)
 		count += i != l->rank && w->ranks[i].listed && w->ranks[i].process.here;
 	pthread_mutex_unlock(&w->lock);
 	return count;

@@ -103,7 +103,7 @@ enum launch_rank_state {
 	LAUNCH_RANK_STOPPED,             /* its heartbeat does not move */
 	LAUNCH_RANK_LATE,                /* fine, and the deadline is over */
 };
-int launch_watch_new(const struct store_launch *l, struct launch_watch **ret_w); /* copies what it needs */
+int launch_watch_new(const struct store_launch *l, struct launch_watch **ret_w); /* of l, which outlives it */
 void launch_watch_free(struct launch_watch *w); /* NULL-safe */
 /* Lists the heartbeats if that is due. */
 int launch_watch_look(struct launch_watch *w);

@@ -489,8 +489,7 @@ static int writer_run(struct save_writer *w, struct store_attempt *attempt, stru
 
 int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct base_error *err)
 {
-	struct store_attempt_options o = {.run = w->options.run, .step = w->options.step,
-		.replace = w->options.replace};
+	struct store_attempt_save o = {.step = w->options.step, .replace = w->options.replace};
 	struct store_attempt *attempt;
 	struct base_error why = {0}, outcome = {0};
 	int r = save_writer_plan(w, NULL, err), decided;
@@ -499,7 +498,7 @@ int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct 
 		return r;
 	if (w->committed)
 		return base_error_set(err, -EINVAL, "save_writer_commit was called before on this writer");
-	r = store_attempt_begin_alone(w->store, &o, &attempt, err);
+	r = store_attempt_begin_alone(w->store, w->options.run, &o, &attempt, err);
 	if (r == -ENOSPC || r == -EDQUOT)
 		return base_error_set(err, r, "%s is full", w->store->path);
 	if (r < 0)
