@@ -687,7 +687,7 @@ fail:	skip;                                               /* code: store_list_ab
 	} } fi;
 	if :: rp == 1 -> goto yes :: rp == 2 -> goto no :: else fi;
 	PUT(n, MK(ABORT, a), 0, fail, fail, kept);
-kept:	skip;                                               /* code: abort_keep */
+kept:	skip;                                               /* code: store_launch_abort_keep */
 #ifdef F_KEEP
 	goto fail;
 #else

@@ -220,6 +220,7 @@ static int abort_check(void *arg, struct store_list *l)
 	return 0;
 }
 
+/* model: fail */
 int store_list_abort(struct store_list *l, const char *attempt, uint32_t rank, const char *reason,
 	struct base_error *err)
 {
