@@ -41,7 +41,7 @@ struct store_storage_entry {
 	uint64_t size;      /* bytes (0 where `temporary` and unknown) */
 	bool temporary;     /* unfinished: of a put or a pack whose writer may be dead */
 	bool foreign;       /* not a regular file, or a name that no vckpt makes: never opened */
-	uint64_t names;     /* that the file has (hard links), of a listing of files; 1 where the medium cannot say */
+	uint64_t names, device, number; /* of a listed file: its hard links, or 1, and what these share, or 0 */
 };
 /* Return 0 to go on; anything else ends the listing and is returned. */
 typedef int (*store_storage_list_func)(void *arg, const struct store_storage_entry *entry);

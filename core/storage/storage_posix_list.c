@@ -44,7 +44,7 @@ static int list_entry(struct listing *l, int dir, const char *last, unsigned typ
 	memcpy(l->name + prefix, last, len + 1);
 	bool valid = store_name_valid(l->name);
 	struct store_storage_entry entry = {.name = l->name, .size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0,
-		.names = st.st_nlink};
+		.names = st.st_nlink, .device = st.st_dev, .number = st.st_ino};
 	if (l->dirs) {
 		entry.foreign = !valid || !S_ISDIR(st.st_mode);
 		entry.temporary = !entry.foreign && posix_directory_unplaced(l->name);

@@ -23,6 +23,7 @@
 #include "core/upkeep/lost.h"
 
 #define SKIPS_EACH 16u /* a longer gap in a list is one fault */
+#define GAP_EACH UINT64_C(4096) /* of collected entries that are missing: as many a round mend puts again */
 
 void verify_error(struct verify *v, int error)
 {
@@ -299,29 +300,45 @@ static int check_mark(struct verify *v, struct store_list *l)
 	return r == -ENOMEM ? r : 0; /* what cannot be read is reported as a file */
 }
 
-/* Numbers before the head have an entry or a collected record: a writer that has stood still since finds its number
- * taken. */
-static void check_collected(struct verify *v, const struct store_list *l)
+static void check_gap(struct verify *v, const struct store_list *l, uint64_t first, uint64_t count)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORE_NAME_MAX], text[160];
 	uint64_t size;
 
-	for (uint64_t n = 0; n < store_list_head(l); n++) {
+	for (uint64_t n = first; n - first < base_min(count, GAP_EACH); n++) {
 		store_list_entry_name(store_list_run(l), n, name);
-		if (!store_list_skipped(l, n) && store_size(v->store->storage, name, &size) == -ENOENT)
-			tell_lost(v, name, store_list_run(l),
-				"it is missing: it was collected, but its number stays used");
+		if (store_list_skipped(l, n) || store_size(v->store->storage, name, &size) != -ENOENT)
+			continue;
+		snprintf(text, sizeof text, "it is missing: it was collected, but its number stays used");
+		if (n - first + 1 == GAP_EACH && count > GAP_EACH)
+			snprintf(text, sizeof text, "this entry and the %llu after it are missing: they were "
+				"collected, but their numbers stay used", (unsigned long long)(count - GAP_EACH));
+		tell_lost(v, name, store_list_run(l), text);
 	}
 }
 
-static int check_head(struct verify *v, struct store_list *l)
+/* Numbers before the head have an entry or a collected record: a writer that has stood still since finds its number
+ * taken. */
+static int check_collected(struct verify *v, struct store_list *l, struct base_error *err)
 {
+	uint64_t at = 0, first, count;
+	int r;
+
+	while ((r = store_list_unlisted_next(l, store_list_head(l), &at, &first, &count, err)) > 0)
+		check_gap(v, l, first, count);
+	return r;
+}
+
+static int check_head(struct verify *v, struct store_list *l, struct base_error *err)
+{
+	int r;
+
 	if (!store_list_head(l))
 		return 0;
 	if (v->o->begins)
 		v->o->begins(v->o->arg, store_list_run(l), store_list_head(l));
-	check_collected(v, l);
-	return check_mark(v, l);
+	r = check_collected(v, l, err);
+	return r < 0 ? r : check_mark(v, l);
 }
 
 static int add_step(struct verify *v, const struct store_list *l, size_t i)
@@ -417,7 +434,7 @@ static int add_run(struct verify *v, const char *run, struct base_error *err)
 		return run_unread(v, run, r, &why, err);
 	struct store_list *l = v->lists[v->nlists - 1];
 	tell_newer_entry(v, l);
-	r = check_head(v, l);
+	r = check_head(v, l, err);
 	if (store_list_lie(l))
 		tell_snapshot(v, l, store_list_lie(l));
 	if (store_list_damaged(l))

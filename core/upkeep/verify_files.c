@@ -9,9 +9,11 @@
 #include "core/base/array.h"
 #include "core/upkeep/lost.h"
 
+/* One file, or names of one file in one directory. */
 struct job {
 	struct verify *v;
-	const struct store_file *file;
+	const struct store_file **files;
+	size_t n;
 };
 
 static void file_fault(struct verify *v, const char *name, const char *run, const char *what)
@@ -261,21 +263,27 @@ static bool entry_stray(const struct verify *v, const struct file_name *n, const
 	return r == -BASE_EFORMAT;
 }
 
-void verify_record(struct verify *v, const char *name, const struct file_name *n)
+/* A record as it was read; whole: both copies are. */
+struct read_record { int r; bool whole; struct store_record rec; struct base_error err; };
+
+static void record_read(struct verify *v, const char *name, const struct file_name *n, struct read_record *ret_x)
+{
+	*ret_x = (struct read_record){.whole = true};
+	ret_x->r = store_record_get(v->store->storage, name, (enum store_record_kind)n->kind,
+		n->kind == STORE_RECORD_STORE ? NULL : v->store->info.id, &ret_x->rec, &ret_x->whole, &ret_x->err);
+}
+
+/* Of that size, under this name. */
+static void record_judge(struct verify *v, const char *name, const struct file_name *n, uint64_t size,
+	const struct read_record *x)
 {
 	enum store_record_kind kind = (enum store_record_kind)n->kind;
 	const char *run = n->run[0] ? n->run : NULL, *wrong;
-	struct store_record rec = {0};
-	struct base_error err = {0};
-	bool whole = true;
-	uint64_t size = 0;
-	int r = store_record_get(v->store->storage, name, kind, kind == STORE_RECORD_STORE ? NULL : v->store->info.id,
-		&rec, &whole, &err);
+	const struct store_record rec = x->rec;
+	struct base_error err = x->err;
+	bool whole = x->whole;
+	int r = x->r;
 
-	if (r == -ENOENT)
-		return; /* gone meanwhile: steps that need it are faulty */
-	store_size(v->store->storage, name, &size);
-	verify_progress(v, size);
 	if (kind == STORE_RECORD_ENTRY && entry_skipped(v, n))
 		;
 	else if (r == -BASE_EVERSION)
@@ -299,7 +307,19 @@ void verify_record(struct verify *v, const char *name, const struct file_name *n
 		file_fault(v, name, run, wrong);
 	else
 		verify_paranoid_record(v, name, kind, run, &rec);
-	store_record_release(&rec);
+}
+
+void verify_record(struct verify *v, const char *name, const struct file_name *n)
+{
+	struct read_record x;
+	uint64_t size = 0;
+
+	record_read(v, name, n, &x);
+	if (x.r != -ENOENT && store_size(v->store->storage, name, &size) >= 0)
+		verify_progress(v, size);
+	if (x.r != -ENOENT) /* gone meanwhile: what needs it will say so */
+		record_judge(v, name, n, size, &x);
+	store_record_release(&x.rec);
 }
 
 static void check_reserve(struct verify *v, const struct store_file *file)
@@ -323,23 +343,50 @@ static void check_reserve(struct verify *v, const struct store_file *file)
 
 /* ---- all ---- */
 
-static void check_file(void *arg, unsigned worker)
+/* *x: what was read under another name of that file, which is not read again; x->rec.body NULL: nothing yet. */
+static void check_record(struct verify *v, const struct store_file *file, const struct file_name *n,
+	struct read_record *x)
 {
-	struct job *j = arg;
-	const char *name = j->file->name;
+	bool again = !x->rec.body || n->kind != STORE_RECORD_ENTRY;
+	struct read_record own;
+
+	if (again)
+		record_read(v, file->name, n, &own);
+	if (again && own.r != -ENOENT)
+		verify_progress(v, file->size);
+	if (!again || own.r != -ENOENT)
+		record_judge(v, file->name, n, file->size, again ? &own : x);
+	if (again && own.r == 0 && n->kind == STORE_RECORD_ENTRY)
+		*x = own;
+	else if (again)
+		store_record_release(&own.rec);
+}
+
+static void check_file(struct verify *v, const struct store_file *file, struct read_record *x)
+{
 	struct file_name n;
 
-	(void)worker;
-	if (j->file->temporary) /* it has no content to check yet */
+	if (file->temporary) /* it has no content to check yet */
 		;
-	else if (file_name_parse(name, &n) == FILE_FOREIGN || j->file->foreign)
-		file_fault(j->v, name, NULL, STORE_VERIFY_FOREIGN);
+	else if (file_name_parse(file->name, &n) == FILE_FOREIGN || file->foreign)
+		file_fault(v, file->name, NULL, STORE_VERIFY_FOREIGN);
 	else if (n.kind == FILE_PACK)
-		check_pack(j->v, j->file, &n);
+		check_pack(v, file, &n);
 	else if (n.kind == FILE_RESERVE)
-		check_reserve(j->v, j->file);
+		check_reserve(v, file);
 	else
-		verify_record(j->v, name, &n);
+		check_record(v, file, &n, x);
+}
+
+static void check_files(void *arg, unsigned worker)
+{
+	struct read_record x = {0};
+	struct job *j = arg;
+
+	(void)worker;
+	for (size_t i = 0; i < j->n; i++)
+		check_file(j->v, j->files[i], &x);
+	store_record_release(&x.rec);
 	free(j);
 }
 
@@ -361,10 +408,82 @@ static bool is_unread(const struct verify *v, const char *name)
 	return false;
 }
 
+/* Names of files that have only one come first, then those of each other file one after another; by name. */
+static int compare_files(const void *a, const void *b)
+{
+	const struct store_file *x = *(const struct store_file *const *)a, *y = *(const struct store_file *const *)b;
+
+	if ((x->names > 1) != (y->names > 1))
+		return x->names > 1 ? 1 : -1;
+	if (x->names > 1 && x->device != y->device)
+		return x->device < y->device ? -1 : 1;
+	if (x->names > 1 && x->number != y->number)
+		return x->number < y->number ? -1 : 1;
+	return strcmp(x->name, y->name);
+}
+
+/* Are both names of one file, in one directory? A stranger's store is read under each name. */
+static bool same_file(const struct verify *v, const struct store_file *a, const struct store_file *b)
+{
+	const char *slash = strrchr(a->name, '/');
+	size_t len = slash ? (size_t)(slash + 1 - a->name) : 0;
+
+	return !v->o->paranoid && a->names > 1 && b->names > 1 && a->number && a->number == b->number
+		&& a->device == b->device && strncmp(a->name, b->name, len) == 0 && !strchr(b->name + len, '/');
+}
+
+/* The files that are looked at, in *ret_all, malloc'ed. */
+static int files_choose(struct verify *v, const struct store_files *files, const struct store_file ***ret_all,
+	size_t *ret_n)
+{
+	const struct store_file **all = malloc((files->n + 1) * sizeof *all);
+	size_t n = 0;
+
+	if (!all)
+		return -ENOMEM;
+	for (size_t i = 0; i < files->n; i++) {
+		const struct store_file *file = &files->all[i];
+		const char *said = v->o->paranoid && !is_unread(v, file->name) ? verify_paranoid_file(file) : NULL;
+
+		if (said)
+			file_fault(v, file->name, NULL, said);
+		if (!(said && file->foreign) && strncmp(file->name, "index/", 6) != 0 && !is_unread(v, file->name))
+			all[n++] = file;
+	}
+	if (n)
+		qsort(all, n, sizeof *all, compare_files);
+	*ret_all = all;
+	*ret_n = n;
+	return 0;
+}
+
+static int files_run(struct verify *v, const struct store_file **all, size_t n)
+{
+	size_t end;
+
+	for (size_t i = 0; i < n; i++)
+		if (i == 0 || !same_file(v, all[i - 1], all[i]))
+			v->total_bytes += all[i]->size;
+	for (size_t i = 0; i < n; i = end) {
+		struct job *j = malloc(sizeof *j);
+
+		if (!j)
+			return -ENOMEM;
+		for (end = i + 1; end < n && same_file(v, all[i], all[end]);)
+			end++;
+		*j = (struct job){v, &all[i], end - i};
+		v->result.files += j->n;
+		base_pool_run(v->pool, check_files, j);
+	}
+	return 0;
+}
+
 int verify_files(struct verify *v, struct base_error *err)
 {
+	base_cleanup_free const struct store_file **all = NULL;
 	struct store_files files = {0};
 	struct base_error why = {0};
+	size_t n = 0;
 	int r = store_files_list(v->store, "", &files, &why);
 
 	/* because of an unread run's directory; references of the other runs' steps are hashed instead */
@@ -372,27 +491,10 @@ int verify_files(struct verify *v, struct base_error *err)
 		r = 0, v->unlisted = true;
 	else if (r < 0)
 		base_error_set(err, r, "%s", why.text);
-	for (size_t i = 0; i < files.n; i++)
-		v->total_bytes += files.all[i].size;
-	for (size_t i = 0; i < files.n && r >= 0; i++) {
-		const char *said = v->o->paranoid && !is_unread(v, files.all[i].name)
-			? verify_paranoid_file(&files.all[i]) : NULL;
-		struct job *j;
-
-		if (said)
-			file_fault(v, files.all[i].name, NULL, said);
-		if ((said && files.all[i].foreign) || !strncmp(files.all[i].name, "index/", 6) ||
-			is_unread(v, files.all[i].name))
-			continue;
-		j = malloc(sizeof *j);
-		if (!j) {
-			r = -ENOMEM;
-			break;
-		}
-		*j = (struct job){v, &files.all[i]};
-		v->result.files++;
-		base_pool_run(v->pool, check_file, j);
-	}
+	if (r >= 0)
+		r = files_choose(v, &files, &all, &n);
+	if (r >= 0)
+		r = files_run(v, all, n);
 	base_pool_wait(v->pool);
 	if (v->npacks)
 		qsort(v->packs, v->npacks, sizeof *v->packs, compare_packs);

@@ -17,7 +17,7 @@ PACK = "0123456789abcdef-7-3-model"
 
 class Entry(C.Structure):
     _fields_ = [("name", C.c_char_p), ("size", C.c_uint64), ("temporary", C.c_bool), ("foreign", C.c_bool),
-                ("names", C.c_uint64)]
+                ("names", C.c_uint64), ("device", C.c_uint64), ("number", C.c_uint64)]
 
 
 LISTED = C.CFUNCTYPE(C.c_int, P, C.POINTER(Entry))

@@ -24,7 +24,8 @@ static int files_add(void *arg, const struct store_storage_entry *entry)
 	name = strdup(entry->name);
 	if (!name)
 		return -ENOMEM;
-	f->all[f->n++] = (struct store_file){name, entry->size, entry->names, entry->temporary, entry->foreign};
+	f->all[f->n++] = (struct store_file){name, entry->size, entry->names, entry->device, entry->number,
+		entry->temporary, entry->foreign};
 	return 0;
 }
 
@@ -154,7 +155,8 @@ static int folder_add_announcement(struct store_folder *f, const char *digits)
 
 static int folder_read_file(struct store *s, struct store_folder *f, const struct store_file *file, const char *last)
 {
-	struct store_storage_entry entry = {file->name, file->size, file->temporary, file->foreign, file->names};
+	struct store_storage_entry entry = {file->name, file->size, file->temporary, file->foreign, file->names,
+		file->device, file->number};
 	int r = files_add(&f->files, &entry);
 
 	if (r < 0 || file->temporary || file->foreign)

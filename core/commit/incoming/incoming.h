@@ -37,7 +37,7 @@ int store_incoming_read(struct store *s, struct store_incoming **ret_all, size_t
 void store_incoming_free(struct store_incoming *all, size_t n);
 
 /* A listing, sorted by name. */
-struct store_file { char *name; uint64_t size, names; bool temporary, foreign; };
+struct store_file { char *name; uint64_t size, names, device, number; bool temporary, foreign; };
 struct store_files { struct store_file *all; size_t n, size; };
 /* adds to what is there */
 int store_files_list(struct store *s, const char *dir, struct store_files *ret_f, struct base_error *err);

@@ -80,6 +80,10 @@ bool store_list_damage_next(const struct store_list *l, size_t *at, struct store
 int store_list_newer(const struct store_list *l, uint64_t *ret_entry, struct base_error *err);
 bool store_list_skipped(const struct store_list *l, uint64_t n); /* damaged, or accepted as damaged */
 bool store_list_skips(const struct store_list *l);             /* any at all */
+/* Goes through the numbers from *at on and below `end` that no accept entry names and of which the directory has no
+ * name (its listing may be older than some). 1: *ret_count of them from *ret_first on; 0: no more; or an error. */
+int store_list_unlisted_next(struct store_list *l, uint64_t end, uint64_t *at, uint64_t *ret_first,
+	uint64_t *ret_count, struct base_error *err);
 /* Can what was visible at this snapshot be reconstructed from it and those that it goes on from? */
 bool store_list_snapshot_whole(const struct store_list *l, uint64_t n);
 size_t store_list_count(const struct store_list *l);           /* visible steps */

@@ -172,3 +172,22 @@ int list_snapshot_before(struct store_list *l, uint64_t n, unsigned missing, uin
 	*ret_n = at > 0 ? l->numbers.all[at - 1] : 0;
 	return 0;
 }
+
+int store_list_unlisted_next(struct store_list *l, uint64_t end, uint64_t *at, uint64_t *ret_first, uint64_t *ret_count,
+	struct base_error *err)
+{
+	const struct list_numbers *x = &l->numbers;
+	int r = list_numbers_read(l, err);
+	size_t i;
+
+	if (r < 0)
+		return r;
+	for (i = number_place(x, *at); i < x->n && x->all[i] <= *at; i++)
+		*at += x->all[i] == *at;
+	*ret_first = *at;
+	*ret_count = *at < end ? (i < x->n ? base_min(x->all[i], end) : end) - *at : 0;
+	*at += *ret_count;
+	if (!*ret_count)
+		list_numbers_release(l);
+	return *ret_count > 0;
+}

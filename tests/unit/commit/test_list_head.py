@@ -2,6 +2,7 @@
 """Lists whose first entries were collected (docs/format/list.md, "Collected entries")."""
 import ctypes as c
 import errno
+import hashlib
 import itertools
 import random
 import shutil
@@ -10,6 +11,7 @@ import threading
 
 import pytest
 
+from crashlib import verify
 from ranklib import PIECE, Launch, Meddler
 from storelib import (ABORT, ABORTED, COLLECTED, COMMITTED, EABORTED, LAUNCH, NONE, REMOVE, SNAPSHOT, UNDECIDED, Api,
                       Attempt, Buf, Digest, Failed, fresh, save)
@@ -17,6 +19,11 @@ from test_list import accept, ruin
 from test_list_snapshots import EVERY, Newest, all_agree, chain, commits, entry_of, lie
 
 RUN = "r"
+
+
+def aborts(l, until):
+    while l.next < until:
+        l.put(l.api.entry(ABORT, attempt=b"%016x-0" % l.next, reason=b"x"))
 
 
 @pytest.fixture
@@ -1053,3 +1060,68 @@ def test_a_forged_record_before_the_head_is_reported(api, vckpt, head):
     assert list(faults(vckpt, api)) == ["000000000100"] and sound(api, live) == real
     vckpt("mend", api.path, check=False)
     assert faults(vckpt, api) == {}
+
+
+def calls_of_verify(api):
+    m = Meddler(api)
+    try:
+        assert verify(api) == []
+    finally:
+        m.end()
+    return sum(n for name, n in m.count.items() if name not in ("list", "file_close"))
+
+
+def test_verify_reads_a_collected_record_once(api):
+    """Whatever names it has: what verify calls goes by the entries that are left."""
+    for n in (300, 900):
+        with api.list(RUN) as l:
+            fake(l, range(10_000, 10_000 + n))
+        api.gc()
+        assert len(numbers(api)) > 2 * n > 2 * len(entries(api)) and calls_of_verify(api) < 5 * len(entries(api)) + 60
+
+
+def test_verify_reads_each_copy_of_a_collected_record(api, vckpt, tmp_path):
+    """As `cp -r` leaves them: one of them may be damaged alone."""
+    live, head, found = head_chain(api)
+    shutil.copytree(api.path, tmp_path / "copy")
+    assert (tmp_path / "copy/runs" / RUN / f"{5:012}").stat().st_nlink == 1
+    assert "sound" in vckpt("verify", tmp_path / "copy").stdout
+    (tmp_path / "copy/runs" / RUN / f"{100:012}").write_bytes(b"x" * 8192)
+    told = vckpt.json("verify", tmp_path / "copy", check=False)["damage"]
+    assert [d["file"] for d in told] == [f"runs/{RUN}/{100:012}"]
+
+
+@pytest.mark.parametrize("paranoid", [False, True])
+@pytest.mark.parametrize("what", ["the mark", "an entry", "a manifest", "another run's", "behind the end"])
+def test_a_forged_name_of_a_file_that_has_others(api, vckpt, what, paranoid):
+    """Each name of one file is judged by itself."""
+    live, head, found = head_chain(api)
+    path, of = api.entry_path(RUN, 100), api.entry_path(RUN, 5)
+    if what == "another run's":
+        with api.list("s") as l:
+            aborts(l, 3)
+        path = api.entry_path("s", 1)
+    elif what == "behind the end":
+        path = api.entry_path(RUN, numbers(api)[-1] + 2)
+    else:
+        of = {"the mark": mark_path(api, head), "an entry": api.entry_path(RUN, head + 5),
+              "a manifest": next((api.path / "runs" / RUN / "manifests").iterdir())}[what]
+    path.unlink(missing_ok=True)
+    path.hardlink_to(of)
+    told = {d["file"] for d in vckpt.json("verify", api.path, *["--paranoid"] * paranoid, check=False)["damage"]}
+    assert str(path.relative_to(api.path)) in told and len(told) == 1 + (what == "behind the end")
+
+
+def test_a_head_that_is_farther_than_any_list(api, vckpt):
+    """A gap costs what the files cost, and is reported as one."""
+    head = 2**40 * EVERY
+    with api.list(RUN) as l:
+        aborts(l, 3)
+    api.put_raw_as_it_is(RUN, head, api.entry(SNAPSHOT, list_2=True, newest_launch=NONE, older=NONE), b"y" * 32)
+    api.put_raw_as_it_is(RUN, head + 1, api.entry(ABORT, attempt=b"%016x-0" % 9, reason=b"x"))
+    forged(api, 0, head, before=hashlib.sha256(api.entry_body(RUN, head)).digest())
+    with api.list(RUN, True) as l:
+        assert l.lib.store_list_head(l.p) == head
+    told = faults(vckpt, api)
+    assert f"{4098:012}" in told and "entries" not in told[f"{3:012}"] and len(told) < 4200
+    assert "after it are missing" in told[f"{4098:012}"]

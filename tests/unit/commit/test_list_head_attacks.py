@@ -12,9 +12,9 @@ import pytest
 
 from crashlib import verify
 from ranklib import PIECE, Launch, Meddler
-from storelib import ABORT, Attempt, Digest, LAUNCH, NONE, REMOVE, Api, Failed, fresh, save, scratch
+from storelib import Attempt, Digest, LAUNCH, NONE, REMOVE, Api, Failed, fresh, save, scratch
 from test_list import accept, ruin
-from test_list_head import (RUN, aged, entries, fake, faults, finished, kind_of, live_of, mark_path, marks,
+from test_list_head import (RUN, aborts, aged, entries, fake, faults, finished, kind_of, live_of, mark_path, marks,
                             sound)
 from test_list_snapshots import EVERY, chain, entry_of
 
@@ -23,11 +23,6 @@ from test_list_snapshots import EVERY, chain, entry_of
 def api(lib):
     with fresh(lib) as api:
         yield api
-
-
-def aborts(l, until):
-    while l.next < until:
-        l.put(l.api.entry(ABORT, attempt=b"%016x-0" % l.next, reason=b"x"))
 
 
 @pytest.mark.parametrize("removal", ["stays", "is accepted", "comes after"])
