@@ -32,10 +32,14 @@ static int outcome_unknown(const struct store_attempt *a, int r, struct base_err
 /* Entries since the attempt's begin were collected before this list had read them. While the attempt was undecided,
  * with its folder, none was (gc_list.c); so it was decided there, or it began while its writers stood still. If it is
  * not visible it failed, or its step is gone again. */
+static bool attempt_jumped(const struct store_attempt *a)
+{
+	return a->store->info.list_3 && store_list_first(a->list) > a->position;
+}
+
 bool attempt_overtaken(const struct store_attempt *a)
 {
-	return a->store->info.list_3 && store_list_first(a->list) > a->position &&
-		store_list_attempt(a->list, a->name, NULL, NULL) == STORE_ATTEMPT_UNDECIDED;
+	return attempt_jumped(a) && store_list_attempt(a->list, a->name, NULL, NULL) == STORE_ATTEMPT_UNDECIDED;
 }
 
 /* The abort makes it certain: if the attempt was decided, it decides nothing. */
@@ -76,8 +80,9 @@ int attempt_outcome_known(struct store_attempt *a, uint64_t *ret_entry, struct b
 	a->decided = true;
 	if (state == STORE_ATTEMPT_COMMITTED)
 		return 1;
-	return base_error_set(err, -BASE_EABORTED, "%s: step %llu: the attempt was aborted: %s", a->run,
-		(unsigned long long)a->step, reason && reason[0] ? reason : "no reason was given");
+	return base_error_set(err, -BASE_EABORTED, "%s: step %llu: the attempt was aborted: %s%s", a->run,
+		(unsigned long long)a->step, reason && reason[0] ? reason : "no reason was given",
+		attempt_jumped(a) ? " (if its step was committed, it was removed since)" : "");
 }
 
 int attempt_outcome(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
