@@ -26,8 +26,9 @@ import numpy
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 AGES, OLD = (10, 100, 1_000, 10_000), 100_000       # OLD: with --long
 KEPT = 5
-NEWEST = 10**9                                      # steps that are really saved; those of aged.c are below
+MODEL, NEWEST = 0, 10**9                            # steps that are really saved; those of aged.c are between
 SAVES = 64                                          # a mean over so many has one snapshot of the list in it
+AGED = "Saver open", "early save", "small save", "latest", "load of the newest"
 TENSORS = 10, 100, 1_000, 10_000, 100_000
 WRITERS = (1, 1), (4, 1), (8, 4), (16, 16), (32, 32)
 RUNS = 1, 10, 100
@@ -83,8 +84,8 @@ def saved(vckpt, path):
 
 
 def child_begin(vckpt, meter, path):
-    """A store, and a run without steps."""
-    vckpt.Saver(path, pin="no").close()
+    """A store, and a run whose one step is the model of those of aged.c."""
+    vckpt.save(path, {"m": {"w": numpy.arange(1000, dtype="f4")}, "n": 3}, step=MODEL, rank=0, world=1, pin="no")
 
 
 def child_make(vckpt, meter, path):
@@ -106,6 +107,7 @@ def child_age(vckpt, meter, path):
         saver.async_save(state, step=step).committed()
     with vckpt.Saver(path, pin="no") as saver:
         meter.measure("first save of a Saver", save)
+        meter.measure("early save", save, mean=SAVES)               # its snapshot reads all that is visible
         before = files_of(pathlib.Path(path).parent)
         meter.measure("small save", save, mean=SAVES)
         after = files_of(pathlib.Path(path).parent)
@@ -195,15 +197,21 @@ class Growth:
         self.curves.setdefault((what, unit), {})[n] = value
 
     def age(self, steps, keep):
-        """A run of so many steps, of which 0 (all) or `keep` were kept at a time."""
+        """A run of so many steps, of which 0 (all) or `keep` were kept at a time, before and after a collection."""
         store, kind = self.store(), "" if not keep else f"{keep} steps kept: "
         self.child("begin", store, store / "r")
         subprocess.run([self.bench.build / "tests/bench_aged", store, "r", str(steps), str(keep)], check=True)
         self.child("make", store, store / "r")
+        self.aged(kind, store, steps)
+        for _ in range(2):                                          # the first one leaves manifests of before it
+            self.bench.vckpt("gc", store, "--grace", "0", "-q")
+        self.aged(f"{kind}after gc: ", store, steps)
+
+    def aged(self, kind, store, steps):
         disk, entries = disk_of(store / "runs/r"), files_of(store / "runs/r")
         timed = self.child("age", store, store / "r")
         counted = self.child("age", store, store / "r", count=True)
-        for what in ("Saver open", "small save", "latest", "load of the newest"):
+        for what in AGED:
             self.put(f"{kind}{what}, CPU", "ms", steps, timed[what]["CPU"])
             self.put(f"{kind}{what}, bytes read", "KiB", steps, timed[what]["bytes"] / 1024)
             self.put(f"{kind}{what}, calls", "", steps, counted[what]["calls"])
@@ -211,10 +219,6 @@ class Growth:
         self.put(f"{kind}small save, files added", "", steps, counted["files"])
         self.put(f"{kind}list on disk", "bytes a step", steps, disk / steps)
         self.put(f"{kind}list, files", "a step", steps, entries / steps)
-        if keep:                                                    # else aged.c would have to make manifests
-            for _ in range(2):                                      # the first one leaves manifests of before it
-                self.bench.vckpt("gc", store, "--grace", "0", "-q")
-            self.put(f"{kind}list on disk after gc", "bytes a step", steps, disk_of(store / "runs/r") / steps)
 
     def tensors(self, count):
         store = self.store()
@@ -257,20 +261,18 @@ class Growth:
         self.table(n_is, self.curves)
         return self.curves
 
-    def goals(self, curves, kept, ages):
-        """What an old run may cost."""
-        for steps in ages[-2:]:
-            if steps < 10_000:
-                continue
-            figure = self.bench.figure
-            figure(f"{steps:,} steps: Saver open", curves["Saver open, CPU", "ms"][steps], "ms", 5)
-            figure(f"{steps:,} steps: latest", curves["latest, CPU", "ms"][steps], "ms", 1)
-            save = curves["small save, CPU", "ms"]
-            figure(f"{steps:,} steps: small save, of that at 10 steps", save[steps] / save[10], "x", 1.2)
-            figure(f"{steps:,} steps: list on disk", curves["list on disk", "bytes a step"][steps], "bytes a step",
-                   1024 + 300)
-            figure(f"{steps:,} steps, {KEPT} kept: list on disk after gc",
-                   kept[f"{KEPT} steps kept: list on disk after gc", "bytes a step"][steps], "bytes a step", 1024)
+    def goals(self, curves, kind, live, ages):
+        """What an old run may cost, before a collection and after; the list's disk after one."""
+        figure = self.bench.figure
+        for steps in (steps for steps in ages if steps >= 10_000):
+            for when in (kind, f"{kind}after gc: "):
+                figure(f"{steps:,} steps: {when}Saver open", curves[f"{when}Saver open, CPU", "ms"][steps], "ms", 5)
+                figure(f"{steps:,} steps: {when}latest", curves[f"{when}latest, CPU", "ms"][steps], "ms", 1)
+                for what in "early save", "small save":
+                    save = curves[f"{when}{what}, CPU", "ms"]
+                    figure(f"{steps:,} steps: {when}{what}, of that at 10 steps", save[steps] / save[10], "x", 1.2)
+            figure(f"{steps:,} steps: {when}list on disk", curves[f"{when}list on disk", "bytes a step"][steps],
+                   "bytes a step", 1024 + 300 * live)
 
 
 def rows(bench):
@@ -281,7 +283,8 @@ def rows(bench):
         growth.section("tensors", growth.tensors, TENSORS)
         growth.section("writers", growth.writers, WRITERS)
         growth.section("runs", growth.runs, RUNS)
-        growth.goals(curves, kept, ages)
+        growth.goals(curves, "", 1, ages)
+        growth.goals(kept, f"{KEPT} steps kept: ", 0, ages)
     finally:
         shutil.rmtree(growth.path, ignore_errors=True)
 

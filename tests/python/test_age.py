@@ -24,6 +24,12 @@ def counting(build, store, calls):
                 ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
 
 
+def disk_of(run):
+    """Of its list: bytes of files, of several names of one once."""
+    files = {each.stat().st_ino: each.stat() for each in run.iterdir() if each.is_file()}
+    return sum(each.st_blocks * 512 for each in files.values())
+
+
 @pytest.fixture(scope="module", params=[0, pytest.param(5, marks=pytest.mark.full)],
                 ids=["all steps kept", "5 kept"])
 def counted(request, build, vckpt, tmp_path_factory):
@@ -42,6 +48,10 @@ def counted(request, build, vckpt, tmp_path_factory):
         measured, before = child("age", calls, counting(build, store, calls)), len(calls.read_text().splitlines())
         vckpt("ls", store, env=counting(build, store, calls))
         measured["ls"] = {"calls": len(calls.read_text().splitlines()) - before}
+        measured["steps"] = steps, len(vckpt("ls", store, "r", "-H").stdout.splitlines())
+        for _ in range(2):                              # the first one leaves manifests of before it
+            vckpt("gc", store, "--grace", "0")
+        measured["disk"] = disk_of(store / "runs/r")
         before = len(calls.read_text().splitlines())
         removed = vckpt("rm", store, "r", "--keep-last", "1", "--yes", env=counting(build, store, calls)).stdout
         measured["rm"] = {"calls": len(calls.read_text().splitlines()) - before, "steps": removed.count(" removed,")}
@@ -85,6 +95,14 @@ def test_calls_of_a_save(counted):
     young, old = (measured["small save"] for measured in counted)
     assert old["calls"] <= 1.1 * young["calls"] <= 1.1 * 320, (young, old)
     assert old["syncs"] <= young["syncs"] + 0.5 <= 17, (young, old)
+
+
+def test_disk_of_a_list(counted):
+    """After a collection: the newest entries, two rows for each visible step, and nothing of the others."""
+    for measured in counted:
+        saved, visible = measured["steps"]
+        assert measured["disk"] <= 4 * ENTRIES * ENTRY + 100_000 + 450 * visible, measured
+    assert measured["disk"] <= 1024 * saved + 300 * visible, measured
 
 
 def test_files_of_a_save(counted):
