@@ -107,6 +107,8 @@ static int rows_unpack(const struct codec_field *f, const ProtobufCBinaryData *f
 	const struct codec_row *row = f->row;
 	uint8_t *rows;
 	uint32_t n;
+	bool good;
+	int r;
 
 	if (!proto_rows(field, row->stored_bytes, f->max ? f->max : UINT32_MAX, &n))
 		return -BASE_EFORMAT;
@@ -114,7 +116,9 @@ static int rows_unpack(const struct codec_field *f, const ProtobufCBinaryData *f
 	if (!rows)
 		return proto_no_memory(arena);
 	codec_list_set(f, m, rows, n);
-	return rows_copy(row, false, field->data, rows, n) ? 0 : -BASE_EFORMAT;
+	good = rows_copy(row, false, field->data, rows, n);
+	r = f->rows_unpack ? f->rows_unpack(rows, n) : 0;
+	return r < 0 || good ? r : -BASE_EFORMAT;
 }
 
 /* ---- messages: each is checked while it is packed or unpacked ---- */

@@ -74,6 +74,7 @@ struct codec_field {
 	struct { uint32_t min, max; } text;
 	bool (*valid)(const char *text);
 	const struct codec_row *row;
+	int (*rows_unpack)(const void *rows, uint32_t n); /* ROWS: 0, -BASE_EVERSION. May be NULL */
 	const struct codec_message *message;
 };
 struct codec_message {

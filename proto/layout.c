@@ -55,6 +55,17 @@ static const struct codec_message mesh_message = CODEC_MESSAGE_OF(mesh, struct p
 
 /* ---- tensors ---- */
 
+/* Seen before anything else is: what else is wrong may be of that version, too. */
+static int tensors_unpack(const void *rows, uint32_t n)
+{
+	const struct proto_layout_tensor *tensors = rows;
+
+	for (uint32_t i = 0; i < n; i++)
+		if (tensors[i].dtype >= TENSOR_DTYPE_END || (tensors[i].flags & ~LAYOUT_FLAGS_KNOWN))
+			return -BASE_EVERSION; /* the object's digest holds: no damage made it */
+	return 0;
+}
+
 static const struct codec_row tensor_row = CODEC_ROW_OF(struct proto_layout_tensor, PROTO_TENSOR_ROW_BYTES,
 	CODEC_NUMBERS(struct proto_layout_tensor, component), CODEC_NUMBERS(struct proto_layout_tensor, name_offset),
 	CODEC_NUMBERS(struct proto_layout_tensor, name_len), CODEC_NUMBERS(struct proto_layout_tensor, first_dim),
@@ -114,12 +125,13 @@ static bool layout_tensors_check(const struct proto_layout *m)
 /* ---- the record ---- */
 
 static const struct codec_field layout_fields[] = {
+	CODEC_LIST(ROWS, Layout, layout, tensors, .row = &tensor_row, .max = PROTO_LAYOUT_MAX_TENSORS,
+		.rows_unpack = tensors_unpack),
 	CODEC_FIELD_AS(NUMBER, Layout, min_bytes, layout, grid.min_bytes),
 	CODEC_FIELD_AS(NUMBER, Layout, target_bytes, layout, grid.target_bytes),
 	CODEC_FIELD_AS(NUMBER, Layout, row_bytes, layout, grid.row_bytes),
 	CODEC_LIST(TEXTS, Layout, layout, components, .max = PROTO_COMPONENTS_MAX, .valid = proto_component_valid,
 		.sorted = true),
-	CODEC_LIST(ROWS, Layout, layout, tensors, .row = &tensor_row, .max = PROTO_LAYOUT_MAX_TENSORS),
 	CODEC_LIST(ROWS, Layout, layout, dims, .row = &proto_u64_row,
 		.max = (uint64_t)PROTO_LAYOUT_MAX_TENSORS * TENSOR_MAX_DIMS),
 	CODEC_LIST(MESSAGES, Layout, layout, meshes, .max = LAYOUT_MESHES_MAX, .message = &mesh_message),
@@ -153,9 +165,6 @@ static int layout_unpack(const void *message, struct proto_arena *arena, void *m
 	(void)arena;
 	layout->names = (const char *)s->names.data;
 	layout->names_len = s->names.len;
-	for (uint32_t i = 0; i < layout->ntensors; i++)
-		if (layout->tensors[i].dtype >= TENSOR_DTYPE_END || (layout->tensors[i].flags & ~LAYOUT_FLAGS_KNOWN))
-			return -BASE_EVERSION; /* the object's digest holds: no damage made it */
 	return 0;
 }
 
