@@ -115,21 +115,6 @@ char *proto_arena_text(struct proto_arena *a, const char *bytes, size_t len)
 	return text;
 }
 
-uint64_t proto_arena_left(const struct proto_arena *a)
-{
-	return a->left;
-}
-
-bool proto_arena_exhausted(const struct proto_arena *a)
-{
-	return a->exhausted;
-}
-
-bool proto_arena_starved(const struct proto_arena *a)
-{
-	return a->starved;
-}
-
 static void *arena_protobuf_alloc(void *data, size_t size)
 {
 	return size > SIZE_MAX / 2 ? NULL : arena_alloc(data, size);

@@ -110,7 +110,8 @@ static int rows_unpack(const struct codec_field *f, const ProtobufCBinaryData *f
 	bool good;
 	int r;
 
-	if (!proto_rows(field, row->stored_bytes, f->max ? f->max : UINT32_MAX, &n))
+	if (!proto_rows(field, row->stored_bytes, f->max ? f->max : UINT32_MAX, &n) ||
+		(f->paired && n != codec_count(f, m)))
 		return -BASE_EFORMAT;
 	rows = row->flat && n ? field->data : proto_arena_array(arena, n, row->bytes);
 	if (!rows)

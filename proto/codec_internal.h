@@ -69,6 +69,7 @@ struct codec_field {
 	uint16_t count, n_bytes; /* where our count is; protobuf-c's is before its pointer */
 	uint16_t has;           /* ROW, MESSAGE: our bool that says whether it is there; 0: it has to be */
 	bool sorted;            /* TEXTS: ascending, unique */
+	bool paired;            /* ROWS: as many as the list of an earlier line, whose count it shares */
 	uint64_t max;           /* the highest number, or count; 0: any. NEXT: or PROTO_NONE */
 	/* TEXT, TEXTS: the lowest and highest count of bytes of UTF-8; or a function */
 	struct { uint32_t min, max; } text;

@@ -12,20 +12,10 @@ static const struct codec_field common_fields[] = {
 	CODEC_FIELD(TEXT, Common, common, group, .text = {1, PROTO_COMMON_GROUP_MAX}),
 	CODEC_FIELD(BYTES, Common, common, digest),
 	CODEC_LIST_AS(TEXTS, Common, names, common, names, nnames, .text = {1, PROTO_NAME_MAX}, .sorted = true),
-	CODEC_LIST_AS(ROWS, Common, digests, common, digests, nnames, .row = &value_row),
+	CODEC_LIST_AS(ROWS, Common, digests, common, digests, nnames, .row = &value_row, .paired = true),
 };
 
-static int common_unpack(const void *message, struct proto_arena *arena, void *m)
-{
-	const Vckpt__Common *s = message;
-	const struct proto_common *common = m;
-
-	(void)arena;
-	return s->n_names == common->nnames ? 0 : -BASE_EFORMAT;
-}
-
-const struct codec_message proto_common_message = CODEC_MESSAGE_OF(common, struct proto_common, common_fields,
-	.unpack = common_unpack);
+const struct codec_message proto_common_message = CODEC_MESSAGE_OF(common, struct proto_common, common_fields);
 
 /* Announcements leave the names out. */
 static int common_bare_pack(const void *m, struct proto_arena *arena, void *message)
@@ -40,7 +30,7 @@ static int common_bare_pack(const void *m, struct proto_arena *arena, void *mess
 }
 
 const struct codec_message proto_common_bare_message = CODEC_MESSAGE_OF(common, struct proto_common, common_fields,
-	.pack = common_bare_pack, .unpack = common_unpack);
+	.pack = common_bare_pack);
 
 bool proto_commons_sorted(const struct proto_common *c, uint32_t n)
 {

@@ -18,18 +18,9 @@
 static const struct codec_field mesh_fields[] = {
 	CODEC_LIST_AS(TEXTS, Mesh, dim_names, mesh, dim_names, ndims, .max = TENSOR_MAX_DIMS,
 		.valid = proto_word_valid),
-	CODEC_LIST_AS(ROWS, Mesh, dim_sizes, mesh, dim_sizes, ndims, .row = &proto_u32_row),
+	CODEC_LIST_AS(ROWS, Mesh, dim_sizes, mesh, dim_sizes, ndims, .row = &proto_u32_row, .paired = true),
 	CODEC_LIST(ROWS, Mesh, mesh, ranks, .row = &proto_u32_row, .max = PROTO_WORLD_MAX),
 };
-
-static int mesh_unpack(const void *message, struct proto_arena *arena, void *m)
-{
-	const Vckpt__Mesh *s = message;
-	const struct proto_mesh *mesh = m;
-
-	(void)arena;
-	return s->n_dim_names == mesh->ndims ? 0 : -BASE_EFORMAT;
-}
 
 static int mesh_check(const void *m)
 {
@@ -51,7 +42,7 @@ static int mesh_check(const void *m)
 }
 
 static const struct codec_message mesh_message = CODEC_MESSAGE_OF(mesh, struct proto_mesh, mesh_fields,
-	.unpack = mesh_unpack, .check = mesh_check);
+	.check = mesh_check);
 
 /* ---- tensors ---- */
 

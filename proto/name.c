@@ -18,15 +18,15 @@ static bool name_is_digit(char c)
 	return c >= '0' && c <= '9';
 }
 
-/* [A-Za-z0-9_][A-Za-z0-9._-]*, of at most `max` bytes. */
-static bool name_plain(const char *s, size_t max)
+/* [A-Za-z0-9_] and then these and `more`, of at most `max` bytes. */
+static bool name_plain(const char *s, size_t max, const char *more)
 {
 	size_t n = 0;
 
 	if (!s || (!name_is_alpha(s[0]) && !name_is_digit(s[0])))
 		return false;
 	for (; s[n]; n++)
-		if (n >= max || !(name_is_alpha(s[n]) || name_is_digit(s[n]) || s[n] == '.' || s[n] == '-'))
+		if (n >= max || !(name_is_alpha(s[n]) || name_is_digit(s[n]) || strchr(more, s[n])))
 			return false;
 	return n <= max;
 }
@@ -40,14 +40,14 @@ static bool name_ends_with(const char *s, const char *end)
 
 bool proto_run_valid(const char *run)
 {
-	return name_plain(run, PROTO_RUN_MAX);
+	return name_plain(run, PROTO_RUN_MAX, ".-");
 }
 
 bool proto_component_valid(const char *component)
 {
 	static const char *const taken[] = {"ranks", "mesh", "blobs", "meta", "incoming", "latest", "manifest.json"};
 
-	if (!name_plain(component, PROTO_COMPONENT_MAX))
+	if (!name_plain(component, PROTO_COMPONENT_MAX, ".-"))
 		return false;
 	for (size_t i = 0; i < BASE_COUNT(taken); i++)
 		if (strcmp(component, taken[i]) == 0)
@@ -57,7 +57,7 @@ bool proto_component_valid(const char *component)
 
 bool proto_attribute_key_valid(const char *key)
 {
-	return key && name_is_alpha(key[0]) && name_plain(key, 64);
+	return key && name_is_alpha(key[0]) && name_plain(key, 64, ".-");
 }
 
 bool proto_utf8_valid(const char *bytes, size_t len)
@@ -107,21 +107,12 @@ bool proto_host_valid(const char *host)
 
 bool proto_class_valid(const char *class)
 {
-	return name_plain(class, PROTO_CLASS_MAX);
+	return name_plain(class, PROTO_CLASS_MAX, ".-");
 }
 
 bool proto_word_valid(const char *word)
 {
-	size_t n = 0;
-
-	if (!word || !name_is_alpha(word[0]))
-		return false;
-	while (word[n])
-		if (n >= PROTO_WORD_MAX || !(name_is_alpha(word[n]) || name_is_digit(word[n])))
-			return false;
-		else
-			n++;
-	return n <= PROTO_WORD_MAX;
+	return word && name_is_alpha(word[0]) && name_plain(word, PROTO_WORD_MAX, "");
 }
 
 static int name_hex_digit(char c)

@@ -46,7 +46,7 @@ struct proto_arena {
 	uint8_t *at;
 	size_t room, block;     /* bytes of the next block; each is twice the one before */
 	uint64_t left;          /* of the bound */
-	bool exhausted;
+	bool exhausted;         /* the bound was hit */
 	bool starved;           /* there was no memory within the bound */
 	/* Most records need no more; a commit for 8,192 ranks holds as many records. */
 	uint8_t first[1024] __attribute__((aligned(16)));
@@ -60,9 +60,6 @@ void proto_arena_release(struct proto_arena *a);
 void *proto_arena_take(struct proto_arena *a, uint64_t n, size_t size);
 void *proto_arena_array(struct proto_arena *a, uint64_t n, size_t size);
 char *proto_arena_text(struct proto_arena *a, const char *bytes, size_t len);
-uint64_t proto_arena_left(const struct proto_arena *a);         /* bytes of the bound */
-bool proto_arena_exhausted(const struct proto_arena *a);        /* the bound was hit */
-bool proto_arena_starved(const struct proto_arena *a);          /* there was no memory */
 ProtobufCAllocator proto_arena_allocator(struct proto_arena *a);
 
 /* ---- scan.c ---- */

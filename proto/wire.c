@@ -31,14 +31,14 @@ WIRE_HEAD_CHECK(Vckpt__Stats);
 
 int proto_no_memory(const struct proto_arena *a)
 {
-	return proto_arena_exhausted(a) ? -BASE_EFORMAT : -ENOMEM;
+	return a->exhausted ? -BASE_EFORMAT : -ENOMEM;
 }
 
 /* protobuf-c says the same of a malformed body and of a failed allocation. The latter says nothing of the body: whoever
  * took it for damage would stop the writers of a sound list. */
 static int unpack_failed(const struct proto_arena *a)
 {
-	return proto_arena_starved(a) ? -ENOMEM : -BASE_EFORMAT;
+	return a->starved ? -ENOMEM : -BASE_EFORMAT;
 }
 
 int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena *arena,
@@ -47,7 +47,7 @@ int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, si
 	ProtobufCAllocator allocator = proto_arena_allocator(arena);
 	ProtobufCMessage *m;
 
-	if (proto_scan(d, body, len, proto_arena_left(arena)) < 0)
+	if (proto_scan(d, body, len, arena->left) < 0)
 		return -BASE_EFORMAT;
 	m = protobuf_c_message_unpack(d, &allocator, len, body);
 	if (!m)
