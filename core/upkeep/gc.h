@@ -12,7 +12,7 @@ struct store_gc_options {
 	bool dry_run;                   /* changes nothing, reports what would be marked and deleted now */
 	/* default 86400; 0: mark and delete at once, -BASE_EBUSY while a writer is alive */
 	uint64_t grace_s;
-	uint64_t heartbeat_s;           /* after so long without a move a heartbeat of another host is dead: 20 */
+	uint64_t heartbeat_s;           /* a heartbeat of another host is dead after so long without a move: 20 s */
 	/* Called for each file or attempt; `what` is "abort" (a dead attempt), "mark", "delete", "keep" (marked, the
 	 * grace period is not over), "damage" (left alone; `detail` says why). */
 	void (*report)(void *arg, const char *what, const char *name, uint64_t bytes, const char *detail);

@@ -27,7 +27,7 @@ struct store_mend_line {
 struct store_mend_options {
 	struct store *from;             /* another store, open for reading, or a copy of this one; NULL */
 	bool dry_run;                   /* changes nothing; faults that damage hides are not found */
-	uint64_t heartbeat_s;           /* after so long without a move a heartbeat of another host is dead: 20 */
+	uint64_t heartbeat_s;           /* a heartbeat of another host is dead after so long without a move: 20 s */
 	void (*line)(void *arg, const struct store_mend_line *line);
 	/* of verifying, in every round; may be NULL */
 	void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes);

@@ -261,9 +261,9 @@ static int image_check(void *arg, const char *name)
 
 	if (r < 0)
 		return r;
-	if (k->p->complete)
+	if (k->p->complete) /* its footer lists all objects */
 		r = store_pack_verify(p, &calls);
-	for (size_t i = 0; r == 0 && i < k->p->n; i++) {
+	for (size_t i = 0; r == 0 && !k->p->complete && i < k->p->n; i++) {
 		const struct mend_object *o = &k->p->objects[i];
 
 		if (o->bad && !o->checks.len)
