@@ -204,7 +204,7 @@ def test_lists_that_lie(vckpt, entries, tmp_path, lie):
 @pytest.mark.timeout(3000)
 def test_forged_stores(build, bases, tmp_path, scale, seed):
     """The default ones are the same every time; those of --full come from VCKPT_SEED."""
-    count = scale(6, 50)
+    count = scale(4, 50)
     first = scale(1, 1000 + seed % 100000 * 10000)
     batch = Batch(build, bases, tmp_path, count > 10)
     batch.run(cases(bases, first, count), 500 + 5 * count)

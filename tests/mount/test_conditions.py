@@ -133,7 +133,7 @@ def test_the_bytes_are_the_same(mounts, truth, scale):
     wrong = []
     for round_ in range(scale(2, 6)):
         threads = [threading.Thread(target=read_all, args=(m / "a" / "latest", truth[1], 100 * round_ + i, wrong))
-                   for i in range(3) for m in mounts]
+                   for i in range(2) for m in mounts]
         for t in threads:
             t.start()
         for t in threads:

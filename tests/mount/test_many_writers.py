@@ -143,7 +143,7 @@ def test_mount(written, counted, tier):
 def test_large_pieces_through_the_mount(vckpt, store, counted, tmp_path, kind, tier):
     """Checks of many are one read, whether pieces are decoded as they are asked for or the whole file at once. A blob
     is one piece, of which 1 MiB at a time is read."""
-    mib, rng = 96, np.random.default_rng(3)
+    mib, rng = 48, np.random.default_rng(3)
     data = rng.bytes(mib << 20) if kind == "raw" else weights(rng, mib << 19)
     source = tmp_path / "source"
     whole = {"model.safetensors": write_safetensors(source / "model.safetensors", {

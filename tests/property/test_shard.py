@@ -181,7 +181,7 @@ def sampled(rng, n, count):
 @pytest.mark.parametrize("n", (2, 3))
 def test_placements_of_more_mesh_dimensions(dump, scale, rng, n):
     """A sample: all of them would be 14 million for two mesh dimensions, and a thousand times that for three."""
-    count = scale(5000, 160000)
+    count = scale(2500, 160000)
     allowed, refused = try_all(dump, sampled(rng, n, count), rng, more=4)
     assert allowed > count // 3 and refused > count // 50
 

@@ -122,7 +122,7 @@ def check_cut(lib, example, rng):
 
 
 def test_positions_and_boxes_against_walking(lib, scale):
-    settings(max_examples=scale(250, 8000), deadline=None)(check_cut)(lib)
+    settings(max_examples=scale(120, 8000), deadline=None)(check_cut)(lib)
 
 
 @pytest.mark.parametrize("shape, item, offset, size", [

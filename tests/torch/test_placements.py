@@ -119,7 +119,7 @@ def test_shapes_offsets_and_content(dump, rng, scale):
     """The public function, for every rank; where a rank holds several boxes, every item of what distribute_tensor
     leaves there."""
     found = dict.fromkeys(("one box", "boxes", "empty"), 0)
-    count = scale(1500, 30_000)
+    count = scale(700, 30_000)
     with Group() as group:
         for _ in range(count):
             shape, mesh, placements = random_case(rng)

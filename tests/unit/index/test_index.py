@@ -175,11 +175,11 @@ def test_eviction_keeps_the_bound(lib, tmp_path):
 
 
 def test_many_places_in_batches(lib, tmp_path):
-    path, all = tmp_path / "index", places_of(1, 70000)
+    path, all = tmp_path / "index", places_of(1, 30000)
     with Index(lib, path) as index:
         assert index.add(1, all) == 0
-        assert right(index.find(69999), 1, 69999, all[69999]) and right(index.find(0), 1, 0, all[0])
-        assert index.stat().bytes / 70000 < 220
+        assert right(index.find(29999), 1, 29999, all[29999]) and right(index.find(0), 1, 0, all[0])
+        assert index.stat().bytes / 30000 < 220
     assert check(lib, path) == 0
 
 
@@ -188,7 +188,7 @@ def test_full_map_evicts(lib, tmp_path):
     path = tmp_path / "index"
     with Index(lib, path, max_bytes=64 << 20) as index:
         for commit in range(1, 5):
-            assert index.add(commit, places_of(commit, 20000, first=commit * 20000)) == 0
+            assert index.add(commit, places_of(commit, 5000, first=commit * 5000)) == 0
     with Index(lib, path, max_bytes=256 << 10) as index:
         assert index.add(9, places_of(9, 300, first=900000)) == 0
         assert index.find(900000).entry == 9 and index.stat().bytes < 1 << 20
@@ -279,7 +279,7 @@ def test_the_file_that_was_checked_is_the_one_that_is_read(lib, tmp_path):
         assert index.add(7, places_of(7, 10, first=900000)) == 0
     unsealed = (other / "index.mdb").read_bytes()[:-24]
     with Index(lib, path) as index:
-        assert index.add(1, places_of(1, 60000)) == 0
+        assert index.add(1, places_of(1, 30000)) == 0
     for n in range(8):
         os.link(path / "index.mdb", tmp_path / "kept")
         (tmp_path / "unsealed").write_bytes(unsealed)
@@ -296,7 +296,7 @@ def test_the_file_that_was_checked_is_the_one_that_is_read(lib, tmp_path):
         os.rename(tmp_path / "unsealed", path / "index.mdb")
         thread.join()
         for index in opened:
-            assert index.find(59999) and not index.find(900000)
+            assert index.find(29999) and not index.find(900000)
             lib.index_close(index.handle)
         os.rename(tmp_path / "kept", path / "index.mdb")
     assert not [name for name in open_files() if name.startswith(str(tmp_path))]

@@ -75,10 +75,10 @@ def test_empty_pack_and_empty_objects(storage):
 
 def test_runs_end_at_64_mib(lib, storage):
     w = low.PackWriter(storage)
-    data = random.randbytes(30 << 20)
+    data = random.randbytes(1 << 20) * 30
     for _ in range(3):
         w.append_raw(data)
-    w.append_raw(random.randbytes(70 << 20))
+    w.append_raw(random.randbytes(1 << 20) * 70)
     w.append_raw(b"tail")
     w.seal()
     check_all(storage, w.refs)
@@ -139,7 +139,7 @@ def test_a_stream_must_be_what_it_said(storage):
 def test_large_ranges(storage):
     w = low.PackWriter(storage)
     data = weights(5 << 20) + random.randbytes(1 << 20)
-    encoded, raw = w.append(data), w.append_raw(random.randbytes((80 << 20) + 5))
+    encoded, raw = w.append(data), w.append_raw(random.randbytes((5 << 20) + 1) * 16)
     w.seal()
     assert encoded.codec == 0x201
     with low.Pack(storage) as p:

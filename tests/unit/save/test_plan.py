@@ -376,7 +376,7 @@ def random_world(seed):
 
 def test_random_worlds(lib, scale):
     @given(st.integers(0, 1 << 32))
-    @settings(max_examples=scale(80, 2000), deadline=None)
+    @settings(max_examples=scale(40, 2000), deadline=None)
     def run(seed):
         world, params = random_world(seed)
         check_world(lib, world, params, seed)

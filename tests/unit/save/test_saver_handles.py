@@ -62,7 +62,7 @@ def test_handles_that_go_at_any_moment(build, tmp_path, scale, seed):
     """What close tells is the first that failed and was not asked."""
     run(build, tmp_path, f'''
 pick = random.Random({seed})
-for turn in range({scale(6, 40)}):
+for turn in range({scale(4, 40)}):
     saver, want, held, kept = api.saver(store, "run"), [], [], []
     for i in range(pick.randint(1, 8)):
         fate = pick.choice(["fails", "fails", "goes well", "given up", "asked"])

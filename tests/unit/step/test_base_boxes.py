@@ -214,9 +214,9 @@ def test_what_is_there_is_found_and_nothing_else(proto, shapes, tmp_path, seed, 
     rng = random.Random(seed)
     mesh = [(2, 2), (3, 2), (5,), (4, 2)][seed]
     params = rng.choice([SMALL, Params(64, 256, 16), Params(512, 4096, 128)])
-    tensors = random_tensors(shapes, rng, scale(20, 300), mesh)
+    tensors = random_tensors(shapes, rng, scale(10, 300), mesh)
     text = ",".join(f"d{i}={n}" for i, n in enumerate(mesh))
-    for i in range(scale(20, 300)):  # and some whose mesh is recorded
+    for i in range(scale(10, 300)):  # and some whose mesh is recorded
         shape = random_shape(rng)
         try:
             tensors.append(make(shapes, f"m{i}", shape, text, random_words(rng, shape, mesh), rng.choice(list(KINDS)),
