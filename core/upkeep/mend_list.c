@@ -3,10 +3,10 @@
  * mend_list: entries of lists.
  *
  *     one copy good         the record is written again
- *     both bad, or missing  from a copy of the store (same id), where its digest is known here: by the entry after it,
- *                           a snapshot that goes on from it, or the record that names it as the head; where the copy's
- *                           entries lead from it to one that is known so; or where it commits a manifest that is
- *                           here; else
+ *     both bad, or missing  from a copy of the store (same id), if its digest is known here: by the entry after it,
+ *                           a snapshot that goes on from it, or the record that names it as the head; if the copy's
+ *                           entries lead from it to one that is known so; or if it commits a manifest that is here;
+ *                           else
  *                           accepted as damaged: it decides nothing from now on, for all readers
  *
  * What refers to an accepted entry shows what it was: measures of its step, a removal or a replacement that names it,
@@ -16,26 +16,19 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "core/base/array.h"
 #include "core/base/bisect.h"
 #include "core/base/plural.h"
 #include "core/commit/notes/stats.h"
 
-static bool entry_name(const char *file, char run[static PROTO_RUN_MAX + 1], uint64_t *ret_n)
+/* Is the file an entry of that run? */
+static bool entry_of(const char *file, const char *run, uint64_t *ret_n)
 {
-	const char *at = file + strlen("runs/"), *slash = strncmp(file, "runs/", 5) == 0 ? strchr(at, '/') : NULL;
-	size_t digits = slash ? strlen(slash + 1) : 0;
+	struct file_name n;
+	bool entry = file_name_parse(file, &n) == STORE_RECORD_ENTRY && !n.collected && strcmp(n.run, run) == 0;
 
-	if (!slash || slash - at > PROTO_RUN_MAX || digits < 12 || digits > 19
-	    || strspn(slash + 1, "0123456789") != digits)
-		return false;
-	snprintf(run, PROTO_RUN_MAX + 1, "%.*s", (int)(slash - at), at);
-	*ret_n = strtoull(slash + 1, NULL, 10);
-	return proto_run_valid(run);
-}
-
-static void entry_file(const char *run, uint64_t n, char name[static STORE_NAME_MAX])
-{
-	snprintf(name, STORE_NAME_MAX, "runs/%s/%012" PRIu64, run, n);
+	*ret_n = n.number;
+	return entry;
 }
 
 /* The record's body and the entry in it, of this run and number, or of an entry that was collected. */
@@ -45,7 +38,7 @@ static int entry_or_collected(struct store *s, const char *run, uint64_t n, stru
 	char name[STORE_NAME_MAX];
 	int r;
 
-	entry_file(run, n, name);
+	store_list_entry_name(run, n, name);
 	r = store_record_get(s->storage, name, STORE_RECORD_ENTRY, s->info.id, ret_r, NULL, NULL);
 	if (r == 0)
 		r = proto_entry_decode(ret_r->body, ret_r->len, ret_e);
@@ -81,22 +74,14 @@ int mend_entry_read(struct store *s, const char *run, uint64_t n, struct proto_e
 	return r;
 }
 
-static int number_order(const void *a, const void *b)
-{
-	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-	return (x > y) - (x < y);
-}
-
 /* numbers NULL: all of the run. */
 static void treat_entries(struct mend *m, const char *run, const uint64_t *numbers, size_t n)
 {
-	char name[PROTO_RUN_MAX + 1];
 	uint64_t number;
 
 	for (size_t i = 0; i < m->nfaults; i++)
-		if (entry_name(m->faults[i].file, name, &number) && strcmp(name, run) == 0
-		    && (!numbers || bsearch(&number, numbers, n, sizeof number, number_order)))
+		if (entry_of(m->faults[i].file, run, &number)
+		    && (!numbers || bsearch(&number, numbers, n, sizeof number, base_compare_64)))
 			m->faults[i].treated = true;
 }
 
@@ -219,7 +204,7 @@ static int entry_bring(struct mend *m, const char *run, uint64_t n)
 
 	if (entry_record(m->from, run, n, &record, &e) < 0)
 		return 0;
-	entry_file(run, n, name);
+	store_list_entry_name(run, n, name);
 	r = mend_act_record(m, name, STORE_RECORD_ENTRY, record.body, record.len);
 	if (r == 0)
 		mend_line(m, STORE_MEND_MEND, name, "from %s, a copy of this store", m->from->path);
@@ -350,7 +335,7 @@ static int accept_put(struct mend *m, struct store_list *l, uint64_t *numbers, s
 	a->numbers = numbers;
 	a->n = n;
 	for (size_t i = 0; i < n; i++) {
-		entry_file(store_list_run(l), numbers[i], name);
+		store_list_entry_name(store_list_run(l), numbers[i], name);
 		mend_line(m, STORE_MEND_ACCEPT, name, "from now on it decides nothing; %s",
 			known[i] ? known[i] : "no other entry shows what it was");
 	}
@@ -369,14 +354,14 @@ static int skipped_numbers(const struct store_list *l, uint64_t **ret_numbers, s
 		return -ENOMEM;
 	for (size_t i = 0; i < n; i++)
 		(*ret_numbers)[i] = store_list_damaged_next(l, &at, NULL);
-	qsort(*ret_numbers, n, sizeof **ret_numbers, number_order);
+	qsort(*ret_numbers, n, sizeof **ret_numbers, base_compare_64);
 	*ret_n = n;
 	return 0;
 }
 
 /* ---- one run ---- */
 
-/* From the last one on, so that each knows what the one after it says. */
+/* From the last one to the first, so that what the next entry says is known of each. */
 static int list_skipped(struct mend *m, struct store_list *l)
 {
 	const char *run = store_list_run(l);
@@ -492,7 +477,7 @@ static void entry_run(struct store *s, const char *run, uint64_t n, char ret_oth
 	struct proto_entry e = {0};
 	char name[STORE_NAME_MAX];
 
-	entry_file(run, n, name);
+	store_list_entry_name(run, n, name);
 	if (store_record_get(s->storage, name, STORE_RECORD_ENTRY, s->info.id, &record, NULL, NULL) == 0
 	    && proto_entry_decode(record.body, record.len, &e) == 0)
 		if (e.version > 1 && strcmp(e.run, run) != 0 && e.number == n)
@@ -528,7 +513,7 @@ static void list_far(struct mend *m, const struct store_list *l)
 {
 	char name[STORE_NAME_MAX];
 
-	entry_file(store_list_run(l), store_list_next(l) - 1, name);
+	store_list_entry_name(store_list_run(l), store_list_next(l) - 1, name);
 	uint64_t before = store_list_damaged(l) - 1;
 	if (!m->again)
 		mend_line(m, STORE_MEND_LEFT, name, "%" PRIu64 " %s before it %s missing or damaged: if this file does "
@@ -542,15 +527,15 @@ static int collected_mend(struct mend *m, struct store_list *l, const struct sto
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
 	const char *base = strrchr(f->file, '/') ? strrchr(f->file, '/') + 1 : "";
-	char run[PROTO_RUN_MAX + 1], same[STORE_NAME_MAX];
+	char same[STORE_NAME_MAX];
 	uint64_t n = 0, head = store_list_head(l);
 	enum store_list_mark_file file = store_list_mark_parse(base, &n);
 	int r;
 
 	if (file != STORE_LIST_NO_MARK)
 		store_list_mark_name(store_list_run(l), file, head, same);
-	else if (entry_name(f->file, run, &n) && strcmp(run, store_list_run(l)) == 0 && !store_list_mark_keeps(k, n))
-		entry_file(run, n, same);
+	else if (entry_of(f->file, store_list_run(l), &n) && !store_list_mark_keeps(k, n))
+		store_list_entry_name(store_list_run(l), n, same);
 	else
 		return 0;
 	if (strcmp(same, f->file) != 0)
@@ -582,7 +567,6 @@ static int list_collected(struct mend *m, struct store_list *l)
 
 static int list_mend(struct mend *m, const char *run)
 {
-	char name[PROTO_RUN_MAX + 1];
 	struct store_list *l;
 	uint64_t n;
 	int r = store_list_open(m->store, run, true, &l, m->err);
@@ -594,8 +578,7 @@ static int list_mend(struct mend *m, const char *run)
 		return 0;
 	}
 	for (size_t i = 0; r == 0 && i < m->nfaults; i++)
-		if (entry_name(m->faults[i].file, name, &n) && strcmp(name, run) == 0 && !store_list_skipped(l, n)
-		    && !m->faults[i].treated)
+		if (entry_of(m->faults[i].file, run, &n) && !store_list_skipped(l, n) && !m->faults[i].treated)
 			r = entry_rewrite(m, m->faults[i].file);
 	if (r == 0)
 		r = list_collected(m, l);

@@ -83,13 +83,6 @@ uint64_t verify_place(const char *pack, const struct store_object_ref *ref, cons
 	return hash ? hash : 1;
 }
 
-int verify_compare_places(const void *a, const void *b)
-{
-	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-	return (x > y) - (x < y);
-}
-
 /* ---- faults ---- */
 
 static bool same_fault(const struct verify_fault *a, const struct verify_fault *b)
@@ -212,7 +205,7 @@ static void entry_fault(struct verify *v, const struct store_list *l, uint64_t n
 	verify_fault(v, (struct verify_fault){.file = name, .what = what, .newer = newer, .run = store_list_run(l)});
 }
 
-static void tell_snapshot(struct verify *v, const struct store_list *l, uint64_t snapshot)
+static void report_snapshot(struct verify *v, const struct store_list *l, uint64_t snapshot)
 {
 	entry_fault(v, l, snapshot, false, "readers from this snapshot see other steps than readers from the start");
 }
@@ -243,13 +236,13 @@ static int compare_snapshot(struct verify *v, const struct store_list *whole, st
 	}
 	store_list_close(l);
 	if (r == 0 && !same)
-		tell_snapshot(v, whole, (next - 1) / STORE_SNAPSHOT_EVERY * STORE_SNAPSHOT_EVERY);
+		report_snapshot(v, whole, (next - 1) / STORE_SNAPSHOT_EVERY * STORE_SNAPSHOT_EVERY);
 	return r;
 }
 
 /* Reports the entries that the list skips: only reading in order shows what is wrong with them. A long gap is one
  * fault. */
-static void tell_skipped(struct verify *v, const struct store_list *l)
+static void report_skipped(struct verify *v, const struct store_list *l)
 {
 	struct store_list_damage d;
 
@@ -266,7 +259,7 @@ static void tell_skipped(struct verify *v, const struct store_list *l)
 	}
 }
 
-static void tell_lost(void *arg, const char *file, const char *run, const char *text)
+static void report_lost(void *arg, const char *file, const char *run, const char *text)
 {
 	verify_fault(arg, (struct verify_fault){.file = file, .what = text, .run = run});
 }
@@ -293,10 +286,10 @@ static int check_mark(struct verify *v, struct store_list *l)
 
 	store_list_mark_name(store_list_run(l), STORE_LIST_HEAD, store_list_head(l), name);
 	if (r == -BASE_EDAMAGED)
-		tell_lost(v, name, store_list_run(l), why.text);
+		report_lost(v, name, store_list_run(l), why.text);
 	else if (r == -ENOENT && head_same(v, l))
-		tell_lost(v, name, store_list_run(l), "it is missing: it says what is visible at the entry from which "
-			"on the list is read, in case a snapshot is damaged");
+		report_lost(v, name, store_list_run(l), "it is missing: it says what is visible at the entry from "
+			"which on the list is read, in case a snapshot is damaged");
 	return r == -ENOMEM ? r : 0; /* what cannot be read is reported as a file */
 }
 
@@ -313,11 +306,11 @@ static void check_gap(struct verify *v, const struct store_list *l, uint64_t fir
 		if (n - first + 1 == GAP_EACH && count > GAP_EACH)
 			snprintf(text, sizeof text, "this entry and the %llu after it are missing: they were "
 				"collected, but their numbers stay used", (unsigned long long)(count - GAP_EACH));
-		tell_lost(v, name, store_list_run(l), text);
+		report_lost(v, name, store_list_run(l), text);
 	}
 }
 
-/* Numbers before the head have an entry or a collected record: a writer that has stood still since finds its number
+/* Numbers before the head have an entry or a collected record, so that a writer that was stopped since finds its number
  * taken. */
 static int check_collected(struct verify *v, struct store_list *l, struct base_error *err)
 {
@@ -404,7 +397,7 @@ static int run_unread(struct verify *v, const char *run, int r, const struct bas
 }
 
 /* What is visible in this run is not known. */
-static void tell_newer_run(struct verify *v, const char *run, const struct base_error *err)
+static void report_newer_run(struct verify *v, const char *run, const struct base_error *err)
 {
 	char name[STORE_NAME_MAX];
 
@@ -412,7 +405,7 @@ static void tell_newer_run(struct verify *v, const char *run, const struct base_
 	verify_fault(v, (struct verify_fault){.file = name, .what = err->text, .newer = true, .run = run});
 }
 
-static void tell_newer_entry(struct verify *v, const struct store_list *l)
+static void report_newer_entry(struct verify *v, const struct store_list *l)
 {
 	struct base_error why = {0};
 	uint64_t n;
@@ -427,18 +420,18 @@ static int add_run(struct verify *v, const char *run, struct base_error *err)
 	int r = open_list(v, run, &why);
 
 	if (r == -BASE_EVERSION) {
-		tell_newer_run(v, run, &why);
+		report_newer_run(v, run, &why);
 		return 0;
 	}
 	if (r < 0)
 		return run_unread(v, run, r, &why, err);
 	struct store_list *l = v->lists[v->nlists - 1];
-	tell_newer_entry(v, l);
+	report_newer_entry(v, l);
 	r = check_head(v, l, err);
 	if (store_list_lie(l))
-		tell_snapshot(v, l, store_list_lie(l));
+		report_snapshot(v, l, store_list_lie(l));
 	if (store_list_damaged(l))
-		tell_skipped(v, l);
+		report_skipped(v, l);
 	else if (r == 0)
 		r = compare_snapshot(v, l, err);
 	for (size_t i = 0; r == 0 && i < store_list_count(l); i++)
@@ -506,7 +499,7 @@ static void check_entries(struct verify *v)
 
 static int find_lost(struct verify *v, struct base_error *err)
 {
-	const struct store_lost_question q = {v->store, v->lists, v->nlists, v->o->run, tell_lost, v};
+	const struct store_lost_question q = {v->store, v->lists, v->nlists, v->o->run, report_lost, v};
 
 	return v->o->run && v->o->step != PROTO_NONE ? 0 : store_lost_find(&q, err);
 }

@@ -75,7 +75,7 @@ static void on_object(void *arg, const struct store_object_ref *object, const st
 static void keep_pack(struct verify *v, struct verify_pack pack)
 {
 	if (pack.nseen)
-		qsort(pack.seen, pack.nseen, sizeof *pack.seen, verify_compare_places);
+		qsort(pack.seen, pack.nseen, sizeof *pack.seen, base_compare_64);
 	pthread_mutex_lock(&v->lock);
 	v->result.objects += pack.nseen;
 	if (base_array_more(v->packs, v->npacks) == 0 && pack.file) {

@@ -114,7 +114,6 @@ void verify_progress(struct verify *v, uint64_t bytes);
  * be NULL. */
 #define VERIFY_PLACE_MORE 16u
 uint64_t verify_place(const char *pack, const struct store_object_ref *ref, const void *more, size_t len);
-int verify_compare_places(const void *a, const void *b);
 
 int verify_files(struct verify *v, struct base_error *err);
 /* One record file by itself (single steps: their entries). */

@@ -48,7 +48,7 @@ static const struct verify_seen *footer_lists(const struct verify *v, const char
 	if (at < 0 || !v->packs[at].nseen)
 		return NULL;
 	return bsearch(&place, v->packs[at].seen, v->packs[at].nseen, sizeof *v->packs[at].seen,
-		verify_compare_places);
+		base_compare_64);
 }
 
 /* ---- sets ---- */
