@@ -39,18 +39,19 @@ struct store_attempt {
 	/* that this attempt has opened, and so may delete */
 	struct attempt_pack { char name[STORE_PACK_NAME_MAX]; const struct store_pack_writer *w; } *packs;
 	size_t npacks;
-	const struct check_commons *commons; /* what this rank holds that others must hold alike; NULL: nothing */
+	const struct check_commons *commons; /* what this rank must hold as others do; NULL: nothing */
 	uint64_t try, order;            /* of the step, by this launch; among what this rank has begun */
 
 	/* from the announcement on */
 	uint64_t announced_ms;          /* monotonic */
 	uint64_t commit_ns;             /* spent in committing */
-	/* [world], as they were read; arena NULL: not yet. A rank that commits has them; of one rank its own */
+	/* [world], as they were read; arena NULL: not yet. Only a committing rank reads them; a launch of one rank has
+	 * its own */
 	struct proto_announcement *announcements;
 	uint32_t nannouncements, cursor; /* how many were read; where to look next */
 	uint64_t judge_ns;              /* monotonic: when those that are missing are judged again */
-	uint64_t passed_ms;             /* monotonic: when it is looked for those that have gone on without it */
-	bool warned;                    /* of those that live and are missing */
+	uint64_t passed_ms;             /* monotonic: when to look again for ranks that have gone on without it */
+	bool warned;                    /* of ranks that live and are missing */
 	uint64_t failing_ms;            /* monotonic: since when waiting only fails; 0: it does not */
 	bool failing_warned;
 };

@@ -29,20 +29,20 @@ const char *check_blob_names_differ(const struct proto_manifest *a, const struct
 
 /* Invariant 4: loads the layouts and all rows of all parts and checks that the boxes of every tensor cover it exactly
  * (identical boxes of several writers count once and must have equal digests). A manifest of one rank whose rows are
- * all WHOLE needs only its row table. -BASE_EFORMAT names tensor, box, ranks. ret_tensors (NULL: not asked): how many
- * there are, those that several layouts list counted once. */
+ * all WHOLE needs only its row table. -BASE_EFORMAT names tensor, box, ranks. ret_tensors (may be NULL): how many there
+ * are; a tensor that several layouts list counts once. */
 int check_manifest_cover(struct store *s, const struct proto_manifest *m, uint64_t *ret_tensors,
 	struct base_error *err);
 /* Of a manifest that was made of announcements (store_manifest_make) and decoded: checks its parts, and makes the body
  * anew with what they say: how many tensors there are, and in a store that has the word list-2 which blobs. */
 int check_manifest_finish(struct store *s, struct proto_manifest *m, struct base_buf *ret_body,
 	struct base_digest *ret_digest, struct base_error *err);
-/* The first thing that it does: do layouts that list the same tensor say the same of it? -BASE_EFORMAT names tensor,
- * ranks and what each said. */
+/* Its first check: do layouts that list the same tensor agree about it? -BASE_EFORMAT names tensor, ranks and what each
+ * said. */
 int check_manifest_layouts(struct store *s, const struct proto_manifest *m, struct base_error *err);
 /* Of the announcements of all ranks, ascending: do those of a group of replicas say the same
- * (core/save/plan/replica.h)? Where not, two parts are read: -BASE_EFORMAT names the first tensor that differs, ranks,
- * and what can be done. -ENOMEM. */
+ * (core/save/plan/replica.h)? If not, two parts are read: -BASE_EFORMAT names the first tensor that differs, ranks, and
+ * what can be done. -ENOMEM. */
 int check_manifest_replicas(struct store *s, const struct proto_announcement *const *all, uint32_t n,
 	struct base_error *err);
 #endif

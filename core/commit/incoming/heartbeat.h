@@ -12,13 +12,13 @@
 struct store_heartbeat;
 struct store_heartbeat_options {
 	const char *launch, *run;
-	bool job;               /* of a rank of a job: has a name of its own, so that ranks share a host */
+	bool job;               /* a rank of a job: its file has a name of its own, so that ranks can share a host */
 	uint32_t rank;
 	uint64_t every_ms;      /* 0: 5 s */
 	uint64_t quick_ms;      /* this long after the start it beats every STORE_HEARTBEAT_QUICK_MS; 0: never */
 	const uint8_t *nonce;   /* 16 bytes, that it shows; NULL: none */
-	/* Called by the heartbeat's thread before each beat but the first; false: this one is left out. *ret_idle_ms is
-	 * 0, and becomes for how long quick beats have been of no use. May be NULL */
+	/* Called by the heartbeat's thread before each beat but the first; false: this one is left out. *ret_idle_ms, 0
+	 * before, becomes how long quick beats have been of no use. May be NULL */
 	bool (*tend)(void *arg, uint64_t *ret_idle_ms);
 	void *tend_arg;
 };

@@ -12,10 +12,9 @@
  * by this rank's monotonic clock, and no time-out begins before the rank's own announcement in this attempt, so what
  * happened between two saves does not count. But a rank that was found missing or stopped, and has not been seen to
  * move since, is not waited for again: the saves that are queued behind the first would each take the whole time-out.
- * An observer that itself stood still (a job that is suspended as a whole) starts all clocks anew; otherwise it would
- * give up all ranks at its first look. An observer whose own beats are slow does so too, because a storage with too
- * much to do makes the beats of healthy ranks slow as well. A process of this machine that is gone is recognised in any
- * case. */
+ * An observer that was itself suspended (as when a whole job is) starts all clocks anew; otherwise it would give up all
+ * ranks at its first look. An observer whose own beats are slow does so too, because a storage with too much to do
+ * makes the beats of healthy ranks slow as well. A process of this machine that is gone is recognised in any case. */
 #include "core/base/clock.h"
 #include "core/commit/launch/launch_work.h"
 

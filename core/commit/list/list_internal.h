@@ -37,16 +37,16 @@ struct list_commit_key { uint64_t entry, step; };
 struct store_list {
 	struct store *store;
 	char run[PROTO_RUN_MAX + 1];
-	uint64_t next;                   /* entries below it were read (or stood for by a snapshot) */
+	uint64_t next;                   /* entries below it were read (or are covered by a snapshot) */
 	uint64_t synced;                 /* entries below it are known to be durable */
 	uint64_t first;                  /* the first entry that was read: 0, or the snapshot that reading began at */
-	struct list_head head;           /* that is it: what was before was collected (list_head.c) */
+	struct list_head head;           /* `first`, if the entries before it were collected (list_head.c) */
 	struct list_head seen;           /* the highest that a collected record was seen to name */
 	uint64_t lost;                   /* what was visible at this head cannot be read; 0: none */
 	struct base_digest tail;         /* SHA-256 of the body of entry next - 1; zeros if next is 0 */
 	bool tail_known;                 /* that entry was taken: else the next one cannot be checked against it */
 	uint32_t newer_kind; uint64_t newer; /* an entry of a kind that is not known was read: the first; 0: none */
-	bool again;                      /* an entry that was taken is accepted as damaged: read without it */
+	bool again;                      /* an entry that was taken is accepted as damaged: to be read without it */
 	struct list_skip *skips;         /* by ascending number, apart */
 	size_t nskips, skips_size;
 	uint64_t damaged;                /* entries in them that no accept entry names */
@@ -55,9 +55,9 @@ struct store_list {
 	struct base_table by_number;     /* accepts by number */
 	struct list_numbers numbers;
 	unsigned missing;                /* how many entries right before `next` are missing or damaged */
-	struct store_list_how how;             /* it was opened */
-	bool unread; uint64_t hole;      /* a reader's: an entry is left out that cannot be read; the first of them */
-	uint64_t failing_ms;             /* monotonic: since when nothing could be read of it; 0: it could */
+	struct store_list_how how;       /* it was opened so */
+	bool unread; uint64_t hole;      /* a reader left out entries that it could not read; the first of them */
+	uint64_t failing_ms;             /* monotonic: since when reading only fails; 0: it does not */
 	bool warned;                     /* of that failure */
 	bool open;                       /* the entry of the last put may have landed, although the put failed */
 	bool unwarned;                   /* an entry was skipped, and no warning named it yet */
@@ -76,7 +76,7 @@ struct store_list {
 	struct store_list_step *steps;   /* visible, by ascending step (list_steps.c) */
 	struct list_hold **holds;        /* holds[i] owns the strings of steps[i]; NULL: not visible any more */
 	size_t nsteps, steps_size, ngone;
-	struct store_list_step *late;    /* visible, too: what has no place at the end of `steps`; by ascending step */
+	struct store_list_step *late;    /* visible, too: they do not belong at the end of `steps`; by ascending step */
 	struct list_hold **late_holds;
 	size_t nlate, late_size;
 
@@ -87,7 +87,7 @@ struct store_list {
 	size_t nattempts, attempts_size;
 	struct base_table by_name;       /* attempts by name */
 
-	struct store_list_launch *launches;    /* in order of first entry */
+	struct store_list_launch *launches; /* in order of first entry */
 	size_t nlaunches, launches_size;
 	struct base_table by_launch;     /* launches by id */
 	/* list_launches.c: those from before `first` */

@@ -32,12 +32,12 @@ void list_dropped_add(struct store_list *l, uint64_t entry, uint64_t at);       
 int list_adopt(struct store_list *l, struct list_hold *h, bool newest, struct base_error *err);
 /* Reads what is not known below l->rest; may read all anew (store_list_reopen). */
 int list_rest_read(struct store_list *l, struct base_error *err);
-/* The same if the highest visible step is not known without. */
+/* The same, if the highest visible step is not known otherwise. */
 int list_know_newest(struct store_list *l, struct base_error *err);
 /* Puts a snapshot as the next number, as list_put_number. Everything is known (list_rest_read). */
 int list_snapshot_put(struct store_list *l, struct base_error *err);
-/* Fills what a snapshot of what is visible says that goes on from e->from, in arrays that `m` keeps; -ENOMEM. All is
- * known (list_rest_read). */
+/* Fills `e` as a snapshot of what is visible that goes on from e->from; `m` keeps its arrays. -ENOMEM. All is known
+ * (list_rest_read). */
 struct list_made { struct proto_live *live; uint64_t *gone; };
 int list_snapshot_make(const struct store_list *l, struct proto_entry *e, struct list_made *m);
 void list_made_release(struct list_made *m);
