@@ -2,7 +2,7 @@
  *
  * arena: memory of one decoded record. Blocks are taken as they are needed, never moved, and freed together; single
  * frees do nothing. The bound is what keeps a hostile body from costing more than a fixed multiple of its own length:
- * protobuf-c allocates some 40 bytes for each field that it meets, before anybody has looked at it. */
+ * protobuf-c allocates some 40 bytes for each field that it meets, before any check of ours. */
 #include "proto/proto_internal.h"
 
 #define ARENA_BLOCK_BYTES (size_t)(16 << 10)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codec: messages by their tables. Nothing is copied of texts: a decoded struct points into protobuf-c's message, which
- * is in the same arena. Counts are compared with their limits before memory is taken for them. */
+ * codec: messages by their tables. Texts and flat rows are not copied: a decoded struct points into protobuf-c's
+ * message, which is in the same arena. Counts are compared with their limits before memory is taken for them. */
 #include "proto/codec_internal.h"
 
 const struct codec_row proto_u32_row = CODEC_ROW_OF(uint32_t, 4, {CODEC_COLUMN_32, 0, 4});

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codec: one encoder, one decoder and one check for all messages of proto/vckpt.proto. Between bytes and protobuf-c's
- * structs protobuf-c itself is at work (wire.c); here is what is between those and the structs of proto/message.h.
+ * codec: one encoder, one decoder and one check for all messages of proto/vckpt.proto. protobuf-c
+ * converts between bytes and its own structs (wire.c), the codec between those and the structs of proto/message.h.
  *
  * A message has a table with one line for each field: the member of protobuf-c's struct, the member of ours, and what
- * it may hold. Fields 1 and 2 of a record, version and words, are the codec's; a record that shows its version has a
- * line for it. What a table does not say is in the functions of the message:
+ * it may hold. Fields 1 and 2 of a record, version and words, are the codec's; a record whose struct has the version
+ * has a line for it. What a table cannot say is in the functions of the message:
  *
- *   pack     after the table, to encode: what the fields do not hold as they are
- *   unpack   after the table, to decode: the same back, and what can only be seen in the message
- *   check    rules between the fields, of an encode and of a decode alike. The table's own rules hold then
+ *   pack     after the table, to encode: fields that are not stored as they are
+ *   unpack   after the table, to decode: the same back, and checks that only protobuf-c's struct allows
+ *   check    rules between fields, to encode and to decode. The table's own rules have been checked by then
  *
  * To add a field: a line in proto/vckpt.proto, a member, a line here, a row in docs/format/. */
 #ifndef PROTO_CODEC_INTERNAL_H

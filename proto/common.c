@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * common: what ranks of a job declare to hold alike, as `begin` and announcements tell it.
+ * common: what ranks of a job declare to be equal on all of them, in `begin` and in announcements.
  *
  *   value, 16 bytes: the first of its SHA-256, in the order of the names */
 #include "proto/codec_internal.h"

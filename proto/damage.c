@@ -2,7 +2,7 @@
  *
  * damage: notes of what verify found damaged in a pack (damaged/).
  *
- *   range, 16 bytes: offset u64 | length u64; one of 0, 0 alone stands for the whole pack */
+ *   range, 16 bytes: offset u64 | length u64; one of 0, 0 alone means the whole pack */
 #include "proto/codec_internal.h"
 
 static const struct codec_row range_row = CODEC_ROW_OF(struct proto_range, PROTO_RANGE_ROW_BYTES,

@@ -170,7 +170,7 @@ static int live_extra_put(const struct proto_commit *c, struct proto_arena *aren
 	return r < 0 ? r : proto_pack(only, extra);
 }
 
-/* What the table of a commit says of a live step's: its attempt is read out of the row. */
+/* The rules in the table of a commit, for a live step's; its attempt comes out of the row and is valid. */
 static bool live_check(const struct proto_live *l)
 {
 	return l->entry != PROTO_NONE && l->commit.step <= PROTO_STEP_MAX &&
@@ -262,7 +262,7 @@ static int live_get(const uint8_t *row, const Vckpt__Snapshot *s, uint32_t *extr
 	c->attempt = proto_arena_text(arena, text, strlen(text));
 	if (!c->attempt)
 		return proto_no_memory(arena);
-	/* One after another, no byte unclaimed: a snapshot of the same steps has the same bytes. */
+	/* One after another without gaps, so that snapshots of the same steps have the same bytes. */
 	if (offset != *extra_at || len > s->extra.len - offset)
 		return -BASE_EFORMAT;
 	*extra_at = offset + len;
@@ -301,7 +301,7 @@ static int snapshot_unpack(const void *message, struct proto_arena *arena, void 
 	return r == 0 && extra_at != s->extra.len ? -BASE_EFORMAT : r;
 }
 
-/* What a snapshot says beside its rows. */
+/* The fields of a snapshot other than its rows. */
 static bool snapshot_from_check(const struct proto_entry *m)
 {
 	static const struct base_digest none;
@@ -390,7 +390,7 @@ static int entry_unpack(const void *message, struct proto_arena *arena, void *m)
 	return entry_has_message(e->kind) ? codec_fields_unpack(&entry_kinds[e->kind], 1, message, arena, m) : 0;
 }
 
-/* Version 1 knew no place, and says none. */
+/* Version 1 had no place. */
 static bool entry_place_check(const struct proto_entry *m)
 {
 	static const struct base_digest none;

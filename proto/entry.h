@@ -19,7 +19,7 @@ typedef char proto_launch_id[17];             /* 16 hexadecimal digits, and a NU
 enum proto_entry_kind {
 	PROTO_ENTRY_LAUNCH = 1, PROTO_ENTRY_COMMIT, PROTO_ENTRY_ABORT, PROTO_ENTRY_REMOVE, PROTO_ENTRY_SNAPSHOT,
 	PROTO_ENTRY_ACCEPT,
-	PROTO_ENTRY_COLLECTED, /* stands for an entry below `number`, a snapshot of which `before` is the digest */
+	PROTO_ENTRY_COLLECTED, /* in place of an entry below `number`, the head: a snapshot with the digest `before` */
 	/* a higher one: of a later version; it decides nothing */
 };
 
@@ -32,14 +32,14 @@ struct proto_commit {
 	uint64_t tensors, bytes;        /* logical tensors and their raw bytes, blobs' bytes included: for listings */
 	uint64_t new_bytes;             /* stored bytes that this attempt's own packs added */
 	const struct proto_attribute *attributes; size_t nattributes;
-	/* fields of a later version, as they stood; written again when a snapshot is made of it */
+	/* fields of a later version, unchanged; a snapshot that lists the commit writes them again */
 	const uint8_t *extra; size_t extra_len;
 };
 struct proto_entry {
 	enum proto_entry_kind kind;
 	uint32_t version;                        /* 0 to encode: PROTO_VERSION */
 	int64_t time_ns;                         /* of the writer's clock; never used in decisions */
-	const char *host;                        /* who wrote it */
+	const char *host;                        /* of the writer */
 	/* Its place; since version 2. before: zeros where there is no entry before that can be read. */
 	const char *run; uint64_t number; struct base_digest before;
 	struct base_digest self;                 /* SHA-256 of the body that was decoded: the next entry's `before` */

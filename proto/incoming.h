@@ -31,8 +31,8 @@ struct proto_begin {
 	const struct proto_base *bases; uint32_t nbases;
 	/* a job's; an import leaves them out */
 	bool replace; uint64_t replaces; /* the entry that is replaced; PROTO_NONE: none, as always without `replace` */
-	uint32_t rank; const char *host; int64_t time_ns; /* who put it, and when; host may be NULL to encode */
-	const struct proto_common *commons; uint32_t ncommons; /* by group, unique; of who put it */
+	uint32_t rank; const char *host; int64_t time_ns; /* the writer's, and when; host may be NULL to encode */
+	const struct proto_common *commons; uint32_t ncommons; /* by group, unique; the writer's */
 	void *arena;
 };
 int proto_begin_encode(const struct proto_begin *m, struct base_buf *b);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * layout: a layout object: names, dtypes, shapes, grid, who holds what (docs/format/layout.md).
+ * layout: a layout object: names, dtypes, shapes, grid, which rank holds what (docs/format/layout.md).
  *
  *   tensor, 32 bytes: component u32 | name offset u32 | name length u32 | first dimension u32 | dtype u8 | ndim u8 |
  *   flags u16 | mesh + 1 u32 | placement + 1 u32 | 0 u32
  *
- * Names and dimensions lie in the order of the tensors without gaps, so that equal layouts have equal bytes. */
+ * Names and dimensions are in the order of the tensors without gaps, so that equal layouts have equal bytes. */
 #include "proto/codec_internal.h"
 
 #define LAYOUT_FLAGS_KNOWN 1u
@@ -46,7 +46,7 @@ static const struct codec_message mesh_message = CODEC_MESSAGE_OF(mesh, struct p
 
 /* ---- tensors ---- */
 
-/* Seen before anything else is: what else is wrong may be of that version, too. */
+/* Checked before anything else: what else looks wrong may belong to that version, too. */
 static int tensors_unpack(const void *rows, uint32_t n)
 {
 	const struct proto_layout_tensor *tensors = rows;
@@ -107,7 +107,7 @@ static bool layout_tensors_check(const struct proto_layout *m)
 		names_at += m->tensors[i].name_len;
 		dims_at += m->tensors[i].ndim;
 	}
-	/* Components go up by one from 0, so that the last one used tells that each is. */
+	/* Components go up by one from 0: if the last one is used, all are. */
 	if (m->ncomponents != (m->ntensors ? m->tensors[m->ntensors - 1].component + 1 : 0))
 		return false;
 	return names_at == m->names_len && dims_at == m->ndims;

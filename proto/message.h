@@ -66,18 +66,18 @@ void proto_store_release(struct proto_store *m);
 struct proto_ref {                  /* 72 bytes packed on disk: see docs/format/manifest.md */
 	struct base_digest digest;
 	uint64_t offset, checks, raw_len, stored_len;
-	uint32_t pack;                  /* number in the pack table of the record that it stands in */
+	uint32_t pack;                  /* number in the pack table of the record that holds it */
 	uint16_t codec; uint8_t kind;
 };
 
-/* ---- layout object: names, dtypes, shapes, grid, and who holds what ---- */
+/* ---- layout object: names, dtypes, shapes, grid, and which rank holds what ---- */
 struct proto_layout_tensor {        /* 32 bytes packed on disk */
 	uint32_t component;             /* index into components */
 	uint32_t name_offset, name_len; /* in names */
 	uint32_t first_dim;             /* in dims */
 	uint8_t dtype, ndim;
 	uint16_t flags;                 /* bit 0: a buffer (not compared between replicas) */
-	/* 1 + index into meshes, placements; 0: nothing recorded, the parts' rows say who stored what */
+	/* 1 + index into meshes, placements; 0: nothing recorded, the parts' rows say which rank stored what */
 	uint32_t mesh, placement;
 	uint32_t reserved;              /* 0: rows are in memory as they are stored */
 };
@@ -101,7 +101,7 @@ int proto_layout_encode(const struct proto_layout *m, struct base_buf *b);
 int proto_layout_decode(const void *body, size_t len, struct proto_layout *ret_m);
 void proto_layout_release(struct proto_layout *m);
 
-/* ---- part object: one writer's; its rows lie in chunk objects (docs/format/part.md, core/step/part.h) ---- */
+/* ---- part object: one writer's; its rows are in chunk objects (docs/format/part.md, core/step/part.h) ---- */
 /* tensors: indices into the layout */
 struct proto_chunk { uint32_t first_tensor, last_tensor, nrows; struct proto_ref ref; };
 /* len 0: ref unused but its digest */

@@ -68,7 +68,7 @@ bool proto_utf8_valid(const char *bytes, size_t len)
 	for (; len - at >= 8; at += 8) {
 		uint64_t word = base_get64(bytes + at), low = UINT64_C(0x0101010101010101), high = low << 7;
 
-		if (((word - low) | word) & high) /* a NUL, or no ASCII; what a borrow says more is looked at below */
+		if (((word - low) | word) & high) /* a NUL or not ASCII; or a borrow: the loop below decides */
 			break;
 	}
 	for (; at < len; at += n) {
@@ -182,7 +182,7 @@ bool proto_attempt_valid(const char *attempt)
 	return proto_attempt_parse(attempt, &a);
 }
 
-/* This and the next by hand: a snapshot has ten thousand of them. */
+/* This and the next without snprintf: a snapshot has ten thousand of them. */
 void proto_launch_format(const uint8_t id[static PROTO_LAUNCH_ROW_BYTES], char text[static 17])
 {
 	static const char digits[] = "0123456789abcdef";

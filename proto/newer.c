@@ -18,7 +18,7 @@ static void newer_put(struct newer_text *t, const char *part)
 	}
 }
 
-/* At most 64 bytes of it, and nothing that a terminal would obey. */
+/* At most 64 bytes of it, without control characters. */
 static void newer_word(struct newer_text *t, const char *word)
 {
 	char shown[PROTO_WORD_MAX + 3];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * packs: tables of pack names. A name is "<attempt>-<rank>-<class>"; thousands of packs share a few attempts and
- * classes, so these stand apart, in order of first use, and a row is 32 bytes. That order (and that each is used and
- * unique) makes the bytes a function of the names. */
+ * classes, so these have tables of their own, in order of first use, and a row is 32 bytes. That order (and that each
+ * is used and unique) makes the bytes a function of the names. */
 #include "proto/proto_internal.h"
 
 #include <string.h>
@@ -195,7 +195,7 @@ static int packs_name_compare(const void *a, const void *b)
 	return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* 0 when no name is there twice. */
+/* 0: no name is there twice. */
 static int packs_unique(const struct proto_pack_use *p, uint32_t n)
 {
 	base_cleanup_free const char **names = n ? malloc((size_t)n * sizeof *names) : NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * part: a part object: which chunks hold a writer's rows, its blobs, the packs that they lie in (docs/format/part.md).
+ * part: a part object: which chunks hold a writer's rows, its blobs, the packs that these are in (docs/format/part.md).
  *
  *   chunk, 88 bytes: first tensor u32 | last tensor u32 | rows u32 | 0 u32 | reference
  *   sample, 36 bytes: tensor u32 | group 16 | hash 16 */

@@ -63,14 +63,14 @@ char *proto_arena_text(struct proto_arena *a, const char *bytes, size_t len);
 ProtobufCAllocator proto_arena_allocator(struct proto_arena *a);
 
 /* ---- scan.c ---- */
-/* Before unpacking: -BASE_EFORMAT if the body is no message, has too many unknown fields, or would certainly take more
- * than `memory` bytes; 0. */
+/* Before unpacking: -BASE_EFORMAT if the body is not a message, has too many unknown fields, or would certainly take
+ * more than `memory` bytes; otherwise 0. */
 int proto_scan(const ProtobufCMessageDescriptor *d, const void *body, size_t len, uint64_t memory);
 size_t proto_scan_head(const void *body, size_t len);           /* bytes of fields 1 and 2, with which a body begins */
 
 /* ---- wire.c ---- */
-/* Unpacks into a fresh arena (*ret_arena, the caller's, also owns *ret_message), and refuses newer versions, unknown
- * features and whatever is not canonical. */
+/* Unpacks into a new arena (*ret_arena, the caller's; it also owns *ret_message). Refuses newer versions, unknown
+ * features and an encoding that is not canonical. */
 int proto_unpack(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena **ret_arena,
 	void *ret_message);
 /* Version and words alone, known or not. */
@@ -79,13 +79,13 @@ int proto_head_unpack(const void *body, size_t len, struct proto_arena **ret_are
 int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, size_t len, struct proto_arena *arena,
 	void *ret_message);
 int proto_pack(const void *message, struct base_buf *b);
-/* Unknown fields of a message as they stood, in the arena; and into one that is to be packed. */
+/* Unknown fields of a message, unchanged: copied out of it into the arena, and put into one that is to be packed. */
 int proto_unknown_take(const ProtobufCMessage *m, struct proto_arena *a, const uint8_t **ret_bytes, size_t *ret_len);
 int proto_unknown_put(ProtobufCMessage *m, struct proto_arena *a, const uint8_t *bytes, size_t len);
 int proto_no_memory(const struct proto_arena *a);                /* what a failed arena allocation means */
 /* whole rows, not too many */
 bool proto_rows(const ProtobufCBinaryData *field, size_t row_bytes, uint64_t max_rows, uint32_t *ret_n);
-/* Is this a grid that a reader computes with? The bounds keep its arithmetic in 64 bits and pieces of a few MiB. */
+/* Can a reader compute with this grid? The bounds keep its arithmetic in 64 bits and pieces at a few MiB. */
 bool proto_grid_valid(const struct tensor_grid_params *g);
 /* Words of a message. */
 enum { PROTO_GRID_2 = 1, PROTO_LIST_2 = 2, PROTO_LIST_3 = 4 };

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * scan: a look over a message's bytes before protobuf-c unpacks it. It takes no memory and one pass; the bytes of
- * strings, of tables and of unknown fields are passed over.
+ * scan: checks a message's bytes before protobuf-c unpacks it, in one pass and without memory. The bytes of strings, of
+ * tables and of unknown fields are skipped.
  *
  * protobuf-c allocates for every field that it meets: some 100 bytes for an unknown one of two bytes, and a message for
  * two bytes that claim to be one. An object of 64 MiB may have 0.3 MB in its pack, so the bound of the arena alone
  * would let a small file take much memory before it is refused. Here such a body is refused first: more unknown fields
  * than a later version could have meant, or messages, texts and tables that would need more memory than the arena has.
- * What is counted is less than what unpacking takes: what the arena would allow is never refused here. */
+ * The count is a lower bound of what unpacking takes, so a body that fits the arena is never refused here. */
 #include "proto/proto_internal.h"
 
 #define SCAN_MEMBER_BYTES 32u /* of protobuf-c's note of one field; the first 16 of a message are on its stack */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stats: what a rank says of its own work and of data that others hold too: how long each phase took, what its copy of
- * replicated tensors looks like, and the record of a save's measures (docs/format/stats.md). Part of proto/message.h,
+ * stats: what a rank reports of its own work and of data that others hold too: how long each phase took, digests of its
+ * copy of replicated tensors, and the record of a save's measures (docs/format/stats.md). Part of proto/message.h,
  * whose rules hold here too; include that one. Nothing here decides what a step consists of. */
 #ifndef PROTO_STATS_H
 #define PROTO_STATS_H
@@ -11,19 +11,19 @@
 
 #include "core/base/buf.h"
 
-/* ns: busy, summed over threads; start_ns, end_ns: of CLOCK_REALTIME, 0: not recorded */
-/* No phases, and no times: bytes that earlier steps had and that were written again; and those of them of which that is
- * so because an earlier step could not be used. */
+/* Not phases, and without times: bytes written again that earlier steps had; and how many of those because an earlier
+ * step could not be used. */
 #define PROTO_TIMING_AGAIN "again"
 #define PROTO_TIMING_NO_BASE "no_base"
+/* ns: busy, summed over threads; start_ns, end_ns: of CLOCK_REALTIME, 0: not recorded */
 struct proto_timing { const char *phase; uint64_t ns, bytes; uint64_t start_ns, end_ns; };
 #define PROTO_TIMINGS_MAX 256u
 
-/* A digest over what a rank holds of the tensors of a group of replicas; all ranks of the group must have the same. */
+/* A digest of a rank's copy of the tensors that a group of ranks replicates; the same on all ranks of the group. */
 struct proto_replica { uint8_t group[16], digest[16]; };
 #define PROTO_REPLICAS_MAX (UINT32_C(1) << 16)
-/* One block of a replicated tensor, or all of it: names the tensor where digests of a group differ. The tensor is a
- * number in the part's layout; readers have to check it. */
+/* One block of a replicated tensor, or all of it: shows which tensor differs when the digests of a group do. The tensor
+ * is a number in the part's layout; readers have to check it. */
 struct proto_sample { uint32_t tensor; uint8_t group[16]; uint8_t hash[16]; };
 
 /* Measures of one rank's save. Times of CLOCK_REALTIME in ns, 0: not recorded (clocks may go back: no order is

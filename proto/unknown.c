@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * unknown: fields of a record that this program does not know. A later version may add fields that readers may ignore,
- * so decoders let them pass; whoever looks at a stranger's store wants to hear of them. No message here nests into
- * itself, so the walk ends. */
+ * so decoders accept them; verify reports them. No message here contains itself, so the walk ends. */
 #include "proto/unknown.h"
 
 #include "proto/proto_internal.h"

@@ -13,8 +13,8 @@ enum proto_body { PROTO_BODY_STORE = 1, PROTO_BODY_ENTRY, PROTO_BODY_MANIFEST, P
 	PROTO_BODY_LAYOUT, PROTO_BODY_PART };
 #define PROTO_UNKNOWN_BYTES 80
 /* Does a body, which can be decoded, have fields that this program does not know, at any depth? 1: yes; `text`: the
- * first of them, "field 77 of Commit". 0: no. -ENOMEM: it could not be looked at. Fields that stand in a snapshot's
- * rows are not looked for. */
+ * first of them, "field 77 of Commit". 0: no. -ENOMEM: it could not be looked at. Fields in a snapshot's rows are
+ * not looked for. */
 int proto_unknown(enum proto_body kind, const void *body, size_t len, char text[static PROTO_UNKNOWN_BYTES]);
 
 #endif

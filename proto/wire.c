@@ -34,8 +34,8 @@ int proto_no_memory(const struct proto_arena *a)
 	return a->exhausted ? -BASE_EFORMAT : -ENOMEM;
 }
 
-/* protobuf-c says the same of a malformed body and of a failed allocation. The latter says nothing of the body: whoever
- * took it for damage would stop the writers of a sound list. */
+/* protobuf-c answers a malformed body and a failed allocation alike. A failed allocation says nothing of the
+ * body: a caller that took it for damage would stop the writers of a sound list. */
 static int unpack_failed(const struct proto_arena *a)
 {
 	return a->starved ? -ENOMEM : -BASE_EFORMAT;
@@ -58,10 +58,10 @@ int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, si
 	return 0;
 }
 
-/* The words there are (docs/format/versions.md), in the order of their bits. */
+/* All words (docs/format/versions.md), in the order of their bits. */
 static char *wire_words[] = {(char[]){"grid-2"}, (char[]){"list-2"}, (char[]){"list-3"}};
 
-/* Those that come together are a run of the table. */
+/* Words that are used together are next to each other in the table. */
 char **proto_words(unsigned words, size_t *ret_n)
 {
 	*ret_n = (size_t)__builtin_popcount(words);
@@ -153,7 +153,7 @@ int proto_head_unpack(const void *body, size_t len, struct proto_arena **ret_are
 	return 0;
 }
 
-/* A body that is too much to unpack: a later version may have written it. */
+/* Of a body that is too large to unpack, or malformed: a later version may have written it. */
 static int unpack_refused(const ProtobufCMessageDescriptor *d, const void *body, size_t len)
 {
 	struct proto_arena *arena;
@@ -222,7 +222,7 @@ int proto_unknown_take(const ProtobufCMessage *m, struct proto_arena *a, const u
 	return 0;
 }
 
-/* protobuf-c writes a field's number and its data as it is: the data of the first is all that follows its number. */
+/* protobuf-c writes a field's number and then its data, unchanged: as one field, all behind the first number. */
 int proto_unknown_put(ProtobufCMessage *m, struct proto_arena *a, const uint8_t *bytes, size_t len)
 {
 	ProtobufCMessageUnknownField *all;
