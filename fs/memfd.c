@@ -86,7 +86,7 @@ static void map_pages(const struct fs_memfd_map *m, uint64_t from, uint64_t to)
 {
 	struct pages p = {m->bytes + from, to - from};
 
-	(void)store_spread((uint32_t)base_div_up(p.len, HUGE_BYTES), map_some, &p, NULL);
+	(void)storage_spread((uint32_t)base_div_up(p.len, HUGE_BYTES), map_some, &p, NULL);
 }
 
 /* Only extents with a page are collapsed, and one call costs much more than one extent: so each call takes as much as

@@ -21,15 +21,15 @@ static const char *const above[] = {"", "runs", "packs"};
 
 /* A directory that the daemon may not stat is shown to the daemon's user alone. An error of the storage does not mean
  * that, and is returned, because the kernel keeps the modes of steps and files for good. 1: there is none. */
-static int owner_read(const struct fs_mount *m, const char *name, struct store_storage_owner *ret_owner)
+static int owner_read(const struct fs_mount *m, const char *name, struct storage_owner *ret_owner)
 {
-	struct store_storage *s = m->store->storage;
+	struct storage *s = m->store->storage;
 	int r = s->ops->owner ? s->ops->owner(s, name, ret_owner) : -EOPNOTSUPP;
 
 	if (store_error_passes(r) || r == -EINTR)
 		return r;
 	if (r < 0)
-		*ret_owner = (struct store_storage_owner){.uid = geteuid(), .gid = getegid(),
+		*ret_owner = (struct storage_owner){.uid = geteuid(), .gid = getegid(),
 			.mode = r == -EOPNOTSUPP ? 0755 : 0700};
 	return r == -ENOENT;
 }
@@ -37,7 +37,7 @@ static int owner_read(const struct fs_mount *m, const char *name, struct store_s
 /* A mask for the mode of `below`, which is in `dir`: the bits of the classes that may enter `dir`. Members of the group
  * of one need not be in that of the other. The owner of `below`, if not of `dir`, enters as a member or as others do.
  */
-static mode_t enter(const struct store_storage_owner *dir, const struct store_storage_owner *below)
+static mode_t enter(const struct storage_owner *dir, const struct storage_owner *below)
 {
 	bool other = dir->mode & 0001, member = dir->mode & 0010;
 	bool group = dir->gid == below->gid ? member : other;
@@ -58,7 +58,7 @@ static void options_apply(const struct fs_options *o, struct fs_owner *owner)
 
 int fs_modes_mount(struct fs_mount *m, struct base_error *err)
 {
-	struct store_storage_owner store;
+	struct storage_owner store;
 
 	int r = owner_read(m, "", &store);
 	if (r < 0)
@@ -72,7 +72,7 @@ int fs_modes_mount(struct fs_mount *m, struct base_error *err)
 static int run_read(const struct fs_mount *m, const struct fs_run *run, struct fs_owner *ret_owner)
 {
 	char name[sizeof "runs/" + PROTO_RUN_MAX];
-	struct store_storage_owner own, dir;
+	struct storage_owner own, dir;
 
 	snprintf(name, sizeof name, "runs/%s", run->name);
 	int r = owner_read(m, name, &own);

@@ -393,14 +393,14 @@ static void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, st
 static void op_statfs(fuse_req_t req, fuse_ino_t id)
 {
 	struct fs_request q;
-	struct store_storage_stat s = {0};
+	struct storage_stat s = {0};
 	(void)id;
 
 	fs_request_begin(&q, req, FS_OP_STATFS);
-	struct store_storage *storage = q.m->store->storage;
+	struct storage *storage = q.m->store->storage;
 	int r = storage->ops->stat ? storage->ops->stat(storage, &s) : -EOPNOTSUPP;
 	if (r == -EOPNOTSUPP) {
-		s = (struct store_storage_stat){.block_bytes = 4096};
+		s = (struct storage_stat){.block_bytes = 4096};
 		r = 0;
 	}
 	struct statvfs v = {.f_bsize = 1 << 20, .f_frsize = s.block_bytes, .f_blocks = s.blocks,

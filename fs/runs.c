@@ -149,12 +149,12 @@ int fs_runs_scan(struct fs_runs *runs, struct base_error *err)
  * does not exist. */
 static int run_look(struct fs_runs *runs, const char *name, struct fs_run **ret_run)
 {
-	char path[STORE_NAME_MAX];
+	char path[STORAGE_NAME_MAX];
 	uint64_t size;
 
 	snprintf(path, sizeof path, "runs/%s", name);
-	int r = store_size(runs->store->storage, path, &size);
-	if (r == 0 || store_not_a_file(r)) /* something other than a directory counts as a run that cannot be read */
+	int r = storage_size(runs->store->storage, path, &size);
+	if (r == 0 || storage_not_a_file(r)) /* something other than a directory counts as a run that cannot be read */
 		r = run_add(runs, name);
 	*ret_run = r < 0 ? NULL : run_by_name(runs, name);
 	return r < 0 ? r : 0;

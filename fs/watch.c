@@ -99,8 +99,8 @@ static void refresh_run(struct fs_mount *m, struct fs_run *run)
 /* Watches `runs` and the runs in use, with a new descriptor when their number has changed. */
 static void rewatch(struct fs_watch *w)
 {
-	struct store_storage *storage = w->m->store->storage;
-	struct store_storage_stat stat = {0};
+	struct storage *storage = w->m->store->storage;
+	struct storage_stat stat = {0};
 	uint32_t n = fs_runs_count(w->m->runs), used = 0;
 
 	base_cleanup_free const char **dirs = calloc(n + 1, sizeof *dirs);

@@ -27,11 +27,11 @@ static const struct transform {
 	const char *name;    /* with lz4 */
 	unsigned word_bytes; /* bit planes of words of so many bytes; 0: none */
 } transforms[] = {
-	[STORE_TRANSFORM_NONE] = {"lz4", 0},
-	[STORE_TRANSFORM_BITPLANE8] = {"lz4+bitplane8", 1},
-	[STORE_TRANSFORM_BITPLANE16] = {"lz4+bitplane16", 2},
-	[STORE_TRANSFORM_BITPLANE32] = {"lz4+bitplane32", 4},
-	[STORE_TRANSFORM_BITPLANE64] = {"lz4+bitplane64", 8},
+	[PACK_TRANSFORM_NONE] = {"lz4", 0},
+	[PACK_TRANSFORM_BITPLANE8] = {"lz4+bitplane8", 1},
+	[PACK_TRANSFORM_BITPLANE16] = {"lz4+bitplane16", 2},
+	[PACK_TRANSFORM_BITPLANE32] = {"lz4+bitplane32", 4},
+	[PACK_TRANSFORM_BITPLANE64] = {"lz4+bitplane64", 8},
 };
 
 /* What `scratch` is cut into: two blocks and the state of LZ4. */
@@ -39,34 +39,34 @@ struct codec_scratch {
 	uint8_t planes[BASE_BLOCK_BYTES], temp[BASE_BLOCK_BYTES];
 	union { LZ4_stream_t lz4; uint8_t decoded[BASE_BLOCK_BYTES]; } u;
 };
-_Static_assert(sizeof(struct codec_scratch) + 63 <= STORE_CODEC_SCRATCH, "scratch");
+_Static_assert(sizeof(struct codec_scratch) + 63 <= PACK_CODEC_SCRATCH, "scratch");
 
 static struct codec_scratch *scratch_of(void *scratch)
 {
 	return (struct codec_scratch *)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);
 }
 
-bool store_codec_valid(uint16_t word)
+bool pack_codec_valid(uint16_t word)
 {
 	unsigned codec = word & 0xff, transform = word >> 8;
-	if (codec == STORE_CODEC_RAW)
-		return transform == STORE_TRANSFORM_NONE;
-	return codec == STORE_CODEC_LZ4 && transform < BASE_COUNT(transforms);
+	if (codec == PACK_CODEC_RAW)
+		return transform == PACK_TRANSFORM_NONE;
+	return codec == PACK_CODEC_LZ4 && transform < BASE_COUNT(transforms);
 }
 
-const char *store_codec_name(uint16_t word)
+const char *pack_codec_name(uint16_t word)
 {
-	if (!store_codec_valid(word))
+	if (!pack_codec_valid(word))
 		return "unknown";
-	return (word & 0xff) == STORE_CODEC_RAW ? "raw" : transforms[word >> 8].name;
+	return (word & 0xff) == PACK_CODEC_RAW ? "raw" : transforms[word >> 8].name;
 }
 
-static enum store_transform transform_of_word(unsigned word_bytes)
+static enum pack_transform transform_of_word(unsigned word_bytes)
 {
 	for (unsigned id = 0; id < BASE_COUNT(transforms); id++)
 		if (transforms[id].word_bytes == word_bytes)
-			return (enum store_transform)id;
-	return STORE_TRANSFORM_NONE;
+			return (enum pack_transform)id;
+	return PACK_TRANSFORM_NONE;
 }
 
 /* Encodes one block to `out` (room for len bytes) and returns its stored length, or 0 when it would not get smaller. */
@@ -104,12 +104,12 @@ static bool looks_worth_it(const uint8_t *in, size_t len, uint8_t *out, struct c
 struct sampled { uint64_t blocks[CODEC_SAMPLE_BLOCKS]; size_t stored[CODEC_SAMPLE_BLOCKS]; unsigned n; };
 
 /* The better transform for the sampled blocks. */
-static enum store_transform choose(unsigned word_bytes, const uint8_t *bytes, size_t len, uint8_t *out,
+static enum pack_transform choose(unsigned word_bytes, const uint8_t *bytes, size_t len, uint8_t *out,
 	struct codec_scratch *s, struct sampled *ret_sampled, bool *ret_gain)
 {
 	uint64_t blocks = base_block_count(len), samples = base_min(blocks, CODEC_SAMPLE_BLOCKS);
 	uint64_t raw = 0, plain = 0, planes = 0; /* bytes of the sampled blocks: as they are, and stored */
-	enum store_transform best = transform_of_word(word_bytes);
+	enum pack_transform best = transform_of_word(word_bytes);
 
 	ret_sampled->n = 0;
 	for (uint64_t k = 0; k < samples; k++) {
@@ -118,7 +118,7 @@ static enum store_transform choose(unsigned word_bytes, const uint8_t *bytes, si
 		uint8_t *to = out + i * BASE_BLOCK_BYTES;
 		size_t n = block_len(len, i), by_plain = n, by_planes = n;
 		if (plain < raw || planes < raw || k == 0 || looks_worth_it(in, n, to, s)) {
-			by_plain = encode_block(&transforms[STORE_TRANSFORM_NONE], in, n, to, s);
+			by_plain = encode_block(&transforms[PACK_TRANSFORM_NONE], in, n, to, s);
 			by_planes = encode_block(&transforms[best], in, n, to, s);
 			ret_sampled->blocks[ret_sampled->n] = i;
 			ret_sampled->stored[ret_sampled->n++] = by_planes;
@@ -130,13 +130,13 @@ static enum store_transform choose(unsigned word_bytes, const uint8_t *bytes, si
 	*ret_gain = gains(base_min(plain, planes), samples, raw);
 	if (plain > planes)
 		return best;
-	if (best != STORE_TRANSFORM_NONE)
+	if (best != PACK_TRANSFORM_NONE)
 		ret_sampled->n = 0; /* what is in `out` is not wanted */
-	return STORE_TRANSFORM_NONE;
+	return PACK_TRANSFORM_NONE;
 }
 
 /* Block i of the object, to out + at. Its stored length, or 0 when it would not get smaller. */
-static size_t encode_at(enum store_transform id, const struct sampled *sampled, const uint8_t *bytes, size_t len,
+static size_t encode_at(enum pack_transform id, const struct sampled *sampled, const uint8_t *bytes, size_t len,
 	uint64_t i, uint8_t *out, uint64_t at, struct codec_scratch *s)
 {
 	for (unsigned k = 0; k < sampled->n; k++)
@@ -147,26 +147,26 @@ static size_t encode_at(enum store_transform id, const struct sampled *sampled, 
 	return encode_block(&transforms[id], bytes + i * BASE_BLOCK_BYTES, block_len(len, i), out + at, s);
 }
 
-uint16_t store_codec_encode(unsigned word_bytes, const uint8_t *bytes, size_t len, uint8_t *out, uint32_t *ret_lens,
+uint16_t pack_codec_encode(unsigned word_bytes, const uint8_t *bytes, size_t len, uint8_t *out, uint32_t *ret_lens,
 	uint64_t *ret_stored_len, void *scratch)
 {
 	struct codec_scratch *s = scratch_of(scratch);
 	uint64_t blocks = base_block_count(len), stored = 0;
 	struct sampled sampled;
-	enum store_transform id;
+	enum pack_transform id;
 	bool gain = false;
 
 	*ret_stored_len = len;
 	if (len == 0 || len > STORE_ENCODED_MAX_BYTES)
-		return STORE_CODEC_RAW;
+		return PACK_CODEC_RAW;
 	id = choose(word_bytes, bytes, len, out, s, &sampled, &gain);
 	if (!gain)
-		return STORE_CODEC_RAW;
+		return PACK_CODEC_RAW;
 	for (uint64_t i = 0; i < blocks; i++) {
 		size_t raw = block_len(len, i), n = encode_at(id, &sampled, bytes, len, i, out, stored, s);
 		if (n == 0) {
 			memcpy(out + stored, bytes + i * BASE_BLOCK_BYTES, raw);
-			ret_lens[i] = (uint32_t)raw | STORE_BLOCK_RAW;
+			ret_lens[i] = (uint32_t)raw | PACK_BLOCK_RAW;
 			stored += raw;
 		} else {
 			ret_lens[i] = (uint32_t)n;
@@ -174,22 +174,22 @@ uint16_t store_codec_encode(unsigned word_bytes, const uint8_t *bytes, size_t le
 		}
 	}
 	if (!gains(stored, blocks, len))
-		return STORE_CODEC_RAW;
+		return PACK_CODEC_RAW;
 	*ret_stored_len = stored;
-	return STORE_CODEC_WORD(STORE_CODEC_LZ4, id);
+	return PACK_CODEC_WORD(PACK_CODEC_LZ4, id);
 }
 
-int store_codec_decode_block(
+int pack_codec_decode_block(
 	uint16_t word, const uint8_t *stored, uint32_t stored_len_word, uint8_t *out, size_t raw_len, void *scratch)
 {
 	struct codec_scratch *s = scratch_of(scratch);
-	uint32_t len = stored_len_word & ~STORE_BLOCK_RAW;
+	uint32_t len = stored_len_word & ~PACK_BLOCK_RAW;
 	unsigned word_bytes;
 	uint8_t *to;
 
-	if (!store_codec_valid(word) || raw_len == 0 || raw_len > BASE_BLOCK_BYTES)
+	if (!pack_codec_valid(word) || raw_len == 0 || raw_len > BASE_BLOCK_BYTES)
 		return -EBADMSG;
-	if ((word & 0xff) == STORE_CODEC_RAW || stored_len_word & STORE_BLOCK_RAW) {
+	if ((word & 0xff) == PACK_CODEC_RAW || stored_len_word & PACK_BLOCK_RAW) {
 		if (len != raw_len)
 			return -EBADMSG;
 		memcpy(out, stored, raw_len);

@@ -13,27 +13,27 @@
 #include "core/base/digest.h"
 #include "proto/limits.h"
 
-enum store_codec { STORE_CODEC_RAW = 0, STORE_CODEC_LZ4 = 1 };
+enum pack_codec { PACK_CODEC_RAW = 0, PACK_CODEC_LZ4 = 1 };
 /* Transforms: table in codec.c. Ids are never reused. */
-enum store_transform { STORE_TRANSFORM_NONE = 0, STORE_TRANSFORM_BITPLANE8 = 1, STORE_TRANSFORM_BITPLANE16 = 2,
-	STORE_TRANSFORM_BITPLANE32 = 3, STORE_TRANSFORM_BITPLANE64 = 4 };
-#define STORE_CODEC_WORD(codec, transform) ((uint16_t)((codec) | (transform) << 8))
-#define STORE_BLOCK_RAW 0x80000000u /* in a stored block length: this block is stored as it is */
+enum pack_transform { PACK_TRANSFORM_NONE = 0, PACK_TRANSFORM_BITPLANE8 = 1, PACK_TRANSFORM_BITPLANE16 = 2,
+	PACK_TRANSFORM_BITPLANE32 = 3, PACK_TRANSFORM_BITPLANE64 = 4 };
+#define PACK_CODEC_WORD(codec, transform) ((uint16_t)((codec) | (transform) << 8))
+#define PACK_BLOCK_RAW 0x80000000u /* in a stored block length: this block is stored as it is */
 
-bool store_codec_valid(uint16_t word);         /* known codec and transform, and a pair that is allowed */
-const char *store_codec_name(uint16_t word);   /* "raw", "lz4+bitplane16", ...; static */
+bool pack_codec_valid(uint16_t word);         /* known codec and transform, and a pair that is allowed */
+const char *pack_codec_name(uint16_t word);   /* "raw", "lz4+bitplane16", ...; static */
 
 /* Encodes an object for items whose word is word_bytes wide (tensor_dtype_word_bytes; 1 for blobs). Writes the stored
- * blocks one after another to `out` (room for `len` bytes) and the stored length of each, STORE_BLOCK_RAW included, to
+ * blocks one after another to `out` (room for `len` bytes) and the stored length of each, PACK_BLOCK_RAW included, to
  * `ret_lens` (base_block_count(len) entries). Returns the codec word. It is raw when the gain is under 3 %: the caller
  * then stores the input itself. A sample of blocks may decide for raw without trying the rest.
- * `scratch`: STORE_CODEC_SCRATCH bytes. */
-#define STORE_CODEC_SCRATCH (3 * BASE_BLOCK_BYTES + 1024)
-uint16_t store_codec_encode(unsigned word_bytes, const uint8_t *bytes, size_t len, uint8_t *out, uint32_t *ret_lens,
+ * `scratch`: PACK_CODEC_SCRATCH bytes. */
+#define PACK_CODEC_SCRATCH (3 * BASE_BLOCK_BYTES + 1024)
+uint16_t pack_codec_encode(unsigned word_bytes, const uint8_t *bytes, size_t len, uint8_t *out, uint32_t *ret_lens,
 	uint64_t *ret_stored_len, void *scratch);
 
 /* Decodes one block into exactly raw_len bytes. -EBADMSG when it does not decode to that; never writes past raw_len. */
-int store_codec_decode_block(uint16_t word, const uint8_t *stored, uint32_t stored_len_word, uint8_t *out,
+int pack_codec_decode_block(uint16_t word, const uint8_t *stored, uint32_t stored_len_word, uint8_t *out,
 	size_t raw_len, void *scratch);
 
 #endif

@@ -9,21 +9,21 @@
 
 enum { OBJECT_ALIGN = 64, OBJECT_ALIGN_RAW = 4096, OBJECT_RAW_LARGE = 64 << 10 };
 
-struct store_object_ref store_object_ref_from(const struct proto_ref *ref)
+struct pack_object_ref pack_object_ref_from(const struct proto_ref *ref)
 {
-	return (struct store_object_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
+	return (struct pack_object_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
 		.raw_len = ref->raw_len, .stored_len = ref->stored_len, .codec = ref->codec, .kind = ref->kind,
 		.pack = ref->pack};
 }
 
-uint64_t store_object_align(uint16_t codec, uint64_t stored_len)
+uint64_t pack_object_align(uint16_t codec, uint64_t stored_len)
 {
-	return codec == STORE_CODEC_RAW && stored_len >= OBJECT_RAW_LARGE ? OBJECT_ALIGN_RAW : OBJECT_ALIGN;
+	return codec == PACK_CODEC_RAW && stored_len >= OBJECT_RAW_LARGE ? OBJECT_ALIGN_RAW : OBJECT_ALIGN;
 }
 
-uint64_t store_object_checks_bytes(uint16_t codec, uint64_t raw_len)
+uint64_t pack_object_checks_bytes(uint16_t codec, uint64_t raw_len)
 {
-	return base_block_count(raw_len) * (codec == STORE_CODEC_RAW ? 8 : 12);
+	return base_block_count(raw_len) * (codec == PACK_CODEC_RAW ? 8 : 12);
 }
 
 static bool range_within(uint64_t offset, uint64_t len, uint64_t from, uint64_t end)
@@ -32,45 +32,45 @@ static bool range_within(uint64_t offset, uint64_t len, uint64_t from, uint64_t 
 	return offset >= from && !base_add_overflows(offset, len, &stop) && stop <= end;
 }
 
-int store_object_ref_check(const struct store_object_ref *ref, uint64_t end)
+int pack_object_ref_check(const struct pack_object_ref *ref, uint64_t end)
 {
-	bool raw = ref->codec == STORE_CODEC_RAW;
-	if (!store_codec_valid(ref->codec) || ref->kind > STORE_OBJECT_VIEW_HEADER)
+	bool raw = ref->codec == PACK_CODEC_RAW;
+	if (!pack_codec_valid(ref->codec) || ref->kind > PACK_OBJECT_VIEW_HEADER)
 		return -BASE_EVERSION; /* the caller has verified the bytes that this comes from */
-	if (ref->kind < STORE_OBJECT_PIECE)
+	if (ref->kind < PACK_OBJECT_PIECE)
 		return -BASE_EDAMAGED;
 	if (ref->raw_len > (raw ? STORE_OBJECT_MAX_BYTES : STORE_ENCODED_MAX_BYTES))
 		return -BASE_EDAMAGED;
 	if (raw ? ref->stored_len != ref->raw_len
 		: ref->stored_len >= ref->raw_len || ref->stored_len < base_block_count(ref->raw_len))
 		return -BASE_EDAMAGED;
-	if (ref->offset % store_object_align(ref->codec, ref->stored_len) != 0)
+	if (ref->offset % pack_object_align(ref->codec, ref->stored_len) != 0)
 		return -BASE_EDAMAGED;
-	if (!range_within(ref->offset, ref->stored_len, STORE_PACK_HEAD_BYTES, end) ||
-	    !range_within(ref->checks, store_object_checks_bytes(ref->codec, ref->raw_len), STORE_PACK_HEAD_BYTES, end))
+	if (!range_within(ref->offset, ref->stored_len, PACK_HEAD_BYTES, end) ||
+	    !range_within(ref->checks, pack_object_checks_bytes(ref->codec, ref->raw_len), PACK_HEAD_BYTES, end))
 		return -BASE_EDAMAGED;
 	return ref->checks < ref->offset + ref->stored_len ? -BASE_EDAMAGED : 0;
 }
 
-static uint64_t checks_end(const struct store_object_ref *ref)
+static uint64_t checks_end(const struct pack_object_ref *ref)
 {
-	return ref->checks + store_object_checks_bytes(ref->codec, ref->raw_len);
+	return ref->checks + pack_object_checks_bytes(ref->codec, ref->raw_len);
 }
 
 /* Does `next` follow `ref` in the extent that `first` begins? The last condition matters for empty objects only: one
  * that opens an extent may be where the extent before it could have continued. */
 static bool same_extent(
-	const struct store_object_ref *first, const struct store_object_ref *ref, const struct store_object_ref *next)
+	const struct pack_object_ref *first, const struct pack_object_ref *ref, const struct pack_object_ref *next)
 {
-	uint64_t at = base_align(ref->offset + ref->stored_len, store_object_align(next->codec, next->stored_len));
+	uint64_t at = base_align(ref->offset + ref->stored_len, pack_object_align(next->codec, next->stored_len));
 	return next->offset == at && next->checks == checks_end(ref) && at + next->stored_len <= first->checks;
 }
 
 int pack_extent_bounds(
-	const struct store_object_ref *objects, uint64_t count, uint64_t first, uint64_t *ret_next, uint64_t *ret_end)
+	const struct pack_object_ref *objects, uint64_t count, uint64_t first, uint64_t *ret_next, uint64_t *ret_end)
 {
 	uint64_t next = first + 1, stored_end;
-	const struct store_object_ref *last;
+	const struct pack_object_ref *last;
 
 	while (next < count && same_extent(&objects[first], &objects[next - 1], &objects[next]))
 		next++;

@@ -11,18 +11,18 @@ struct encoded { uint8_t *bytes; uint32_t *lens; uint64_t *checks; uint64_t stor
 static int encode(const struct base_digest *d, const void *bytes, uint64_t len, struct encoded *e)
 {
 	uint64_t blocks = base_block_count(len), at = 0;
-	base_cleanup_free void *scratch = malloc(STORE_CODEC_SCRATCH);
+	base_cleanup_free void *scratch = malloc(PACK_CODEC_SCRATCH);
 
 	e->bytes = malloc(len);
 	e->lens = malloc(blocks * sizeof *e->lens);
 	e->checks = malloc(blocks * sizeof *e->checks);
 	if (!scratch || !e->bytes || !e->lens || !e->checks)
 		return -ENOMEM;
-	e->codec = store_codec_encode(1, bytes, len, e->bytes, e->lens, &e->stored_len, scratch);
-	if (e->codec == STORE_CODEC_RAW)
+	e->codec = pack_codec_encode(1, bytes, len, e->bytes, e->lens, &e->stored_len, scratch);
+	if (e->codec == PACK_CODEC_RAW)
 		return 0;
 	for (uint64_t i = 0; i < blocks; i++) {
-		uint32_t stored = e->lens[i] & ~STORE_BLOCK_RAW;
+		uint32_t stored = e->lens[i] & ~PACK_BLOCK_RAW;
 
 		e->checks[i] = base_block_check(d, i, e->bytes + at, stored);
 		at += stored;
@@ -30,10 +30,10 @@ static int encode(const struct base_digest *d, const void *bytes, uint64_t len, 
 	return 0;
 }
 
-int store_pack_append_encoded(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len,
-	struct store_object_ref *ret_ref)
+int pack_append_encoded(struct pack_writer *w, enum pack_object_kind kind, const void *bytes, uint64_t len,
+	struct pack_object_ref *ret_ref)
 {
-	struct encoded e = {.codec = STORE_CODEC_RAW};
+	struct encoded e = {.codec = PACK_CODEC_RAW};
 	struct base_digest d;
 	int r = 0;
 
@@ -41,10 +41,10 @@ int store_pack_append_encoded(struct store_pack_writer *w, enum store_object_kin
 		base_digest_of(bytes, len, &d);
 		r = encode(&d, bytes, len, &e);
 	}
-	if (r == 0 && e.codec == STORE_CODEC_RAW)
-		r = store_pack_append_raw(w, kind, bytes, len, ret_ref);
+	if (r == 0 && e.codec == PACK_CODEC_RAW)
+		r = pack_append_raw(w, kind, bytes, len, ret_ref);
 	else if (r == 0)
-		r = store_pack_append(w, &d, kind, e.codec, e.bytes, e.stored_len, len, e.checks, e.lens, ret_ref);
+		r = pack_append(w, &d, kind, e.codec, e.bytes, e.stored_len, len, e.checks, e.lens, ret_ref);
 	free(e.bytes);
 	free(e.lens);
 	free(e.checks);

@@ -22,8 +22,8 @@ enum {
 	PACK_ENTRY_BYTES = 80,
 	PACK_FOOTER_ALIGN = 64,
 	PACK_CHECKS_ALIGN = 8,
-	PACK_HEAD_CHECK_AT = STORE_PACK_HEAD_BYTES - 8,
-	PACK_TAIL_CHECK_AT = STORE_PACK_TAIL_BYTES - 8,
+	PACK_HEAD_CHECK_AT = PACK_HEAD_BYTES - 8,
+	PACK_TAIL_CHECK_AT = PACK_TAIL_BYTES - 8,
 };
 #define PACK_MAGIC_HEAD "VCKPTPAK"
 #define PACK_MAGIC_TAIL "VCKPTEND"
@@ -31,13 +31,13 @@ enum {
 /* Bytes [from, end) of a pack, checks of objects, as they were read. */
 struct pack_checks { pthread_mutex_t lock; uint8_t *bytes; uint64_t from, end; };
 
-struct store_pack {
-	struct store_storage *storage;
+struct pack {
+	struct storage *storage;
 	struct pack_checks checks;
-	struct store_storage_file *file;
+	struct storage_file *file;
 	uint64_t size;
 	uint8_t store_id[16];
-	char name[STORE_PACK_NAME_MAX];
+	char name[PACK_NAME_MAX];
 };
 
 struct pack_tail {
@@ -45,25 +45,25 @@ struct pack_tail {
 	struct base_digest footer_digest;
 };
 
-void pack_head_encode(const uint8_t store_id[16], const char *name, uint8_t head[static STORE_PACK_HEAD_BYTES]);
-void pack_tail_encode(const struct pack_tail *t, uint8_t tail[static STORE_PACK_TAIL_BYTES]);
+void pack_head_encode(const uint8_t store_id[16], const char *name, uint8_t head[static PACK_HEAD_BYTES]);
+void pack_tail_encode(const struct pack_tail *t, uint8_t tail[static PACK_TAIL_BYTES]);
 /* Checks everything in it, against the size of the file too. -EBADMSG. */
-int pack_tail_decode(const uint8_t tail[static STORE_PACK_TAIL_BYTES], uint64_t file_size, struct pack_tail *ret_t);
-void pack_entry_encode(const struct store_object_ref *ref, uint8_t entry[static PACK_ENTRY_BYTES]);
+int pack_tail_decode(const uint8_t tail[static PACK_TAIL_BYTES], uint64_t file_size, struct pack_tail *ret_t);
+void pack_entry_encode(const struct pack_object_ref *ref, uint8_t entry[static PACK_ENTRY_BYTES]);
 /* `end`: where objects and checks end. -EBADMSG for anything that no writer makes. */
-int pack_entry_decode(const uint8_t entry[static PACK_ENTRY_BYTES], uint64_t end, struct store_object_ref *ret_ref);
+int pack_entry_decode(const uint8_t entry[static PACK_ENTRY_BYTES], uint64_t end, struct pack_object_ref *ret_ref);
 /* Decodes all entries of a footer; checks each by itself, and their places by the arithmetic of extents. `out`: room
  * for count of them. */
-int pack_footer_decode(const uint8_t *footer, const struct pack_tail *t, struct store_object_ref *out);
+int pack_footer_decode(const uint8_t *footer, const struct pack_tail *t, struct pack_object_ref *out);
 
 /* The bounds of the extent that begins with objects[first]: *ret_next is the first object after it, *ret_end is where
  * its checks end. -EBADMSG if the places do not follow the arithmetic. */
 int pack_extent_bounds(
-	const struct store_object_ref *objects, uint64_t count, uint64_t first, uint64_t *ret_next, uint64_t *ret_end);
+	const struct pack_object_ref *objects, uint64_t count, uint64_t first, uint64_t *ret_next, uint64_t *ret_end);
 
 /* Reads all bytes from a pack, or gives an error; -EBADMSG past the end (the file shrank). */
-int pack_read(struct store_pack *p, uint64_t offset, void *bytes, size_t len, struct base_error *err);
+int pack_read(struct pack *p, uint64_t offset, void *bytes, size_t len, struct base_error *err);
 /* Tail and raw footer; *ret_footer is malloc'ed, its SHA-256 checked. */
-int pack_footer_load(struct store_pack *p, struct pack_tail *ret_tail, uint8_t **ret_footer, struct base_error *err);
+int pack_footer_load(struct pack *p, struct pack_tail *ret_tail, uint8_t **ret_footer, struct base_error *err);
 
 #endif

@@ -32,13 +32,13 @@ static size_t attempt_parse(const char *text)
 	return len ? 17 + len : 0;
 }
 
-int store_pack_name_parse(const char *pack, struct store_pack_name *ret_name)
+int pack_name_parse(const char *pack, struct pack_name *ret_name)
 {
 	size_t attempt, len;
 	const char *class;
 	uint64_t rank;
 
-	if (strnlen(pack, STORE_PACK_NAME_MAX) >= STORE_PACK_NAME_MAX)
+	if (strnlen(pack, PACK_NAME_MAX) >= PACK_NAME_MAX)
 		return -ENAMETOOLONG;
 	attempt = attempt_parse(pack);
 	if (attempt == 0 || attempt >= sizeof ret_name->attempt || pack[attempt] != '-')
@@ -48,7 +48,7 @@ int store_pack_name_parse(const char *pack, struct store_pack_name *ret_name)
 	if (len == 0 || class[0] != '-')
 		return -EINVAL;
 	class++;
-	if (class[0] == '\0' || strlen(class) >= sizeof ret_name->class || !store_name_valid(class) ||
+	if (class[0] == '\0' || strlen(class) >= sizeof ret_name->class || !storage_name_valid(class) ||
 		strchr(class, '/'))
 		return -EINVAL;
 	memcpy(ret_name->attempt, pack, attempt);
@@ -58,26 +58,26 @@ int store_pack_name_parse(const char *pack, struct store_pack_name *ret_name)
 	return 0;
 }
 
-int store_pack_name_make(const char *attempt, uint32_t rank, const char *class, char name[static STORE_PACK_NAME_MAX])
+int pack_name_make(const char *attempt, uint32_t rank, const char *class, char name[static PACK_NAME_MAX])
 {
-	struct store_pack_name parsed;
-	int n = snprintf(name, STORE_PACK_NAME_MAX, "%s-%u-%s", attempt, rank, class), r;
+	struct pack_name parsed;
+	int n = snprintf(name, PACK_NAME_MAX, "%s-%u-%s", attempt, rank, class), r;
 
-	if (n < 0 || n >= (int)STORE_PACK_NAME_MAX)
+	if (n < 0 || n >= (int)PACK_NAME_MAX)
 		return -ENAMETOOLONG;
-	r = store_pack_name_parse(name, &parsed);
+	r = pack_name_parse(name, &parsed);
 	return r < 0 ? r : strcmp(parsed.attempt, attempt) == 0 && strcmp(parsed.class, class) == 0 ? 0 : -EINVAL;
 }
 
-int store_pack_path(const char *pack, char path[static STORE_NAME_MAX])
+int pack_path(const char *pack, char path[static STORAGE_NAME_MAX])
 {
-	struct store_pack_name parsed;
+	struct pack_name parsed;
 	struct base_digest digest;
-	int r = store_pack_name_parse(pack, &parsed);
+	int r = pack_name_parse(pack, &parsed);
 
 	if (r < 0)
 		return r;
 	base_sha256(pack, strlen(pack), &digest);
-	snprintf(path, STORE_NAME_MAX, "packs/%02x/%s.pack", digest.bytes[0], pack);
+	snprintf(path, STORAGE_NAME_MAX, "packs/%02x/%s.pack", digest.bytes[0], pack);
 	return 0;
 }

@@ -4,7 +4,7 @@
  *
  * A reference is a hint: it is checked against the pack's size, then the checks of the wanted blocks are read, then
  * their stored bytes; with one read if hardly anything else is between the two. A caller that reads many objects reads
- * their bytes itself, so that neighbours share a read, and has them checked and decoded here (store_object_take).
+ * their bytes itself, so that neighbours share a read, and has them checked and decoded here (pack_object_take).
  * The checks of an extent follow each other. When those of an object need a read of their own, the rest of their page
  * is kept, or four pages if that was of use the last time, so that objects that are read one after another cost little
  * more than a read each.
@@ -69,7 +69,7 @@ static struct buffers *buffers_get(void)
 	b = buffers_keyed ? calloc(1, sizeof *b) : NULL;
 	if (!b)
 		return NULL;
-	b->scratch = malloc(STORE_CODEC_SCRATCH);
+	b->scratch = malloc(PACK_CODEC_SCRATCH);
 	if (!b->scratch || pthread_setspecific(buffers_key, b) != 0) {
 		buffers_free(b);
 		return NULL;
@@ -152,7 +152,7 @@ static void checks_keep(struct pack_checks *c, uint64_t from, const uint8_t *byt
 /* ---- the pack ---- */
 
 /* Says in words why a read at that offset returned r. */
-static int pack_read_said(const struct store_pack *p, uint64_t offset, int r, struct base_error *err)
+static int pack_read_said(const struct pack *p, uint64_t offset, int r, struct base_error *err)
 {
 	if (r == -ENODATA)
 		return base_error_set(err, -BASE_EDAMAGED, "pack %s is shorter than it was: nothing at offset %llu",
@@ -163,18 +163,18 @@ static int pack_read_said(const struct store_pack *p, uint64_t offset, int r, st
 	return 0;
 }
 
-int pack_read(struct store_pack *p, uint64_t offset, void *bytes, size_t len, struct base_error *err)
+int pack_read(struct pack *p, uint64_t offset, void *bytes, size_t len, struct base_error *err)
 {
 	thread_bytes_read += len;
 	return pack_read_said(p, offset, len ? p->storage->ops->file_read(p->file, offset, bytes, len) : 0, err);
 }
 
-static int head_check(struct store_pack *p, struct base_error *err)
+static int head_check(struct pack *p, struct base_error *err)
 {
-	uint8_t head[STORE_PACK_HEAD_BYTES], again[STORE_PACK_HEAD_BYTES];
+	uint8_t head[PACK_HEAD_BYTES], again[PACK_HEAD_BYTES];
 	int r;
 
-	if (p->size < STORE_PACK_HEAD_BYTES + STORE_PACK_TAIL_BYTES)
+	if (p->size < PACK_HEAD_BYTES + PACK_TAIL_BYTES)
 		return base_error_set(err, -BASE_EDAMAGED, "pack %s is cut short: it has only %llu %s", p->name,
 			(unsigned long long)p->size, base_plural(p->size, "byte", "bytes"));
 	r = pack_read(p, 0, head, sizeof head, err);
@@ -199,12 +199,12 @@ static int head_check(struct store_pack *p, struct base_error *err)
 	return 0;
 }
 
-int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const char *pack, uint64_t checked_size,
-	struct store_pack **ret_p, struct base_error *err)
+int pack_open(struct storage *s, const uint8_t store_id[16], const char *pack, uint64_t checked_size,
+	struct pack **ret_p, struct base_error *err)
 {
-	char path[STORE_NAME_MAX];
-	int r = store_pack_path(pack, path);
-	struct store_pack *p;
+	char path[STORAGE_NAME_MAX];
+	int r = pack_path(pack, path);
+	struct pack *p;
 
 	if (r < 0)
 		return base_error_set(err, r, "\"%.128s\" cannot be the name of a pack", pack);
@@ -216,21 +216,21 @@ int store_pack_open(struct store_storage *s, const uint8_t store_id[16], const c
 	memcpy(p->store_id, store_id, 16);
 	strcpy(p->name, pack); /* fits: it has a path */
 	r = s->ops->file_open(s, path, &p->file, &p->size);
-	if (store_not_a_file(r))
-		r = base_error_set(err, -BASE_EDAMAGED, "%s: %s", path, store_not_a_file(r));
+	if (storage_not_a_file(r))
+		r = base_error_set(err, -BASE_EDAMAGED, "%s: %s", path, storage_not_a_file(r));
 	else if (r < 0)
 		base_error_set(err, r, "%s: %s", path, r == -ENOENT ? "it is missing" : base_error_name(r));
 	else if (checked_size == 0 || p->size != checked_size)
 		r = head_check(p, err);
 	if (r < 0) {
-		store_pack_close(p);
+		pack_close(p);
 		return r;
 	}
 	*ret_p = p;
 	return 0;
 }
 
-void store_pack_close(struct store_pack *p)
+void pack_close(struct pack *p)
 {
 	if (!p)
 		return;
@@ -241,22 +241,22 @@ void store_pack_close(struct store_pack *p)
 	free(p);
 }
 
-bool store_pack_gone(const struct store_pack *p)
+bool pack_gone(const struct pack *p)
 {
 	return !p->storage->ops->file_gone || p->storage->ops->file_gone(p->file);
 }
 
-const char *store_pack_name(const struct store_pack *p)
+const char *pack_name(const struct pack *p)
 {
 	return p->name;
 }
 
-uint64_t store_pack_size(const struct store_pack *p)
+uint64_t pack_size(const struct pack *p)
 {
 	return p->size;
 }
 
-int store_pack_readv(struct store_pack *p, uint64_t offset, const struct iovec *iov, unsigned n, struct base_error *err)
+int pack_readv(struct pack *p, uint64_t offset, const struct iovec *iov, unsigned n, struct base_error *err)
 {
 	int r = 0;
 
@@ -270,7 +270,7 @@ int store_pack_readv(struct store_pack *p, uint64_t offset, const struct iovec *
 	return pack_read_said(p, offset, p->storage->ops->file_readv(p->file, offset, iov, n), err);
 }
 
-int store_pack_read_past(struct store_pack *p, uint64_t offset, size_t len, void *room, const uint8_t **ret_bytes,
+int pack_read_past(struct pack *p, uint64_t offset, size_t len, void *room, const uint8_t **ret_bytes,
 	struct base_error *err)
 {
 	int r;
@@ -284,17 +284,17 @@ int store_pack_read_past(struct store_pack *p, uint64_t offset, size_t len, void
 	return r < 0 ? pack_read_said(p, offset, r, err) : r;
 }
 
-uint64_t store_pack_bytes_read(void)
+uint64_t pack_bytes_read(void)
 {
 	return thread_bytes_read;
 }
 
 /* ---- objects ---- */
 
-/* One call of store_object_read_blocks. */
+/* One call of pack_object_read_blocks. */
 struct reading {
-	struct store_pack *p;
-	const struct store_object_ref *ref;
+	struct pack *p;
+	const struct pack_object_ref *ref;
 	struct buffers *b;
 	struct base_error *err;
 	const uint8_t *joined; /* stored bytes from `joined_from` of the object on, if they are in memory already */
@@ -308,7 +308,7 @@ static int damaged(const struct reading *rd, uint64_t block, const char *what)
 		(unsigned long long)rd->ref->offset, (unsigned long long)block, what);
 }
 
-static size_t blocks_raw_len(const struct store_object_ref *ref, uint64_t first, uint64_t n)
+static size_t blocks_raw_len(const struct pack_object_ref *ref, uint64_t first, uint64_t n)
 {
 	return base_min(n * BASE_BLOCK_BYTES, ref->raw_len - first * BASE_BLOCK_BYTES);
 }
@@ -322,7 +322,7 @@ static int checks_read(struct reading *rd, uint64_t from, size_t len)
 
 	if (checks_go_on(&rd->p->checks, from))
 		end = from + CHECKS_KEPT_EACH;
-	end = base_min(end, rd->p->size - STORE_PACK_TAIL_BYTES);
+	end = base_min(end, rd->p->size - PACK_TAIL_BYTES);
 	more = end >= from + len && end - from <= CHECKS_KEPT_EACH ? end - from : len;
 
 	if (more > len && pack_read(rd->p, from, rd->b->checks, more, NULL) == 0) {
@@ -339,9 +339,9 @@ static int checks_read(struct reading *rd, uint64_t from, size_t len)
 static int checks_get(struct reading *rd, uint64_t from, size_t len, uint64_t stored_from, uint64_t stored_len,
 	const uint8_t **ret_checks)
 {
-	const struct store_object_ref *ref = rd->ref;
+	const struct pack_object_ref *ref = rd->ref;
 	uint64_t span = ref->checks + from + len - ref->offset - stored_from;
-	bool metadata = ref->kind != STORE_OBJECT_PIECE && ref->kind != STORE_OBJECT_BLOB;
+	bool metadata = ref->kind != PACK_OBJECT_PIECE && ref->kind != PACK_OBJECT_BLOB;
 	int r = buffer_reserve(&rd->b->checks, &rd->b->checks_size, base_max(len, CHECKS_KEPT_EACH));
 	*ret_checks = rd->b->checks;
 	if (r < 0 || checks_find(&rd->p->checks, ref->checks + from, len, rd->b->checks))
@@ -377,7 +377,7 @@ static int take_raw(const struct reading *rd, uint64_t first, uint64_t n, const 
 
 static int read_raw(struct reading *rd, uint64_t first, uint64_t n, uint8_t *out)
 {
-	const struct store_object_ref *ref = rd->ref;
+	const struct pack_object_ref *ref = rd->ref;
 	const uint8_t *checks = NULL;
 
 	for (uint64_t i = 0; i < n;) {
@@ -410,7 +410,7 @@ static int64_t lens_sum(const struct reading *rd, const uint8_t *lens, uint64_t 
 {
 	int64_t sum = 0;
 	for (uint64_t i = 0; i < n; i++) {
-		uint32_t len = base_get32(lens + 4 * i) & ~STORE_BLOCK_RAW;
+		uint32_t len = base_get32(lens + 4 * i) & ~PACK_BLOCK_RAW;
 		if (len == 0 || len > blocks_raw_len(rd->ref, block + i, 1))
 			return damaged(rd, block + i, "its stored length is damaged");
 		sum += len;
@@ -432,11 +432,11 @@ static int read_encoded_step(struct reading *rd, uint64_t block, uint64_t n, uin
 		at = rd->b->stored;
 	}
 	for (uint64_t k = 0; k < n; k++) {
-		uint32_t word = base_get32(lens + 4 * k), len = word & ~STORE_BLOCK_RAW;
+		uint32_t word = base_get32(lens + 4 * k), len = word & ~PACK_BLOCK_RAW;
 		size_t raw_len = blocks_raw_len(rd->ref, block + k, 1);
 		if (base_block_check(&rd->ref->digest, block + k, at, len) != base_get64(checks + 8 * k))
 			return damaged(rd, block + k, "the stored bytes do not match their check");
-		if (store_codec_decode_block(rd->ref->codec, at, word, out, raw_len, rd->b->scratch) < 0)
+		if (pack_codec_decode_block(rd->ref->codec, at, word, out, raw_len, rd->b->scratch) < 0)
 			return damaged(rd, block + k, "the stored bytes do not decode");
 		at += len;
 		out += raw_len;
@@ -448,7 +448,7 @@ static int read_encoded_step(struct reading *rd, uint64_t block, uint64_t n, uin
  * wanted. */
 static int read_encoded_with(struct reading *rd, uint64_t first, uint64_t n, const uint8_t *checks, uint8_t *out)
 {
-	const struct store_object_ref *ref = rd->ref;
+	const struct pack_object_ref *ref = rd->ref;
 	const uint8_t *lens = checks + 8 * (base_block_count(ref->raw_len) - first);
 	int r;
 	int64_t offset = lens_sum(rd, lens, 0, first);
@@ -482,7 +482,7 @@ static int read_encoded(struct reading *rd, uint64_t first, uint64_t n, uint8_t 
 	return r < 0 ? r : read_encoded_with(rd, first, n, checks, out);
 }
 
-static int pack_newer_object(const struct store_pack *p, const struct store_object_ref *ref, struct base_error *err)
+static int pack_newer_object(const struct pack *p, const struct pack_object_ref *ref, struct base_error *err)
 {
 	return base_error_newer(err,
 		"pack %s: the object at offset %llu was written by a newer vckpt: this one does not know its codec "
@@ -490,9 +490,9 @@ static int pack_newer_object(const struct store_pack *p, const struct store_obje
 		p->name, (unsigned long long)ref->offset, ref->codec, ref->kind);
 }
 
-static int object_ref_checked(const struct store_pack *p, const struct store_object_ref *ref, struct base_error *err)
+static int object_ref_checked(const struct pack *p, const struct pack_object_ref *ref, struct base_error *err)
 {
-	int r = store_object_ref_check(ref, p->size - STORE_PACK_TAIL_BYTES);
+	int r = pack_object_ref_check(ref, p->size - PACK_TAIL_BYTES);
 	if (r == -BASE_EVERSION)
 		return pack_newer_object(p, ref, err);
 	if (r < 0)
@@ -504,7 +504,7 @@ static int object_ref_checked(const struct store_pack *p, const struct store_obj
 	return 0;
 }
 
-int store_object_read_blocks(struct store_pack *p, const struct store_object_ref *ref, uint64_t first, uint64_t n,
+int pack_object_read_blocks(struct pack *p, const struct pack_object_ref *ref, uint64_t first, uint64_t n,
 	void *out, struct base_error *err)
 {
 	struct reading rd = {.p = p, .ref = ref, .err = err, .b = buffers_get()};
@@ -521,29 +521,29 @@ int store_object_read_blocks(struct store_pack *p, const struct store_object_ref
 			(unsigned long long)ref->offset, (unsigned long long)(first + n));
 	if (n == 0)
 		return 0;
-	r = ref->codec == STORE_CODEC_RAW ? read_raw(&rd, first, n, out) : read_encoded(&rd, first, n, out);
+	r = ref->codec == PACK_CODEC_RAW ? read_raw(&rd, first, n, out) : read_encoded(&rd, first, n, out);
 	if (r == -ENOMEM)
 		base_no_memory_for(err, "pack %s", p->name);
 	return r;
 }
 
-void store_object_checks_of(const struct store_object_ref *ref, uint64_t first, uint64_t n, uint64_t *ret_offset,
+void pack_object_checks_of(const struct pack_object_ref *ref, uint64_t first, uint64_t n, uint64_t *ret_offset,
 	uint64_t *ret_len)
 {
-	bool raw = ref->codec == STORE_CODEC_RAW;
+	bool raw = ref->codec == PACK_CODEC_RAW;
 
 	*ret_offset = ref->checks + (raw ? 8 * first : 0);
-	*ret_len = raw ? 8 * n : store_object_checks_bytes(ref->codec, ref->raw_len);
+	*ret_len = raw ? 8 * n : pack_object_checks_bytes(ref->codec, ref->raw_len);
 }
 
-int store_object_stored_of(const struct store_object_ref *ref, uint64_t first, uint64_t n, const void *checks,
+int pack_object_stored_of(const struct pack_object_ref *ref, uint64_t first, uint64_t n, const void *checks,
 	uint64_t *ret_from, uint64_t *ret_len)
 {
-	struct reading rd = {.p = &(struct store_pack){0}, .ref = ref};
+	struct reading rd = {.p = &(struct pack){0}, .ref = ref};
 	const uint8_t *lens = (const uint8_t *)checks + 8 * base_block_count(ref->raw_len);
 	int64_t from, len;
 
-	if (ref->codec == STORE_CODEC_RAW) {
+	if (ref->codec == PACK_CODEC_RAW) {
 		*ret_from = first * BASE_BLOCK_BYTES;
 		*ret_len = blocks_raw_len(ref, first, n);
 		return 0;
@@ -557,7 +557,7 @@ int store_object_stored_of(const struct store_object_ref *ref, uint64_t first, u
 	return 0;
 }
 
-int store_object_take(struct store_pack *p, const struct store_object_ref *ref, uint64_t first, uint64_t n,
+int pack_object_take(struct pack *p, const struct pack_object_ref *ref, uint64_t first, uint64_t n,
 	const void *stored, const void *checks, void *out, struct base_error *err)
 {
 	struct reading rd = {.p = p, .ref = ref, .err = err, .b = buffers_get(), .joined = stored};
@@ -569,20 +569,20 @@ int store_object_take(struct store_pack *p, const struct store_object_ref *ref, 
 	r = object_ref_checked(p, ref, err);
 	if (r < 0)
 		return r;
-	if (ref->codec == STORE_CODEC_RAW)
+	if (ref->codec == PACK_CODEC_RAW)
 		return take_raw(&rd, first, n, stored, checks, out);
-	r = store_object_stored_of(ref, first, n, checks, &rd.joined_from, &len);
+	r = pack_object_stored_of(ref, first, n, checks, &rd.joined_from, &len);
 	if (r < 0)
 		return damaged(&rd, first, "the stored lengths are damaged");
 	return read_encoded_with(&rd, first, n, (const uint8_t *)checks + 8 * first, out);
 }
 
-int store_object_read(struct store_pack *p, const struct store_object_ref *ref, void *out, struct base_error *err)
+int pack_object_read(struct pack *p, const struct pack_object_ref *ref, void *out, struct base_error *err)
 {
-	return store_object_read_blocks(p, ref, 0, base_block_count(ref->raw_len), out, err);
+	return pack_object_read_blocks(p, ref, 0, base_block_count(ref->raw_len), out, err);
 }
 
-int store_object_load(struct store_pack *p, const struct store_object_ref *ref, uint64_t max, void **ret_bytes,
+int pack_object_load(struct pack *p, const struct pack_object_ref *ref, uint64_t max, void **ret_bytes,
 	struct base_error *err)
 {
 	base_cleanup_free void *bytes = NULL;
@@ -595,13 +595,13 @@ int store_object_load(struct store_pack *p, const struct store_object_ref *ref, 
 			"may have",
 			p->name, (unsigned long long)ref->offset, (unsigned long long)ref->raw_len,
 			(unsigned long long)max);
-	r = store_object_ref_check(ref, p->size - STORE_PACK_TAIL_BYTES); /* before memory is taken for it */
+	r = pack_object_ref_check(ref, p->size - PACK_TAIL_BYTES); /* before memory is taken for it */
 	if (r == 0) {
 		bytes = malloc(ref->raw_len ? ref->raw_len : 1);
 		if (!bytes)
 			return base_no_memory_for(err, "pack %s", p->name);
 	}
-	r = store_object_read(p, ref, bytes, err); /* gives the sentence, if the reference is bad */
+	r = pack_object_read(p, ref, bytes, err); /* gives the sentence, if the reference is bad */
 	if (r < 0)
 		return r;
 	base_digest_of(bytes, ref->raw_len, &digest);
@@ -615,9 +615,9 @@ int store_object_load(struct store_pack *p, const struct store_object_ref *ref, 
 
 /* ---- the footer ---- */
 
-int pack_footer_load(struct store_pack *p, struct pack_tail *ret_tail, uint8_t **ret_footer, struct base_error *err)
+int pack_footer_load(struct pack *p, struct pack_tail *ret_tail, uint8_t **ret_footer, struct base_error *err)
 {
-	uint8_t tail[STORE_PACK_TAIL_BYTES];
+	uint8_t tail[PACK_TAIL_BYTES];
 	base_cleanup_free uint8_t *footer = NULL;
 	struct base_digest digest;
 	int r = pack_read(p, p->size - sizeof tail, tail, sizeof tail, err);
@@ -642,11 +642,11 @@ int pack_footer_load(struct store_pack *p, struct pack_tail *ret_tail, uint8_t *
 	return 0;
 }
 
-int store_pack_footer_read(struct store_pack *p, struct store_pack_footer *ret_f, struct base_error *err)
+int pack_footer_read(struct pack *p, struct pack_footer *ret_f, struct base_error *err)
 {
 	struct pack_tail tail;
 	base_cleanup_free uint8_t *footer = NULL;
-	base_cleanup_free struct store_object_ref *objects = NULL;
+	base_cleanup_free struct pack_object_ref *objects = NULL;
 	int r = pack_footer_load(p, &tail, &footer, err);
 
 	if (r < 0)
@@ -666,10 +666,10 @@ int store_pack_footer_read(struct store_pack *p, struct store_pack_footer *ret_f
 	return 0;
 }
 
-void store_pack_footer_free(struct store_pack_footer *f)
+void pack_footer_free(struct pack_footer *f)
 {
 	if (!f)
 		return;
 	free(f->objects);
-	*f = (struct store_pack_footer){ 0 };
+	*f = (struct pack_footer){ 0 };
 }

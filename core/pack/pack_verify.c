@@ -15,11 +15,11 @@
 
 enum { VERIFY_STEP_BLOCKS = 32, VERIFY_STEP_BYTES = VERIFY_STEP_BLOCKS * BASE_BLOCK_BYTES };
 
-struct waiting { const struct store_object_ref *ref; struct base_xxh128 xxh; };
+struct waiting { const struct pack_object_ref *ref; struct base_xxh128 xxh; };
 
 struct verify {
-	struct store_pack *p;
-	const struct store_pack_verify_calls *calls;
+	struct pack *p;
+	const struct pack_verify_calls *calls;
 	struct base_hasher *hasher;
 	struct base_xxh128_state *xxh;
 	uint8_t *stored, *raw, *scratch; /* a step's stored bytes, its raw ones, the codec's */
@@ -34,7 +34,7 @@ static void seen(struct verify *v, uint64_t bytes)
 }
 
 /* Reads. 0; 1: they could not be read, which was reported as damage; or -ENOMEM. */
-static int fetch(struct verify *v, uint64_t offset, void *bytes, size_t len, const struct store_object_ref *object)
+static int fetch(struct verify *v, uint64_t offset, void *bytes, size_t len, const struct pack_object_ref *object)
 {
 	struct base_error err = { 0 };
 	int r = pack_read(v->p, offset, bytes, len, &err);
@@ -64,25 +64,25 @@ static int verify_padding(struct verify *v, uint64_t from, uint64_t to)
 
 /* How many blocks there are from `block` on (at most a step), and how many stored bytes they have. */
 static uint64_t step_of(
-	const struct store_object_ref *ref, const uint8_t *lens, uint64_t block, uint64_t blocks, size_t *ret_len)
+	const struct pack_object_ref *ref, const uint8_t *lens, uint64_t block, uint64_t blocks, size_t *ret_len)
 {
 	uint64_t n = base_min(blocks - block, VERIFY_STEP_BLOCKS);
 	*ret_len = 0;
 	for (uint64_t i = 0; i < n; i++)
-		*ret_len += lens ? base_get32(lens + 4 * (block + i)) & ~STORE_BLOCK_RAW
+		*ret_len += lens ? base_get32(lens + 4 * (block + i)) & ~PACK_BLOCK_RAW
 				 : base_min(ref->raw_len - (block + i) * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
 	return n;
 }
 
 /* Checks the stored lengths of an encoded object: each must be possible, and their sum must be the one in the
  * footer. */
-static bool lens_good(const struct store_object_ref *ref, const uint8_t *lens)
+static bool lens_good(const struct pack_object_ref *ref, const uint8_t *lens)
 {
 	uint64_t sum = 0;
 	for (uint64_t i = 0; i < base_block_count(ref->raw_len); i++) {
-		uint32_t word = base_get32(lens + 4 * i), len = word & ~STORE_BLOCK_RAW;
+		uint32_t word = base_get32(lens + 4 * i), len = word & ~PACK_BLOCK_RAW;
 		uint64_t raw_len = base_min(ref->raw_len - i * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
-		if (len == 0 || (word & STORE_BLOCK_RAW ? len != raw_len : len >= raw_len))
+		if (len == 0 || (word & PACK_BLOCK_RAW ? len != raw_len : len >= raw_len))
 			return false;
 		sum += len;
 	}
@@ -90,17 +90,17 @@ static bool lens_good(const struct store_object_ref *ref, const uint8_t *lens)
 }
 
 /* Checks and decodes a block. false: it reported damage. */
-static bool verify_block(struct verify *v, const struct store_object_ref *ref, uint64_t block, const uint8_t *stored,
+static bool verify_block(struct verify *v, const struct pack_object_ref *ref, uint64_t block, const uint8_t *stored,
 	uint64_t offset, uint32_t word, uint64_t check, uint8_t *raw)
 {
-	uint32_t len = word & ~STORE_BLOCK_RAW;
+	uint32_t len = word & ~PACK_BLOCK_RAW;
 	size_t raw_len = base_min(ref->raw_len - block * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
 	if (base_block_check(&ref->digest, block, stored, len) != check) {
 		v->calls->damage(v->calls->arg, offset, len, ref, "the stored bytes and their check do not agree");
 		return false;
 	}
-	if (ref->codec != STORE_CODEC_RAW &&
-	    store_codec_decode_block(ref->codec, stored, word, raw, raw_len, v->scratch) < 0) {
+	if (ref->codec != PACK_CODEC_RAW &&
+	    pack_codec_decode_block(ref->codec, stored, word, raw, raw_len, v->scratch) < 0) {
 		v->calls->damage(v->calls->arg, offset, len, ref, "the stored bytes do not decode");
 		return false;
 	}
@@ -109,7 +109,7 @@ static bool verify_block(struct verify *v, const struct store_object_ref *ref, u
 
 /* Checks and decodes the blocks of a step, [block, block + n), whose stored bytes have been read. Returns their raw
  * bytes, or NULL when it reported damage. */
-static const uint8_t *verify_step(struct verify *v, const struct store_object_ref *ref, const uint8_t *checks,
+static const uint8_t *verify_step(struct verify *v, const struct pack_object_ref *ref, const uint8_t *checks,
 	const uint8_t *lens, uint64_t block, uint64_t n, uint64_t offset)
 {
 	uint8_t *stored = v->stored + v->used, *raw = v->raw + v->used, *at = stored;
@@ -121,15 +121,15 @@ static const uint8_t *verify_step(struct verify *v, const struct store_object_re
 		if (!verify_block(v, ref, i, at, offset + (uint64_t)(at - stored), word, base_get64(checks + 8 * i),
 			    raw + k * BASE_BLOCK_BYTES))
 			good = false;
-		at += word & ~STORE_BLOCK_RAW;
+		at += word & ~PACK_BLOCK_RAW;
 	}
 	if (!good)
 		return NULL;
-	return ref->codec == STORE_CODEC_RAW ? stored : raw;
+	return ref->codec == PACK_CODEC_RAW ? stored : raw;
 }
 
 /* xxh: NULL when damage of the object was reported. */
-static void verify_hashes(struct verify *v, const struct store_object_ref *ref, const struct base_digest *digest,
+static void verify_hashes(struct verify *v, const struct pack_object_ref *ref, const struct base_digest *digest,
 	const struct base_xxh128 *xxh)
 {
 	if (xxh && !base_digest_equal(digest, &ref->digest)) {
@@ -138,7 +138,7 @@ static void verify_hashes(struct verify *v, const struct store_object_ref *ref, 
 			"the bytes are not those of the object's digest");
 	}
 	if (v->calls->object)
-		v->calls->object(v->calls->arg, ref, ref->kind == STORE_OBJECT_PIECE ? xxh : NULL);
+		v->calls->object(v->calls->arg, ref, ref->kind == PACK_OBJECT_PIECE ? xxh : NULL);
 }
 
 /* Hashes the objects that wait. */
@@ -152,18 +152,18 @@ static void verify_waiting(struct verify *v)
 }
 
 /* An object of one step, of which all blocks are good. */
-static void verify_wait(struct verify *v, const struct store_object_ref *ref, const uint8_t *raw)
+static void verify_wait(struct verify *v, const struct pack_object_ref *ref, const uint8_t *raw)
 {
 	struct waiting *w = &v->waiting[v->nwaiting];
 	*w = (struct waiting){.ref = ref};
-	if (ref->kind == STORE_OBJECT_PIECE)
+	if (ref->kind == PACK_OBJECT_PIECE)
 		base_xxh128_of(v->calls->seed, raw, ref->raw_len, &w->xxh);
 	v->objects[v->nwaiting++] = (struct base_object){.bytes = raw, .len = ref->raw_len};
 	v->used += base_align(ref->raw_len, 64);
 }
 
 /* 1: it fits into one step, and waits to be hashed. 0: it was hashed step by step, or is damaged. -ENOMEM. */
-static int verify_blocks(struct verify *v, const struct store_object_ref *ref, const uint8_t *checks,
+static int verify_blocks(struct verify *v, const struct pack_object_ref *ref, const uint8_t *checks,
 	const uint8_t *lens, bool *ret_good)
 {
 	uint64_t blocks = base_block_count(ref->raw_len), offset = ref->offset;
@@ -186,7 +186,7 @@ static int verify_blocks(struct verify *v, const struct store_object_ref *ref, c
 			return 1;
 		} else {
 			base_hasher_update(v->hasher, raw, raw_len);
-			if (ref->kind == STORE_OBJECT_PIECE)
+			if (ref->kind == PACK_OBJECT_PIECE)
 				base_xxh128_update(v->xxh, raw, raw_len);
 		}
 		offset += len;
@@ -195,10 +195,10 @@ static int verify_blocks(struct verify *v, const struct store_object_ref *ref, c
 }
 
 /* `checks`: those of this object, or NULL when they could not be read (and that was reported). */
-static int verify_object(struct verify *v, const struct store_object_ref *ref, const uint8_t *checks)
+static int verify_object(struct verify *v, const struct pack_object_ref *ref, const uint8_t *checks)
 {
 	uint64_t blocks = base_block_count(ref->raw_len);
-	const uint8_t *lens = ref->codec == STORE_CODEC_RAW || !checks ? NULL : checks + 8 * blocks;
+	const uint8_t *lens = ref->codec == PACK_CODEC_RAW || !checks ? NULL : checks + 8 * blocks;
 	struct base_digest digest;
 	struct base_xxh128 xxh;
 	bool good;
@@ -231,7 +231,7 @@ static int verify_object(struct verify *v, const struct store_object_ref *ref, c
 
 /* Objects [first, next), their padding and their checks, which end at `end`; `at` is where the bytes before them ended.
  */
-static int verify_extent(struct verify *v, const struct store_object_ref *objects, uint64_t first, uint64_t next,
+static int verify_extent(struct verify *v, const struct pack_object_ref *objects, uint64_t first, uint64_t next,
 	uint64_t at, uint64_t end)
 {
 	uint64_t start = objects[first].checks;
@@ -249,7 +249,7 @@ static int verify_extent(struct verify *v, const struct store_object_ref *object
 		done += n;
 	}
 	for (uint64_t i = first; i < next; i++) {
-		const struct store_object_ref *ref = &objects[i];
+		const struct pack_object_ref *ref = &objects[i];
 		int r = verify_padding(v, at, ref->offset);
 		if (r == 0)
 			r = verify_object(v, ref, known ? checks + (ref->checks - start) : NULL);
@@ -263,8 +263,8 @@ static int verify_extent(struct verify *v, const struct store_object_ref *object
 /* The footer or the tail is damaged. What is before it is not known then, and not reported as damaged. */
 static void footer_damaged(struct verify *v, const char *what)
 {
-	uint64_t at = v->p->size - STORE_PACK_TAIL_BYTES;
-	uint8_t bytes[STORE_PACK_TAIL_BYTES];
+	uint64_t at = v->p->size - PACK_TAIL_BYTES;
+	uint8_t bytes[PACK_TAIL_BYTES];
 	struct pack_tail tail;
 
 	if (pack_read(v->p, at, bytes, sizeof bytes, NULL) == 0 && pack_tail_decode(bytes, v->p->size, &tail) == 0)
@@ -275,11 +275,11 @@ static void footer_damaged(struct verify *v, const char *what)
 static int verify_all(struct verify *v)
 {
 	struct base_error err = { 0 };
-	uint64_t at = STORE_PACK_HEAD_BYTES;
+	uint64_t at = PACK_HEAD_BYTES;
 	struct pack_tail tail;
 	base_cleanup_free uint8_t *raw = NULL;
 	int r = pack_footer_load(v->p, &tail, &raw, &err);
-	base_cleanup_free struct store_object_ref *objects =
+	base_cleanup_free struct pack_object_ref *objects =
 		r < 0 ? NULL : calloc(tail.count ? tail.count : 1, sizeof *objects);
 
 	if (r == 0)
@@ -290,7 +290,7 @@ static int verify_all(struct verify *v)
 		footer_damaged(v, err.code ? err.text : "the footer names places that no writer makes");
 		return 0;
 	}
-	seen(v, tail.footer_len + STORE_PACK_TAIL_BYTES);
+	seen(v, tail.footer_len + PACK_TAIL_BYTES);
 	for (uint64_t i = 0, next; r == 0 && i < tail.count; i = next) {
 		uint64_t end;
 		r = pack_extent_bounds(objects, tail.count, i, &next, &end);
@@ -302,13 +302,13 @@ static int verify_all(struct verify *v)
 	return r < 0 ? r : verify_padding(v, at, tail.footer_offset);
 }
 
-int store_pack_verify(struct store_pack *p, const struct store_pack_verify_calls *calls)
+int pack_verify(struct pack *p, const struct pack_verify_calls *calls)
 {
 	struct verify v = {.p = p, .calls = calls, .hasher = base_hasher_new(), .xxh = base_xxh128_state_new()};
-	uint8_t head[STORE_PACK_HEAD_BYTES], good[STORE_PACK_HEAD_BYTES];
+	uint8_t head[PACK_HEAD_BYTES], good[PACK_HEAD_BYTES];
 	/* from a page on: elsewhere the kernel's copy is slower (docs/save.md) */
 	base_cleanup_free uint8_t *memory = aligned_alloc(
-		4096, base_align(2 * VERIFY_STEP_BYTES + STORE_CODEC_SCRATCH, 4096));
+		4096, base_align(2 * VERIFY_STEP_BYTES + PACK_CODEC_SCRATCH, 4096));
 	int r = memory && v.hasher && v.xxh ? 0 : -ENOMEM;
 
 	if (r == 0) {

@@ -16,16 +16,16 @@
 struct stream {
 	bool open;
 	struct base_digest digest; /* as announced */
-	enum store_object_kind kind;
+	enum pack_object_kind kind;
 	uint64_t offset, len, done;
 	struct base_hasher *hasher;
 	size_t used;               /* bytes of the block that is not yet whole */
 	uint8_t block[BASE_BLOCK_BYTES];
 };
 
-struct store_pack_writer {
-	struct store_storage *storage;
-	struct store_storage_writer *out;
+struct pack_writer {
+	struct storage *storage;
+	struct storage_writer *out;
 	uint64_t at;               /* where the next byte goes */
 	int error;                 /* sticky */
 	uint64_t count;            /* objects of the pack */
@@ -37,7 +37,7 @@ struct store_pack_writer {
 	struct stream stream;
 };
 
-static int fail(struct store_pack_writer *w, int r)
+static int fail(struct pack_writer *w, int r)
 {
 	if (r < 0 && w->error == 0)
 		w->error = r;
@@ -45,9 +45,9 @@ static int fail(struct store_pack_writer *w, int r)
 }
 
 /* lent: the memory that the bytes are in, or NULL. */
-static int put_lent(struct store_pack_writer *w, const void *bytes, uint64_t len, struct store_lent *lent)
+static int put_lent(struct pack_writer *w, const void *bytes, uint64_t len, struct storage_lent *lent)
 {
-	const struct store_storage_ops *ops = w->storage->ops;
+	const struct storage_ops *ops = w->storage->ops;
 	int r = lent && ops->writer_append_lent ? ops->writer_append_lent(w->out, bytes, len, lent)
 						: ops->writer_append(w->out, bytes, len);
 	if (r == 0)
@@ -55,25 +55,25 @@ static int put_lent(struct store_pack_writer *w, const void *bytes, uint64_t len
 	return fail(w, r);
 }
 
-static int put(struct store_pack_writer *w, const void *bytes, uint64_t len)
+static int put(struct pack_writer *w, const void *bytes, uint64_t len)
 {
 	return put_lent(w, bytes, len, NULL);
 }
 
-static int pad(struct store_pack_writer *w, uint64_t align)
+static int pad(struct pack_writer *w, uint64_t align)
 {
 	static const uint8_t zeros[4096];
 	uint64_t n = base_align(w->at, align) - w->at;
 	return n ? put(w, zeros, n) : 0;
 }
 
-int store_pack_writer_open(
-	struct store_storage *s, const uint8_t store_id[16], const char *pack, struct store_pack_writer **ret_w)
+int pack_writer_open(
+	struct storage *s, const uint8_t store_id[16], const char *pack, struct pack_writer **ret_w)
 {
-	uint8_t head[STORE_PACK_HEAD_BYTES];
-	char path[STORE_NAME_MAX];
-	struct store_pack_writer *w;
-	int r = store_pack_path(pack, path);
+	uint8_t head[PACK_HEAD_BYTES];
+	char path[STORAGE_NAME_MAX];
+	struct pack_writer *w;
+	int r = pack_path(pack, path);
 
 	if (r < 0)
 		return r;
@@ -89,7 +89,7 @@ int store_pack_writer_open(
 	pack_head_encode(store_id, pack, head);
 	r = put(w, head, sizeof head);
 	if (r < 0) {
-		store_pack_abandon(w);
+		pack_abandon(w);
 		return r;
 	}
 	*ret_w = w;
@@ -97,13 +97,13 @@ int store_pack_writer_open(
 }
 
 /* Opens the next object: ends the extent if this one no longer fits into it, and pads. */
-static int object_begin(struct store_pack_writer *w, uint16_t codec, uint64_t stored_len)
+static int object_begin(struct pack_writer *w, uint16_t codec, uint64_t stored_len)
 {
-	uint64_t align = store_object_align(codec, stored_len);
+	uint64_t align = pack_object_align(codec, stored_len);
 	int r = 0;
 
 	if (w->extent_count > 0 && base_align(w->at, align) + stored_len - w->extent_start > STORE_EXTENT_MAX_BYTES)
-		r = store_pack_extent_end(w);
+		r = pack_extent_end(w);
 	if (r == 0)
 		r = pad(w, align);
 	if (r == 0 && w->extent_count == 0)
@@ -112,7 +112,7 @@ static int object_begin(struct store_pack_writer *w, uint16_t codec, uint64_t st
 }
 
 /* Enters an object whose stored bytes are written and whose checks are in extent_checks. */
-static int object_end(struct store_pack_writer *w, struct store_object_ref *ret_ref)
+static int object_end(struct pack_writer *w, struct pack_object_ref *ret_ref)
 {
 	uint8_t *entry = base_buf_extend(&w->footer, PACK_ENTRY_BYTES);
 	base_buf_append(&w->extent_refs, &ret_ref, sizeof ret_ref);
@@ -124,28 +124,28 @@ static int object_end(struct store_pack_writer *w, struct store_object_ref *ret_
 	return 0;
 }
 
-static int append_refuse(const struct store_pack_writer *w, enum store_object_kind kind, uint16_t codec,
+static int append_refuse(const struct pack_writer *w, enum pack_object_kind kind, uint16_t codec,
 	uint64_t stored_len, uint64_t raw_len, const uint32_t *lens)
 {
 	uint64_t sum = 0, blocks = base_block_count(raw_len);
-	bool raw = codec == STORE_CODEC_RAW;
+	bool raw = codec == PACK_CODEC_RAW;
 
 	if (w->error < 0)
 		return w->error;
-	if (w->stream.open || kind < STORE_OBJECT_PIECE || kind > STORE_OBJECT_VIEW_HEADER || !store_codec_valid(codec))
+	if (w->stream.open || kind < PACK_OBJECT_PIECE || kind > PACK_OBJECT_VIEW_HEADER || !pack_codec_valid(codec))
 		return -EINVAL;
 	if (raw_len > (raw ? STORE_OBJECT_MAX_BYTES : STORE_ENCODED_MAX_BYTES))
 		return -BASE_ELIMIT;
 	if (raw)
 		return stored_len == raw_len ? 0 : -EINVAL;
 	for (uint64_t i = 0; lens && i < blocks; i++)
-		sum += lens[i] & ~STORE_BLOCK_RAW;
+		sum += lens[i] & ~PACK_BLOCK_RAW;
 	return lens && sum == stored_len && stored_len < raw_len ? 0 : -EINVAL;
 }
 
-int store_pack_append_lent(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+int pack_append_lent(struct pack_writer *w, const struct base_digest *digest, enum pack_object_kind kind,
 	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
-	const uint32_t *lens, struct store_lent *lent, struct store_object_ref *ret_ref)
+	const uint32_t *lens, struct storage_lent *lent, struct pack_object_ref *ret_ref)
 {
 	uint64_t blocks = base_block_count(raw_len);
 	int r = append_refuse(w, kind, codec, stored_len, raw_len, lens);
@@ -154,7 +154,7 @@ int store_pack_append_lent(struct store_pack_writer *w, const struct base_digest
 		r = object_begin(w, codec, stored_len);
 	if (r < 0)
 		return r;
-	*ret_ref = (struct store_object_ref){.digest = *digest,
+	*ret_ref = (struct pack_object_ref){.digest = *digest,
 		.offset = w->at,
 		.raw_len = raw_len,
 		.stored_len = stored_len,
@@ -165,42 +165,42 @@ int store_pack_append_lent(struct store_pack_writer *w, const struct base_digest
 		return r;
 	for (uint64_t i = 0; i < blocks; i++)
 		base_buf_put64(&w->extent_checks, checks[i]);
-	for (uint64_t i = 0; codec != STORE_CODEC_RAW && i < blocks; i++)
+	for (uint64_t i = 0; codec != PACK_CODEC_RAW && i < blocks; i++)
 		base_buf_put32(&w->extent_checks, lens[i]);
 	return object_end(w, ret_ref);
 }
 
-int store_pack_append(struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+int pack_append(struct pack_writer *w, const struct base_digest *digest, enum pack_object_kind kind,
 	uint16_t codec, const void *stored, uint64_t stored_len, uint64_t raw_len, const uint64_t *checks,
-	const uint32_t *lens, struct store_object_ref *ret_ref)
+	const uint32_t *lens, struct pack_object_ref *ret_ref)
 {
-	return store_pack_append_lent(w, digest, kind, codec, stored, stored_len, raw_len, checks, lens, NULL, ret_ref);
+	return pack_append_lent(w, digest, kind, codec, stored, stored_len, raw_len, checks, lens, NULL, ret_ref);
 }
 
-void store_pack_keep(struct store_pack_writer *w)
+void pack_keep(struct pack_writer *w)
 {
 	if (w->storage->ops->writer_keep)
 		w->storage->ops->writer_keep(w->out);
 }
 
-int store_pack_append_raw(struct store_pack_writer *w, enum store_object_kind kind, const void *bytes, uint64_t len,
-	struct store_object_ref *ret_ref)
+int pack_append_raw(struct pack_writer *w, enum pack_object_kind kind, const void *bytes, uint64_t len,
+	struct pack_object_ref *ret_ref)
 {
 	struct base_digest digest;
 	int r;
 
 	base_digest_of(bytes, len, &digest);
-	r = store_pack_stream_begin(w, &digest, kind, len);
+	r = pack_stream_begin(w, &digest, kind, len);
 	if (r == 0)
-		r = store_pack_stream_add(w, bytes, len);
-	return r < 0 ? r : store_pack_stream_end(w, ret_ref);
+		r = pack_stream_add(w, bytes, len);
+	return r < 0 ? r : pack_stream_end(w, ret_ref);
 }
 
-int store_pack_stream_begin(
-	struct store_pack_writer *w, const struct base_digest *digest, enum store_object_kind kind, uint64_t len)
+int pack_stream_begin(
+	struct pack_writer *w, const struct base_digest *digest, enum pack_object_kind kind, uint64_t len)
 {
 	struct stream *st = &w->stream;
-	int r = append_refuse(w, kind, STORE_CODEC_RAW, len, len, NULL);
+	int r = append_refuse(w, kind, PACK_CODEC_RAW, len, len, NULL);
 	if (r < 0)
 		return r;
 	if (!st->hasher)
@@ -208,7 +208,7 @@ int store_pack_stream_begin(
 	if (!st->hasher)
 		return -ENOMEM;
 	base_hasher_reset(st->hasher);
-	r = object_begin(w, STORE_CODEC_RAW, len);
+	r = object_begin(w, PACK_CODEC_RAW, len);
 	if (r < 0)
 		return r;
 	st->open = true;
@@ -221,14 +221,14 @@ int store_pack_stream_begin(
 	return 0;
 }
 
-static void stream_check(struct store_pack_writer *w, const void *block, size_t len)
+static void stream_check(struct pack_writer *w, const void *block, size_t len)
 {
 	struct stream *st = &w->stream;
 	base_buf_put64(&w->extent_checks, base_block_check(&st->digest, st->done / BASE_BLOCK_BYTES, block, len));
 	st->done += len;
 }
 
-int store_pack_stream_add(struct store_pack_writer *w, const void *bytes, size_t len)
+int pack_stream_add(struct pack_writer *w, const void *bytes, size_t len)
 {
 	struct stream *st = &w->stream;
 	const uint8_t *at = bytes;
@@ -264,7 +264,7 @@ int store_pack_stream_add(struct store_pack_writer *w, const void *bytes, size_t
 	return 0;
 }
 
-int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *ret_ref)
+int pack_stream_end(struct pack_writer *w, struct pack_object_ref *ret_ref)
 {
 	struct stream *st = &w->stream;
 	struct base_digest digest;
@@ -282,18 +282,18 @@ int store_pack_stream_end(struct store_pack_writer *w, struct store_object_ref *
 		return fail(w, r);
 	if (st->done != st->len || !base_digest_equal(&digest, &st->digest))
 		return fail(w, -BASE_EDAMAGED);
-	*ret_ref = (struct store_object_ref){.digest = digest,
+	*ret_ref = (struct pack_object_ref){.digest = digest,
 		.offset = st->offset,
 		.raw_len = st->len,
 		.stored_len = st->len,
-		.codec = STORE_CODEC_RAW,
+		.codec = PACK_CODEC_RAW,
 		.kind = (uint8_t)st->kind};
 	return object_end(w, ret_ref);
 }
 
-int store_pack_extent_end(struct store_pack_writer *w)
+int pack_extent_end(struct pack_writer *w)
 {
-	struct store_object_ref **refs = (struct store_object_ref **)(void *)w->extent_refs.data;
+	struct pack_object_ref **refs = (struct pack_object_ref **)(void *)w->extent_refs.data;
 	uint8_t *entry;
 	uint64_t at;
 	int r;
@@ -312,7 +312,7 @@ int store_pack_extent_end(struct store_pack_writer *w)
 	for (uint64_t i = 0; i < w->extent_count; i++, entry += PACK_ENTRY_BYTES) {
 		refs[i]->checks = at;
 		base_put64(entry + 40, at);
-		at += store_object_checks_bytes(base_get16(entry + 64), base_get64(entry + 48));
+		at += pack_object_checks_bytes(base_get16(entry + 64), base_get64(entry + 48));
 	}
 	w->extent_count = 0;
 	w->extent_refs.len = 0;
@@ -321,12 +321,12 @@ int store_pack_extent_end(struct store_pack_writer *w)
 	return r;
 }
 
-uint64_t store_pack_writer_size(const struct store_pack_writer *w)
+uint64_t pack_writer_size(const struct pack_writer *w)
 {
 	return w->at;
 }
 
-static void writer_free(struct store_pack_writer *w)
+static void writer_free(struct pack_writer *w)
 {
 	base_buf_release(&w->extent_refs);
 	base_buf_release(&w->extent_checks);
@@ -335,29 +335,29 @@ static void writer_free(struct store_pack_writer *w)
 	free(w);
 }
 
-static int write_footer(struct store_pack_writer *w)
+static int write_footer(struct pack_writer *w)
 {
-	uint8_t tail[STORE_PACK_TAIL_BYTES];
+	uint8_t tail[PACK_TAIL_BYTES];
 	struct pack_tail t;
-	int r = store_pack_extent_end(w);
+	int r = pack_extent_end(w);
 
 	if (r == 0)
 		r = pad(w, PACK_FOOTER_ALIGN);
 	if (r < 0)
 		return r;
 	t = (struct pack_tail){.footer_offset = w->at, .footer_len = w->footer.len, .count = w->count,
-		.file_size = w->at + w->footer.len + STORE_PACK_TAIL_BYTES};
+		.file_size = w->at + w->footer.len + PACK_TAIL_BYTES};
 	base_sha256(w->footer.data, w->footer.len, &t.footer_digest);
 	pack_tail_encode(&t, tail);
 	r = w->footer.len ? put(w, w->footer.data, w->footer.len) : 0;
 	return r < 0 ? r : put(w, tail, sizeof tail);
 }
 
-int store_pack_seal(struct store_pack_writer *w, uint64_t *ret_size)
+int pack_seal(struct pack_writer *w, uint64_t *ret_size)
 {
 	int r = write_footer(w);
 	if (r < 0) {
-		store_pack_abandon(w);
+		pack_abandon(w);
 		return r;
 	}
 	if (ret_size)
@@ -367,7 +367,7 @@ int store_pack_seal(struct store_pack_writer *w, uint64_t *ret_size)
 	return r;
 }
 
-void store_pack_abandon(struct store_pack_writer *w)
+void pack_abandon(struct pack_writer *w)
 {
 	if (!w)
 		return;

@@ -111,10 +111,10 @@ int chunk_extent_decode(const uint8_t bytes[static CHUNK_EXTENT_BYTES], uint32_t
 }
 
 /* Inline bytes follow each other: the extent's reference has the place of the next ones. */
-static int inline_take(struct chunk_extent *extent, uint64_t ninline, struct store_object_ref *ref,
+static int inline_take(struct chunk_extent *extent, uint64_t ninline, struct pack_object_ref *ref,
 	uint64_t *ret_inline)
 {
-	if (ref->raw_len > STORE_INLINE_MAX_BYTES || ref->stored_len != ref->raw_len || ref->codec != STORE_CODEC_RAW)
+	if (ref->raw_len > STORE_INLINE_MAX_BYTES || ref->stored_len != ref->raw_len || ref->codec != PACK_CODEC_RAW)
 		return -BASE_EFORMAT;
 	if (extent->ref.offset > ninline || ref->raw_len > ninline - extent->ref.offset)
 		return -BASE_EFORMAT;
@@ -126,7 +126,7 @@ static int inline_take(struct chunk_extent *extent, uint64_t ninline, struct sto
 int chunk_piece_decode(const uint8_t bytes[static CHUNK_PIECE_BYTES], uint64_t raw_len, uint64_t ninline,
 	struct chunk_extent *extent, struct store_piece *ret_p, uint64_t *ret_inline)
 {
-	struct store_object_ref *ref = &ret_p->ref;
+	struct pack_object_ref *ref = &ret_p->ref;
 	int r = 0;
 
 	memset(ret_p, 0, sizeof *ret_p);
@@ -135,10 +135,10 @@ int chunk_piece_decode(const uint8_t bytes[static CHUNK_PIECE_BYTES], uint64_t r
 	ref->stored_len = base_get32(bytes + 48);
 	ref->raw_len = base_get32(bytes + 52);
 	ref->codec = base_get16(bytes + 56);
-	ref->kind = STORE_OBJECT_PIECE;
+	ref->kind = PACK_OBJECT_PIECE;
 	ref->pack = extent->ref.pack;
 	ret_p->base = base_get32(bytes + 60);
-	if (!store_codec_valid(ref->codec))
+	if (!pack_codec_valid(ref->codec))
 		return -BASE_EVERSION; /* the chunk's digest holds: no damage made it */
 	if (base_get16(bytes + 58) != 0 || ret_p->base != STORE_PIECE_NO_BASE || ref->raw_len != raw_len)
 		return -BASE_EFORMAT;
@@ -148,7 +148,7 @@ int chunk_piece_decode(const uint8_t bytes[static CHUNK_PIECE_BYTES], uint64_t r
 		ref->offset = extent->ref.offset;
 		ref->checks = extent->ref.checks;
 		if (raw_len <= STORE_INLINE_MAX_BYTES || (!extent->fresh && !chunk_extent_next(&extent->ref, ref)) ||
-			store_object_ref_check(ref, STORE_OBJECT_MAX_BYTES) < 0)
+			pack_object_ref_check(ref, STORE_OBJECT_MAX_BYTES) < 0)
 			r = -BASE_EFORMAT;
 		extent->ref = *ref;
 	}

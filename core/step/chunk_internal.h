@@ -41,10 +41,10 @@ enum {
 
 /* The place of the object that follows `ref` in its extent. `next` has its lengths and codec; false: beyond every
  * bound. */
-static inline bool chunk_extent_next(const struct store_object_ref *ref, struct store_object_ref *next)
+static inline bool chunk_extent_next(const struct pack_object_ref *ref, struct pack_object_ref *next)
 {
-	next->offset = base_align(ref->offset + ref->stored_len, store_object_align(next->codec, next->stored_len));
-	next->checks = ref->checks + store_object_checks_bytes(ref->codec, ref->raw_len);
+	next->offset = base_align(ref->offset + ref->stored_len, pack_object_align(next->codec, next->stored_len));
+	next->checks = ref->checks + pack_object_checks_bytes(ref->codec, ref->raw_len);
 	return next->offset < STORE_OBJECT_MAX_BYTES && next->checks < STORE_OBJECT_MAX_BYTES;
 }
 
@@ -78,7 +78,7 @@ bool chunk_box_valid(const struct tensor_shape *s, const struct tensor_box *b, b
 
 /* An extent under way. */
 struct chunk_extent {
-	struct store_object_ref ref;    /* fresh: pack, offset and checks of its first piece; then the piece before */
+	struct pack_object_ref ref;    /* fresh: pack, offset and checks of its first piece; then the piece before */
 	uint32_t left;                  /* pieces to come */
 	bool fresh;
 };

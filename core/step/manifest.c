@@ -384,21 +384,21 @@ int store_manifest_excerpt(const struct proto_announcement *a, struct proto_mani
 
 /* ---- in the store ---- */
 
-int store_manifest_path(const char *run, const struct base_digest *digest, char path[static STORE_NAME_MAX])
+int store_manifest_path(const char *run, const struct base_digest *digest, char path[static STORAGE_NAME_MAX])
 {
 	char hex[BASE_DIGEST_HEX];
 
 	if (!proto_run_valid(run))
 		return -EINVAL;
 	base_digest_hex(digest, hex);
-	snprintf(path, STORE_NAME_MAX, "runs/%s/manifests/%s", run, hex);
+	snprintf(path, STORAGE_NAME_MAX, "runs/%s/manifests/%s", run, hex);
 	return 0;
 }
 
 int store_manifest_put(struct store *s, const char *run, const struct base_buf *body, const struct base_digest *digest,
 	struct base_error *err)
 {
-	char path[STORE_NAME_MAX];
+	char path[STORAGE_NAME_MAX];
 	int r = store_manifest_path(run, digest, path);
 
 	if (r < 0)
@@ -407,7 +407,7 @@ int store_manifest_put(struct store *s, const char *run, const struct base_buf *
 	if (r < 0)
 		return store_denied(s, r, err) ? r
 			: base_error_set(err, r, "%s cannot be written: %s", path, base_error_name(r));
-	if (r == STORE_PUT_OTHER)
+	if (r == STORAGE_PUT_OTHER)
 		return base_error_set(err, -BASE_EDAMAGED, "%s exists with other bytes: it is damaged", path);
 	return 0;
 }
@@ -417,15 +417,15 @@ int store_manifest_get(struct store *s, const char *run, const struct base_diges
 {
 	base_cleanup(store_record_release) struct store_record record = {0};
 	struct base_digest found;
-	char path[STORE_NAME_MAX];
+	char path[STORAGE_NAME_MAX];
 	int r = store_manifest_path(run, digest, path);
 
 	memset(ret_m, 0, sizeof *ret_m);
 	if (r < 0)
 		return base_error_set(err, r, "\"%.128s\" cannot be the name of a run", run);
 	r = store_record_get(s->storage, path, STORE_RECORD_MANIFEST, s->info.id, &record, NULL, err);
-	if (store_not_a_file(r))
-		return base_error_set(err, -BASE_EDAMAGED, "%s: %s", path, store_not_a_file(r));
+	if (storage_not_a_file(r))
+		return base_error_set(err, -BASE_EDAMAGED, "%s: %s", path, storage_not_a_file(r));
 	if (r < 0) {
 		store_no_directory(s, r, err);
 		return r;
@@ -448,8 +448,8 @@ int store_manifest_get(struct store *s, const char *run, const struct base_diges
 int store_manifest_object(struct store *s, const struct proto_manifest *m, const struct proto_ref *from, uint64_t max,
 	void **ret_bytes, struct base_error *err)
 {
-	struct store_object_ref ref = store_object_ref_from(from);
-	struct store_pack *pack;
+	struct pack_object_ref ref = pack_object_ref_from(from);
+	struct pack *pack;
 	int r;
 
 	if (ref.pack >= m->npacks)
@@ -458,7 +458,7 @@ int store_manifest_object(struct store *s, const struct proto_manifest *m, const
 	r = store_pack_get(s, m->packs[ref.pack].pack, &pack, err);
 	if (r < 0)
 		return r;
-	r = store_object_load(pack, &ref, max, ret_bytes, err);
+	r = pack_object_load(pack, &ref, max, ret_bytes, err);
 	store_pack_put(s, pack);
 	return r;
 }
@@ -469,16 +469,16 @@ static int pack_check(void *arg, uint32_t i, struct base_error *err)
 {
 	const struct packs_check *c = arg;
 	const struct proto_pack_use *p = &c->m->packs[i];
-	char path[STORE_NAME_MAX];
+	char path[STORAGE_NAME_MAX];
 	uint64_t size;
-	int r = store_pack_path(p->pack, path);
+	int r = pack_path(p->pack, path);
 
 	if (r == 0)
-		r = store_size(c->s->storage, path, &size);
+		r = storage_size(c->s->storage, path, &size);
 	if (r == -ENOENT)
 		return base_error_set(err, r, "pack %s is gone", p->pack);
-	if (store_not_a_file(r))
-		return base_error_set(err, -BASE_EDAMAGED, "%s: %s", path, store_not_a_file(r));
+	if (storage_not_a_file(r))
+		return base_error_set(err, -BASE_EDAMAGED, "%s: %s", path, storage_not_a_file(r));
 	if (r < 0 && store_no_directory(c->s, r, err))
 		return r;
 	if (r < 0)
@@ -493,5 +493,5 @@ int store_manifest_check_packs(struct store *s, const struct proto_manifest *m, 
 {
 	struct packs_check c = {s, m};
 
-	return store_spread(m->npacks, pack_check, &c, err);
+	return storage_spread(m->npacks, pack_check, &c, err);
 }

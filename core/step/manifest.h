@@ -23,7 +23,7 @@ int store_manifest_get(struct store *s, const char *run, const struct base_diges
 /* An object that a manifest itself refers to (a layout, a header, a part), into fresh memory, re-hashed. */
 int store_manifest_object(struct store *s, const struct proto_manifest *m, const struct proto_ref *from, uint64_t max,
 	void **ret_bytes, struct base_error *err);
-int store_manifest_path(const char *run, const struct base_digest *digest, char path[static STORE_NAME_MAX]);
+int store_manifest_path(const char *run, const struct base_digest *digest, char path[static STORAGE_NAME_MAX]);
 
 /* Invariant 2: every pack that is named exists and has the named size, also those of the step's own attempt. */
 int store_manifest_check_packs(struct store *s, const struct proto_manifest *m, struct base_error *err);

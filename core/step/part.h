@@ -16,7 +16,7 @@
 #define STORE_PIECE_NO_BASE UINT32_MAX
 
 struct store_piece {                /* as rows give it */
-	struct store_object_ref ref;    /* pack: number in the part's pack table; UINT32_MAX: inline */
+	struct pack_object_ref ref;    /* pack: number in the part's pack table; UINT32_MAX: inline */
 	struct base_xxh128 xxh;         /* of the raw bytes, under the store's seed */
 	const uint8_t *inline_bytes;    /* raw_len bytes, into the row's memory; NULL otherwise */
 	/* index into the row's base objects (for delta codecs of later versions); STORE_PIECE_NO_BASE */
@@ -35,7 +35,7 @@ int store_row_digest(const struct store_piece *pieces, uint64_t n, struct base_d
 
 /* Writing: rows in ascending tensor order; chunks are appended to the meta pack as they fill. */
 struct store_part_builder;
-struct store_part_builder *store_part_builder_new(const struct store_layout *l, struct store_pack_writer *meta,
+struct store_part_builder *store_part_builder_new(const struct store_layout *l, struct pack_writer *meta,
 	uint32_t meta_pack);
 void store_part_builder_free(struct store_part_builder *b);
 /* boxes NULL: whole. Consecutive pieces whose places follow each other by the arithmetic of extents go into one
@@ -43,8 +43,8 @@ void store_part_builder_free(struct store_part_builder *b);
 int store_part_add_row(struct store_part_builder *b, uint32_t tensor, const struct tensor_box *boxes, uint32_t nboxes,
 	const struct store_piece *pieces, uint64_t npieces, struct base_error *err);
 /* Flushes the last chunk, fills part->chunks (memory owned by the builder) and appends the part object; *ret_ref is
- * complete after the next store_pack_extent_end or seal. */
-int store_part_finish(struct store_part_builder *b, struct proto_part *part, struct store_object_ref *ret_ref,
+ * complete after the next pack_extent_end or seal. */
+int store_part_finish(struct store_part_builder *b, struct proto_part *part, struct pack_object_ref *ret_ref,
 	struct base_error *err);
 
 /* A part that its writer keeps in memory: a copy, and its first chunks, at most 4 MiB of them. {0}: nothing. */

@@ -13,11 +13,11 @@
 #include "core/base/buf.h"
 #include "core/pack/pack.h"
 
-struct part_chunk { struct part_chunk *next; uint32_t first_tensor, last_tensor, nrows; struct store_object_ref ref; };
+struct part_chunk { struct part_chunk *next; uint32_t first_tensor, last_tensor, nrows; struct pack_object_ref ref; };
 
 struct store_part_builder {
 	const struct store_layout *layout;
-	struct store_pack_writer *meta;
+	struct pack_writer *meta;
 	uint32_t meta_pack;
 	struct store_part_kept *kept;   /* NULL: nothing is */
 	int64_t last_tensor;            /* -1: none yet */
@@ -28,7 +28,7 @@ struct store_part_builder {
 	struct base_buf rows, extents, pieces, boxes, inlined;
 };
 
-struct store_part_builder *store_part_builder_new(const struct store_layout *l, struct store_pack_writer *meta,
+struct store_part_builder *store_part_builder_new(const struct store_layout *l, struct pack_writer *meta,
 	uint32_t meta_pack)
 {
 	struct store_part_builder *b = calloc(1, sizeof *b);
@@ -120,8 +120,8 @@ static int chunk_flush(struct store_part_builder *b, struct base_error *err)
 		part_kept_chunk(b->kept, &object);
 	/* a long row is read by ranges (part_excerpt.c), which is cheaper if nothing has to be decoded */
 	r = object.len > STORE_CHUNK_TARGET_BYTES
-		? store_pack_append_raw(b->meta, STORE_OBJECT_PART_CHUNK, object.data, object.len, &c->ref)
-		: store_pack_append_encoded(b->meta, STORE_OBJECT_PART_CHUNK, object.data, object.len, &c->ref);
+		? pack_append_raw(b->meta, PACK_OBJECT_PART_CHUNK, object.data, object.len, &c->ref)
+		: pack_append_encoded(b->meta, PACK_OBJECT_PART_CHUNK, object.data, object.len, &c->ref);
 	return r < 0 ? base_error_set(err, r, "the part's rows cannot be written: %s", base_error_name(r)) : 0;
 }
 
@@ -141,17 +141,17 @@ static bool row_is_whole(const struct tensor_shape *s, const struct tensor_box *
 
 static int row_piece_check(const struct store_piece *p, uint64_t raw_len)
 {
-	struct store_object_ref ref = p->ref;
+	struct pack_object_ref ref = p->ref;
 
 	if (p->ref.raw_len != raw_len || p->base != STORE_PIECE_NO_BASE || raw_len > UINT32_MAX)
 		return -EINVAL;
 	if (raw_len <= STORE_INLINE_MAX_BYTES)
-		return p->ref.pack == CHUNK_INLINE && p->ref.codec == STORE_CODEC_RAW &&
+		return p->ref.pack == CHUNK_INLINE && p->ref.codec == PACK_CODEC_RAW &&
 				(p->inline_bytes || raw_len == 0)
 			? 0
 			: -EINVAL;
-	ref.kind = STORE_OBJECT_PIECE;
-	return p->ref.pack == CHUNK_INLINE || store_object_ref_check(&ref, STORE_OBJECT_MAX_BYTES) < 0 ? -EINVAL : 0;
+	ref.kind = PACK_OBJECT_PIECE;
+	return p->ref.pack == CHUNK_INLINE || pack_object_ref_check(&ref, STORE_OBJECT_MAX_BYTES) < 0 ? -EINVAL : 0;
 }
 
 /* The pieces have to be those that the grid cuts the boxes into. */
@@ -186,7 +186,7 @@ static void row_piece_put(struct store_part_builder *b, const struct store_piece
 
 static bool row_run_goes_on(const struct store_piece *last, const struct store_piece *p)
 {
-	struct store_object_ref next = p->ref;
+	struct pack_object_ref next = p->ref;
 
 	if (last->ref.pack != p->ref.pack)
 		return false;
@@ -306,7 +306,7 @@ int store_part_add_row(struct store_part_builder *b, uint32_t tensor, const stru
 
 /* ---- the part ---- */
 
-static struct proto_ref part_ref(const struct store_object_ref *ref, uint32_t pack)
+static struct proto_ref part_ref(const struct pack_object_ref *ref, uint32_t pack)
 {
 	return (struct proto_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
 		.raw_len = ref->raw_len, .stored_len = ref->stored_len, .pack = pack, .codec = ref->codec,
@@ -328,7 +328,7 @@ static int part_table(struct store_part_builder *b, struct proto_part *part)
 	return 0;
 }
 
-int store_part_finish(struct store_part_builder *b, struct proto_part *part, struct store_object_ref *ret_ref,
+int store_part_finish(struct store_part_builder *b, struct proto_part *part, struct pack_object_ref *ret_ref,
 	struct base_error *err)
 {
 	base_cleanup_buf struct base_buf object = BASE_BUF_INIT;
@@ -336,7 +336,7 @@ int store_part_finish(struct store_part_builder *b, struct proto_part *part, str
 
 	if (r < 0)
 		return r;
-	r = store_pack_extent_end(b->meta); /* the chunks' references are complete from here on */
+	r = pack_extent_end(b->meta); /* the chunks' references are complete from here on */
 	if (r == 0)
 		r = part_table(b, part);
 	if (r == 0)
@@ -344,7 +344,7 @@ int store_part_finish(struct store_part_builder *b, struct proto_part *part, str
 	if (r == 0 && object.len > STORE_METADATA_MAX_BYTES)
 		r = -BASE_ELIMIT;
 	if (r == 0)
-		r = store_pack_append_encoded(b->meta, STORE_OBJECT_PART, object.data, object.len, ret_ref);
+		r = pack_append_encoded(b->meta, PACK_OBJECT_PART, object.data, object.len, ret_ref);
 	if (r >= 0 && b->kept)
 		part_kept_finish(b->kept, &object);
 	return r < 0 ? base_error_set(err, r, "the part cannot be written: %s", base_error_name(r)) : 0;

@@ -38,8 +38,8 @@ struct excerpt {
 	struct store_part_excerpt row;  /* first: what callers see */
 	struct store *store;
 	const struct store_layout *layout;
-	struct store_pack *pack;
-	struct store_object_ref ref;    /* of the chunk */
+	struct pack *pack;
+	struct pack_object_ref ref;    /* of the chunk */
 	uint32_t npacks, nextents;      /* nextents: of the row */
 	struct chunk_tables t;
 	struct chunk_start start;       /* of the row; inlined is not known */
@@ -87,7 +87,7 @@ static int span_get(struct excerpt *e, enum excerpt_table table, uint64_t at, ui
 	}
 	if (!s->bytes)
 		return excerpt_bad(e, -ENOMEM, err);
-	r = store_object_read_blocks(e->pack, &e->ref, first, last - first, s->bytes, err);
+	r = pack_object_read_blocks(e->pack, &e->ref, first, last - first, s->bytes, err);
 	if (r < 0)
 		return r;
 	s->from = first * BASE_BLOCK_BYTES;
@@ -295,8 +295,8 @@ int store_part_excerpt_open(struct store *s, const struct store_layout *l, const
 	e->store = s;
 	e->layout = l;
 	e->npacks = npacks;
-	e->ref = store_object_ref_from(&part->chunks[number].ref);
-	if (e->ref.pack >= npacks || e->ref.kind != STORE_OBJECT_PART_CHUNK)
+	e->ref = pack_object_ref_from(&part->chunks[number].ref);
+	if (e->ref.pack >= npacks || e->ref.kind != PACK_OBJECT_PART_CHUNK)
 		r = base_error_set(err, -BASE_EFORMAT, "a part names pack %u of %u", e->ref.pack, npacks);
 	else
 		r = store_pack_get(s, packs[e->ref.pack], &e->pack, err);

@@ -15,16 +15,16 @@ BASE_CLEANUP_DEFINE(struct store_chunk *, store_chunk_free)
 static int part_chunk_bytes(struct store *s, const struct proto_chunk *from, const char *const *packs, uint32_t npacks,
 	void **ret_bytes, struct base_error *err)
 {
-	struct store_object_ref ref = store_object_ref_from(&from->ref);
-	struct store_pack *pack;
+	struct pack_object_ref ref = pack_object_ref_from(&from->ref);
+	struct pack *pack;
 	int r;
 
-	if (ref.pack >= npacks || ref.kind != STORE_OBJECT_PART_CHUNK)
+	if (ref.pack >= npacks || ref.kind != PACK_OBJECT_PART_CHUNK)
 		return base_error_set(err, -BASE_EFORMAT, "a part names pack %u of %u", ref.pack, npacks);
 	r = store_pack_get(s, packs[ref.pack], &pack, err);
 	if (r < 0)
 		return r;
-	r = store_object_load(pack, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, err);
+	r = pack_object_load(pack, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, err);
 	store_pack_put(s, pack);
 	return r;
 }

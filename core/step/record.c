@@ -163,12 +163,12 @@ int store_record_decode(enum store_record_kind kind, const uint8_t id[16], const
 	return 0;
 }
 
-int store_record_put(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
+int store_record_put(struct storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
 	const void *body, size_t len)
 {
 	base_cleanup_buf struct base_buf file = BASE_BUF_INIT;
 	int r = store_record_encode(kind, id, body, len, &file);
-	return r < 0 ? r : store_put(s, name, file.data, file.len);
+	return r < 0 ? r : storage_put(s, name, file.data, file.len);
 }
 
 int store_newer(struct base_error *err, const char *what, const void *body, size_t len)
@@ -183,7 +183,7 @@ int store_newer(struct base_error *err, const char *what, const void *body, size
 	return base_error_newer(err, "%s was written by a newer vckpt: %s", what, why);
 }
 
-int store_record_put_fleeting(struct store_storage *s, const char *name, enum store_record_kind kind,
+int store_record_put_fleeting(struct storage *s, const char *name, enum store_record_kind kind,
 	const uint8_t id[16], const void *body, size_t len)
 {
 	base_cleanup_buf struct base_buf file = BASE_BUF_INIT;
@@ -191,7 +191,7 @@ int store_record_put_fleeting(struct store_storage *s, const char *name, enum st
 
 	return r < 0 ? r : s->ops->put_fleeting(s, name, file.data, file.len);
 }
-int store_record_put_passing(struct store_storage *s, const char *name, enum store_record_kind kind,
+int store_record_put_passing(struct storage *s, const char *name, enum store_record_kind kind,
 	const uint8_t id[16], const void *body, size_t len)
 {
 	base_cleanup_buf struct base_buf file = BASE_BUF_INIT;
@@ -202,9 +202,9 @@ int store_record_put_passing(struct store_storage *s, const char *name, enum sto
 
 /* Reads a file that cannot be read at once, block by block. Blocks that cannot be read become zeros, which no digest
  * matches. So a bad sector spoils only one of two copies. */
-static int read_blocks(struct store_storage *s, const char *name, uint64_t max, void **ret_file, size_t *ret_len)
+static int read_blocks(struct storage *s, const char *name, uint64_t max, void **ret_file, size_t *ret_len)
 {
-	struct store_storage_file *f;
+	struct storage_file *f;
 	uint64_t size;
 	uint8_t *file;
 	int r = s->ops->file_open(s, name, &f, &size);
@@ -236,14 +236,14 @@ static struct store_record record_take(enum store_record_kind kind, uint8_t *fil
 	return (struct store_record){ kind, file, c->len };
 }
 
-int store_record_get(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
+int store_record_get(struct storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
 	struct store_record *ret_r, bool *ret_whole, struct base_error *err)
 {
 	uint64_t max = 2 * base_align(STORE_RECORD_HEAD_BYTES + store_record_max(kind), RECORD_HALF_ALIGN);
 	base_cleanup_free void *file = NULL;
 	struct copy c = { 0 };
 	size_t len;
-	int r = store_read_whole(s, name, max, &file, &len);
+	int r = storage_read_whole(s, name, max, &file, &len);
 	bool blocks = r == -EIO && record_is_double(kind);
 	if (blocks)
 		r = read_blocks(s, name, max, &file, &len);

@@ -50,13 +50,13 @@ int store_record_decode(enum store_record_kind kind, const uint8_t id[16], const
  * not known (NULL: that of its envelope). Returns -BASE_EVERSION. */
 int store_newer(struct base_error *err, const char *what, const void *body, size_t len);
 
-int store_record_put(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
+int store_record_put(struct storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
 	const void *body, size_t len);
-int store_record_put_fleeting(struct store_storage *s, const char *name, enum store_record_kind kind,
+int store_record_put_fleeting(struct storage *s, const char *name, enum store_record_kind kind,
 	const uint8_t id[16], const void *body, size_t len);
-int store_record_put_passing(struct store_storage *s, const char *name, enum store_record_kind kind,
+int store_record_put_passing(struct storage *s, const char *name, enum store_record_kind kind,
 	const uint8_t id[16], const void *body, size_t len);
-int store_record_get(struct store_storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
+int store_record_get(struct storage *s, const char *name, enum store_record_kind kind, const uint8_t id[16],
 	struct store_record *ret_r, bool *ret_whole, struct base_error *err);
 
 #endif

@@ -43,7 +43,7 @@ const char *store_hostname(void)
 
 void store_reserve_release(struct store *s)
 {
-	store_remove(s->storage, RESERVE_FILE);
+	storage_remove(s->storage, RESERVE_FILE);
 }
 
 void store_reserve_restore(struct store *s)
@@ -51,11 +51,11 @@ void store_reserve_restore(struct store *s)
 	uint64_t size, want = s->info.reserve_bytes;
 	void *zeros;
 
-	if (want == 0 || want > RESERVE_MAX_BYTES || store_size(s->storage, RESERVE_FILE, &size) != -ENOENT)
+	if (want == 0 || want > RESERVE_MAX_BYTES || storage_size(s->storage, RESERVE_FILE, &size) != -ENOENT)
 		return;
 	zeros = calloc(1, want);
 	if (zeros)
-		store_put(s->storage, RESERVE_FILE, zeros, want);
+		storage_put(s->storage, RESERVE_FILE, zeros, want);
 	free(zeros);
 }
 
@@ -148,7 +148,7 @@ int store_open(const char *path, unsigned flags, struct store **ret_s, struct ba
 	s->read_only = flags & STORE_OPEN_READ_ONLY;
 	r = store_path_set(s, path, err);
 	if (r == 0)
-		r = store_storage_open_posix(s->path, flags, &s->storage, err);
+		r = storage_open_posix(s->path, flags, &s->storage, err);
 	if (r == 0) {
 		s->storage->relieve = store_pack_cache_relieve;
 		s->storage->relieve_arg = s->packs;
@@ -175,7 +175,7 @@ void store_close(struct store *s)
 	free(s);
 }
 
-static int store_identity_put(struct store_storage *storage, uint64_t reserve_bytes)
+static int store_identity_put(struct storage *storage, uint64_t reserve_bytes)
 {
 	struct proto_store info = {.version = PROTO_VERSION, .grid = {.min_bytes = 128 << 10, .target_bytes = 1 << 20,
 		.row_bytes = 256, .small_bytes = 32 << 10}, .reserve_bytes = reserve_bytes, .list_2 = true,
@@ -191,7 +191,7 @@ static int store_identity_put(struct store_storage *storage, uint64_t reserve_by
 		r = proto_store_encode(&info, &body);
 	if (r == 0)
 		r = store_record_put(storage, STORE_FILE, STORE_RECORD_STORE, NULL, body.data, body.len);
-	return r == STORE_PUT_OTHER ? -EEXIST : r;
+	return r == STORAGE_PUT_OTHER ? -EEXIST : r;
 }
 
 /* Another process may make the store meanwhile: it is a store then. */
@@ -209,7 +209,7 @@ int store_init_allowed(const char *path, struct base_error *err)
 
 int store_init(const char *path, uint64_t reserve_bytes, struct base_error *err)
 {
-	struct store_storage *storage;
+	struct storage *storage;
 	struct store *s;
 	int r;
 
@@ -221,7 +221,7 @@ int store_init(const char *path, uint64_t reserve_bytes, struct base_error *err)
 		r = store_init_allowed(path, err);
 	if (r < 0)
 		return r;
-	r = store_storage_open_posix(path, STORE_STORAGE_CREATE, &storage, err);
+	r = storage_open_posix(path, STORAGE_CREATE, &storage, err);
 	if (r < 0)
 		return r;
 	r = store_identity_put(storage, reserve_bytes);

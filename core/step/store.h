@@ -11,7 +11,7 @@
 #include "proto/message.h"
 
 struct store {
-	struct store_storage *storage;
+	struct storage *storage;
 	struct proto_store info;        /* id, seed, grid parameters */
 	char path[4096];                /* absolute, for messages */
 	struct store_pack_cache *packs; /* private */
@@ -19,8 +19,8 @@ struct store {
 };
 
 /* Without STORE_OPEN_READ_ONLY a store of an older format is refused (-EROFS): it is read and never written. */
-enum store_open_flag { STORE_OPEN_READ_ONLY = STORE_STORAGE_READ_ONLY, /* each as in storage.h */
-	STORE_OPEN_NAMED_TEMPS = STORE_STORAGE_NAMED_TEMPS, STORE_OPEN_KEEP_CACHED = STORE_STORAGE_KEEP_CACHED };
+enum store_open_flag { STORE_OPEN_READ_ONLY = STORAGE_READ_ONLY, /* each as in storage.h */
+	STORE_OPEN_NAMED_TEMPS = STORAGE_NAMED_TEMPS, STORE_OPEN_KEEP_CACHED = STORAGE_KEEP_CACHED };
 
 #define STORE_FILE "vckpt.store" /* what makes a directory a store */
 #define STORE_RESERVE_BYTES (UINT64_C(1) << 20)
@@ -53,8 +53,8 @@ char *store_around(const char *path);
 
 /* An open pack out of a cache, by name (store_packs.c: how many stay open, and how long). Put it back when done.
  * If its file vanished or shrank, every call fails with an error that names it. */
-int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p, struct base_error *err);
-void store_pack_put(struct store *s, struct store_pack *p);
+int store_pack_get(struct store *s, const char *pack, struct pack **ret_p, struct base_error *err);
+void store_pack_put(struct store *s, struct pack *p);
 
 /* release deletes the reserve file, so that abort, rm and gc have room; restore makes it again when there is room. Best
  * effort. */

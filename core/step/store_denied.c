@@ -15,8 +15,8 @@
 #define DENIED_NAME_MAX 64
 
 struct denied {
-	struct store_storage_owner store, at;   /* of the store's directory, and of the one at hand */
-	char dir[STORE_NAME_MAX];
+	struct storage_owner store, at;   /* of the store's directory, and of the one at hand */
+	char dir[STORAGE_NAME_MAX];
 	char store_owner[DENIED_NAME_MAX], store_group[DENIED_NAME_MAX], owner[DENIED_NAME_MAX]; /* by name */
 };
 
@@ -55,7 +55,7 @@ static bool is_member(uint32_t gid)
 
 static void denied_look(const struct store *s, struct denied *d)
 {
-	struct store_storage *storage = s->storage;
+	struct storage *storage = s->storage;
 
 	if (!storage->ops->denied || storage->ops->denied(storage, d->dir, &d->at) < 0) {
 		d->dir[0] = 0;

@@ -9,7 +9,7 @@
 /* ---- store_packs.c ---- */
 struct store_pack_cache *store_pack_cache_new(void); /* NULL: no memory */
 void store_pack_cache_free(struct store_pack_cache *c); /* every pack was put back; NULL-safe */
-/* Closes all packs that are not in use: what struct store_storage calls when the process is out of descriptors. */
+/* Closes all packs that are not in use: what struct storage calls when the process is out of descriptors. */
 void store_pack_cache_relieve(void *c);
 
 #endif

@@ -44,7 +44,7 @@
 #define CACHE_LOOKS 64u                        /* packs that are looked at in one go */
 
 struct cache_node {
-	struct store_pack *pack;
+	struct pack *pack;
 	uint32_t hash;
 	unsigned users;                        /* 0: unused */
 	uint64_t looked_ms;                    /* when it was opened, or looked at last, on the monotonic clock */
@@ -87,7 +87,7 @@ static struct cache_node *cache_find(struct store_pack_cache *c, uint32_t hash, 
 	struct cache_node *n;
 
 	LIST_FOREACH(n, &c->bucket[hash % CACHE_BUCKETS], by_name)
-		if (n->hash == hash && strcmp(store_pack_name(n->pack), name) == 0)
+		if (n->hash == hash && strcmp(pack_name(n->pack), name) == 0)
 			break;
 	return n;
 }
@@ -125,11 +125,11 @@ static void cache_node_free(struct cache_node *n)
 		return;
 	if (n->pack)
 		atomic_fetch_sub_explicit(&open_packs, 1, memory_order_relaxed);
-	store_pack_close(n->pack);
+	pack_close(n->pack);
 	free(n);
 }
 
-static struct store_pack *cache_use(struct store_pack_cache *c, uint32_t hash, const char *name)
+static struct pack *cache_use(struct store_pack_cache *c, uint32_t hash, const char *name)
 {
 	struct cache_node *n = cache_find(c, hash, name);
 
@@ -157,12 +157,12 @@ static uint64_t head_known(struct store_pack_cache *c, const char *name)
 	return h->name == hash ? h->size : 0;
 }
 
-static void head_keep(struct store_pack_cache *c, const struct store_pack *p)
+static void head_keep(struct store_pack_cache *c, const struct pack *p)
 {
 	uint64_t hash;
-	struct cache_head *h = cache_head(c, store_pack_name(p), &hash);
+	struct cache_head *h = cache_head(c, pack_name(p), &hash);
 
-	*h = (struct cache_head){hash, store_pack_size(p)};
+	*h = (struct cache_head){hash, pack_size(p)};
 }
 
 /* ---- packs that are not in use ---- */
@@ -213,7 +213,7 @@ static void closer_look(struct store_pack_cache *c)
 			break;
 		pthread_mutex_unlock(&c->lock);
 		for (unsigned i = 0; i < n; i++)
-			gone[i] = store_pack_gone(taken[i]->pack);
+			gone[i] = pack_gone(taken[i]->pack);
 		pthread_mutex_lock(&c->lock);
 		for (unsigned i = 0; i < n; i++) {
 			if (--taken[i]->users)
@@ -277,7 +277,7 @@ void store_pack_cache_relieve(void *arg)
 
 /* ---- use ---- */
 
-int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p, struct base_error *err)
+int store_pack_get(struct store *s, const char *pack, struct pack **ret_p, struct base_error *err)
 {
 	struct store_pack_cache *c = s->packs;
 	uint32_t hash = base_table_hash(pack, strlen(pack));
@@ -295,7 +295,7 @@ int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p,
 	if (!n)
 		return base_no_memory_for(err, "pack %s", pack);
 	n->hash = hash;
-	r = store_pack_open(s->storage, s->info.id, pack, known, &n->pack, err);
+	r = pack_open(s->storage, s->info.id, pack, known, &n->pack, err);
 	if (r < 0) {
 		free(n);
 		store_no_directory(s, r, err);
@@ -316,7 +316,7 @@ int store_pack_get(struct store *s, const char *pack, struct store_pack **ret_p,
 	return 0;
 }
 
-void store_pack_put(struct store *s, struct store_pack *p)
+void store_pack_put(struct store *s, struct pack *p)
 {
 	struct store_pack_cache *c = s->packs;
 	struct cache_node *n, *out = NULL;
@@ -324,7 +324,7 @@ void store_pack_put(struct store *s, struct store_pack *p)
 	if (!p)
 		return;
 	pthread_mutex_lock(&c->lock);
-	n = cache_find(c, base_table_hash(store_pack_name(p), strlen(store_pack_name(p))), store_pack_name(p));
+	n = cache_find(c, base_table_hash(pack_name(p), strlen(pack_name(p))), pack_name(p));
 	TAILQ_REMOVE(&c->uses, n, by_use);
 	TAILQ_INSERT_TAIL(&c->uses, n, by_use);
 	c->used_ms = base_monotonic_ms();

@@ -21,7 +21,7 @@
 
 struct spread {
 	uint32_t n;
-	store_spread_func f;
+	storage_spread_func f;
 	void *arg;
 	_Atomic uint64_t next;
 	pthread_mutex_t lock;   /* protects all below */
@@ -68,7 +68,7 @@ static bool spread_worth(const struct spread *s, unsigned count, uint64_t done, 
 	return ns >= SPREAD_ALONE_NS && left > count && ns / done * left / (count + 1) > SPREAD_SHARE_NS;
 }
 
-int store_spread(uint32_t n, store_spread_func f, void *arg, struct base_error *err)
+int storage_spread(uint32_t n, storage_spread_func f, void *arg, struct base_error *err)
 {
 	struct spread s = {.n = n, .f = f, .arg = arg, .failed = n};
 	unsigned count = 0, most = n / SPREAD_EACH > 1 ? base_min(n / SPREAD_EACH, SPREAD_THREADS) - 1 : 0;

@@ -10,10 +10,10 @@
 #include "core/base/error.h"
 
 /* May be called by several threads at once, for different i. */
-typedef int (*store_spread_func)(void *arg, uint32_t i, struct base_error *err);
+typedef int (*storage_spread_func)(void *arg, uint32_t i, struct base_error *err);
 /* Calls f for 0 ... n - 1, in that order, up to 16 at once, and waits for all. After a failure it begins no more.
  * Returns the result and the sentence of the lowest i that failed, so that the answer does not depend on threads; else
  * 0. */
-int store_spread(uint32_t n, store_spread_func f, void *arg, struct base_error *err);
+int storage_spread(uint32_t n, storage_spread_func f, void *arg, struct base_error *err);
 
 #endif

@@ -8,20 +8,20 @@
 
 #define NAME_CHARS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.=-"
 
-bool store_name_part_valid(const char *part, size_t len)
+bool storage_name_part_valid(const char *part, size_t len)
 {
 	bool dots = part[0] == '.' && (len == 1 || (len == 2 && part[1] == '.'));
 
 	return len > 0 && len <= 255 && !dots && strspn(part, NAME_CHARS) >= len;
 }
 
-bool store_name_valid(const char *name)
+bool storage_name_valid(const char *name)
 {
-	if (!name || strnlen(name, STORE_NAME_MAX) >= STORE_NAME_MAX)
+	if (!name || strnlen(name, STORAGE_NAME_MAX) >= STORAGE_NAME_MAX)
 		return false;
 	for (;;) {
 		size_t len = strcspn(name, "/");
-		if (!store_name_part_valid(name, len))
+		if (!storage_name_part_valid(name, len))
 			return false;
 		if (name[len] == '\0')
 			return true;
@@ -29,7 +29,7 @@ bool store_name_valid(const char *name)
 	}
 }
 
-const char *store_not_a_file(int r)
+const char *storage_not_a_file(int r)
 {
 	switch (r) {
 	case -EISDIR: return "it is a directory, where a file should be";
@@ -39,11 +39,11 @@ const char *store_not_a_file(int r)
 	return NULL;
 }
 
-bool store_name_temporary(const char *name)
+bool storage_name_temporary(const char *name)
 {
 	size_t len = strlen(name);
-	const char *suffix = name + len - base_min(len, STORE_TEMP_SUFFIX_LEN);
+	const char *suffix = name + len - base_min(len, STORAGE_TEMP_SUFFIX_LEN);
 
-	return len > STORE_TEMP_SUFFIX_LEN && memcmp(suffix, ".tmp.", 5) == 0 &&
-		strspn(suffix + 5, "0123456789abcdef") == STORE_TEMP_SUFFIX_LEN - 5;
+	return len > STORAGE_TEMP_SUFFIX_LEN && memcmp(suffix, ".tmp.", 5) == 0 &&
+		strspn(suffix + 5, "0123456789abcdef") == STORAGE_TEMP_SUFFIX_LEN - 5;
 }

@@ -23,7 +23,7 @@
 #include "core/base/le.h"
 #include "core/storage/storage_posix_internal.h"
 
-struct store_storage_file {
+struct storage_file {
 	int fd;
 	struct posix_direct direct;
 };
@@ -49,7 +49,7 @@ int posix_read_at(int fd, uint64_t offset, void *bytes, size_t len)
 	return 0;
 }
 
-static int posix_read_whole(struct store_storage *s, const char *name, size_t max, void **ret_bytes, size_t *ret_len)
+static int posix_read_whole(struct storage *s, const char *name, size_t max, void **ret_bytes, size_t *ret_len)
 {
 	uint64_t size;
 	base_cleanup_close int fd = posix_open_regular(posix_of(s), name, &size);
@@ -68,7 +68,7 @@ static int posix_read_whole(struct store_storage *s, const char *name, size_t ma
 	return 0;
 }
 
-static int posix_size(struct store_storage *s, const char *name, uint64_t *ret_size)
+static int posix_size(struct storage *s, const char *name, uint64_t *ret_size)
 {
 	base_cleanup_close int fd = posix_open_beneath(posix_of(s), name, O_PATH);
 	if (fd < 0)
@@ -82,10 +82,10 @@ static int posix_size(struct store_storage *s, const char *name, uint64_t *ret_s
 	return r;
 }
 
-static int remove_any(struct store_storage *s, const char *name, int flags)
+static int remove_any(struct storage *s, const char *name, int flags)
 {
 	struct posix_storage *p = posix_of(s);
-	if (p->flags & STORE_STORAGE_READ_ONLY)
+	if (p->flags & STORAGE_READ_ONLY)
 		return -EROFS;
 	const char *last;
 	base_cleanup_close int dir = posix_open_parent(p, name, POSIX_FIND, &last);
@@ -94,17 +94,17 @@ static int remove_any(struct store_storage *s, const char *name, int flags)
 	return unlinkat(dir, last, flags) < 0 ? posix_denied(p, name, -errno) : 0;
 }
 
-static int posix_remove(struct store_storage *s, const char *name)
+static int posix_remove(struct storage *s, const char *name)
 {
 	return remove_any(s, name, 0);
 }
 
-static int posix_remove_dir(struct store_storage *s, const char *name)
+static int posix_remove_dir(struct storage *s, const char *name)
 {
 	return remove_any(s, name, AT_REMOVEDIR);
 }
 
-static int posix_sync_dir(struct store_storage *s, const char *dir)
+static int posix_sync_dir(struct storage *s, const char *dir)
 {
 	base_cleanup_close int fd = posix_open_beneath(posix_of(s), dir, O_RDONLY | O_DIRECTORY);
 	if (fd < 0)
@@ -113,12 +113,12 @@ static int posix_sync_dir(struct store_storage *s, const char *dir)
 }
 
 static int posix_file_open(
-	struct store_storage *s, const char *name, struct store_storage_file **ret_file, uint64_t *ret_size)
+	struct storage *s, const char *name, struct storage_file **ret_file, uint64_t *ret_size)
 {
 	base_cleanup_close int fd = posix_open_regular(posix_of(s), name, ret_size);
 	if (fd < 0)
 		return fd;
-	struct store_storage_file *f = malloc(sizeof *f);
+	struct storage_file *f = malloc(sizeof *f);
 	if (!f)
 		return -ENOMEM;
 	f->fd = base_steal_fd(&fd);
@@ -127,12 +127,12 @@ static int posix_file_open(
 	return 0;
 }
 
-static int posix_file_read(struct store_storage_file *f, uint64_t offset, void *bytes, size_t len)
+static int posix_file_read(struct storage_file *f, uint64_t offset, void *bytes, size_t len)
 {
 	return posix_read_at(f->fd, offset, bytes, len);
 }
 
-static int posix_file_readv(struct store_storage_file *f, uint64_t offset, const struct iovec *iov, unsigned n)
+static int posix_file_readv(struct storage_file *f, uint64_t offset, const struct iovec *iov, unsigned n)
 {
 	ssize_t got = preadv(f->fd, iov, (int)n, (off_t)offset);
 
@@ -149,13 +149,13 @@ static int posix_file_readv(struct store_storage_file *f, uint64_t offset, const
 	return 0;
 }
 
-static int posix_file_read_past(struct store_storage_file *f, uint64_t offset, size_t len, void *room,
+static int posix_file_read_past(struct storage_file *f, uint64_t offset, size_t len, void *room,
 	const uint8_t **ret_bytes)
 {
 	return posix_read_past(&f->direct, f->fd, offset, len, room, ret_bytes);
 }
 
-static bool posix_file_gone(struct store_storage_file *f)
+static bool posix_file_gone(struct storage_file *f)
 {
 	struct stat st;
 
@@ -163,7 +163,7 @@ static bool posix_file_gone(struct store_storage_file *f)
 	return TEMP_FAILURE_RETRY(fstat(f->fd, &st)) < 0 || st.st_nlink == 0;
 }
 
-static void posix_file_close(struct store_storage_file *f)
+static void posix_file_close(struct storage_file *f)
 {
 	if (!f)
 		return;
@@ -217,13 +217,13 @@ static bool filesystem_alone(uint32_t magic)
 	return filesystem_links(magic) && !filesystem_shared(magic);
 }
 
-static int posix_stat(struct store_storage *s, struct store_storage_stat *ret_stat)
+static int posix_stat(struct storage *s, struct storage_stat *ret_stat)
 {
 	struct statvfs v;
 	struct statfs f;
 	if (fstatvfs(posix_of(s)->root, &v) < 0 || fstatfs(posix_of(s)->root, &f) < 0)
 		return -errno;
-	*ret_stat = (struct store_storage_stat){
+	*ret_stat = (struct storage_stat){
 		.block_bytes = v.f_frsize ? v.f_frsize : v.f_bsize,
 		.blocks = v.f_blocks, .blocks_free = v.f_bfree, .blocks_available = v.f_bavail,
 		.files = v.f_files, .files_free = v.f_ffree,
@@ -232,7 +232,7 @@ static int posix_stat(struct store_storage *s, struct store_storage_stat *ret_st
 	return 0;
 }
 
-int posix_owner(struct store_storage *s, const char *name, struct store_storage_owner *ret_owner)
+int posix_owner(struct storage *s, const char *name, struct storage_owner *ret_owner)
 {
 	base_cleanup_close int fd = posix_open_beneath(posix_of(s), name, O_PATH);
 	struct statx st;
@@ -240,7 +240,7 @@ int posix_owner(struct store_storage *s, const char *name, struct store_storage_
 		return fd;
 	if (TEMP_FAILURE_RETRY(statx(fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &st)) < 0)
 		return -errno;
-	*ret_owner = (struct store_storage_owner){.uid = st.stx_uid, .gid = st.stx_gid, .mode = st.stx_mode & 07777,
+	*ret_owner = (struct storage_owner){.uid = st.stx_uid, .gid = st.stx_gid, .mode = st.stx_mode & 07777,
 		.kind = st.stx_mode & S_IFMT,
 		.fixed = st.stx_attributes & (STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND),
 		.ctime_ns = st.stx_ctime.tv_sec * INT64_C(1000000000) + st.stx_ctime.tv_nsec,
@@ -248,9 +248,9 @@ int posix_owner(struct store_storage *s, const char *name, struct store_storage_
 	return 0;
 }
 
-static int posix_watch(struct store_storage *s, const char *const *dirs, size_t n, int *ret_fd)
+static int posix_watch(struct storage *s, const char *const *dirs, size_t n, int *ret_fd)
 {
-	struct store_storage_stat medium;
+	struct storage_stat medium;
 	int r = posix_stat(s, &medium);
 	if (r < 0)
 		return r;
@@ -274,7 +274,7 @@ static int posix_watch(struct store_storage *s, const char *const *dirs, size_t 
 	return 0;
 }
 
-static void posix_close(struct store_storage *s)
+static void posix_close(struct storage *s)
 {
 	if (!s)
 		return;
@@ -286,7 +286,7 @@ static void posix_close(struct store_storage *s)
 	free(p);
 }
 
-static const struct store_storage_ops posix_ops = {
+static const struct storage_ops posix_ops = {
 	.put = posix_put,
 	.put_fleeting = posix_put_fleeting,
 	.put_passing = posix_put_passing,
@@ -352,7 +352,7 @@ static int create_root(const char *path)
 
 static int open_root(struct posix_storage *p, const char *path, struct base_error *err)
 {
-	if (p->flags & STORE_STORAGE_CREATE) {
+	if (p->flags & STORAGE_CREATE) {
 		int r = create_root(path);
 		if (r < 0)
 			return base_error_set(err, r, "%s: cannot make the directory: %s", path, base_error_name(r));
@@ -360,7 +360,7 @@ static int open_root(struct posix_storage *p, const char *path, struct base_erro
 	p->root = TEMP_FAILURE_RETRY(open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 	if (p->root < 0)
 		return base_error_set(err, -errno, "%s: cannot open the directory: %s", path, base_error_name(-errno));
-	if (p->flags & STORE_STORAGE_CREATE) {
+	if (p->flags & STORAGE_CREATE) {
 		int r = posix_directory_empty(p->root);
 		if (r < 0)
 			return base_error_set(err, r, "%s: %s", path,
@@ -370,7 +370,7 @@ static int open_root(struct posix_storage *p, const char *path, struct base_erro
 	return r < 0 ? base_error_set(err, r, "%s: %s", path, base_error_name(r)) : 0;
 }
 
-int store_storage_open_posix(const char *path, unsigned flags, struct store_storage **ret_s, struct base_error *err)
+int storage_open_posix(const char *path, unsigned flags, struct storage **ret_s, struct base_error *err)
 {
 	struct posix_storage *p = calloc(1, sizeof *p);
 	if (!p)
@@ -378,22 +378,22 @@ int store_storage_open_posix(const char *path, unsigned flags, struct store_stor
 	p->base.ops = &posix_ops;
 	p->root = -1;
 	p->flags = flags;
-	atomic_init(&p->named_temps, flags & STORE_STORAGE_NAMED_TEMPS);
+	atomic_init(&p->named_temps, flags & STORAGE_NAMED_TEMPS);
 	pthread_mutex_init(&p->lock, NULL);
 	int r = open_root(p, path, err);
 	struct statfs f;
 	bool known = r == 0 && fstatfs(p->root, &f) == 0;
 	p->shared = known && filesystem_shared((uint32_t)f.f_type);
 	p->alone = known && filesystem_alone((uint32_t)f.f_type);
-	if (known && !(flags & STORE_STORAGE_READ_ONLY) &&
-	    (flags & STORE_STORAGE_CREATE || !filesystem_links((uint32_t)f.f_type))) {
+	if (known && !(flags & STORAGE_READ_ONLY) &&
+	    (flags & STORAGE_CREATE || !filesystem_links((uint32_t)f.f_type))) {
 		r = posix_probe(p);
 		if (r == -EOPNOTSUPP)
 			base_error_set(err, r,
 				"%s: this filesystem has neither hard links nor renameat2(RENAME_NOREPLACE), so a "
 				"store cannot be on it: choose another filesystem",
 				path);
-		else if (r == -EROFS && !(flags & STORE_STORAGE_CREATE))
+		else if (r == -EROFS && !(flags & STORAGE_CREATE))
 			r = 0; /* to be read */
 		else if (r < 0)
 			base_error_set(err, r, "%s: cannot make a file in it: %s", path, base_error_name(r));

@@ -28,9 +28,9 @@ struct posix_buffer *posix_buffer_new(void)
 void posix_buffer_return(struct posix_buffer *b)
 {
 	for (; b->nparts; b->nparts--) {
-		struct store_lent *lent = b->parts[b->nparts - 1].lent;
+		struct storage_lent *lent = b->parts[b->nparts - 1].lent;
 
-		if (store_lent_drop(lent))
+		if (storage_lent_drop(lent))
 			lent->back(lent);
 	}
 }
@@ -51,7 +51,7 @@ void posix_buffer_keep(struct posix_buffer *b)
 	posix_buffer_return(b);
 }
 
-bool posix_buffer_lend(struct posix_buffer *b, size_t at, const uint8_t *bytes, size_t len, struct store_lent *lent)
+bool posix_buffer_lend(struct posix_buffer *b, size_t at, const uint8_t *bytes, size_t len, struct storage_lent *lent)
 {
 	struct posix_part *last = b->nparts ? &b->parts[b->nparts - 1] : NULL;
 

@@ -26,7 +26,7 @@ int posix_denied(struct posix_storage *p, const char *name, int r)
 	return posix_denied_in(p, name, slash ? (size_t)(slash - name) : 0, r);
 }
 
-int posix_denied_where(struct store_storage *s, char dir[static STORE_NAME_MAX], struct store_storage_owner *ret_owner)
+int posix_denied_where(struct storage *s, char dir[static STORAGE_NAME_MAX], struct storage_owner *ret_owner)
 {
 	struct posix_storage *p = posix_of(s);
 	bool was;

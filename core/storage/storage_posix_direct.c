@@ -49,8 +49,8 @@ size_t posix_direct_align(int fd)
 	struct statx st;
 
 	if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &st) == 0 && st.stx_mask & STATX_DIOALIGN
-		&& st.stx_dio_mem_align > 0 && STORE_PAST_ALIGN % st.stx_dio_mem_align == 0
-		&& st.stx_dio_offset_align > 0 && STORE_PAST_ALIGN % st.stx_dio_offset_align == 0)
+		&& st.stx_dio_mem_align > 0 && STORAGE_PAST_ALIGN % st.stx_dio_mem_align == 0
+		&& st.stx_dio_offset_align > 0 && STORAGE_PAST_ALIGN % st.stx_dio_offset_align == 0)
 		return st.stx_dio_mem_align;
 #else
 	(void)fd;
@@ -104,7 +104,7 @@ static bool direct_read(int fd, uint64_t offset, uint8_t *room, size_t len, size
 
 		if (n < 0 && errno == EINTR)
 			continue;
-		if (n <= 0 || (n % STORE_PAST_ALIGN != 0 && got + (size_t)n < need))
+		if (n <= 0 || (n % STORAGE_PAST_ALIGN != 0 && got + (size_t)n < need))
 			return false;
 		got += (size_t)n;
 	}
@@ -113,19 +113,19 @@ static bool direct_read(int fd, uint64_t offset, uint8_t *room, size_t len, size
 
 int posix_read_past(struct posix_direct *d, int fd, uint64_t offset, size_t len, void *room, const uint8_t **ret_bytes)
 {
-	uint64_t from = offset / STORE_PAST_ALIGN * STORE_PAST_ALIGN, end;
+	uint64_t from = offset / STORAGE_PAST_ALIGN * STORAGE_PAST_ALIGN, end;
 	size_t before = offset - from;
 	int direct;
 
-	if (base_add_overflows(offset, len + STORE_PAST_ALIGN, &end) || end > INT64_MAX)
+	if (base_add_overflows(offset, len + STORAGE_PAST_ALIGN, &end) || end > INT64_MAX)
 		return -ENODATA;
 	*ret_bytes = (uint8_t *)room + before;
 	direct = direct_open(d, fd);
 	if (direct >= 0 && direct_pays(fd, offset, len)
-		&& direct_read(direct, from, room, base_align(before + len, STORE_PAST_ALIGN), before + len)) {
+		&& direct_read(direct, from, room, base_align(before + len, STORAGE_PAST_ALIGN), before + len)) {
 		if (!atomic_exchange(&d->advised, true))
 			(void)posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
-		return STORE_PAST_CACHE;
+		return STORAGE_PAST_CACHE;
 	}
 	return posix_read_at(fd, offset, (uint8_t *)room + before, len); /* also to learn the error */
 }

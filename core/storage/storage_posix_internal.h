@@ -35,7 +35,7 @@ struct posix_modes {
 };
 
 struct posix_storage {
-	struct store_storage base;
+	struct storage base;
 	int root;                   /* never changes */
 	unsigned flags;
 	struct posix_modes modes;
@@ -48,16 +48,16 @@ struct posix_storage {
 	size_t suspect_count;
 	bool suspect_all;
 	bool was_denied;
-	char denied[STORE_NAME_MAX]; /* the directory of the last -EACCES, -EPERM or -ENOTDIR, which may be missing */
+	char denied[STORAGE_NAME_MAX]; /* the directory of the last -EACCES, -EPERM or -ENOTDIR, which may be missing */
 	uint64_t *durable;          /* sorted keys of directories whose entries upwards are known durable */
 	size_t durable_count;
 };
 
-static inline struct posix_storage *posix_of(struct store_storage *s) { return (struct posix_storage *)(void *)s; }
+static inline struct posix_storage *posix_of(struct storage *s) { return (struct posix_storage *)(void *)s; }
 
 /* ---- storage.c ---- */
-bool store_name_part_valid(const char *part, size_t len); /* one part of a name, without `/` */
-bool store_name_temporary(const char *name);              /* ends in ".tmp.<16 hex>": an unfinished file */
+bool storage_name_part_valid(const char *part, size_t len); /* one part of a name, without `/` */
+bool storage_name_temporary(const char *name);              /* ends in ".tmp.<16 hex>": an unfinished file */
 
 /* ---- storage_posix_path.c ---- */
 /* An open returned r. true: the process was out of descriptors, some were closed, and the open is to be tried again. */
@@ -78,7 +78,7 @@ int posix_sync(int fd);
 int posix_sync_names(struct posix_storage *p, int dir);
 
 /* ---- storage_posix.c ---- */
-int posix_owner(struct store_storage *s, const char *name, struct store_storage_owner *ret_owner);
+int posix_owner(struct storage *s, const char *name, struct storage_owner *ret_owner);
 int posix_read_at(int fd, uint64_t offset, void *bytes, size_t len); /* all or -ENODATA or another error */
 
 int posix_directory_empty(int dir); /* 0, or -ENOTEMPTY */
@@ -96,7 +96,7 @@ bool posix_directory_unplaced(const char *name); /* it is being made, or its mak
  * first len bytes. */
 int posix_denied(struct posix_storage *p, const char *name, int r);
 int posix_denied_in(struct posix_storage *p, const char *dir, size_t len, int r);
-int posix_denied_where(struct store_storage *s, char dir[static STORE_NAME_MAX], struct store_storage_owner *ret_owner);
+int posix_denied_where(struct storage *s, char dir[static STORAGE_NAME_MAX], struct storage_owner *ret_owner);
 
 /* ---- storage_posix_direct.c ---- */
 /* fd: a second descriptor of a file, with O_DIRECT. advised: the kernel does not read ahead on the first one. */
@@ -112,8 +112,8 @@ int posix_read_past(struct posix_direct *d, int fd, uint64_t offset, size_t len,
 /* ---- storage_posix_list.c ---- */
 /* Names that are no entries of a directory: ".", "..", and in the root of a file system fsck's folder. */
 bool posix_name_passed(const char *name, bool root);
-int posix_list(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
-int posix_list_dirs(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg);
+int posix_list(struct storage *s, const char *dir, storage_list_func f, void *arg);
+int posix_list_dirs(struct storage *s, const char *dir, storage_list_func f, void *arg);
 
 /* ---- storage_posix_write.c ---- */
 #define POSIX_TEMP_NAME_MAX 256
@@ -129,9 +129,9 @@ int posix_temp_publish(struct posix_storage *p, int dir, struct posix_temp *t, c
 /* Closes the temporary, and removes its name if it still has one. */
 void posix_temp_drop(int dir, struct posix_temp *t);
 int posix_write_at(int fd, uint64_t offset, const void *bytes, size_t len); /* all or an error */
-int posix_put(struct store_storage *s, const char *name, const void *bytes, size_t len);
-int posix_put_fleeting(struct store_storage *s, const char *name, const void *bytes, size_t len);
-int posix_put_passing(struct store_storage *s, const char *name, const void *bytes, size_t len);
+int posix_put(struct storage *s, const char *name, const void *bytes, size_t len);
+int posix_put_fleeting(struct storage *s, const char *name, const void *bytes, size_t len);
+int posix_put_passing(struct storage *s, const char *name, const void *bytes, size_t len);
 /* Finds out in the root how files can be published here; -EOPNOTSUPP: in no way. */
 int posix_probe(struct posix_storage *p);
 
@@ -140,8 +140,8 @@ int posix_probe(struct posix_storage *p);
 int posix_temp_name(int dir, struct posix_temp *t, const char *last);
 /* Puts the file, which has a name, in the place of `last`. Not yet durable. */
 int posix_temp_replace(int dir, struct posix_temp *t, const char *last);
-int posix_replace(struct store_storage *s, const char *name, const void *bytes, size_t len);
-int posix_replace_by_name(struct store_storage *s, const char *name, const char *of);
+int posix_replace(struct storage *s, const char *name, const void *bytes, size_t len);
+int posix_replace_by_name(struct storage *s, const char *name, const char *of);
 
 /* ---- storage_posix_pace.c ---- */
 enum { POSIX_PACE_MAX = 16 };
@@ -163,11 +163,11 @@ void posix_pace_bound(struct posix_pace *p, unsigned width);
 /* ---- storage_posix_buffer.c ---- */
 enum {
 	POSIX_BUFFER_BYTES = 4 << 20,
-	POSIX_BUFFER_ALIGN = STORE_PAST_ALIGN, /* for O_DIRECT; and the kernel copies faster from a page on */
+	POSIX_BUFFER_ALIGN = STORAGE_PAST_ALIGN, /* for O_DIRECT; and the kernel copies faster from a page on */
 	POSIX_BUFFER_PART = 32 << 10, /* less is copied */
 	POSIX_BUFFER_PARTS = POSIX_BUFFER_BYTES / POSIX_BUFFER_PART,
 };
-struct posix_part { const uint8_t *bytes; size_t at, len; struct store_lent *lent; };
+struct posix_part { const uint8_t *bytes; size_t at, len; struct storage_lent *lent; };
 struct posix_buffer {
 	uint8_t *bytes;         /* POSIX_BUFFER_BYTES; where there are parts they are not used */
 	unsigned nparts;
@@ -176,20 +176,20 @@ struct posix_buffer {
 struct posix_buffer *posix_buffer_new(void);   /* NULL: no memory */
 void posix_buffer_free(struct posix_buffer *b); /* NULL-safe */
 /* The bytes are a part at `at`, which is behind all others and inside the buffer. false: it has too many parts. */
-bool posix_buffer_lend(struct posix_buffer *b, size_t at, const uint8_t *bytes, size_t len, struct store_lent *lent);
+bool posix_buffer_lend(struct posix_buffer *b, size_t at, const uint8_t *bytes, size_t len, struct storage_lent *lent);
 void posix_buffer_return(struct posix_buffer *b); /* gives lent memory back; its places hold nothing then */
 void posix_buffer_keep(struct posix_buffer *b);   /* copies lent memory, and gives it back */
 /* Writes its first len bytes at `at` of the file: all or an error. */
 int posix_buffer_write(const struct posix_buffer *b, int fd, uint64_t at, size_t len);
 
 /* ---- storage_posix_pack.c ---- */
-int posix_writer_open(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);
-int posix_writer_append(struct store_storage_writer *w, const void *bytes, size_t len);
-int posix_writer_append_lent(struct store_storage_writer *w, const void *bytes, size_t len, struct store_lent *lent);
-void posix_writer_keep(struct store_storage_writer *w);
-int posix_writer_reopen(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer);
-int posix_writer_seal(struct store_storage_writer *w);
-int posix_writer_seal_over(struct store_storage_writer *w, int (*check)(void *arg, const char *name), void *arg);
-void posix_writer_abandon(struct store_storage_writer *w);
+int posix_writer_open(struct storage *s, const char *name, struct storage_writer **ret_writer);
+int posix_writer_append(struct storage_writer *w, const void *bytes, size_t len);
+int posix_writer_append_lent(struct storage_writer *w, const void *bytes, size_t len, struct storage_lent *lent);
+void posix_writer_keep(struct storage_writer *w);
+int posix_writer_reopen(struct storage *s, const char *name, struct storage_writer **ret_writer);
+int posix_writer_seal(struct storage_writer *w);
+int posix_writer_seal_over(struct storage_writer *w, int (*check)(void *arg, const char *name), void *arg);
+void posix_writer_abandon(struct storage_writer *w);
 
 #endif

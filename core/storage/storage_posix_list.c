@@ -16,10 +16,10 @@ enum { LIST_DEPTH_MAX = 16 };
 
 struct listing {
 	struct posix_storage *storage;
-	store_storage_list_func f;
+	storage_list_func f;
 	void *arg;
 	bool dirs;                        /* immediate sub-directories instead of files */
-	char name[STORE_NAME_MAX + 256 + 2]; /* of the entry at hand; a foreign one may be over the rule's length */
+	char name[STORAGE_NAME_MAX + 256 + 2]; /* of the entry at hand; a foreign one may be over the rule's length */
 };
 
 struct list_page { _Alignas(struct dirent64) char bytes[32 << 10]; };
@@ -42,8 +42,8 @@ static int list_entry(struct listing *l, int dir, const char *last, unsigned typ
 		return errno == ENOENT ? 0 : -errno;
 	size_t len = strlen(last);
 	memcpy(l->name + prefix, last, len + 1);
-	bool valid = store_name_valid(l->name);
-	struct store_storage_entry entry = {.name = l->name, .size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0,
+	bool valid = storage_name_valid(l->name);
+	struct storage_entry entry = {.name = l->name, .size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0,
 		.names = st.st_nlink, .device = st.st_dev, .number = st.st_ino};
 	if (l->dirs) {
 		entry.foreign = !valid || !S_ISDIR(st.st_mode);
@@ -61,7 +61,7 @@ static int list_entry(struct listing *l, int dir, const char *last, unsigned typ
 		return list_directory(l, fd, prefix + len, depth + 1);
 	}
 	entry.foreign = !valid || !S_ISREG(st.st_mode);
-	entry.temporary = !entry.foreign && store_name_temporary(l->name);
+	entry.temporary = !entry.foreign && storage_name_temporary(l->name);
 	return l->f(l->arg, &entry);
 }
 
@@ -120,23 +120,23 @@ static int list_directory(struct listing *l, int fd, size_t prefix, unsigned dep
 	return r == 0 && n < 0 ? (int)n : r;
 }
 
-static int list_any(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg, bool dirs)
+static int list_any(struct storage *s, const char *dir, storage_list_func f, void *arg, bool dirs)
 {
 	int fd = posix_open_beneath(posix_of(s), dir, O_RDONLY | O_DIRECTORY);
 	if (fd < 0)
 		return fd == -ENOENT ? 0 : posix_denied_in(posix_of(s), dir, strlen(dir), fd);
 	struct listing l = {.storage = posix_of(s), .f = f, .arg = arg, .dirs = dirs};
-	size_t prefix = strlen(dir); /* below STORE_NAME_MAX: it was opened */
+	size_t prefix = strlen(dir); /* below STORAGE_NAME_MAX: it was opened */
 	memcpy(l.name, dir, prefix + 1);
 	return list_directory(&l, fd, prefix, 0);
 }
 
-int posix_list(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg)
+int posix_list(struct storage *s, const char *dir, storage_list_func f, void *arg)
 {
 	return list_any(s, dir, f, arg, false);
 }
 
-int posix_list_dirs(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg)
+int posix_list_dirs(struct storage *s, const char *dir, storage_list_func f, void *arg)
 {
 	return list_any(s, dir, f, arg, true);
 }

@@ -34,7 +34,7 @@ int posix_modes_read(struct posix_storage *p)
 	struct stat st;
 
 	p->modes = (struct posix_modes){.file = 0644, .dir = 0755};
-	if (p->flags & STORE_STORAGE_READ_ONLY)
+	if (p->flags & STORAGE_READ_ONLY)
 		return 0;
 	if (TEMP_FAILURE_RETRY(fstat(p->root, &st)) < 0)
 		return -errno;
@@ -70,7 +70,7 @@ int posix_modes_give(const struct posix_storage *p, int fd, mode_t mode)
 bool posix_directory_unplaced(const char *name)
 {
 	return strncmp(name, POSIX_DIRECTORY ".tmp.", sizeof POSIX_DIRECTORY ".tmp." - 1) == 0 &&
-		store_name_temporary(name);
+		storage_name_temporary(name);
 }
 
 /* -EEXIST: another process has put a directory under the name, whose mode must not be changed. */

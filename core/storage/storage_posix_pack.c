@@ -10,7 +10,7 @@
  * Where the file system can (STATX_DIOALIGN: local ones), full buffers go to the disk past the page cache. That costs
  * half of the processor time or less; the cache keeps what the node's jobs have in it; and no memory is taken for pages
  * that may never be read: on a machine that has to free that memory first, it slows a buffered writer down to a
- * fraction (docs/decisions.md has the figures). Elsewhere, and for STORE_STORAGE_KEEP_CACHED, pages are given to
+ * fraction (docs/decisions.md has the figures). Elsewhere, and for STORAGE_KEEP_CACHED, pages are given to
  * write-back every 16 MiB and waited for 48 MiB later, so that the fsync at the end finds little to do. A pack of less
  * than one buffer has no thread and one write.
  *
@@ -44,7 +44,7 @@ enum {
 #define WRITER_AHEAD_MAX_BYTES (UINT64_C(256) << 20)
 #define WRITER_AHEAD_FREE 16u   /* only where so many times that is free */
 
-struct store_storage_writer {
+struct storage_writer {
 	struct posix_storage *storage;
 	int dir;
 	struct posix_temp temp;
@@ -68,7 +68,7 @@ struct store_storage_writer {
 	bool stop;                /* the threads end when all full buffers are written */
 	int error;                /* sticky */
 	char last[256];
-	char folder[STORE_NAME_MAX]; /* with a slash at its end, or empty */
+	char folder[STORAGE_NAME_MAX]; /* with a slash at its end, or empty */
 };
 
 /* ---- the disk's side ---- */
@@ -78,7 +78,7 @@ struct store_storage_writer {
  * a fast disk costs a third to a half of its rate. The wait consumes an error that fsync would otherwise return at the
  * end, so it has to be returned here. If a file system supports neither call, the fsync does everything. Called by the
  * thread that has `syncing`, which alone changes `settled`. */
-static int writer_start(struct store_storage_writer *w, uint64_t before, uint64_t written)
+static int writer_start(struct storage_writer *w, uint64_t before, uint64_t written)
 {
 	uint64_t n;
 
@@ -100,13 +100,13 @@ static bool set_direct(int fd, bool on)
 	return flags >= 0 && fcntl(fd, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
 }
 
-static bool writer_past_cache(const struct store_storage_writer *w)
+static bool writer_past_cache(const struct storage_writer *w)
 {
-	return !(w->storage->flags & STORE_STORAGE_KEEP_CACHED) && posix_direct_align(w->temp.fd) > 0;
+	return !(w->storage->flags & STORAGE_KEEP_CACHED) && posix_direct_align(w->temp.fd) > 0;
 }
 
 /* Allocates blocks for the buffers from `at` on, unless free space is short: others may need it. */
-static bool writer_allocate(struct store_storage_writer *w, uint64_t at, uint64_t len)
+static bool writer_allocate(struct storage_writer *w, uint64_t at, uint64_t len)
 {
 	struct statvfs v;
 
@@ -115,7 +115,7 @@ static bool writer_allocate(struct store_storage_writer *w, uint64_t at, uint64_
 }
 
 /* How far blocks are to be allocated before buffer `number` is written; 0: they are. The lock is held. */
-static uint64_t writer_ahead(struct store_storage_writer *w, uint64_t number)
+static uint64_t writer_ahead(struct storage_writer *w, uint64_t number)
 {
 	uint64_t at = number * POSIX_BUFFER_BYTES;
 
@@ -126,7 +126,7 @@ static uint64_t writer_ahead(struct store_storage_writer *w, uint64_t number)
 }
 
 /* Writes the full buffer `number`; the lock is held before and after. */
-static int write_full(struct store_storage_writer *w, uint64_t number)
+static int write_full(struct storage_writer *w, uint64_t number)
 {
 	struct posix_buffer *b = w->slots[number % WRITER_BUFFERS].buffer;
 	uint64_t at = number * POSIX_BUFFER_BYTES, ahead = writer_ahead(w, number);
@@ -154,7 +154,7 @@ static int write_full(struct store_storage_writer *w, uint64_t number)
 }
 
 /* Buffer `number` was written, or never will be. The lock is held. */
-static void writer_written(struct store_storage_writer *w, uint64_t number, int r)
+static void writer_written(struct storage_writer *w, uint64_t number, int r)
 {
 	if (w->error == 0)
 		w->error = r;
@@ -176,7 +176,7 @@ static void writer_written(struct store_storage_writer *w, uint64_t number, int 
 }
 
 /* Hands pages to write-back, if that is due. The lock is held, but for the calls. */
-static void writer_write_back(struct store_storage_writer *w)
+static void writer_write_back(struct storage_writer *w)
 {
 	uint64_t before = w->synced, end = w->done * POSIX_BUFFER_BYTES;
 	int r;
@@ -196,7 +196,7 @@ static void writer_write_back(struct store_storage_writer *w)
 
 /* May a thread take the next full buffer? While one waits for pages, others take only as much as it will hand over
  * next. */
-static bool writer_takes(const struct store_storage_writer *w)
+static bool writer_takes(const struct storage_writer *w)
 {
 	uint64_t behind = w->taken * POSIX_BUFFER_BYTES - w->synced;
 
@@ -206,7 +206,7 @@ static bool writer_takes(const struct store_storage_writer *w)
 
 static void *writer_main(void *arg)
 {
-	struct store_storage_writer *w = arg;
+	struct storage_writer *w = arg;
 
 	pthread_mutex_lock(&w->lock);
 	while (w->taken < w->filled || !w->stop) {
@@ -227,7 +227,7 @@ static void *writer_main(void *arg)
 /* ---- the caller's side ---- */
 
 /* One more thread, if there are fewer than there may be writes at once. Only the first has to start. */
-static int writer_start_thread(struct store_storage_writer *w, unsigned width)
+static int writer_start_thread(struct storage_writer *w, unsigned width)
 {
 	int r;
 
@@ -242,7 +242,7 @@ static int writer_start_thread(struct store_storage_writer *w, unsigned width)
 
 /* The next buffer to fill; waits until there is one. If there is no memory for another, it does with those that there
  * are. NULL: they are too few. */
-static struct posix_buffer *writer_buffer(struct store_storage_writer *w)
+static struct posix_buffer *writer_buffer(struct storage_writer *w)
 {
 	struct posix_buffer *b = NULL;
 
@@ -265,7 +265,7 @@ static struct posix_buffer *writer_buffer(struct store_storage_writer *w)
 }
 
 /* Hands the buffer over, which is full, and waits until there is another one. */
-static int writer_hand_over(struct store_storage_writer *w)
+static int writer_hand_over(struct storage_writer *w)
 {
 	uint64_t begin = base_monotonic_ns();
 	unsigned width;
@@ -292,7 +292,7 @@ static int writer_hand_over(struct store_storage_writer *w)
 }
 
 /* Waits for what was handed over, or with `drop` only for the writes under way. */
-static int writer_settle(struct store_storage_writer *w, bool drop)
+static int writer_settle(struct storage_writer *w, bool drop)
 {
 	pthread_mutex_lock(&w->lock);
 	w->stop = true;
@@ -305,7 +305,7 @@ static int writer_settle(struct store_storage_writer *w, bool drop)
 	return w->error;
 }
 
-static void writer_free(struct store_storage_writer *w)
+static void writer_free(struct storage_writer *w)
 {
 	writer_settle(w, true);
 	posix_temp_drop(w->dir, &w->temp);
@@ -321,14 +321,14 @@ static void writer_free(struct store_storage_writer *w)
 	free(w);
 }
 
-static int writer_new(struct store_storage *s, const char *name, bool over, struct store_storage_writer **ret_writer)
+static int writer_new(struct storage *s, const char *name, bool over, struct storage_writer **ret_writer)
 {
 	struct posix_storage *p = posix_of(s);
-	if (p->flags & STORE_STORAGE_READ_ONLY)
+	if (p->flags & STORAGE_READ_ONLY)
 		return -EROFS;
-	if (!store_name_valid(name) || store_name_temporary(name))
+	if (!storage_name_valid(name) || storage_name_temporary(name))
 		return -EINVAL;
-	struct store_storage_writer *w = calloc(1, sizeof *w);
+	struct storage_writer *w = calloc(1, sizeof *w);
 	if (!w)
 		return -ENOMEM;
 	w->storage = p;
@@ -355,17 +355,17 @@ static int writer_new(struct store_storage *s, const char *name, bool over, stru
 	return 0;
 }
 
-int posix_writer_open(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer)
+int posix_writer_open(struct storage *s, const char *name, struct storage_writer **ret_writer)
 {
 	return writer_new(s, name, false, ret_writer);
 }
 
-int posix_writer_reopen(struct store_storage *s, const char *name, struct store_storage_writer **ret_writer)
+int posix_writer_reopen(struct storage *s, const char *name, struct storage_writer **ret_writer)
 {
 	return writer_new(s, name, true, ret_writer);
 }
 
-int posix_writer_append(struct store_storage_writer *w, const void *bytes, size_t len)
+int posix_writer_append(struct storage_writer *w, const void *bytes, size_t len)
 {
 	const uint8_t *from = bytes;
 
@@ -383,7 +383,7 @@ int posix_writer_append(struct store_storage_writer *w, const void *bytes, size_
 
 /* How many of the bytes may be written from where they are, as far as the buffer goes. It is a whole number of pages at
  * a page of the buffer, so that the buffer's own memory around them is aligned as O_DIRECT wants it, too. */
-static size_t writer_lends(struct store_storage_writer *w, const uint8_t *bytes, size_t len)
+static size_t writer_lends(struct storage_writer *w, const uint8_t *bytes, size_t len)
 {
 	if (w->lent_align == 0)
 		w->lent_align = writer_past_cache(w) ? posix_direct_align(w->temp.fd) : 1;
@@ -393,7 +393,7 @@ static size_t writer_lends(struct store_storage_writer *w, const uint8_t *bytes,
 	return len < POSIX_BUFFER_PART ? 0 : len;
 }
 
-int posix_writer_append_lent(struct store_storage_writer *w, const void *bytes, size_t len, struct store_lent *lent)
+int posix_writer_append_lent(struct storage_writer *w, const void *bytes, size_t len, struct storage_lent *lent)
 {
 	const uint8_t *from = bytes;
 
@@ -414,7 +414,7 @@ int posix_writer_append_lent(struct store_storage_writer *w, const void *bytes, 
 	return w->failed;
 }
 
-void posix_writer_keep(struct store_storage_writer *w)
+void posix_writer_keep(struct storage_writer *w)
 {
 	if (w->buffer)
 		posix_buffer_keep(w->buffer);
@@ -428,7 +428,7 @@ static bool temp_is_published(int dir, const struct posix_temp *t, const char *l
 	       mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
 }
 
-static int writer_publish(struct store_storage_writer *w)
+static int writer_publish(struct storage_writer *w)
 {
 	int r = posix_temp_publish(w->storage, w->dir, &w->temp, w->last);
 	if (r < 0 && temp_is_published(w->dir, &w->temp, w->last))
@@ -441,7 +441,7 @@ static int writer_publish(struct store_storage_writer *w)
 }
 
 /* Everything that was handed over is durable. */
-static int writer_finish(struct store_storage_writer *w)
+static int writer_finish(struct storage_writer *w)
 {
 	uint64_t begin = base_monotonic_ns(), end = w->filled * POSIX_BUFFER_BYTES;
 	int r = writer_settle(w, false);
@@ -458,7 +458,7 @@ static int writer_finish(struct store_storage_writer *w)
 	return r;
 }
 
-int posix_writer_seal(struct store_storage_writer *w)
+int posix_writer_seal(struct storage_writer *w)
 {
 	int r = writer_finish(w);
 
@@ -468,9 +468,9 @@ int posix_writer_seal(struct store_storage_writer *w)
 	return r;
 }
 
-int posix_writer_seal_over(struct store_storage_writer *w, int (*check)(void *arg, const char *name), void *arg)
+int posix_writer_seal_over(struct storage_writer *w, int (*check)(void *arg, const char *name), void *arg)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	int r = writer_finish(w);
 
 	if (r == 0)
@@ -487,7 +487,7 @@ int posix_writer_seal_over(struct store_storage_writer *w, int (*check)(void *ar
 	return r;
 }
 
-void posix_writer_abandon(struct store_storage_writer *w)
+void posix_writer_abandon(struct storage_writer *w)
 {
 	if (w)
 		writer_free(w);

@@ -59,7 +59,7 @@ static int open_by_parts(int root, const char *name, int flags)
 	char part[256];
 	for (;;) {
 		size_t len = strcspn(name, "/");
-		if (!store_name_part_valid(name, len))
+		if (!storage_name_part_valid(name, len))
 			return -EINVAL;
 		memcpy(part, name, len);
 		part[len] = '\0';
@@ -88,8 +88,8 @@ static int open_beneath(struct posix_storage *p, const char *name, int flags)
 {
 	if (name[0] == '\0')
 		return open_retry(p->root, ".", flags);
-	if (!store_name_valid(name))
-		return strnlen(name, STORE_NAME_MAX) >= STORE_NAME_MAX ? -ENAMETOOLONG : -EINVAL;
+	if (!storage_name_valid(name))
+		return strnlen(name, STORAGE_NAME_MAX) >= STORAGE_NAME_MAX ? -ENAMETOOLONG : -EINVAL;
 	if (atomic_load_explicit(&openat2_missing, memory_order_relaxed))
 		return open_by_parts(p->root, name, flags);
 	bool path_only = flags & O_PATH;
@@ -121,7 +121,7 @@ int posix_open_beneath(struct posix_storage *p, const char *name, int flags)
 {
 	const char *slash = strrchr(name, '/');
 	size_t up = slash ? (size_t)(slash - name) : 0, len = flags & O_DIRECTORY ? strlen(name) : up;
-	char dir[STORE_NAME_MAX];
+	char dir[STORAGE_NAME_MAX];
 	struct stat st;
 	int fd = open_beneath(p, name, flags);
 
@@ -229,7 +229,7 @@ int posix_sync_names(struct posix_storage *p, int dir)
 	struct stat st;
 	if (TEMP_FAILURE_RETRY(fstat(dir, &st)) < 0)
 		return -errno;
-	if (p->flags & STORE_STORAGE_READ_ONLY) {
+	if (p->flags & STORAGE_READ_ONLY) {
 		int r = posix_sync(dir);
 		return r == -EROFS || r == -EINVAL ? 0 : r; /* nothing was written here */
 	}
@@ -322,7 +322,7 @@ static int make_directories(struct posix_storage *p, const char *dir, enum posix
 	base_cleanup_close int at = posix_open_beneath(p, "", O_RDONLY | O_DIRECTORY);
 	if (at < 0)
 		return at;
-	char name[STORE_NAME_MAX], part[256];
+	char name[STORAGE_NAME_MAX], part[256];
 	for (size_t done = 0;;) {
 		size_t len = strcspn(dir + done, "/");
 		memcpy(part, dir + done, len);
@@ -342,13 +342,13 @@ static int make_directories(struct posix_storage *p, const char *dir, enum posix
 
 int posix_open_parent(struct posix_storage *p, const char *name, enum posix_make make, const char **ret_last)
 {
-	if (!store_name_valid(name))
-		return strnlen(name, STORE_NAME_MAX) >= STORE_NAME_MAX ? -ENAMETOOLONG : -EINVAL;
+	if (!storage_name_valid(name))
+		return strnlen(name, STORAGE_NAME_MAX) >= STORAGE_NAME_MAX ? -ENAMETOOLONG : -EINVAL;
 	const char *slash = strrchr(name, '/');
 	*ret_last = slash ? slash + 1 : name;
 	if (!slash)
 		return posix_open_beneath(p, "", O_RDONLY | O_DIRECTORY);
-	char dir[STORE_NAME_MAX];
+	char dir[STORAGE_NAME_MAX];
 	memcpy(dir, name, (size_t)(slash - name));
 	dir[slash - name] = '\0';
 	base_cleanup_close int fd = posix_open_beneath(p, dir, O_RDONLY | O_DIRECTORY);

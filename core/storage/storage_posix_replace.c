@@ -41,15 +41,15 @@ int posix_temp_replace(int dir, struct posix_temp *t, const char *last)
 	return 0;
 }
 
-int posix_replace(struct store_storage *s, const char *name, const void *bytes, size_t len)
+int posix_replace(struct storage *s, const char *name, const void *bytes, size_t len)
 {
 	struct posix_storage *p = posix_of(s);
 	struct posix_temp t;
 	const char *last;
 
-	if (p->flags & STORE_STORAGE_READ_ONLY)
+	if (p->flags & STORAGE_READ_ONLY)
 		return -EROFS;
-	if (!store_name_valid(name) || store_name_temporary(name))
+	if (!storage_name_valid(name) || storage_name_temporary(name))
 		return -EINVAL;
 	base_cleanup_close int dir = posix_open_parent(p, name, POSIX_DURABLE, &last);
 	if (dir < 0)
@@ -68,16 +68,16 @@ int posix_replace(struct store_storage *s, const char *name, const void *bytes, 
 	return r < 0 ? posix_denied(p, name, r) : posix_sync_names(p, dir);
 }
 
-int posix_replace_by_name(struct store_storage *s, const char *name, const char *of)
+int posix_replace_by_name(struct storage *s, const char *name, const char *of)
 {
 	struct posix_storage *p = posix_of(s);
 	char temp[POSIX_TEMP_NAME_MAX];
 	const char *last, *from;
 	int r;
 
-	if (p->flags & STORE_STORAGE_READ_ONLY)
+	if (p->flags & STORAGE_READ_ONLY)
 		return -EROFS;
-	if (!store_name_valid(name) || store_name_temporary(name) || !store_name_valid(of))
+	if (!storage_name_valid(name) || storage_name_temporary(name) || !storage_name_valid(of))
 		return -EINVAL;
 	base_cleanup_close int dir = posix_open_parent(p, name, POSIX_FIND, &last);
 	if (dir < 0)

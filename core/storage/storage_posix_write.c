@@ -68,7 +68,7 @@ int posix_random_name(const char *last, char name[static POSIX_TEMP_NAME_MAX])
 
 static int temp_open_any(struct posix_storage *p, int dir, const char *last, struct posix_temp *t)
 {
-	if (strlen(last) + STORE_TEMP_SUFFIX_LEN > 255)
+	if (strlen(last) + STORAGE_TEMP_SUFFIX_LEN > 255)
 		return -ENAMETOOLONG;
 	if (!atomic_load(&p->named_temps)) {
 		int r = temp_open_unnamed(p, dir, t);
@@ -185,18 +185,18 @@ static int put_compare(struct posix_storage *p, int dir, const struct put *f)
 	base_cleanup_close int fd = posix_open_regular(p, f->name, &size);
 	if (fd < 0)
 		return fd;
-	int answer = size == f->len ? STORE_PUT_MINE : STORE_PUT_OTHER;
+	int answer = size == f->len ? STORAGE_PUT_MINE : STORAGE_PUT_OTHER;
 	static const size_t step_bytes = 256 << 10;
 	base_cleanup_free uint8_t *there = malloc(step_bytes);
 	if (!there)
 		return -ENOMEM;
-	for (size_t at = 0; answer == STORE_PUT_MINE && at < f->len;) {
+	for (size_t at = 0; answer == STORAGE_PUT_MINE && at < f->len;) {
 		size_t step = base_min(f->len - at, step_bytes);
 		int r = posix_read_at(fd, at, there, step);
 		if (r < 0)
 			return r;
 		if (memcmp(there, (const uint8_t *)f->bytes + at, step) != 0)
-			answer = STORE_PUT_OTHER;
+			answer = STORAGE_PUT_OTHER;
 		at += step;
 	}
 	int r = f->synced ? posix_sync(fd) : 0;
@@ -224,7 +224,7 @@ static int put_try(struct posix_storage *p, int dir, const struct put *f)
 	posix_temp_drop(dir, &t);
 	if (r == 0) {
 		r = f->named ? posix_sync_names(p, dir) : 0;
-		return r < 0 ? r : STORE_PUT_MINE;
+		return r < 0 ? r : STORAGE_PUT_MINE;
 	}
 	if (r == -EOPNOTSUPP || r == -ENOSPC || r == -EDQUOT)
 		return r;
@@ -234,12 +234,12 @@ static int put_try(struct posix_storage *p, int dir, const struct put *f)
 	return found;
 }
 
-static int put_file(struct store_storage *s, struct put *f)
+static int put_file(struct storage *s, struct put *f)
 {
 	struct posix_storage *p = posix_of(s);
-	if (p->flags & STORE_STORAGE_READ_ONLY)
+	if (p->flags & STORAGE_READ_ONLY)
 		return -EROFS;
-	if (!store_name_valid(f->name) || store_name_temporary(f->name))
+	if (!storage_name_valid(f->name) || storage_name_temporary(f->name))
 		return -EINVAL;
 	int r = -ENOENT;
 	for (int i = 0; i < PUT_TRIES && r == -ENOENT; i++) {
@@ -252,17 +252,17 @@ static int put_file(struct store_storage *s, struct put *f)
 	return posix_denied(p, f->name, r);
 }
 
-int posix_put(struct store_storage *s, const char *name, const void *bytes, size_t len)
+int posix_put(struct storage *s, const char *name, const void *bytes, size_t len)
 {
 	return put_file(s, &(struct put){.name = name, .bytes = bytes, .len = len, .synced = true, .named = true});
 }
 
-int posix_put_fleeting(struct store_storage *s, const char *name, const void *bytes, size_t len)
+int posix_put_fleeting(struct storage *s, const char *name, const void *bytes, size_t len)
 {
 	return put_file(s, &(struct put){.name = name, .bytes = bytes, .len = len});
 }
 
-int posix_put_passing(struct store_storage *s, const char *name, const void *bytes, size_t len)
+int posix_put_passing(struct storage *s, const char *name, const void *bytes, size_t len)
 {
 	return put_file(s, &(struct put){.name = name, .bytes = bytes, .len = len, .synced = true,
 		.named = !posix_of(s)->alone});

@@ -28,16 +28,16 @@ static bool all_digits(const char *text) { return *text && !text[strspn(text, "0
 static int parse_pack(const char *name, struct file_name *n)
 {
 	const char *base = strrchr(name, '/') + 1;
-	char path[STORE_NAME_MAX];
-	struct store_pack_name parsed;
+	char path[STORAGE_NAME_MAX];
+	struct pack_name parsed;
 	size_t len = strlen(base);
 
 	if (len < 6 || len - 5 >= sizeof n->pack)
 		return FILE_FOREIGN;
 	snprintf(n->pack, sizeof n->pack, "%.*s", (int)(len - 5), base);
-	if (store_pack_path(n->pack, path) < 0 || strcmp(path, name) != 0)
+	if (pack_path(n->pack, path) < 0 || strcmp(path, name) != 0)
 		return FILE_FOREIGN;
-	store_pack_name_parse(n->pack, &parsed);
+	pack_name_parse(n->pack, &parsed);
 	snprintf(n->attempt, sizeof n->attempt, "%s", parsed.attempt);
 	snprintf(n->class, sizeof n->class, "%s", parsed.class);
 	return FILE_PACK;

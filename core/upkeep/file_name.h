@@ -17,7 +17,7 @@ struct file_name {
 	uint64_t number;                       /* entry, mark, heartbeat */
 	bool collected;                        /* ENTRY: collected.<number> */
 	struct base_digest digest;             /* manifest */
-	char pack[STORE_PACK_NAME_MAX], class[72]; /* pack (`pack` also where its file has another place), note */
+	char pack[PACK_NAME_MAX], class[72]; /* pack (`pack` also where its file has another place), note */
 	struct store_stats_name stats;         /* measures */
 	char launch[17], host[65];             /* heartbeat */
 };

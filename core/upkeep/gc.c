@@ -164,7 +164,7 @@ static int gc_watch(struct gc *g, bool again)
 /* model: dead */
 static int abort_folder(struct gc *g, const struct store_folder *f)
 {
-	char name[STORE_NAME_MAX], reason[160];
+	char name[STORAGE_NAME_MAX], reason[160];
 	struct store_list *l = store_list_among(g->lists, g->nlists, f->info.run);
 	int r = 0;
 
@@ -192,7 +192,7 @@ static int abort_folder(struct gc *g, const struct store_folder *f)
 
 /* ---- ends of lists that are lost ---- */
 
-struct lost { struct gc *g; char run[PROTO_RUN_MAX + 1], file[STORE_NAME_MAX], text[400]; };
+struct lost { struct gc *g; char run[PROTO_RUN_MAX + 1], file[STORAGE_NAME_MAX], text[400]; };
 
 static void lost_found(void *arg, const char *file, const char *run, const char *text)
 {

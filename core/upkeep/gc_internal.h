@@ -46,7 +46,7 @@ struct gc {
 	/* paths of manifests that a visible commit, or a base of an undecided attempt, names */
 	struct gc_names manifests_kept;
 	struct gc_names manifests_gone; /* paths of those that were deleted */
-	char measures[STORE_NAME_MAX]; uint64_t measures_bytes; /* a directory whose measures are deleted, or "" */
+	char measures[STORAGE_NAME_MAX]; uint64_t measures_bytes; /* a directory whose measures are deleted, or "" */
 	struct gc_names aborted;        /* dry run: "<attempt>" that would have been aborted */
 };
 

@@ -44,7 +44,7 @@ static struct files_of files_of(const struct gc *g, const char *dir)
 /* Readers from the head on have to know what became of attempts of which a manifest is left. */
 static int head_manifests(struct gc *g, const struct store_list *l, uint64_t *head)
 {
-	char dir[STORE_NAME_MAX];
+	char dir[STORAGE_NAME_MAX];
 	struct files_of in;
 	int r;
 
@@ -125,7 +125,7 @@ static bool entry_goes(const struct store_file *f, const char *dir, struct store
  * and a list that no mark can describe, are no errors. (What a list with a head lacks was found when it was read.) */
 static void entries_kept(struct gc *g, const char *run, int r, const struct base_error *why)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 
 	snprintf(name, sizeof name, "runs/%s", run);
 	if (r == -ENOENT) /* another collection has a higher head, and has deleted this one's files */
@@ -175,7 +175,7 @@ static void marks_delete(struct gc *g, const char *dir, uint64_t head)
 
 		if (!f->temporary && !f->foreign && store_list_mark_parse(f->name + strlen(dir), &n) && n < head &&
 			!g->o->dry_run)
-			r = store_remove(g->store->storage, f->name);
+			r = storage_remove(g->store->storage, f->name);
 		if (r < 0 && r != -ENOENT)
 			gc_fault(g, r, f->name, "deleted");
 	}
@@ -197,7 +197,7 @@ static void entries_report(struct gc *g, const char *dir, uint64_t head, const s
 
 static bool entries_all_gone(const struct gc *g, const char *run, struct store_list_mark *k, uint64_t head)
 {
-	char dir[STORE_NAME_MAX], mark[STORE_NAME_MAX], record[STORE_NAME_MAX];
+	char dir[STORAGE_NAME_MAX], mark[STORAGE_NAME_MAX], record[STORAGE_NAME_MAX];
 	struct files_of in;
 	uint64_t n;
 
@@ -217,7 +217,7 @@ static void entries_collect(struct gc *g, struct store_list *l, uint64_t head)
 	base_cleanup(store_list_mark_free_p) struct store_list_mark *k = NULL;
 	struct collected c = {0, 0};
 	struct base_error why = {0};
-	char dir[STORE_NAME_MAX];
+	char dir[STORAGE_NAME_MAX];
 	bool goes;
 	int r = store_list_mark_make(l, head, &k, &why);
 

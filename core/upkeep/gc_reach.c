@@ -86,7 +86,7 @@ static int list_each(struct gc *g, char **runs, size_t n)
 
 static int list_check(struct gc *g, struct store_list *l, struct gc_list *known, bool first)
 {
-	char name[STORE_NAME_MAX], detail[160];
+	char name[STORAGE_NAME_MAX], detail[160];
 	int r;
 
 	if (first)
@@ -184,7 +184,7 @@ static int manifest_damaged(struct gc *g, const char *path, int r, const struct 
 
 /* 0: its packs are kept from now on. -ENOENT: there is no such manifest. */
 static int reach_manifest(struct gc *g, const char *run, const struct base_digest *digest,
-	char path[static STORE_NAME_MAX], struct base_error *why)
+	char path[static STORAGE_NAME_MAX], struct base_error *why)
 {
 	struct proto_manifest m = {0};
 	int r = store_manifest_path(run, digest, path);
@@ -206,7 +206,7 @@ static int reach_list(struct gc *g, struct store_list *l)
 	for (size_t i = 0; i < store_list_count(l); i++) {
 		const struct store_list_step *step = store_list_at(l, i);
 		uint64_t entry = step->entry;
-		char path[STORE_NAME_MAX];
+		char path[STORAGE_NAME_MAX];
 		struct base_error why = {0};
 		int r = reach_manifest(g, store_list_run(l), &step->commit.manifest, path, &why);
 
@@ -233,7 +233,7 @@ static int reach_commit(void *arg, uint64_t entry, const struct base_digest *man
 {
 	const struct reach_since *s = arg;
 	struct base_error why = {0};
-	char path[STORE_NAME_MAX];
+	char path[STORAGE_NAME_MAX];
 	int r = reach_manifest(s->g, s->run, manifest, path, &why);
 
 	(void)entry;
@@ -261,7 +261,7 @@ static int reach_base(struct gc *g, const struct proto_base *b)
 {
 	struct store_list *l = store_list_among(g->lists, g->nlists, b->run);
 	struct base_error why = {0};
-	char path[STORE_NAME_MAX];
+	char path[STORAGE_NAME_MAX];
 	int r;
 
 	if (!proto_run_valid(b->run))
@@ -274,7 +274,7 @@ static int reach_base(struct gc *g, const struct proto_base *b)
 
 static int reach_folder(struct gc *g, const struct store_folder *f)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	int r = 0;
 
 	if (f->newer.code)

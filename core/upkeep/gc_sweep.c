@@ -25,7 +25,7 @@
 #define TRASH_NAME_MAX 200
 
 struct sweep_mark {
-	char name[STORE_NAME_MAX];      /* of the mark */
+	char name[STORAGE_NAME_MAX];      /* of the mark */
 	bool exists;                    /* and is good */
 	bool over;                      /* the grace period has passed */
 	bool writers;                   /* a launch that was alive at the marking still is */
@@ -43,7 +43,7 @@ void gc_fault(struct gc *g, int r, const char *name, const char *verb)
 
 static bool sweep_remove(struct gc *g, const char *name)
 {
-	int r = g->o->dry_run ? 0 : store_remove(g->store->storage, name);
+	int r = g->o->dry_run ? 0 : storage_remove(g->store->storage, name);
 
 	if (r < 0 && r != -ENOENT)
 		gc_fault(g, r, name, "deleted");
@@ -54,7 +54,7 @@ static bool sweep_remove(struct gc *g, const char *name)
 
 /* trash/<pack> for a pack. For other files the name with `=` for each `/` and one at its end (because the end of an
  * unfinished file's name has a meaning); a long name is shortened by a hash. */
-static void mark_name(const char *file, char name[static STORE_NAME_MAX])
+static void mark_name(const char *file, char name[static STORAGE_NAME_MAX])
 {
 	size_t len = strlen(file);
 	struct base_digest d;
@@ -63,15 +63,15 @@ static void mark_name(const char *file, char name[static STORE_NAME_MAX])
 	int n;
 
 	if (file_name_parse(file, &parsed) == FILE_PACK) {
-		snprintf(name, STORE_NAME_MAX, "trash/%s", parsed.pack);
+		snprintf(name, STORAGE_NAME_MAX, "trash/%s", parsed.pack);
 		return;
 	}
 	if (len <= TRASH_NAME_MAX) {
-		n = snprintf(name, STORE_NAME_MAX, "trash/%s=", file);
+		n = snprintf(name, STORAGE_NAME_MAX, "trash/%s=", file);
 	} else {
 		base_sha256(file, len, &d);
 		base_digest_hex(&d, hex);
-		n = snprintf(name, STORE_NAME_MAX, "trash/%.64s=%s", file, hex);
+		n = snprintf(name, STORAGE_NAME_MAX, "trash/%.64s=%s", file, hex);
 	}
 	for (int i = 6; i < n; i++)
 		if (name[i] == '/')
@@ -155,7 +155,7 @@ static bool mark_put(struct gc *g, const char *file, const char *name)
 static void sweep_keep(struct gc *g, const struct store_file *f)
 {
 	struct proto_trash m = {0};
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 
 	mark_name(f->name, name);
 	if (store_files_find(&g->files, name) && mark_read(g, name, &m) != -BASE_EVERSION)
@@ -166,7 +166,7 @@ static void sweep_keep(struct gc *g, const struct store_file *f)
 /* After a pack was deleted: deletes the note of its damage. */
 static void sweep_forget(struct gc *g, const struct store_file *f)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	struct file_name n;
 
 	if (file_name_parse(f->name, &n) != FILE_PACK)
@@ -230,11 +230,11 @@ static bool attempt_collected(struct gc *g, const char *attempt)
 	bool collected = false;
 
 	for (size_t i = 0; i < g->nlists; i++) {
-		char begin[STORE_NAME_MAX];
+		char begin[STORAGE_NAME_MAX];
 		uint64_t size;
 
 		snprintf(begin, sizeof begin, "incoming/%s/%s/begin", store_list_run(g->lists[i]), attempt);
-		if (store_size(g->store->storage, begin, &size) != -ENOENT)
+		if (storage_size(g->store->storage, begin, &size) != -ENOENT)
 			return false;
 		collected |= store_list_head(g->lists[i]) > 0;
 	}
@@ -263,13 +263,13 @@ static const char *attempt_over(struct gc *g, const char *attempt)
 /* An unfinished one belongs to the pack whose name its own begins with. */
 static void sweep_pack(struct gc *g, const struct store_file *f)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	struct file_name n;
 	const char *why;
 
 	snprintf(name, sizeof name, "%s", f->name);
 	if (f->temporary)
-		name[strlen(name) - STORE_TEMP_SUFFIX_LEN] = 0;
+		name[strlen(name) - STORAGE_TEMP_SUFFIX_LEN] = 0;
 	if (file_name_parse(name, &n) != FILE_PACK) {
 		sweep_foreign(g, f);
 		return;
@@ -329,9 +329,9 @@ static void sweep_mark_file(struct gc *g, const struct store_file *f)
 
 static void sweep_note(struct gc *g, const struct store_file *f, const char *pack)
 {
-	char path[STORE_NAME_MAX];
+	char path[STORAGE_NAME_MAX];
 
-	if (store_pack_path(pack, path) == 0 && !store_files_find(&g->files, path) &&
+	if (pack_path(pack, path) == 0 && !store_files_find(&g->files, path) &&
 		!gc_names_has(&g->packs_kept, pack))
 		sweep_delete(g, f, NULL, "a note of damage in a pack that is gone");
 }
@@ -416,7 +416,7 @@ static void sweep_file(struct gc *g, const struct store_file *f)
 /* model: folders */
 static void sweep_folder(struct gc *g, const struct store_folder *f)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	uint64_t bytes = 0, files = 0;
 
 	if (!gc_decided(g, f->info.attempt, false))
@@ -443,7 +443,7 @@ static bool sweep_folder_known(const struct gc *g, const char *run, size_t run_l
 	return false;
 }
 
-static int sweep_empty_attempt(void *arg, const struct store_storage_entry *e)
+static int sweep_empty_attempt(void *arg, const struct storage_entry *e)
 {
 	const char *run = e->name + strlen("incoming/"), *attempt = strrchr(e->name, '/') + 1;
 	struct store_files files = {0};
@@ -462,20 +462,20 @@ static int sweep_empty_attempt(void *arg, const struct store_storage_entry *e)
 	return 0;
 }
 
-static int sweep_empty_run(void *arg, const struct store_storage_entry *e)
+static int sweep_empty_run(void *arg, const struct storage_entry *e)
 {
 	struct gc *g = arg;
 
-	store_list_dirs(g->store->storage, e->name, sweep_empty_attempt, g);
+	storage_list_dirs(g->store->storage, e->name, sweep_empty_attempt, g);
 	return 0;
 }
 
 /* A directory whose maker was killed before it moved it to its place. One that is still alive makes the directory in
  * its place then. */
-static int sweep_unplaced(void *arg, const struct store_storage_entry *e)
+static int sweep_unplaced(void *arg, const struct storage_entry *e)
 {
 	struct gc *g = arg;
-	struct store_storage *s = g->store->storage;
+	struct storage *s = g->store->storage;
 
 	if (e->temporary && (g->o->dry_run || s->ops->remove_dir(s, e->name) == 0))
 		gc_report(g, "delete", e->name, 0, "a directory of a writer that is gone");
@@ -484,8 +484,8 @@ static int sweep_unplaced(void *arg, const struct store_storage_entry *e)
 
 void gc_sweep(struct gc *g)
 {
-	store_list_dirs(g->store->storage, "", sweep_unplaced, g);
-	store_list_dirs(g->store->storage, "incoming", sweep_empty_run, g);
+	storage_list_dirs(g->store->storage, "", sweep_unplaced, g);
+	storage_list_dirs(g->store->storage, "incoming", sweep_empty_run, g);
 	for (size_t i = 0; i < g->folders.n; i++)
 		sweep_folder(g, &g->folders.all[i]);
 	for (size_t i = 0; i < g->files.n; i++) {

@@ -146,7 +146,7 @@ static int add_stats(struct traces *t, struct base_error *err)
 /* A manifest whose attempt has no folder. A manifest that cannot be read is no trace. */
 static int add_manifest(struct traces *t, const char *run, const char *file, const struct base_digest *digest)
 {
-	char begin[STORE_NAME_MAX];
+	char begin[STORAGE_NAME_MAX];
 	struct trace what = {.what = TRACE_MANIFEST};
 	struct proto_manifest m;
 	uint64_t size;
@@ -158,7 +158,7 @@ static int add_manifest(struct traces *t, const char *run, const char *file, con
 	snprintf(what.attempt, sizeof what.attempt, "%s", m.attempt);
 	proto_manifest_release(&m);
 	snprintf(begin, sizeof begin, "incoming/%s/%s/begin", run, what.attempt);
-	r = store_size(t->q->store->storage, begin, &size);
+	r = storage_size(t->q->store->storage, begin, &size);
 	return r == -ENOENT ? trace_add(t, &what, file) : 0;
 }
 
@@ -173,7 +173,7 @@ static int add_manifests(struct traces *t, struct store_list *l, struct base_err
 	size_t n = store_list_count(l);
 	base_cleanup_free struct base_digest *visible = malloc((n + 1) * sizeof *visible);
 	struct store_files files = {0};
-	char dir[STORE_NAME_MAX];
+	char dir[STORAGE_NAME_MAX];
 	int r = visible ? 0 : -ENOMEM;
 
 	for (size_t i = 0; r == 0 && i < n; i++)
@@ -206,7 +206,7 @@ static int add_folder(struct traces *t, const struct store_folder *f)
 {
 	const struct proto_begin *b = &f->info.begin;
 	struct trace what = {.what = TRACE_READ, .entry = b->position};
-	char file[STORE_NAME_MAX];
+	char file[STORAGE_NAME_MAX];
 	int r = 0;
 
 	snprintf(file, sizeof file, "incoming/%s/%s/begin", f->info.run, f->info.attempt);

@@ -162,7 +162,7 @@ static int do_remove(struct mend *m, const struct mend_action *a)
 
 static int do_delete(struct mend *m, const struct mend_action *a)
 {
-	int r = store_remove(m->store->storage, a->file);
+	int r = storage_remove(m->store->storage, a->file);
 
 	if (r == 0 || r == -ENOENT)
 		return 0;
@@ -173,7 +173,7 @@ static int do_delete(struct mend *m, const struct mend_action *a)
 
 static int do_put(struct mend *m, const struct mend_action *a)
 {
-	int r = store_replace(m->store->storage, a->file, a->bytes.data, a->bytes.len);
+	int r = storage_replace(m->store->storage, a->file, a->bytes.data, a->bytes.len);
 
 	if (r >= 0 || store_denied(m->store, r, m->err))
 		return r < 0 ? r : 0;

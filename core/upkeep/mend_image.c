@@ -12,8 +12,8 @@ struct extent { uint64_t offset, len; struct mend_object *object; bool checks; }
 struct image {
 	struct mend *m;
 	struct mend_pack *p;
-	struct store_pack *old;         /* NULL: there is none that can be opened */
-	struct store_storage_writer *out;
+	struct pack *old;         /* NULL: there is none that can be opened */
+	struct storage_writer *out;
 	uint64_t at;
 	struct extent *extents; size_t n;
 	uint8_t *buffer;                /* IMAGE_STEP */
@@ -64,7 +64,7 @@ static int emit_old(struct image *k, uint64_t end)
 /* ---- an object from elsewhere ---- */
 
 /* Raw here: its bytes, many blocks at once, with new checks. */
-static int emit_raw(struct image *k, struct mend_object *o, struct store_pack *from)
+static int emit_raw(struct image *k, struct mend_object *o, struct pack *from)
 {
 	uint64_t blocks = base_block_count(o->ref.raw_len);
 	enum { STEP_BLOCKS = IMAGE_STEP / BASE_BLOCK_BYTES };
@@ -75,7 +75,7 @@ static int emit_raw(struct image *k, struct mend_object *o, struct store_pack *f
 		uint64_t len = base_min(n * BASE_BLOCK_BYTES, o->ref.raw_len - at * BASE_BLOCK_BYTES);
 
 		if (o->pack[0])
-			r = store_object_read_blocks(from, &o->there, at, n, k->buffer, k->m->err);
+			r = pack_object_read_blocks(from, &o->there, at, n, k->buffer, k->m->err);
 		else
 			r = pack_read(k->old, o->ref.offset + at * BASE_BLOCK_BYTES, k->buffer, len, k->m->err);
 		for (uint64_t b = 0; r == 0 && b < n; b++) {
@@ -91,9 +91,9 @@ static int emit_raw(struct image *k, struct mend_object *o, struct store_pack *f
 }
 
 /* Stored alike there: bytes and checks are copied; checks are seeded by the digest, not by the place. */
-static int emit_same(struct image *k, struct mend_object *o, struct store_pack *from)
+static int emit_same(struct image *k, struct mend_object *o, struct pack *from)
 {
-	uint64_t checks = store_object_checks_bytes(o->ref.codec, o->ref.raw_len);
+	uint64_t checks = pack_object_checks_bytes(o->ref.codec, o->ref.raw_len);
 	void *room = base_buf_extend(&o->checks, checks);
 	int r = room ? pack_read(from, o->there.checks, room, checks, k->m->err) : -ENOMEM;
 
@@ -110,7 +110,7 @@ static int emit_same(struct image *k, struct mend_object *o, struct store_pack *
 static void checks_put(struct mend_object *o, const uint8_t *stored, const uint32_t *lens, uint64_t blocks)
 {
 	for (uint64_t i = 0; i < blocks; i++) {
-		uint32_t len = lens[i] & ~STORE_BLOCK_RAW;
+		uint32_t len = lens[i] & ~PACK_BLOCK_RAW;
 
 		base_buf_put64(&o->checks, base_block_check(&o->ref.digest, i, stored, len));
 		stored += len;
@@ -120,18 +120,18 @@ static void checks_put(struct mend_object *o, const uint8_t *stored, const uint3
 }
 
 /* Encoded here and raw there: it is encoded again, and has to get the same length. */
-static int emit_encoded(struct image *k, struct mend_object *o, struct store_pack *from)
+static int emit_encoded(struct image *k, struct mend_object *o, struct pack *from)
 {
 	uint64_t blocks = base_block_count(o->ref.raw_len), stored_len = 0;
 	base_cleanup_free uint8_t *raw = malloc(o->ref.raw_len), *stored = malloc(o->ref.raw_len);
 	base_cleanup_free uint32_t *lens = malloc(blocks * sizeof *lens);
-	base_cleanup_free void *scratch = malloc(STORE_CODEC_SCRATCH);
+	base_cleanup_free void *scratch = malloc(PACK_CODEC_SCRATCH);
 	int r = raw && stored && lens && scratch ? 0 : -ENOMEM;
 
 	if (r == 0)
-		r = store_object_read_blocks(from, &o->there, 0, blocks, raw, k->m->err);
+		r = pack_object_read_blocks(from, &o->there, 0, blocks, raw, k->m->err);
 	for (unsigned word = 1; r == 0 && word <= 8; word *= 2)
-		if (store_codec_encode(word, raw, o->ref.raw_len, stored, lens, &stored_len, scratch) == o->ref.codec
+		if (pack_codec_encode(word, raw, o->ref.raw_len, stored, lens, &stored_len, scratch) == o->ref.codec
 		    && stored_len == o->ref.stored_len) {
 			checks_put(o, stored, lens, blocks);
 			return o->checks.error ? o->checks.error : emit(k, stored, stored_len);
@@ -141,18 +141,18 @@ static int emit_encoded(struct image *k, struct mend_object *o, struct store_pac
 
 static int emit_object(struct image *k, struct mend_object *o)
 {
-	struct store_pack *from = NULL;
-	int r = o->pack[0] ? store_pack_open(o->from->storage, o->from->info.id, o->pack, 0, &from, k->m->err) : 0;
+	struct pack *from = NULL;
+	int r = o->pack[0] ? pack_open(o->from->storage, o->from->info.id, o->pack, 0, &from, k->m->err) : 0;
 
 	if (r < 0)
 		return r;
-	if (o->ref.codec == STORE_CODEC_RAW)
+	if (o->ref.codec == PACK_CODEC_RAW)
 		r = emit_raw(k, o, from);
 	else if (o->there.codec == o->ref.codec && o->there.stored_len == o->ref.stored_len)
 		r = emit_same(k, o, from);
 	else
 		r = emit_encoded(k, o, from);
-	store_pack_close(from);
+	pack_close(from);
 	return r;
 }
 
@@ -175,7 +175,7 @@ static int extents_make(struct image *k)
 
 		k->extents[k->n++] = (struct extent){o->ref.offset, o->ref.stored_len, o, false};
 		k->extents[k->n++] = (struct extent){
-			o->ref.checks, store_object_checks_bytes(o->ref.codec, o->ref.raw_len), o, true};
+			o->ref.checks, pack_object_checks_bytes(o->ref.codec, o->ref.raw_len), o, true};
 	}
 	qsort(k->extents, k->n, sizeof *k->extents, extent_order);
 	return 0;
@@ -209,7 +209,7 @@ static int emit_end(struct image *k)
 {
 	base_cleanup_buf struct base_buf footer = BASE_BUF_INIT;
 	struct pack_tail t = {.count = k->p->n, .footer_len = k->p->n * PACK_ENTRY_BYTES, .file_size = k->p->size};
-	uint8_t tail[STORE_PACK_TAIL_BYTES];
+	uint8_t tail[PACK_TAIL_BYTES];
 	int r;
 
 	if (!k->p->complete)
@@ -235,7 +235,7 @@ static int emit_end(struct image *k)
 struct image_check { struct mend_pack *p; unsigned wrong; };
 
 /* Damage that cannot be mended is expected to be there still. */
-static void on_damage(void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object, const char *what)
+static void on_damage(void *arg, uint64_t offset, uint64_t len, const struct pack_object_ref *object, const char *what)
 {
 	struct image_check *c = arg;
 
@@ -254,15 +254,15 @@ static int image_check(void *arg, const char *name)
 {
 	struct image *k = arg;
 	struct image_check c = {.p = k->p};
-	const struct store_pack_verify_calls calls = {
+	const struct pack_verify_calls calls = {
 		.damage = on_damage, .arg = &c, .seed = k->m->store->info.seed};
-	struct store_pack *p;
+	struct pack *p;
 	int r = mend_pack_open(k->m->store, k->p->name, name, k->p->size, &p);
 
 	if (r < 0)
 		return r;
 	if (k->p->complete) /* its footer lists all objects */
-		r = store_pack_verify(p, &calls);
+		r = pack_verify(p, &calls);
 	for (size_t i = 0; r == 0 && !k->p->complete && i < k->p->n; i++) {
 		const struct mend_object *o = &k->p->objects[i];
 
@@ -272,7 +272,7 @@ static int image_check(void *arg, const char *name)
 		c.wrong += r == 0;
 		r = r < 0 ? r : 0;
 	}
-	store_pack_close(p);
+	pack_close(p);
 	if (r == 0 && c.wrong)
 		r = base_error_set(k->m->err, -EIO,
 			"pack %s: the new file does not read back as it was written: the old one stays", k->p->name);
@@ -281,7 +281,7 @@ static int image_check(void *arg, const char *name)
 
 static int image_fill(struct image *k)
 {
-	uint8_t head[STORE_PACK_HEAD_BYTES];
+	uint8_t head[PACK_HEAD_BYTES];
 	int r = extents_make(k);
 
 	pack_head_encode(k->m->store->info.id, k->p->name, head);
@@ -298,7 +298,7 @@ static int image_fill(struct image *k)
 
 int mend_image_write(struct mend *m, struct mend_pack *p)
 {
-	const struct store_storage_ops *ops = m->store->storage->ops;
+	const struct storage_ops *ops = m->store->storage->ops;
 	struct image k = {.m = m, .p = p, .buffer = malloc(IMAGE_STEP)};
 	int r = k.buffer ? mend_pack_open(m->store, p->name, p->path, p->size, &k.old) : -ENOMEM;
 
@@ -313,7 +313,7 @@ int mend_image_write(struct mend *m, struct mend_pack *p)
 		else
 			ops->writer_abandon(k.out);
 	}
-	store_pack_close(k.old);
+	pack_close(k.old);
 	free(k.extents);
 	free(k.buffer);
 	if (r < 0 && !m->err->code && !store_denied(m->store, r, m->err))

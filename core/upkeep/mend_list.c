@@ -35,7 +35,7 @@ static bool entry_of(const char *file, const char *run, uint64_t *ret_n)
 static int entry_or_collected(struct store *s, const char *run, uint64_t n, struct store_record *ret_r,
 	struct proto_entry *ret_e)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	int r;
 
 	store_list_entry_name(run, n, name);
@@ -142,10 +142,10 @@ static bool copy_leads(struct mend *m, const struct store_list *l, uint64_t n, s
 
 static bool manifest_here(struct mend *m, const char *run, const struct base_digest *digest)
 {
-	char path[STORE_NAME_MAX];
+	char path[STORAGE_NAME_MAX];
 	uint64_t size;
 
-	return store_manifest_path(run, digest, path) == 0 && store_size(m->store->storage, path, &size) == 0;
+	return store_manifest_path(run, digest, path) == 0 && storage_size(m->store->storage, path, &size) == 0;
 }
 
 /* Does it commit a manifest that is in this store and has that step and attempt, of an attempt that the list does not
@@ -199,7 +199,7 @@ static int entry_bring(struct mend *m, const char *run, uint64_t n)
 {
 	struct store_record record = {0};
 	struct proto_entry e = {0};
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	int r;
 
 	if (entry_record(m->from, run, n, &record, &e) < 0)
@@ -325,7 +325,7 @@ static int accept_put(struct mend *m, struct store_list *l, uint64_t *numbers, s
 {
 	struct mend_action *a = mend_act(m, MEND_ACCEPT, NULL, store_list_run(l));
 	const char **known = entries_known(m, l, numbers, n);
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 
 	if (!a || !known) {
 		free(known);
@@ -475,7 +475,7 @@ static void entry_run(struct store *s, const char *run, uint64_t n, char ret_oth
 {
 	struct store_record record = {0};
 	struct proto_entry e = {0};
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 
 	store_list_entry_name(run, n, name);
 	if (store_record_get(s->storage, name, STORE_RECORD_ENTRY, s->info.id, &record, NULL, NULL) == 0
@@ -491,7 +491,7 @@ static void entry_run(struct store *s, const char *run, uint64_t n, char ret_oth
 static bool list_misplaced(struct mend *m, const struct store_list *l)
 {
 	const char *run = store_list_run(l);
-	char other[PROTO_RUN_MAX + 1] = "", dir[STORE_NAME_MAX];
+	char other[PROTO_RUN_MAX + 1] = "", dir[STORAGE_NAME_MAX];
 	struct store_list_damage d;
 	uint64_t next = 0;
 
@@ -511,7 +511,7 @@ static bool list_misplaced(struct mend *m, const struct store_list *l)
 /* No list loses so many entries and goes on: a file is behind its end. */
 static void list_far(struct mend *m, const struct store_list *l)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 
 	store_list_entry_name(store_list_run(l), store_list_next(l) - 1, name);
 	uint64_t before = store_list_damaged(l) - 1;
@@ -527,7 +527,7 @@ static int collected_mend(struct mend *m, struct store_list *l, const struct sto
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
 	const char *base = strrchr(f->file, '/') ? strrchr(f->file, '/') + 1 : "";
-	char same[STORE_NAME_MAX];
+	char same[STORAGE_NAME_MAX];
 	uint64_t n = 0, head = store_list_head(l);
 	enum store_list_mark_file file = store_list_mark_parse(base, &n);
 	int r;

@@ -34,9 +34,9 @@ void mend_pack_free(struct mend_pack *p)
 }
 
 int mend_pack_open(struct store *s, const char *name, const char *storage_name, uint64_t size,
-	struct store_pack **ret_p)
+	struct pack **ret_p)
 {
-	struct store_pack *p = calloc(1, sizeof *p);
+	struct pack *p = calloc(1, sizeof *p);
 	int r = p ? s->storage->ops->file_open(s->storage, storage_name, &p->file, &p->size) : -ENOMEM;
 
 	if (r < 0) {
@@ -61,11 +61,11 @@ enum mend_whose {
 	MEND_PACK_STRANGE,              /* one of another store */
 };
 
-static enum mend_whose pack_whose(struct store *s, const char *file, char other[static STORE_PACK_NAME_MAX])
+static enum mend_whose pack_whose(struct store *s, const char *file, char other[static PACK_NAME_MAX])
 {
 	struct file_name n;
-	uint8_t head[STORE_PACK_HEAD_BYTES], good[STORE_PACK_HEAD_BYTES];
-	struct store_storage_file *f;
+	uint8_t head[PACK_HEAD_BYTES], good[PACK_HEAD_BYTES];
+	struct storage_file *f;
 	uint64_t size;
 	size_t len;
 	int r = s->storage->ops->file_open(s->storage, file, &f, &size);
@@ -74,10 +74,10 @@ static enum mend_whose pack_whose(struct store *s, const char *file, char other[
 		return MEND_PACK_OWN;
 	r = size < sizeof head ? -ENODATA : s->storage->ops->file_read(f, 0, head, sizeof head);
 	s->storage->ops->file_close(f);
-	len = r < 0 ? STORE_PACK_NAME_MAX : base_get16(head + 32);
-	if (len >= STORE_PACK_NAME_MAX)
+	len = r < 0 ? PACK_NAME_MAX : base_get16(head + 32);
+	if (len >= PACK_NAME_MAX)
 		return MEND_PACK_OWN;
-	snprintf(other, STORE_PACK_NAME_MAX, "%.*s", (int)len, (const char *)head + 34);
+	snprintf(other, PACK_NAME_MAX, "%.*s", (int)len, (const char *)head + 34);
 	pack_head_encode(head + 16, other, good);
 	if (memcmp(head, good, sizeof head) != 0)
 		return MEND_PACK_OWN;
@@ -89,7 +89,7 @@ static enum mend_whose pack_whose(struct store *s, const char *file, char other[
 
 int mend_packs_own(struct mend *m)
 {
-	char name[STORE_PACK_NAME_MAX];
+	char name[PACK_NAME_MAX];
 
 	for (size_t i = 0; i < m->nfaults; i++)
 		if (strncmp(m->faults[i].file, "packs/", 6) == 0
@@ -104,9 +104,9 @@ int mend_packs_own(struct mend *m)
 /* 1: the file is another pack's, which is reported once. */
 static int pack_misplaced(struct mend *m, const char *file)
 {
-	char other[STORE_PACK_NAME_MAX], path[STORE_NAME_MAX];
+	char other[PACK_NAME_MAX], path[STORAGE_NAME_MAX];
 
-	if (pack_whose(m->store, file, other) != MEND_PACK_OTHER || store_pack_path(other, path) < 0)
+	if (pack_whose(m->store, file, other) != MEND_PACK_OTHER || pack_path(other, path) < 0)
 		return 0;
 	if (!m->again)
 		mend_line(m, STORE_MEND_LEFT, file, "this is pack %s under another pack's name: move it to %s, or, if "
@@ -136,7 +136,7 @@ static int packs_add(struct packs *k, const char *file)
 	return 0;
 }
 
-static int object_add(struct mend_pack *p, const struct store_object_ref *ref)
+static int object_add(struct mend_pack *p, const struct pack_object_ref *ref)
 {
 	if (base_array_more(p->objects, p->n) < 0)
 		return -ENOMEM;
@@ -212,15 +212,15 @@ static int ref_order(const void *a, const void *b)
 /* Sorts by offset and keeps each object once; drops those that cannot be at their place or that overlap another. */
 static void table_sort(struct mend_pack *p)
 {
-	uint64_t room = p->size > STORE_PACK_TAIL_BYTES ? p->size - STORE_PACK_TAIL_BYTES : 0, end = 0;
+	uint64_t room = p->size > PACK_TAIL_BYTES ? p->size - PACK_TAIL_BYTES : 0, end = 0;
 	size_t kept = 0;
 
 	if (p->n)
 		qsort(p->objects, p->n, sizeof *p->objects, ref_order);
 	for (size_t i = 0; i < p->n; i++) {
-		const struct store_object_ref *ref = &p->objects[i].ref;
+		const struct pack_object_ref *ref = &p->objects[i].ref;
 
-		if (store_object_ref_check(ref, room) < 0 || ref->offset < end)
+		if (pack_object_ref_check(ref, room) < 0 || ref->offset < end)
 			continue;
 		end = ref->offset + base_max(ref->stored_len, 1);
 		p->objects[kept++] = p->objects[i];
@@ -231,43 +231,43 @@ static void table_sort(struct mend_pack *p)
 /* Do the objects follow each other without a gap, up to the footer that they make? */
 static int table_complete(struct mend_pack *p)
 {
-	struct store_object_ref *refs = calloc(p->n + 1, sizeof *refs);
-	uint64_t end = STORE_PACK_HEAD_BYTES;
+	struct pack_object_ref *refs = calloc(p->n + 1, sizeof *refs);
+	uint64_t end = PACK_HEAD_BYTES;
 	int r = refs ? 0 : -ENOMEM;
 
 	for (size_t i = 0; refs && i < p->n; i++)
 		refs[i] = p->objects[i].ref;
 	for (uint64_t i = 0; r == 0 && i < p->n;) {
-		if (refs[i].offset != base_align(end, store_object_align(refs[i].codec, refs[i].stored_len)))
+		if (refs[i].offset != base_align(end, pack_object_align(refs[i].codec, refs[i].stored_len)))
 			r = -BASE_EDAMAGED;
 		else
 			r = pack_extent_bounds(refs, p->n, i, &i, &end);
 	}
 	free(refs);
 	p->complete = r == 0 && p->size == base_align(end, PACK_FOOTER_ALIGN) + p->n * PACK_ENTRY_BYTES +
-		STORE_PACK_TAIL_BYTES;
+		PACK_TAIL_BYTES;
 	return r == -ENOMEM ? r : 0;
 }
 
 /* The footer of a file of that size; false: it is damaged. */
 static bool table_footer(struct mend_pack *p, struct store *s, uint64_t size, int *ret_error)
 {
-	struct store_pack_footer footer = {0};
-	struct store_pack *file;
+	struct pack_footer footer = {0};
+	struct pack *file;
 	bool good;
 
 	if (mend_pack_open(s, p->name, p->path, size, &file) < 0)
 		return false;
-	good = file->size >= STORE_PACK_HEAD_BYTES + STORE_PACK_TAIL_BYTES &&
-		store_pack_footer_read(file, &footer, NULL) == 0;
+	good = file->size >= PACK_HEAD_BYTES + PACK_TAIL_BYTES &&
+		pack_footer_read(file, &footer, NULL) == 0;
 	if (good && !p->size)
 		p->size = file->size;
-	store_pack_close(file);
+	pack_close(file);
 	if (good)
 		p->n = 0;
 	for (uint64_t i = 0; good && *ret_error == 0 && i < footer.count; i++)
 		*ret_error = object_add(p, &footer.objects[i]);
-	store_pack_footer_free(&footer);
+	pack_footer_free(&footer);
 	return good;
 }
 
@@ -276,15 +276,15 @@ static bool table_footer(struct mend_pack *p, struct store *s, uint64_t size, in
 static int table_guess(struct mend *m, struct mend_pack *p)
 {
 	uint8_t bytes[PACK_ENTRY_BYTES];
-	struct store_pack *file;
+	struct pack *file;
 	unsigned strange = 0;
 	int r = 0;
 
 	if (!p->size || mend_pack_open(m->store, p->name, p->path, p->size, &file) < 0)
 		return 0;
-	for (uint64_t at = p->size - STORE_PACK_TAIL_BYTES;
-		r == 0 && at >= STORE_PACK_HEAD_BYTES + PACK_ENTRY_BYTES && strange < GUESS_STRANGE;) {
-		struct store_object_ref ref;
+	for (uint64_t at = p->size - PACK_TAIL_BYTES;
+		r == 0 && at >= PACK_HEAD_BYTES + PACK_ENTRY_BYTES && strange < GUESS_STRANGE;) {
+		struct pack_object_ref ref;
 		int good = 0;
 
 		at -= PACK_ENTRY_BYTES;
@@ -293,7 +293,7 @@ static int table_guess(struct mend *m, struct mend_pack *p)
 		strange = good > 0 ? 0 : strange + 1;
 		r = good > 0 ? object_add(p, &ref) : good;
 	}
-	store_pack_close(file);
+	pack_close(file);
 	return r;
 }
 
@@ -312,15 +312,15 @@ static int table_make(struct mend *m, struct mend_pack *p)
 
 /* ---- what is bad ---- */
 
-bool mend_object_hit(const struct store_object_ref *ref, uint64_t offset, uint64_t len)
+bool mend_object_hit(const struct pack_object_ref *ref, uint64_t offset, uint64_t len)
 {
-	uint64_t checks = store_object_checks_bytes(ref->codec, ref->raw_len);
+	uint64_t checks = pack_object_checks_bytes(ref->codec, ref->raw_len);
 
 	return (offset < ref->offset + ref->stored_len && ref->offset < offset + len)
 		|| (offset < ref->checks + checks && ref->checks < offset + len);
 }
 
-static bool fault_overlaps(const struct mend_fault *f, const struct store_object_ref *ref)
+static bool fault_overlaps(const struct mend_fault *f, const struct pack_object_ref *ref)
 {
 	return f->len == 0 || mend_object_hit(ref, f->offset, f->len);
 }
@@ -335,7 +335,7 @@ static bool object_suspect(const struct mend *m, const struct mend_pack *p, cons
 
 static int objects_look(struct mend *m, struct mend_pack *p)
 {
-	struct store_pack *file = NULL;
+	struct pack *file = NULL;
 	int r = 0;
 
 	if (mend_pack_open(m->store, p->name, p->path, p->size, &file) < 0)
@@ -346,7 +346,7 @@ static int objects_look(struct mend *m, struct mend_pack *p)
 		r = file ? mend_object_good(file, &p->objects[i].ref) : 0;
 		p->objects[i].bad = r == 0;
 	}
-	store_pack_close(file);
+	pack_close(file);
 	return r < 0 ? r : 0;
 }
 

@@ -12,15 +12,15 @@
 #include "core/upkeep/mend_internal.h"
 
 struct mend_object {
-	struct store_object_ref ref;
+	struct pack_object_ref ref;
 	bool bad;                       /* its bytes or checks are damaged in this pack */
 	struct store *from;             /* of a bad one: a store that holds it; NULL: none does */
-	char pack[STORE_PACK_NAME_MAX]; /* in that store; empty: in this pack itself, where only the checks are bad */
-	struct store_object_ref there;
+	char pack[PACK_NAME_MAX]; /* in that store; empty: in this pack itself, where only the checks are bad */
+	struct pack_object_ref there;
 	struct base_buf checks;         /* made while its bytes are written */
 };
 struct mend_pack {
-	char name[STORE_PACK_NAME_MAX], path[STORE_NAME_MAX];
+	char name[PACK_NAME_MAX], path[STORAGE_NAME_MAX];
 	uint64_t size;                  /* what it should be; 0: not known */
 	bool complete;                  /* all objects are known: footer and padding follow from them */
 	bool footer_good;
@@ -30,12 +30,12 @@ void mend_pack_free(struct mend_pack *p); /* NULL-safe */
 
 /* Opens a pack as one of that size, without looking at its head. storage_name: of its file. */
 int mend_pack_open(struct store *s, const char *name, const char *storage_name, uint64_t size,
-	struct store_pack **ret_p);
+	struct pack **ret_p);
 /* Checks every block, and the digest. 1: right; 0: damaged; -ENOMEM. */
-int mend_object_good(struct store_pack *p, const struct store_object_ref *ref);
+int mend_object_good(struct pack *p, const struct pack_object_ref *ref);
 
 /* Are these bytes among the object's or its checks? */
-bool mend_object_hit(const struct store_object_ref *ref, uint64_t offset, uint64_t len);
+bool mend_object_hit(const struct pack_object_ref *ref, uint64_t offset, uint64_t len);
 
 /* Looks for the bad objects of all these packs, in this store and in `from`. */
 int mend_sources_find(struct mend *m, struct mend_pack *const *packs, size_t n);

@@ -38,7 +38,8 @@ static int manifest_own(struct mend *m, const char *file, const struct base_dige
 	base_cleanup_free void *bytes = NULL;
 	size_t len;
 
-	if (store_read_whole(m->store->storage, file, store_record_max(STORE_RECORD_MANIFEST) + 4096, &bytes, &len) < 0
+	if (storage_read_whole(m->store->storage, file, store_record_max(STORE_RECORD_MANIFEST) + 4096, &bytes,
+			&len) < 0
 	    || len < STORE_RECORD_HEAD_BYTES)
 		return 0;
 	return manifest_put(m, file, want, (uint8_t *)bytes + STORE_RECORD_HEAD_BYTES, len - STORE_RECORD_HEAD_BYTES,
@@ -67,7 +68,7 @@ static int manifest_from(struct mend *m, const char *file, const struct base_dig
 /* All announcements of a folder, by rank. */
 static int parts_read(struct mend *m, const struct store_incoming *in, struct proto_announcement *all)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	int r = 0;
 
 	for (uint32_t i = 0; r == 0 && i < in->nannounced; i++) {

@@ -17,7 +17,7 @@ struct sources {
 };
 
 /* Are the object's bytes right, and its checks (if `checked`)? 1; 0; -ENOMEM. */
-static int object_right(struct store_pack *p, const struct store_object_ref *ref, bool checked)
+static int object_right(struct pack *p, const struct pack_object_ref *ref, bool checked)
 {
 	base_cleanup_free void *room = malloc(VERIFY_HASH_BYTES);
 	struct base_digest d;
@@ -26,7 +26,7 @@ static int object_right(struct store_pack *p, const struct store_object_ref *ref
 	return r == 0 ? base_digest_equal(&d, &ref->digest) : r == -ENOMEM ? r : 0;
 }
 
-int mend_object_good(struct store_pack *p, const struct store_object_ref *ref) { return object_right(p, ref, true); }
+int mend_object_good(struct pack *p, const struct pack_object_ref *ref) { return object_right(p, ref, true); }
 
 static int object_order(const void *a, const void *b)
 {
@@ -43,13 +43,13 @@ static size_t wanted_first(const struct sources *k, const struct base_digest *d)
 
 /* Is it certain that the object from there fits its place here? If it has to be encoded again, its length may
  * differ. */
-static bool fits(const struct mend_object *o, const struct store_object_ref *there)
+static bool fits(const struct mend_object *o, const struct pack_object_ref *there)
 {
-	return o->ref.codec == STORE_CODEC_RAW
+	return o->ref.codec == PACK_CODEC_RAW
 		|| (there->codec == o->ref.codec && there->stored_len == o->ref.stored_len);
 }
 
-static int source_try(struct sources *k, struct store *s, struct store_pack *p, const struct store_object_ref *there)
+static int source_try(struct sources *k, struct store *s, struct pack *p, const struct pack_object_ref *there)
 {
 	int good = -1;
 
@@ -65,7 +65,7 @@ static int source_try(struct sources *k, struct store *s, struct store_pack *p, 
 			return good;
 		o->from = s;
 		o->there = *there;
-		snprintf(o->pack, sizeof o->pack, "%s", store_pack_name(p));
+		snprintf(o->pack, sizeof o->pack, "%s", pack_name(p));
 		k->missing -= fits(o, there);
 	}
 	return 0;
@@ -73,17 +73,17 @@ static int source_try(struct sources *k, struct store *s, struct store_pack *p, 
 
 static int sources_pack(struct sources *k, struct store *s, const char *name)
 {
-	struct store_pack_footer footer = {0};
-	struct store_pack *p;
+	struct pack_footer footer = {0};
+	struct pack *p;
 	int r = 0;
 
-	if (store_pack_open(s->storage, s->info.id, name, 0, &p, NULL) < 0)
+	if (pack_open(s->storage, s->info.id, name, 0, &p, NULL) < 0)
 		return 0;
-	if (store_pack_footer_read(p, &footer, NULL) == 0)
+	if (pack_footer_read(p, &footer, NULL) == 0)
 		for (uint64_t i = 0; r == 0 && i < footer.count; i++)
 			r = source_try(k, s, p, &footer.objects[i]);
-	store_pack_footer_free(&footer);
-	store_pack_close(p);
+	pack_footer_free(&footer);
+	pack_close(p);
 	return r;
 }
 
@@ -105,7 +105,7 @@ static int sources_store(struct sources *k, struct store *s)
 /* Raw objects whose bytes are right, and only their checks are not. */
 static int sources_own(struct sources *k, struct mend_pack *p)
 {
-	struct store_pack *file;
+	struct pack *file;
 	int r = 0;
 
 	if (mend_pack_open(k->m->store, p->name, p->path, p->size, &file) < 0)
@@ -113,14 +113,14 @@ static int sources_own(struct sources *k, struct mend_pack *p)
 	for (size_t i = 0; r >= 0 && i < p->n; i++) {
 		struct mend_object *o = &p->objects[i];
 
-		r = o->bad && o->ref.codec == STORE_CODEC_RAW ? object_right(file, &o->ref, false) : 0;
+		r = o->bad && o->ref.codec == PACK_CODEC_RAW ? object_right(file, &o->ref, false) : 0;
 		if (r == 1) {
 			o->from = k->m->store;
 			o->pack[0] = 0;
 			k->missing--;
 		}
 	}
-	store_pack_close(file);
+	pack_close(file);
 	return r < 0 ? r : 0;
 }
 

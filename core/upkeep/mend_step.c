@@ -105,7 +105,7 @@ struct step_proof { uint64_t entry; int64_t time_ns; };
 /* Are there measures of this step that belong to a lost entry and name this attempt? */
 static bool proof_stats(const struct steps *k, const struct proto_manifest *man, struct step_proof *ret_p)
 {
-	char dir[STORE_NAME_MAX];
+	char dir[STORAGE_NAME_MAX];
 	struct store_files files = {0};
 	bool found = false;
 
@@ -135,7 +135,7 @@ static bool proof_stats(const struct steps *k, const struct proto_manifest *man,
 static bool folder_gone(const struct steps *k, const struct proto_manifest *man)
 {
 	struct store_files files = {0};
-	char dir[STORE_NAME_MAX];
+	char dir[STORAGE_NAME_MAX];
 	bool gone;
 
 	snprintf(dir, sizeof dir, "incoming/%s/%s", man->run, man->attempt);
@@ -231,7 +231,7 @@ static int step_hidden(struct steps *k, unsigned pass, const char *file, const s
 static int steps_hidden(struct steps *k, unsigned pass)
 {
 	struct store_files files = {0};
-	char dir[STORE_NAME_MAX];
+	char dir[STORAGE_NAME_MAX];
 	int r;
 
 	snprintf(dir, sizeof dir, "runs/%s/manifests", store_list_run(k->list));
@@ -300,7 +300,7 @@ static void steps_unknown(struct steps *k)
 
 static int step_reappeared(struct steps *k, const struct store_list_step *s)
 {
-	char path[STORE_NAME_MAX];
+	char path[STORAGE_NAME_MAX];
 	struct mend_action *a;
 	bool lost_after = false;
 	uint64_t size;
@@ -308,10 +308,10 @@ static int step_reappeared(struct steps *k, const struct store_list_step *s)
 	for (uint64_t n = s->entry + 1; !lost_after && n < store_list_next(k->list); n++)
 		lost_after = entry_lost(k, n);
 	if (!lost_after || store_manifest_path(store_list_run(k->list), &s->commit.manifest, path) < 0
-	    || store_size(k->m->store->storage, path, &size) != -ENOENT)
+	    || storage_size(k->m->store->storage, path, &size) != -ENOENT)
 		return 0;
 	if (k->m->from) { /* it may be there */
-		if (store_size(k->m->from->storage, path, &size) == 0)
+		if (storage_size(k->m->from->storage, path, &size) == 0)
 			return 0;
 	}
 	a = mend_act(k->m, MEND_REMOVE, NULL, store_list_run(k->list));

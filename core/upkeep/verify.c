@@ -58,9 +58,9 @@ static void place_secret_make(void)
 		memcpy(place_secret, guess, sizeof place_secret);
 }
 
-uint64_t verify_place(const char *pack, const struct store_object_ref *ref, const void *more, size_t len)
+uint64_t verify_place(const char *pack, const struct pack_object_ref *ref, const void *more, size_t len)
 {
-	uint8_t bytes[sizeof place_secret + 80 + VERIFY_PLACE_MORE + STORE_PACK_NAME_MAX] = {0};
+	uint8_t bytes[sizeof place_secret + 80 + VERIFY_PLACE_MORE + PACK_NAME_MAX] = {0};
 	uint8_t *at = bytes + sizeof place_secret;
 	struct base_digest d;
 	uint64_t hash;
@@ -77,8 +77,8 @@ uint64_t verify_place(const char *pack, const struct store_object_ref *ref, cons
 	if (len)
 		memcpy(at + 80, more, len);
 	if (pack)
-		memcpy(at + 80 + VERIFY_PLACE_MORE, pack, base_min(strlen(pack), STORE_PACK_NAME_MAX));
-	base_sha256(bytes, pack ? sizeof bytes : sizeof bytes - STORE_PACK_NAME_MAX, &d);
+		memcpy(at + 80 + VERIFY_PLACE_MORE, pack, base_min(strlen(pack), PACK_NAME_MAX));
+	base_sha256(bytes, pack ? sizeof bytes : sizeof bytes - PACK_NAME_MAX, &d);
 	hash = base_get64(d.bytes);
 	return hash ? hash : 1;
 }
@@ -161,7 +161,7 @@ static int on_hit(void *arg, size_t number)
 }
 
 /* ref NULL: only faults of the whole file. */
-static int fault_hits(struct verify *v, const char *file, const struct store_object_ref *ref,
+static int fault_hits(struct verify *v, const char *file, const struct pack_object_ref *ref,
 	const struct base_xxh128 *xxh, int (*f)(void *arg, struct verify_fault *f), void *arg)
 {
 	struct hits h = {v, file, xxh, 0, 0, f, arg};
@@ -175,7 +175,7 @@ static int fault_hits(struct verify *v, const char *file, const struct store_obj
 	h.begin = ref->offset;
 	h.end = ref->offset + ref->stored_len;
 	return verify_index_range(&v->places, file, ref->checks,
-		ref->checks + store_object_checks_bytes(ref->codec, ref->raw_len), on_hit, &h);
+		ref->checks + pack_object_checks_bytes(ref->codec, ref->raw_len), on_hit, &h);
 }
 
 static int any_hit(void *arg, struct verify_fault *f)
@@ -185,7 +185,7 @@ static int any_hit(void *arg, struct verify_fault *f)
 	return 1;
 }
 
-bool verify_known(struct verify *v, const char *file, const struct store_object_ref *ref)
+bool verify_known(struct verify *v, const char *file, const struct pack_object_ref *ref)
 {
 	return fault_hits(v, file, ref, NULL, any_hit, NULL) != 0;
 }
@@ -199,7 +199,7 @@ static bool steps_equal(const struct store_list_step *a, const struct store_list
 
 static void entry_fault(struct verify *v, const struct store_list *l, uint64_t n, bool newer, const char *what)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 
 	store_list_entry_name(store_list_run(l), n, name);
 	verify_fault(v, (struct verify_fault){.file = name, .what = what, .newer = newer, .run = store_list_run(l)});
@@ -281,7 +281,7 @@ static bool head_same(struct verify *v, const struct store_list *l)
 static int check_mark(struct verify *v, struct store_list *l)
 {
 	struct base_error why = {0};
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	int r = store_list_mark_check(l, &why);
 
 	store_list_mark_name(store_list_run(l), STORE_LIST_HEAD, store_list_head(l), name);
@@ -295,12 +295,12 @@ static int check_mark(struct verify *v, struct store_list *l)
 
 static void check_gap(struct verify *v, const struct store_list *l, uint64_t first, uint64_t count)
 {
-	char name[STORE_NAME_MAX], text[160];
+	char name[STORAGE_NAME_MAX], text[160];
 	uint64_t size;
 
 	for (uint64_t n = first; n - first < base_min(count, GAP_EACH); n++) {
 		store_list_entry_name(store_list_run(l), n, name);
-		if (store_list_skipped(l, n) || store_size(v->store->storage, name, &size) != -ENOENT)
+		if (store_list_skipped(l, n) || storage_size(v->store->storage, name, &size) != -ENOENT)
 			continue;
 		snprintf(text, sizeof text, "it is missing: it was collected, but its number stays used");
 		if (n - first + 1 == GAP_EACH && count > GAP_EACH)
@@ -351,12 +351,12 @@ static bool wanted(const struct verify *v, const struct store_list *l, size_t i)
 /* Can the run's manifests be looked for? (One that is missing is a fault of its step.) */
 static int manifests_reached(const struct verify *v, const char *run, struct base_error *err)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	uint64_t size;
 	int r;
 
 	snprintf(name, sizeof name, "runs/%s/manifests/0", run);
-	r = store_size(v->store->storage, name, &size);
+	r = storage_size(v->store->storage, name, &size);
 	if (r == 0 || r == -ENOENT)
 		return 0;
 	if (!store_denied_listing(v->store, r, err))
@@ -399,7 +399,7 @@ static int run_unread(struct verify *v, const char *run, int r, const struct bas
 /* What is visible in this run is not known. */
 static void report_newer_run(struct verify *v, const char *run, const struct base_error *err)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 
 	snprintf(name, sizeof name, "runs/%s", run);
 	verify_fault(v, (struct verify_fault){.file = name, .what = err->text, .newer = true, .run = run});
@@ -480,7 +480,7 @@ static int add_runs(struct verify *v, struct base_error *err)
 /* Checks the entries of the steps that are asked for, both copies of each. */
 static void check_entries(struct verify *v)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	struct file_name n;
 
 	for (size_t i = 0; i < v->nsteps; i++) {
@@ -531,11 +531,11 @@ static int look_again(struct verify *v)
 }
 
 /* Is this a pack that is gone and that no visible step needs? It was listed, or needed, when verify began. */
-static bool pack_gone(struct verify *v, const struct verify_fault *f)
+static bool fault_pack_gone(struct verify *v, const struct verify_fault *f)
 {
 	uint64_t size;
 
-	return f->pack && store_size(v->store->storage, f->file, &size) == -ENOENT;
+	return f->pack && storage_size(v->store->storage, f->file, &size) == -ENOENT;
 }
 
 static uint64_t count_removed(const struct verify *v)
@@ -600,9 +600,9 @@ static int report_item(void *arg, struct verify_fault *f)
 static int on_item(struct verify_walker *w, const struct verify_item *it)
 {
 	struct report *t = w->arg;
-	char file[STORE_NAME_MAX];
+	char file[STORAGE_NAME_MAX];
 
-	if (store_pack_path(it->pack, file) < 0)
+	if (pack_path(it->pack, file) < 0)
 		return 0;
 	t->item = it;
 	return fault_hits(t->v, file, it->what == VERIFY_PACK ? NULL : it->ref, it->xxh, report_item, t);
@@ -612,7 +612,7 @@ static int on_item(struct verify_walker *w, const struct verify_item *it)
 static void report_step_faults(struct verify *v, size_t number)
 {
 	const struct verify_step *s = &v->steps[number];
-	char manifest[STORE_NAME_MAX], entry[STORE_NAME_MAX];
+	char manifest[STORAGE_NAME_MAX], entry[STORAGE_NAME_MAX];
 
 	if (store_manifest_path(s->run, &s->step->commit.manifest, manifest) < 0)
 		manifest[0] = 0;
@@ -643,7 +643,7 @@ static int report_all(struct verify *v)
 	for (size_t i = 0; r == 0 && i < v->nfaults; i++) {
 		struct verify_fault *f = &v->faults[i];
 
-		f->gone = f->gone || (!f->reported && pack_gone(v, f));
+		f->gone = f->gone || (!f->reported && fault_pack_gone(v, f));
 		if (!f->reported && !f->gone)
 			report_one(v, f, f->run, PROTO_NONE, NULL, NULL);
 	}

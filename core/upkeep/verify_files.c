@@ -36,7 +36,7 @@ struct pack_job {
 	bool mixed;               /* an object of another class was reported */
 };
 
-static void on_damage(void *arg, uint64_t offset, uint64_t len, const struct store_object_ref *object, const char *what)
+static void on_damage(void *arg, uint64_t offset, uint64_t len, const struct pack_object_ref *object, const char *what)
 {
 	struct pack_job *j = arg;
 
@@ -51,7 +51,7 @@ static void on_progress(void *arg, uint64_t bytes)
 }
 
 /* Remembers an object's place, and the hash of its bytes, so that references to it need not be hashed again. */
-static void on_object(void *arg, const struct store_object_ref *object, const struct base_xxh128 *xxh)
+static void on_object(void *arg, const struct pack_object_ref *object, const struct base_xxh128 *xxh)
 {
 	struct pack_job *j = arg;
 	struct verify_pack *p = &j->pack;
@@ -93,10 +93,10 @@ static void check_pack(struct verify *v, const struct store_file *file, const st
 {
 	struct pack_job j = {.v = v, .file = file->name, .class = n->class};
 	struct base_error err = {0};
-	const struct store_pack_verify_calls calls = {.damage = on_damage, .progress = on_progress, .object = on_object,
+	const struct pack_verify_calls calls = {.damage = on_damage, .progress = on_progress, .object = on_object,
 		.arg = &j, .seed = v->store->info.seed};
-	struct store_pack *p;
-	int r = store_pack_open(v->store->storage, v->store->info.id, n->pack, 0, &p, &err);
+	struct pack *p;
+	int r = pack_open(v->store->storage, v->store->info.id, n->pack, 0, &p, &err);
 
 	if (r == -BASE_EVERSION) {
 		file_newer(v, file->name, true, NULL, err.text);
@@ -107,7 +107,7 @@ static void check_pack(struct verify *v, const struct store_file *file, const st
 		return;
 	}
 	j.pack.file = strdup(file->name);
-	r = store_pack_verify(p, &calls);
+	r = pack_verify(p, &calls);
 	if (r == -BASE_EVERSION) {
 		base_error_newer(&err,
 			"it was written by a newer vckpt: its footer lists an object of a codec or kind that this "
@@ -116,7 +116,7 @@ static void check_pack(struct verify *v, const struct store_file *file, const st
 	} else if (r < 0)
 		on_damage(&j, 0, 0, NULL, base_error_name(r));
 	keep_pack(v, j.pack);
-	store_pack_close(p);
+	pack_close(p);
 	pthread_mutex_lock(&v->lock);
 	if (v->o->pack)
 		v->o->pack(v->o->arg, file->name, file->size);
@@ -229,13 +229,13 @@ static bool entry_skipped(const struct verify *v, const struct file_name *n)
 static bool entry_unreached(const struct verify *v, const char *run, uint64_t n)
 {
 	const struct store_list *l = store_list_among(v->lists, v->nlists, run);
-	char before[STORE_NAME_MAX];
+	char before[STORAGE_NAME_MAX];
 	uint64_t size;
 
 	if (!l || n <= store_list_next(l))
 		return false;
 	store_list_entry_name(run, n - 1, before);
-	return store_size(v->store->storage, before, &size) == -ENOENT;
+	return storage_size(v->store->storage, before, &size) == -ENOENT;
 }
 
 /* Readers find entries by number, from the first to the end of the list: they never see what is elsewhere. */
@@ -315,7 +315,7 @@ void verify_record(struct verify *v, const char *name, const struct file_name *n
 	uint64_t size = 0;
 
 	record_read(v, name, n, &x);
-	if (x.r != -ENOENT && store_size(v->store->storage, name, &size) >= 0)
+	if (x.r != -ENOENT && storage_size(v->store->storage, name, &size) >= 0)
 		verify_progress(v, size);
 	if (x.r != -ENOENT) /* gone meanwhile: what needs it will say so */
 		record_judge(v, name, n, size, &x);
@@ -326,7 +326,7 @@ static void check_reserve(struct verify *v, const struct store_file *file)
 {
 	void *bytes = NULL;
 	size_t len = 0, at = 0;
-	int r = store_read_whole(v->store->storage, file->name, v->store->info.reserve_bytes, &bytes, &len);
+	int r = storage_read_whole(v->store->storage, file->name, v->store->info.reserve_bytes, &bytes, &len);
 
 	verify_progress(v, len);
 	while (r == 0 && at < len && ((uint8_t *)bytes)[at] == 0)

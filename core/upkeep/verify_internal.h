@@ -70,7 +70,7 @@ struct verify_pack {
 
 struct verify_todo {
 	char *pack;
-	struct store_object_ref ref;
+	struct pack_object_ref ref;
 	bool piece; /* then its bytes have to have this XXH3-128, too */
 	struct base_xxh128 xxh;
 };
@@ -107,13 +107,13 @@ struct verify {
 
 /* Any thread; copies its strings. The same fault twice counts once. */
 void verify_fault(struct verify *v, struct verify_fault f);
-bool verify_known(struct verify *v, const char *file, const struct store_object_ref *ref);
+bool verify_known(struct verify *v, const char *file, const struct pack_object_ref *ref);
 void verify_error(struct verify *v, int error);
 void verify_progress(struct verify *v, uint64_t bytes);
 /* A hash of an object's place and digest, and of `len` more bytes, that the store's writer could not foresee. pack may
  * be NULL. */
 #define VERIFY_PLACE_MORE 16u
-uint64_t verify_place(const char *pack, const struct store_object_ref *ref, const void *more, size_t len);
+uint64_t verify_place(const char *pack, const struct pack_object_ref *ref, const void *more, size_t len);
 
 int verify_files(struct verify *v, struct base_error *err);
 /* One record file by itself (single steps: their entries). */
@@ -126,7 +126,7 @@ struct verify_item {
 	const char *pack;
 	uint32_t number;                    /* in the manifest's table */
 	uint64_t size;                      /* PACK: what the manifest says */
-	const struct store_object_ref *ref; /* not of PACK */
+	const struct pack_object_ref *ref; /* not of PACK */
 	const struct base_xxh128 *xxh;      /* PIECE */
 	const struct store_layout *layout;
 	uint32_t tensor;       /* PIECE */
@@ -139,7 +139,7 @@ struct verify_walker {
 	int (*item)(struct verify_walker *w, const struct verify_item *it);
 	/* Something could not be loaded or believed, and what is in it is left out: `file`, or an object of a pack.
 	 * newer: nothing is wrong with it but that a newer vckpt wrote it. May be NULL. */
-	void (*broken)(struct verify_walker *w, const char *file, const char *pack, const struct store_object_ref *ref,
+	void (*broken)(struct verify_walker *w, const char *file, const char *pack, const struct pack_object_ref *ref,
 		bool newer, const char *text);
 	void *arg;
 	bool cover;      /* check the boxes, too, when nothing is broken, and what records say of each other */
@@ -156,7 +156,7 @@ struct verify_says *verify_says_new(const struct proto_manifest *m);
 void verify_says_free(struct verify_says *s); /* NULL-safe */
 void verify_says_rank(struct verify_says *s);
 /* number: of its pack, in the manifest's table */
-int verify_says_object(struct verify_says *s, uint32_t number, const struct store_object_ref *ref);
+int verify_says_object(struct verify_says *s, uint32_t number, const struct pack_object_ref *ref);
 void verify_says_bytes(struct verify_says *s, uint64_t bytes);
 void verify_says_leave_out(struct verify_says *s); /* something cannot be read: sums are not compared */
 int verify_says_part(struct verify_says *s, const struct proto_manifest_rank *line, const struct proto_part *part);
@@ -180,7 +180,7 @@ int verify_steps(struct verify *v);
 /* Reads all of an object by steps into `room`, and hashes it. checked: checks and decodes its blocks; else it is raw,
  * and its checks are not looked at. ret_xxh may be NULL. */
 enum { VERIFY_HASH_BYTES = 1 << 20 };
-int verify_object_hash(struct store_pack *p, const struct store_object_ref *ref, bool checked, uint64_t seed,
+int verify_object_hash(struct pack *p, const struct pack_object_ref *ref, bool checked, uint64_t seed,
 	void *room, struct base_digest *ret_digest, struct base_xxh128 *ret_xxh, struct base_error *err);
 
 /* ---- a stranger's store (verify_paranoid.c) ---- */

@@ -32,11 +32,11 @@ static int by_file_make(const struct verify *v, struct by_file *ret_b)
 /* Nothing is known of a pack that this user may not read; savers that may read it must not take it for damaged. */
 static bool pack_denied(const struct verify *v, const char *pack)
 {
-	struct store_pack *p;
-	int r = store_pack_open(v->store->storage, v->store->info.id, pack, 0, &p, NULL);
+	struct pack *p;
+	int r = pack_open(v->store->storage, v->store->info.id, pack, 0, &p, NULL);
 
 	if (r == 0)
-		store_pack_close(p);
+		pack_close(p);
 	return r == -EACCES || r == -EPERM;
 }
 
@@ -59,10 +59,10 @@ static int note_pack(struct verify *v, const struct verify_fault *const *faults,
 
 static bool pack_has_fault(const struct by_file *b, const char *pack)
 {
-	char file[STORE_NAME_MAX];
+	char file[STORAGE_NAME_MAX];
 	const struct verify_fault like = {.file = file}, *at = &like;
 
-	return b->n && store_pack_path(pack, file) == 0
+	return b->n && pack_path(pack, file) == 0
 		&& bsearch(&at, b->all, b->n, sizeof(const struct verify_fault *), file_order);
 }
 

@@ -51,7 +51,7 @@ bool verify_class_holds(const char *class, uint8_t kind)
 {
 	bool meta = strcmp(class, "meta") == 0, blobs = strcmp(class, "blobs") == 0;
 
-	return kind == STORE_OBJECT_PIECE ? !meta && !blobs : kind == STORE_OBJECT_BLOB ? blobs || meta : meta;
+	return kind == PACK_OBJECT_PIECE ? !meta && !blobs : kind == PACK_OBJECT_BLOB ? blobs || meta : meta;
 }
 
 const char *verify_paranoid_file(const struct store_file *file)

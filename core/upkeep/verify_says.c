@@ -83,7 +83,7 @@ void verify_says_rank(struct verify_says *s)
 	base_table_clear(&s->seen.by_number);
 }
 
-int verify_says_object(struct verify_says *s, uint32_t number, const struct store_object_ref *ref)
+int verify_says_object(struct verify_says *s, uint32_t number, const struct pack_object_ref *ref)
 {
 	int r = verify_set_add(&s->seen, verify_place(NULL, ref, &number, sizeof number));
 
@@ -98,9 +98,9 @@ void verify_says_bytes(struct verify_says *s, uint64_t bytes) { s->bytes += byte
 
 static bool is_meta(const char *pack)
 {
-	struct store_pack_name name;
+	struct pack_name name;
 
-	return store_pack_name_parse(pack, &name) == 0 && strcmp(name.class, "meta") == 0;
+	return pack_name_parse(pack, &name) == 0 && strcmp(name.class, "meta") == 0;
 }
 
 /* Compares the part's own table. A part knows neither the size of its own `meta` pack nor all that is live in it. */

@@ -19,7 +19,7 @@ struct walker {
 };
 
 /* ref NULL: the whole pack. newer: a newer vckpt's, whose bytes are not looked at. */
-static void pack_fault(struct verify *v, const char *file, const struct store_object_ref *ref, bool newer,
+static void pack_fault(struct verify *v, const char *file, const struct pack_object_ref *ref, bool newer,
 	const char *what)
 {
 	verify_fault(v, (struct verify_fault){.file = file, .what = what, .newer = newer, .pack = true,
@@ -27,7 +27,7 @@ static void pack_fault(struct verify *v, const char *file, const struct store_ob
 }
 
 /* The bytes are right, but the row has another hash of them, which a save would trust without reading the bytes. */
-static void hashes_fault(struct verify *v, const char *file, const struct store_object_ref *ref,
+static void hashes_fault(struct verify *v, const char *file, const struct pack_object_ref *ref,
 	const struct base_xxh128 *xxh)
 {
 	verify_fault(v, (struct verify_fault){.file = file, .pack = true, .by_xxh = true, .xxh = *xxh,
@@ -40,7 +40,7 @@ static void hashes_fault(struct verify *v, const char *file, const struct store_
 
 /* What a verified footer says of an object; NULL: no footer lists it. */
 static const struct verify_seen *footer_lists(const struct verify *v, const char *file,
-	const struct store_object_ref *ref)
+	const struct pack_object_ref *ref)
 {
 	int64_t at = base_search(i, 0, v->npacks, strcmp(v->packs[i].file, file));
 	uint64_t place = verify_place(NULL, ref, NULL, 0);
@@ -85,7 +85,7 @@ static uint64_t item_place(const struct verify_item *it)
 static int add_todo(struct verify *v, const struct verify_item *it)
 {
 	const char *pack = it->pack;
-	const struct store_object_ref *ref = it->ref;
+	const struct pack_object_ref *ref = it->ref;
 	int r = verify_set_add(&v->seen, item_place(it));
 	char *name;
 
@@ -109,14 +109,14 @@ static int add_todo(struct verify *v, const struct verify_item *it)
 /* Checks that a pack that a step names exists and has the manifest's size; once for each pack and size. */
 static int check_pack(struct verify *v, const struct verify_item *it, const char *file)
 {
-	struct store_object_ref key = {.offset = it->size, .raw_len = 1}, lost = {0};
+	struct pack_object_ref key = {.offset = it->size, .raw_len = 1}, lost = {0};
 	uint64_t size;
 	char text[160];
 	int r = verify_set_add(&v->seen, verify_place(it->pack, &key, NULL, 0));
 
 	if (r <= 0)
 		return r;
-	r = store_size(v->store->storage, file, &size);
+	r = storage_size(v->store->storage, file, &size);
 	if (r == -ENOTDIR)
 		return r; /* something else has its directory's place: nothing is known of the pack */
 	if (r < 0)
@@ -133,9 +133,9 @@ static int check_pack(struct verify *v, const struct verify_item *it, const char
 
 static const char *kind_name(uint8_t kind)
 {
-	static const char *const names[] = {[STORE_OBJECT_PIECE] = "a piece", [STORE_OBJECT_BLOB] = "a blob",
-		[STORE_OBJECT_LAYOUT] = "a layout", [STORE_OBJECT_PART] = "a part",
-		[STORE_OBJECT_PART_CHUNK] = "a chunk", [STORE_OBJECT_VIEW_HEADER] = "a view header"};
+	static const char *const names[] = {[PACK_OBJECT_PIECE] = "a piece", [PACK_OBJECT_BLOB] = "a blob",
+		[PACK_OBJECT_LAYOUT] = "a layout", [PACK_OBJECT_PART] = "a part",
+		[PACK_OBJECT_PART_CHUNK] = "a chunk", [PACK_OBJECT_VIEW_HEADER] = "a view header"};
 
 	return kind < BASE_COUNT(names) && names[kind] ? names[kind] : "of an unknown kind";
 }
@@ -158,10 +158,10 @@ static int on_item(struct verify_walker *w, const struct verify_item *it)
 {
 	const struct verify_seen *seen;
 	struct walker *k = w->arg;
-	char file[STORE_NAME_MAX];
+	char file[STORAGE_NAME_MAX];
 	int r;
 
-	if (store_pack_path(it->pack, file) < 0)
+	if (pack_path(it->pack, file) < 0)
 		return 0; /* the manifest's decoder refuses such names */
 	if (it->what == VERIFY_PACK)
 		return check_pack(k->v, it, file);
@@ -178,14 +178,14 @@ static int on_item(struct verify_walker *w, const struct verify_item *it)
 	return r < 0 ? r : 0;
 }
 
-static void on_broken(struct verify_walker *w, const char *file, const char *pack, const struct store_object_ref *ref,
+static void on_broken(struct verify_walker *w, const char *file, const char *pack, const struct pack_object_ref *ref,
 	bool newer, const char *text)
 {
 	struct walker *k = w->arg;
-	char path[STORE_NAME_MAX];
+	char path[STORAGE_NAME_MAX];
 
 	if (!file) {
-		if (store_pack_path(pack, path) == 0 && !verify_known(k->v, path, ref))
+		if (pack_path(pack, path) == 0 && !verify_known(k->v, path, ref))
 			pack_fault(k->v, path, ref, newer, text);
 		return;
 	}
@@ -218,12 +218,12 @@ static void rehash_done(struct verify *v, const struct verify_todo *t)
 }
 
 /* The pack cannot be opened (ref NULL), or the object cannot be read. */
-static void rehash_failed(struct verify *v, const struct verify_todo *t, const struct store_object_ref *ref, int r,
+static void rehash_failed(struct verify *v, const struct verify_todo *t, const struct pack_object_ref *ref, int r,
 	const struct base_error *err)
 {
-	char file[STORE_NAME_MAX];
+	char file[STORAGE_NAME_MAX];
 
-	store_pack_path(t->pack, file);
+	pack_path(t->pack, file);
 	if (ref && r == -ENOMEM)
 		verify_error(v, r);
 	else
@@ -234,9 +234,9 @@ static void rehash_failed(struct verify *v, const struct verify_todo *t, const s
 static void rehash_compare(struct verify *v, const struct verify_todo *t, const struct base_digest *digest,
 	const struct base_xxh128 *xxh)
 {
-	char file[STORE_NAME_MAX];
+	char file[STORAGE_NAME_MAX];
 
-	store_pack_path(t->pack, file);
+	pack_path(t->pack, file);
 	if (!base_digest_equal(digest, &t->ref.digest))
 		pack_fault(v, file, &t->ref, false, "an object does not match its digest");
 	else if (t->piece && memcmp(xxh, &t->xxh, sizeof *xxh) != 0)
@@ -259,14 +259,14 @@ static void rehash_waiting(struct rehash *h)
 }
 
 /* 0, or what is wrong in err. */
-static int rehash_short(struct rehash *h, const struct verify_todo *t, struct store_pack *p, struct base_error *err)
+static int rehash_short(struct rehash *h, const struct verify_todo *t, struct pack *p, struct base_error *err)
 {
 	uint64_t len = t->ref.raw_len;
 	int r;
 
 	if (h->nwaiting == REHASH_OBJECTS || h->used + len > VERIFY_HASH_BYTES)
 		rehash_waiting(h);
-	r = len ? store_object_read(p, &t->ref, h->bytes + h->used, err) : 0;
+	r = len ? pack_object_read(p, &t->ref, h->bytes + h->used, err) : 0;
 	if (r < 0)
 		return r;
 	h->objects[h->nwaiting] = (struct base_object){.bytes = h->bytes + h->used, .len = len};
@@ -275,7 +275,7 @@ static int rehash_short(struct rehash *h, const struct verify_todo *t, struct st
 	return 0;
 }
 
-int verify_object_hash(struct store_pack *p, const struct store_object_ref *ref, bool checked, uint64_t seed,
+int verify_object_hash(struct pack *p, const struct pack_object_ref *ref, bool checked, uint64_t seed,
 	void *room, struct base_digest *ret_digest, struct base_xxh128 *ret_xxh, struct base_error *err)
 {
 	struct base_hasher *hasher = base_hasher_new();
@@ -287,7 +287,7 @@ int verify_object_hash(struct store_pack *p, const struct store_object_ref *ref,
 	for (uint64_t at = 0, len; r == 0 && at < ref->raw_len; at += len) {
 		len = base_min(ref->raw_len - at, VERIFY_HASH_BYTES);
 		if (checked)
-			r = store_object_read_blocks(p, ref, at / BASE_BLOCK_BYTES, base_block_count(len), room, err);
+			r = pack_object_read_blocks(p, ref, at / BASE_BLOCK_BYTES, base_block_count(len), room, err);
 		else
 			r = pack_read(p, ref->offset + at, room, len, err);
 		if (r == 0)
@@ -305,7 +305,7 @@ int verify_object_hash(struct store_pack *p, const struct store_object_ref *ref,
 }
 
 /* A step at a time. */
-static int rehash_long(struct rehash *h, const struct verify_todo *t, struct store_pack *p, struct base_error *err)
+static int rehash_long(struct rehash *h, const struct verify_todo *t, struct pack *p, struct base_error *err)
 {
 	struct base_digest digest;
 	struct base_xxh128 xxh;
@@ -321,12 +321,12 @@ static int rehash_long(struct rehash *h, const struct verify_todo *t, struct sto
 static void rehash_one(struct rehash *h, const struct verify_todo *t)
 {
 	struct base_error err = {0};
-	char file[STORE_NAME_MAX];
-	struct store_pack *p;
+	char file[STORAGE_NAME_MAX];
+	struct pack *p;
 	bool known;
 	int r;
 
-	store_pack_path(t->pack, file);
+	pack_path(t->pack, file);
 	pthread_mutex_lock(&h->v->lock);
 	known = verify_known(h->v, file, &t->ref);
 	pthread_mutex_unlock(&h->v->lock);
@@ -391,7 +391,7 @@ struct opening {
 static bool explained(const struct opening *o, int r)
 {
 	const struct verify_step *s = &o->v->steps[o->number];
-	char manifest[STORE_NAME_MAX];
+	char manifest[STORAGE_NAME_MAX];
 
 	if (store_manifest_path(s->run, &s->step->commit.manifest, manifest) < 0)
 		manifest[0] = 0;
@@ -410,7 +410,7 @@ static void file_wrong(void *arg, int r, const char *text)
 {
 	const struct opening *o = arg;
 	const struct verify_step *s = &o->v->steps[o->number];
-	char manifest[STORE_NAME_MAX];
+	char manifest[STORAGE_NAME_MAX];
 	bool known;
 
 	pthread_mutex_lock(&o->v->lock);

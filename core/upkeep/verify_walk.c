@@ -10,7 +10,7 @@ struct walk {
 	struct verify_walker *w;
 	const struct proto_manifest *m;
 	struct store_layout **layouts; /* by the manifest's numbers; NULL: broken */
-	char manifest[STORE_NAME_MAX]; /* its file */
+	char manifest[STORAGE_NAME_MAX]; /* its file */
 	struct verify_says *says;      /* NULL: not asked for */
 	struct verify_shards **shards; /* by the manifest's layouts, made when needed */
 	/* the part under way */
@@ -23,7 +23,7 @@ struct walk {
 	uint32_t npacks;
 };
 
-static void report(struct walk *k, int r, const char *file, const char *pack, const struct store_object_ref *ref,
+static void report(struct walk *k, int r, const char *file, const char *pack, const struct pack_object_ref *ref,
 	const char *text)
 {
 	if (k->w->broken)
@@ -38,7 +38,7 @@ static void leave_out(struct walk *k)
 }
 
 /* An object cannot be used. r: why. */
-static void object_broken(struct walk *k, int r, const char *pack, const struct store_object_ref *ref, const char *text)
+static void object_broken(struct walk *k, int r, const char *pack, const struct pack_object_ref *ref, const char *text)
 {
 	leave_out(k);
 	report(k, r, NULL, pack, ref, text);
@@ -72,9 +72,9 @@ static void report_unknown(struct walk *k, enum proto_body kind, const void *byt
  * walk; *ret_bytes stays NULL if the object is broken. */
 static int manifest_object(struct walk *k, struct verify_item it, const struct proto_ref *pref, void **ret_bytes)
 {
-	struct store_object_ref ref = store_object_ref_from(pref);
+	struct pack_object_ref ref = pack_object_ref_from(pref);
 	struct base_error err = {0};
-	struct store_pack *p = NULL;
+	struct pack *p = NULL;
 	int r;
 
 	if (ref.pack >= k->m->npacks) {
@@ -89,7 +89,7 @@ static int manifest_object(struct walk *k, struct verify_item it, const struct p
 		return r;
 	r = store_pack_get(k->w->store, it.pack, &p, &err);
 	if (r == 0) {
-		r = store_object_load(p, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, &err);
+		r = pack_object_load(p, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, &err);
 		store_pack_put(k->w->store, p);
 	}
 	if (r == -ENOMEM)
@@ -182,11 +182,11 @@ static int on_row(void *arg, const struct store_row *row)
 
 /* An object that the part names, whose pack is a number in the part's table. 1: the reference is bad. */
 static int part_object(struct walk *k, struct verify_item it, const struct proto_ref *pref,
-	struct store_object_ref *ret_ref)
+	struct pack_object_ref *ret_ref)
 {
 	int r;
 
-	*ret_ref = store_object_ref_from(pref);
+	*ret_ref = pack_object_ref_from(pref);
 	if (ret_ref->pack >= k->npacks) {
 		broken(k, 0, "a part names a pack that it does not list");
 		return 1;
@@ -201,7 +201,7 @@ static int part_object(struct walk *k, struct verify_item it, const struct proto
 static int walk_chunks(struct walk *k, const struct proto_part *part)
 {
 	for (uint32_t n = 0; n < part->nchunks; n++) {
-		struct store_object_ref ref;
+		struct pack_object_ref ref;
 		struct base_error err = {0};
 		int r = part_object(k, (struct verify_item){.what = VERIFY_CHUNK}, &part->chunks[n].ref, &ref);
 
@@ -224,7 +224,7 @@ static int walk_blobs(struct walk *k, const struct proto_part *part)
 {
 	for (uint32_t n = 0; n < part->nblobs; n++) {
 		const struct proto_blob *b = &part->blobs[n];
-		struct store_object_ref ref;
+		struct pack_object_ref ref;
 		int r;
 
 		if (k->says)
@@ -277,7 +277,7 @@ static void check_samples(struct walk *k, const struct proto_part *part)
 
 static int walk_part(struct walk *k, const struct proto_manifest_rank *rank, const struct proto_part *part)
 {
-	struct store_object_ref self = store_object_ref_from(&rank->part);
+	struct pack_object_ref self = pack_object_ref_from(&rank->part);
 	int r = 0;
 
 	if (k->says) {
@@ -375,7 +375,7 @@ static int walk_header(struct walk *k, const struct proto_view_header *h)
 /* After everything was walked. */
 static int walk_says(struct walk *k)
 {
-	char text[VERIFY_SAYS_MAX], entry[STORE_NAME_MAX];
+	char text[VERIFY_SAYS_MAX], entry[STORAGE_NAME_MAX];
 	struct base_error err = {0};
 	uint64_t tensors;
 	int r = 0;

@@ -68,7 +68,7 @@ static void put_pieces(struct attributes *a, const struct load_object *o)
 	}
 	for (size_t used = 0, i = 0; i < nwords && used < sizeof text; i++)
 		used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", i ? "," : "",
-			store_codec_name(words[i]));
+			pack_codec_name(words[i]));
 	put_number(a, "pieces", n);
 	put_number(a, "stored_bytes", stored);
 	put(a, "codec", nwords ? text : "raw");

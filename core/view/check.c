@@ -209,7 +209,7 @@ static int check_all(struct check *k, struct store *s, const char *run, const st
 	if (r == 0)
 		r = view_tree_build(k->step, VIEW_SHOW_ALL, &k->tree, err);
 	if (r == 0)
-		r = store_spread(view_tree_count(k->tree), check_node, k, err);
+		r = storage_spread(view_tree_count(k->tree), check_node, k, err);
 	for (uint32_t i = 0; r == 0 && k->cache && i < load_step_component_count(k->step); i++)
 		r = check_files(k, i, err);
 	return r < 0 || !k->cache ? r : check_views(k->step, err);

@@ -136,7 +136,7 @@ static int fill_blob_stretches(struct filling *g, struct load_object *o, struct 
 
 		r = fill_begins(g, base_min(b.end * BASE_BLOCK_BYTES, g->f->size), err);
 		if (r == 0)
-			r = store_spread((uint32_t)base_div_up(b.end - first, BLOB_PART_BLOCKS), fill_blob_part, &b,
+			r = storage_spread((uint32_t)base_div_up(b.end - first, BLOB_PART_BLOCKS), fill_blob_part, &b,
 				err);
 		if (r == 0)
 			filled_to(g, base_min(b.end * BASE_BLOCK_BYTES, g->f->size));

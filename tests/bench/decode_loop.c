@@ -35,15 +35,15 @@ static int piece_encode(struct piece *p, const uint8_t *bytes, unsigned word_byt
 	p->stored = malloc(p->len);
 	if (!p->stored)
 		return -ENOMEM;
-	p->word = store_codec_encode(word_bytes, bytes, p->len, p->stored, p->lens, &stored_len, scratch);
-	return p->word == STORE_CODEC_RAW ? -EINVAL : 0;
+	p->word = pack_codec_encode(word_bytes, bytes, p->len, p->stored, p->lens, &stored_len, scratch);
+	return p->word == PACK_CODEC_RAW ? -EINVAL : 0;
 }
 
 /* NULL: no memory, or the bytes are not worth encoding. */
 struct bench_decode *bench_decode_new(const uint8_t *bytes, uint64_t len, unsigned word_bytes)
 {
 	struct bench_decode *b = calloc(1, sizeof *b);
-	void *scratch = malloc(STORE_CODEC_SCRATCH);
+	void *scratch = malloc(PACK_CODEC_SCRATCH);
 	int r = b && scratch ? 0 : -ENOMEM;
 
 	if (r == 0) {
@@ -77,17 +77,17 @@ void bench_decode_free(struct bench_decode *b)
 static int block_decode(const struct bench_decode *b, const struct piece *p, const uint8_t *stored, uint32_t word,
 	uint8_t *out, size_t raw_len, void *scratch)
 {
-	int len = (int)(word & ~STORE_BLOCK_RAW);
+	int len = (int)(word & ~PACK_BLOCK_RAW);
 
-	if (!b->lz4_only || word & STORE_BLOCK_RAW)
-		return store_codec_decode_block(p->word, stored, word, out, raw_len, scratch);
+	if (!b->lz4_only || word & PACK_BLOCK_RAW)
+		return pack_codec_decode_block(p->word, stored, word, out, raw_len, scratch);
 	return LZ4_decompress_safe((const char *)stored, (char *)out, len, (int)raw_len) == (int)raw_len ? 0 : -EBADMSG;
 }
 
 static void *decode_main(void *arg)
 {
 	struct bench_decode *b = arg;
-	void *scratch = malloc(STORE_CODEC_SCRATCH);
+	void *scratch = malloc(PACK_CODEC_SCRATCH);
 	uint64_t i;
 	int r = scratch ? 0 : -ENOMEM;
 
@@ -99,7 +99,7 @@ static void *decode_main(void *arg)
 			uint64_t raw_len = p->len - at < BASE_BLOCK_BYTES ? p->len - at : BASE_BLOCK_BYTES;
 
 			r = block_decode(b, p, stored, p->lens[k], b->out + i * PIECE_BYTES + at, raw_len, scratch);
-			stored += p->lens[k] & ~STORE_BLOCK_RAW;
+			stored += p->lens[k] & ~PACK_BLOCK_RAW;
 		}
 	}
 	if (r < 0)

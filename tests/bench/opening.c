@@ -77,13 +77,13 @@ static void layout_make(struct opening *o)
 }
 
 struct share {
-	char model[STORE_PACK_NAME_MAX], meta[STORE_PACK_NAME_MAX];
+	char model[PACK_NAME_MAX], meta[PACK_NAME_MAX];
 	struct proto_pack_use packs[2];
 	struct store_piece *pieces;
-	struct store_object_ref layout_ref, part_ref;
+	struct pack_object_ref layout_ref, part_ref;
 };
 
-static struct proto_ref ref_of(const struct store_object_ref *ref)
+static struct proto_ref ref_of(const struct pack_object_ref *ref)
 {
 	return (struct proto_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
 		.raw_len = ref->raw_len, .stored_len = ref->stored_len, .pack = ref->pack, .codec = ref->codec,
@@ -94,19 +94,19 @@ static uint8_t item(uint32_t rank, uint32_t tensor, unsigned i) { return (uint8_
 
 static void pieces_write(struct opening *o, struct share *s, uint32_t rank)
 {
-	struct store_pack_writer *w;
+	struct pack_writer *w;
 	uint8_t bytes[EDGE * EDGE];
 
-	must(store_pack_writer_open(o->store->storage, o->store->info.id, s->model, &w), o, "pack");
+	must(pack_writer_open(o->store->storage, o->store->info.id, s->model, &w), o, "pack");
 	for (uint32_t t = 0; t < o->ntensors; t++) {
 		for (unsigned i = 0; i < sizeof bytes; i++)
 			bytes[i] = item(rank, t, i);
-		must(store_pack_append_raw(w, STORE_OBJECT_PIECE, bytes, sizeof bytes, &s->pieces[t].ref), o, "piece");
+		must(pack_append_raw(w, PACK_OBJECT_PIECE, bytes, sizeof bytes, &s->pieces[t].ref), o, "piece");
 		s->pieces[t].base = STORE_PIECE_NO_BASE;
 		base_xxh128_of(o->store->info.seed, bytes, sizeof bytes, &s->pieces[t].xxh);
 	}
 	s->packs[0].live_bytes = (uint64_t)o->ntensors * sizeof bytes;
-	must(store_pack_seal(w, &s->packs[0].size), o, "seal");
+	must(pack_seal(w, &s->packs[0].size), o, "seal");
 }
 
 static void part_write(struct opening *o, struct share *s, uint32_t rank)
@@ -116,21 +116,21 @@ static void part_write(struct opening *o, struct share *s, uint32_t rank)
 	struct tensor_box box = {.offset = {(uint64_t)rank / o->tp * EDGE, (uint64_t)(rank % o->tp) * EDGE},
 		.size = {EDGE, EDGE}};
 	struct store_part_builder *b;
-	struct store_pack_writer *w;
+	struct pack_writer *w;
 
-	must(store_pack_writer_open(o->store->storage, o->store->info.id, s->meta, &w), o, "pack");
+	must(pack_writer_open(o->store->storage, o->store->info.id, s->meta, &w), o, "pack");
 	if (rank == 0)
-		must(store_pack_append_raw(w, STORE_OBJECT_LAYOUT, o->object.data, o->object.len, &s->layout_ref), o,
+		must(pack_append_raw(w, PACK_OBJECT_LAYOUT, o->object.data, o->object.len, &s->layout_ref), o,
 			"layout");
 	b = store_part_builder_new(o->layout, w, 1);
 	for (uint32_t t = 0; t < o->ntensors; t++)
 		must(store_part_add_row(b, t, part.world > 1 ? &box : NULL, part.world > 1, &s->pieces[t], 1, &o->err),
 			o, "row");
-	must(store_pack_extent_end(w), o, "extent");
+	must(pack_extent_end(w), o, "extent");
 	must(store_part_finish(b, &part, &s->part_ref, &o->err), o, "part");
 	s->packs[1].live_bytes = s->part_ref.stored_len;
 	store_part_builder_free(b);
-	must(store_pack_seal(w, &s->packs[1].size), o, "seal");
+	must(pack_seal(w, &s->packs[1].size), o, "seal");
 	s->layout_ref.pack = s->part_ref.pack = 1;
 }
 
@@ -249,7 +249,7 @@ static void parts(struct opening *o, const char *path, uint32_t rank)
 	uint8_t bytes[EDGE * EDGE];
 	struct proto_manifest m;
 	struct store_list *list;
-	struct store_pack *pack;
+	struct pack *pack;
 	struct store_row row;
 	uint64_t from = base_monotonic_ns();
 
@@ -271,7 +271,7 @@ static void parts(struct opening *o, const char *path, uint32_t rank)
 	printf("\"chunks_ms\": %.3f, ", ms(from));
 	from = base_monotonic_ns();
 	must(store_pack_get(o->store, part.packs[row.pieces[0].ref.pack], &pack, &o->err), o, "pack");
-	must(store_object_read(pack, &row.pieces[0].ref, bytes, &o->err), o, "piece");
+	must(pack_object_read(pack, &row.pieces[0].ref, bytes, &o->err), o, "piece");
 	printf("\"read_ms\": %.3f}\n", ms(from));
 	for (unsigned i = 0; i < sizeof bytes; i++)
 		if (bytes[i] != item(rank, 0, i))

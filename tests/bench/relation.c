@@ -15,8 +15,8 @@
 #include "core/tensor/reshard.h"
 
 int relation_part_make(struct store *s, const struct store_layout *l, uint32_t rank, uint32_t world,
-	const struct tensor_box *box, struct store_object_ref *ret_part, struct base_error *err);
-int relation_run(struct store *s, const struct store_layout *l, const struct store_object_ref *parts,
+	const struct tensor_box *box, struct pack_object_ref *ret_part, struct base_error *err);
+int relation_run(struct store *s, const struct store_layout *l, const struct pack_object_ref *parts,
 	const uint32_t *ranks, uint32_t nranks, const struct tensor_shard *target, bool ranged, double ret_us[4],
 	uint64_t ret_found[3], struct base_error *err);
 int relation_holders(const struct tensor_sharding *from, const struct tensor_shard *target, uint8_t *ret_held);
@@ -30,7 +30,7 @@ enum { RUNS_A_PACK = 256 }; /* of 64 MiB */
 static uint32_t pieces_make(const struct tensor_grid *g, const struct tensor_box *box, uint64_t seed,
 	struct store_piece *pieces)
 {
-	uint64_t at = STORE_PACK_HEAD_BYTES, checks = 0, first = 0, n = 0, end = 0;
+	uint64_t at = PACK_HEAD_BYTES, checks = 0, first = 0, n = 0, end = 0;
 	struct tensor_piece_iter it;
 	uint32_t pack = 0, runs = 0;
 
@@ -41,20 +41,20 @@ static uint32_t pieces_make(const struct tensor_grid *g, const struct tensor_box
 			checks = base_align(end, 8);
 			for (uint64_t i = first; i < n; i++) {
 				pieces[i].ref.checks = checks;
-				checks += store_object_checks_bytes(0, pieces[i].ref.raw_len);
+				checks += pack_object_checks_bytes(0, pieces[i].ref.raw_len);
 			}
 			first = n;
 			at = checks;
 			if (++runs % RUNS_A_PACK == 0) {
 				pack++;
-				at = STORE_PACK_HEAD_BYTES;
+				at = PACK_HEAD_BYTES;
 			}
 		}
 		if (it.done)
 			return pack + 1;
-		at = base_align(at, store_object_align(0, len));
+		at = base_align(at, pack_object_align(0, len));
 		pieces[n] = (struct store_piece){.ref = {.offset = at, .raw_len = len, .stored_len = len,
-			.kind = STORE_OBJECT_PIECE, .pack = pack}, .base = STORE_PIECE_NO_BASE};
+			.kind = PACK_OBJECT_PIECE, .pack = pack}, .base = STORE_PIECE_NO_BASE};
 		for (unsigned i = 0; i < 4; i++) {
 			seed = seed * 6364136223846793005u + 1442695040888963407u;
 			base_put64(pieces[n].ref.digest.bytes + 8 * i, seed ^ seed >> 29);
@@ -65,12 +65,12 @@ static uint32_t pieces_make(const struct tensor_grid *g, const struct tensor_box
 }
 
 static int part_write(struct store *s, const struct store_layout *l, struct proto_part *part,
-	const struct tensor_box *box, const struct store_piece *pieces, uint64_t n, struct store_object_ref *ret_part,
+	const struct tensor_box *box, const struct store_piece *pieces, uint64_t n, struct pack_object_ref *ret_part,
 	struct base_error *err)
 {
-	struct store_pack_writer *w;
+	struct pack_writer *w;
 	struct store_part_builder *b;
-	int r = store_pack_writer_open(s->storage, s->info.id, part->packs[part->npacks - 1].pack, &w), sealed;
+	int r = pack_writer_open(s->storage, s->info.id, part->packs[part->npacks - 1].pack, &w), sealed;
 
 	if (r < 0)
 		return base_error_set(err, r, "the pack cannot be written");
@@ -78,14 +78,14 @@ static int part_write(struct store *s, const struct store_layout *l, struct prot
 	r = b ? store_part_add_row(b, 0, box, 1, pieces, n, err) : -ENOMEM;
 	if (r == 0)
 		r = store_part_finish(b, part, ret_part, err);
-	sealed = store_pack_seal(w, NULL);
+	sealed = pack_seal(w, NULL);
 	store_part_builder_free(b);
 	return r < 0 ? r : sealed;
 }
 
 /* The part of one rank that holds `box` of tensor 0. */
 int relation_part_make(struct store *s, const struct store_layout *l, uint32_t rank, uint32_t world,
-	const struct tensor_box *box, struct store_object_ref *ret_part, struct base_error *err)
+	const struct tensor_box *box, struct pack_object_ref *ret_part, struct base_error *err)
 {
 	base_cleanup_free struct store_piece *pieces = NULL;
 	base_cleanup_free struct proto_pack_use *packs = NULL;
@@ -101,15 +101,15 @@ int relation_part_make(struct store *s, const struct store_layout *l, uint32_t r
 		return -ENOMEM;
 	npacks = pieces_make(&g, box, rank + 1, pieces);
 	packs = calloc(npacks + 1, sizeof *packs);
-	names = calloc(npacks + 1, STORE_PACK_NAME_MAX);
+	names = calloc(npacks + 1, PACK_NAME_MAX);
 	if (!packs || !names)
 		return -ENOMEM;
 	for (uint32_t i = 0; i <= npacks; i++) {
-		char class[16] = "meta", *name = names + (size_t)i * STORE_PACK_NAME_MAX;
+		char class[16] = "meta", *name = names + (size_t)i * PACK_NAME_MAX;
 
 		if (i < npacks)
 			snprintf(class, sizeof class, "p%u", i);
-		store_pack_name_make("00000000000000aa-0", rank, class, name);
+		pack_name_make("00000000000000aa-0", rank, class, name);
 		packs[i] = (struct proto_pack_use){name, i < npacks ? PACK_BYTES : 0, 0};
 	}
 	struct proto_part part = {.rank = rank, .world = world, .host = "h", .layout = l->digest, .packs = packs,
@@ -258,21 +258,21 @@ static int ask_whole(struct work *w, const struct tensor_shard *target)
 }
 
 /* One part, from its object on. */
-static int ask_part(struct work *w, const struct store_object_ref *ref, uint32_t rank,
+static int ask_part(struct work *w, const struct pack_object_ref *ref, uint32_t rank,
 	const struct tensor_shard *target, bool ranged)
 {
 	base_cleanup_free void *bytes = NULL;
-	char name[STORE_PACK_NAME_MAX];
-	struct store_pack *pack;
+	char name[PACK_NAME_MAX];
+	struct pack *pack;
 	struct proto_part part;
 	double begin = now();
 	int r;
 
-	store_pack_name_make("00000000000000aa-0", rank, "meta", name);
+	pack_name_make("00000000000000aa-0", rank, "meta", name);
 	r = store_pack_get(w->s, name, &pack, w->err);
 	if (r < 0)
 		return r;
-	r = store_object_load(pack, ref, 1 << 24, &bytes, w->err);
+	r = pack_object_load(pack, ref, 1 << 24, &bytes, w->err);
 	store_pack_put(w->s, pack);
 	if (r < 0 || (r = proto_part_decode(bytes, ref->raw_len, &part)) < 0)
 		return r;
@@ -289,7 +289,7 @@ static int ask_part(struct work *w, const struct store_object_ref *ref, uint32_t
 
 /* Which pieces of the parts of `ranks` the target needs, and their places. ret_us: part heads, rows, relation, places.
  * ret_found: lines, bytes, a sum over the places. */
-int relation_run(struct store *s, const struct store_layout *l, const struct store_object_ref *parts,
+int relation_run(struct store *s, const struct store_layout *l, const struct pack_object_ref *parts,
 	const uint32_t *ranks, uint32_t nranks, const struct tensor_shard *target, bool ranged, double ret_us[4],
 	uint64_t ret_found[3], struct base_error *err)
 {

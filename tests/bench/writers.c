@@ -47,8 +47,8 @@ enum phase { READ_PARTS, PUT_MANIFEST, CHECK_PACKS, READ_ROWS, PUT_ENTRY, DELETE
 static const char *const phase_name[PHASES] = {"announcements", "manifest_put", "check_packs", "cover", "entry",
 	"folder"};
 
-static const struct store_storage_ops *inner;
-static struct store_storage_ops counting;
+static const struct storage_ops *inner;
+static struct storage_ops counting;
 static atomic_ullong counts[KINDS], beats, shown, bytes_read;
 static atomic_ullong phase_begin[PHASES], phase_end[PHASES];
 static atomic_uint latency_us;
@@ -86,7 +86,7 @@ static void touched(enum phase phase, uint64_t begin)
 		;
 }
 
-static int c_put(struct store_storage *s, const char *name, const void *bytes, size_t len)
+static int c_put(struct storage *s, const char *name, const void *bytes, size_t len)
 {
 	uint64_t begin = called(PUT, name);
 	int r = inner->put(s, name, bytes, len);
@@ -98,20 +98,20 @@ static int c_put(struct store_storage *s, const char *name, const void *bytes, s
 	return r;
 }
 
-static int c_put_fleeting(struct store_storage *s, const char *name, const void *bytes, size_t len)
+static int c_put_fleeting(struct storage *s, const char *name, const void *bytes, size_t len)
 {
 	heartbeat_waits();
 	called(PUT, name);
 	return inner->put_fleeting(s, name, bytes, len);
 }
 
-static int c_put_passing(struct store_storage *s, const char *name, const void *bytes, size_t len)
+static int c_put_passing(struct storage *s, const char *name, const void *bytes, size_t len)
 {
 	called(PUT, name);
 	return inner->put_passing(s, name, bytes, len);
 }
 
-static int c_read_whole(struct store_storage *s, const char *name, size_t max, void **ret_bytes, size_t *ret_len)
+static int c_read_whole(struct storage *s, const char *name, size_t max, void **ret_bytes, size_t *ret_len)
 {
 	uint64_t begin = called(READ_WHOLE, name);
 	int r = inner->read_whole(s, name, max, ret_bytes, ret_len);
@@ -122,7 +122,7 @@ static int c_read_whole(struct store_storage *s, const char *name, size_t max, v
 	return r;
 }
 
-static int c_size(struct store_storage *s, const char *name, uint64_t *ret_size)
+static int c_size(struct storage *s, const char *name, uint64_t *ret_size)
 {
 	uint64_t begin = called(SIZE, name);
 	int r = inner->size(s, name, ret_size);
@@ -132,9 +132,9 @@ static int c_size(struct store_storage *s, const char *name, uint64_t *ret_size)
 	return r;
 }
 
-struct shown_each { store_storage_list_func f; void *arg; };
+struct shown_each { storage_list_func f; void *arg; };
 
-static int c_shown(void *arg, const struct store_storage_entry *e)
+static int c_shown(void *arg, const struct storage_entry *e)
 {
 	struct shown_each *each = arg;
 
@@ -142,7 +142,7 @@ static int c_shown(void *arg, const struct store_storage_entry *e)
 	return each->f(each->arg, e);
 }
 
-static int c_list(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg)
+static int c_list(struct storage *s, const char *dir, storage_list_func f, void *arg)
 {
 	struct shown_each each = {f, arg};
 
@@ -152,13 +152,13 @@ static int c_list(struct store_storage *s, const char *dir, store_storage_list_f
 	return inner->list(s, dir, c_shown, &each);
 }
 
-static int c_list_dirs(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg)
+static int c_list_dirs(struct storage *s, const char *dir, storage_list_func f, void *arg)
 {
 	called(LIST_DIRS, NULL);
 	return inner->list_dirs(s, dir, f, arg);
 }
 
-static int c_remove(struct store_storage *s, const char *name)
+static int c_remove(struct storage *s, const char *name)
 {
 	uint64_t begin = called(REMOVE, name);
 	int r = inner->remove(s, name);
@@ -168,19 +168,19 @@ static int c_remove(struct store_storage *s, const char *name)
 	return r;
 }
 
-static int c_remove_dir(struct store_storage *s, const char *name)
+static int c_remove_dir(struct storage *s, const char *name)
 {
 	called(REMOVE_DIR, name);
 	return inner->remove_dir(s, name);
 }
 
-static int c_sync_dir(struct store_storage *s, const char *name)
+static int c_sync_dir(struct storage *s, const char *name)
 {
 	called(SYNC_DIR, name);
 	return inner->sync_dir(s, name);
 }
 
-static int c_file_open(struct store_storage *s, const char *name, struct store_storage_file **ret_f, uint64_t *ret_size)
+static int c_file_open(struct storage *s, const char *name, struct storage_file **ret_f, uint64_t *ret_size)
 {
 	uint64_t begin = called(FILE_OPEN, name);
 	int r = inner->file_open(s, name, ret_f, ret_size);
@@ -189,7 +189,7 @@ static int c_file_open(struct store_storage *s, const char *name, struct store_s
 	return r;
 }
 
-static int c_file_read(struct store_storage_file *f, uint64_t offset, void *bytes, size_t len)
+static int c_file_read(struct storage_file *f, uint64_t offset, void *bytes, size_t len)
 {
 	uint64_t begin = called(FILE_READ, NULL);
 	int r = inner->file_read(f, offset, bytes, len);
@@ -199,19 +199,19 @@ static int c_file_read(struct store_storage_file *f, uint64_t offset, void *byte
 	return r;
 }
 
-static int c_writer_open(struct store_storage *s, const char *name, struct store_storage_writer **ret_w)
+static int c_writer_open(struct storage *s, const char *name, struct storage_writer **ret_w)
 {
 	called(WRITER_OPEN, name);
 	return inner->writer_open(s, name, ret_w);
 }
 
-static int c_writer_append(struct store_storage_writer *w, const void *bytes, size_t len)
+static int c_writer_append(struct storage_writer *w, const void *bytes, size_t len)
 {
 	called(WRITER_APPEND, NULL);
 	return inner->writer_append(w, bytes, len);
 }
 
-static int c_writer_seal(struct store_storage_writer *w)
+static int c_writer_seal(struct storage_writer *w)
 {
 	called(WRITER_SEAL, NULL);
 	return inner->writer_seal(w);
@@ -302,7 +302,7 @@ static void layouts_make(struct job *j)
 	}
 }
 
-static struct proto_ref ref_of(const struct store_object_ref *ref)
+static struct proto_ref ref_of(const struct pack_object_ref *ref)
 {
 	return (struct proto_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
 		.raw_len = ref->raw_len, .stored_len = ref->stored_len, .pack = ref->pack, .codec = ref->codec,
@@ -310,15 +310,15 @@ static struct proto_ref ref_of(const struct store_object_ref *ref)
 }
 
 struct share {
-	char model[STORE_PACK_NAME_MAX], meta[STORE_PACK_NAME_MAX];
+	char model[PACK_NAME_MAX], meta[PACK_NAME_MAX];
 	struct proto_pack_use packs[2];
 	struct store_piece pieces[TENSORS], small;
-	struct store_object_ref layout_ref, part_ref;
+	struct pack_object_ref layout_ref, part_ref;
 };
 
 static void pieces_write(struct job *j, struct share *s, struct store_attempt *a, uint32_t rank)
 {
-	struct store_pack_writer *w;
+	struct pack_writer *w;
 	uint8_t bytes[PIECE_BYTES];
 	uint64_t size;
 
@@ -326,12 +326,12 @@ static void pieces_write(struct job *j, struct share *s, struct store_attempt *a
 	for (unsigned t = 0; t < TENSORS; t++) {
 		for (unsigned i = 0; i < sizeof bytes; i++)
 			bytes[i] = (uint8_t)(rank * 31 + t * 7 + i);
-		must(store_pack_append_raw(w, STORE_OBJECT_PIECE, bytes, sizeof bytes, &s->pieces[t].ref), j, "piece");
+		must(pack_append_raw(w, PACK_OBJECT_PIECE, bytes, sizeof bytes, &s->pieces[t].ref), j, "piece");
 		s->pieces[t].base = STORE_PIECE_NO_BASE;
 		base_xxh128_of(j->store->info.seed, bytes, sizeof bytes, &s->pieces[t].xxh);
 	}
 	bytes[0]++;
-	must(store_pack_append_raw(w, STORE_OBJECT_PIECE, bytes, sizeof bytes, &s->small.ref), j, "piece");
+	must(pack_append_raw(w, PACK_OBJECT_PIECE, bytes, sizeof bytes, &s->small.ref), j, "piece");
 	s->small.base = STORE_PIECE_NO_BASE;
 	base_xxh128_of(j->store->info.seed, bytes, sizeof bytes, &s->small.xxh);
 	must(store_attempt_pack_seal(a, w, &size), j, "seal");
@@ -349,7 +349,7 @@ static void part_write(struct job *j, struct share *s, struct store_attempt *a, 
 		.blobs = rank == 0 ? blobs : blobs + 1, .nblobs = rank == 0 ? 2 : 1};
 	struct tensor_box box = {.offset = {(uint64_t)rank * PIECE_BYTES}, .size = {PIECE_BYTES}};
 	struct store_part_builder *b;
-	struct store_pack_writer *w;
+	struct pack_writer *w;
 	uint64_t size;
 
 	base_digest_of("", 0, &blobs[0].ref.digest);
@@ -357,14 +357,14 @@ static void part_write(struct job *j, struct share *s, struct store_attempt *a, 
 	must(store_attempt_pack_open(a, "meta", s->meta, &w), j, "pack");
 	s->packs[1] = (struct proto_pack_use){s->meta, 0, 0};
 	if (rank == l)
-		must(store_pack_append_raw(w, STORE_OBJECT_LAYOUT, j->object[l].data, j->object[l].len,
+		must(pack_append_raw(w, PACK_OBJECT_LAYOUT, j->object[l].data, j->object[l].len,
 			&s->layout_ref), j, "layout");
 	b = store_part_builder_new(j->layout[l], w, 1);
 	for (uint32_t t = 0; t < TENSORS; t++)
 		must(store_part_add_row(b, t, &box, 1, &s->pieces[t], 1, &j->err), j, "row");
 	if (rank == l)
 		must(store_part_add_row(b, TENSORS, NULL, 0, &s->small, 1, &j->err), j, "row");
-	must(store_pack_extent_end(w), j, "run");
+	must(pack_extent_end(w), j, "run");
 	must(store_part_finish(b, &part, &s->part_ref, &j->err), j, "part");
 	s->packs[1].live_bytes = s->part_ref.stored_len + s->layout_ref.stored_len;
 	for (size_t i = 0; i < part.nchunks; i++)
@@ -443,7 +443,7 @@ static void parts_alone(struct job *j)
 
 	for (uint32_t i = 0; i < j->world; i++) {
 		struct store_record record = {0};
-		char name[STORE_NAME_MAX];
+		char name[STORAGE_NAME_MAX];
 
 		snprintf(name, sizeof name, "incoming/r/%s/part.%u", store_attempt_name(j->attempts[0]), i);
 		must(store_record_get(j->store->storage, name, STORE_RECORD_ANNOUNCEMENT, j->store->info.id, &record,

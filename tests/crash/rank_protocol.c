@@ -28,13 +28,13 @@ struct rank {
 /* What one save of this rank writes: packs model, optimizer (perhaps), meta. */
 struct share {
 	struct store_attempt *attempt;
-	char names[PACKS][STORE_PACK_NAME_MAX];
+	char names[PACKS][PACK_NAME_MAX];
 	struct proto_pack_use packs[PACKS];
 	uint32_t npacks;
 	struct store_piece piece[2];    /* of w and m */
 	bool has_moments;
 	uint64_t bytes;
-	struct store_object_ref layout_ref, part_ref;
+	struct pack_object_ref layout_ref, part_ref;
 };
 
 static int layout_make(struct rank *rank, struct base_error *err)
@@ -77,7 +77,7 @@ int rank_open(const struct rank_job *job, struct rank **ret_r, char text[static 
 	return r;
 }
 
-static int pack_open(struct share *s, const char *class, struct store_pack_writer **ret_w)
+static int open_pack(struct share *s, const char *class, struct pack_writer **ret_w)
 {
 	int r = store_attempt_pack_open(s->attempt, class, s->names[s->npacks], ret_w);
 
@@ -91,16 +91,16 @@ static int piece_write(struct rank *rank, struct share *s, const char *class, si
 	struct store_piece *ret_piece)
 {
 	base_cleanup_free uint8_t *bytes = malloc(len + 1);
-	struct store_pack_writer *w;
+	struct pack_writer *w;
 	uint64_t size;
-	int r = bytes ? pack_open(s, class, &w) : -ENOMEM;
+	int r = bytes ? open_pack(s, class, &w) : -ENOMEM;
 
 	if (r < 0)
 		return r;
 	rank_fill(bytes, len, rank->job.id, seed);
-	r = store_pack_append_raw(w, STORE_OBJECT_PIECE, bytes, len, &ret_piece->ref);
+	r = pack_append_raw(w, PACK_OBJECT_PIECE, bytes, len, &ret_piece->ref);
 	if (r < 0)
-		store_pack_abandon(w);
+		pack_abandon(w);
 	else
 		r = store_attempt_pack_seal(s->attempt, w, &size);
 	ret_piece->ref.pack = s->npacks - 1;
@@ -123,22 +123,22 @@ static int rows_add(struct rank *rank, struct share *s, struct store_part_builde
 
 static int meta_write(struct rank *rank, struct share *s, struct base_error *err)
 {
-	struct store_pack_writer *w;
+	struct pack_writer *w;
 	struct store_part_builder *b = NULL;
 	struct proto_part part = {.rank = rank->job.rank, .world = rank->job.world, .host = store_hostname(),
 		.layout = rank->layout->digest, .packs = s->packs};
 	uint64_t size, live;
-	int r = pack_open(s, "meta", &w);
+	int r = open_pack(s, "meta", &w);
 
 	if (r < 0)
 		return r;
 	if (rank->job.rank == 0)
-		r = store_pack_append_raw(w, STORE_OBJECT_LAYOUT, rank->object.data, rank->object.len, &s->layout_ref);
+		r = pack_append_raw(w, PACK_OBJECT_LAYOUT, rank->object.data, rank->object.len, &s->layout_ref);
 	b = r == 0 ? store_part_builder_new(rank->layout, w, s->npacks - 1) : NULL;
 	if (r == 0)
 		r = b ? rows_add(rank, s, b, err) : -ENOMEM;
 	if (r == 0)
-		r = store_pack_extent_end(w);
+		r = pack_extent_end(w);
 	part.npacks = s->npacks;
 	if (r == 0)
 		r = store_part_finish(b, &part, &s->part_ref, err);
@@ -147,7 +147,7 @@ static int meta_write(struct rank *rank, struct share *s, struct base_error *err
 		live += part.chunks[i].ref.stored_len;
 	store_part_builder_free(b);
 	if (r < 0)
-		store_pack_abandon(w);
+		pack_abandon(w);
 	else
 		r = store_attempt_pack_seal(s->attempt, w, &size);
 	s->layout_ref.pack = s->part_ref.pack = s->npacks - 1;
@@ -156,7 +156,7 @@ static int meta_write(struct rank *rank, struct share *s, struct base_error *err
 	return r;
 }
 
-static struct proto_ref ref_of(const struct store_object_ref *ref)
+static struct proto_ref ref_of(const struct pack_object_ref *ref)
 {
 	return (struct proto_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
 		.raw_len = ref->raw_len, .stored_len = ref->stored_len, .pack = ref->pack, .codec = ref->codec,

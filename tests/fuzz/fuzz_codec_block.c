@@ -12,23 +12,23 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 
 static void round_trip(unsigned word_bytes, const uint8_t *bytes, size_t len)
 {
-	static uint8_t scratch[STORE_CODEC_SCRATCH], back[BASE_BLOCK_BYTES];
+	static uint8_t scratch[PACK_CODEC_SCRATCH], back[BASE_BLOCK_BYTES];
 	uint64_t blocks = base_block_count(len), stored_len;
 	uint8_t *out = malloc(len + 1);
 	uint32_t *lens = calloc(blocks + 1, sizeof *lens);
 	if (!out || !lens)
 		abort();
-	uint16_t word = store_codec_encode(word_bytes, bytes, len, out, lens, &stored_len, scratch);
+	uint16_t word = pack_codec_encode(word_bytes, bytes, len, out, lens, &stored_len, scratch);
 	const uint8_t *at = out;
-	for (uint64_t i = 0; word != STORE_CODEC_RAW && i < blocks; i++) {
+	for (uint64_t i = 0; word != PACK_CODEC_RAW && i < blocks; i++) {
 		size_t raw_len = base_min(len - i * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
-		if (store_codec_decode_block(word, at, lens[i], back, raw_len, scratch) < 0)
+		if (pack_codec_decode_block(word, at, lens[i], back, raw_len, scratch) < 0)
 			abort();
 		if (memcmp(back, bytes + i * BASE_BLOCK_BYTES, raw_len) != 0)
 			abort();
-		at += lens[i] & ~STORE_BLOCK_RAW;
+		at += lens[i] & ~PACK_BLOCK_RAW;
 	}
-	if (word != STORE_CODEC_RAW && at != out + stored_len)
+	if (word != PACK_CODEC_RAW && at != out + stored_len)
 		abort();
 	free(out);
 	free(lens);
@@ -36,7 +36,7 @@ static void round_trip(unsigned word_bytes, const uint8_t *bytes, size_t len)
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
 {
-	static uint8_t scratch[STORE_CODEC_SCRATCH];
+	static uint8_t scratch[PACK_CODEC_SCRATCH];
 	if (len < 5)
 		return 0;
 	uint16_t word = base_get16(bytes), raw_len = base_get16(bytes + 2);
@@ -51,8 +51,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
 		abort();
 	out[raw_len] = 0x5a;
 	/* The stored bytes must be as many as the length says: that is the caller's duty. */
-	(void)store_codec_decode_block(
-		word, bytes, (uint32_t)len | (mode & 1 ? STORE_BLOCK_RAW : 0), out, raw_len, scratch);
+	(void)pack_codec_decode_block(
+		word, bytes, (uint32_t)len | (mode & 1 ? PACK_BLOCK_RAW : 0), out, raw_len, scratch);
 	if (out[raw_len] != 0x5a)
 		abort();
 	free(out);

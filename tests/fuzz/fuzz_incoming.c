@@ -114,7 +114,7 @@ static void folders(struct store *s)
 
 static bool named(const struct store_notes *notes, const char *pack, const struct proto_range *range)
 {
-	const struct store_object_ref at = {.offset = range->offset, .stored_len = range->len ? range->len : 1};
+	const struct pack_object_ref at = {.offset = range->offset, .stored_len = range->len ? range->len : 1};
 
 	return store_notes_name(notes, pack, &at);
 }

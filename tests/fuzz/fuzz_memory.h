@@ -17,7 +17,7 @@
 #define MEMORY_PLAIN "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.=-/"
 
 struct memory_file { char name[256]; uint8_t *bytes; size_t len; };
-struct memory { struct store_storage base; struct memory_file files[MEMORY_FILES]; size_t n, next; };
+struct memory { struct storage base; struct memory_file files[MEMORY_FILES]; size_t n, next; };
 
 /* What a target holds to be true; a failure says what. */
 #define must(good) ((good) ? (void)0 : must_fail(__FILE__, __LINE__, #good))
@@ -42,7 +42,7 @@ static struct memory_file *memory_find(struct memory *m, const char *name)
 	return NULL;
 }
 
-static int memory_list(struct store_storage *s, const char *dir, store_storage_list_func f, void *arg)
+static int memory_list(struct storage *s, const char *dir, storage_list_func f, void *arg)
 {
 	struct memory *m = (struct memory *)s;
 	int r = 0;
@@ -52,12 +52,12 @@ static int memory_list(struct store_storage *s, const char *dir, store_storage_l
 		bool foreign = file->name[strspn(file->name, MEMORY_PLAIN)] != 0;
 
 		if (strncmp(file->name, dir, strlen(dir)) == 0 && file->name[strlen(dir)] == '/')
-			r = f(arg, &(struct store_storage_entry){file->name, file->len, false, foreign});
+			r = f(arg, &(struct storage_entry){file->name, file->len, false, foreign});
 	}
 	return r;
 }
 
-static int memory_read(struct store_storage *s, const char *name, size_t max, void **ret_bytes, size_t *ret_len)
+static int memory_read(struct storage *s, const char *name, size_t max, void **ret_bytes, size_t *ret_len)
 {
 	const struct memory_file *file = memory_find((struct memory *)s, name);
 
@@ -71,7 +71,7 @@ static int memory_read(struct store_storage *s, const char *name, size_t max, vo
 	return 0;
 }
 
-static int memory_replace(struct store_storage *s, const char *name, const void *bytes, size_t len)
+static int memory_replace(struct storage *s, const char *name, const void *bytes, size_t len)
 {
 	struct memory *m = (struct memory *)s;
 	struct memory_file *file = memory_find(m, name);
@@ -92,25 +92,25 @@ static int memory_replace(struct store_storage *s, const char *name, const void 
 	return 0;
 }
 
-static int memory_put_absent(struct store_storage *s, const char *name, const void *bytes, size_t len)
+static int memory_put_absent(struct storage *s, const char *name, const void *bytes, size_t len)
 {
 	const struct memory_file *file = memory_find((struct memory *)s, name);
 	int r;
 
 	if (file)
-		return file->len == len && memcmp(file->bytes, bytes, len) == 0 ? STORE_PUT_MINE : STORE_PUT_OTHER;
+		return file->len == len && memcmp(file->bytes, bytes, len) == 0 ? STORAGE_PUT_MINE : STORAGE_PUT_OTHER;
 	r = memory_replace(s, name, bytes, len);
-	return r < 0 ? r : STORE_PUT_MINE;
+	return r < 0 ? r : STORAGE_PUT_MINE;
 }
 
-static int memory_sync_dir(struct store_storage *s, const char *dir)
+static int memory_sync_dir(struct storage *s, const char *dir)
 {
 	(void)s;
 	(void)dir;
 	return 0;
 }
 
-static int memory_remove(struct store_storage *s, const char *name)
+static int memory_remove(struct storage *s, const char *name)
 {
 	struct memory *m = (struct memory *)s;
 	struct memory_file *file = memory_find(m, name);
@@ -122,7 +122,7 @@ static int memory_remove(struct store_storage *s, const char *name)
 	return 0;
 }
 
-static int memory_size(struct store_storage *s, const char *name, uint64_t *ret_size)
+static int memory_size(struct storage *s, const char *name, uint64_t *ret_size)
 {
 	const struct memory_file *file = memory_find((struct memory *)s, name);
 
@@ -130,7 +130,7 @@ static int memory_size(struct store_storage *s, const char *name, uint64_t *ret_
 	return file ? 0 : -ENOENT;
 }
 
-static const struct store_storage_ops memory_ops = {.put = memory_put_absent, .list = memory_list,
+static const struct storage_ops memory_ops = {.put = memory_put_absent, .list = memory_list,
 	.list_dirs = memory_list,
 	.read_whole = memory_read, .replace = memory_replace, .remove = memory_remove, .size = memory_size,
 	.sync_dir = memory_sync_dir};

@@ -7,11 +7,11 @@
 
 #include "tests/fuzz/fuzz_memory.h"
 
-struct store_storage_writer { struct memory *m; char name[256]; struct base_buf bytes; };
+struct storage_writer { struct memory *m; char name[256]; struct base_buf bytes; };
 
-static int memory_writer_open(struct store_storage *s, const char *name, struct store_storage_writer **ret_w)
+static int memory_writer_open(struct storage *s, const char *name, struct storage_writer **ret_w)
 {
-	struct store_storage_writer *w = calloc(1, sizeof *w);
+	struct storage_writer *w = calloc(1, sizeof *w);
 
 	must(w != NULL && strlen(name) < sizeof w->name);
 	w->m = (struct memory *)s;
@@ -20,19 +20,19 @@ static int memory_writer_open(struct store_storage *s, const char *name, struct 
 	return 0;
 }
 
-static int memory_writer_append(struct store_storage_writer *w, const void *bytes, size_t len)
+static int memory_writer_append(struct storage_writer *w, const void *bytes, size_t len)
 {
 	base_buf_append(&w->bytes, bytes, len);
 	return w->bytes.error;
 }
 
-static void memory_writer_abandon(struct store_storage_writer *w)
+static void memory_writer_abandon(struct storage_writer *w)
 {
 	base_buf_release(&w->bytes);
 	free(w);
 }
 
-static int memory_writer_seal(struct store_storage_writer *w)
+static int memory_writer_seal(struct storage_writer *w)
 {
 	int r = memory_replace(&w->m->base, w->name, w->bytes.data, w->bytes.len);
 
@@ -40,19 +40,19 @@ static int memory_writer_seal(struct store_storage_writer *w)
 	return r;
 }
 
-static int memory_file_open(struct store_storage *s, const char *name, struct store_storage_file **ret_file,
+static int memory_file_open(struct storage *s, const char *name, struct storage_file **ret_file,
 	uint64_t *ret_size)
 {
 	struct memory_file *file = memory_find((struct memory *)s, name);
 
 	if (!file)
 		return -ENOENT;
-	*ret_file = (struct store_storage_file *)file;
+	*ret_file = (struct storage_file *)file;
 	*ret_size = file->len;
 	return 0;
 }
 
-static int memory_file_read(struct store_storage_file *f, uint64_t offset, void *bytes, size_t len)
+static int memory_file_read(struct storage_file *f, uint64_t offset, void *bytes, size_t len)
 {
 	const struct memory_file *file = (const struct memory_file *)f;
 
@@ -62,10 +62,10 @@ static int memory_file_read(struct store_storage_file *f, uint64_t offset, void 
 	return 0;
 }
 
-static void memory_file_close(struct store_storage_file *f) { (void)f; }
-static void memory_close(struct store_storage *s) { (void)s; }
+static void memory_file_close(struct storage_file *f) { (void)f; }
+static void memory_close(struct storage *s) { (void)s; }
 
-static const struct store_storage_ops memory_pack_ops = {.list = memory_list, .list_dirs = memory_list,
+static const struct storage_ops memory_pack_ops = {.list = memory_list, .list_dirs = memory_list,
 	.read_whole = memory_read,
 	.replace = memory_replace, .remove = memory_remove, .size = memory_size, .file_open = memory_file_open,
 	.file_read = memory_file_read, .file_close = memory_file_close, .writer_open = memory_writer_open,

@@ -9,7 +9,7 @@
  *   - without lies all that can be read is what the description says; without damage, too, all of it can be read
  *
  * Threads are not started (the link wraps base_thread_start): where a thread cannot be had, the caller does all. The
- * store lies in memory (the link wraps store_storage_open_posix). */
+ * store lies in memory (the link wraps storage_open_posix). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,13 +37,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 enum { WAYS_LOAD = 1, WAYS_PROVE = 2, WAYS_CHECK = 4 };
 #define CUTS_MAX 16u
 
-static struct store_storage *opened_storage;
+static struct storage *opened_storage;
 
-int __wrap_store_storage_open_posix(const char *path, unsigned flags, struct store_storage **ret_s,
+int __wrap_storage_open_posix(const char *path, unsigned flags, struct storage **ret_s,
 	struct base_error *err);
 int __wrap_base_thread_start(pthread_t *ret_thread, void *(*f)(void *), void *arg);
 
-int __wrap_store_storage_open_posix(const char *path, unsigned flags, struct store_storage **ret_s,
+int __wrap_storage_open_posix(const char *path, unsigned flags, struct storage **ret_s,
 	struct base_error *err)
 {
 	(void)path, (void)flags, (void)err;

@@ -157,7 +157,7 @@ void made_rows_plan(struct made_rank *k)
 
 /* ---- pieces ---- */
 
-static void append_raw(struct store_pack_writer *w, struct store_piece *p, const uint8_t *bytes, uint64_t len)
+static void append_raw(struct pack_writer *w, struct store_piece *p, const uint8_t *bytes, uint64_t len)
 {
 	uint64_t checks[MADE_BYTES / BASE_BLOCK_BYTES + 1];
 	const struct base_digest d = p->ref.digest;
@@ -165,34 +165,34 @@ static void append_raw(struct store_pack_writer *w, struct store_piece *p, const
 	for (uint64_t i = 0; i < base_block_count(len); i++)
 		checks[i] = base_block_check(&d, i, bytes + i * BASE_BLOCK_BYTES,
 			base_min(BASE_BLOCK_BYTES, len - i * BASE_BLOCK_BYTES));
-	must(store_pack_append(w, &d, STORE_OBJECT_PIECE, STORE_CODEC_RAW, bytes, len, len, checks, NULL,
+	must(pack_append(w, &d, PACK_OBJECT_PIECE, PACK_CODEC_RAW, bytes, len, len, checks, NULL,
 		&p->ref) == 0);
 }
 
 /* Encoded where that gains. */
-static void append_encoded(struct store_pack_writer *w, unsigned word, struct store_piece *p, const uint8_t *bytes,
+static void append_encoded(struct pack_writer *w, unsigned word, struct store_piece *p, const uint8_t *bytes,
 	uint64_t len)
 {
-	static uint8_t out[MADE_BYTES], scratch[STORE_CODEC_SCRATCH];
+	static uint8_t out[MADE_BYTES], scratch[PACK_CODEC_SCRATCH];
 	uint64_t checks[MADE_BYTES / BASE_BLOCK_BYTES + 1], stored, at = 0;
 	uint32_t lens[MADE_BYTES / BASE_BLOCK_BYTES + 1];
-	uint16_t codec = store_codec_encode(word, bytes, len, out, lens, &stored, scratch);
+	uint16_t codec = pack_codec_encode(word, bytes, len, out, lens, &stored, scratch);
 	const struct base_digest d = p->ref.digest;
 
-	if (codec == STORE_CODEC_RAW) {
+	if (codec == PACK_CODEC_RAW) {
 		append_raw(w, p, bytes, len);
 		return;
 	}
 	for (uint64_t i = 0; i < base_block_count(len); i++) {
-		checks[i] = base_block_check(&d, i, out + at, lens[i] & ~STORE_BLOCK_RAW);
-		at += lens[i] & ~STORE_BLOCK_RAW;
+		checks[i] = base_block_check(&d, i, out + at, lens[i] & ~PACK_BLOCK_RAW);
+		at += lens[i] & ~PACK_BLOCK_RAW;
 	}
-	must(store_pack_append(w, &d, STORE_OBJECT_PIECE, codec, out, stored, len, checks, lens, &p->ref) == 0);
+	must(pack_append(w, &d, PACK_OBJECT_PIECE, codec, out, stored, len, checks, lens, &p->ref) == 0);
 }
 
 /* What is left to be done where it equals the last piece that was stored: it has the same place (made_rows_settle). */
 static void piece_append(struct made_rank *k, size_t i, const struct made_tensor *t, const uint8_t *bytes, uint64_t len,
-	struct store_pack_writer *w)
+	struct pack_writer *w)
 {
 	struct store_piece *p = &k->pieces[i], *last = i ? &k->pieces[k->same_as[i - 1]] : NULL;
 
@@ -208,7 +208,7 @@ static void piece_append(struct made_rank *k, size_t i, const struct made_tensor
 	p->inline_bytes = bytes; /* of one that is stored in the pack: until made_rows_settle */
 	if (len <= STORE_INLINE_MAX_BYTES) {
 		p->ref.raw_len = p->ref.stored_len = len;
-		p->ref.kind = STORE_OBJECT_PIECE;
+		p->ref.kind = PACK_OBJECT_PIECE;
 		p->ref.pack = UINT32_MAX;
 	} else if (t->content & ENCODED) {
 		append_encoded(w, tensor_dtype_word_bytes(t->dtype), p, bytes, len);
@@ -217,7 +217,7 @@ static void piece_append(struct made_rank *k, size_t i, const struct made_tensor
 	}
 }
 
-static uint8_t *row_append(struct made_rank *k, const struct made_row *row, uint8_t *room, struct store_pack_writer *w)
+static uint8_t *row_append(struct made_rank *k, const struct made_row *row, uint8_t *room, struct pack_writer *w)
 {
 	const struct made_tensor *t = &k->made->tensors[row->number];
 	uint64_t stride[TENSOR_MAX_DIMS], zeros[TENSOR_MAX_DIMS] = {0}, bytes = tensor_dtype_bytes(t->dtype);
@@ -251,7 +251,7 @@ static uint64_t row_bytes(const struct made_rank *k, const struct made_row *row)
 	return items * tensor_dtype_bytes(t->dtype);
 }
 
-void made_rows_append(struct made_rank *k, struct store_pack_writer *w)
+void made_rows_append(struct made_rank *k, struct pack_writer *w)
 {
 	uint64_t bytes = 1;
 	uint8_t *room;
@@ -263,7 +263,7 @@ void made_rows_append(struct made_rank *k, struct store_pack_writer *w)
 	for (uint32_t i = 0; i < k->nrows; i++) {
 		room = row_append(k, &k->rows[i], room, w);
 		if (k->made->flags & MADE_EXTENTS)
-			must(store_pack_extent_end(w) == 0);
+			must(pack_extent_end(w) == 0);
 	}
 }
 

@@ -327,28 +327,28 @@ static void layouts_make(struct made *made)
 
 struct rank_files {
 	struct made_rank k;
-	char data[STORE_PACK_NAME_MAX], meta[STORE_PACK_NAME_MAX], scratch[STORE_PACK_NAME_MAX];
-	struct store_object_ref blob_refs[MADE_BLOBS], header_refs[4], layout_ref, part_ref;
+	char data[PACK_NAME_MAX], meta[PACK_NAME_MAX], scratch[PACK_NAME_MAX];
+	struct pack_object_ref blob_refs[MADE_BLOBS], header_refs[4], layout_ref, part_ref;
 	struct proto_blob blobs[MADE_BLOBS]; uint32_t nblobs;
 	struct proto_pack_use packs[2];
 	struct proto_view_header headers[4]; uint32_t nheaders;
-	struct store_object_ref *chunk_refs;
+	struct pack_object_ref *chunk_refs;
 	struct proto_chunk *chunks; uint32_t nchunks;
 	struct proto_announcement announcement;
 };
 
-static struct proto_ref ref_of(const struct store_object_ref *ref, uint32_t pack)
+static struct proto_ref ref_of(const struct pack_object_ref *ref, uint32_t pack)
 {
 	return (struct proto_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
 		.raw_len = ref->raw_len, .stored_len = ref->stored_len, .pack = pack, .codec = ref->codec,
 		.kind = ref->kind};
 }
 
-static struct store_pack_writer *writer(struct made *made, const char *pack)
+static struct pack_writer *writer(struct made *made, const char *pack)
 {
-	struct store_pack_writer *w;
+	struct pack_writer *w;
 
-	must(store_pack_writer_open(&made->m.base, memory_store(&made->m).info.id, pack, &w) == 0);
+	must(pack_writer_open(&made->m.base, memory_store(&made->m).info.id, pack, &w) == 0);
 	return w;
 }
 
@@ -362,7 +362,7 @@ static int blob_order(const void *a, const void *b)
 static void rank_data(struct rank_files *f)
 {
 	struct made *made = f->k.made;
-	struct store_pack_writer *w = writer(made, f->data);
+	struct pack_writer *w = writer(made, f->data);
 
 	made_rows_plan(&f->k);
 	made_rows_append(&f->k, w);
@@ -370,9 +370,9 @@ static void rank_data(struct rank_files *f)
 		const struct made_blob *b = &made->blobs[i];
 
 		if (b->rank == f->k.rank && b->len)
-			must(store_pack_append_raw(w, STORE_OBJECT_BLOB, b->bytes, b->len, &f->blob_refs[i]) == 0);
+			must(pack_append_raw(w, PACK_OBJECT_BLOB, b->bytes, b->len, &f->blob_refs[i]) == 0);
 	}
-	must(store_pack_seal(w, &f->packs[0].size) == 0);
+	must(pack_seal(w, &f->packs[0].size) == 0);
 	f->packs[0].pack = f->data;
 	f->packs[0].live_bytes = f->packs[0].size;
 	made_rows_settle(&f->k);
@@ -436,23 +436,23 @@ static void chunk_describe(const struct base_buf *b, struct proto_chunk *c)
 }
 
 /* The chunks of the rank's rows, as the builder of parts makes them, go with their lies into the meta pack. */
-static void rank_chunks(struct rank_files *f, const struct proto_part *made_part, struct store_pack_writer *meta)
+static void rank_chunks(struct rank_files *f, const struct proto_part *made_part, struct pack_writer *meta)
 {
 	struct made *made = f->k.made;
-	struct store_pack *scratch;
+	struct pack *scratch;
 
-	must(store_pack_open(&made->m.base, memory_store(&made->m).info.id, f->scratch, 0, &scratch, NULL) == 0);
+	must(pack_open(&made->m.base, memory_store(&made->m).info.id, f->scratch, 0, &scratch, NULL) == 0);
 	f->chunks = calloc(made_part->nchunks + 1, sizeof *f->chunks);
 	f->chunk_refs = calloc(made_part->nchunks + 1, sizeof *f->chunk_refs);
 	must(f->chunks && f->chunk_refs);
 	f->nchunks = made_part->nchunks;
 	for (uint32_t i = 0; i < f->nchunks; i++) {
-		struct store_object_ref from = store_object_ref_from(&made_part->chunks[i].ref);
+		struct pack_object_ref from = pack_object_ref_from(&made_part->chunks[i].ref);
 		struct base_buf b = BASE_BUF_INIT;
 		void *bytes;
 
 		f->chunks[i] = made_part->chunks[i];
-		must(store_object_load(scratch, &from, MADE_BYTES * 64, &bytes, NULL) == 0);
+		must(pack_object_load(scratch, &from, MADE_BYTES * 64, &bytes, NULL) == 0);
 		base_buf_append(&b, bytes, from.raw_len);
 		free(bytes);
 		if (made_lie(made, MADE_LIE_CHUNK, 4 * i + f->k.rank, &b)) {
@@ -460,15 +460,15 @@ static void rank_chunks(struct rank_files *f, const struct proto_part *made_part
 				chunk_mend(&b);
 			chunk_describe(&b, &f->chunks[i]);
 		}
-		must((b.len > STORE_CHUNK_TARGET_BYTES ? store_pack_append_raw : store_pack_append_encoded)(meta,
-			STORE_OBJECT_PART_CHUNK, b.data, b.len, &f->chunk_refs[i]) == 0);
+		must((b.len > STORE_CHUNK_TARGET_BYTES ? pack_append_raw : pack_append_encoded)(meta,
+			PACK_OBJECT_PART_CHUNK, b.data, b.len, &f->chunk_refs[i]) == 0);
 		made->long_rows |= b.len > STORE_CHUNK_TARGET_BYTES;
 		base_buf_release(&b);
 	}
-	store_pack_close(scratch);
+	pack_close(scratch);
 }
 
-static void rank_headers(struct rank_files *f, struct store_pack_writer *meta)
+static void rank_headers(struct rank_files *f, struct pack_writer *meta)
 {
 	const struct made *made = f->k.made;
 	const struct store_layout *l = made->layouts[f->k.layout];
@@ -479,7 +479,7 @@ static void rank_headers(struct rank_files *f, struct store_pack_writer *meta)
 
 		must(view_safetensors_make(l, c, NULL, 0, &b, &bytes) == 0);
 		made_lie(made, MADE_LIE_HEADER, c, &b);
-		must(store_pack_append_encoded(meta, STORE_OBJECT_VIEW_HEADER, b.data, b.len, &f->header_refs[c]) == 0);
+		must(pack_append_encoded(meta, PACK_OBJECT_VIEW_HEADER, b.data, b.len, &f->header_refs[c]) == 0);
 		f->headers[f->nheaders++] = (struct proto_view_header){.component = l->m.components[c],
 			.view = "safetensors", .data_bytes = bytes};
 		base_buf_release(&b);
@@ -488,9 +488,9 @@ static void rank_headers(struct rank_files *f, struct store_pack_writer *meta)
 
 /* Rows and part of the scratch pack, which only serves to have them made. */
 static void rank_scratch(struct rank_files *f, struct store_part_builder *b, struct proto_part *part,
-	struct store_pack_writer *scratch)
+	struct pack_writer *scratch)
 {
-	struct store_object_ref ref;
+	struct pack_object_ref ref;
 
 	for (uint32_t i = 0; i < f->k.nrows; i++) {
 		const struct made_row *row = &f->k.rows[i];
@@ -499,11 +499,11 @@ static void rank_scratch(struct rank_files *f, struct store_part_builder *b, str
 			NULL) == 0);
 	}
 	must(store_part_finish(b, part, &ref, NULL) == 0);
-	must(store_pack_seal(scratch, NULL) == 0);
+	must(pack_seal(scratch, NULL) == 0);
 }
 
 /* The part object, lies included; its chunks lie in the meta pack, whose extent with them has ended. */
-static bool rank_part(struct rank_files *f, struct store_pack_writer *meta)
+static bool rank_part(struct rank_files *f, struct pack_writer *meta)
 {
 	struct made *made = f->k.made;
 	struct base_buf b = BASE_BUF_INIT;
@@ -518,7 +518,7 @@ static bool rank_part(struct rank_files *f, struct store_pack_writer *meta)
 	if (good)
 		made_lie(made, MADE_LIE_PART, f->k.rank, &b);
 	if (good)
-		must(store_pack_append_encoded(meta, STORE_OBJECT_PART, b.data, b.len, &f->part_ref) == 0);
+		must(pack_append_encoded(meta, PACK_OBJECT_PART, b.data, b.len, &f->part_ref) == 0);
 	base_buf_release(&b);
 	return good;
 }
@@ -527,16 +527,16 @@ static bool rank_meta(struct rank_files *f, const struct proto_part *made_part)
 {
 	struct made *made = f->k.made;
 	const struct base_buf *layout = &made->objects[f->k.layout];
-	struct store_pack_writer *meta = writer(made, f->meta);
+	struct pack_writer *meta = writer(made, f->meta);
 	bool good;
 
-	must(store_pack_append_encoded(meta, STORE_OBJECT_LAYOUT, layout->data, layout->len, &f->layout_ref) == 0);
+	must(pack_append_encoded(meta, PACK_OBJECT_LAYOUT, layout->data, layout->len, &f->layout_ref) == 0);
 	rank_chunks(f, made_part, meta);
 	rank_headers(f, meta);
-	must(store_pack_extent_end(meta) == 0);
+	must(pack_extent_end(meta) == 0);
 	f->packs[META] = (struct proto_pack_use){.pack = f->meta};
 	good = rank_part(f, meta);
-	must(store_pack_seal(meta, &f->packs[META].size) == 0);
+	must(pack_seal(meta, &f->packs[META].size) == 0);
 	f->packs[META].live_bytes = f->packs[META].size;
 	for (uint32_t i = 0; i < f->nheaders; i++)
 		f->headers[i].ref = ref_of(&f->header_refs[i], META);
@@ -548,9 +548,9 @@ static bool rank_make(struct rank_files *f)
 	struct made *made = f->k.made;
 	struct proto_part part = {.rank = f->k.rank, .world = made->nranks, .host = "h",
 		.layout = made->layouts[f->k.layout]->digest, .packs = f->packs, .npacks = 2};
-	struct store_pack_writer *scratch;
+	struct pack_writer *scratch;
 	struct store_part_builder *b;
-	char path[STORE_NAME_MAX];
+	char path[STORAGE_NAME_MAX];
 	bool good;
 
 	snprintf(f->data, sizeof f->data, ATTEMPT "-%u-model", f->k.rank);
@@ -564,7 +564,7 @@ static bool rank_make(struct rank_files *f)
 	rank_scratch(f, b, &part, scratch);
 	good = rank_meta(f, &part);
 	store_part_builder_free(b);
-	must(store_pack_path(f->scratch, path) == 0 && memory_remove(&made->m.base, path) == 0);
+	must(pack_path(f->scratch, path) == 0 && memory_remove(&made->m.base, path) == 0);
 	f->announcement = (struct proto_announcement){.run = MADE_RUN, .attempt = ATTEMPT, .step = MADE_STEP,
 		.rank = f->k.rank, .world = made->nranks, .host = "h", .layout = made->digests[f->k.layout],
 		.stores_layout = true, .layout_ref = ref_of(&f->layout_ref, META), .headers = f->headers,
@@ -593,7 +593,7 @@ static bool manifest_put(struct made *made, const struct proto_announcement *con
 {
 	struct base_buf b = BASE_BUF_INIT;
 	struct base_digest digest;
-	char path[STORE_NAME_MAX];
+	char path[STORAGE_NAME_MAX];
 	bool good = store_manifest_make(all, made->nranks, &b, &digest, NULL) == 0;
 
 	if (good) {

@@ -107,7 +107,7 @@ struct made_rank {
 };
 /* Which boxes the rank stores of each tensor of its layout, and their pieces, which are appended to the pack. */
 void made_rows_plan(struct made_rank *k);
-void made_rows_append(struct made_rank *k, struct store_pack_writer *w);
+void made_rows_append(struct made_rank *k, struct pack_writer *w);
 /* After the pack has ended: pieces that are equal have the same place; then the swaps. */
 void made_rows_settle(struct made_rank *k);
 void made_rank_release(struct made_rank *k);

@@ -119,9 +119,9 @@ def test_the_page_of_c_shows_the_programs():
 SIZES = [
     ("core/base/digest.h", "BASE_BLOCK_BYTES", 16384, "objects.md", "16 KiB|16,384|16384"),
     ("core/step/record.h", "STORE_RECORD_HEAD_BYTES", 48, "record.md", r"\b48\b"),
-    ("core/pack/pack.h", "STORE_PACK_HEAD_BYTES", 4096, "pack.md", r"\b4,?096\b"),
+    ("core/pack/pack.h", "PACK_HEAD_BYTES", 4096, "pack.md", r"\b4,?096\b"),
     ("core/pack/pack_format.h", "PACK_ENTRY_BYTES", None, "pack.md", None),
-    ("core/pack/pack.h", "STORE_PACK_TAIL_BYTES", 128, "pack.md", r"\b128\b"),
+    ("core/pack/pack.h", "PACK_TAIL_BYTES", 128, "pack.md", r"\b128\b"),
     ("proto/limits.h", "STORE_OBJECT_MAX_BYTES", 1 << 46, "objects.md", r"raw object \| 2\^46 bytes"),
     ("proto/limits.h", "STORE_OBJECT_MAX_BYTES", 1 << 46, "messages.md", r"raw length, at most 2\^46"),
     ("proto/limits.h", "STORE_ENCODED_MAX_BYTES", 64 << 20, "objects.md", r"encoded object \| 64 MiB raw"),

@@ -13,20 +13,20 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PREFIXES = ("", "base_", "tensor_", "proto_", "index_", "store_", "device_", "save_", "load_", "view_", "foreign_",
-            "vckpt_", "tool_", "check_", "launch_")
+PREFIXES = ("", "base_", "tensor_", "proto_", "index_", "storage_", "pack_", "store_", "commit_", "upkeep_", "device_",
+            "save_", "load_", "view_", "foreign_", "vckpt_", "tool_")
 # Classes whose struct has another name than theirs. Of those with a `...` only the first fields are written down.
 NAMES = {
     "tensorlib.Line": "tensor_reshard_line", "test_grid.Params": "tensor_grid_params",
     "test_grid.Iter": "tensor_piece_iter",
-    "storelow.Ref": "store_object_ref", "protolib.Info": "proto_store", "protolib.Params": "tensor_grid_params",
+    "storelow.Ref": "pack_object_ref", "protolib.Info": "proto_store", "protolib.Params": "tensor_grid_params",
     "protolib.StoreLayout": "store_layout...", "storelib.Save": "store_attempt_save", "storelib.Info": "proto_store",
-    "storelib.Store": "store...", "storelib.Ref": "store_object_ref", "storelib.Rank": "proto_alive",
-    "storelow.Entry": "store_storage_entry", "storelow.Medium": "store_storage_stat",
-    "storelow.Owner": "store_storage_owner", "test_pace.Pace": "posix_pace",
-    "storelow.Ops": "store_storage_ops", "storelow.StorageHead": "store_storage",
-    "storelow.Footer": "store_pack_footer",
-    "storelow.VerifyCalls": "store_pack_verify_calls", "test_note.Ref": "store_object_ref",
+    "storelib.Store": "store...", "storelib.Ref": "pack_object_ref", "storelib.Rank": "proto_alive",
+    "storelow.Entry": "storage_entry", "storelow.Medium": "storage_stat",
+    "storelow.Owner": "storage_owner", "test_pace.Pace": "posix_pace",
+    "storelow.Ops": "storage_ops", "storelow.StorageHead": "storage",
+    "storelow.Footer": "pack_footer",
+    "storelow.VerifyCalls": "pack_verify_calls", "test_note.Ref": "pack_object_ref",
     "test_tree.Filling": "view_filling", "measure.Copy2d": "cuda_copy_2d", "gatherlib.Gather": "device_gather",
     "test_layout_part.Held": "store_layout_held",
     "test_base_boxes.Held": "store_layout_held", "test_base.Method": "base_sha256_method",
@@ -45,7 +45,7 @@ NAMES = {
     "commrank.Head": "comm...",
     "test_verify_index.Index": "verify_index", "_lib.ErrorText": "vckpt_error",
 }
-FLAT = {"test_save_load.Piece": ("store_piece", {"ref": "store_object_ref"})}       # a struct within, written out
+FLAT = {"test_save_load.Piece": ("store_piece", {"ref": "pack_object_ref"})}       # a struct within, written out
 
 SHOW = """
 import ctypes, importlib, json, sys

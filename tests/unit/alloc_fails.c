@@ -94,7 +94,7 @@ static void entry_get(struct store *s, const char *run, uint64_t n, struct proto
 {
 	struct store_record record = {0};
 	struct base_error err = {0};
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 
 	*ret_e = (struct proto_entry){0};
 	snprintf(name, sizeof name, "runs/%s/%012llu", run, (unsigned long long)n);
@@ -109,7 +109,7 @@ static bool read_fails(struct store *s, const char *run, uint64_t n, unsigned lo
 {
 	struct store_record record = {0};
 	struct proto_entry e = {0};
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	bool failed;
 	int r;
 

@@ -137,7 +137,7 @@ class RankAttempt(Attempt):
 
     def pack_name(self, kind):
         name = c.create_string_buffer(128)
-        assert self.lib.store_pack_name_make(self.name.encode(), c.c_uint32(self.launch.rank), kind.encode(), name) == 0
+        assert self.lib.pack_name_make(self.name.encode(), c.c_uint32(self.launch.rank), kind.encode(), name) == 0
         return name.value
 
     def layout(self):
@@ -159,7 +159,7 @@ class RankAttempt(Attempt):
         meta, w = self.writer("meta")
         layout_ref, part_ref = Ref(), Ref()
         if rank == 0:
-            assert self.lib.store_pack_append_raw(w, 3, c.c_void_p(object_.data), c.c_uint64(object_.len),
+            assert self.lib.pack_append_raw(w, 3, c.c_void_p(object_.data), c.c_uint64(object_.len),
                                                   c.byref(layout_ref)) == 0
         packs = [(name, size) for name, size in self.own] + ([self.base_pack] if self.base_pack else []) + [(meta, 0)]
         self.lib.store_part_builder_new.restype = c.c_void_p
@@ -172,7 +172,7 @@ class RankAttempt(Attempt):
         self.api.call(self.lib.store_part_add_row, b, c.c_uint32(0), None if whole else c.byref(box),
                       c.c_uint32(0 if whole else 1), c.byref(piece),
                       c.c_uint64(1))
-        assert self.lib.store_pack_extent_end(w) == 0
+        assert self.lib.pack_extent_end(w) == 0
         table = (PackUse * len(packs))(*[PackUse(name, size, self.piece.stored_len if i == 0 else 0)
                                          for i, (name, size) in enumerate(packs)])
         digest = Digest()

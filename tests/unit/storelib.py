@@ -277,7 +277,7 @@ class List:
 # ---- tiny saves: one tensor of a hundred bytes, its piece in a pack of the attempt's own or in one of an earlier
 # commit ----
 
-class Ref(c.Structure):  # struct store_object_ref
+class Ref(c.Structure):  # struct pack_object_ref
     _fields_ = [("digest", Digest), ("offset", c.c_uint64), ("checks", c.c_uint64), ("raw_len", c.c_uint64),
                 ("stored_len", c.c_uint64),
                 ("codec", c.c_uint16), ("kind", c.c_uint8), ("pack", c.c_uint32)]
@@ -348,7 +348,7 @@ class Attempt:
 
     def pack_name(self, kind):
         name = c.create_string_buffer(128)
-        assert self.lib.store_pack_name_make(self.name.encode(), c.c_uint32(0), kind.encode(), name) == 0
+        assert self.lib.pack_name_make(self.name.encode(), c.c_uint32(0), kind.encode(), name) == 0
         return name.value
 
     def writer(self, kind):
@@ -369,7 +369,7 @@ class Attempt:
         """Its own pack "model" with one piece."""
         name, w = self.writer("model")
         ref = Ref()
-        assert self.lib.store_pack_append_raw(w, 1, data, c.c_uint64(len(data)), c.byref(ref)) == 0
+        assert self.lib.pack_append_raw(w, 1, data, c.c_uint64(len(data)), c.byref(ref)) == 0
         self.seal(name, w)
         self.piece, self.base_pack, self.xxh = ref, None, (c.c_uint8 * 16)()
         self.lib.base_xxh128_of(c.c_uint64(self.api.p.contents.info.seed), data, c.c_size_t(len(data)),
@@ -395,7 +395,7 @@ class Attempt:
         l, object_ = self.layout()
         meta, w = self.writer("meta")
         layout_ref, part_ref = Ref(), Ref()
-        assert self.lib.store_pack_append_raw(w, 3, c.c_void_p(object_.data), c.c_uint64(object_.len),
+        assert self.lib.pack_append_raw(w, 3, c.c_void_p(object_.data), c.c_uint64(object_.len),
                                               c.byref(layout_ref)) == 0
         packs = [(name, size) for name, size in self.own] + ([self.base_pack] if self.base_pack else []) + [(meta, 0)]
         self.lib.store_part_builder_new.restype = c.c_void_p
@@ -404,7 +404,7 @@ class Attempt:
         piece.ref.pack = [name for name, _ in packs].index(self.base_pack[0] if self.base_pack
                                                            else self.pack_name("model"))
         self.api.call(self.lib.store_part_add_row, b, c.c_uint32(0), None, c.c_uint32(0), c.byref(piece), c.c_uint64(1))
-        assert self.lib.store_pack_extent_end(w) == 0
+        assert self.lib.pack_extent_end(w) == 0
         table = (PackUse * len(packs))(*[PackUse(name, size, self.piece.stored_len if i == piece.ref.pack else 0)
                                          for i, (name, size) in enumerate(packs)])
         part = Part(rank=0, world=1, host=socket.gethostname().encode()[:255], layout=layout_ref.digest, packs=table,
@@ -472,11 +472,11 @@ def open_all(api, saved):
     pack, out = c.c_void_p(), c.create_string_buffer(saved.piece.raw_len)
     name, _ = saved.piece_pack
     path = c.create_string_buffer(512)
-    assert api.lib.store_pack_path(name, path) == 0
-    api.call(api.lib.store_pack_open, c.c_void_p(api.p.contents.storage), (c.c_uint8 * 16)(*api.id), name,
+    assert api.lib.pack_path(name, path) == 0
+    api.call(api.lib.pack_open, c.c_void_p(api.p.contents.storage), (c.c_uint8 * 16)(*api.id), name,
              c.c_uint64(0), c.byref(pack))
-    r = api.lib.store_object_read(pack, c.byref(saved.piece), out, c.byref(api.err))
-    api.lib.store_pack_close(pack)
+    r = api.lib.pack_object_read(pack, c.byref(saved.piece), out, c.byref(api.err))
+    api.lib.pack_close(pack)
     return r == 0
 
 

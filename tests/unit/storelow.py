@@ -153,12 +153,12 @@ def bind(lib):
     """Declares the functions used here; returns lib."""
     u16, u32, u64, size, s = C.c_uint16, C.c_uint32, C.c_uint64, C.c_size_t, C.c_char_p
     for name, result, args in [
-        ("store_storage_open_posix", C.c_int, [s, C.c_uint, C.POINTER(P), C.POINTER(Error)]),
-        ("store_name_valid", C.c_bool, [s]),
-        ("store_codec_valid", C.c_bool, [u16]),
-        ("store_codec_name", s, [u16]),
-        ("store_codec_encode", u16, [C.c_uint, P, size, P, P, C.POINTER(u64), P]),
-        ("store_codec_decode_block", C.c_int, [u16, P, u32, P, size, P]),
+        ("storage_open_posix", C.c_int, [s, C.c_uint, C.POINTER(P), C.POINTER(Error)]),
+        ("storage_name_valid", C.c_bool, [s]),
+        ("pack_codec_valid", C.c_bool, [u16]),
+        ("pack_codec_name", s, [u16]),
+        ("pack_codec_encode", u16, [C.c_uint, P, size, P, P, C.POINTER(u64), P]),
+        ("pack_codec_decode_block", C.c_int, [u16, P, u32, P, size, P]),
         ("transform_select", C.c_int, [C.c_int]),
         ("base_digest_of", None, [P, size, C.POINTER(Digest)]),
         ("base_block_check", u64, [C.POINTER(Digest), u64, P, size]),
@@ -170,30 +170,30 @@ def bind(lib):
         ("store_record_get", C.c_int, [P, s, C.c_int, s, C.POINTER(Record), C.POINTER(C.c_bool), C.POINTER(Error)]),
         ("store_record_release", None, [C.POINTER(Record)]),
         ("base_buf_release", None, [C.POINTER(Buf)]),
-        ("store_object_align", u64, [u16, u64]),
-        ("store_object_checks_bytes", u64, [u16, u64]),
-        ("store_pack_path", C.c_int, [s, P]),
-        ("store_pack_name_make", C.c_int, [s, u32, s, P]),
-        ("store_pack_name_parse", C.c_int, [s, C.POINTER(PackName)]),
-        ("store_pack_writer_open", C.c_int, [P, s, s, C.POINTER(P)]),
-        ("store_pack_append", C.c_int, [P, C.POINTER(Digest), C.c_int, u16, P, u64, u64, P, P, C.POINTER(Ref)]),
-        ("store_pack_append_raw", C.c_int, [P, C.c_int, s, u64, C.POINTER(Ref)]),
-        ("store_pack_stream_begin", C.c_int, [P, C.POINTER(Digest), C.c_int, u64]),
-        ("store_pack_stream_add", C.c_int, [P, s, size]),
-        ("store_pack_stream_end", C.c_int, [P, C.POINTER(Ref)]),
-        ("store_pack_extent_end", C.c_int, [P]),
-        ("store_pack_writer_size", u64, [P]),
-        ("store_pack_seal", C.c_int, [P, C.POINTER(u64)]),
-        ("store_pack_abandon", None, [P]),
-        ("store_pack_open", C.c_int, [P, s, s, u64, C.POINTER(P), C.POINTER(Error)]),
-        ("store_pack_close", None, [P]),
-        ("store_pack_size", u64, [P]),
-        ("store_object_read_blocks", C.c_int, [P, C.POINTER(Ref), u64, u64, P, C.POINTER(Error)]),
-        ("store_object_read", C.c_int, [P, C.POINTER(Ref), P, C.POINTER(Error)]),
-        ("store_object_load", C.c_int, [P, C.POINTER(Ref), u64, C.POINTER(P), C.POINTER(Error)]),
-        ("store_pack_footer_read", C.c_int, [P, C.POINTER(Footer), C.POINTER(Error)]),
-        ("store_pack_footer_free", None, [C.POINTER(Footer)]),
-        ("store_pack_verify", C.c_int, [P, C.POINTER(VerifyCalls)]),
+        ("pack_object_align", u64, [u16, u64]),
+        ("pack_object_checks_bytes", u64, [u16, u64]),
+        ("pack_path", C.c_int, [s, P]),
+        ("pack_name_make", C.c_int, [s, u32, s, P]),
+        ("pack_name_parse", C.c_int, [s, C.POINTER(PackName)]),
+        ("pack_writer_open", C.c_int, [P, s, s, C.POINTER(P)]),
+        ("pack_append", C.c_int, [P, C.POINTER(Digest), C.c_int, u16, P, u64, u64, P, P, C.POINTER(Ref)]),
+        ("pack_append_raw", C.c_int, [P, C.c_int, s, u64, C.POINTER(Ref)]),
+        ("pack_stream_begin", C.c_int, [P, C.POINTER(Digest), C.c_int, u64]),
+        ("pack_stream_add", C.c_int, [P, s, size]),
+        ("pack_stream_end", C.c_int, [P, C.POINTER(Ref)]),
+        ("pack_extent_end", C.c_int, [P]),
+        ("pack_writer_size", u64, [P]),
+        ("pack_seal", C.c_int, [P, C.POINTER(u64)]),
+        ("pack_abandon", None, [P]),
+        ("pack_open", C.c_int, [P, s, s, u64, C.POINTER(P), C.POINTER(Error)]),
+        ("pack_close", None, [P]),
+        ("pack_size", u64, [P]),
+        ("pack_object_read_blocks", C.c_int, [P, C.POINTER(Ref), u64, u64, P, C.POINTER(Error)]),
+        ("pack_object_read", C.c_int, [P, C.POINTER(Ref), P, C.POINTER(Error)]),
+        ("pack_object_load", C.c_int, [P, C.POINTER(Ref), u64, C.POINTER(P), C.POINTER(Error)]),
+        ("pack_footer_read", C.c_int, [P, C.POINTER(Footer), C.POINTER(Error)]),
+        ("pack_footer_free", None, [C.POINTER(Footer)]),
+        ("pack_verify", C.c_int, [P, C.POINTER(VerifyCalls)]),
     ]:
         f = getattr(lib, name)
         f.restype, f.argtypes = result, args
@@ -206,7 +206,7 @@ class Storage:
     def __init__(self, lib, path, flags=0):
         self.lib, self.path = bind(lib), str(path)
         self.s, err = P(), Error()
-        check(lib.store_storage_open_posix(os.fsencode(self.path), flags, C.byref(self.s), C.byref(err)),
+        check(lib.storage_open_posix(os.fsencode(self.path), flags, C.byref(self.s), C.byref(err)),
               err.text.decode())
         self.ops = C.cast(self.s, C.POINTER(StorageHead)).contents.ops.contents
 
@@ -307,7 +307,7 @@ def encode(lib, word_bytes, data):
     out, lens, stored = C.create_string_buffer(len(data) + 1), (C.c_uint32 * (n + 1))(), C.c_uint64()
     scratch = C.create_string_buffer(3 * BLOCK + 1024)
     out[len(data)] = b"\x5a"
-    word = lib.store_codec_encode(word_bytes, data, len(data), out, lens, C.byref(stored), scratch)
+    word = lib.pack_codec_encode(word_bytes, data, len(data), out, lens, C.byref(stored), scratch)
     assert out.raw[len(data):len(data) + 1] == b"\x5a", "wrote past its room"
     if word == 0:
         return 0, data, None
@@ -318,7 +318,7 @@ def decode_block(lib, word, stored, length, raw_len):
     """(result, bytes), with a fence behind the bytes."""
     out = C.create_string_buffer(b"\xa5" * (raw_len + 64), raw_len + 64)
     scratch = C.create_string_buffer(3 * BLOCK + 1024)
-    r = lib.store_codec_decode_block(word, stored, length, out, raw_len, scratch)
+    r = lib.pack_codec_decode_block(word, stored, length, out, raw_len, scratch)
     assert out.raw[raw_len:] == b"\xa5" * 64, "wrote past the block"
     return r, out.raw[:raw_len]
 
@@ -356,66 +356,66 @@ def checks(lib, d, stored, lens, raw_len):
 class PackWriter:
     def __init__(self, storage, name=PACK, store_id=STORE_ID):
         self.lib, self.w, self.refs = storage.lib, P(), []
-        check(self.lib.store_pack_writer_open(storage.s, store_id, name.encode(), C.byref(self.w)))
+        check(self.lib.pack_writer_open(storage.s, store_id, name.encode(), C.byref(self.w)))
 
     def append(self, data, word_bytes=2, kind=1):
         word, stored, lens = encode(self.lib, word_bytes, data)
         d, ref = digest(self.lib, data), Ref()
         self.refs.append((ref, data))
         table = (C.c_uint32 * len(lens))(*lens) if lens else None
-        check(self.lib.store_pack_append(self.w, C.byref(d), kind, word, stored, len(stored), len(data),
+        check(self.lib.pack_append(self.w, C.byref(d), kind, word, stored, len(stored), len(data),
                                          checks(self.lib, d, stored, lens, len(data)), table, C.byref(ref)))
         return ref
 
     def append_raw(self, data, kind=2):
         ref = Ref()
         self.refs.append((ref, data))
-        check(self.lib.store_pack_append_raw(self.w, kind, data, len(data), C.byref(ref)))
+        check(self.lib.pack_append_raw(self.w, kind, data, len(data), C.byref(ref)))
         return ref
 
     def run_end(self):
-        check(self.lib.store_pack_extent_end(self.w))
+        check(self.lib.pack_extent_end(self.w))
 
     def seal(self):
         size, w = C.c_uint64(), self.w
         self.w = None
-        check(self.lib.store_pack_seal(w, C.byref(size)))
+        check(self.lib.pack_seal(w, C.byref(size)))
         return size.value
 
 
 class Pack:
     def __init__(self, storage, name=PACK, store_id=STORE_ID):
         self.lib, self.p, err = storage.lib, P(), Error()
-        check(self.lib.store_pack_open(storage.s, store_id, name.encode(), 0, C.byref(self.p), C.byref(err)),
+        check(self.lib.pack_open(storage.s, store_id, name.encode(), 0, C.byref(self.p), C.byref(err)),
               err.text.decode())
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exc):
-        self.lib.store_pack_close(self.p)
+        self.lib.pack_close(self.p)
 
     def read(self, ref, first=0, n=None):
         n = -(-ref.raw_len // BLOCK) - first if n is None else n
         size = min(ref.raw_len, (first + n) * BLOCK) - first * BLOCK
         out, err = C.create_string_buffer(b"\xa5" * (size + 16), size + 16), Error()
-        r = self.lib.store_object_read_blocks(self.p, C.byref(ref), first, n, out, C.byref(err))
+        r = self.lib.pack_object_read_blocks(self.p, C.byref(ref), first, n, out, C.byref(err))
         assert out.raw[size:] == b"\xa5" * 16, "wrote past the object"
         check(r, err.text.decode())
         return out.raw[:size]
 
     def load(self, ref, most=1 << 40):
         p, err = P(), Error()
-        check(self.lib.store_object_load(self.p, C.byref(ref), most, C.byref(p), C.byref(err)), err.text.decode())
+        check(self.lib.pack_object_load(self.p, C.byref(ref), most, C.byref(p), C.byref(err)), err.text.decode())
         data = C.string_at(p, ref.raw_len)
         _libc.free(p)
         return data
 
     def footer(self):
         f, err = Footer(), Error()
-        check(self.lib.store_pack_footer_read(self.p, C.byref(f), C.byref(err)), err.text.decode())
+        check(self.lib.pack_footer_read(self.p, C.byref(f), C.byref(err)), err.text.decode())
         refs = [Ref.from_buffer_copy(f.objects[i]) for i in range(f.count)]
-        self.lib.store_pack_footer_free(C.byref(f))
+        self.lib.pack_footer_free(C.byref(f))
         return refs
 
     def verify(self):
@@ -423,5 +423,5 @@ class Pack:
         callback = DAMAGE(
             lambda _, offset, size, ref, what: found.append((offset, size, ref.contents.offset if ref else None,
                                                              what.decode())))
-        check(self.lib.store_pack_verify(self.p, C.byref(VerifyCalls(damage=callback))))
+        check(self.lib.pack_verify(self.p, C.byref(VerifyCalls(damage=callback))))
         return found

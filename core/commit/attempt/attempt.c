@@ -44,8 +44,8 @@ uint64_t store_attempt_commit_ns(const struct store_attempt *a) { return a->comm
 int store_attempt_put(struct store_attempt *a, const char *last, enum store_record_kind kind,
 	const struct base_buf *body, struct base_error *err)
 {
-	char name[STORE_NAME_MAX];
-	struct store_storage *s = a->store->storage;
+	char name[STORAGE_NAME_MAX];
+	struct storage *s = a->store->storage;
 	const uint8_t *id = a->store->info.id;
 	int r = body->error;
 
@@ -53,7 +53,7 @@ int store_attempt_put(struct store_attempt *a, const char *last, enum store_reco
 	if (r == 0)
 		r = kind == STORE_RECORD_BEGIN ? store_record_put(s, name, kind, id, body->data, body->len)
 			: store_record_put_passing(s, name, kind, id, body->data, body->len);
-	if (r == STORE_PUT_OTHER)
+	if (r == STORAGE_PUT_OTHER)
 		r = -EEXIST;
 	if (r >= 0 || store_denied(a->store, r, err))
 		return r < 0 ? r : 0;
@@ -70,7 +70,7 @@ void attempt_folder_delete(struct store_attempt *a)
 /* Makes it durable before anything of this attempt depends on it. */
 int attempt_folder_sync(struct store_attempt *a, struct base_error *err)
 {
-	char dir[STORE_NAME_MAX];
+	char dir[STORAGE_NAME_MAX];
 	int r;
 
 	snprintf(dir, sizeof dir, "incoming/%s/%s", a->run, a->name);
@@ -81,32 +81,32 @@ int attempt_folder_sync(struct store_attempt *a, struct base_error *err)
 /* ---- packs ---- */
 
 /* model: pack. The pack is remembered once the writer is open, because a name alone does not say whose pack has it. */
-int store_attempt_pack_open(struct store_attempt *a, const char *class, char name[static STORE_PACK_NAME_MAX],
-	struct store_pack_writer **ret_w)
+int store_attempt_pack_open(struct store_attempt *a, const char *class, char name[static PACK_NAME_MAX],
+	struct pack_writer **ret_w)
 {
-	int r = store_pack_name_make(a->name, a->launch->rank, class, name);
+	int r = pack_name_make(a->name, a->launch->rank, class, name);
 
 	if (r < 0)
 		return r;
 	if (base_array_more(a->packs, a->npacks) < 0)
 		return -ENOMEM;
-	r = store_pack_writer_open(a->store->storage, a->store->info.id, name, ret_w);
+	r = pack_writer_open(a->store->storage, a->store->info.id, name, ret_w);
 	if (r < 0)
 		return r;
-	memcpy(a->packs[a->npacks].name, name, STORE_PACK_NAME_MAX);
+	memcpy(a->packs[a->npacks].name, name, PACK_NAME_MAX);
 	a->packs[a->npacks++].w = *ret_w;
 	return 0;
 }
 
 /* -EEXIST: another writer has put a pack of that name meanwhile. After any other error this one may be there. */
-int store_attempt_pack_seal(struct store_attempt *a, struct store_pack_writer *w, uint64_t *ret_size)
+int store_attempt_pack_seal(struct store_attempt *a, struct pack_writer *w, uint64_t *ret_size)
 {
 	size_t i = a->npacks;
 	int r;
 
 	while (i > 0 && a->packs[i - 1].w != w) /* one given up earlier may have had the same address */
 		i--;
-	r = store_pack_seal(w, ret_size);
+	r = pack_seal(w, ret_size);
 	if (i == 0)
 		return r;
 	a->packs[i - 1].w = NULL;
@@ -119,7 +119,7 @@ int store_attempt_pack_seal(struct store_attempt *a, struct store_pack_writer *w
  * not sealed has no file; a file of its name is another writer's. */
 void store_attempt_packs_delete(struct store_attempt *a)
 {
-	char path[STORE_NAME_MAX];
+	char path[STORAGE_NAME_MAX];
 	bool known;
 
 	/* Where entries since its begin were collected, it may have been committed, and its step removed since: later
@@ -128,8 +128,8 @@ void store_attempt_packs_delete(struct store_attempt *a)
 	known = !a->announced || store_list_first(a->list) <= a->position;
 	pthread_mutex_unlock(&a->launch->lock);
 	for (size_t i = 0; i < a->npacks && known; i++)
-		if (!a->packs[i].w && store_pack_path(a->packs[i].name, path) == 0)
-			store_remove(a->store->storage, path);
+		if (!a->packs[i].w && pack_path(a->packs[i].name, path) == 0)
+			storage_remove(a->store->storage, path);
 	a->npacks = 0;
 }
 

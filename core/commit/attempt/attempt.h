@@ -62,9 +62,9 @@ uint64_t store_attempt_commit_ns(const struct store_attempt *a); /* that this ra
 
 /* Opens the writer of a pack of this attempt and rank, by its class. An attempt never deletes a pack that it has not
  * opened itself, whatever its name. -EINVAL: no such class can be; -EEXIST: another writer has a pack of that name. */
-int store_attempt_pack_open(struct store_attempt *a, const char *class, char name[static STORE_PACK_NAME_MAX],
-	struct store_pack_writer **ret_w);
-int store_attempt_pack_seal(struct store_attempt *a, struct store_pack_writer *w, uint64_t *ret_size); /* frees w */
+int store_attempt_pack_open(struct store_attempt *a, const char *class, char name[static PACK_NAME_MAX],
+	struct pack_writer **ret_w);
+int store_attempt_pack_seal(struct store_attempt *a, struct pack_writer *w, uint64_t *ret_size); /* frees w */
 /* Ends the attempt: appends `abort` to the list, unless it is decided or a writer alone has announced nothing. On a
  * full disk the reserve is given up for that. Returns what the list says: -BASE_EABORTED, with a sentence: the step
  * will never be visible; the packs of this attempt and rank are deleted. 0: the step is visible, because the commit

@@ -16,7 +16,7 @@
 static int base_same(struct store_attempt *a, const char *last, const struct base_buf *body)
 {
 	struct store_record record = {0};
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	int r;
 
 	snprintf(name, sizeof name, "incoming/%s/%s/%s", a->run, a->name, last);

@@ -164,7 +164,7 @@ static int begin_position(struct store_attempt *a, const struct proto_begin *m, 
 static int begin_read(struct store_attempt *a, const struct base_digest *mesh, struct base_error *err)
 {
 	struct proto_begin begin = {0};
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	int r;
 
 	snprintf(name, sizeof name, "incoming/%s/%s/begin", a->run, a->name);

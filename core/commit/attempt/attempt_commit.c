@@ -29,7 +29,7 @@
 int attempt_announcement_read(struct store_attempt *a, uint32_t rank, struct base_error *err)
 {
 	struct proto_announcement m = {0};
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	int r;
 
 	snprintf(name, sizeof name, "incoming/%s/%s/part.%u", a->run, a->name, rank);
@@ -84,7 +84,7 @@ static int announcements_read(struct store_attempt *a, bool *ret_new, uint32_t *
 		int r;
 
 		batch_fill(&b, most, &left);
-		r = store_spread(b.n, batch_read, &b, err);
+		r = storage_spread(b.n, batch_read, &b, err);
 		for (uint32_t i = b.n; i-- > 0;) { /* of those that failed, report the first */
 			a->nannouncements += b.found[i] == 1;
 			*ret_new |= b.found[i] == 1;
@@ -246,7 +246,7 @@ static int commit_put(struct store_attempt *a, const struct proto_commit *what, 
 static void commit_manifest_drop(struct store_attempt *a, const struct base_digest *digest)
 {
 	const struct store_list_step *now;
-	char path[STORE_NAME_MAX];
+	char path[STORAGE_NAME_MAX];
 	bool goes;
 
 	pthread_mutex_lock(&a->launch->lock);
@@ -256,7 +256,7 @@ static void commit_manifest_drop(struct store_attempt *a, const struct base_dige
 	goes &= !now || !base_digest_equal(&now->commit.manifest, digest);
 	pthread_mutex_unlock(&a->launch->lock);
 	if (goes && store_manifest_path(a->run, digest, path) == 0)
-		store_remove(a->store->storage, path);
+		storage_remove(a->store->storage, path);
 }
 
 static int commit_all(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)

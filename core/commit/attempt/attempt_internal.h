@@ -37,7 +37,7 @@ struct store_attempt {
 	bool announced;                 /* part.<rank> was put, or may have been; of one rank: it is kept */
 	bool decided;                   /* by the list */
 	/* that this attempt has opened, and so may delete */
-	struct attempt_pack { char name[STORE_PACK_NAME_MAX]; const struct store_pack_writer *w; } *packs;
+	struct attempt_pack { char name[PACK_NAME_MAX]; const struct pack_writer *w; } *packs;
 	size_t npacks;
 	const struct check_commons *commons; /* what this rank must hold as others do; NULL: nothing */
 	uint64_t try, order;            /* of the step, by this launch; among what this rank has begun */

@@ -53,7 +53,7 @@ static enum passed_order passed_compare(const struct store_attempt *a, const cha
 	return (step != a->step ? step > a->step : try > a->try) ? PASSED_LATER : PASSED_BEHIND;
 }
 
-static int passed_found(void *arg, const struct store_storage_entry *entry)
+static int passed_found(void *arg, const struct storage_entry *entry)
 {
 	struct passed *p = arg;
 	const struct store_attempt *a = p->a;
@@ -113,13 +113,13 @@ int attempt_passed(struct store_attempt *a, uint64_t *ret_entry, struct base_err
 {
 	struct passed p = {.a = a, .rank = UINT32_MAX};
 	uint64_t now = base_monotonic_ms();
-	char dir[STORE_NAME_MAX];
+	char dir[STORAGE_NAME_MAX];
 	int r;
 
 	if (now - a->announced_ms < PASSED_EVERY_MS || now < a->passed_ms)
 		return 0;
 	snprintf(dir, sizeof dir, "incoming/%s", a->run);
-	r = store_list_files(a->store->storage, dir, passed_found, &p);
+	r = storage_list_files(a->store->storage, dir, passed_found, &p);
 	if (r >= 0 && p.behind[0])
 		passed_end_behind(a, p.behind);
 	r = r >= 0 && p.rank != UINT32_MAX ? passed_end_this(a, &p, ret_entry, err) : 0;

@@ -167,7 +167,7 @@ static int layouts_load(struct cover_gather *g, uint64_t *ret_total)
 	g->numbers = calloc((size_t)g->m->nlayouts + 1, sizeof *g->numbers);
 	if (!g->layouts || !g->numbers)
 		return base_no_memory(g->err);
-	r = store_spread(g->m->nlayouts, layout_load, g, g->err);
+	r = storage_spread(g->m->nlayouts, layout_load, g, g->err);
 	*ret_total = 0;
 	for (uint32_t i = 0; i < g->m->nlayouts && r == 0; i++)
 		*ret_total += g->layouts[i]->m.ntensors;
@@ -411,7 +411,7 @@ static int parts_check(struct store *s, const struct proto_manifest *m, uint64_t
 	int r = layouts_gather(&g);
 
 	if (r == 0)
-		r = store_spread(m->nranks, gather_part, &g, err);
+		r = storage_spread(m->nranks, gather_part, &g, err);
 	if (r == 0)
 		r = tensors_check(&g);
 	if (r == 0 && ret_tensors)

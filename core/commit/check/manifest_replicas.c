@@ -96,8 +96,8 @@ static const struct replica_line *group_vote(const struct replica_line *line, co
 static int object_load(struct store *s, const struct proto_announcement *a, const struct proto_ref *from,
 	void **ret_bytes, struct base_error *err)
 {
-	struct store_object_ref ref = store_object_ref_from(from);
-	struct store_pack *pack;
+	struct pack_object_ref ref = pack_object_ref_from(from);
+	struct pack *pack;
 	int r;
 
 	if (ref.pack >= a->npacks)
@@ -106,7 +106,7 @@ static int object_load(struct store *s, const struct proto_announcement *a, cons
 	r = store_pack_get(s, a->packs[ref.pack].pack, &pack, err);
 	if (r < 0)
 		return r;
-	r = store_object_load(pack, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, err);
+	r = pack_object_load(pack, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, err);
 	store_pack_put(s, pack);
 	return r;
 }

@@ -120,9 +120,9 @@ static bool process_start_time(uint64_t pid, uint64_t *ret_start)
 
 /* ---- our own ---- */
 
-static void heartbeat_name(const struct store_heartbeat *h, uint64_t n, char name[static STORE_NAME_MAX])
+static void heartbeat_name(const struct store_heartbeat *h, uint64_t n, char name[static STORAGE_NAME_MAX])
 {
-	snprintf(name, STORE_NAME_MAX, "hosts/%s.%s.%llu", h->launch, h->writer, (unsigned long long)n);
+	snprintf(name, STORAGE_NAME_MAX, "hosts/%s.%s.%llu", h->launch, h->writer, (unsigned long long)n);
 }
 
 static int heartbeat_body(const struct store_heartbeat *h, uint64_t n, struct base_buf *body)
@@ -151,7 +151,7 @@ static bool heartbeat_landed(const struct store_heartbeat *h, const char *name, 
 static int heartbeat_first(struct store_heartbeat *h)
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	int r = heartbeat_body(h, 0, &body);
 
 	if (r < 0)
@@ -159,30 +159,30 @@ static int heartbeat_first(struct store_heartbeat *h)
 	heartbeat_name(h, 0, name);
 	r = store_record_put(h->store->storage, name, STORE_RECORD_HEARTBEAT, h->store->info.id, body.data, body.len);
 	if (r < 0 && heartbeat_landed(h, name, &body))
-		store_remove(h->store->storage, name);
-	return r == STORE_PUT_OTHER ? -EEXIST : r;
+		storage_remove(h->store->storage, name);
+	return r == STORAGE_PUT_OTHER ? -EEXIST : r;
 }
 
 static int heartbeat_put(struct store_heartbeat *h, uint64_t n)
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	int r = heartbeat_body(h, n, &body);
 
 	heartbeat_name(h, n, name);
 	if (r == 0)
 		r = store_record_put_fleeting(h->store->storage, name, STORE_RECORD_HEARTBEAT, h->store->info.id,
 			body.data, body.len);
-	return r == STORE_PUT_OTHER ? -EEXIST : r;
+	return r == STORAGE_PUT_OTHER ? -EEXIST : r;
 }
 
 static void heartbeat_drop(struct store_heartbeat *h, uint64_t end)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 
 	for (; h->first < end; h->first++) {
 		heartbeat_name(h, h->first, name);
-		store_remove(h->store->storage, name);
+		storage_remove(h->store->storage, name);
 	}
 }
 
@@ -344,7 +344,7 @@ uint64_t store_heartbeat_slow_ms(const struct store_heartbeat *h)
 
 bool store_heartbeat_own(const struct store_heartbeat *h, const char *host, uint64_t number)
 {
-	char name[STORE_NAME_MAX], own[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX], own[STORAGE_NAME_MAX];
 
 	store_heartbeat_name(h->launch, h->alive.rank, host, number, name);
 	heartbeat_name(h, number, own);
@@ -422,7 +422,7 @@ static enum store_liveness heartbeat_judge(const struct proto_heartbeat *m, stru
 
 struct launches_found { struct store_launch_info *all; size_t n, size; };
 
-static int launches_add(void *arg, const struct store_storage_entry *entry)
+static int launches_add(void *arg, const struct storage_entry *entry)
 {
 	const char *slash = strrchr(entry->name, '/'), *base = slash ? slash + 1 : entry->name;
 	struct launches_found *f = arg;
@@ -486,7 +486,7 @@ static int launches_once(struct store *s, struct launches_found *known, bool *re
 	struct launches_found f = {0};
 	struct lived lived = {0};
 	size_t kept = 0, at = 0;
-	int r = store_list_files(s->storage, "hosts", launches_add, &f);
+	int r = storage_list_files(s->storage, "hosts", launches_add, &f);
 
 	*ret_moved = false;
 	if (f.n)
@@ -553,7 +553,7 @@ bool store_heartbeat_may_be_here(const char *host)
 	return strncmp(host, store_hostname(), WRITER_HOST_MAX) == 0;
 }
 
-static int ranks_found(void *arg, const struct store_storage_entry *entry)
+static int ranks_found(void *arg, const struct storage_entry *entry)
 {
 	const char *slash = strrchr(entry->name, '/'), *base = slash ? slash + 1 : entry->name;
 	struct ranks_each *e = arg;
@@ -571,13 +571,13 @@ int store_heartbeat_each(struct store *s, const char *launch, store_heartbeat_fu
 {
 	struct ranks_each e = {launch, f, arg};
 
-	return store_list_files(s->storage, "hosts", ranks_found, &e);
+	return storage_list_files(s->storage, "hosts", ranks_found, &e);
 }
 
 void store_heartbeat_name(const char *launch, uint32_t rank, const char *host, uint64_t number,
-	char name[static STORE_NAME_MAX])
+	char name[static STORAGE_NAME_MAX])
 {
-	snprintf(name, STORE_NAME_MAX, "hosts/%s.%s.r%u.%llu", launch, host, rank, (unsigned long long)number);
+	snprintf(name, STORAGE_NAME_MAX, "hosts/%s.%s.r%u.%llu", launch, host, rank, (unsigned long long)number);
 }
 
 int store_heartbeat_look(struct store *s, const char *file, struct store_heartbeat_rank *ret_r)

@@ -56,7 +56,7 @@ struct store_heartbeat_rank {
 typedef void (*store_heartbeat_func)(void *arg, uint32_t rank, uint64_t number, const char *host, const char *file);
 int store_heartbeat_each(struct store *s, const char *launch, store_heartbeat_func f, void *arg);
 void store_heartbeat_name(const char *launch, uint32_t rank, const char *host, uint64_t number,
-	char name[static STORE_NAME_MAX]); /* the file of a job's rank; host: as above */
+	char name[static STORAGE_NAME_MAX]); /* the file of a job's rank; host: as above */
 int store_heartbeat_look(struct store *s, const char *file, struct store_heartbeat_rank *ret_r); /* -ENOENT: moved on */
 bool store_heartbeat_may_be_here(const char *host); /* by the name alone */
 bool store_process_lives(uint64_t pid, uint64_t start_time);

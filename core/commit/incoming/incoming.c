@@ -14,7 +14,7 @@
 
 /* ---- listings ---- */
 
-static int files_add(void *arg, const struct store_storage_entry *entry)
+static int files_add(void *arg, const struct storage_entry *entry)
 {
 	struct store_files *f = arg;
 	char *name;
@@ -36,7 +36,7 @@ static int file_compare(const void *a, const void *b)
 
 int store_files_list(struct store *s, const char *dir, struct store_files *ret_f, struct base_error *err)
 {
-	int r = store_list_files(s->storage, dir, files_add, ret_f);
+	int r = storage_list_files(s->storage, dir, files_add, ret_f);
 
 	if (r < 0 && r != -ENOENT && store_denied_listing(s, r, err))
 		return r;
@@ -155,7 +155,7 @@ static int folder_add_announcement(struct store_folder *f, const char *digits)
 
 static int folder_read_file(struct store *s, struct store_folder *f, const struct store_file *file, const char *last)
 {
-	struct store_storage_entry entry = {file->name, file->size, file->temporary, file->foreign, file->names,
+	struct storage_entry entry = {file->name, file->size, file->temporary, file->foreign, file->names,
 		file->device, file->number};
 	int r = files_add(&f->files, &entry);
 
@@ -305,7 +305,7 @@ struct folder_end { struct store *s; struct store_files files; const char *begin
 
 static void folder_remove(struct folder_end *e, const struct store_file *file)
 {
-	if (file->foreign || store_remove(e->s->storage, file->name) < 0)
+	if (file->foreign || storage_remove(e->s->storage, file->name) < 0)
 		return;
 	e->bytes += file->size;
 	e->count++;
@@ -323,14 +323,14 @@ static int folder_remove_one(void *arg, uint32_t i, struct base_error *err)
 
 uint64_t store_folder_delete(struct store *s, const char *run, const char *attempt, uint64_t *ret_files)
 {
-	char dir[STORE_NAME_MAX], begin[STORE_NAME_MAX];
+	char dir[STORAGE_NAME_MAX], begin[STORAGE_NAME_MAX];
 	struct folder_end e = {.s = s, .begin = begin};
 	const struct store_file *last;
 
 	snprintf(dir, sizeof dir, "incoming/%s/%s", run, attempt);
 	snprintf(begin, sizeof begin, "incoming/%s/%s/begin", run, attempt);
 	if (store_files_list(s, dir, &e.files, NULL) == 0 && e.files.n <= UINT32_MAX) {
-		store_spread((uint32_t)e.files.n, folder_remove_one, &e, NULL);
+		storage_spread((uint32_t)e.files.n, folder_remove_one, &e, NULL);
 		last = store_files_find(&e.files, begin);
 		if (last)
 			folder_remove(&e, last);

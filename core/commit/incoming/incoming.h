@@ -14,7 +14,7 @@ struct store_launch_info {
 	char host[PROTO_HOST_MAX];
 	char run[PROTO_RUN_MAX + 1];
 	enum store_liveness state;
-	char file[STORE_NAME_MAX];
+	char file[STORAGE_NAME_MAX];
 	uint64_t number;
 };
 /* free() the array */

@@ -37,7 +37,7 @@ struct meet {
 	const uint8_t *nonce;
 	struct meet_seen first, now;    /* when it was first seen; in the last look */
 	bool lives, missed;             /* there it is; a file was gone before it was read */
-	char twin[STORE_NAME_MAX];      /* the heartbeat of another process of this rank; empty: none */
+	char twin[STORAGE_NAME_MAX];      /* the heartbeat of another process of this rank; empty: none */
 };
 
 static void meet_rank_0(struct meet *m, uint64_t number, const char *host, const char *file)
@@ -91,13 +91,13 @@ static int meet_look(struct meet *m, struct base_error *err)
 /* Between two listings: has the heartbeat that was seen gone on to its next number? */
 static bool meet_moved(const struct meet *m)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	uint64_t size;
 
 	if (!m->now.seen)
 		return false;
 	store_heartbeat_name(m->l->name, 0, m->now.host, m->now.number + 1, name);
-	return store_size(m->l->store->storage, name, &size) == 0;
+	return storage_size(m->l->store->storage, name, &size) == 0;
 }
 
 static int meet_refuse(const struct meet *m, struct base_error *err)

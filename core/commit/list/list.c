@@ -92,12 +92,12 @@
 #define LARGE_BYTES (UINT64_C(1) << 20) /* of a snapshot: it names 4,600 steps */
 #define AGAIN_MAX 16u     /* times that acceptances make a list begin anew at once; of an honest one: once or twice */
 
-void store_list_entry_name(const char *run, uint64_t n, char name[static STORE_NAME_MAX])
+void store_list_entry_name(const char *run, uint64_t n, char name[static STORAGE_NAME_MAX])
 {
-	snprintf(name, STORE_NAME_MAX, "runs/%s/%012llu", run, (unsigned long long)n);
+	snprintf(name, STORAGE_NAME_MAX, "runs/%s/%012llu", run, (unsigned long long)n);
 }
 
-void list_entry_name(const struct store_list *l, uint64_t n, char name[static STORE_NAME_MAX])
+void list_entry_name(const struct store_list *l, uint64_t n, char name[static STORAGE_NAME_MAX])
 {
 	store_list_entry_name(l->run, n, name);
 }
@@ -156,16 +156,16 @@ int list_unreadable(const struct store_list *l, int r, struct base_error *err)
 
 int list_entry_exists(struct store_list *l, uint64_t n)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	uint64_t size;
 	int r;
 
 	list_entry_name(l, n, name);
 	do
-		r = store_size(l->store->storage, name, &size);
+		r = storage_size(l->store->storage, name, &size);
 	while (list_again(l, n, r));
 	/* a directory, a link, a pipe where the entry should be: the number is taken, the entry damaged */
-	return r == -ENOENT ? 0 : r == 0 || store_not_a_file(r) ? 1 : r;
+	return r == -ENOENT ? 0 : r == 0 || storage_not_a_file(r) ? 1 : r;
 }
 
 /* ---- one entry ---- */
@@ -242,7 +242,7 @@ static int entry_follows(const struct store_list *l, const struct proto_entry *e
 /* Is r about bytes that were read and are wrong? An error of reading (-EIO) is no damage. */
 static bool entry_damaged(int r)
 {
-	return r == -BASE_EDAMAGED || r == -BASE_EFORMAT || r == -EFBIG || r == -ENODATA || store_not_a_file(r);
+	return r == -BASE_EDAMAGED || r == -BASE_EFORMAT || r == -EFBIG || r == -ENODATA || storage_not_a_file(r);
 }
 
 static const char *damage_text(int r)
@@ -289,7 +289,7 @@ static int file_read(const struct store_list *l, enum store_record_kind kind, co
 
 static int entry_read(const struct store_list *l, uint64_t n, struct proto_entry *ret_e, struct base_error *err)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 
 	list_entry_name(l, n, name);
 	return file_read(l, STORE_RECORD_ENTRY, name, n, ret_e, err);
@@ -310,7 +310,7 @@ int list_file_read(struct store_list *l, enum store_record_kind kind, const char
 
 int list_entry_read(struct store_list *l, uint64_t n, struct proto_entry *ret_e, struct base_error *err)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	int r;
 
 	list_entry_name(l, n, name);
@@ -578,7 +578,7 @@ static int read_many(struct store_list *l, struct read_batch *b, uint32_t n, str
 	b->l = l;
 	b->from = l->next;
 	memset(b->entries, 0, n * sizeof *b->entries);
-	r = store_spread(n, batch_read, b, err);
+	r = storage_spread(n, batch_read, b, err);
 	for (uint32_t i = 0; i < n; i++)
 		if (r >= 0 && l->next == b->from + i && (l->missing < LIST_MISSING_MAX || b->results[i] != -ENOENT))
 			r = list_step(l, true, b->results[i] == 0 ? &b->entries[i] : NULL, err);
@@ -644,11 +644,11 @@ static int read_again(struct store_list *l, struct base_error *err)
 
 static bool snapshot_larger(struct store_list *l, uint64_t n)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	uint64_t size;
 
 	list_entry_name(l, n, name);
-	return store_size(l->store->storage, name, &size) == 0 && size > LARGE_BYTES;
+	return storage_size(l->store->storage, name, &size) == 0 && size > LARGE_BYTES;
 }
 
 /* Does it name much more than its own 64 entries? Then the one before it is small, and costs less together with the 64
@@ -948,7 +948,7 @@ const struct store_list_step *store_list_latest(const struct store_list *l)
 
 struct runs_found { char **names; size_t n, size; };
 
-static int runs_add(void *arg, const struct store_storage_entry *entry)
+static int runs_add(void *arg, const struct storage_entry *entry)
 {
 	struct runs_found *f = arg;
 	const char *slash = strrchr(entry->name, '/'), *run = slash ? slash + 1 : entry->name;
@@ -969,7 +969,7 @@ static int name_compare(const void *a, const void *b)
 int store_runs(struct store *s, char ***ret_runs, size_t *ret_n, struct base_error *err)
 {
 	struct runs_found f = {0};
-	int r = store_list_dirs(s->storage, "runs", runs_add, &f);
+	int r = storage_list_dirs(s->storage, "runs", runs_add, &f);
 
 	if (r < 0 && r != -ENOENT) {
 		store_runs_free(f.names, f.n);

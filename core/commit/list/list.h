@@ -6,7 +6,7 @@
  * snapshot; where the first entries were collected, from the snapshot that replaces them, the head. Entry n*64 (n >= 1)
  * is always a snapshot (unless that would exceed an entry's maximum or the disk is full: then it is left out): a writer
  * that comes to that number puts the snapshot first. Numbers are dense, so the end is found by doubling and bisection
- * over store_size, not by listing. Not thread-safe: one owner.
+ * over storage_size, not by listing. Not thread-safe: one owner.
  *
  * Rules of replay (invariants 1 and 3; core/commit/list/list.c names each):
  *   commit   counts only while its attempt is undecided (neither aborted nor committed before, by what this list
@@ -49,7 +49,7 @@ int store_list_refresh(struct store_list *l, struct base_error *err);
 
 /* The file of entry n, and whether an entry that was read from there belongs there: 0, or -BASE_EFORMAT, and `err` says
  * what it is instead. */
-void store_list_entry_name(const char *run, uint64_t n, char name[static STORE_NAME_MAX]);
+void store_list_entry_name(const char *run, uint64_t n, char name[static STORAGE_NAME_MAX]);
 int store_list_entry_placed(const struct store *s, const char *run, uint64_t n, const struct proto_entry *e,
 	struct base_error *err);
 
@@ -152,7 +152,7 @@ int store_list_mark_collect(struct store_list_mark *k, uint64_t n);
 enum store_list_mark_file { STORE_LIST_NO_MARK, STORE_LIST_HEAD, STORE_LIST_COLLECTED };
 enum store_list_mark_file store_list_mark_parse(const char *base, uint64_t *ret_head);
 void store_list_mark_name(const char *run, enum store_list_mark_file file, uint64_t head,
-	char name[static STORE_NAME_MAX]);
+	char name[static STORAGE_NAME_MAX]);
 /* The bodies of the two files. */
 int store_list_mark_body(const struct store_list_mark *k, enum store_list_mark_file file, struct base_buf *ret_body);
 /* May this collected record, read from a place before its head, be one of the list? Any thread. */

@@ -99,7 +99,7 @@ struct store_list {
 
 /* ---- list.c ---- */
 
-void list_entry_name(const struct store_list *l, uint64_t n, char name[static STORE_NAME_MAX]);
+void list_entry_name(const struct store_list *l, uint64_t n, char name[static STORAGE_NAME_MAX]);
 /* Reads entry n with the list's patience. 0, -ENOENT, or an error that `err` explains: -BASE_EDAMAGED for every kind of
  * damage. proto_entry_release. */
 int list_entry_read(struct store_list *l, uint64_t n, struct proto_entry *ret_e, struct base_error *err);

@@ -21,15 +21,15 @@ struct store_list_mark {
 	struct store_list at;            /* the list as it is for a reader that begins at the head */
 	struct list_made made;
 	struct proto_entry e;
-	char record[STORE_NAME_MAX];     /* collected.<number> */
+	char record[STORAGE_NAME_MAX];     /* collected.<number> */
 };
 
 static const char *const mark_names[] = {[STORE_LIST_HEAD] = "head.", [STORE_LIST_COLLECTED] = "collected."};
 
 void store_list_mark_name(const char *run, enum store_list_mark_file file, uint64_t head,
-	char name[static STORE_NAME_MAX])
+	char name[static STORAGE_NAME_MAX])
 {
-	snprintf(name, STORE_NAME_MAX, "runs/%s/%s%012llu", run, mark_names[file], (unsigned long long)head);
+	snprintf(name, STORAGE_NAME_MAX, "runs/%s/%s%012llu", run, mark_names[file], (unsigned long long)head);
 }
 
 enum store_list_mark_file store_list_mark_parse(const char *base, uint64_t *ret_head)
@@ -52,7 +52,7 @@ enum store_list_mark_file store_list_mark_parse(const char *base, uint64_t *ret_
 
 int list_mark_read(struct store_list *l, const struct list_head *h, struct proto_entry *ret_e, struct base_error *err)
 {
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	int r;
 
 	store_list_mark_name(l->run, STORE_LIST_HEAD, h->number, name);
@@ -277,18 +277,18 @@ static int file_put(struct store_list_mark *k, const char *name, enum store_list
 	if (r == 0)
 		r = store_record_encode(kind, s->info.id, body.data, body.len, &record);
 	if (r == 0)
-		r = store_put(s->storage, name, record.data, record.len);
+		r = storage_put(s->storage, name, record.data, record.len);
 	if (r == -ENOSPC || r == -EDQUOT) {
 		store_reserve_release(s);
-		r = store_put(s->storage, name, record.data, record.len);
+		r = storage_put(s->storage, name, record.data, record.len);
 	}
-	return r == STORE_PUT_OTHER ? store_replace(s->storage, name, record.data, record.len) : r;
+	return r == STORAGE_PUT_OTHER ? storage_replace(s->storage, name, record.data, record.len) : r;
 }
 
 int store_list_mark_put(struct store_list_mark *k, struct base_error *err)
 {
 	struct base_error why = {0};
-	char mark[STORE_NAME_MAX];
+	char mark[STORAGE_NAME_MAX];
 	const char *name = mark;
 	int r;
 
@@ -307,8 +307,8 @@ int store_list_mark_put(struct store_list_mark *k, struct base_error *err)
  * another collector has gone on so. */
 int store_list_mark_collect(struct store_list_mark *k, uint64_t n)
 {
-	struct store_storage *s = k->at.store->storage;
-	char name[STORE_NAME_MAX];
+	struct storage *s = k->at.store->storage;
+	char name[STORAGE_NAME_MAX];
 	int r;
 
 	if (!s->ops->replace_by_name)
@@ -318,7 +318,7 @@ int store_list_mark_collect(struct store_list_mark *k, uint64_t n)
 	if (r != -EMLINK && r != -ENOENT)
 		return r;
 	if (r == -EMLINK)
-		store_remove(s, k->record);
+		storage_remove(s, k->record);
 	r = file_put(k, k->record, STORE_LIST_COLLECTED);
 	return r < 0 ? r : s->ops->replace_by_name(s, name, k->record);
 }

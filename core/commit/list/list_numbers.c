@@ -28,11 +28,11 @@ static int number_add(struct list_numbers *x, uint64_t n)
 	return 0;
 }
 
-static int number_listed(void *arg, const struct store_storage_entry *entry)
+static int number_listed(void *arg, const struct storage_entry *entry)
 {
 	const char *name = strrchr(entry->name, '/');
 	struct store_list *l = arg;
-	char canonical[STORE_NAME_MAX];
+	char canonical[STORAGE_NAME_MAX];
 	size_t digits;
 	uint64_t n;
 
@@ -54,7 +54,7 @@ int list_number_order(const void *a, const void *b)
 int list_numbers_read(struct store_list *l, struct base_error *err)
 {
 	struct list_numbers *x = &l->numbers;
-	char dir[STORE_NAME_MAX];
+	char dir[STORAGE_NAME_MAX];
 	int r;
 
 	if (x->read)
@@ -62,7 +62,8 @@ int list_numbers_read(struct store_list *l, struct base_error *err)
 	snprintf(dir, sizeof dir, "runs/%s", l->run);
 	do { /* a listing that failed half-way is worth nothing */
 		x->n = 0;
-		r = store_list_dirs(l->store->storage, dir, number_listed, l); /* names alone, and none of manifests */
+		/* names alone, and none of manifests */
+		r = storage_list_dirs(l->store->storage, dir, number_listed, l);
 	} while (list_again(l, l->next, r));
 	for (size_t i = 0; r == 0 && i < l->naccepts; i++)
 		r = number_add(x, l->accepts[i]);

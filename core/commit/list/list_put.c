@@ -18,7 +18,7 @@
 /* model: sync. Invariant 6. */
 int store_list_sync(struct store_list *l, struct base_error *err)
 {
-	char dir[STORE_NAME_MAX];
+	char dir[STORAGE_NAME_MAX];
 	int r;
 
 	if (l->synced == l->next)
@@ -66,7 +66,7 @@ int list_put_number(struct store_list *l, const struct proto_entry *entry, struc
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
 	base_cleanup_free proto_launch_id *ids = NULL;
 	struct proto_entry mine = {0}, placed = *entry;
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	int r;
 
 	list_entry_name(l, l->next, name);
@@ -88,10 +88,10 @@ int list_put_number(struct store_list *l, const struct proto_entry *entry, struc
 		return base_error_set(err, r, "%s: the entry cannot be written: %s", name, base_error_name(r));
 	r = store_record_put(l->store->storage, name, STORE_RECORD_ENTRY, l->store->info.id, body.data, body.len);
 	l->open = r < 0;
-	if (r != STORE_PUT_MINE) {
+	if (r != STORAGE_PUT_MINE) {
 		proto_entry_release(&mine);
-		if (r == STORE_PUT_OTHER || store_denied(l->store, r, err))
-			return r == STORE_PUT_OTHER ? 0 : r;
+		if (r == STORAGE_PUT_OTHER || store_denied(l->store, r, err))
+			return r == STORAGE_PUT_OTHER ? 0 : r;
 		return base_error_set(err, r, "%s: %s", name, base_error_name(r));
 	}
 	r = list_take(l, &mine);
@@ -186,7 +186,7 @@ bool store_list_put_open(const struct store_list *l, int r)
 
 bool store_list_put_known(struct store_list *l)
 {
-	struct store_storage_stat stat;
+	struct storage_stat stat;
 	uint64_t n = l->next;
 
 	if (store_list_refresh(l, NULL) < 0 || l->damaged || store_list_sync(l, NULL) < 0)

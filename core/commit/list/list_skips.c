@@ -117,7 +117,7 @@ static void skip_text(const struct list_skip *s, char text[static STORE_LIST_WHY
 /* A later entry may accept it, so this waits until all is read. */
 void list_skips_warn(struct store_list *l)
 {
-	char name[STORE_NAME_MAX], why[STORE_LIST_WHY_BYTES];
+	char name[STORAGE_NAME_MAX], why[STORE_LIST_WHY_BYTES];
 	unsigned warned = 0;
 
 	for (size_t i = 0; l->unwarned && i < l->nskips; i++) {

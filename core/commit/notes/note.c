@@ -16,13 +16,13 @@
 
 #define NOTE_FOLDER "damaged"
 
-bool store_note_name_parse(const char *file, char pack[static STORE_PACK_NAME_MAX])
+bool store_note_name_parse(const char *file, char pack[static PACK_NAME_MAX])
 {
-	struct store_pack_name name;
+	struct pack_name name;
 	const char *base = file + sizeof NOTE_FOLDER;
 
-	if (strncmp(file, NOTE_FOLDER "/", sizeof NOTE_FOLDER) != 0 || strlen(base) >= STORE_PACK_NAME_MAX ||
-		store_pack_name_parse(base, &name) < 0)
+	if (strncmp(file, NOTE_FOLDER "/", sizeof NOTE_FOLDER) != 0 || strlen(base) >= PACK_NAME_MAX ||
+		pack_name_parse(base, &name) < 0)
 		return false;
 	strcpy(pack, base);
 	return true;
@@ -75,7 +75,7 @@ static bool range_hits(const struct proto_range *range, uint64_t offset, uint64_
 static int note_read(struct store *s, const char *pack, struct proto_range **ret_ranges, uint32_t *ret_n)
 {
 	struct proto_damage m = {0};
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	int r;
 
 	snprintf(name, sizeof name, NOTE_FOLDER "/%s", pack);
@@ -96,7 +96,7 @@ static int note_read(struct store *s, const char *pack, struct proto_range **ret
 
 struct listing { struct store *store; struct store_notes *notes; };
 
-static int note_listed(void *arg, const struct store_storage_entry *e)
+static int note_listed(void *arg, const struct storage_entry *e)
 {
 	struct listing *l = arg;
 	struct store_note note = {.nranges = 1};
@@ -130,7 +130,7 @@ int store_notes_read(struct store *s, struct store_notes *ret_notes)
 	int r;
 
 	*ret_notes = (struct store_notes){0};
-	r = store_list_files(s->storage, NOTE_FOLDER, note_listed, &l);
+	r = storage_list_files(s->storage, NOTE_FOLDER, note_listed, &l);
 	if (r < 0 && r != -ENOMEM) {
 		base_warning("%s/" NOTE_FOLDER " cannot be listed: %s; this save writes all its data anew",
 			s->path, base_error_name(r));
@@ -157,9 +157,9 @@ static const struct store_note *notes_find(const struct store_notes *notes, cons
 	return at < 0 ? NULL : &notes->all[at];
 }
 
-bool store_notes_name(const struct store_notes *notes, const char *pack, const struct store_object_ref *ref)
+bool store_notes_name(const struct store_notes *notes, const char *pack, const struct pack_object_ref *ref)
 {
-	uint64_t checks = store_object_checks_bytes(ref->codec, ref->raw_len);
+	uint64_t checks = pack_object_checks_bytes(ref->codec, ref->raw_len);
 	const struct store_note *note;
 
 	if (!notes || notes->unknown)
@@ -182,7 +182,7 @@ static int note_write(struct store *s, const char *name, const char *pack, const
 
 	if (r == 0)
 		r = store_record_encode(STORE_RECORD_DAMAGE, s->info.id, body.data, body.len, &file);
-	return r < 0 ? r : store_replace(s->storage, name, file.data, file.len);
+	return r < 0 ? r : storage_replace(s->storage, name, file.data, file.len);
 }
 
 int store_note_put(struct store *s, const char *pack, const struct proto_range *ranges, size_t n, bool all,
@@ -190,7 +190,7 @@ int store_note_put(struct store *s, const char *pack, const struct proto_range *
 {
 	base_cleanup_free struct proto_range *before = NULL, *both = NULL;
 	uint32_t nbefore = 0;
-	char name[STORE_NAME_MAX];
+	char name[STORAGE_NAME_MAX];
 	size_t total;
 	int r = note_read(s, pack, &before, &nbefore);
 
@@ -214,7 +214,7 @@ int store_note_put(struct store *s, const char *pack, const struct proto_range *
 	if (total > 0)
 		r = note_write(s, name, pack, both, total);
 	else if (r != -ENOENT)
-		r = store_remove(s->storage, name);
+		r = storage_remove(s->storage, name);
 	else
 		r = 0;
 	if (r >= 0 || r == -ENOENT)

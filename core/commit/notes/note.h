@@ -8,7 +8,7 @@
 
 #include "core/step/store.h"
 
-struct store_note { char pack[STORE_PACK_NAME_MAX]; struct proto_range *ranges; uint32_t nranges; };
+struct store_note { char pack[PACK_NAME_MAX]; struct proto_range *ranges; uint32_t nranges; };
 struct store_notes {
 	struct store_note *all; size_t n;       /* by pack */
 	bool unknown;                           /* they cannot be listed: any pack may be damaged */
@@ -18,7 +18,7 @@ struct store_notes {
 int store_notes_read(struct store *s, struct store_notes *ret_notes);
 void store_notes_release(struct store_notes *notes);
 /* Does a note name any of the object's bytes or checks? */
-bool store_notes_name(const struct store_notes *notes, const char *pack, const struct store_object_ref *ref);
+bool store_notes_name(const struct store_notes *notes, const char *pack, const struct pack_object_ref *ref);
 
 /* Notes damage of a pack: ranges in any order; a range of length 0 means the whole pack. `all`: the ranges are all that
  * is wrong with the pack, and replace the old note (no ranges: it is deleted). Else they are added to the old note. If
@@ -27,6 +27,6 @@ bool store_notes_name(const struct store_notes *notes, const char *pack, const s
 int store_note_put(struct store *s, const char *pack, const struct proto_range *ranges, size_t n, bool all,
 	struct base_error *err);
 /* Finds the pack that a file damaged/<pack> speaks of; false: that is not the name of a note. */
-bool store_note_name_parse(const char *file, char pack[static STORE_PACK_NAME_MAX]);
+bool store_note_name_parse(const char *file, char pack[static PACK_NAME_MAX]);
 
 #endif

@@ -14,11 +14,11 @@
 
 /* ---- names ---- */
 
-static int stats_dir(const char *run, uint64_t step, uint64_t entry, char dir[static STORE_NAME_MAX])
+static int stats_dir(const char *run, uint64_t step, uint64_t entry, char dir[static STORAGE_NAME_MAX])
 {
-	int n = snprintf(dir, STORE_NAME_MAX, "stats/%s/%" PRIu64 ".%" PRIu64, run, step, entry);
+	int n = snprintf(dir, STORAGE_NAME_MAX, "stats/%s/%" PRIu64 ".%" PRIu64, run, step, entry);
 
-	return n < STORE_NAME_MAX ? 0 : -ENAMETOOLONG;
+	return n < STORAGE_NAME_MAX ? 0 : -ENAMETOOLONG;
 }
 
 bool store_stats_name_parse(const char *name, struct store_stats_name *ret_n)
@@ -41,7 +41,7 @@ bool store_stats_name_parse(const char *name, struct store_stats_name *ret_n)
 int store_stats_put(struct store *s, const struct proto_stats *m, uint64_t entry, struct base_error *err)
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
-	char dir[STORE_NAME_MAX], name[STORE_NAME_MAX + 16];
+	char dir[STORAGE_NAME_MAX], name[STORAGE_NAME_MAX + 16];
 	struct proto_stats placed = *m;
 	int r;
 
@@ -54,7 +54,7 @@ int store_stats_put(struct store *s, const struct proto_stats *m, uint64_t entry
 	snprintf(name, sizeof name, "%s/%" PRIu32, dir, m->rank);
 	if (r == 0)
 		r = store_record_put_passing(s->storage, name, STORE_RECORD_STATS, s->info.id, body.data, body.len);
-	if (r == STORE_PUT_OTHER)
+	if (r == STORAGE_PUT_OTHER)
 		r = -EEXIST;
 	return r < 0 ? base_error_set(err, r, "%s: %s", name, base_error_name(r)) : 0;
 }
@@ -98,7 +98,7 @@ int store_stats_read(struct store *s, const char *run, uint64_t step, uint64_t e
 	struct store_files files = {0};
 	struct proto_stats *all = NULL;
 	uint32_t n = 0, damaged = 0;
-	char dir[STORE_NAME_MAX];
+	char dir[STORAGE_NAME_MAX];
 	int r = stats_dir(run, step, entry, dir);
 
 	if (r == 0)

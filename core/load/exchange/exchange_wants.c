@@ -24,7 +24,7 @@ struct listing {
 
 static struct exchange_key need_key(const struct load_fill *f, const struct fill_need *need)
 {
-	const struct store_object_ref *ref = need_ref(f, need);
+	const struct pack_object_ref *ref = need_ref(f, need);
 	uint8_t rest[BASE_DIGEST_BYTES + 24];
 
 	memcpy(rest, ref->digest.bytes, BASE_DIGEST_BYTES);

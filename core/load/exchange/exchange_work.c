@@ -64,7 +64,7 @@ static bool exchange_goes_on(const struct load_exchange *x)
 
 /* ---- one object ---- */
 
-static const struct store_object_ref *mine_ref(const struct load_exchange *x, const struct exchange_mine *m)
+static const struct pack_object_ref *mine_ref(const struct load_exchange *x, const struct exchange_mine *m)
 {
 	return need_ref(x->f, &x->needs[m->first]);
 }
@@ -139,8 +139,8 @@ static int mine_read(struct load_exchange *x, struct fill_worker *w, const struc
 	uint32_t n, uint8_t *to)
 {
 	const struct fill_need *need = &x->needs[m->first];
-	const struct store_object_ref *ref = mine_ref(x, m);
-	uint64_t before = store_pack_bytes_read();
+	const struct pack_object_ref *ref = mine_ref(x, m);
+	uint64_t before = pack_bytes_read();
 	int r;
 
 	w->err = (struct base_error){0};
@@ -148,8 +148,8 @@ static int mine_read(struct load_exchange *x, struct fill_worker *w, const struc
 	if (r == 0 && x->f->flags & LOAD_FILL_REHASH)
 		r = fill_piece_whole(w, ref, to);
 	else if (r == 0)
-		r = store_object_read_blocks(w->pack, ref, first, n, to, &w->err);
-	atomic_fetch_add_explicit(&x->f->read, store_pack_bytes_read() - before, memory_order_relaxed);
+		r = pack_object_read_blocks(w->pack, ref, first, n, to, &w->err);
+	atomic_fetch_add_explicit(&x->f->read, pack_bytes_read() - before, memory_order_relaxed);
 	return r < 0 ? fill_piece_failed(w, need, r) : 0;
 }
 
@@ -210,13 +210,13 @@ static uint32_t bucket_burst(struct load_exchange *x, struct fill_worker *w, con
 	const struct exchange_segment *s = &x->plan.segments[b->first];
 	const struct exchange_object *o = x->plan.objects;
 	uint32_t pack = o[s[first].object].key.pack;
-	uint64_t before = store_pack_bytes_read();
+	uint64_t before = pack_bytes_read();
 	struct burst burst;
 
 	if (!burst_begin(&burst, w, pack))
 		return first;
 	for (uint32_t i = first; i < b->nsegments && o[s[i].object].key.pack == pack; i++) {
-		const struct store_object_ref *ref = mine_ref(x, &x->mine[o[s[i].object].mine]);
+		const struct pack_object_ref *ref = mine_ref(x, &x->mine[o[s[i].object].mine]);
 
 		if (!burst_add(&burst, ref, s[i].first, s[i].n, to))
 			break;
@@ -227,7 +227,7 @@ static uint32_t bucket_burst(struct load_exchange *x, struct fill_worker *w, con
 			bucket_mine(x, &x->mine[o[s[first].object].mine], s[first].first, s[first].n,
 				burst.run[i].place);
 	}
-	atomic_fetch_add_explicit(&x->f->read, store_pack_bytes_read() - before, memory_order_relaxed);
+	atomic_fetch_add_explicit(&x->f->read, pack_bytes_read() - before, memory_order_relaxed);
 	return first;
 }
 

@@ -60,7 +60,7 @@ static bool run_follows(const struct burst *s, const struct burst_run *run)
 
 static bool run_fits_past(const struct burst *s, const struct burst_run *run)
 {
-	const struct store_object_ref *last = s->n ? s->run[s->n - 1].ref : NULL;
+	const struct pack_object_ref *last = s->n ? s->run[s->n - 1].ref : NULL;
 
 	return run_is_whole(run) && (!last || run->ref->offset - last->offset - last->stored_len < BURST_PAGE)
 		&& run->ref->offset + run->ref->stored_len - (last ? s->run[0].ref->offset : run->ref->offset)
@@ -69,8 +69,8 @@ static bool run_fits_past(const struct burst *s, const struct burst_run *run)
 
 static bool run_fits(const struct burst *s, const struct burst_run *run)
 {
-	if (s->n == BURST_RUNS || store_object_ref_check(run->ref, store_pack_size(s->w->pack)
-			- STORE_PACK_TAIL_BYTES) < 0)
+	if (s->n == BURST_RUNS || pack_object_ref_check(run->ref, pack_size(s->w->pack)
+			- PACK_TAIL_BYTES) < 0)
 		return false;
 	if (s->n ? !run_follows(s, run) : run->checks_len > BURST_CHECKS_BYTES)
 		return false;
@@ -79,13 +79,13 @@ static bool run_fits(const struct burst *s, const struct burst_run *run)
 	return !(s->parts && run_is_whole(run)) && s->bytes + run_most(run) <= s->most;
 }
 
-bool burst_add(struct burst *s, const struct store_object_ref *ref, uint64_t first, uint64_t n, uint8_t *place)
+bool burst_add(struct burst *s, const struct pack_object_ref *ref, uint64_t first, uint64_t n, uint8_t *place)
 {
 	struct burst_run run = {.ref = ref, .first = first, .n = n, .place = place};
 
 	if (burst_hashes(s) && !run_is_whole(&run))
 		return false;
-	store_object_checks_of(ref, first, n, &run.checks, &run.checks_len);
+	pack_object_checks_of(ref, first, n, &run.checks, &run.checks_len);
 	if (s->n == 0 && s->past && !run_is_whole(&run)) {
 		s->past = false;
 		s->parts = true;
@@ -96,7 +96,7 @@ bool burst_add(struct burst *s, const struct store_object_ref *ref, uint64_t fir
 	if (s->n == 0)
 		s->checks_from = run.checks;
 	s->checks_to = run.checks + run.checks_len;
-	s->encoded_parts |= ref->codec != STORE_CODEC_RAW && !run_is_whole(&run);
+	s->encoded_parts |= ref->codec != PACK_CODEC_RAW && !run_is_whole(&run);
 	s->bytes += run_most(&run);
 	s->run[s->n++] = run;
 	return true;
@@ -119,7 +119,7 @@ static int burst_memory(struct fill_worker *w)
 		return 0;
 	w->checks = malloc(BURST_CHECKS_BYTES);
 	w->burst = w->f->past_cache ? aligned_alloc(BURST_HUGE, BURST_PAST_BYTES + BURST_HUGE)
-		: aligned_alloc(STORE_PAST_ALIGN, BURST_BYTES + BURST_REQUEST_BYTES);
+		: aligned_alloc(STORAGE_PAST_ALIGN, BURST_BYTES + BURST_REQUEST_BYTES);
 	if (w->burst && w->checks) {
 		if (w->f->past_cache) /* a hint */
 			(void)madvise(w->burst, BURST_PAST_BYTES, MADV_HUGEPAGE);
@@ -135,7 +135,7 @@ static bool read_flush(struct burst *s)
 	unsigned n = s->niov;
 
 	s->niov = 0;
-	return n == 0 || store_pack_readv(s->w->pack, s->iov_from, s->iov, n, NULL) == 0;
+	return n == 0 || pack_readv(s->w->pack, s->iov_from, s->iov, n, NULL) == 0;
 }
 
 /* Is one request better than two? The bytes between cost time, and money where reads are paid for: in a whole burst
@@ -195,7 +195,7 @@ static bool runs_locate(struct burst *s)
 
 		if (run_is_whole(run))
 			run->len = run->ref->stored_len; /* from its first byte on */
-		else if (store_object_stored_of(run->ref, run->first, run->n, run_checks(s, run), &run->from,
+		else if (pack_object_stored_of(run->ref, run->first, run->n, run_checks(s, run), &run->from,
 				&run->len) < 0)
 			return false;
 		run->from += run->ref->offset;
@@ -212,7 +212,7 @@ static bool read_runs(struct burst *s)
 
 	for (unsigned i = 0; i < s->n; i++) {
 		struct burst_run *run = &s->run[i];
-		bool there = run->place && run->ref->codec == STORE_CODEC_RAW;
+		bool there = run->place && run->ref->codec == PACK_CODEC_RAW;
 
 		run->at = there ? run->place : to;
 		to += there ? 0 : run->len;
@@ -232,13 +232,13 @@ static bool read_past(struct burst *s)
 	uint64_t from = s->run[0].ref->offset, to = s->run[s->n - 1].ref->offset + s->run[s->n - 1].ref->stored_len;
 	struct fill_worker *w = s->w;
 	const uint8_t *bytes;
-	int r = store_pack_read_past(w->pack, from, to - from, w->burst, &bytes, NULL);
+	int r = pack_read_past(w->pack, from, to - from, w->burst, &bytes, NULL);
 
 	if (r < 0)
 		return false;
 	for (unsigned i = 0; i < s->n; i++)
 		s->run[i].at = w->burst + (bytes - w->burst) + (s->run[i].ref->offset - from);
-	if (r == STORE_PAST_CACHE)
+	if (r == STORAGE_PAST_CACHE)
 		fill_crew_grow(w->f);
 	else
 		w->through = BURST_THROUGH;
@@ -269,14 +269,14 @@ static const uint8_t *run_take(struct burst *s, unsigned i, uint8_t *to)
 	uint64_t most = run->n * BASE_BLOCK_BYTES;
 
 	to = to ? to : run->place;
-	if (!to && run->ref->codec == STORE_CODEC_RAW)
+	if (!to && run->ref->codec == PACK_CODEC_RAW)
 		to = run->at;
 	if (!to) {
 		if (fill_room(w, base_min(most, run->ref->raw_len)) < 0)
 			return NULL;
 		to = w->room;
 	}
-	return store_object_take(w->pack, run->ref, run->first, run->n, run->at, run_checks(s, run), to, NULL) == 0
+	return pack_object_take(w->pack, run->ref, run->first, run->n, run->at, run_checks(s, run), to, NULL) == 0
 		? to : NULL;
 }
 

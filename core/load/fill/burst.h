@@ -26,7 +26,7 @@
 #define BURST_RUNS 256u
 
 struct burst_run {
-	const struct store_object_ref *ref;
+	const struct pack_object_ref *ref;
 	uint64_t first, n;               /* blocks */
 	uint8_t *place;                  /* where their raw bytes are to be, or NULL */
 	uint64_t checks, checks_len;     /* offset in the pack */
@@ -54,7 +54,7 @@ struct burst {
 bool burst_begin(struct burst *s, struct fill_worker *w, uint32_t pack);
 /* Adds blocks [first, first + n) of the object, if they may come next; with LOAD_FILL_REHASH only all of them. The
  * reference is kept. place: where their raw bytes are to be, or NULL: anywhere. */
-bool burst_add(struct burst *s, const struct store_object_ref *ref, uint64_t first, uint64_t n, uint8_t *place);
+bool burst_add(struct burst *s, const struct pack_object_ref *ref, uint64_t first, uint64_t n, uint8_t *place);
 /* Takes away the runs from number n on, all of an object. */
 void burst_cut(struct burst *s, unsigned n);
 /* False: it failed, or there is nothing to read. */

@@ -227,13 +227,13 @@ static void fill_task(struct fill_worker *w, size_t task)
 bool fill_take(struct fill_worker *w)
 {
 	struct load_fill *f = w->f;
-	uint64_t read_before = store_pack_bytes_read();
+	uint64_t read_before = pack_bytes_read();
 	size_t task = atomic_fetch_add(&f->next, 1);
 
 	if (task >= f->ntasks || !fill_goes_on(f, f->tasks[task]))
 		return false;
 	fill_task(w, task);
-	atomic_fetch_add_explicit(&f->read, store_pack_bytes_read() - read_before, memory_order_relaxed);
+	atomic_fetch_add_explicit(&f->read, pack_bytes_read() - read_before, memory_order_relaxed);
 	return true;
 }
 

@@ -10,7 +10,7 @@ struct fill_burst {
 	unsigned n;
 };
 
-struct piece_run { struct burst *burst; const struct store_object_ref *ref; };
+struct piece_run { struct burst *burst; const struct pack_object_ref *ref; };
 
 static int piece_run(void *arg, uint64_t first, uint64_t n)
 {
@@ -22,7 +22,7 @@ static int piece_run(void *arg, uint64_t first, uint64_t n)
 /* Adds what is wanted of the piece, or nothing. */
 static bool piece_add(struct fill_burst *b, size_t first, size_t end)
 {
-	const struct store_object_ref *ref = need_ref(b->w->f, &b->w->f->needs[first]);
+	const struct pack_object_ref *ref = need_ref(b->w->f, &b->w->f->needs[first]);
 	unsigned had = b->burst.n;
 
 	if (b->w->f->flags & LOAD_FILL_REHASH || fill_group_is_whole(b->w->f, first, end))

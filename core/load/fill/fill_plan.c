@@ -127,7 +127,7 @@ static int need_compare(const void *a, const void *b)
 /* The same object? A reference to the same place that differs in anything is read, and checked, by itself. */
 static bool need_same(const struct load_fill *f, const struct fill_need *x, const struct fill_need *y)
 {
-	const struct store_object_ref *a, *b;
+	const struct pack_object_ref *a, *b;
 
 	if (x->pack != y->pack || x->offset != y->offset || x->pack == FILL_INLINE)
 		return false;

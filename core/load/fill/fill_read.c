@@ -150,28 +150,28 @@ int fill_wanted_runs(struct fill_worker *w, size_t first, size_t end,
 	return r;
 }
 
-struct room_run { struct fill_worker *w; const struct store_object_ref *ref; };
+struct room_run { struct fill_worker *w; const struct pack_object_ref *ref; };
 
 /* Each block to its place in the room. */
 static int room_read(void *arg, uint64_t first, uint64_t n)
 {
 	const struct room_run *run = arg;
 
-	return store_object_read_blocks(run->w->pack, run->ref, first, n, run->w->room + first * BASE_BLOCK_BYTES,
+	return pack_object_read_blocks(run->w->pack, run->ref, first, n, run->w->room + first * BASE_BLOCK_BYTES,
 		&run->w->err);
 }
 
-static int piece_wanted(struct fill_worker *w, size_t first, size_t end, const struct store_object_ref *ref)
+static int piece_wanted(struct fill_worker *w, size_t first, size_t end, const struct pack_object_ref *ref)
 {
 	int r = fill_room(w, ref->raw_len);
 
 	return r < 0 ? r : fill_wanted_runs(w, first, end, room_read, &(struct room_run){w, ref});
 }
 
-int fill_piece_whole(struct fill_worker *w, const struct store_object_ref *ref, uint8_t *to)
+int fill_piece_whole(struct fill_worker *w, const struct pack_object_ref *ref, uint8_t *to)
 {
 	struct base_digest digest;
-	int r = store_object_read(w->pack, ref, to, &w->err);
+	int r = pack_object_read(w->pack, ref, to, &w->err);
 
 	if (r < 0 || !(w->f->flags & LOAD_FILL_REHASH))
 		return r;
@@ -179,14 +179,14 @@ int fill_piece_whole(struct fill_worker *w, const struct store_object_ref *ref, 
 	if (base_digest_equal(&digest, &ref->digest))
 		return 0;
 	return base_error_set(&w->err, -BASE_EDAMAGED, "pack %s, object at offset %llu: its bytes are not those of its "
-		"digest", store_pack_name(w->pack), (unsigned long long)ref->offset);
+		"digest", pack_name(w->pack), (unsigned long long)ref->offset);
 }
 
 /* The bytes of the piece as far as they are wanted. */
 static int piece_read(struct fill_worker *w, size_t first, size_t end, uint8_t *place, const uint8_t **ret_bytes)
 {
 	const struct fill_need *need = &w->f->needs[first];
-	const struct store_object_ref *ref = need_ref(w->f, need);
+	const struct pack_object_ref *ref = need_ref(w->f, need);
 	int r = fill_pack(w, need->pack);
 
 	if (r < 0)

@@ -71,7 +71,7 @@ static inline const struct load_object *need_object(const struct load_fill *f, c
 	return f->objects[f->boxes[need->box].object].object;
 }
 
-static inline const struct store_object_ref *need_ref(const struct load_fill *f, const struct fill_need *need)
+static inline const struct pack_object_ref *need_ref(const struct load_fill *f, const struct fill_need *need)
 {
 	return &need_object(f, need)->pieces[need->piece].ref;
 }
@@ -87,7 +87,7 @@ int fill_plan_tasks(struct load_fill *f);
 /* One thread's means; zero-initialise with f. */
 struct fill_worker {
 	struct load_fill *f;
-	struct store_pack *pack;         /* the one read last, kept while pieces follow each other in it */
+	struct pack *pack;         /* the one read last, kept while pieces follow each other in it */
 	uint32_t pack_number;
 	uint8_t *room; size_t room_bytes; /* for a piece whose bytes do not go straight to their place */
 	uint64_t *blocks; size_t blocks_room; /* a bit for each block of a piece: wanted */
@@ -111,7 +111,7 @@ int fill_wanted_runs(struct fill_worker *w, size_t first, size_t end,
 /* Takes the next task, if there is one, and does it. */
 bool fill_take(struct fill_worker *w);
 /* Reads a whole piece to `to`, and compares its SHA-256 with LOAD_FILL_REHASH. */
-int fill_piece_whole(struct fill_worker *w, const struct store_object_ref *ref, uint8_t *to);
+int fill_piece_whole(struct fill_worker *w, const struct pack_object_ref *ref, uint8_t *to);
 /* w->err, with step, tensor and piece before it. */
 int fill_piece_failed(struct fill_worker *w, const struct fill_need *need, int r);
 /* The place of the first item of the piece, if the box wants all of it and has the bytes in the stored order; else

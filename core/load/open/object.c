@@ -88,7 +88,7 @@ int load_pieces_check(struct load_object *o, const struct tensor_box *box, const
 /* A tensor without items: what a writer of the whole tensor would have stored. */
 static int object_nothing(struct load_object *o)
 {
-	o->one.ref.kind = STORE_OBJECT_PIECE;
+	o->one.ref.kind = PACK_OBJECT_PIECE;
 	o->one.ref.pack = UINT32_MAX;
 	o->one.inline_bytes = (const uint8_t *)"";
 	o->one.base = STORE_PIECE_NO_BASE;

@@ -325,7 +325,7 @@ int load_rows_ask(const struct load_step *step, struct load_question *questions,
 	while (r == 0 && a.nones) {
 		r = round_sort(&a);
 		if (r == 0)
-			r = store_spread(a.njobs, asking_job, &a, err);
+			r = storage_spread(a.njobs, asking_job, &a, err);
 		if (r < 0)
 			return r == -ENOMEM ? base_no_memory(err) : r;
 		r = round_take(&a);

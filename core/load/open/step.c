@@ -186,7 +186,7 @@ static int step_read(struct load_step *step, const struct store_list_step *entry
 	int r = step_open_manifest(step, entry, err);
 
 	if (r >= 0)
-		r = store_spread(step->manifest.nlayouts, step_open_layout, step, err);
+		r = storage_spread(step->manifest.nlayouts, step_open_layout, step, err);
 	if (r >= 0)
 		r = step_table_tensors(step, err);
 	if (r >= 0)

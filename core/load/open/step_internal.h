@@ -67,7 +67,7 @@ const struct step_blob *load_step_blob_at(const struct load_step *step, uint32_t
 int load_step_blob_find(struct load_step *step, const char *name, int64_t rank, struct step_blob *ret_b,
 	struct base_error *err);
 void load_step_blob_look(const struct load_step *step, const struct step_blob *b, struct load_blob_info *ret_info);
-int load_step_blob_ref(const struct load_step *step, const struct step_blob *b, struct store_object_ref *ret_ref,
+int load_step_blob_ref(const struct load_step *step, const struct step_blob *b, struct pack_object_ref *ret_ref,
 	const char *const **ret_packs, uint32_t *ret_npacks, struct base_error *err);
 
 /* The place of a tensor in a layout, or -ENOENT. */

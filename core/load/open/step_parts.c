@@ -80,7 +80,7 @@ static int part_opened(void *arg, uint32_t line, struct base_error *err)
 
 int load_step_heads(struct load_step *step, struct base_error *err)
 {
-	int r = store_spread(step->manifest.nranks, part_opened, step, err);
+	int r = storage_spread(step->manifest.nranks, part_opened, step, err);
 
 	return r < 0 ? load_step_failed(step, r, NULL, err) : 0;
 }
@@ -164,7 +164,7 @@ static int blobs_named(struct load_step *step, struct base_error *err)
 	for (uint32_t i = 0; i < m->nranks; i++)
 		if (has[i])
 			lines[l.n++] = i;
-	return store_spread(l.n, blobs_part, &l, err);
+	return storage_spread(l.n, blobs_part, &l, err);
 }
 
 int load_step_blobs(struct load_step *step, struct base_error *err)
@@ -175,7 +175,7 @@ int load_step_blobs(struct load_step *step, struct base_error *err)
 	if (blobs_of(step))
 		return 0;
 	r = step->manifest.names_blobs ? blobs_named(step, err)
-		: store_spread(step->manifest.nranks, part_opened, step, err);
+		: storage_spread(step->manifest.nranks, part_opened, step, err);
 	if (r < 0)
 		return load_step_failed(step, r, NULL, err);
 	mine = blobs_make(step);
@@ -314,13 +314,13 @@ int load_step_blob_rank(struct load_step *step, const char *name, uint32_t from,
 	return 0;
 }
 
-int load_step_blob_ref(const struct load_step *step, const struct step_blob *b, struct store_object_ref *ret_ref,
+int load_step_blob_ref(const struct load_step *step, const struct step_blob *b, struct pack_object_ref *ret_ref,
 	const char *const **ret_packs, uint32_t *ret_npacks, struct base_error *err)
 {
 	const struct store_opened_part *part = part_at(step, b->line);
 	const struct proto_blob *p = blob_at(step, b);
 
-	*ret_ref = store_object_ref_from(&p->ref);
+	*ret_ref = pack_object_ref_from(&p->ref);
 	*ret_packs = part->packs;
 	*ret_npacks = part->npacks;
 	if (p->len && (p->ref.pack >= part->npacks || p->ref.raw_len != p->len))

@@ -213,5 +213,5 @@ int load_wanted_open(struct load_step *step, struct load_wanted *all, uint32_t n
 
 	if (r == 0)
 		r = load_rows_ask(step, w.questions, n, stop, err);
-	return r < 0 ? r : store_spread((uint32_t)base_div_up(n, WANTED_JOB), opening_some, &w, err);
+	return r < 0 ? r : storage_spread((uint32_t)base_div_up(n, WANTED_JOB), opening_some, &w, err);
 }

@@ -9,9 +9,9 @@
 /* n blocks from `first` on. */
 static int blob_read(const struct load_object *o, uint64_t first, uint64_t n, void *data, struct base_error *err)
 {
-	const struct store_object_ref *ref = &o->pieces[0].ref;
+	const struct pack_object_ref *ref = &o->pieces[0].ref;
 	struct store *s = load_step_store(o->step);
-	struct store_pack *pack;
+	struct pack *pack;
 	int r;
 
 	if (ref->pack >= o->npacks)
@@ -19,7 +19,7 @@ static int blob_read(const struct load_object *o, uint64_t first, uint64_t n, vo
 	r = store_pack_get(s, o->packs[ref->pack], &pack, err);
 	if (r < 0)
 		return r;
-	r = store_object_read_blocks(pack, ref, first, n, data, err);
+	r = pack_object_read_blocks(pack, ref, first, n, data, err);
 	store_pack_put(s, pack);
 	return r;
 }

@@ -50,7 +50,7 @@ enum cache_state { CACHE_FILLING, CACHE_READY, CACHE_FAILED };
 
 struct load_pin {
 	struct load_cache *cache;
-	struct store_object_ref ref;     /* of the object; its number of the pack means nothing here */
+	struct pack_object_ref ref;     /* of the object; its number of the pack means nothing here */
 	char *pack;                      /* its name */
 	uint64_t segment;
 	struct load_pin *next;           /* in its bucket, or in the list of unused structs */
@@ -204,7 +204,7 @@ static void cache_unlink(struct load_pin *e)
 }
 
 /* The writer of the records chose the digests and places in them, but cannot choose their hashes. */
-uint32_t load_cache_hash(const struct store_object_ref *ref, const char *pack, uint64_t segment)
+uint32_t load_cache_hash(const struct pack_object_ref *ref, const char *pack, uint64_t segment)
 {
 	uint64_t place[] = {ref->offset, ref->checks, ref->raw_len, ref->stored_len, ref->codec, segment};
 	uint64_t of = base_table_hash(pack, strlen(pack));
@@ -213,7 +213,7 @@ uint32_t load_cache_hash(const struct store_object_ref *ref, const char *pack, u
 		sizeof ref->digest);
 }
 
-static struct load_pin **cache_bucket(const struct load_cache *c, const struct store_object_ref *ref, const char *pack,
+static struct load_pin **cache_bucket(const struct load_cache *c, const struct pack_object_ref *ref, const char *pack,
 	uint64_t segment)
 {
 	return &c->buckets[load_cache_hash(ref, pack, segment) & (c->nbuckets - 1)];
@@ -318,13 +318,13 @@ static void cache_grow(struct load_cache *c)
 }
 
 /* Is it the same object, wherever it is referred to? */
-static bool cache_same(const struct store_object_ref *a, const struct store_object_ref *b)
+static bool cache_same(const struct pack_object_ref *a, const struct pack_object_ref *b)
 {
 	return a->offset == b->offset && a->checks == b->checks && a->raw_len == b->raw_len &&
 		a->stored_len == b->stored_len && a->codec == b->codec && base_digest_equal(&a->digest, &b->digest);
 }
 
-static struct load_pin *cache_find(struct load_cache *c, const struct store_object_ref *ref, const char *pack,
+static struct load_pin *cache_find(struct load_cache *c, const struct pack_object_ref *ref, const char *pack,
 	uint64_t segment)
 {
 	struct load_pin *e = *cache_bucket(c, ref, pack, segment);
@@ -351,7 +351,7 @@ static bool cache_comes_again(const struct load_cache *c, const struct load_pin 
 static struct load_pin *cache_make(struct load_cache *c, const struct load_object *o, const struct load_want *w,
 	const char *pack)
 {
-	const struct store_object_ref *ref = &o->pieces[w->piece].ref;
+	const struct pack_object_ref *ref = &o->pieces[w->piece].ref;
 	uint32_t len = cache_segment_len(ref->raw_len, w->segment);
 	unsigned class = cache_class_of(len);
 	char *name = strdup(pack);
@@ -417,7 +417,7 @@ bool load_cache_mark(struct load_cache *c, const struct load_object *o, const st
 
 	pthread_mutex_lock(&c->lock);
 	for (size_t i = 0; i < n; i++) {
-		const struct store_object_ref *ref = &o->pieces[wants[i].piece].ref;
+		const struct pack_object_ref *ref = &o->pieces[wants[i].piece].ref;
 		const char *pack = ref->pack < o->npacks ? o->packs[ref->pack] : "";
 		uint32_t hash = load_cache_hash(ref, pack, wants[i].segment) | 1;
 		uint32_t *mark = &c->marks[hash / 2 % CACHE_MARKS];
@@ -492,10 +492,10 @@ static int cache_take(struct load_cache *c, const struct load_object *o, struct 
 }
 
 /* *pack: open already, or NULL. */
-static int cache_read(const struct load_object *o, const struct load_want *w, struct store_pack **pack,
+static int cache_read(const struct load_object *o, const struct load_want *w, struct pack **pack,
 	struct base_error *err)
 {
-	const struct store_object_ref *ref = &o->pieces[w->piece].ref;
+	const struct pack_object_ref *ref = &o->pieces[w->piece].ref;
 	uint64_t first = w->segment * (LOAD_SEGMENT_BYTES / BASE_BLOCK_BYTES);
 	int r;
 
@@ -508,7 +508,7 @@ static int cache_read(const struct load_object *o, const struct load_want *w, st
 			return r;
 		}
 	}
-	return store_object_read_blocks(*pack, ref, first, base_block_count(w->pin->len), w->pin->bytes, err);
+	return pack_object_read_blocks(*pack, ref, first, base_block_count(w->pin->len), w->pin->bytes, err);
 }
 
 /* The fill has ended, with success or not: threads that wait go on. A failed segment leaves the table, so that the next
@@ -554,9 +554,9 @@ static bool cache_warns(struct load_cache *c, const char *pack, uint64_t offset)
 }
 
 static void cache_fill_one(struct load_cache *c, const struct load_object *o, struct load_want *w,
-	struct store_pack **pack)
+	struct pack **pack)
 {
-	const struct store_object_ref *ref = &o->pieces[w->piece].ref;
+	const struct pack_object_ref *ref = &o->pieces[w->piece].ref;
 	struct base_error why = {0};
 	int r = cache_read(o, w, pack, &why);
 
@@ -576,7 +576,7 @@ static int cache_want_compare(const void *a, const void *b, void *arg)
 {
 	const struct load_object *o = arg;
 	const struct load_want *x = *(struct load_want *const *)a, *y = *(struct load_want *const *)b;
-	const struct store_object_ref *p = &o->pieces[x->piece].ref, *q = &o->pieces[y->piece].ref;
+	const struct pack_object_ref *p = &o->pieces[x->piece].ref, *q = &o->pieces[y->piece].ref;
 
 	if (p->pack != q->pack)
 		return p->pack < q->pack ? -1 : 1;
@@ -597,7 +597,7 @@ struct cache_filling {
 static int cache_fill_pack(void *arg, uint32_t i, struct base_error *err)
 {
 	const struct cache_filling *f = arg;
-	struct store_pack *pack = NULL;
+	struct pack *pack = NULL;
 
 	(void)err;
 	for (uint32_t k = f->first[i]; k < f->first[i + 1]; k++)
@@ -633,7 +633,7 @@ static void cache_fill(struct load_cache *c, const struct load_object *o, struct
 		if (i == 0 || o->pieces[f.order[i]->piece].ref.pack != o->pieces[f.order[i - 1]->piece].ref.pack)
 			f.first[packs++] = i;
 	f.first[packs] = mine;
-	store_spread(packs, cache_fill_pack, &f, NULL);
+	storage_spread(packs, cache_fill_pack, &f, NULL);
 }
 
 /* Step 3: waits for those that other threads fill. Returns the first error, of any segment. */

@@ -98,21 +98,21 @@ static bool is_worth(struct peek *l)
 }
 
 /* Blocks of one piece that follow each other, to their place. Returns how many; 0: an error. */
-static unsigned read_run(const struct peek *l, unsigned first, struct store_pack *pack, uint8_t *memory)
+static unsigned read_run(const struct peek *l, unsigned first, struct pack *pack, uint8_t *memory)
 {
 	const struct peek_block *b = &l->blocks[first];
 	unsigned n = 1;
 
 	while (first + n < l->nblocks && b[n].piece == b->piece && b[n].block == b->block + n)
 		n++;
-	return store_object_read_blocks(pack, &l->o->pieces[b->piece].ref, b->block, n,
+	return pack_object_read_blocks(pack, &l->o->pieces[b->piece].ref, b->block, n,
 		memory + first * BASE_BLOCK_BYTES, NULL) < 0 ? 0 : n;
 }
 
 static bool read_blocks(const struct peek *l, uint8_t *memory)
 {
 	struct store *s = load_step_store(l->o->step);
-	struct store_pack *pack = NULL;
+	struct pack *pack = NULL;
 	uint32_t number = 0;
 	unsigned n = 1;
 
@@ -157,7 +157,7 @@ static uint64_t stored_bytes(const struct peek *l)
 	uint64_t sum = 0;
 
 	for (unsigned i = 0; i < l->nblocks; i++) {
-		const struct store_object_ref *ref = &l->o->pieces[l->blocks[i].piece].ref;
+		const struct pack_object_ref *ref = &l->o->pieces[l->blocks[i].piece].ref;
 		sum += ref->stored_len / base_block_count(ref->raw_len);
 	}
 	return sum;

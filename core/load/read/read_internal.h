@@ -27,7 +27,7 @@ const uint8_t *load_pin_bytes(const struct load_pin *pin);
 const uint8_t *load_pin_give(struct load_pin *pin, uint64_t len);
 #define LOAD_STREAM_BYTES (UINT64_C(256) << 10) /* shorter reads are not counted: they may come again */
 /* By which the cache finds a segment; different in every process. Public for the tests. */
-uint32_t load_cache_hash(const struct store_object_ref *ref, const char *pack, uint64_t segment);
+uint32_t load_cache_hash(const struct pack_object_ref *ref, const char *pack, uint64_t segment);
 
 /* A few bytes past the cache (peek.c). False: they were not read, and `out` has anything. */
 #define LOAD_PEEK_BYTES (64u << 10)

@@ -16,11 +16,11 @@ static void batch_free(struct saver_batch *b)
 /* The saver needs it no more; a pack may. */
 static void batch_drop(struct saver_batch *b)
 {
-	if (store_lent_drop(&b->lent))
+	if (storage_lent_drop(&b->lent))
 		batch_free(b);
 }
 
-void saver_batch_back(struct store_lent *l)
+void saver_batch_back(struct storage_lent *l)
 {
 	struct saver_batch *b = (struct saver_batch *)(void *)((char *)l - offsetof(struct saver_batch, lent));
 	struct save_saver *s = b->s;

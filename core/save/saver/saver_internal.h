@@ -40,7 +40,7 @@
 enum saver_batch_state { BATCH_TO_COMPARE, BATCH_COMPARING, BATCH_COMPARED, BATCH_READY, BATCH_COPYING, BATCH_STAGED };
 struct saver_batch {
 	struct saver_batch *next; struct save_saver *s;
-	struct store_lent lent;         /* the slot's users: the batch, and packs */
+	struct storage_lent lent;         /* the slot's users: the batch, and packs */
 	enum saver_batch_state state;
 	struct save_cursor from;        /* its first band; what samples: their first entry */
 	uint64_t nbands, given, left;   /* given to workers; not appended yet */
@@ -183,7 +183,7 @@ struct save_flight *saver_to_stage(const struct save_saver *s);
 /* Persister: the flight's bands, in order, to its packs. */
 int saver_bands_append(struct save_flight *f, struct base_error *err);
 void saver_bands_drop(struct save_flight *f); /* gives all slots back, once no worker is at them */
-void saver_batch_back(struct store_lent *l);
+void saver_batch_back(struct storage_lent *l);
 
 /* room.c */
 unsigned saver_node_threads(unsigned given, unsigned ranks);

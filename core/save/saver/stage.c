@@ -131,7 +131,7 @@ int saver_batch_form(struct save_flight *f, struct saver_worker *w, struct saver
 	if (!b)
 		return base_no_memory(err);
 	b->s = f->s;
-	b->lent = (struct store_lent){.users = 1, .back = saver_batch_back};
+	b->lent = (struct storage_lent){.users = 1, .back = saver_batch_back};
 	b->from = f->former;
 	b->first_piece = b->next_piece = f->former_piece;
 	b->state = BATCH_READY;

@@ -143,7 +143,7 @@ static int appender_begin_row(struct save_appender *a, const struct save_band *b
 
 static bool appender_extent_is_open(const struct save_appender *a)
 {
-	return a->pack && (a->held.pieces.len || store_pack_writer_size(a->pack) != a->extent_start);
+	return a->pack && (a->held.pieces.len || pack_writer_size(a->pack) != a->extent_start);
 }
 
 static int appender_end_extent(struct save_appender *a, struct base_error *err)
@@ -155,19 +155,19 @@ static int appender_end_extent(struct save_appender *a, struct base_error *err)
 		return 0;
 	r = save_held_append(a);
 	if (r == 0)
-		r = store_pack_extent_end(a->pack);
+		r = pack_extent_end(a->pack);
 	a->w->result.write_ns += base_monotonic_ns() - begin;
 	if (r < 0)
 		return save_write_failed(a->w, a->pack_class, r, err);
-	a->extent_start = store_pack_writer_size(a->pack);
+	a->extent_start = pack_writer_size(a->pack);
 	return appender_flush_rows(a, err);
 }
 
-static int appender_open_pack(struct save_appender *a, const char *class, struct store_pack_writer **ret_pack,
+static int appender_open_pack(struct save_appender *a, const char *class, struct pack_writer **ret_pack,
 	uint32_t *ret_number, struct base_error *err)
 {
 	struct save_writer *w = a->w;
-	char name[STORE_PACK_NAME_MAX];
+	char name[PACK_NAME_MAX];
 	int64_t number;
 	int r = store_attempt_pack_open(w->attempt, class, name, ret_pack);
 
@@ -187,11 +187,11 @@ int save_appender_room(struct save_appender *a, uint64_t bytes, struct base_erro
 	if (!a->pack) {
 		r = appender_open_pack(a, a->pack_class, &a->pack, &a->pack_number, err);
 		if (r == 0)
-			a->extent_start = store_pack_writer_size(a->pack);
+			a->extent_start = pack_writer_size(a->pack);
 		return r;
 	}
 	if (appender_extent_is_open(a) &&
-		store_pack_writer_size(a->pack) - a->extent_start + save_held_bytes(&a->held) + 2 * 4096 + bytes
+		pack_writer_size(a->pack) - a->extent_start + save_held_bytes(&a->held) + 2 * 4096 + bytes
 		> STORE_EXTENT_MAX_BYTES)
 		r = appender_end_extent(a, err);
 	return r;
@@ -236,9 +236,9 @@ void save_appender_count(struct save_appender *a, uint32_t pack, struct save_kno
 static int appender_write(struct save_appender *a, struct save_band *b, struct save_piece *p,
 	struct save_known **ret_known, struct base_error *err)
 {
-	struct save_known *k = save_dedup_add(&a->w->dedup, &p->digest, STORE_OBJECT_PIECE);
+	struct save_known *k = save_dedup_add(&a->w->dedup, &p->digest, PACK_OBJECT_PIECE);
 	uint64_t begin = base_monotonic_ns();
-	bool raw = p->codec == STORE_CODEC_RAW;
+	bool raw = p->codec == PACK_CODEC_RAW;
 	int r;
 
 	if (!k)
@@ -251,7 +251,7 @@ static int appender_write(struct save_appender *a, struct save_band *b, struct s
 		if (r > 0)
 			r = save_held_append(a);
 	} else {
-		r = store_pack_append_lent(a->pack, &p->digest, STORE_OBJECT_PIECE, p->codec,
+		r = pack_append_lent(a->pack, &p->digest, PACK_OBJECT_PIECE, p->codec,
 			(raw ? b->raw : b->out) + p->offset, p->stored_len, p->len, b->checks + p->first_block,
 			raw ? NULL : b->lens + p->first_block, raw && b->raw == b->in ? b->lent : NULL, &k->ref);
 		if (r == 0)
@@ -303,7 +303,7 @@ static int appender_by_position(struct save_appender *a, struct save_band *b, co
 			continue;
 		r = save_base_name(b->rows[i]->base, &w->dedup, w->attempt, err);
 		if (r == 0)
-			r = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_PIECE, p->len,
+			r = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, PACK_OBJECT_PIECE, p->len,
 				ret_known, err);
 		if (r != -ENOENT)
 			return r;
@@ -333,7 +333,7 @@ static int appender_by_index(struct save_appender *a, const struct save_band *b,
 	int r;
 
 	if (!p->looked)
-		p->found = save_writer_lookup(w, &p->digest, STORE_OBJECT_PIECE, p->len, &p->place);
+		p->found = save_writer_lookup(w, &p->digest, PACK_OBJECT_PIECE, p->len, &p->place);
 	p->looked = true;
 	if (!p->found || p->place.own != trusted)
 		return -ENOENT;
@@ -345,7 +345,7 @@ static int appender_by_index(struct save_appender *a, const struct save_band *b,
 	}
 	if (!trusted && !p->place_compared && !appender_compare(a, b, p, &p->place))
 		return -ENOENT;
-	return save_dedup_admit(&w->dedup, w->store, w->attempt, &p->place, STORE_OBJECT_PIECE, p->len, ret_known, err);
+	return save_dedup_admit(&w->dedup, w->store, w->attempt, &p->place, PACK_OBJECT_PIECE, p->len, ret_known, err);
 }
 
 /* What a base says is used only once that base is named; if the base is gone, the piece is hashed after all. */
@@ -419,7 +419,7 @@ static int appender_settle(struct save_appender *a, struct save_band *b, struct 
 
 	if (r < 0)
 		return r;
-	*ret_known = save_dedup_find(&w->dedup, &p->digest, STORE_OBJECT_PIECE);
+	*ret_known = save_dedup_find(&w->dedup, &p->digest, PACK_OBJECT_PIECE);
 	if (*ret_known) {
 		w->result.pieces_duplicate++;
 		w->result.bytes_duplicate += p->len;
@@ -455,9 +455,9 @@ static int appender_piece(struct save_appender *a, struct save_row *row, struct 
 		row->settled++; /* only now: settling may end an extent, which hands settled rows over */
 		return r;
 	}
-	piece->ref = (struct store_object_ref){.digest = p->digest, .offset = row->inlined.len, .raw_len = p->len,
+	piece->ref = (struct pack_object_ref){.digest = p->digest, .offset = row->inlined.len, .raw_len = p->len,
 		.stored_len = p->len,
-		.codec = STORE_CODEC_RAW, .kind = STORE_OBJECT_PIECE, .pack = UINT32_MAX};
+		.codec = PACK_CODEC_RAW, .kind = PACK_OBJECT_PIECE, .pack = UINT32_MAX};
 	base_buf_append(&row->inlined, b->raw + p->offset, p->len);
 	row->settled++;
 	return row->inlined.error ? base_no_memory(err) : 0;
@@ -483,7 +483,7 @@ int save_appender_band(struct save_appender *a, struct save_band *b, struct base
 void save_appender_keep(struct save_appender *a)
 {
 	if (a->pack)
-		store_pack_keep(a->pack);
+		pack_keep(a->pack);
 }
 
 /* ---- the meta pack ---- */
@@ -498,7 +498,7 @@ static int appender_refer_layout(struct save_appender *a, struct base_error *err
 
 	for (unsigned i = 0; r == -ENOENT && i < save_bases_count(&w->bases); i++)
 		if (save_base_layout_place(w->bases.all[i], &w->planned->layout->digest, &place) == 0)
-			r = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_LAYOUT,
+			r = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, PACK_OBJECT_LAYOUT,
 				w->planned->layout_object.len, &known, err);
 	if (r == 0) {
 		a->layout_ref = known->ref;
@@ -515,10 +515,10 @@ static int appender_append_layout(struct save_appender *a, struct base_error *er
 	if (r)
 		return r < 0 ? r : 0;
 	a->layout_pack = a->meta_number;
-	r = store_pack_append_encoded(a->meta, STORE_OBJECT_LAYOUT, w->planned->layout_object.data,
+	r = pack_append_encoded(a->meta, PACK_OBJECT_LAYOUT, w->planned->layout_object.data,
 		w->planned->layout_object.len, &a->layout_ref);
 	for (uint32_t i = 0; r >= 0 && i < w->nheaders; i++)
-		r = store_pack_append_encoded(a->meta, STORE_OBJECT_VIEW_HEADER, w->headers[i].bytes,
+		r = pack_append_encoded(a->meta, PACK_OBJECT_VIEW_HEADER, w->headers[i].bytes,
 			w->headers[i].len, &w->headers[i].ref);
 	return r < 0 ? save_write_failed(w, "meta", r, err) : 0;
 }
@@ -557,7 +557,7 @@ void save_appender_free(struct save_appender *a)
 	}
 	save_held_release(&a->held);
 	store_part_builder_free(a->part);
-	store_pack_abandon(a->pack);
-	store_pack_abandon(a->meta);
+	pack_abandon(a->pack);
+	pack_abandon(a->meta);
 	free(a);
 }

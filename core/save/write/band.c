@@ -135,7 +135,7 @@ static bool band_blocks_room(struct save_band *b)
 		blocks += base_block_count(b->pieces[i].len);
 	}
 	if (!b->scratch)
-		b->scratch = malloc(STORE_CODEC_SCRATCH);
+		b->scratch = malloc(PACK_CODEC_SCRATCH);
 	if (!b->hash)
 		b->hash = base_xxh128_state_new();
 	if (blocks > b->blocks_room) {
@@ -265,18 +265,18 @@ static void band_xxh(const struct save_band *b, uint64_t seed, struct save_piece
 uint16_t save_encode(const struct save_encoding *e, unsigned word_bytes, const struct base_digest *digest, uint64_t len,
 	uint64_t *ret_stored_len)
 {
-	uint16_t codec = STORE_CODEC_RAW;
+	uint16_t codec = PACK_CODEC_RAW;
 	const uint8_t *at = e->raw;
 	uint64_t left = len;
 
 	if (word_bytes)
-		codec = store_codec_encode(word_bytes, e->raw, len, e->out, e->lens, ret_stored_len, e->scratch);
-	if (codec == STORE_CODEC_RAW)
+		codec = pack_codec_encode(word_bytes, e->raw, len, e->out, e->lens, ret_stored_len, e->scratch);
+	if (codec == PACK_CODEC_RAW)
 		*ret_stored_len = len;
 	else
 		at = e->out;
 	for (uint64_t i = 0; i < base_block_count(len); i++) {
-		size_t n = codec == STORE_CODEC_RAW ? base_min(left, BASE_BLOCK_BYTES) : e->lens[i] & ~STORE_BLOCK_RAW;
+		size_t n = codec == PACK_CODEC_RAW ? base_min(left, BASE_BLOCK_BYTES) : e->lens[i] & ~PACK_BLOCK_RAW;
 
 		e->checks[i] = base_block_check(digest, i, at, n);
 		at += n;
@@ -295,7 +295,7 @@ void save_band_encode(struct save_band *b, struct save_piece *p)
 	p->codec = save_encode(&e, worth && *worth == SAVE_WORTH_NOTHING ? 0 : b->word_bytes, &p->digest, p->len,
 		&p->stored_len);
 	if (worth)
-		*worth = p->codec == STORE_CODEC_RAW ? SAVE_WORTH_NOTHING : SAVE_WORTH_IT;
+		*worth = p->codec == PACK_CODEC_RAW ? SAVE_WORTH_NOTHING : SAVE_WORTH_IT;
 	p->encoded = true;
 }
 
@@ -444,7 +444,7 @@ static bool band_is_stored(const struct save_band *b, const struct save_writer *
 {
 	if (band_at_position(b, w, p, true))
 		return true;
-	p->found = save_writer_lookup(w, &p->digest, STORE_OBJECT_PIECE, p->len, &p->place);
+	p->found = save_writer_lookup(w, &p->digest, PACK_OBJECT_PIECE, p->len, &p->place);
 	p->looked = true;
 	if (p->found && !save_dedup_may(&w->dedup, p->place.pack))
 		return band_at_position(b, w, p, false);

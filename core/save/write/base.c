@@ -426,7 +426,7 @@ bool save_base_trusts(const struct save_base_row *of, const struct store_piece *
 	return false;
 }
 
-static void base_place(const struct save_base *b, const struct store_object_ref *ref, const char *pack,
+static void base_place(const struct save_base *b, const struct pack_object_ref *ref, const char *pack,
 	struct index_place *ret_place)
 {
 	save_place_of(ref, pack, ret_place);
@@ -468,7 +468,7 @@ int save_base_layout_place(struct save_base *b, const struct base_digest *layout
 {
 	b = base_newer(b);
 	for (uint32_t i = 0; b->open && i < b->m.nlayouts; i++) {
-		struct store_object_ref ref = store_object_ref_from(&b->m.layouts[i].ref);
+		struct pack_object_ref ref = pack_object_ref_from(&b->m.layouts[i].ref);
 
 		if (!base_digest_equal(&b->m.layouts[i].digest, layout) || ref.pack >= b->m.npacks ||
 			!base_has_layout(b, i))

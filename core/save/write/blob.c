@@ -43,7 +43,7 @@ static int blob_memory_init(struct save_encoding *m, const struct save_writer *w
 	blocks = base_block_count(most);
 	m->raw = aligned_alloc(SAVE_ALIGN, base_align(most + 1, SAVE_ALIGN));
 	m->out = malloc(most + 1);
-	m->scratch = malloc(STORE_CODEC_SCRATCH);
+	m->scratch = malloc(PACK_CODEC_SCRATCH);
 	m->checks = malloc((blocks + 1) * sizeof *m->checks);
 	m->lens = malloc((blocks + 1) * sizeof *m->lens);
 	return m->raw && m->out && m->scratch && m->checks && m->lens ? 0 : -ENOMEM;
@@ -71,7 +71,7 @@ static int blob_pass(struct save_appender *a, const struct save_blob *b, struct 
 			return r;
 		if (h)
 			base_hasher_update(h, m->raw, n);
-		else if ((r = store_pack_stream_add(a->pack, m->raw, n)) < 0)
+		else if ((r = pack_stream_add(a->pack, m->raw, n)) < 0)
 			return save_write_failed(a->w, a->pack_class, r, err);
 		at += n;
 		save_writer_progress(a->w, h ? n / 2 : n - n / 2, false);
@@ -105,13 +105,13 @@ static int blob_append_short(struct save_appender *a, const struct save_blob *b,
 {
 	uint64_t stored;
 	uint16_t codec = save_encode(m, 1, &b->digest, b->len, &stored);
-	bool raw = codec == STORE_CODEC_RAW, meta = blobs_in_meta(a->w);
+	bool raw = codec == PACK_CODEC_RAW, meta = blobs_in_meta(a->w);
 	int r;
 
 	r = meta ? 0 : save_appender_room(a, stored, err);
 	if (r < 0)
 		return r;
-	r = store_pack_append(meta ? a->meta : a->pack, &b->digest, STORE_OBJECT_BLOB, codec, raw ? m->raw : m->out,
+	r = pack_append(meta ? a->meta : a->pack, &b->digest, PACK_OBJECT_BLOB, codec, raw ? m->raw : m->out,
 		stored, b->len, m->checks, raw ? NULL : m->lens, &k->ref);
 	return r < 0 ? save_write_failed(a->w, meta ? "meta" : a->pack_class, r, err) : 0;
 }
@@ -123,13 +123,13 @@ static int blob_append_long(struct save_appender *a, const struct save_blob *b, 
 
 	if (r < 0)
 		return r;
-	r = store_pack_stream_begin(a->pack, &b->digest, STORE_OBJECT_BLOB, b->len);
+	r = pack_stream_begin(a->pack, &b->digest, PACK_OBJECT_BLOB, b->len);
 	if (r < 0)
 		return save_write_failed(a->w, a->pack_class, r, err);
 	r = blob_pass(a, b, m, NULL, err);
 	if (r < 0)
 		return r;
-	r = store_pack_stream_end(a->pack, &k->ref);
+	r = pack_stream_end(a->pack, &k->ref);
 	if (r == -BASE_EDAMAGED)
 		return base_error_set(err, r, "blob %s changed while it was read", b->name);
 	return r < 0 ? save_write_failed(a->w, a->pack_class, r, err) : 0;
@@ -140,7 +140,7 @@ static bool blob_find(struct save_appender *a, const struct save_blob *b, struct
 {
 	struct save_writer *w = a->w;
 
-	if (!save_writer_lookup(w, &b->digest, STORE_OBJECT_BLOB, b->len, ret_place))
+	if (!save_writer_lookup(w, &b->digest, PACK_OBJECT_BLOB, b->len, ret_place))
 		return false;
 	if (ret_place->own)
 		return true;
@@ -161,19 +161,19 @@ static int blob_save(struct save_appender *a, struct save_blob *b, struct save_e
 
 	if (r < 0 || b->len == 0)
 		return r;
-	b->known = save_dedup_find(&w->dedup, &b->digest, STORE_OBJECT_BLOB);
+	b->known = save_dedup_find(&w->dedup, &b->digest, PACK_OBJECT_BLOB);
 	if (b->known)
 		return 0;
 	w->dedup.refused = false;
 	if (blob_find(a, b, &place)) {
-		r = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, STORE_OBJECT_BLOB, b->len, &k, err);
+		r = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, PACK_OBJECT_BLOB, b->len, &k, err);
 		if (r == 0)
 			b->known = k;
 		if (r != -ENOENT)
 			return r;
 	}
 	w->result.bytes_again += w->dedup.refused ? b->len : 0;
-	k = save_dedup_add(&w->dedup, &b->digest, STORE_OBJECT_BLOB);
+	k = save_dedup_add(&w->dedup, &b->digest, PACK_OBJECT_BLOB);
 	if (!k)
 		return base_no_memory(err);
 	r = b->len <= BLOB_MEMORY_BYTES ? blob_append_short(a, b, m, k, err) : blob_append_long(a, b, m, k, err);
@@ -209,7 +209,7 @@ int save_appender_blobs(struct save_appender *a, struct base_error *err)
 		if (r == 0 && w->blobs[i].len <= BLOB_MEMORY_BYTES)
 			save_writer_progress(w, w->blobs[i].len, false);
 	}
-	if (r == 0 && blobs_in_meta(w) && (r = store_pack_extent_end(a->meta)) < 0) /* their references are complete */
+	if (r == 0 && blobs_in_meta(w) && (r = pack_extent_end(a->meta)) < 0) /* their references are complete */
 		save_write_failed(w, "meta", r, err);
 	return r;
 }

@@ -75,7 +75,7 @@ static int catalog_cache_dir(const struct store *s, char dir[static 4096])
 static int catalog_store_open(const struct store *s)
 {
 	base_cleanup_close int fd = open(s->path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	struct store_storage_owner owner;
+	struct storage_owner owner;
 	struct stat st;
 
 	if (fd < 0 || fstat(fd, &st) < 0)
@@ -101,7 +101,7 @@ static bool catalog_may_use(int store)
 int save_index_dir(const struct store *s, int *ret_store, char dir[static 4096])
 {
 	base_cleanup_close int store = -1;
-	struct store_storage_stat stat;
+	struct storage_stat stat;
 
 	*ret_store = -1;
 	if (s->storage->ops->stat(s->storage, &stat) == 0 && stat.local)
@@ -175,7 +175,7 @@ static int catalog_commits(struct store *s, struct catalog_commits *ret_c, struc
 
 /* ---- places of a commit ---- */
 
-static void catalog_place(struct catalog_places *p, const struct store_object_ref *ref)
+static void catalog_place(struct catalog_places *p, const struct pack_object_ref *ref)
 {
 	if (ref->pack >= p->npacks || ref->raw_len == 0)
 		return;
@@ -211,7 +211,7 @@ static int catalog_part(struct store *s, const struct proto_manifest *m, uint32_
 	for (uint32_t i = 0; r == 0 && i < o.part.nchunks; i++)
 		r = store_part_read_chunk(s, l, &o.part, o.packs, o.npacks, i, catalog_row, p, err);
 	for (uint32_t i = 0; i < o.part.nblobs; i++) {
-		struct store_object_ref ref = store_object_ref_from(&o.part.blobs[i].ref);
+		struct pack_object_ref ref = pack_object_ref_from(&o.part.blobs[i].ref);
 
 		if (o.part.blobs[i].len)
 			catalog_place(p, &ref);

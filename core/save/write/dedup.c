@@ -34,7 +34,7 @@ static uint32_t dedup_hash(const struct base_digest *digest)
 }
 
 struct save_known *save_dedup_find(const struct save_dedup *d, const struct base_digest *digest,
-	enum store_object_kind kind)
+	enum pack_object_kind kind)
 {
 	uint32_t hash = dedup_hash(digest), i;
 	size_t at = 0;
@@ -58,7 +58,7 @@ static bool dedup_add_slab(struct save_dedup *d)
 	return d->slabs[n] != NULL;
 }
 
-struct save_known *save_dedup_add(struct save_dedup *d, const struct base_digest *digest, enum store_object_kind kind)
+struct save_known *save_dedup_add(struct save_dedup *d, const struct base_digest *digest, enum pack_object_kind kind)
 {
 	struct save_known *k;
 
@@ -80,7 +80,7 @@ int64_t save_dedup_pack(struct save_dedup *d, const char *name, bool own)
 	if (base_array_room(d->packs, d->packs_room, (size_t)d->npacks + 1) < 0)
 		return -ENOMEM;
 	d->packs[d->npacks] = (struct save_pack){.own = own};
-	memccpy(d->packs[d->npacks].name, name, 0, STORE_PACK_NAME_MAX - 1);
+	memccpy(d->packs[d->npacks].name, name, 0, PACK_NAME_MAX - 1);
 	return d->npacks++;
 }
 
@@ -93,16 +93,16 @@ static bool dedup_has_attempt(const struct save_dedup *d, const char *attempt)
 }
 
 /* The lifetimes rule: packs of at most SAVE_KEEP_MAX other attempts. */
-static bool dedup_may_attempt(const struct save_dedup *d, const char *pack, struct store_pack_name *ret_name)
+static bool dedup_may_attempt(const struct save_dedup *d, const char *pack, struct pack_name *ret_name)
 {
-	if (store_pack_name_parse(pack, ret_name) < 0)
+	if (pack_name_parse(pack, ret_name) < 0)
 		return false;
 	return d->nattempts < SAVE_KEEP_MAX || dedup_has_attempt(d, ret_name->attempt);
 }
 
 bool save_dedup_may(const struct save_dedup *d, const char *pack)
 {
-	struct store_pack_name name;
+	struct pack_name name;
 
 	return save_bases_keep(d->decided, pack, false) &&
 		(!atomic_load_explicit(&d->full, memory_order_acquire) || dedup_may_attempt(d, pack, &name));
@@ -137,7 +137,7 @@ int save_dedup_name(struct save_dedup *d, struct store_attempt *a, const char *r
 /* A pack enters the table only once it is known to be there. */
 static int64_t dedup_admit_pack(struct save_dedup *d, struct store *s, const char *name)
 {
-	struct store_pack *pack;
+	struct pack *pack;
 	int64_t number;
 
 	for (uint32_t i = d->npacks; i-- > 0;)
@@ -147,53 +147,53 @@ static int64_t dedup_admit_pack(struct save_dedup *d, struct store *s, const cha
 		return -ENOENT;
 	number = save_dedup_pack(d, name, false);
 	if (number >= 0)
-		d->packs[number].size = store_pack_size(pack);
+		d->packs[number].size = pack_size(pack);
 	store_pack_put(s, pack);
 	return number;
 }
 
 static bool dedup_place_fits(const struct index_place *p, uint64_t raw_len, uint64_t size)
 {
-	uint64_t checks = store_object_checks_bytes(p->codec, p->raw_len);
-	uint64_t end = size - base_min(size, STORE_PACK_TAIL_BYTES);
+	uint64_t checks = pack_object_checks_bytes(p->codec, p->raw_len);
+	uint64_t end = size - base_min(size, PACK_TAIL_BYTES);
 
-	return store_codec_valid(p->codec) && p->raw_len == raw_len && p->stored_len <= p->raw_len
-		&& p->offset >= STORE_PACK_HEAD_BYTES
+	return pack_codec_valid(p->codec) && p->raw_len == raw_len && p->stored_len <= p->raw_len
+		&& p->offset >= PACK_HEAD_BYTES
 		&& p->stored_len <= end && p->offset <= end - p->stored_len && checks <= end
 			&& p->checks <= end - checks;
 }
 
 static bool dedup_noted(const struct save_dedup *d, const struct index_place *p)
 {
-	const struct store_object_ref ref = save_place_ref(p);
+	const struct pack_object_ref ref = save_place_ref(p);
 
 	return store_notes_name(d->notes, p->pack, &ref);
 }
 
 bool save_dedup_fits(const struct save_dedup *d, struct store *s, const struct index_place *place, uint64_t raw_len)
 {
-	struct store_pack *pack;
+	struct pack *pack;
 	bool fits;
 
 	if (dedup_noted(d, place) || !save_dedup_may(d, place->pack) || store_pack_get(s, place->pack, &pack, NULL) < 0)
 		return false;
-	fits = dedup_place_fits(place, raw_len, store_pack_size(pack));
+	fits = dedup_place_fits(place, raw_len, pack_size(pack));
 	store_pack_put(s, pack);
 	return fits;
 }
 
 int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt *a, const struct index_place *place,
-	enum store_object_kind kind,
+	enum pack_object_kind kind,
 	uint64_t raw_len, struct save_known **ret_known, struct base_error *err)
 {
-	struct store_pack_name name;
+	struct pack_name name;
 	struct save_known *k;
 	int64_t number;
 	int r;
 
 	if (place->kind != kind || dedup_noted(d, place))
 		return -ENOENT;
-	if (!save_bases_keep(d->decided, place->pack, kind == STORE_OBJECT_LAYOUT) ||
+	if (!save_bases_keep(d->decided, place->pack, kind == PACK_OBJECT_LAYOUT) ||
 		!dedup_may_attempt(d, place->pack, &name)) {
 		d->refused = true;
 		return -ENOENT;

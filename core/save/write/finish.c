@@ -53,7 +53,7 @@ bool save_writer_again_warn(const struct save_writer *w)
 	return true;
 }
 
-static struct proto_ref finish_ref(const struct store_object_ref *ref, uint32_t pack)
+static struct proto_ref finish_ref(const struct pack_object_ref *ref, uint32_t pack)
 {
 	return (struct proto_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
 		.raw_len = ref->raw_len,
@@ -71,7 +71,7 @@ static struct proto_blob *finish_blobs(const struct save_writer *w)
 		if (b->known)
 			blobs[i].ref = finish_ref(&b->known->ref, b->known->pack);
 		else
-			blobs[i].ref = (struct proto_ref){.digest = b->digest, .kind = STORE_OBJECT_BLOB};
+			blobs[i].ref = (struct proto_ref){.digest = b->digest, .kind = PACK_OBJECT_BLOB};
 	}
 	return blobs;
 }
@@ -99,7 +99,7 @@ static struct proto_view_header *finish_headers(const struct save_appender *a)
 }
 
 static uint64_t finish_meta_live(const struct save_appender *a, const struct proto_part *part,
-	const struct store_object_ref *part_ref)
+	const struct pack_object_ref *part_ref)
 {
 	uint64_t live = part_ref->stored_len + a->meta_blob_bytes;
 
@@ -114,7 +114,7 @@ static uint64_t finish_meta_live(const struct save_appender *a, const struct pro
 }
 
 /* Writes the part and seals the meta pack; its size in the part's own table stays 0, because it is not known yet. */
-static int finish_part(struct save_appender *a, struct proto_part *part, struct store_object_ref *ret_ref,
+static int finish_part(struct save_appender *a, struct proto_part *part, struct pack_object_ref *ret_ref,
 	struct base_error *err)
 {
 	struct save_writer *w = a->w;
@@ -122,7 +122,7 @@ static int finish_part(struct save_appender *a, struct proto_part *part, struct 
 	int r = store_part_finish(a->part, part, ret_ref, err);
 
 	if (r == 0) {
-		r = store_pack_extent_end(a->meta);
+		r = pack_extent_end(a->meta);
 		if (r < 0)
 			save_write_failed(w, "meta", r, err);
 	}
@@ -147,7 +147,7 @@ static void finish_leave(struct save_writer *w, const struct proto_announcement 
 }
 
 static int finish_announce(struct save_appender *a, const struct proto_part *part,
-	const struct store_object_ref *part_ref, const struct save_measured *m, uint64_t *ret_entry,
+	const struct pack_object_ref *part_ref, const struct save_measured *m, uint64_t *ret_entry,
 	struct base_error *err)
 {
 	struct save_writer *w = a->w;
@@ -185,7 +185,7 @@ int save_writer_finish(struct save_writer *w, const struct save_measured *m, uin
 		.packs = packs, .npacks = w->dedup.npacks,
 		.blobs = blobs, .nblobs = w->nblobs, .timings = m->timings, .ntimings = m->ntimings,
 		.samples = m->samples, .nsamples = m->nsamples};
-	struct store_object_ref part_ref;
+	struct pack_object_ref part_ref;
 	int r = blobs && packs ? 0 : base_no_memory(err);
 
 	if (r == 0)

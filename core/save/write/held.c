@@ -29,7 +29,7 @@ uint64_t save_held_bytes(const struct save_held *h)
 
 int save_held_add(struct save_held *h, const struct save_band *b, const struct save_piece *p, struct save_known *k)
 {
-	bool raw = p->codec == STORE_CODEC_RAW;
+	bool raw = p->codec == PACK_CODEC_RAW;
 	struct held_piece held = {.known = k, .at = h->bytes.len, .stored_len = p->stored_len, .len = p->len,
 		.codec = p->codec};
 	size_t blocks = base_block_count(p->len);
@@ -51,9 +51,9 @@ int save_held_append(struct save_appender *a)
 	for (; r == 0 && n > 0; n--, piece++) {
 		const struct base_digest digest = piece->known->ref.digest;
 
-		r = store_pack_append(a->pack, &digest, STORE_OBJECT_PIECE, piece->codec,
+		r = pack_append(a->pack, &digest, PACK_OBJECT_PIECE, piece->codec,
 			a->held.bytes.data + piece->at, piece->stored_len, piece->len, piece->checks,
-			piece->codec == STORE_CODEC_RAW ? NULL : piece->lens, &piece->known->ref);
+			piece->codec == PACK_CODEC_RAW ? NULL : piece->lens, &piece->known->ref);
 		if (r == 0)
 			save_appender_count(a, a->pack_number, piece->known);
 	}

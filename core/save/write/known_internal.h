@@ -23,10 +23,10 @@
 /* ---- dedup: objects that this save may refer to, and their packs ---- */
 
 struct save_known {                 /* never moves; its `checks` is complete once its extent has ended */
-	struct store_object_ref ref;    /* `pack` is not used: see pack */
+	struct pack_object_ref ref;    /* `pack` is not used: see pack */
 	uint32_t pack;                  /* number in the part's pack table */
 };
-struct save_pack { char name[STORE_PACK_NAME_MAX]; uint64_t size, live_bytes; bool own; };
+struct save_pack { char name[PACK_NAME_MAX]; uint64_t size, live_bytes; bool own; };
 struct save_dedup {
 	struct save_known **slabs; uint32_t count;
 	struct base_table by_digest;    /* and kind */
@@ -41,9 +41,9 @@ struct save_dedup {
 };
 void save_dedup_release(struct save_dedup *d);
 struct save_known *save_dedup_find(const struct save_dedup *d, const struct base_digest *digest,
-	enum store_object_kind kind);
+	enum pack_object_kind kind);
 /* NULL: out of memory. The caller fills ref (its digest and kind are set) and pack. */
-struct save_known *save_dedup_add(struct save_dedup *d, const struct base_digest *digest, enum store_object_kind kind);
+struct save_known *save_dedup_add(struct save_dedup *d, const struct base_digest *digest, enum pack_object_kind kind);
 int64_t save_dedup_pack(struct save_dedup *d, const char *name, bool own); /* number, or -ENOMEM */
 /* Any thread: false if pieces and blobs of that pack would be refused for sure, for its attempt is not kept, or too
  * many others are in use. */
@@ -56,7 +56,7 @@ int save_dedup_name(struct save_dedup *d, struct store_attempt *a, const char *r
 /* May this place be used? Not if a note of damage names it. Names its commit as a base. 0: *ret_known refers to it;
  * -ENOENT: no, write it anew; other: an error. */
 int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt *a, const struct index_place *place,
-	enum store_object_kind kind,
+	enum pack_object_kind kind,
 	uint64_t raw_len, struct save_known **ret_known, struct base_error *err);
 
 /* ---- bases: pieces recognised by position ---- */
@@ -147,15 +147,15 @@ bool save_trust_compare(struct store *s, const struct index_place *place, const 
 bool save_trust_rehash(struct store *s, const struct index_place *place);
 
 /* Where the object is that `ref` names, in this pack; run, entry and manifest are zero. And the reverse. */
-static inline void save_place_of(const struct store_object_ref *ref, const char *pack, struct index_place *ret_place)
+static inline void save_place_of(const struct pack_object_ref *ref, const char *pack, struct index_place *ret_place)
 {
 	*ret_place = (struct index_place){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
 		.raw_len = ref->raw_len, .stored_len = ref->stored_len, .codec = ref->codec, .kind = ref->kind};
 	memccpy(ret_place->pack, pack, 0, sizeof ret_place->pack - 1);
 }
-static inline struct store_object_ref save_place_ref(const struct index_place *p)
+static inline struct pack_object_ref save_place_ref(const struct index_place *p)
 {
-	return (struct store_object_ref){.digest = p->digest, .offset = p->offset, .checks = p->checks,
+	return (struct pack_object_ref){.digest = p->digest, .offset = p->offset, .checks = p->checks,
 		.raw_len = p->raw_len, .stored_len = p->stored_len, .codec = p->codec, .kind = p->kind};
 }
 

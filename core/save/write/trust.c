@@ -50,18 +50,18 @@ bool save_trust_has(const struct base_digest *part)
 
 bool save_trust_compare(struct store *s, const struct index_place *place, const void *bytes, void *room)
 {
-	struct store_object_ref ref = save_place_ref(place);
-	struct store_pack *pack;
+	struct pack_object_ref ref = save_place_ref(place);
+	struct pack *pack;
 	bool same;
 
 	if (store_pack_get(s, place->pack, &pack, NULL) < 0)
 		return false;
-	same = store_object_read(pack, &ref, room, NULL) == 0 && memcmp(room, bytes, ref.raw_len) == 0;
+	same = pack_object_read(pack, &ref, room, NULL) == 0 && memcmp(room, bytes, ref.raw_len) == 0;
 	store_pack_put(s, pack);
 	return same;
 }
 
-static int trust_hash(struct store_pack *pack, const struct store_object_ref *ref, struct base_hasher *h, uint8_t *room)
+static int trust_hash(struct pack *pack, const struct pack_object_ref *ref, struct base_hasher *h, uint8_t *room)
 {
 	uint64_t blocks = base_block_count(ref->raw_len), left = ref->raw_len;
 	int r = 0;
@@ -69,7 +69,7 @@ static int trust_hash(struct store_pack *pack, const struct store_object_ref *re
 	for (uint64_t at = 0; r == 0 && at < blocks; at += TRUST_READ_BLOCKS) {
 		uint64_t len = base_min(left, TRUST_READ_BLOCKS * BASE_BLOCK_BYTES);
 
-		r = store_object_read_blocks(pack, ref, at, base_min(blocks - at, TRUST_READ_BLOCKS), room, NULL);
+		r = pack_object_read_blocks(pack, ref, at, base_min(blocks - at, TRUST_READ_BLOCKS), room, NULL);
 		if (r == 0)
 			base_hasher_update(h, room, len);
 		left -= len;
@@ -79,11 +79,11 @@ static int trust_hash(struct store_pack *pack, const struct store_object_ref *re
 
 bool save_trust_rehash(struct store *s, const struct index_place *place)
 {
-	struct store_object_ref ref = save_place_ref(place);
+	struct pack_object_ref ref = save_place_ref(place);
 	base_cleanup_free uint8_t *room = malloc(TRUST_READ_BLOCKS * BASE_BLOCK_BYTES);
 	struct base_hasher *h = base_hasher_new();
 	struct base_digest found;
-	struct store_pack *pack;
+	struct pack *pack;
 	bool same = false;
 
 	if (room && h && store_pack_get(s, place->pack, &pack, NULL) == 0) {

@@ -31,7 +31,7 @@ struct save_blob {
 	const struct save_known *known; struct base_digest digest;
 };
 struct save_header {
-	char *component, *view; void *bytes; size_t len; uint64_t data_bytes; struct store_object_ref ref;
+	char *component, *view; void *bytes; size_t len; uint64_t data_bytes; struct pack_object_ref ref;
 };
 
 struct save_writer {
@@ -66,7 +66,7 @@ struct save_writer {
 	uint64_t done_bytes, progress_ns;
 };
 void save_writer_progress(struct save_writer *w, uint64_t bytes, bool now);
-bool save_writer_lookup(const struct save_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+bool save_writer_lookup(const struct save_writer *w, const struct base_digest *digest, enum pack_object_kind kind,
 	uint64_t raw_len, struct index_place *ret_place);
 
 /* ---- bands ---- */
@@ -93,20 +93,20 @@ struct save_held { struct base_buf bytes, pieces; };
 struct save_appender {
 	struct save_writer *w;
 	/* the pack being written; NULL: none */
-	struct store_pack_writer *pack; uint32_t pack_number; uint64_t extent_start;
+	struct pack_writer *pack; uint32_t pack_number; uint64_t extent_start;
 	char pack_class[PROTO_COMPONENT_MAX + 1];
-	struct store_pack_writer *meta; uint32_t meta_number;
+	struct pack_writer *meta; uint32_t meta_number;
 	uint64_t meta_blob_bytes;       /* stored bytes of blobs in it: the part's table does not count them */
 	struct save_held held;
 	struct store_part_builder *part;
 	struct save_row *first, *last;  /* rows that are not in the part yet, in order */
-	struct store_object_ref layout_ref; uint32_t layout_pack;
+	struct pack_object_ref layout_ref; uint32_t layout_pack;
 };
 /* opens the meta pack; layout and headers go in. *ret_a is to be freed after an error, too */
 int save_appender_open(struct save_writer *w, struct save_appender **ret_a, struct base_error *err);
 void save_appender_free(struct save_appender *a); /* abandons what is not sealed; NULL-safe */
 int save_appender_band(struct save_appender *a, struct save_band *b, struct base_error *err);
-void save_appender_keep(struct save_appender *a); /* lent memory that waits for more bands (store_pack_keep) */
+void save_appender_keep(struct save_appender *a); /* lent memory that waits for more bands (pack_keep) */
 int save_appender_blobs(struct save_appender *a, struct base_error *err);
 /* Makes `class` the pack that objects go to; the one before is sealed. NULL: none. */
 int save_appender_class(struct save_appender *a, const char *class, struct base_error *err);

@@ -134,7 +134,7 @@ int save_writer_open(struct store *s, const struct save_options *o, struct save_
 	return 0;
 }
 
-bool save_writer_lookup(const struct save_writer *w, const struct base_digest *digest, enum store_object_kind kind,
+bool save_writer_lookup(const struct save_writer *w, const struct base_digest *digest, enum pack_object_kind kind,
 	uint64_t raw_len, struct index_place *ret_place)
 {
 	return w->index && index_find(w->index, digest, ret_place) == 0 && ret_place->kind == kind

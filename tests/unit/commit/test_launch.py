@@ -62,7 +62,7 @@ def close(launches, *attempts):
 
 def pack_path(api, name):
     path = c.create_string_buffer(512)
-    assert api.lib.store_pack_path(name, path) == 0
+    assert api.lib.pack_path(name, path) == 0
     return api.path / path.value.decode()
 
 
@@ -325,12 +325,12 @@ def test_a_pack_of_somebody_else_stays(api, when, alone):
         if when == "meanwhile":
             failure(-errno.EEXIST, a.seal, name, w)
         elif when == "given up":
-            api.lib.store_pack_abandon(w)
+            api.lib.pack_abandon(w)
             a.seal(*a.writer("meta"))   # whose writer may lie where the other one lay
             assert len(packs_of(api)) == 2
     a.abort("its pack is taken")
     if when == "not sealed":
-        api.lib.store_pack_abandon(w)
+        api.lib.pack_abandon(w)
     assert taken.read_bytes() == b"another's" and len(packs_of(api)) == 1
     a.free()
     taken.unlink()

@@ -345,10 +345,10 @@ class World:
         self.layout, self.announcements, self.keep = Layout(lib, tensors), [], []
         for rank, rows in enumerate(rows_of_rank):
             name, w, size = ATTEMPT + b"-%d-meta" % rank, ptr(), u64()
-            assert lib.store_pack_writer_open(ptr(s.storage), s.info.id, name, c.byref(w)) == 0
+            assert lib.pack_writer_open(ptr(s.storage), s.info.id, name, c.byref(w)) == 0
             layout_ref, part_ref, e = Ref(), Ref(), Error()
             if rank == 0:
-                assert lib.store_pack_append_raw(w, LAYOUT, self.layout.object, u64(len(self.layout.object)),
+                assert lib.pack_append_raw(w, LAYOUT, self.layout.object, u64(len(self.layout.object)),
                                                  c.byref(layout_ref)) == 0
             b = ptr(lib.store_part_builder_new(self.layout.p, w, u32(1)))
             for tensor, boxes, mark in rows:
@@ -363,7 +363,7 @@ class World:
             part = Part(rank=rank, world=len(rows_of_rank), host=b"h", layout=self.layout.p.contents.digest,
                         packs=table(PackUse, [PackUse(names[0], 1 << 46, 0), PackUse(name, 0, 0)]), npacks=2)
             assert lib.store_part_finish(b, c.byref(part), c.byref(part_ref), c.byref(e)) == 0, e.text
-            assert lib.store_pack_seal(w, c.byref(size)) == 0
+            assert lib.pack_seal(w, c.byref(size)) == 0
             lib.store_part_builder_free(b)
             a = Announcement(run=b"r", attempt=ATTEMPT, step=0, rank=rank, world=len(rows_of_rank), host=b"h",
                              layout=part.layout, stores_layout=rank == 0,

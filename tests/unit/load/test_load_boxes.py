@@ -89,11 +89,11 @@ class Step:
 
     def writer(self, rank, kind):
         w, name = ptr(), self.attempt + b"-%d-%s" % (rank, kind)
-        assert self.lib.store_pack_writer_open(ptr(self.s.storage), self.s.info.id, name, c.byref(w)) == 0
+        assert self.lib.pack_writer_open(ptr(self.s.storage), self.s.info.id, name, c.byref(w)) == 0
         return name, w
 
     def append(self, w, kind, data, r):
-        assert self.lib.store_pack_append_raw(w, kind, data, u64(len(data)), c.byref(r)) == 0
+        assert self.lib.pack_append_raw(w, kind, data, u64(len(data)), c.byref(r)) == 0
 
     def cut(self, grid, array, pairs):
         """The stored bytes of the pieces of a box."""
@@ -129,7 +129,7 @@ class Step:
                     if len(d) > 64:
                         self.append(w, PIECE, d, r)
                 rows.append((i, boxes, datas, refs))
-        assert self.lib.store_pack_seal(w, c.byref(size)) == 0
+        assert self.lib.pack_seal(w, c.byref(size)) == 0
         self.live, self.raw = (sum(len(d) for _, _, datas, _ in rows for d in datas if len(d) > least)
                                for least in (64, 0))
         return name, size.value, [(i, boxes, [self.piece(d, r) for d, r in zip(datas, refs)])
@@ -144,13 +144,13 @@ class Step:
                                             array, u64(len(pieces)), c.byref(e))
             assert r == 0, e.text
         assert self.lib.store_part_finish(b, c.byref(part), c.byref(part_ref), c.byref(e)) == 0, e.text
-        assert self.lib.store_pack_extent_end(w) == 0
+        assert self.lib.pack_extent_end(w) == 0
         self.lib.store_part_builder_free(b)
 
     def forged(self, w, rows, chunk, part, part_ref):
         r = Ref()
         self.append(w, CHUNK, chunk, r)
-        assert self.lib.store_pack_extent_end(w) == 0
+        assert self.lib.pack_extent_end(w) == 0
         part.chunks, part.nchunks = table(Chunk, [Chunk(rows[0][0], rows[-1][0], len(rows), ref(r, 1))]), 1
         self.append(w, PART, self.proto.encode("part", part), part_ref)
 
@@ -170,7 +170,7 @@ class Step:
             self.forged(w, rows, chunk, part, part_ref)
         else:
             self.honest(w, layout, rows, part, part_ref)
-        assert self.lib.store_pack_seal(w, c.byref(size)) == 0
+        assert self.lib.pack_seal(w, c.byref(size)) == 0
         a = Announcement(run=b"r", attempt=self.attempt, step=self.step, rank=rank, world=self.world, host=b"h",
                          layout=part.layout, stores_layout=first,
                          part=ref(part_ref, 1), npacks=2,

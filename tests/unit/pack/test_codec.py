@@ -23,7 +23,7 @@ def codec(lib):
 
 def round_trip(lib, word_bytes, data):
     word, stored, lens = low.encode(lib, word_bytes, data)
-    assert lib.store_codec_valid(word)
+    assert lib.pack_codec_valid(word)
     assert low.decode(lib, word, stored, lens, len(data)) == data
     if word:
         assert (len(stored) + 4 * len(lens)) * 100 < len(data) * 97
@@ -114,12 +114,12 @@ def test_the_first_look_is_not_the_last(codec):
 def test_ratio_of_weights(codec):
     data = weights(2, 1 << 20)
     word, stored, lens = round_trip(codec, 2, data)
-    assert codec.store_codec_name(word) == b"lz4+bitplane16"
+    assert codec.pack_codec_name(word) == b"lz4+bitplane16"
     assert len(data) / len(stored) > 1.30
 
 
 def test_words_that_nobody_writes_are_refused(codec):
-    valid = [w for w in range(65536) if codec.store_codec_valid(w)]
+    valid = [w for w in range(65536) if codec.pack_codec_valid(w)]
     assert valid == [0] + [1 | t << 8 for t in range(5)]
     for word in (2, 0x0100, 0x0501, 0xFFFF):
         assert low.decode_block(codec, word, bytes(10), 10, 100)[0] == -errno.EBADMSG

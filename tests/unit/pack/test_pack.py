@@ -84,7 +84,7 @@ def test_runs_end_at_64_mib(lib, storage):
     check_all(storage, w.refs)
     offsets = [r.offset for r, _ in w.refs]
     assert w.refs[0][0].checks < offsets[2] < w.refs[2][0].checks < offsets[3]
-    assert w.refs[1][0].checks == w.refs[0][0].checks + lib.store_object_checks_bytes(0, 30 << 20)
+    assert w.refs[1][0].checks == w.refs[0][0].checks + lib.pack_object_checks_bytes(0, 30 << 20)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -114,13 +114,13 @@ def test_random_packs(storage, parts, seed):
 
 def stream(w, data, rng, announced=None):
     d, ref = low.digest(w.lib, announced if announced is not None else data), low.Ref()
-    low.check(w.lib.store_pack_stream_begin(w.w, C.byref(d), 2, len(announced if announced is not None else data)))
+    low.check(w.lib.pack_stream_begin(w.w, C.byref(d), 2, len(announced if announced is not None else data)))
     at = 0
     while at < len(data):
         n = int(rng.integers(1, 20_000))
-        low.check(w.lib.store_pack_stream_add(w.w, data[at:at + n], len(data[at:at + n])))
+        low.check(w.lib.pack_stream_add(w.w, data[at:at + n], len(data[at:at + n])))
         at += n
-    low.check(w.lib.store_pack_stream_end(w.w, C.byref(ref)))
+    low.check(w.lib.pack_stream_end(w.w, C.byref(ref)))
     w.refs.append((ref, data))
 
 
@@ -160,9 +160,9 @@ def test_append_refuses_what_cannot_be(storage):
                                                    (1, 0, 99, 100, None), (1, 0x501, 50, 100, one),
                                                    (1, 0x201, 50, 100, None), (1, 0x201, 49, 100, one),
                                                    (1, 0x201, 50, 50, one)):
-        assert lib.store_pack_append(w.w, C.byref(d), kind, codec, data, stored_len, raw_len, c, lens,
+        assert lib.pack_append(w.w, C.byref(d), kind, codec, data, stored_len, raw_len, c, lens,
                                      C.byref(ref)) == -errno.EINVAL
-    assert lib.store_pack_append(w.w, C.byref(d), 1, 0, data, (1 << 46) + 1, (1 << 46) + 1, c, None,
+    assert lib.pack_append(w.w, C.byref(d), 1, 0, data, (1 << 46) + 1, (1 << 46) + 1, c, None,
                                  C.byref(ref)) == -errno.E2BIG
     w.append(b"still works")
     w.seal()
@@ -333,7 +333,7 @@ def test_references_that_lie(storage):
                                         getattr(other, field), getattr(ref, field) + 64]))
             if ref.raw_len > 1 << 20:
                 out = C.create_string_buffer(BLOCK) # a sane reader of one block
-                r = storage.lib.store_object_read_blocks(p.p, C.byref(ref), 0, 1, out, None)
+                r = storage.lib.pack_object_read_blocks(p.p, C.byref(ref), 0, 1, out, None)
                 assert r == (-errno.EPROTONOSUPPORT if unknown(ref) else -errno.EBADMSG)
                 continue
             try:
@@ -346,7 +346,7 @@ def test_references_that_lie(storage):
         blocks = 7
         out = C.create_string_buffer(BLOCK)
         for first, n in ((blocks, 1), (0, blocks + 1), (2**64 - 1, 2), (1, 2**64 - 1)):
-            assert storage.lib.store_object_read_blocks(p.p, C.byref(good), first, n, out, None) == -errno.EINVAL
+            assert storage.lib.pack_object_read_blocks(p.p, C.byref(good), first, n, out, None) == -errno.EINVAL
         with pytest.raises(OSError) as e:
             p.load(good, 99_999)
         assert e.value.errno == errno.EFBIG
@@ -390,10 +390,10 @@ def test_layout_is_as_documented(storage):
 def test_names(lib):
     low.bind(lib)
     out, parsed = C.create_string_buffer(512), low.PackName()
-    assert lib.store_pack_name_make(b"0123456789abcdef-7", 3, b"model", out) == 0 and out.value == low.PACK.encode()
-    assert lib.store_pack_name_parse(b"0123456789abcdef-0-4294967295-a-b.c_d", C.byref(parsed)) == 0
+    assert lib.pack_name_make(b"0123456789abcdef-7", 3, b"model", out) == 0 and out.value == low.PACK.encode()
+    assert lib.pack_name_parse(b"0123456789abcdef-0-4294967295-a-b.c_d", C.byref(parsed)) == 0
     assert (parsed.attempt, parsed.rank, parsed.class_) == (b"0123456789abcdef-0", 4294967295, b"a-b.c_d")
-    assert lib.store_pack_path(low.PACK.encode(), out) == 0
+    assert lib.pack_path(low.PACK.encode(), out) == 0
     assert out.value.decode() == pack_file(None)
     for bad in ("", "x", "0123456789abcdef", "0123456789abcdef-1", "0123456789abcdef-1-2", "0123456789abcdef-1-2-",
                 "0123456789abcdef-01-2-a",
@@ -401,10 +401,10 @@ def test_names(lib):
                 "0123456789abcdef-18446744073709551616-2-a",
                 "0123456789abcdef-1-2-a/b", "0123456789abcdef-1-2-..", "0123456789abcdef-1-2-" + "a" * 72,
                 "0123456789abcdef-+1-2-a"):
-        assert lib.store_pack_path(bad.encode(), out) == -errno.EINVAL, bad
-    assert lib.store_pack_path(b"0123456789abcdef-1-2-" + b"a" * 200, out) == -errno.ENAMETOOLONG
-    assert lib.store_pack_name_make(b"0123456789abcdef-7", 3, b"a/b", out) == -errno.EINVAL
-    assert lib.store_pack_name_make(b"0123456789abcdef-7-1", 3, b"a", out) == -errno.EINVAL
+        assert lib.pack_path(bad.encode(), out) == -errno.EINVAL, bad
+    assert lib.pack_path(b"0123456789abcdef-1-2-" + b"a" * 200, out) == -errno.ENAMETOOLONG
+    assert lib.pack_name_make(b"0123456789abcdef-7", 3, b"a/b", out) == -errno.EINVAL
+    assert lib.pack_name_make(b"0123456789abcdef-7-1", 3, b"a", out) == -errno.EINVAL
 
 
 @pytest.mark.parametrize("encoded", [False, True])

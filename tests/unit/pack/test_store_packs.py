@@ -36,8 +36,8 @@ class Packs:
 
     def make(self, i):
         s, w, size = self.api.p.contents, ptr(), u64()
-        assert self.lib.store_pack_writer_open(ptr(s.storage), s.info.id, name_of(i), c.byref(w)) == 0
-        assert self.lib.store_pack_seal(w, c.byref(size)) == 0
+        assert self.lib.pack_writer_open(ptr(s.storage), s.info.id, name_of(i), c.byref(w)) == 0
+        assert self.lib.pack_seal(w, c.byref(size)) == 0
 
     def use(self, *numbers):
         for i in numbers:

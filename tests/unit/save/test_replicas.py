@@ -390,7 +390,7 @@ class Told(RankAttempt):
         l, object_ = self.layout()
         name, w = self.writer("layout")
         layout_ref = Ref()
-        assert self.lib.store_pack_append_raw(w, 3, c.c_void_p(object_.data), c.c_uint64(object_.len),
+        assert self.lib.pack_append_raw(w, 3, c.c_void_p(object_.data), c.c_uint64(object_.len),
                                               ref(layout_ref)) == 0
         self.seal(name, w)
         self.lib.store_layout_free(l)

@@ -309,7 +309,7 @@ class Written:
         self.s = c.cast(self.api.p, P(Store)).contents
         name = ATTEMPT + b"-0-meta"
         w = ptr()
-        assert lib.store_pack_writer_open(ptr(self.s.storage), self.s.info.id, name, c.byref(w)) == 0
+        assert lib.pack_writer_open(ptr(self.s.storage), self.s.info.id, name, c.byref(w)) == 0
         b, e = ptr(lib.store_part_builder_new(layout.p, w, u32(npacks))), Error()
         try:
             for tensor, boxes, pieces in rows:
@@ -327,12 +327,12 @@ class Written:
             assert r == 0, e.text
             self.chunks = [Chunk.from_buffer_copy(self.part.chunks[i]) for i in range(self.part.nchunks)]
         except Refused:
-            lib.store_pack_abandon(w)
+            lib.pack_abandon(w)
             self.api.close()
             raise
         finally:
             lib.store_part_builder_free(b)
-        assert lib.store_pack_seal(w, None) == 0
+        assert lib.pack_seal(w, None) == 0
         self.part.chunks = table(Chunk, self.chunks)
         self.pack = next((self.api.path / "packs").glob("*/*.pack")).read_bytes()
         self.array = table(c.c_char_p, self.names)
@@ -341,13 +341,13 @@ class Written:
         """The object's bytes: chunks are encoded where that gains."""
         ref, pack, e, out = self.chunks[i].ref, ptr(), Error(), ptr()
         name = self.names[ref.pack]
-        assert self.lib.store_pack_open(ptr(self.s.storage), self.s.info.id, name, u64(0), c.byref(pack),
+        assert self.lib.pack_open(ptr(self.s.storage), self.s.info.id, name, u64(0), c.byref(pack),
                                         c.byref(e)) == 0, e.text
-        assert self.lib.store_object_load(pack,
+        assert self.lib.pack_object_load(pack,
                                           c.byref(Ref(ref.digest, ref.offset, ref.checks, ref.raw_len, ref.stored_len,
                                                       ref.codec, ref.kind, ref.pack)), u64(1 << 30), c.byref(out),
                                           c.byref(e)) == 0, e.text
-        self.lib.store_pack_close(pack)
+        self.lib.pack_close(pack)
         return c.string_at(out, ref.raw_len)
 
     def row(self, tensor):

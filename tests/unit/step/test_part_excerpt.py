@@ -232,10 +232,10 @@ class Crafted:
         info = c.cast(api.p, P(Store)).contents.info
         name = ATTEMPT + b"-%d-meta" % number
         w, ref = ptr(), Ref()
-        assert lib.store_pack_writer_open(ptr(c.cast(api.p, P(Store)).contents.storage), info.id, name, c.byref(w)) == 0
-        append = lib.store_pack_append_encoded if encoded else lib.store_pack_append_raw
+        assert lib.pack_writer_open(ptr(c.cast(api.p, P(Store)).contents.storage), info.id, name, c.byref(w)) == 0
+        append = lib.pack_append_encoded if encoded else lib.pack_append_raw
         assert append(w, c.c_int(5), data, u64(len(data)), c.byref(ref)) == 0
-        assert lib.store_pack_seal(w, None) == 0
+        assert lib.pack_seal(w, None) == 0
         self.names = [b"00000000000000aa-0-0-p%d" % i for i in range(npacks)] + [name]
         self.array = table(c.c_char_p, self.names)
         self.ref = ProtoRef(ref.digest, ref.offset, ref.checks, ref.raw_len, ref.stored_len, npacks, ref.codec,

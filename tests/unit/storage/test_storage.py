@@ -115,11 +115,11 @@ def test_a_name_more_of_a_file_in_the_place_of_another(storage):
 
 def test_names(lib, storage):
     for name in ("a", "a/b", "A-z_0.=", "..a", "a..", "x" * 255, "a/" * 255 + "a"):
-        assert lib.store_name_valid(name.encode()), name
+        assert lib.storage_name_valid(name.encode()), name
     bad = ("", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a b", "a\\b", "\xe9", "a\n", "x" * 256,
            "a/" * 256 + "a")
     for name in bad:
-        assert not lib.store_name_valid(name.encode()), name
+        assert not lib.storage_name_valid(name.encode()), name
         with pytest.raises(OSError):
             storage.put(name, b"x")
     fails(errno.EINVAL, storage.put, "a.tmp.0123456789abcdef", b"x")
@@ -410,7 +410,7 @@ def spread(lib, n, seconds, fails=()):
         time.sleep(seconds) if seconds else None
         by[i] = threading.get_native_id()
         return -errno.EIO if i in fails else 0
-    return lib.store_spread(n, SPREAD(one), None, None), by
+    return lib.storage_spread(n, SPREAD(one), None, None), by
 
 
 def test_what_waits_is_asked_for_at_once(lib):

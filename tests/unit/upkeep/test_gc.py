@@ -236,7 +236,7 @@ def test_unfinished_files(api):
     b = Attempt(api, "r", 9)
     own = f"packs/00/{b.name}-0-model.pack.tmp.0123456789abcdef"
     path = ctypes.create_string_buffer(512)
-    assert api.lib.store_pack_path(f"{b.name}-0-model".encode(), path) == 0
+    assert api.lib.pack_path(f"{b.name}-0-model".encode(), path) == 0
     own = path.value.decode() + ".tmp.0123456789abcdef"
     other = "runs/r/000000000009.tmp.0123456789abcdef"
     for name in (own, other):

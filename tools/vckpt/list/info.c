@@ -38,7 +38,7 @@ static void print_sums(const struct tool_sums *s, const struct load_step *before
 	printf("  pieces       %s, %s, stored as %s\n", TOOL_COUNT(s->pieces, "piece", "pieces"), TOOL_BYTES(s->bytes),
 		TOOL_BYTES(s->stored));
 	for (unsigned i = 0; i < s->ncodecs; i++)
-		printf("  codec        %s: %s, %s as %s\n", store_codec_name(s->codecs[i].word),
+		printf("  codec        %s: %s, %s as %s\n", pack_codec_name(s->codecs[i].word),
 			TOOL_COUNT(s->codecs[i].pieces, "piece", "pieces"), TOOL_BYTES(s->codecs[i].raw),
 			TOOL_BYTES(s->codecs[i].stored));
 	if (before)

@@ -6,7 +6,7 @@
 
 #include "core/pack/codec.h"
 
-static void add_codec(struct tool_sums *s, const struct store_object_ref *ref)
+static void add_codec(struct tool_sums *s, const struct pack_object_ref *ref)
 {
 	unsigned i = 0;
 
@@ -89,7 +89,7 @@ char *tool_sums_codecs(const struct tool_sums *s, char text[static TOOL_SUMS_TEX
 {
 	text[0] = 0;
 	for (unsigned i = 0; i < s->ncodecs; i++)
-		append(text, store_codec_name(s->codecs[i].word), s->codecs[i].pieces);
+		append(text, pack_codec_name(s->codecs[i].word), s->codecs[i].pieces);
 	return text[0] ? text : strcpy(text, "-");
 }
 
@@ -109,7 +109,7 @@ json_t *tool_sums_codecs_json(const struct tool_sums *s)
 
 	for (unsigned i = 0; i < s->ncodecs; i++)
 		json_array_append_new(all,
-			json_pack("{s:s, s:I, s:I, s:I}", "codec", store_codec_name(s->codecs[i].word), "pieces",
+			json_pack("{s:s, s:I, s:I, s:I}", "codec", pack_codec_name(s->codecs[i].word), "pieces",
 				(json_int_t)s->codecs[i].pieces, "bytes", (json_int_t)s->codecs[i].raw, "stored_bytes",
 				(json_int_t)s->codecs[i].stored));
 	return all;
