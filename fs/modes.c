@@ -26,7 +26,7 @@ static int owner_read(const struct fs_mount *m, const char *name, struct storage
 	struct storage *s = m->store->storage;
 	int r = s->ops->owner ? s->ops->owner(s, name, ret_owner) : -EOPNOTSUPP;
 
-	if (store_error_passes(r) || r == -EINTR)
+	if (commit_error_passes(r) || r == -EINTR)
 		return r;
 	if (r < 0)
 		*ret_owner = (struct storage_owner){.uid = geteuid(), .gid = getegid(),

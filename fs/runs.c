@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs, their lists and the commits that were looked up. A store_list has one owner: here it is changed only under the
+ * Runs, their lists and the commits that were looked up. A commit_list has one owner: here it is changed only under the
  * run's write lock (when it is first read, and by the refresh thread) and read under the read lock. A struct fs_commit
  * is made when a step is looked up or listed with attributes, and stays until the mount ends: 64 bytes a step. */
 #include "fs/runs.h"
@@ -16,7 +16,7 @@ static void run_free(struct fs_run *run)
 {
 	if (!run)
 		return;
-	store_list_close(run->list);
+	commit_list_close(run->list);
 	pthread_rwlock_destroy(&run->lock);
 	free(run->commits);
 	base_table_release(&run->by_entry);
@@ -130,7 +130,7 @@ int fs_runs_scan(struct fs_runs *runs, struct base_error *err)
 	size_t n;
 	int found = 0;
 
-	int r = store_runs(runs->store, &names, &n, err);
+	int r = commit_runs(runs->store, &names, &n, err);
 	if (r < 0)
 		return r;
 	for (size_t i = 0; i < n && r >= 0; i++)
@@ -138,7 +138,7 @@ int fs_runs_scan(struct fs_runs *runs, struct base_error *err)
 			r = run_add(runs, names[i]);
 			found += r > 0;
 		}
-	store_runs_free(names, n);
+	commit_runs_free(names, n);
 	if (r == -ENOSPC)
 		return base_error_set(err, r, "the store has more than %u runs, which is all that a mount shows",
 			FS_RUNS_MAX);
@@ -185,7 +185,7 @@ static void run_log(struct fs_run *run, const char *what, const struct base_erro
 int fs_run_ready(struct fs_runs *runs, struct fs_run *run)
 {
 	struct base_error err = {0};
-	struct store_list *list = NULL;
+	struct commit_list *list = NULL;
 
 	pthread_rwlock_rdlock(&run->lock);
 	bool ready = run->list;
@@ -194,7 +194,7 @@ int fs_run_ready(struct fs_runs *runs, struct fs_run *run)
 		return 0;
 	/* held across the read: all others that need this run have to wait for its list anyway */
 	pthread_rwlock_wrlock(&run->lock);
-	int r = run->list ? 0 : store_list_open(runs->store, run->name, false, &list, &err);
+	int r = run->list ? 0 : commit_list_open(runs->store, run->name, false, &list, &err);
 	if (list)
 		run->list = list;
 	run->failed = r < 0 ? r : 0;
@@ -211,7 +211,7 @@ int fs_run_refresh(struct fs_run *run)
 	struct base_error err = {0};
 
 	pthread_rwlock_wrlock(&run->lock);
-	int r = run->list ? store_list_refresh(run->list, &err) : 0;
+	int r = run->list ? commit_list_refresh(run->list, &err) : 0;
 	pthread_rwlock_unlock(&run->lock);
 	if (r < 0)
 		run_log(run, "new entries of its list cannot be read", &err);
@@ -243,7 +243,7 @@ int fs_runs_find(struct fs_runs *runs, const char *name, struct fs_run **ret_run
 size_t fs_run_steps(struct fs_run *run)
 {
 	pthread_rwlock_rdlock(&run->lock);
-	size_t n = run->list ? store_list_count(run->list) : 0;
+	size_t n = run->list ? commit_list_count(run->list) : 0;
 	pthread_rwlock_unlock(&run->lock);
 	return n;
 }
@@ -251,7 +251,7 @@ size_t fs_run_steps(struct fs_run *run)
 bool fs_run_latest(struct fs_run *run, uint64_t *ret_step, int64_t *ret_time_ns)
 {
 	pthread_rwlock_rdlock(&run->lock);
-	const struct store_list_step *latest = run->list ? store_list_latest(run->list) : NULL;
+	const struct commit_list_step *latest = run->list ? commit_list_latest(run->list) : NULL;
 	if (latest) {
 		*ret_step = latest->step;
 		*ret_time_ns = latest->commit.time_ns;
@@ -263,10 +263,10 @@ bool fs_run_latest(struct fs_run *run, uint64_t *ret_step, int64_t *ret_time_ns)
 int fs_run_snapshot(struct fs_run *run, uint64_t **ret_steps, size_t *ret_n)
 {
 	pthread_rwlock_rdlock(&run->lock);
-	size_t n = run->list ? store_list_count(run->list) : 0;
+	size_t n = run->list ? commit_list_count(run->list) : 0;
 	uint64_t *steps = calloc(n + 1, sizeof *steps);
 	for (size_t i = 0; steps && i < n; i++)
-		steps[i] = store_list_at(run->list, i)->step;
+		steps[i] = commit_list_at(run->list, i)->step;
 	pthread_rwlock_unlock(&run->lock);
 	*ret_steps = steps;
 	*ret_n = n;
@@ -304,7 +304,7 @@ static int commit_append(struct fs_runs *runs, struct fs_commit *commit)
 }
 
 /* Under run->lock for writing. */
-static int commit_make(struct fs_runs *runs, struct fs_run *run, const struct store_list_step *s,
+static int commit_make(struct fs_runs *runs, struct fs_run *run, const struct commit_list_step *s,
 	struct fs_commit **ret_commit)
 {
 	uint8_t identity[16];
@@ -335,13 +335,13 @@ int fs_run_commit(struct fs_runs *runs, struct fs_run *run, uint64_t step, struc
 	int r = -ENOENT;
 
 	pthread_rwlock_rdlock(&run->lock);
-	const struct store_list_step *s = run->list ? store_list_find(run->list, step) : NULL;
+	const struct commit_list_step *s = run->list ? commit_list_find(run->list, step) : NULL;
 	if (s)
 		commit = commit_find(run, s->entry);
 	pthread_rwlock_unlock(&run->lock);
 	if (!commit && s) {
 		pthread_rwlock_wrlock(&run->lock);
-		s = store_list_find(run->list, step);
+		s = commit_list_find(run->list, step);
 		if (s)
 			commit = commit_find(run, s->entry);
 		if (s && !commit)
@@ -363,7 +363,7 @@ struct fs_commit *fs_runs_commit(struct fs_runs *runs, uint32_t number)
 bool fs_commit_live(struct fs_commit *commit)
 {
 	pthread_rwlock_rdlock(&commit->run->lock);
-	bool live = commit->run->list && store_list_entry_live(commit->run->list, commit->entry);
+	bool live = commit->run->list && commit_list_entry_live(commit->run->list, commit->entry);
 	pthread_rwlock_unlock(&commit->run->lock);
 	return live;
 }

@@ -41,13 +41,13 @@ void fs_steps_free(struct fs_steps *steps)
 }
 
 /* A copy of the step in the list, with as much as opening it takes: its attributes are the manifest's. */
-static int step_of(struct fs_commit *commit, char attempt[static PROTO_ATTEMPT_MAX], struct store_list_step *ret_step,
+static int step_of(struct fs_commit *commit, char attempt[static PROTO_ATTEMPT_MAX], struct commit_list_step *ret_step,
 	struct base_error *err)
 {
 	struct fs_run *run = commit->run;
 
 	pthread_rwlock_rdlock(&run->lock);
-	const struct store_list_step *s = run->list ? store_list_find(run->list, commit->step) : NULL;
+	const struct commit_list_step *s = run->list ? commit_list_find(run->list, commit->step) : NULL;
 	bool there = s && s->entry == commit->entry;
 	if (there) {
 		*ret_step = *s;
@@ -64,7 +64,7 @@ static int step_open(struct fs_runs *runs, struct fs_commit *commit, struct fs_s
 {
 	struct load_step *loaded = NULL;
 	struct view_tree *tree = NULL;
-	struct store_list_step entry;
+	struct commit_list_step entry;
 	char attempt[PROTO_ATTEMPT_MAX];
 
 	int r = step_of(commit, attempt, &entry, err);
@@ -170,7 +170,7 @@ void fs_run_gone(struct fs_run *run, void (*f)(void *arg, struct fs_commit *comm
 	gone = calloc(run->ncommits + 1, sizeof *gone);
 	for (size_t i = 0; gone && i < run->ncommits; i++) {
 		struct fs_commit *commit = run->commits[i];
-		if (!commit->gone && !store_list_entry_live(run->list, commit->entry)) {
+		if (!commit->gone && !commit_list_entry_live(run->list, commit->entry)) {
 			commit->gone = true;
 			gone[n++] = commit;
 		}

@@ -18,7 +18,7 @@
 #include "core/tensor/boxes.h"
 
 BASE_CLEANUP_DEFINE(struct store *, store_close)
-BASE_CLEANUP_DEFINE(struct store_list *, store_list_close)
+BASE_CLEANUP_DEFINE(struct commit_list *, commit_list_close)
 
 enum { READ_ALONE_BYTES = 8 << 20 };     /* more than that is read by several threads */
 
@@ -46,30 +46,31 @@ int vckpt_store_check(const char *path, struct vckpt_error *err)
 	return api_result(api_store_open(path, STORE_OPEN_READ_ONLY, &s, e), e);
 }
 
-/* The list of a run that there is, open for its newest steps; store_list_close. -ENOENT: there is none of that name. */
-static int run_open(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
+/* The list of a run that there is, open for its newest steps; commit_list_close. -ENOENT: there is none of that
+ * name. */
+static int run_open(struct store *s, const char *run, struct commit_list **ret_l, struct base_error *err)
 {
 	int r;
 
 	if (!run || !proto_run_valid(run))
 		return base_error_set(err, -EINVAL, "%s cannot be the name of a run", run ? run : "NULL");
-	r = store_list_open_newest(s, run, ret_l, err);
-	if (r == 0 && store_list_next(*ret_l) == 0)
+	r = commit_list_open_newest(s, run, ret_l, err);
+	if (r == 0 && commit_list_next(*ret_l) == 0)
 		return base_error_set(err, -ENOENT, "%s has no run %s", s->path, run);
 	return r;
 }
 
 /* The step of that number, VCKPT_NONE: the newest. ret_entry: in *ret_l, which is the caller's whatever is returned. */
-static int run_find(struct store *s, const char *run, uint64_t number, struct store_list **ret_l,
-	const struct store_list_step **ret_entry, struct base_error *err)
+static int run_find(struct store *s, const char *run, uint64_t number, struct commit_list **ret_l,
+	const struct commit_list_step **ret_entry, struct base_error *err)
 {
 	int r = run_open(s, run, ret_l, err);
 
 	if (r == 0 && number != VCKPT_NONE)
-		r = store_list_know_step(*ret_l, number, err);
+		r = commit_list_know_step(*ret_l, number, err);
 	if (r < 0)
 		return r;
-	*ret_entry = number == VCKPT_NONE ? store_list_latest(*ret_l) : store_list_find(*ret_l, number);
+	*ret_entry = number == VCKPT_NONE ? commit_list_latest(*ret_l) : commit_list_find(*ret_l, number);
 	if (*ret_entry)
 		return 0;
 	if (number == VCKPT_NONE)
@@ -79,10 +80,10 @@ static int run_find(struct store *s, const char *run, uint64_t number, struct st
 
 int vckpt_run_latest(const char *store, const char *run, uint64_t *ret_step, struct vckpt_error *err)
 {
-	base_cleanup(store_list_close_p) struct store_list *l = NULL;
+	base_cleanup(commit_list_close_p) struct commit_list *l = NULL;
 	base_cleanup(store_close_p) struct store *s = NULL;
 	struct base_error *e = api_error(err);
-	const struct store_list_step *entry;
+	const struct commit_list_step *entry;
 	int r = api_given(ret_step, "place for the step's number", e);
 
 	if (r == 0)
@@ -96,7 +97,7 @@ int vckpt_run_latest(const char *store, const char *run, uint64_t *ret_step, str
 
 int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, size_t *ret_n, struct vckpt_error *err)
 {
-	base_cleanup(store_list_close_p) struct store_list *l = NULL;
+	base_cleanup(commit_list_close_p) struct commit_list *l = NULL;
 	base_cleanup(store_close_p) struct store *s = NULL;
 	struct base_error *e = api_error(err);
 	uint64_t *steps;
@@ -108,16 +109,16 @@ int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, si
 	if (r == 0)
 		r = run_open(s, run, &l, e);
 	if (r == 0)
-		r = store_list_know_all(l, e);
+		r = commit_list_know_all(l, e);
 	if (r < 0)
 		return api_result(r, e);
-	steps = malloc((store_list_count(l) + 1) * sizeof *steps);
+	steps = malloc((commit_list_count(l) + 1) * sizeof *steps);
 	if (!steps)
 		return base_no_memory(e);
-	for (size_t i = 0; i < store_list_count(l); i++)
-		steps[i] = store_list_at(l, i)->step;
+	for (size_t i = 0; i < commit_list_count(l); i++)
+		steps[i] = commit_list_at(l, i)->step;
 	*ret_steps = steps;
-	*ret_n = store_list_count(l);
+	*ret_n = commit_list_count(l);
 	return 0;
 }
 
@@ -135,8 +136,8 @@ BASE_CLEANUP_DEFINE(struct vckpt_step *, step_free)
 
 static int step_find(struct vckpt_step *step, const char *run, uint64_t number, struct base_error *err)
 {
-	base_cleanup(store_list_close_p) struct store_list *l = NULL;
-	const struct store_list_step *entry;
+	base_cleanup(commit_list_close_p) struct commit_list *l = NULL;
+	const struct commit_list_step *entry;
 	int r = run_find(step->store, run, number, &l, &entry, err);
 
 	return r < 0 ? r : load_step_open(step->store, run, entry, &step->step, err);
@@ -145,7 +146,7 @@ static int step_find(struct vckpt_step *step, const char *run, uint64_t number, 
 static int step_open_commit(struct vckpt_step *step, const char *run, const struct vckpt_commit *commit,
 	const struct proto_commit *c, struct base_error *err)
 {
-	const struct store_list_step found = {.step = commit->step, .entry = commit->entry, .commit = *c};
+	const struct commit_list_step found = {.step = commit->step, .entry = commit->entry, .commit = *c};
 
 	if (c->step == commit->step && memcmp(c->manifest.bytes, commit->manifest, sizeof commit->manifest) == 0)
 		return load_step_open(step->store, run, &found, &step->step, err);
@@ -158,17 +159,17 @@ static int step_open_commit(struct vckpt_step *step, const char *run, const stru
 static int step_find_collected(struct vckpt_step *step, const char *run, const struct vckpt_commit *commit,
 	struct base_error *err)
 {
-	base_cleanup(store_list_close_p) struct store_list *l = NULL;
-	int r = store_list_open_newest(step->store, run, &l, err);
+	base_cleanup(commit_list_close_p) struct commit_list *l = NULL;
+	int r = commit_list_open_newest(step->store, run, &l, err);
 	uint64_t number;
-	const struct store_list_step *found;
+	const struct commit_list_step *found;
 
 	if (r == 0)
-		r = store_list_know_entry(l, commit->entry, err);
+		r = commit_list_know_entry(l, commit->entry, err);
 	if (r < 0)
 		return r;
-	number = store_list_commit_step(l, commit->entry);
-	found = number == PROTO_NONE ? NULL : store_list_find(l, number);
+	number = commit_list_commit_step(l, commit->entry);
+	found = number == PROTO_NONE ? NULL : commit_list_find(l, number);
 	if (!found || found->entry != commit->entry)
 		return base_error_set(err, -ENOENT, "run %s of %s has no commit entry %" PRIu64, run,
 			step->store->path, commit->entry);
@@ -183,7 +184,7 @@ static int step_find_commit(struct vckpt_step *step, const char *run, const stru
 
 	if (!run || !proto_run_valid(run))
 		return base_error_set(err, -EINVAL, "%s cannot be the name of a run", run ? run : "NULL");
-	r = store_list_commit_read(step->store, run, commit->entry, &e, err);
+	r = commit_list_commit_read(step->store, run, commit->entry, &e, err);
 	if (r == -ENOENT)
 		return step_find_collected(step, run, commit, err);
 	if (r < 0)

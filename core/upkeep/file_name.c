@@ -46,16 +46,16 @@ static int parse_pack(const char *name, struct file_name *n)
 static int parse_run(const char *name, struct file_name *n)
 {
 	const char *at = part_take(name + strlen("runs/"), n->run, sizeof n->run);
-	enum store_list_mark_file mark;
+	enum commit_list_mark_file mark;
 
 	if (!at || !proto_run_valid(n->run))
 		return FILE_FOREIGN;
 	if (under(at, "manifests/"))
 		return base_digest_parse(at + 10, strlen(at + 10), &n->digest) == 0 ? STORE_RECORD_MANIFEST
 			: FILE_FOREIGN;
-	mark = store_list_mark_parse(at, &n->number);
-	n->collected = mark == STORE_LIST_COLLECTED;
-	if (mark != STORE_LIST_NO_MARK)
+	mark = commit_list_mark_parse(at, &n->number);
+	n->collected = mark == COMMIT_LIST_COLLECTED;
+	if (mark != COMMIT_LIST_NO_MARK)
 		return n->collected ? STORE_RECORD_ENTRY : STORE_RECORD_MARK;
 	/* 12 digits, and more only where the number needs them */
 	if (!all_digits(at) || strlen(at) < 12 || strlen(at) > 19 || (at[0] == '0' && strlen(at) > 12))
@@ -69,7 +69,7 @@ static int parse_incoming(const char *name, struct file_name *n)
 	const char *at = part_take(name + strlen("incoming/"), n->run, sizeof n->run);
 
 	at = at ? part_take(at, n->attempt, sizeof n->attempt) : NULL;
-	if (!at || strchr(at, '/') || !proto_run_valid(n->run) || !store_attempt_name_valid(n->attempt)) {
+	if (!at || strchr(at, '/') || !proto_run_valid(n->run) || !commit_attempt_name_valid(n->attempt)) {
 		n->attempt[0] = 0;
 		return FILE_FOREIGN;
 	}
@@ -91,14 +91,14 @@ int file_name_parse(const char *name, struct file_name *ret_n)
 		n->kind = parse_run(name, n);
 	} else if (under(name, "incoming/")) {
 		n->kind = parse_incoming(name, n);
-	} else if (store_stats_name_parse(name, &n->stats)) {
+	} else if (commit_stats_name_parse(name, &n->stats)) {
 		n->kind = STORE_RECORD_STATS;
 		memcpy(n->run, n->stats.run, sizeof n->run);
-	} else if (under(name, "hosts/") && store_heartbeat_name_parse(name + 6, n->launch, n->host, &n->number)) {
+	} else if (under(name, "hosts/") && commit_heartbeat_name_parse(name + 6, n->launch, n->host, &n->number)) {
 		n->kind = STORE_RECORD_HEARTBEAT;
 	} else if (under(name, "trash/") && !strchr(name + 6, '/')) {
 		n->kind = STORE_RECORD_TRASH;
-	} else if (store_note_name_parse(name, n->pack)) {
+	} else if (commit_note_name_parse(name, n->pack)) {
 		n->kind = STORE_RECORD_DAMAGE;
 	} else if (strcmp(name, STORE_FILE) == 0) {
 		n->kind = STORE_RECORD_STORE;

@@ -18,7 +18,7 @@ struct file_name {
 	bool collected;                        /* ENTRY: collected.<number> */
 	struct base_digest digest;             /* manifest */
 	char pack[PACK_NAME_MAX], class[72]; /* pack (`pack` also where its file has another place), note */
-	struct store_stats_name stats;         /* measures */
+	struct commit_stats_name stats;         /* measures */
 	char launch[17], host[65];             /* heartbeat */
 };
 /* Returns the kind. */

@@ -8,31 +8,31 @@
 
 struct needs {
 	struct store *store;
-	bool (*goes)(void *arg, const char *run, const struct store_list_step *step);
+	bool (*goes)(void *arg, const char *run, const struct commit_list_step *step);
 	void *arg;
 	struct gc_names seen;
-	struct store_needs n;
+	struct upkeep_needs n;
 };
 
 /* Files of a step that was removed since its list was read may be gone. */
-static bool step_removed(struct needs *k, const struct store_list *l, const struct store_list_step *step)
+static bool step_removed(struct needs *k, const struct commit_list *l, const struct commit_list_step *step)
 {
-	struct store_list *now;
+	struct commit_list *now;
 	bool live;
 
-	if (store_list_open(k->store, store_list_run(l), false, &now, NULL) < 0)
+	if (commit_list_open(k->store, commit_list_run(l), false, &now, NULL) < 0)
 		return false;
-	live = store_list_entry_live(now, step->entry);
-	store_list_close(now);
+	live = commit_list_entry_live(now, step->entry);
+	commit_list_close(now);
 	return !live;
 }
 
-static int needs_manifest(struct needs *k, const struct store_list *l, const struct store_list_step *step, bool goes,
+static int needs_manifest(struct needs *k, const struct commit_list *l, const struct commit_list_step *step, bool goes,
 	struct base_error *err)
 {
 	struct proto_manifest m = {0};
 	struct base_error why = {0};
-	int r = store_manifest_get(k->store, store_list_run(l), &step->commit.manifest, &m, &why);
+	int r = store_manifest_get(k->store, commit_list_run(l), &step->commit.manifest, &m, &why);
 
 	if (r == -ENOENT && step_removed(k, l, step))
 		return 0;
@@ -48,14 +48,14 @@ static int needs_manifest(struct needs *k, const struct store_list *l, const str
 }
 
 /* Of one run, either the steps that stay or those that go. */
-static int needs_list(struct needs *k, struct store_list *l, bool going, struct base_error *err)
+static int needs_list(struct needs *k, struct commit_list *l, bool going, struct base_error *err)
 {
 	int r = 0;
 
-	for (size_t i = 0; r == 0 && i < store_list_count(l); i++) {
-		const struct store_list_step *step = store_list_at(l, i);
+	for (size_t i = 0; r == 0 && i < commit_list_count(l); i++) {
+		const struct commit_list_step *step = commit_list_at(l, i);
 
-		if ((k->goes && k->goes(k->arg, store_list_run(l), step)) != going)
+		if ((k->goes && k->goes(k->arg, commit_list_run(l), step)) != going)
 			continue;
 		k->n.steps++;
 		k->n.bytes += step->commit.bytes;
@@ -66,49 +66,49 @@ static int needs_list(struct needs *k, struct store_list *l, bool going, struct 
 
 static int needs_all(struct needs *k, char **runs, size_t n, bool going, struct base_error *err)
 {
-	struct store_list *l;
+	struct commit_list *l;
 	int r = 0;
 
 	for (size_t i = 0; r == 0 && i < n; i++) {
-		r = store_list_open(k->store, runs[i], false, &l, err);
+		r = commit_list_open(k->store, runs[i], false, &l, err);
 		if (r < 0)
 			break;
-		k->n.runs += !going && store_list_count(l) > 0;
+		k->n.runs += !going && commit_list_count(l) > 0;
 		r = needs_list(k, l, going, err);
-		store_list_close(l);
+		commit_list_close(l);
 	}
 	return r;
 }
 
-int store_needs(struct store *s, bool (*goes)(void *arg, const char *run, const struct store_list_step *step),
-	void *arg, struct store_needs *ret_n, struct base_error *err)
+int upkeep_needs(struct store *s, bool (*goes)(void *arg, const char *run, const struct commit_list_step *step),
+	void *arg, struct upkeep_needs *ret_n, struct base_error *err)
 {
 	struct needs k = {.store = s, .goes = goes, .arg = arg};
 	char **runs;
 	size_t n;
-	int r = store_runs(s, &runs, &n, err);
+	int r = commit_runs(s, &runs, &n, err);
 
 	if (r < 0)
 		return r;
 	r = needs_all(&k, runs, n, false, err);
 	if (r == 0 && goes)
 		r = needs_all(&k, runs, n, true, err);
-	store_runs_free(runs, n);
+	commit_runs_free(runs, n);
 	gc_names_release(&k.seen);
 	*ret_n = k.n;
 	return r;
 }
 
-int store_packs_bytes(struct store *s, uint64_t *ret_packs, uint64_t *ret_bytes, struct base_error *err)
+int upkeep_packs_bytes(struct store *s, uint64_t *ret_packs, uint64_t *ret_bytes, struct base_error *err)
 {
-	struct store_files files = {0};
-	int r = store_files_list(s, "packs", &files, err);
+	struct commit_files files = {0};
+	int r = commit_files_list(s, "packs", &files, err);
 
 	*ret_packs = *ret_bytes = 0;
 	for (size_t i = 0; r == 0 && i < files.n; i++) {
 		*ret_packs += !files.all[i].foreign;
 		*ret_bytes += files.all[i].foreign ? 0 : files.all[i].size;
 	}
-	store_files_release(&files);
+	commit_files_release(&files);
 	return r;
 }

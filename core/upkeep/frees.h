@@ -8,15 +8,15 @@
 
 #include "core/commit/list/list.h"
 
-struct store_needs {
+struct upkeep_needs {
 	uint64_t runs, steps, bytes;           /* that are visible; the logical bytes of the steps */
 	uint64_t kept_packs, kept_bytes;       /* named by steps that stay */
 	uint64_t freed_packs, freed_bytes;     /* named by steps that go, and by no other */
 };
 /* goes: would this step be removed? NULL: none would. A manifest that cannot be read is an error. */
-int store_needs(struct store *s, bool (*goes)(void *arg, const char *run, const struct store_list_step *step),
-	void *arg, struct store_needs *ret_n, struct base_error *err);
+int upkeep_needs(struct store *s, bool (*goes)(void *arg, const char *run, const struct commit_list_step *step),
+	void *arg, struct upkeep_needs *ret_n, struct base_error *err);
 /* Number and bytes of all packs in the store, needed or not. */
-int store_packs_bytes(struct store *s, uint64_t *ret_packs, uint64_t *ret_bytes, struct base_error *err);
+int upkeep_packs_bytes(struct store *s, uint64_t *ret_packs, uint64_t *ret_bytes, struct base_error *err);
 
 #endif

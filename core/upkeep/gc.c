@@ -5,10 +5,10 @@
  *     lost         ends of lists that other files refer to: then nothing is collected     gc_lost_check
  *     watch        heartbeats of other hosts, for heartbeat_s by our own clock            gc_watch
  *     abort        undecided attempts whose launch is dead: `abort` entry first           gc_abort_dead     [dead]
- *     candidates   packs, manifests, marks, temporaries are listed                        store_files_list  [cands]
+ *     candidates   packs, manifests, marks, temporaries are listed                        commit_files_list  [cands]
  *     heartbeats   again: a pack listed above had a heartbeat before it                   gc_watch
  *     lists        of all runs, made durable (invariant 6)                                gc_lists_read     [top]
- *     incoming     folders and bases                                                      store_folders_read [inc]
+ *     incoming     folders and bases                                                      commit_folders_read [inc]
  *     lists        again                                                                  gc_lists_read     [again]
  *     sweep        marks what nothing reaches, deletes what was marked a grace period ago gc_sweep [mark, sweep]
  *     entries      of lists, that later snapshots cover                                   gc_entries
@@ -49,18 +49,19 @@ void gc_report(struct gc *g, const char *what, const char *name, uint64_t bytes,
 bool gc_launch_alive(const struct gc *g, const char *launch)
 {
 	for (size_t i = 0; i < g->launches.n; i++)
-		if (strncmp(g->launches.all[i].launch, launch, 16) == 0 && g->launches.all[i].state == STORE_ALIVE)
+		if (strncmp(g->launches.all[i].launch, launch, 16) == 0 && g->launches.all[i].state == COMMIT_ALIVE)
 			return true;
 	return false;
 }
 
 /* Not inlined: with sanitizers and -O3 gcc 12 takes the inlined comparison for one of no bytes, and warns. */
-static __attribute__((noinline)) bool launch_same(const struct store_launch_info *a, const struct store_launch_info *b)
+static __attribute__((noinline)) bool launch_same(const struct commit_launch_info *a,
+	const struct commit_launch_info *b)
 {
 	return strcmp(a->launch, b->launch) == 0 && strcmp(a->host, b->host) == 0;
 }
 
-static const struct store_launch_info *launch_find(const struct gc_launches *l, const struct store_launch_info *like)
+static const struct commit_launch_info *launch_find(const struct gc_launches *l, const struct commit_launch_info *like)
 {
 	for (size_t i = 0; i < l->n; i++)
 		if (launch_same(&l->all[i], like))
@@ -73,7 +74,7 @@ static const struct store_launch_info *launch_find(const struct gc_launches *l, 
 static bool folder_needs_look(struct gc *g)
 {
 	for (size_t i = 0; i < g->folders.n; i++) {
-		struct store_folder *f = &g->folders.all[i];
+		struct commit_folder *f = &g->folders.all[i];
 		bool seen = false;
 
 		for (size_t k = 0; k < g->launches.n; k++)
@@ -91,38 +92,38 @@ static int folders_refresh(struct gc *g)
 
 	if (!folder_needs_look(g))
 		return 0;
-	store_folders_release(&g->folders);
-	r = store_folders_read(g->store, &g->folders, g->err);
+	commit_folders_release(&g->folders);
+	r = commit_folders_read(g->store, &g->folders, g->err);
 	return r < 0 ? r : gc_lists_read(g, true);
 }
 
 /* The state of a launch, from this look at its heartbeat and the look before. */
-static enum store_liveness watch_judge(const struct store_launch_info *before, const struct store_launch_info *now)
+static enum commit_liveness watch_judge(const struct commit_launch_info *before, const struct commit_launch_info *now)
 {
-	if (now->state != STORE_UNKNOWN)
+	if (now->state != COMMIT_UNKNOWN)
 		return now->state;
-	return before && before->number == now->number ? before->state : STORE_ALIVE;
+	return before && before->number == now->number ? before->state : COMMIT_ALIVE;
 }
 
 /* If one rank of a launch is alive, its other ranks are not waited for: idle ranks beat seldom. `all` is sorted by
  * launch. */
-static void watch_launches(struct store_launch_info *all, size_t n)
+static void watch_launches(struct commit_launch_info *all, size_t n)
 {
 	for (size_t i = 0, end; i < n; i = end) {
 		bool alive = false;
 
 		for (end = i; end < n && strcmp(all[end].launch, all[i].launch) == 0; end++)
-			alive |= all[end].state == STORE_ALIVE;
+			alive |= all[end].state == COMMIT_ALIVE;
 		for (size_t k = i; alive && k < end; k++)
-			if (all[k].state == STORE_UNKNOWN)
-				all[k].state = STORE_ALIVE;
+			if (all[k].state == COMMIT_UNKNOWN)
+				all[k].state = COMMIT_ALIVE;
 	}
 }
 
 int gc_launches_look(struct store *s, bool again, struct gc_launches *l, bool *ret_unknown, struct base_error *err)
 {
 	struct gc_launches now;
-	int r = store_launches(s, &now.all, &now.n, err);
+	int r = commit_launches(s, &now.all, &now.n, err);
 
 	if (r < 0)
 		return r;
@@ -131,7 +132,7 @@ int gc_launches_look(struct store *s, bool again, struct gc_launches *l, bool *r
 	watch_launches(now.all, now.n);
 	*ret_unknown = false;
 	for (size_t i = 0; i < now.n; i++)
-		*ret_unknown |= now.all[i].state == STORE_UNKNOWN;
+		*ret_unknown |= now.all[i].state == COMMIT_UNKNOWN;
 	free(l->all);
 	*l = now;
 	return 0;
@@ -154,18 +155,18 @@ static int gc_watch(struct gc *g, bool again)
 			r = gc_launches_look(g->store, true, &g->launches, &unknown, g->err);
 	}
 	for (size_t i = 0; r == 0 && i < g->launches.n; i++)
-		if (g->launches.all[i].state == STORE_UNKNOWN)
-			g->launches.all[i].state = STORE_DEAD; /* its heartbeat has not moved */
+		if (g->launches.all[i].state == COMMIT_UNKNOWN)
+			g->launches.all[i].state = COMMIT_DEAD; /* its heartbeat has not moved */
 	return r;
 }
 
 /* ---- the dead ---- */
 
 /* model: dead */
-static int abort_folder(struct gc *g, const struct store_folder *f)
+static int abort_folder(struct gc *g, const struct commit_folder *f)
 {
 	char name[STORAGE_NAME_MAX], reason[160];
-	struct store_list *l = store_list_among(g->lists, g->nlists, f->info.run);
+	struct commit_list *l = commit_list_among(g->lists, g->nlists, f->info.run);
 	int r = 0;
 
 	snprintf(name, sizeof name, "%s/%s", f->info.run, f->info.attempt);
@@ -175,11 +176,11 @@ static int abort_folder(struct gc *g, const struct store_folder *f)
 		r = gc_names_add(&g->aborted, f->info.attempt);
 	} else {
 		if (!l)
-			r = store_list_open(g->store, f->info.run, true, &l, g->err);
+			r = commit_list_open(g->store, f->info.run, true, &l, g->err);
 		if (r == 0)
-			r = store_list_abort(l, f->info.attempt, 0, reason, g->err);
-		if (l && l != store_list_among(g->lists, g->nlists, f->info.run))
-			store_list_close(l);
+			r = commit_list_abort(l, f->info.attempt, 0, reason, g->err);
+		if (l && l != commit_list_among(g->lists, g->nlists, f->info.run))
+			commit_list_close(l);
 	}
 	if (r == -EALREADY)
 		return 0; /* committed meanwhile */
@@ -211,8 +212,8 @@ static void lost_found(void *arg, const char *file, const char *run, const char 
 static int gc_lost_check(struct gc *g)
 {
 	struct lost l = {.g = g};
-	struct store_lost_question q = {g->store, g->lists, g->nlists, NULL, lost_found, &l};
-	int r = store_lost_find(&q, g->err);
+	struct upkeep_lost_question q = {g->store, g->lists, g->nlists, NULL, lost_found, &l};
+	int r = upkeep_lost_find(&q, g->err);
 
 	if (r < 0 || !l.run[0])
 		return r < 0 && !g->err->code ? base_error_set(g->err, r, "%s", base_error_name(r)) : r;
@@ -230,7 +231,7 @@ static int gc_abort_dead(struct gc *g)
 	if (r == 0)
 		r = gc_lost_check(g);
 	if (r == 0)
-		r = store_folders_read(g->store, &g->folders, g->err);
+		r = commit_folders_read(g->store, &g->folders, g->err);
 	if (r == 0)
 		r = gc_watch(g, false);
 	if (r == 0)
@@ -239,7 +240,7 @@ static int gc_abort_dead(struct gc *g)
 		if (!gc_decided(g, g->folders.all[i].info.attempt, false) &&
 			!gc_launch_alive(g, g->folders.all[i].launch))
 			r = abort_folder(g, &g->folders.all[i]);
-	store_folders_release(&g->folders);
+	commit_folders_release(&g->folders);
 	return r;
 }
 
@@ -249,7 +250,7 @@ static int gc_abort_dead(struct gc *g)
 static int gc_writers_none(struct gc *g)
 {
 	for (size_t i = 0; g->o->grace_s == 0 && i < g->launches.n; i++)
-		if (g->launches.all[i].state == STORE_ALIVE)
+		if (g->launches.all[i].state == COMMIT_ALIVE)
 			return base_error_set(g->err, -BASE_EBUSY,
 				"gc --grace 0 refused: host %s is saving run %s. Try again when it has ended, or "
 				"give a grace period",
@@ -263,8 +264,8 @@ static int gc_read(struct gc *g)
 	int r;
 
 	for (size_t i = 0; i < g->nlists; i++)
-		g->known[i].before = store_list_next(g->lists[i]);
-	r = store_files_list(g->store, "", &g->files, g->err);
+		g->known[i].before = commit_list_next(g->lists[i]);
+	r = commit_files_list(g->store, "", &g->files, g->err);
 	if (r == 0)
 		r = gc_watch(g, true);
 	if (r == 0)
@@ -273,11 +274,11 @@ static int gc_read(struct gc *g)
 		r = gc_lists_read(g, true);
 	g->total = g->files.n;
 	for (size_t i = 0; i < g->nlists; i++)
-		g->total += store_list_count(g->lists[i]);
+		g->total += commit_list_count(g->lists[i]);
 	if (r == 0)
 		r = gc_reach_commits(g);
 	if (r == 0)
-		r = store_folders_read(g->store, &g->folders, g->err);
+		r = commit_folders_read(g->store, &g->folders, g->err);
 	if (r == 0)
 		r = gc_lists_read(g, false);
 	if (r == 0)
@@ -289,20 +290,21 @@ static int gc_read(struct gc *g)
 
 static void gc_release(struct gc *g)
 {
-	store_files_release(&g->files);
+	commit_files_release(&g->files);
 	for (size_t i = 0; i < g->nlists; i++)
-		store_list_close(g->lists[i]);
+		commit_list_close(g->lists[i]);
 	free(g->lists);
 	free(g->known);
 	free(g->launches.all);
-	store_folders_release(&g->folders);
+	commit_folders_release(&g->folders);
 	gc_names_release(&g->packs_kept);
 	gc_names_release(&g->manifests_kept);
 	gc_names_release(&g->manifests_gone);
 	gc_names_release(&g->aborted);
 }
 
-int store_gc(struct store *s, const struct store_gc_options *o, struct store_gc_result *ret_r, struct base_error *err)
+int upkeep_gc(struct store *s, const struct upkeep_gc_options *o, struct upkeep_gc_result *ret_r,
+	struct base_error *err)
 {
 	struct base_error own = {0};
 	struct gc g = {.store = s, .o = o, .err = err ? err : &own, .now_ns = base_realtime_ns()};

@@ -8,7 +8,7 @@
 
 #include "core/commit/attempt/attempt.h"
 
-struct store_gc_options {
+struct upkeep_gc_options {
 	bool dry_run;                   /* changes nothing, reports what would be marked and deleted now */
 	/* default 86400; 0: mark and delete at once, -BASE_EBUSY while a writer is alive */
 	uint64_t grace_s;
@@ -21,11 +21,12 @@ struct store_gc_options {
 	void (*progress)(void *arg, uint64_t done, uint64_t total);
 };
 /* entries: list entries that were collected; entries_bytes: of their files */
-struct store_gc_result {
+struct upkeep_gc_result {
 	uint64_t aborted, marked, deleted, deleted_bytes, waiting, waiting_bytes, entries, entries_bytes;
 };
 /* -BASE_EDAMAGED: the list of a run, or a manifest that a visible step names, cannot be read. What is reached is then
  * unknown, and no pack of the store is deleted. */
-int store_gc(struct store *s, const struct store_gc_options *o, struct store_gc_result *ret_r, struct base_error *err);
+int upkeep_gc(struct store *s, const struct upkeep_gc_options *o, struct upkeep_gc_result *ret_r,
+	struct base_error *err);
 
 #endif

@@ -16,7 +16,7 @@ bool gc_names_has(const struct gc_names *s, const char *name);
 int gc_names_add(struct gc_names *s, const char *name);
 void gc_names_release(struct gc_names *s);
 
-struct gc_launches { struct store_launch_info *all; size_t n; }; /* sorted by launch */
+struct gc_launches { struct commit_launch_info *all; size_t n; }; /* sorted by launch */
 /* Looks at all heartbeats. `again`: compares them with the look before, which `l` has: a launch of another host is
  * alive if its heartbeat has moved or is new. *ret_unknown: some launch cannot be judged yet; a later look may do. */
 int gc_launches_look(struct store *s, bool again, struct gc_launches *l, bool *ret_unknown, struct base_error *err);
@@ -29,19 +29,19 @@ struct gc_list {
 
 struct gc {
 	struct store *store;
-	const struct store_gc_options *o;
-	struct store_gc_result result;
+	const struct upkeep_gc_options *o;
+	struct upkeep_gc_result result;
 	struct base_error *err;
 	int64_t now_ns;
 	int fault;                      /* first failure to mark or delete: the result of the collection */
 	uint64_t done, total;           /* for `progress` */
 
 	/* the whole store, listed before the main pass reads anything: candidates and marks */
-	struct store_files files;
+	struct commit_files files;
 	struct gc_launches launches;                                   /* judged: none is UNKNOWN any more */
-	struct store_list **lists; struct gc_list *known; size_t nlists; /* of all runs, whole */
+	struct commit_list **lists; struct gc_list *known; size_t nlists; /* of all runs, whole */
 	size_t hint;                    /* the list that knew the last attempt asked for */
-	struct store_folders folders;
+	struct commit_folders folders;
 	struct gc_names packs_kept;     /* names of packs that are reached */
 	/* paths of manifests that a visible commit, or a base of an undecided attempt, names */
 	struct gc_names manifests_kept;

@@ -24,7 +24,7 @@
 #include "core/base/cleanup.h"
 #include "core/base/plural.h"
 
-BASE_CLEANUP_DEFINE(struct store_list_mark *, store_list_mark_free)
+BASE_CLEANUP_DEFINE(struct commit_list_mark *, commit_list_mark_free)
 
 #define LIST_LAG 3u     /* snapshots before the newest one that stay: at least 192 entries */
 
@@ -35,23 +35,23 @@ BASE_CLEANUP_DEFINE(struct store_list_mark *, store_list_mark_free)
 struct files_of { size_t first, end; };
 static struct files_of files_of(const struct gc *g, const char *dir)
 {
-	const struct store_file *all = g->files.all;
+	const struct commit_file *all = g->files.all;
 	size_t len = strlen(dir), first = base_bisect(i, 0, g->files.n, strcmp(all[i].name, dir) < 0);
 
 	return (struct files_of){first, base_bisect(i, first, g->files.n, strncmp(all[i].name, dir, len) == 0)};
 }
 
 /* Readers from the head on have to know what became of attempts of which a manifest is left. */
-static int head_manifests(struct gc *g, const struct store_list *l, uint64_t *head)
+static int head_manifests(struct gc *g, const struct commit_list *l, uint64_t *head)
 {
 	char dir[STORAGE_NAME_MAX];
 	struct files_of in;
 	int r;
 
-	snprintf(dir, sizeof dir, "runs/%s/manifests/", store_list_run(l));
+	snprintf(dir, sizeof dir, "runs/%s/manifests/", commit_list_run(l));
 	in = files_of(g, dir);
 	for (size_t i = in.first; i < in.end; i++) {
-		const struct store_file *f = &g->files.all[i];
+		const struct commit_file *f = &g->files.all[i];
 		struct proto_manifest m = {0};
 		struct base_digest d;
 		const char *hex = f->name + strlen(dir);
@@ -59,41 +59,41 @@ static int head_manifests(struct gc *g, const struct store_list *l, uint64_t *he
 		if (f->temporary || f->foreign || base_digest_parse(hex, strlen(hex), &d) < 0 ||
 			gc_names_has(&g->manifests_gone, f->name))
 			continue;
-		r = store_manifest_get(g->store, store_list_run(l), &d, &m, NULL);
+		r = store_manifest_get(g->store, commit_list_run(l), &d, &m, NULL);
 		if (r == -ENOMEM)
 			return base_no_memory(g->err);
 		if (r == 0)
-			*head = base_min(*head, store_list_attempt_from(l, m.attempt));
+			*head = base_min(*head, commit_list_attempt_from(l, m.attempt));
 		proto_manifest_release(&m);
 	}
 	return 0;
 }
 
-static void head_folders(const struct gc *g, const struct store_list *l, uint64_t *head)
+static void head_folders(const struct gc *g, const struct commit_list *l, uint64_t *head)
 {
 	for (size_t i = 0; i < g->folders.n; i++) {
-		const struct store_incoming *f = &g->folders.all[i].info;
+		const struct commit_incoming *f = &g->folders.all[i].info;
 
-		if (strcmp(f->run, store_list_run(l)) != 0)
+		if (strcmp(f->run, commit_list_run(l)) != 0)
 			continue;
-		*head = base_min(*head, store_list_attempt_from(l, f->attempt));
+		*head = base_min(*head, commit_list_attempt_from(l, f->attempt));
 		if (f->begun)
 			*head = base_min(*head, f->begin.position);
 	}
 }
 
-static void head_launches(const struct gc *g, const struct store_list *l, uint64_t *head)
+static void head_launches(const struct gc *g, const struct commit_list *l, uint64_t *head)
 {
 	for (size_t i = 0; i < g->launches.n; i++)
-		if (g->launches.all[i].state == STORE_ALIVE)
-			*head = base_min(*head, store_list_aborts_from(l, g->launches.all[i].launch));
+		if (g->launches.all[i].state == COMMIT_ALIVE)
+			*head = base_min(*head, commit_list_aborts_from(l, g->launches.all[i].launch));
 }
 
 /* The head that there is, or a higher one; 0: none. */
 static int head_choose(struct gc *g, size_t i, uint64_t *ret_head)
 {
-	const struct store_list *l = g->lists[i];
-	uint64_t now = store_list_head(l), lag = UINT64_C(64) * LIST_LAG, head;
+	const struct commit_list *l = g->lists[i];
+	uint64_t now = commit_list_head(l), lag = UINT64_C(64) * LIST_LAG, head;
 	int r = 0;
 
 	head = g->known[i].before - base_min(g->known[i].before, lag + 1);
@@ -101,15 +101,15 @@ static int head_choose(struct gc *g, size_t i, uint64_t *ret_head)
 	head_launches(g, l, &head);
 	if (head > now)
 		r = head_manifests(g, l, &head);
-	head -= head % STORE_SNAPSHOT_EVERY;
-	while (head > now && !store_list_snapshot_whole(l, head))
-		head -= STORE_SNAPSHOT_EVERY;
+	head -= head % COMMIT_SNAPSHOT_EVERY;
+	while (head > now && !commit_list_snapshot_whole(l, head))
+		head -= COMMIT_SNAPSHOT_EVERY;
 	*ret_head = base_max(head, now);
 	return r;
 }
 
 /* Is this an entry of the run whose directory is `dir`, and is the collected record to take its place? */
-static bool entry_goes(const struct store_file *f, const char *dir, struct store_list_mark *k, uint64_t head,
+static bool entry_goes(const struct commit_file *f, const char *dir, struct commit_list_mark *k, uint64_t head,
 	uint64_t *ret_n)
 {
 	const char *last = f->name + strlen(dir);
@@ -117,8 +117,8 @@ static bool entry_goes(const struct store_file *f, const char *dir, struct store
 	if (f->temporary || f->foreign || strlen(last) < 12 || strspn(last, "0123456789") != strlen(last))
 		return false;
 	*ret_n = strtoull(last, NULL, 10);
-	return *ret_n < head && f->names <= NAMES_SURE && !store_list_mark_keeps(k, *ret_n) &&
-		(f->names <= 1 || !store_list_mark_collected(k, *ret_n));
+	return *ret_n < head && f->names <= NAMES_SURE && !commit_list_mark_keeps(k, *ret_n) &&
+		(f->names <= 1 || !commit_list_mark_collected(k, *ret_n));
 }
 
 /* Why no entry was collected. A list that contradicts itself is reported as damage; a file system without hard links,
@@ -144,23 +144,23 @@ static void entries_kept(struct gc *g, const char *run, int r, const struct base
 
 struct collected { uint64_t files, bytes; };
 
-static int entries_replace(struct gc *g, const char *dir, struct store_list_mark *k, uint64_t head,
+static int entries_replace(struct gc *g, const char *dir, struct commit_list_mark *k, uint64_t head,
 	struct collected *c)
 {
 	const struct files_of in = files_of(g, dir);
 	uint64_t n, first = 0;
 	int r = 0;
 
-	while (first < head && store_list_mark_keeps(k, first))
+	while (first < head && commit_list_mark_keeps(k, first))
 		first++;
 	for (size_t i = in.end; i-- > in.first && r == 0;)
 		if (entry_goes(&g->files.all[i], dir, k, head, &n)) {
-			r = g->o->dry_run ? 0 : store_list_mark_collect(k, n);
+			r = g->o->dry_run ? 0 : commit_list_mark_collect(k, n);
 			c->files += r == 0;
 			c->bytes += r == 0 ? g->files.all[i].size : 0;
 		}
 	if (r == 0 && first < head && !g->o->dry_run)
-		r = store_list_mark_collect(k, first);
+		r = commit_list_mark_collect(k, first);
 	return r;
 }
 
@@ -170,10 +170,10 @@ static void marks_delete(struct gc *g, const char *dir, uint64_t head)
 	uint64_t n;
 
 	for (size_t i = in.first; i < in.end && !g->fault; i++) {
-		const struct store_file *f = &g->files.all[i];
+		const struct commit_file *f = &g->files.all[i];
 		int r = -ENOENT; /* another collection was here */
 
-		if (!f->temporary && !f->foreign && store_list_mark_parse(f->name + strlen(dir), &n) && n < head &&
+		if (!f->temporary && !f->foreign && commit_list_mark_parse(f->name + strlen(dir), &n) && n < head &&
 			!g->o->dry_run)
 			r = storage_remove(g->store->storage, f->name);
 		if (r < 0 && r != -ENOENT)
@@ -195,42 +195,42 @@ static void entries_report(struct gc *g, const char *dir, uint64_t head, const s
 	gc_report(g, "collect", dir, c->bytes, text);
 }
 
-static bool entries_all_gone(const struct gc *g, const char *run, struct store_list_mark *k, uint64_t head)
+static bool entries_all_gone(const struct gc *g, const char *run, struct commit_list_mark *k, uint64_t head)
 {
 	char dir[STORAGE_NAME_MAX], mark[STORAGE_NAME_MAX], record[STORAGE_NAME_MAX];
 	struct files_of in;
 	uint64_t n;
 
 	snprintf(dir, sizeof dir, "runs/%s/", run);
-	store_list_mark_name(run, STORE_LIST_HEAD, head, mark);
-	store_list_mark_name(run, STORE_LIST_COLLECTED, head, record);
+	commit_list_mark_name(run, COMMIT_LIST_HEAD, head, mark);
+	commit_list_mark_name(run, COMMIT_LIST_COLLECTED, head, record);
 	in = files_of(g, dir);
 	for (size_t i = in.first; i < in.end; i++)
 		if (entry_goes(&g->files.all[i], dir, k, head, &n))
 			return false;
-	return store_files_find(&g->files, mark) && store_files_find(&g->files, record);
+	return commit_files_find(&g->files, mark) && commit_files_find(&g->files, record);
 }
 
 /* -ENOENT of the mark: the snapshots that there are cannot be used (by a reader that knows no acceptances). */
-static void entries_collect(struct gc *g, struct store_list *l, uint64_t head)
+static void entries_collect(struct gc *g, struct commit_list *l, uint64_t head)
 {
-	base_cleanup(store_list_mark_free_p) struct store_list_mark *k = NULL;
+	base_cleanup(commit_list_mark_free_p) struct commit_list_mark *k = NULL;
 	struct collected c = {0, 0};
 	struct base_error why = {0};
 	char dir[STORAGE_NAME_MAX];
 	bool goes;
-	int r = store_list_mark_make(l, head, &k, &why);
+	int r = commit_list_mark_make(l, head, &k, &why);
 
 	if (r == -ENOENT)
 		return;
-	snprintf(dir, sizeof dir, "runs/%s/", store_list_run(l));
-	goes = r == 0 && (head > store_list_head(l) || !entries_all_gone(g, store_list_run(l), k, head));
+	snprintf(dir, sizeof dir, "runs/%s/", commit_list_run(l));
+	goes = r == 0 && (head > commit_list_head(l) || !entries_all_gone(g, commit_list_run(l), k, head));
 	if (goes && !g->o->dry_run)
-		r = store_list_mark_put(k, &why);
+		r = commit_list_mark_put(k, &why);
 	if (goes && r == 0)
 		r = entries_replace(g, dir, k, head, &c);
 	if (r < 0)
-		entries_kept(g, store_list_run(l), r, &why);
+		entries_kept(g, commit_list_run(l), r, &why);
 	else
 		marks_delete(g, dir, head);
 	dir[strlen(dir) - 1] = 0;

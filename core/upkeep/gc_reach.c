@@ -62,7 +62,7 @@ static int list_open_new(struct gc *g, const char *run)
 	if (base_array_more(g->lists, g->nlists) < 0 || base_array_more(g->known, g->nlists) < 0)
 		return base_no_memory_for(g->err, "run %s", run);
 	g->known[g->nlists] = (struct gc_list){0};
-	r = store_list_open(g->store, run, true, &g->lists[g->nlists], g->err);
+	r = commit_list_open(g->store, run, true, &g->lists[g->nlists], g->err);
 	if (r == 0)
 		g->nlists++;
 	return r;
@@ -74,9 +74,9 @@ static int list_each(struct gc *g, char **runs, size_t n)
 	int r = 0;
 
 	for (size_t i = 0; r >= 0 && i < n; i++) {
-		struct store_list *l = store_list_among(g->lists, g->nlists, runs[i]);
+		struct commit_list *l = commit_list_among(g->lists, g->nlists, runs[i]);
 
-		r = l ? store_list_refresh(l, g->err) : list_open_new(g, runs[i]);
+		r = l ? commit_list_refresh(l, g->err) : list_open_new(g, runs[i]);
 		if (r == -BASE_EVERSION)
 			base_error_set(g->err, r, "%s; what the run needs is not known: nothing was deleted",
 				g->err->text);
@@ -84,31 +84,31 @@ static int list_each(struct gc *g, char **runs, size_t n)
 	return r < 0 ? r : 0;
 }
 
-static int list_check(struct gc *g, struct store_list *l, struct gc_list *known, bool first)
+static int list_check(struct gc *g, struct commit_list *l, struct gc_list *known, bool first)
 {
 	char name[STORAGE_NAME_MAX], detail[160];
 	int r;
 
 	if (first)
-		known->first = store_list_next(l);
-	else if (store_list_first(l) > known->first)
+		known->first = commit_list_next(l);
+	else if (commit_list_first(l) > known->first)
 		return base_error_set(g->err, -ESTALE, "run %s: another collection has collected entries of its list "
 			"that this one had not read: nothing was deleted; run vckpt gc again",
-			store_list_run(l));
-	r = store_list_newer(l, NULL, g->err);
+			commit_list_run(l));
+	r = commit_list_newer(l, NULL, g->err);
 	if (r < 0)
 		return base_error_set(g->err, r, "%s: nothing was deleted", g->err->text);
-	if (store_list_damaged(l) == 0)
-		return g->o->dry_run ? 0 : store_list_sync(l, g->err);
-	snprintf(name, sizeof name, "runs/%s", store_list_run(l));
+	if (commit_list_damaged(l) == 0)
+		return g->o->dry_run ? 0 : commit_list_sync(l, g->err);
+	snprintf(name, sizeof name, "runs/%s", commit_list_run(l));
 	snprintf(detail, sizeof detail, "%llu %s of the list %s damaged",
-		(unsigned long long)store_list_damaged(l),
-		base_plural(store_list_damaged(l), "entry", "entries"),
-		base_plural(store_list_damaged(l), "is", "are"));
+		(unsigned long long)commit_list_damaged(l),
+		base_plural(commit_list_damaged(l), "entry", "entries"),
+		base_plural(commit_list_damaged(l), "is", "are"));
 	gc_report(g, "damage", name, 0, detail);
 	return base_error_set(g->err, -BASE_EDAMAGED, "run %s: %s, so what it needs is not known: nothing was deleted "
 		"(vckpt mend says what can be done)",
-		store_list_run(l), detail);
+		commit_list_run(l), detail);
 }
 
 /* model: top */
@@ -116,12 +116,12 @@ int gc_lists_read(struct gc *g, bool first)
 {
 	char **runs;
 	size_t n;
-	int r = store_runs(g->store, &runs, &n, g->err);
+	int r = commit_runs(g->store, &runs, &n, g->err);
 
 	if (r < 0)
 		return r;
 	r = list_each(g, runs, n);
-	store_runs_free(runs, n);
+	commit_runs_free(runs, n);
 	for (size_t i = 0; r == 0 && i < g->nlists; i++)
 		r = list_check(g, g->lists[i], &g->known[i], first);
 	return r;
@@ -132,7 +132,7 @@ static bool list_decides(const struct gc *g, size_t i, const char *attempt, bool
 {
 	uint64_t entry;
 
-	*ret_known = store_list_attempt(g->lists[i], attempt, NULL, &entry) != STORE_ATTEMPT_UNDECIDED;
+	*ret_known = commit_list_attempt(g->lists[i], attempt, NULL, &entry) != COMMIT_ATTEMPT_UNDECIDED;
 	return *ret_known && (!first || entry < g->known[i].first);
 }
 
@@ -149,7 +149,7 @@ bool gc_decided(struct gc *g, const char *attempt, bool first)
 			bool here = false;
 
 			for (size_t k = 0; k < g->nlists; k++)
-				if (strcmp(store_list_run(g->lists[k]), g->folders.all[i].info.run) == 0)
+				if (strcmp(commit_list_run(g->lists[k]), g->folders.all[i].info.run) == 0)
 					here = list_decides(g, k, attempt, first, &known);
 			folder = true;
 			decided &= here;
@@ -201,23 +201,23 @@ static int reach_manifest(struct gc *g, const char *run, const struct base_diges
 	return r < 0 ? r : gc_names_add(&g->manifests_kept, path);
 }
 
-static int reach_list(struct gc *g, struct store_list *l)
+static int reach_list(struct gc *g, struct commit_list *l)
 {
-	for (size_t i = 0; i < store_list_count(l); i++) {
-		const struct store_list_step *step = store_list_at(l, i);
+	for (size_t i = 0; i < commit_list_count(l); i++) {
+		const struct commit_list_step *step = commit_list_at(l, i);
 		uint64_t entry = step->entry;
 		char path[STORAGE_NAME_MAX];
 		struct base_error why = {0};
-		int r = reach_manifest(g, store_list_run(l), &step->commit.manifest, path, &why);
+		int r = reach_manifest(g, commit_list_run(l), &step->commit.manifest, path, &why);
 
 		if (r == 0)
 			continue;
 		if (r == -ENOENT) { /* perhaps removed, and deleted by another collection, since the list was read */
-			int fresh = store_list_refresh(l, g->err);
+			int fresh = commit_list_refresh(l, g->err);
 
 			if (fresh < 0)
 				return fresh;
-			if (!store_list_entry_live(l, entry)) {
+			if (!commit_list_entry_live(l, entry)) {
 				i = (size_t)-1; /* the array has changed: again; what is kept already costs nothing */
 				continue;
 			}
@@ -247,11 +247,11 @@ int gc_reach_commits(struct gc *g)
 	int r = 0;
 
 	for (size_t i = 0; r == 0 && i < g->nlists; i++) {
-		struct reach_since since = {g, store_list_run(g->lists[i])};
+		struct reach_since since = {g, commit_list_run(g->lists[i])};
 
 		r = reach_list(g, g->lists[i]);
 		if (r == 0)
-			r = store_list_each_commit(g->lists[i], g->known[i].first, reach_commit, &since, g->err);
+			r = commit_list_each_commit(g->lists[i], g->known[i].first, reach_commit, &since, g->err);
 	}
 	return r;
 }
@@ -259,7 +259,7 @@ int gc_reach_commits(struct gc *g)
 /* A base that is gone was gone when it was named, since named bases are kept: none of its data is used. */
 static int reach_base(struct gc *g, const struct proto_base *b)
 {
-	struct store_list *l = store_list_among(g->lists, g->nlists, b->run);
+	struct commit_list *l = commit_list_among(g->lists, g->nlists, b->run);
 	struct base_error why = {0};
 	char path[STORAGE_NAME_MAX];
 	int r;
@@ -267,12 +267,12 @@ static int reach_base(struct gc *g, const struct proto_base *b)
 	if (!proto_run_valid(b->run))
 		return 0;
 	r = reach_manifest(g, b->run, &b->manifest, path, &why);
-	if (r == 0 || (r == -ENOENT && !(l && store_list_entry_live(l, b->entry))))
+	if (r == 0 || (r == -ENOENT && !(l && commit_list_entry_live(l, b->entry))))
 		return 0;
 	return manifest_damaged(g, path, r, &why);
 }
 
-static int reach_folder(struct gc *g, const struct store_folder *f)
+static int reach_folder(struct gc *g, const struct commit_folder *f)
 {
 	char name[STORAGE_NAME_MAX];
 	int r = 0;

@@ -97,7 +97,7 @@ static void mark_find(struct gc *g, const char *file, struct sweep_mark *ret_mar
 
 	*ret_mark = (struct sweep_mark){0};
 	mark_name(file, ret_mark->name);
-	if (!store_files_find(&g->files, ret_mark->name))
+	if (!commit_files_find(&g->files, ret_mark->name))
 		return;
 	r = mark_read(g, ret_mark->name, &m);
 	ret_mark->newer = r == -BASE_EVERSION;
@@ -123,7 +123,7 @@ static int mark_encode(struct gc *g, const char *file, struct base_buf *b)
 	if (!beats)
 		return -ENOMEM;
 	for (size_t i = 0; i < g->launches.n; i++)
-		if (g->launches.all[i].state == STORE_ALIVE)
+		if (g->launches.all[i].state == COMMIT_ALIVE)
 			beats[m.nheartbeats++] = g->launches.all[i].file + strlen("hosts/");
 	m.heartbeats = beats;
 	r = proto_trash_encode(&m, b);
@@ -152,19 +152,19 @@ static bool mark_put(struct gc *g, const char *file, const char *name)
 /* ---- verdicts ---- */
 
 /* model: mark */
-static void sweep_keep(struct gc *g, const struct store_file *f)
+static void sweep_keep(struct gc *g, const struct commit_file *f)
 {
 	struct proto_trash m = {0};
 	char name[STORAGE_NAME_MAX];
 
 	mark_name(f->name, name);
-	if (store_files_find(&g->files, name) && mark_read(g, name, &m) != -BASE_EVERSION)
+	if (commit_files_find(&g->files, name) && mark_read(g, name, &m) != -BASE_EVERSION)
 		sweep_remove(g, name);
 	proto_trash_release(&m);
 }
 
 /* After a pack was deleted: deletes the note of its damage. */
-static void sweep_forget(struct gc *g, const struct store_file *f)
+static void sweep_forget(struct gc *g, const struct commit_file *f)
 {
 	char name[STORAGE_NAME_MAX];
 	struct file_name n;
@@ -172,12 +172,12 @@ static void sweep_forget(struct gc *g, const struct store_file *f)
 	if (file_name_parse(f->name, &n) != FILE_PACK)
 		return;
 	snprintf(name, sizeof name, "damaged/%s", n.pack);
-	if (store_files_find(&g->files, name))
+	if (commit_files_find(&g->files, name))
 		sweep_remove(g, name);
 }
 
 /* model: sweep */
-static void sweep_delete(struct gc *g, const struct store_file *f, const char *mark, const char *why)
+static void sweep_delete(struct gc *g, const struct commit_file *f, const char *mark, const char *why)
 {
 	if (!sweep_remove(g, f->name))
 		return;
@@ -192,7 +192,7 @@ static void sweep_delete(struct gc *g, const struct store_file *f, const char *m
 }
 
 /* model: mark. owned: its attempt is known to be over, so no writer has to be waited for. */
-static void sweep_free(struct gc *g, const struct store_file *f, bool owned, const char *why)
+static void sweep_free(struct gc *g, const struct commit_file *f, bool owned, const char *why)
 {
 	struct sweep_mark mark;
 
@@ -218,7 +218,7 @@ static void sweep_free(struct gc *g, const struct store_file *f, bool owned, con
 		mark.over ? "a writer that was alive when it was marked still is" : "its grace period is not over");
 }
 
-static void sweep_foreign(struct gc *g, const struct store_file *f)
+static void sweep_foreign(struct gc *g, const struct commit_file *f)
 {
 	gc_report(g, "damage", f->name, f->size, "not a file that vckpt makes; left alone");
 }
@@ -233,10 +233,10 @@ static bool attempt_collected(struct gc *g, const char *attempt)
 		char begin[STORAGE_NAME_MAX];
 		uint64_t size;
 
-		snprintf(begin, sizeof begin, "incoming/%s/%s/begin", store_list_run(g->lists[i]), attempt);
+		snprintf(begin, sizeof begin, "incoming/%s/%s/begin", commit_list_run(g->lists[i]), attempt);
 		if (storage_size(g->store->storage, begin, &size) != -ENOENT)
 			return false;
-		collected |= store_list_head(g->lists[i]) > 0;
+		collected |= commit_list_head(g->lists[i]) > 0;
 	}
 	return collected;
 }
@@ -261,7 +261,7 @@ static const char *attempt_over(struct gc *g, const char *attempt)
 /* ---- kinds of files ---- */
 
 /* An unfinished one belongs to the pack whose name its own begins with. */
-static void sweep_pack(struct gc *g, const struct store_file *f)
+static void sweep_pack(struct gc *g, const struct commit_file *f)
 {
 	char name[STORAGE_NAME_MAX];
 	struct file_name n;
@@ -282,7 +282,7 @@ static void sweep_pack(struct gc *g, const struct store_file *f)
 }
 
 /* Only reading a manifest shows its attempt. */
-static void sweep_manifest(struct gc *g, const struct store_file *f, const char *run, const struct base_digest *digest)
+static void sweep_manifest(struct gc *g, const struct commit_file *f, const char *run, const struct base_digest *digest)
 {
 	struct proto_manifest m = {0};
 	struct base_error err = {0};
@@ -309,51 +309,51 @@ static void sweep_manifest(struct gc *g, const struct store_file *f, const char 
 		sweep_keep(g, f);
 }
 
-static void sweep_host(struct gc *g, const struct store_file *f, const struct file_name *n)
+static void sweep_host(struct gc *g, const struct commit_file *f, const struct file_name *n)
 {
 	for (size_t i = 0; i < g->launches.n; i++)
 		if (strcmp(g->launches.all[i].launch, n->launch) == 0 && strcmp(g->launches.all[i].host, n->host) == 0
-		    && g->launches.all[i].state == STORE_DEAD)
+		    && g->launches.all[i].state == COMMIT_DEAD)
 			sweep_delete(g, f, NULL, "the heartbeat of a launch that is gone");
 }
 
-static void sweep_mark_file(struct gc *g, const struct store_file *f)
+static void sweep_mark_file(struct gc *g, const struct commit_file *f)
 {
 	struct proto_trash m = {0};
 	int r = mark_read(g, f->name, &m);
 
-	if (r == -BASE_EDAMAGED || r == -BASE_EFORMAT || (r == 0 && !store_files_find(&g->files, m.name)))
+	if (r == -BASE_EDAMAGED || r == -BASE_EFORMAT || (r == 0 && !commit_files_find(&g->files, m.name)))
 		sweep_remove(g, f->name);
 	proto_trash_release(&m);
 }
 
-static void sweep_note(struct gc *g, const struct store_file *f, const char *pack)
+static void sweep_note(struct gc *g, const struct commit_file *f, const char *pack)
 {
 	char path[STORAGE_NAME_MAX];
 
-	if (pack_path(pack, path) == 0 && !store_files_find(&g->files, path) &&
+	if (pack_path(pack, path) == 0 && !commit_files_find(&g->files, path) &&
 		!gc_names_has(&g->packs_kept, pack))
 		sweep_delete(g, f, NULL, "a note of damage in a pack that is gone");
 }
 
 /* false: no such commit was ever made. Measures are put after their commit, and were listed before the lists were read:
  * so the first reading knows their entry. */
-static bool stats_known(struct gc *g, const struct store_stats_name *n, bool *ret_live)
+static bool stats_known(struct gc *g, const struct commit_stats_name *n, bool *ret_live)
 {
 	for (size_t i = 0; i < g->nlists; i++) {
-		const struct store_list *l = g->lists[i];
-		const struct store_list_step *step;
+		const struct commit_list *l = g->lists[i];
+		const struct commit_list_step *step;
 
-		if (strcmp(store_list_run(l), n->run) != 0)
+		if (strcmp(commit_list_run(l), n->run) != 0)
 			continue;
-		step = store_list_find(l, n->step);
+		step = commit_list_find(l, n->step);
 		*ret_live = step && step->entry == n->entry;
-		return n->entry < g->known[i].first && (*ret_live || !store_list_entry_live(l, n->entry));
+		return n->entry < g->known[i].first && (*ret_live || !commit_list_entry_live(l, n->entry));
 	}
 	return false;
 }
 
-static void sweep_stats(struct gc *g, const struct store_file *f, const struct store_stats_name *name)
+static void sweep_stats(struct gc *g, const struct commit_file *f, const struct commit_stats_name *name)
 {
 	bool live = false;
 
@@ -369,7 +369,7 @@ static void sweep_stats(struct gc *g, const struct store_file *f, const struct s
 
 /* Measures in one directory follow each other in the listing, and are reported as one. next: the file after the last
  * one; NULL: there is none. */
-static void sweep_stats_end(struct gc *g, const struct store_file *next)
+static void sweep_stats_end(struct gc *g, const struct commit_file *next)
 {
 	size_t len = strlen(g->measures);
 
@@ -384,7 +384,7 @@ static void sweep_stats_end(struct gc *g, const struct store_file *next)
 	g->measures_bytes = 0;
 }
 
-static void sweep_file(struct gc *g, const struct store_file *f)
+static void sweep_file(struct gc *g, const struct commit_file *f)
 {
 	struct file_name n;
 	int kind = file_name_parse(f->name, &n);
@@ -414,7 +414,7 @@ static void sweep_file(struct gc *g, const struct store_file *f)
 }
 
 /* model: folders */
-static void sweep_folder(struct gc *g, const struct store_folder *f)
+static void sweep_folder(struct gc *g, const struct commit_folder *f)
 {
 	char name[STORAGE_NAME_MAX];
 	uint64_t bytes = 0, files = 0;
@@ -425,7 +425,7 @@ static void sweep_folder(struct gc *g, const struct store_folder *f)
 	for (size_t i = 0; i < f->files.n; i++)
 		bytes += f->files.all[i].size;
 	if (!g->o->dry_run)
-		bytes = store_folder_delete(g->store, f->info.run, f->info.attempt, &files);
+		bytes = commit_folder_delete(g->store, f->info.run, f->info.attempt, &files);
 	g->result.deleted++;
 	g->result.deleted_bytes += bytes;
 	gc_report(g, "delete", name, bytes, "its attempt is decided");
@@ -446,19 +446,19 @@ static bool sweep_folder_known(const struct gc *g, const char *run, size_t run_l
 static int sweep_empty_attempt(void *arg, const struct storage_entry *e)
 {
 	const char *run = e->name + strlen("incoming/"), *attempt = strrchr(e->name, '/') + 1;
-	struct store_files files = {0};
+	struct commit_files files = {0};
 	struct gc *g = arg;
 
-	if (!store_attempt_name_valid(attempt) || gc_launch_alive(g, attempt) ||
+	if (!commit_attempt_name_valid(attempt) || gc_launch_alive(g, attempt) ||
 		sweep_folder_known(g, run, (size_t)(attempt - run) - 1, attempt))
 		return 0;
-	if (store_files_list(g->store, e->name, &files, NULL) == 0 && files.n == 0) {
+	if (commit_files_list(g->store, e->name, &files, NULL) == 0 && files.n == 0) {
 		/* a writer that comes now makes it again: storage_posix_write.c */
 		if (!g->o->dry_run)
 			g->store->storage->ops->remove_dir(g->store->storage, e->name);
 		gc_report(g, "delete", e->name, 0, "an empty folder of a writer that is gone");
 	}
-	store_files_release(&files);
+	commit_files_release(&files);
 	return 0;
 }
 

@@ -34,7 +34,7 @@ struct trace {
 };
 
 struct traces {
-	const struct store_lost_question *q;
+	const struct upkeep_lost_question *q;
 	struct trace *all;
 	size_t n;
 };
@@ -47,33 +47,33 @@ static void traces_release(struct traces *t)
 }
 
 /* Does the list leave this trace unexplained? */
-static bool trace_unexplained(const struct store_list *l, const struct trace *t)
+static bool trace_unexplained(const struct commit_list *l, const struct trace *t)
 {
-	uint64_t end = store_list_next(l);
+	uint64_t end = commit_list_next(l);
 
 	switch (t->what) {
 	case TRACE_STATS:
 		if (t->entry >= end)
 			return true;
 		/* steps that were gone at the first entry are not known */
-		return !store_list_skips(l) && t->entry >= store_list_first(l) &&
-			store_list_commit_step(l, t->entry) != t->step;
+		return !commit_list_skips(l) && t->entry >= commit_list_first(l) &&
+			commit_list_commit_step(l, t->entry) != t->step;
 	case TRACE_MANIFEST:
 		/* accepted entries no longer decide anything; a damaged one may yet be mended */
-		return !store_list_damaged(l) &&
-			store_list_attempt(l, t->attempt, NULL, NULL) == STORE_ATTEMPT_UNDECIDED;
+		return !commit_list_damaged(l) &&
+			commit_list_attempt(l, t->attempt, NULL, NULL) == COMMIT_ATTEMPT_UNDECIDED;
 	case TRACE_READ: return t->entry > end;
 	case TRACE_ENTRY: return t->entry >= end;
 	}
 	return false;
 }
 
-static void trace_report(const struct store_lost_question *q, const struct store_list *l, const struct trace *t)
+static void trace_report(const struct upkeep_lost_question *q, const struct commit_list *l, const struct trace *t)
 {
-	unsigned long long end = store_list_next(l), entry = t->entry;
+	unsigned long long end = commit_list_next(l), entry = t->entry;
 	char text[320];
 
-	if (t->what == TRACE_MANIFEST && store_list_skips(l))
+	if (t->what == TRACE_MANIFEST && commit_list_skips(l))
 		snprintf(text, sizeof text,
 			"the list has neither a commit nor an abort of its attempt %s, though that save has ended: an "
 			"entry that was accepted as damaged, or was lost at the end of the list, may have committed it",
@@ -99,10 +99,10 @@ static void trace_report(const struct store_lost_question *q, const struct store
 	q->found(q->arg, t->file, t->run, text);
 }
 
-struct store_list *store_list_among(struct store_list *const *lists, size_t n, const char *run)
+struct commit_list *commit_list_among(struct commit_list *const *lists, size_t n, const char *run)
 {
 	for (size_t i = 0; i < n; i++)
-		if (strcmp(store_list_run(lists[i]), run) == 0)
+		if (strcmp(commit_list_run(lists[i]), run) == 0)
 			return lists[i];
 	return NULL;
 }
@@ -110,7 +110,7 @@ struct store_list *store_list_among(struct store_list *const *lists, size_t n, c
 /* Keeps a trace that the caller's list does not explain. A run without a list counts as one without entries. */
 static int trace_add(struct traces *t, const struct trace *what, const char *file)
 {
-	struct store_list *l = store_list_among(t->q->lists, t->q->nlists, what->run);
+	struct commit_list *l = commit_list_among(t->q->lists, t->q->nlists, what->run);
 
 	if (t->q->run && strcmp(t->q->run, what->run) != 0)
 		return 0;
@@ -125,21 +125,21 @@ static int trace_add(struct traces *t, const struct trace *what, const char *fil
 
 static int add_stats(struct traces *t, struct base_error *err)
 {
-	struct store_files files = {0};
-	int r = store_files_list(t->q->store, "stats", &files, err);
+	struct commit_files files = {0};
+	int r = commit_files_list(t->q->store, "stats", &files, err);
 
 	for (size_t i = 0; r == 0 && i < files.n; i++) {
-		struct store_stats_name n;
+		struct commit_stats_name n;
 		struct trace what = {.what = TRACE_STATS};
 
-		if (files.all[i].foreign || !store_stats_name_parse(files.all[i].name, &n))
+		if (files.all[i].foreign || !commit_stats_name_parse(files.all[i].name, &n))
 			continue;
 		what.entry = n.entry;
 		what.step = n.step;
 		snprintf(what.run, sizeof what.run, "%s", n.run);
 		r = trace_add(t, &what, files.all[i].name);
 	}
-	store_files_release(&files);
+	commit_files_release(&files);
 	return r;
 }
 
@@ -168,21 +168,21 @@ static int digest_order(const void *a, const void *b)
 }
 
 /* Of steps that are not visible. */
-static int add_manifests(struct traces *t, struct store_list *l, struct base_error *err)
+static int add_manifests(struct traces *t, struct commit_list *l, struct base_error *err)
 {
-	size_t n = store_list_count(l);
+	size_t n = commit_list_count(l);
 	base_cleanup_free struct base_digest *visible = malloc((n + 1) * sizeof *visible);
-	struct store_files files = {0};
+	struct commit_files files = {0};
 	char dir[STORAGE_NAME_MAX];
 	int r = visible ? 0 : -ENOMEM;
 
 	for (size_t i = 0; r == 0 && i < n; i++)
-		visible[i] = store_list_at(l, i)->commit.manifest;
+		visible[i] = commit_list_at(l, i)->commit.manifest;
 	if (r == 0 && n)
 		qsort(visible, n, sizeof *visible, digest_order);
-	snprintf(dir, sizeof dir, "runs/%s/manifests", store_list_run(l));
+	snprintf(dir, sizeof dir, "runs/%s/manifests", commit_list_run(l));
 	if (r == 0)
-		r = store_files_list(t->q->store, dir, &files, err);
+		r = commit_files_list(t->q->store, dir, &files, err);
 	for (size_t i = 0; r == 0 && i < files.n; i++) {
 		struct file_name f;
 
@@ -190,7 +190,7 @@ static int add_manifests(struct traces *t, struct store_list *l, struct base_err
 			!(n && bsearch(&f.digest, visible, n, sizeof f.digest, digest_order)))
 			r = add_manifest(t, f.run, files.all[i].name, &f.digest);
 	}
-	store_files_release(&files);
+	commit_files_release(&files);
 	return r;
 }
 
@@ -202,7 +202,7 @@ static int add_base(struct traces *t, const struct proto_base *b, const char *fi
 	return trace_add(t, &what, file);
 }
 
-static int add_folder(struct traces *t, const struct store_folder *f)
+static int add_folder(struct traces *t, const struct commit_folder *f)
 {
 	const struct proto_begin *b = &f->info.begin;
 	struct trace what = {.what = TRACE_READ, .entry = b->position};
@@ -226,45 +226,45 @@ static int add_folder(struct traces *t, const struct store_folder *f)
 
 static int add_folders(struct traces *t, struct base_error *err)
 {
-	struct store_folders folders = {0};
-	int r = store_folders_read(t->q->store, &folders, err);
+	struct commit_folders folders = {0};
+	int r = commit_folders_read(t->q->store, &folders, err);
 
 	for (size_t i = 0; r == 0 && i < folders.n; i++)
 		r = add_folder(t, &folders.all[i]);
-	store_folders_release(&folders);
+	commit_folders_release(&folders);
 	return r;
 }
 
 /* Asks again, of lists that are read now. A list that cannot be read is reported elsewhere. */
 static int traces_report(struct traces *t, struct base_error *err)
 {
-	struct store_list *l = NULL;
+	struct commit_list *l = NULL;
 	int r;
 
 	for (size_t i = 0; i < t->n; i++) {
-		if (!l || strcmp(store_list_run(l), t->all[i].run) != 0) {
-			store_list_close(l);
+		if (!l || strcmp(commit_list_run(l), t->all[i].run) != 0) {
+			commit_list_close(l);
 			l = NULL;
-			r = store_list_open(t->q->store, t->all[i].run, true, &l, NULL);
+			r = commit_list_open(t->q->store, t->all[i].run, true, &l, NULL);
 
 			if (r == -ENOMEM)
 				return r;
 			if (r < 0)
 				continue;
-			r = store_list_catch_up(l, err);
+			r = commit_list_catch_up(l, err);
 			if (r < 0) {
-				store_list_close(l);
+				commit_list_close(l);
 				return r;
 			}
 		}
 		if (trace_unexplained(l, &t->all[i]))
 			trace_report(t->q, l, &t->all[i]);
 	}
-	store_list_close(l);
+	commit_list_close(l);
 	return 0;
 }
 
-int store_lost_find(const struct store_lost_question *q, struct base_error *err)
+int upkeep_lost_find(const struct upkeep_lost_question *q, struct base_error *err)
 {
 	base_cleanup(traces_release) struct traces t = {.q = q};
 	int r = add_folders(&t, err);

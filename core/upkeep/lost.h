@@ -7,9 +7,9 @@
 
 #include "core/commit/list/list.h"
 
-struct store_lost_question {
+struct upkeep_lost_question {
 	struct store *store;
-	struct store_list *const *lists; size_t nlists; /* whole, read before the question */
+	struct commit_list *const *lists; size_t nlists; /* whole, read before the question */
 	const char *run;                                /* NULL: all */
 	/* Called for each trace: the file that names an entry (or its folder in incoming/), and what is wrong, as part
 	 * of a sentence. */
@@ -17,8 +17,8 @@ struct store_lost_question {
 	void *arg;
 };
 /* The list of that run, or NULL. */
-struct store_list *store_list_among(struct store_list *const *lists, size_t n, const char *run);
+struct commit_list *commit_list_among(struct commit_list *const *lists, size_t n, const char *run);
 /* 0, whether there are traces or not. An error: it is not known. */
-int store_lost_find(const struct store_lost_question *q, struct base_error *err);
+int upkeep_lost_find(const struct upkeep_lost_question *q, struct base_error *err);
 
 #endif

@@ -25,9 +25,9 @@ enum { ROUNDS_MAX = 16 };
 
 /* ---- saying ---- */
 
-void mend_line(struct mend *m, enum store_mend_what what, const char *file, const char *format, ...)
+void mend_line(struct mend *m, enum upkeep_mend_what what, const char *file, const char *format, ...)
 {
-	struct store_mend_line line = {.what = what, .file = file, .step = PROTO_NONE};
+	struct upkeep_mend_line line = {.what = what, .file = file, .step = PROTO_NONE};
 	char text[1000];
 	va_list list;
 
@@ -42,7 +42,7 @@ void mend_line(struct mend *m, enum store_mend_what what, const char *file, cons
 void mend_lost(struct mend *m, const char *file, const char *run, uint64_t step, const char *component,
 	const char *tensor, const char *why)
 {
-	struct store_mend_line line = {STORE_MEND_LOST, file, 0, 0, why, run, step, component, tensor};
+	struct upkeep_mend_line line = {UPKEEP_MEND_LOST, file, 0, 0, why, run, step, component, tensor};
 
 	m->result.lost++;
 	if (m->o->line)
@@ -53,7 +53,8 @@ static void say_found(struct mend *m)
 {
 	for (size_t i = 0; i < m->nfaults; i++) {
 		const struct mend_fault *f = &m->faults[i];
-		struct store_mend_line line = {STORE_MEND_FOUND, f->file, f->offset, f->len, f->what, NULL, PROTO_NONE,
+		struct upkeep_mend_line line = {UPKEEP_MEND_FOUND, f->file, f->offset, f->len, f->what, NULL,
+			PROTO_NONE,
 			NULL, NULL};
 
 		if (m->o->line && !m->again)
@@ -63,7 +64,7 @@ static void say_found(struct mend *m)
 
 static bool unneeded(const struct mend_fault *f)
 {
-	return strncmp(f->file, "packs/", 6) == 0 && strcmp(f->what, STORE_VERIFY_FOREIGN) != 0;
+	return strncmp(f->file, "packs/", 6) == 0 && strcmp(f->what, UPKEEP_VERIFY_FOREIGN) != 0;
 }
 
 /* Several faults may touch one tensor, which is lost once. */
@@ -97,7 +98,7 @@ static void say_left(struct mend *m)
 				mend_lost(m, f->file, f->touches[k].run, f->touches[k].step, f->touches[k].component,
 					f->touches[k].tensor, f->what);
 		if (f->ntouches == 0)
-			mend_line(m, STORE_MEND_LEFT, f->file, "%s%s", f->what, unneeded(f)
+			mend_line(m, UPKEEP_MEND_LEFT, f->file, "%s%s", f->what, unneeded(f)
 				? "; no visible step reaches it" : "");
 	}
 	gc_names_release(&said);
@@ -138,7 +139,7 @@ struct look {
 };
 
 /* The fault with verify's number, which is the same in all calls for one fault. */
-static struct mend_fault *fault_of(struct mend *m, const struct store_damage *d)
+static struct mend_fault *fault_of(struct mend *m, const struct upkeep_damage *d)
 {
 	struct mend_fault *f;
 
@@ -166,7 +167,7 @@ static void faults_close_up(struct mend *m)
 	m->nfaults = n;
 }
 
-static int touch_add(struct mend_fault *f, const struct store_damage *d)
+static int touch_add(struct mend_fault *f, const struct upkeep_damage *d)
 {
 	struct mend_touch *t;
 
@@ -179,7 +180,7 @@ static int touch_add(struct mend_fault *f, const struct store_damage *d)
 	return t->run && (!d->component || t->component) && (!d->tensor || t->tensor) ? 0 : -ENOMEM;
 }
 
-static void on_damage(void *arg, const struct store_damage *d)
+static void on_damage(void *arg, const struct upkeep_damage *d)
 {
 	struct look *k = arg;
 	struct mend_fault *f;
@@ -197,13 +198,13 @@ static void on_damage(void *arg, const struct store_damage *d)
 static int look(struct mend *m)
 {
 	struct look k = {.m = m};
-	const struct store_verify_options o = {.step = PROTO_NONE, .note = !m->o->dry_run, .damage = on_damage,
+	const struct upkeep_verify_options o = {.step = PROTO_NONE, .note = !m->o->dry_run, .damage = on_damage,
 		.progress = m->o->progress, .arg = &k, .header = m->o->header, .files = m->o->files};
-	struct store_verify_result result;
+	struct upkeep_verify_result result;
 	int r;
 
 	faults_release(m);
-	r = store_verify(m->store, &o, &result, m->err);
+	r = upkeep_verify(m->store, &o, &result, m->err);
 	faults_close_up(m);
 	if (r == 0 && k.newer.code)
 		r = base_error_set(m->err, k.newer.code, "%s", k.newer.text);
@@ -222,7 +223,7 @@ static int writers_none(struct mend *m)
 
 	while (r == 0) {
 		for (size_t i = 0; r == 0 && i < l.n; i++)
-			if (l.all[i].state == STORE_ALIVE)
+			if (l.all[i].state == COMMIT_ALIVE)
 				r = base_error_set(m->err, -BASE_EBUSY,
 					"mend refused: host %s is saving run %s. Try again when it has ended",
 					l.all[i].host, l.all[i].run[0] ? l.all[i].run : "?");
@@ -302,7 +303,7 @@ static int round_open(struct mend *m, const char *path)
 	return store_open(path, m->o->dry_run ? STORE_OPEN_READ_ONLY : 0, &m->store, m->err);
 }
 
-int store_mend(struct store *s, const struct store_mend_options *o, struct store_mend_result *ret_r,
+int upkeep_mend(struct store *s, const struct upkeep_mend_options *o, struct upkeep_mend_result *ret_r,
 	struct base_error *err)
 {
 	struct base_error own = {0};

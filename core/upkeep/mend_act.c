@@ -52,52 +52,52 @@ void mend_actions_release(struct mend *m)
 
 static int do_accept(struct mend *m, const struct mend_action *a)
 {
-	struct store_list *l;
-	int64_t n = store_list_open(m->store, a->run, true, &l, m->err);
+	struct commit_list *l;
+	int64_t n = commit_list_open(m->store, a->run, true, &l, m->err);
 
 	if (n < 0)
 		return (int)n;
-	n = store_list_accept(l, a->numbers, a->n, m->err);
+	n = commit_list_accept(l, a->numbers, a->n, m->err);
 	if (n == -ENOSPC || n == -EDQUOT) {
 		store_reserve_release(m->store);
-		n = store_list_accept(l, a->numbers, a->n, m->err);
+		n = commit_list_accept(l, a->numbers, a->n, m->err);
 	}
-	store_list_close(l);
+	commit_list_close(l);
 	return n < 0 ? (int)n : 0;
 }
 
 /* Aborts an attempt that the list does not mention and that has no writer any more. */
-static int attempt_end(struct store *s, struct store_list *l, const char *attempt, struct base_error *err)
+static int attempt_end(struct store *s, struct commit_list *l, const char *attempt, struct base_error *err)
 {
 	char reason[160];
 	uint64_t entry;
 	int r;
 
-	if (store_list_attempt(l, attempt, NULL, NULL) != STORE_ATTEMPT_UNDECIDED)
+	if (commit_list_attempt(l, attempt, NULL, NULL) != COMMIT_ATTEMPT_UNDECIDED)
 		return 0;
 	snprintf(reason, sizeof reason, "the list entry that decided this save is lost (vckpt mend on %s)",
 		store_hostname());
-	r = store_attempt_stop(s, l, attempt, reason, &entry, err);
+	r = commit_attempt_stop(s, l, attempt, reason, &entry, err);
 	return r == -EALREADY || r > 0 ? 0 : r;
 }
 
 static int do_abort(struct mend *m, const struct mend_action *a)
 {
-	struct store_list *l;
-	int r = store_list_open(m->store, a->run, true, &l, m->err);
+	struct commit_list *l;
+	int r = commit_list_open(m->store, a->run, true, &l, m->err);
 
 	if (r < 0)
 		return r;
 	r = attempt_end(m->store, l, a->file, m->err);
 	if (r == 0) /* it is decided: its folder has no meaning any more */
-		store_folder_delete(m->store, a->run, a->file, NULL);
-	store_list_close(l);
+		commit_folder_delete(m->store, a->run, a->file, NULL);
+	commit_list_close(l);
 	return r;
 }
 
-static int step_free(void *arg, struct store_list *l)
+static int step_free(void *arg, struct commit_list *l)
 {
-	return store_list_find(l, *(const uint64_t *)arg) ? -EEXIST : 0;
+	return commit_list_find(l, *(const uint64_t *)arg) ? -EEXIST : 0;
 }
 
 /* Makes the step's manifest again for a new attempt, because the old one is decided, or may be. */
@@ -129,7 +129,7 @@ static int do_commit(struct mend *m, const struct mend_action *a)
 	struct proto_entry e = {.kind = PROTO_ENTRY_COMMIT, .time_ns = base_realtime_ns(), .host = store_hostname()};
 	char attempt[PROTO_ATTEMPT_MAX], old[PROTO_ATTEMPT_MAX] = "";
 	struct proto_manifest man = {0};
-	struct store_list *l;
+	struct commit_list *l;
 	uint64_t random, step = a->step;
 	int64_t n;
 
@@ -138,22 +138,22 @@ static int do_commit(struct mend *m, const struct mend_action *a)
 		return base_error_set(m->err, (int)n, "run %s: no random number for an attempt: %s", a->run,
 			base_error_name((int)n));
 	snprintf(attempt, sizeof attempt, "%016llx-0", (unsigned long long)random);
-	n = store_list_open(m->store, a->run, true, &l, m->err);
+	n = commit_list_open(m->store, a->run, true, &l, m->err);
 	if (n < 0)
 		return (int)n;
 	n = commit_make(m, a, attempt, &man, old, &e.commit);
 	if (n == 0)
-		n = store_list_put(l, &e, step_free, &step, m->err);
+		n = commit_list_put(l, &e, step_free, &step, m->err);
 	if (n >= 0 || n == -EEXIST) /* so that the list decides the old attempt, too */
 		n = attempt_end(m->store, l, old, m->err);
-	store_list_close(l);
+	commit_list_close(l);
 	proto_manifest_release(&man);
 	return n < 0 ? (int)n : 0;
 }
 
 static int do_remove(struct mend *m, const struct mend_action *a)
 {
-	int r = store_step_remove(m->store, a->run, a->step, m->err);
+	int r = commit_step_remove(m->store, a->run, a->step, m->err);
 
 	return r == -ENOENT || r == -ESTALE ? 0 : r;
 }

@@ -45,8 +45,8 @@ struct mend_action {
 
 struct mend {
 	struct store *store, *from;
-	const struct store_mend_options *o;
-	struct store_mend_result result;
+	const struct upkeep_mend_options *o;
+	struct upkeep_mend_result result;
 	struct base_error *err;
 	struct mend_fault *faults; size_t nfaults, faults_size;
 	struct mend_action *actions; size_t nactions;
@@ -55,7 +55,7 @@ struct mend {
 };
 
 /* mend.c */
-void mend_line(struct mend *m, enum store_mend_what what, const char *file, const char *format, ...)
+void mend_line(struct mend *m, enum upkeep_mend_what what, const char *file, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
 void mend_lost(struct mend *m, const char *file, const char *run, uint64_t step, const char *component,
 	const char *tensor, const char *why);
@@ -75,8 +75,8 @@ int mend_lists(struct mend *m);
 int mend_entry_read(struct store *s, const char *run, uint64_t n, struct proto_entry *ret_e);
 
 /* mend_step.c: the steps of a list that lacks the entries in `lost` (ascending). */
-int mend_steps(struct mend *m, struct store_list *l, const uint64_t *lost, size_t n);
-bool mend_end_traced(const struct mend *m, const struct store_list *l);
+int mend_steps(struct mend *m, struct commit_list *l, const uint64_t *lost, size_t n);
+bool mend_end_traced(const struct mend *m, const struct commit_list *l);
 
 /* mend_record.c */
 int mend_records(struct mend *m);

@@ -109,7 +109,7 @@ static int pack_misplaced(struct mend *m, const char *file)
 	if (pack_whose(m->store, file, other) != MEND_PACK_OTHER || pack_path(other, path) < 0)
 		return 0;
 	if (!m->again)
-		mend_line(m, STORE_MEND_LEFT, file, "this is pack %s under another pack's name: move it to %s, or, if "
+		mend_line(m, UPKEEP_MEND_LEFT, file, "this is pack %s under another pack's name: move it to %s, or, if "
 			"that file is whole, move this one away; then mend again. Until then vckpt mend leaves it as "
 			"it is", other, path);
 	return 1;
@@ -164,12 +164,12 @@ static int on_item(struct verify_walker *w, const struct verify_item *it)
 	return 0;
 }
 
-static int walk_list(struct packs *k, struct store_list *l)
+static int walk_list(struct packs *k, struct commit_list *l)
 {
 	int r = 0;
 
-	for (size_t i = 0; r == 0 && i < store_list_count(l); i++) {
-		const struct verify_step step = {store_list_run(l), store_list_at(l, i)};
+	for (size_t i = 0; r == 0 && i < commit_list_count(l); i++) {
+		const struct verify_step step = {commit_list_run(l), commit_list_at(l, i)};
 		struct verify_walker w = {.store = k->m->store, .step = &step, .item = on_item, .arg = k};
 
 		r = verify_walk(&w);
@@ -181,20 +181,20 @@ static int walk_all(struct packs *k)
 {
 	char **runs;
 	size_t n;
-	int r = store_runs(k->m->store, &runs, &n, k->m->err);
+	int r = commit_runs(k->m->store, &runs, &n, k->m->err);
 
 	if (r < 0)
 		return r;
 	for (size_t i = 0; r == 0 && i < n; i++) {
-		struct store_list *l;
+		struct commit_list *l;
 
-		r = store_list_open(k->m->store, runs[i], true, &l, k->m->err);
+		r = commit_list_open(k->m->store, runs[i], true, &l, k->m->err);
 		if (r == 0) {
 			r = walk_list(k, l);
-			store_list_close(l);
+			commit_list_close(l);
 		}
 	}
-	store_runs_free(runs, n);
+	commit_runs_free(runs, n);
 	return r;
 }
 
@@ -408,7 +408,7 @@ static int pack_plan(struct mend *m, struct mend_pack *p)
 	a->pack = p;
 	if (other)
 		snprintf(how, sizeof how, ", %zu of them from %.120s", other, m->from->path);
-	mend_line(m, STORE_MEND_MEND, p->path, "written anew: %zu of %zu damaged %s found elsewhere%s%s",
+	mend_line(m, UPKEEP_MEND_MEND, p->path, "written anew: %zu of %zu damaged %s found elsewhere%s%s",
 		found, bad, base_plural(bad, "object was", "objects were"), how,
 		p->footer_good ? "" : p->complete ? "; its footer is built again" : "; its footer stays damaged");
 	pack_treat(m, p);

@@ -29,7 +29,7 @@ static int manifest_put(struct mend *m, const char *file, const struct base_dige
 		return 0;
 	r = mend_act_record(m, file, STORE_RECORD_MANIFEST, body, len);
 	if (r == 0)
-		mend_line(m, STORE_MEND_MEND, file, "%s", how);
+		mend_line(m, UPKEEP_MEND_MEND, file, "%s", how);
 	return r < 0 ? r : 1;
 }
 
@@ -66,7 +66,7 @@ static int manifest_from(struct mend *m, const char *file, const struct base_dig
 }
 
 /* All announcements of a folder, by rank. */
-static int parts_read(struct mend *m, const struct store_incoming *in, struct proto_announcement *all)
+static int parts_read(struct mend *m, const struct commit_incoming *in, struct proto_announcement *all)
 {
 	char name[STORAGE_NAME_MAX];
 	int r = 0;
@@ -100,7 +100,7 @@ static int manifest_completed(struct mend *m, const char *file, const struct bas
 	return r;
 }
 
-static int manifest_of_parts(struct mend *m, const struct store_incoming *in, const char *file,
+static int manifest_of_parts(struct mend *m, const struct commit_incoming *in, const char *file,
 	const struct base_digest *want)
 {
 	struct proto_announcement *all = calloc(in->nannounced + 1, sizeof *all);
@@ -126,14 +126,14 @@ static int manifest_of_parts(struct mend *m, const struct store_incoming *in, co
 
 static int manifest_made(struct mend *m, const char *run, const char *file, const struct base_digest *want)
 {
-	struct store_incoming *all = NULL;
+	struct commit_incoming *all = NULL;
 	size_t n = 0;
-	int r = store_incoming_read(m->store, &all, &n, m->err);
+	int r = commit_incoming_read(m->store, &all, &n, m->err);
 
 	for (size_t i = 0; r == 0 && i < n; i++)
 		if (strcmp(all[i].run, run) == 0 && all[i].nannounced)
 			r = manifest_of_parts(m, &all[i], file, want);
-	store_incoming_free(all, n);
+	commit_incoming_free(all, n);
 	return r;
 }
 
@@ -153,7 +153,7 @@ static int attempt_over(struct mend *m, const char *file, const char *run, const
 {
 	if (abort_planned(m, run, attempt))
 		return 1;
-	mend_line(m, STORE_MEND_DELETE, file, "the save that it belongs to is aborted");
+	mend_line(m, UPKEEP_MEND_DELETE, file, "the save that it belongs to is aborted");
 	return mend_act(m, MEND_ABORT, attempt, run) ? 1 : -ENOMEM;
 }
 
@@ -168,7 +168,7 @@ static int manifest_mend(struct mend *m, const struct mend_fault *f, const char 
 		return r;
 	}
 	proto_manifest_release(&man);
-	if (r == 0 || store_error_passes(r))
+	if (r == 0 || commit_error_passes(r))
 		return 0; /* its bytes are right: what they say is wrong */
 	r = manifest_own(m, f->file, want);
 	if (r == 0)
@@ -177,14 +177,14 @@ static int manifest_mend(struct mend *m, const struct mend_fault *f, const char 
 		r = manifest_made(m, run, f->file, want);
 	if (r == 0 && f->ntouches == 0) {
 		r = mend_act(m, MEND_DELETE, f->file, NULL) ? 1 : -ENOMEM;
-		mend_line(m, STORE_MEND_DELETE, f->file, "no visible step names it");
+		mend_line(m, UPKEEP_MEND_DELETE, f->file, "no visible step names it");
 	}
 	return r;
 }
 
 /* ---- other records ---- */
 
-static int store_mend_record(struct mend *m, const char *file)
+static int upkeep_mend_record(struct mend *m, const char *file)
 {
 	struct store_record record = {0};
 	bool whole;
@@ -196,7 +196,7 @@ static int store_mend_record(struct mend *m, const char *file)
 	}
 	r = mend_act_record(m, file, STORE_RECORD_STORE, record.body, record.len);
 	store_record_release(&record);
-	mend_line(m, STORE_MEND_MEND, file, "written again from its good copy");
+	mend_line(m, UPKEEP_MEND_MEND, file, "written again from its good copy");
 	return r < 0 ? r : 1;
 }
 
@@ -211,10 +211,10 @@ static int stats_mend(struct mend *m, const char *file, uint32_t rank)
 	    && record_read(m->from, file, STORE_RECORD_STATS, &record) == 0) {
 		r = mend_act_record(m, file, STORE_RECORD_STATS, record.body, record.len);
 		store_record_release(&record);
-		mend_line(m, STORE_MEND_MEND, file, "from %s, a copy of this store", m->from->path);
+		mend_line(m, UPKEEP_MEND_MEND, file, "from %s, a copy of this store", m->from->path);
 		return r < 0 ? r : 1;
 	}
-	mend_line(m, STORE_MEND_DELETE, file, "measures of rank %u, which no step needs", rank);
+	mend_line(m, UPKEEP_MEND_DELETE, file, "measures of rank %u, which no step needs", rank);
 	return mend_act(m, MEND_DELETE, file, NULL) ? 1 : -ENOMEM;
 }
 
@@ -224,16 +224,16 @@ static int record_mend(struct mend *m, const struct mend_fault *f)
 	struct file_name n;
 
 	file_name_parse(f->file, &n);
-	if (strcmp(f->what, STORE_VERIFY_FOREIGN) == 0)
+	if (strcmp(f->what, UPKEEP_VERIFY_FOREIGN) == 0)
 		return 0;
 	if (strncmp(f->file, "incoming/", 9) == 0)
 		return n.attempt[0] ? attempt_over(m, f->file, n.run, n.attempt) : 0;
 	switch (n.kind) {
-	case STORE_RECORD_STORE: return store_mend_record(m, f->file);
+	case STORE_RECORD_STORE: return upkeep_mend_record(m, f->file);
 	case STORE_RECORD_MANIFEST: return manifest_mend(m, f, n.run, &n.digest);
 	case STORE_RECORD_STATS: return stats_mend(m, f->file, n.stats.rank);
 	case STORE_RECORD_TRASH: case STORE_RECORD_DAMAGE: case STORE_RECORD_HEARTBEAT: case FILE_RESERVE:
-		mend_line(m, STORE_MEND_DELETE, f->file, "vckpt makes it again when it is needed");
+		mend_line(m, UPKEEP_MEND_DELETE, f->file, "vckpt makes it again when it is needed");
 		return mend_act(m, MEND_DELETE, f->file, NULL) ? 1 : -ENOMEM;
 	}
 	return 0;

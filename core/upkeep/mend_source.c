@@ -89,8 +89,8 @@ static int sources_pack(struct sources *k, struct store *s, const char *name)
 
 static int sources_store(struct sources *k, struct store *s)
 {
-	struct store_files files = {0};
-	int r = store_files_list(s, "packs", &files, k->m->err);
+	struct commit_files files = {0};
+	int r = commit_files_list(s, "packs", &files, k->m->err);
 
 	for (size_t i = 0; r == 0 && k->missing && i < files.n; i++) {
 		struct file_name n;
@@ -98,7 +98,7 @@ static int sources_store(struct sources *k, struct store *s)
 		if (!files.all[i].foreign && file_name_parse(files.all[i].name, &n) == FILE_PACK)
 			r = sources_pack(k, s, n.pack);
 	}
-	store_files_release(&files);
+	commit_files_release(&files);
 	return r;
 }
 

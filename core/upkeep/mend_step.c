@@ -26,7 +26,7 @@
 struct step_commit { uint64_t entry, step, replaces; struct base_digest manifest; int64_t time_ns; };
 struct steps {
 	struct mend *m;
-	struct store_list *list;
+	struct commit_list *list;
 	const uint64_t *lost; size_t nlost;
 	struct step_commit *commits; size_t ncommits; /* all that can be read, by entry */
 	uint64_t *removed; size_t nremoved;           /* entries that a removal names */
@@ -42,7 +42,7 @@ static bool entry_lost(const struct steps *k, uint64_t n)
 	for (size_t i = 0; i < k->nlost; i++)
 		if (k->lost[i] == n)
 			return true;
-	return store_list_skipped(k->list, n) || n >= store_list_next(k->list);
+	return commit_list_skipped(k->list, n) || n >= commit_list_next(k->list);
 }
 
 static int number_add(uint64_t **numbers, size_t *n, uint64_t number)
@@ -62,7 +62,7 @@ static int steps_add(struct steps *k, uint64_t n, const struct proto_entry *e)
 			n, e->commit.step, e->commit.replaces, e->commit.manifest, e->commit.time_ns};
 	} else if (e->kind == PROTO_ENTRY_REMOVE) {
 		return number_add(&k->removed, &k->nremoved, e->removes);
-	} else if (store_list_snapshot_whole(k->list, n)) {
+	} else if (commit_list_snapshot_whole(k->list, n)) {
 		k->snapshot = n;
 	}
 	return 0;
@@ -73,10 +73,10 @@ static int steps_read(struct steps *k)
 {
 	int r = 0;
 
-	for (uint64_t n = store_list_first(k->list); r == 0 && n < store_list_next(k->list); n++) {
+	for (uint64_t n = commit_list_first(k->list); r == 0 && n < commit_list_next(k->list); n++) {
 		struct proto_entry e = {0};
 
-		if (entry_lost(k, n) || mend_entry_read(k->m->store, store_list_run(k->list), n, &e) < 0)
+		if (entry_lost(k, n) || mend_entry_read(k->m->store, commit_list_run(k->list), n, &e) < 0)
 			continue;
 		r = steps_add(k, n, &e);
 		proto_entry_release(&e);
@@ -106,41 +106,41 @@ struct step_proof { uint64_t entry; int64_t time_ns; };
 static bool proof_stats(const struct steps *k, const struct proto_manifest *man, struct step_proof *ret_p)
 {
 	char dir[STORAGE_NAME_MAX];
-	struct store_files files = {0};
+	struct commit_files files = {0};
 	bool found = false;
 
 	snprintf(dir, sizeof dir, "stats/%s", man->run);
-	if (store_files_list(k->m->store, dir, &files, NULL) < 0)
+	if (commit_files_list(k->m->store, dir, &files, NULL) < 0)
 		return false;
 	for (size_t i = 0; !found && i < files.n; i++) {
 		struct proto_stats *all = NULL;
-		struct store_stats_name name;
+		struct commit_stats_name name;
 		uint32_t n = 0, damaged;
 
-		if (!store_stats_name_parse(files.all[i].name, &name) || name.step != man->step
-		    || store_list_commit_step(k->list, name.entry) == name.step
-		    || store_stats_read(k->m->store, man->run, name.step, name.entry, &all, &n, &damaged, NULL) < 0)
+		if (!commit_stats_name_parse(files.all[i].name, &name) || name.step != man->step
+		    || commit_list_commit_step(k->list, name.entry) == name.step
+		    || commit_stats_read(k->m->store, man->run, name.step, name.entry, &all, &n, &damaged, NULL) < 0)
 			continue;
 		for (uint32_t s = 0; s < n && !found; s++)
 			if (strcmp(all[s].attempt, man->attempt) == 0) {
 				*ret_p = (struct step_proof){name.entry, (int64_t)all[s].committed_ns};
 				found = true;
 			}
-		store_stats_free(all, n);
+		commit_stats_free(all, n);
 	}
-	store_files_release(&files);
+	commit_files_release(&files);
 	return found;
 }
 
 static bool folder_gone(const struct steps *k, const struct proto_manifest *man)
 {
-	struct store_files files = {0};
+	struct commit_files files = {0};
 	char dir[STORAGE_NAME_MAX];
 	bool gone;
 
 	snprintf(dir, sizeof dir, "incoming/%s/%s", man->run, man->attempt);
-	gone = store_files_list(k->m->store, dir, &files, NULL) == 0 && files.n == 0;
-	store_files_release(&files);
+	gone = commit_files_list(k->m->store, dir, &files, NULL) == 0 && files.n == 0;
+	commit_files_release(&files);
 	return gone;
 }
 
@@ -150,9 +150,9 @@ enum step_state { STEP_NOTHING, STEP_LIKELY, STEP_PROVED };
 static enum step_state step_judge(const struct steps *k, const struct proto_manifest *man,
 	const struct base_digest *digest, struct step_proof *ret_p)
 {
-	enum store_attempt_state state = store_list_attempt(k->list, man->attempt, NULL, NULL);
+	enum commit_attempt_state state = commit_list_attempt(k->list, man->attempt, NULL, NULL);
 
-	if (store_list_find(k->list, man->step) || state == STORE_ATTEMPT_COMMITTED)
+	if (commit_list_find(k->list, man->step) || state == COMMIT_ATTEMPT_COMMITTED)
 		return STEP_NOTHING; /* it counted, and was removed or replaced */
 	for (size_t i = 0; i < k->ncommits; i++)
 		if (base_digest_equal(&k->commits[i].manifest, digest)) {
@@ -162,7 +162,7 @@ static enum step_state step_judge(const struct steps *k, const struct proto_mani
 	if (proof_stats(k, man, ret_p))
 		return step_superseded(k, ret_p->entry, man->step) ? STEP_NOTHING : STEP_PROVED;
 	*ret_p = (struct step_proof){k->first_unknown, 0};
-	if (!k->unknown || state != STORE_ATTEMPT_UNDECIDED || !folder_gone(k, man)
+	if (!k->unknown || state != COMMIT_ATTEMPT_UNDECIDED || !folder_gone(k, man)
 	    || step_superseded(k, k->first_unknown, man->step))
 		return STEP_NOTHING;
 	return STEP_LIKELY;
@@ -172,8 +172,8 @@ static enum step_state step_judge(const struct steps *k, const struct proto_mani
 
 static bool step_known(const struct steps *k, const struct base_digest *digest)
 {
-	for (size_t i = 0; i < store_list_count(k->list); i++)
-		if (base_digest_equal(&store_list_at(k->list, i)->commit.manifest, digest))
+	for (size_t i = 0; i < commit_list_count(k->list); i++)
+		if (base_digest_equal(&commit_list_at(k->list, i)->commit.manifest, digest))
 			return true;
 	return false;
 }
@@ -195,7 +195,7 @@ static int step_recommit(struct steps *k, const struct proto_manifest *man, cons
 	a->step = man->step;
 	a->manifest = *digest;
 	a->time_ns = p->time_ns;
-	mend_line(k->m, STORE_MEND_MEND, file,
+	mend_line(k->m, UPKEEP_MEND_MEND, file,
 		"step %" PRIu64 " is committed anew: it vanished with a lost entry of the list", man->step);
 	return 0;
 }
@@ -208,7 +208,7 @@ static int step_hidden(struct steps *k, unsigned pass, const char *file, const s
 	enum step_state is;
 	int r = 0;
 
-	if (step_known(k, digest) || store_manifest_get(k->m->store, store_list_run(k->list), digest, &man, NULL) < 0)
+	if (step_known(k, digest) || store_manifest_get(k->m->store, commit_list_run(k->list), digest, &man, NULL) < 0)
 		return 0;
 	is = step_judge(k, &man, digest, &proof);
 	if (pass == 1) {
@@ -230,53 +230,53 @@ static int step_hidden(struct steps *k, unsigned pass, const char *file, const s
 
 static int steps_hidden(struct steps *k, unsigned pass)
 {
-	struct store_files files = {0};
+	struct commit_files files = {0};
 	char dir[STORAGE_NAME_MAX];
 	int r;
 
-	snprintf(dir, sizeof dir, "runs/%s/manifests", store_list_run(k->list));
-	r = store_files_list(k->m->store, dir, &files, k->m->err);
+	snprintf(dir, sizeof dir, "runs/%s/manifests", commit_list_run(k->list));
+	r = commit_files_list(k->m->store, dir, &files, k->m->err);
 	for (size_t i = 0; r == 0 && i < files.n; i++) {
 		struct file_name n;
 
 		if (!files.all[i].foreign && file_name_parse(files.all[i].name, &n) == STORE_RECORD_MANIFEST)
 			r = step_hidden(k, pass, files.all[i].name, &n.digest);
 	}
-	store_files_release(&files);
+	commit_files_release(&files);
 	return r;
 }
 
 /* ---- measures of commits that are lost with their manifests ---- */
 
-static int measured_step(struct steps *k, const char *file, const struct store_stats_name *name)
+static int measured_step(struct steps *k, const char *file, const struct commit_stats_name *name)
 {
 	struct proto_stats *all = NULL;
 	uint32_t n = 0, damaged;
-	bool known = k->m->again || store_list_commit_step(k->list, name->entry) == name->step
-		|| store_list_find(k->list, name->step) || step_superseded(k, name->entry, name->step);
+	bool known = k->m->again || commit_list_commit_step(k->list, name->entry) == name->step
+		|| commit_list_find(k->list, name->step) || step_superseded(k, name->entry, name->step);
 	int r = 0;
 
 	for (size_t i = 0; i < k->nproved && !known; i++)
 		known = k->proved[i] == name->entry;
-	if (known || store_stats_read(k->m->store, name->run, name->step, name->entry, &all, &n, &damaged, NULL) < 0)
+	if (known || commit_stats_read(k->m->store, name->run, name->step, name->entry, &all, &n, &damaged, NULL) < 0)
 		return 0;
 	if (n) {
 		mend_lost(k->m, file, name->run, name->step, NULL, NULL,
 			"these measures show that it was committed, but its commit entry and its manifest are lost");
 		r = number_add(&k->proved, &k->nproved, name->entry); /* so that it is reported once */
 	}
-	store_stats_free(all, n);
+	commit_stats_free(all, n);
 	return r;
 }
 
 static int steps_measured(struct steps *k)
 {
-	struct store_stats_name name;
+	struct commit_stats_name name;
 	int r = 0;
 
 	for (size_t i = 0; r == 0 && i < k->m->nfaults; i++)
-		if (store_stats_name_parse(k->m->faults[i].file, &name)
-		    && strcmp(name.run, store_list_run(k->list)) == 0)
+		if (commit_stats_name_parse(k->m->faults[i].file, &name)
+		    && strcmp(name.run, commit_list_run(k->list)) == 0)
 			r = measured_step(k, k->m->faults[i].file, &name);
 	return r;
 }
@@ -284,7 +284,7 @@ static int steps_measured(struct steps *k)
 /* Lost entries behind the newest snapshot that no removal and no replacement names. */
 static void steps_unknown(struct steps *k)
 {
-	for (uint64_t n = k->snapshot; n < store_list_next(k->list); n++) {
+	for (uint64_t n = k->snapshot; n < commit_list_next(k->list); n++) {
 		bool known = !entry_lost(k, n);
 
 		for (size_t i = 0; i < k->nremoved && !known; i++)
@@ -298,27 +298,27 @@ static void steps_unknown(struct steps *k)
 
 /* ---- removals that were lost ---- */
 
-static int step_reappeared(struct steps *k, const struct store_list_step *s)
+static int step_reappeared(struct steps *k, const struct commit_list_step *s)
 {
 	char path[STORAGE_NAME_MAX];
 	struct mend_action *a;
 	bool lost_after = false;
 	uint64_t size;
 
-	for (uint64_t n = s->entry + 1; !lost_after && n < store_list_next(k->list); n++)
+	for (uint64_t n = s->entry + 1; !lost_after && n < commit_list_next(k->list); n++)
 		lost_after = entry_lost(k, n);
-	if (!lost_after || store_manifest_path(store_list_run(k->list), &s->commit.manifest, path) < 0
+	if (!lost_after || store_manifest_path(commit_list_run(k->list), &s->commit.manifest, path) < 0
 	    || storage_size(k->m->store->storage, path, &size) != -ENOENT)
 		return 0;
 	if (k->m->from) { /* it may be there */
 		if (storage_size(k->m->from->storage, path, &size) == 0)
 			return 0;
 	}
-	a = mend_act(k->m, MEND_REMOVE, NULL, store_list_run(k->list));
+	a = mend_act(k->m, MEND_REMOVE, NULL, commit_list_run(k->list));
 	if (!a)
 		return -ENOMEM;
 	a->step = s->step;
-	mend_line(k->m, STORE_MEND_MEND, path,
+	mend_line(k->m, UPKEEP_MEND_MEND, path,
 		"step %" PRIu64 " is removed: its manifest is gone, and a lost entry may have been its removal",
 		s->step);
 	mend_treat(k->m, path);
@@ -326,7 +326,7 @@ static int step_reappeared(struct steps *k, const struct store_list_step *s)
 }
 
 /* Do other files name entries behind the end, or entries whose places other entries have taken? */
-bool mend_end_traced(const struct mend *m, const struct store_list *l)
+bool mend_end_traced(const struct mend *m, const struct commit_list *l)
 {
 	struct file_name n;
 
@@ -334,26 +334,26 @@ bool mend_end_traced(const struct mend *m, const struct store_list *l)
 		const struct mend_fault *f = &m->faults[i];
 		int kind = file_name_parse(f->file, &n);
 
-		if (strcmp(n.run, store_list_run(l)) == 0 && (kind == STORE_RECORD_STATS
-			? store_list_commit_step(l, n.stats.entry) != n.stats.step
+		if (strcmp(n.run, commit_list_run(l)) == 0 && (kind == STORE_RECORD_STATS
+			? commit_list_commit_step(l, n.stats.entry) != n.stats.step
 			: kind == STORE_RECORD_MANIFEST && !f->ntouches))
 			return true;
 	}
 	return false;
 }
 
-int mend_steps(struct mend *m, struct store_list *l, const uint64_t *lost, size_t n)
+int mend_steps(struct mend *m, struct commit_list *l, const uint64_t *lost, size_t n)
 {
 	struct steps k = {.m = m, .list = l, .lost = lost, .nlost = n};
-	bool end = !store_list_skips(l) && mend_end_traced(m, l);
+	bool end = !commit_list_skips(l) && mend_end_traced(m, l);
 	int r;
 
-	if (n == 0 && !store_list_skips(l) && !end)
+	if (n == 0 && !commit_list_skips(l) && !end)
 		return 0;
 	r = steps_read(&k);
 	if (r == 0 && end) {
 		k.unknown = UINT32_MAX; /* it is not known how many */
-		k.first_unknown = store_list_next(l);
+		k.first_unknown = commit_list_next(l);
 	} else if (r == 0) {
 		steps_unknown(&k);
 	}
@@ -363,8 +363,8 @@ int mend_steps(struct mend *m, struct store_list *l, const uint64_t *lost, size_
 		r = steps_hidden(&k, 2);
 	if (r == 0)
 		r = steps_measured(&k);
-	for (size_t i = 0; r == 0 && i < store_list_count(l); i++)
-		r = step_reappeared(&k, store_list_at(l, i));
+	for (size_t i = 0; r == 0 && i < commit_list_count(l); i++)
+		r = step_reappeared(&k, commit_list_at(l, i));
 	free(k.commits);
 	free(k.removed);
 	free(k.proved);

@@ -192,61 +192,61 @@ bool verify_known(struct verify *v, const char *file, const struct pack_object_r
 
 /* ---- pass 1: lists ---- */
 
-static bool steps_equal(const struct store_list_step *a, const struct store_list_step *b)
+static bool steps_equal(const struct commit_list_step *a, const struct commit_list_step *b)
 {
-	return a->entry == b->entry && store_commit_equal(&a->commit, &b->commit);
+	return a->entry == b->entry && commit_equal(&a->commit, &b->commit);
 }
 
-static void entry_fault(struct verify *v, const struct store_list *l, uint64_t n, bool newer, const char *what)
+static void entry_fault(struct verify *v, const struct commit_list *l, uint64_t n, bool newer, const char *what)
 {
 	char name[STORAGE_NAME_MAX];
 
-	store_list_entry_name(store_list_run(l), n, name);
-	verify_fault(v, (struct verify_fault){.file = name, .what = what, .newer = newer, .run = store_list_run(l)});
+	commit_list_entry_name(commit_list_run(l), n, name);
+	verify_fault(v, (struct verify_fault){.file = name, .what = what, .newer = newer, .run = commit_list_run(l)});
 }
 
-static void report_snapshot(struct verify *v, const struct store_list *l, uint64_t snapshot)
+static void report_snapshot(struct verify *v, const struct commit_list *l, uint64_t snapshot)
 {
 	entry_fault(v, l, snapshot, false, "readers from this snapshot see other steps than readers from the start");
 }
 
 /* A reader that starts at the newest snapshot must see what one sees that starts at entry 0. */
-static int compare_snapshot(struct verify *v, const struct store_list *whole, struct base_error *err)
+static int compare_snapshot(struct verify *v, const struct commit_list *whole, struct base_error *err)
 {
-	uint64_t next = store_list_next(whole), newest;
-	const struct store_list_step *latest;
-	struct store_list *l;
+	uint64_t next = commit_list_next(whole), newest;
+	const struct commit_list_step *latest;
+	struct commit_list *l;
 	bool same;
 	int r;
 
-	if (next <= STORE_SNAPSHOT_EVERY)
+	if (next <= COMMIT_SNAPSHOT_EVERY)
 		return 0;
-	r = store_list_open_newest(v->store, store_list_run(whole), &l, err);
+	r = commit_list_open_newest(v->store, commit_list_run(whole), &l, err);
 	if (r < 0)
 		return r;
-	latest = store_list_latest(l);
+	latest = commit_list_latest(l);
 	newest = latest ? latest->step : PROTO_NONE;
-	r = store_list_know_all(l, err);
-	latest = r == 0 ? store_list_latest(l) : NULL;
+	r = commit_list_know_all(l, err);
+	latest = r == 0 ? commit_list_latest(l) : NULL;
 	same = newest == (latest ? latest->step : PROTO_NONE);
-	if (r == 0 && store_list_next(l) == next) { /* nothing was put meanwhile */
-		same = same && store_list_count(l) == store_list_count(whole);
-		for (size_t i = 0; same && i < store_list_count(whole); i++)
-			same = steps_equal(store_list_at(l, i), store_list_at(whole, i));
+	if (r == 0 && commit_list_next(l) == next) { /* nothing was put meanwhile */
+		same = same && commit_list_count(l) == commit_list_count(whole);
+		for (size_t i = 0; same && i < commit_list_count(whole); i++)
+			same = steps_equal(commit_list_at(l, i), commit_list_at(whole, i));
 	}
-	store_list_close(l);
+	commit_list_close(l);
 	if (r == 0 && !same)
-		report_snapshot(v, whole, (next - 1) / STORE_SNAPSHOT_EVERY * STORE_SNAPSHOT_EVERY);
+		report_snapshot(v, whole, (next - 1) / COMMIT_SNAPSHOT_EVERY * COMMIT_SNAPSHOT_EVERY);
 	return r;
 }
 
 /* Reports the entries that the list skips: only reading in order shows what is wrong with them. A long gap is one
  * fault. */
-static void report_skipped(struct verify *v, const struct store_list *l)
+static void report_skipped(struct verify *v, const struct commit_list *l)
 {
-	struct store_list_damage d;
+	struct commit_list_damage d;
 
-	for (size_t at = 0; store_list_damage_next(l, &at, &d);) {
+	for (size_t at = 0; commit_list_damage_next(l, &at, &d);) {
 		uint64_t n, from = d.first;
 		const char *why;
 
@@ -254,7 +254,7 @@ static void report_skipped(struct verify *v, const struct store_list *l)
 			entry_fault(v, l, d.first, false, d.why);
 			continue;
 		}
-		while ((n = store_list_damaged_next(l, &from, &why)) - d.first < d.count)
+		while ((n = commit_list_damaged_next(l, &from, &why)) - d.first < d.count)
 			entry_fault(v, l, n, false, why);
 	}
 }
@@ -265,87 +265,87 @@ static void report_lost(void *arg, const char *file, const char *run, const char
 }
 
 /* A later collection may have deleted it meanwhile. */
-static bool head_same(struct verify *v, const struct store_list *l)
+static bool head_same(struct verify *v, const struct commit_list *l)
 {
-	struct store_list *now;
+	struct commit_list *now;
 	bool same;
 
-	if (store_list_open(v->store, store_list_run(l), true, &now, NULL) < 0)
+	if (commit_list_open(v->store, commit_list_run(l), true, &now, NULL) < 0)
 		return false;
-	same = store_list_head(now) == store_list_head(l);
-	store_list_close(now);
+	same = commit_list_head(now) == commit_list_head(l);
+	commit_list_close(now);
 	return same;
 }
 
 /* The mark of the head, which says what the snapshot there says. */
-static int check_mark(struct verify *v, struct store_list *l)
+static int check_mark(struct verify *v, struct commit_list *l)
 {
 	struct base_error why = {0};
 	char name[STORAGE_NAME_MAX];
-	int r = store_list_mark_check(l, &why);
+	int r = commit_list_mark_check(l, &why);
 
-	store_list_mark_name(store_list_run(l), STORE_LIST_HEAD, store_list_head(l), name);
+	commit_list_mark_name(commit_list_run(l), COMMIT_LIST_HEAD, commit_list_head(l), name);
 	if (r == -BASE_EDAMAGED)
-		report_lost(v, name, store_list_run(l), why.text);
+		report_lost(v, name, commit_list_run(l), why.text);
 	else if (r == -ENOENT && head_same(v, l))
-		report_lost(v, name, store_list_run(l), "it is missing: it says what is visible at the entry from "
+		report_lost(v, name, commit_list_run(l), "it is missing: it says what is visible at the entry from "
 			"which on the list is read, in case a snapshot is damaged");
 	return r == -ENOMEM ? r : 0; /* what cannot be read is reported as a file */
 }
 
-static void check_gap(struct verify *v, const struct store_list *l, uint64_t first, uint64_t count)
+static void check_gap(struct verify *v, const struct commit_list *l, uint64_t first, uint64_t count)
 {
 	char name[STORAGE_NAME_MAX], text[160];
 	uint64_t size;
 
 	for (uint64_t n = first; n - first < base_min(count, GAP_EACH); n++) {
-		store_list_entry_name(store_list_run(l), n, name);
-		if (store_list_skipped(l, n) || storage_size(v->store->storage, name, &size) != -ENOENT)
+		commit_list_entry_name(commit_list_run(l), n, name);
+		if (commit_list_skipped(l, n) || storage_size(v->store->storage, name, &size) != -ENOENT)
 			continue;
 		snprintf(text, sizeof text, "it is missing: it was collected, but its number stays used");
 		if (n - first + 1 == GAP_EACH && count > GAP_EACH)
 			snprintf(text, sizeof text, "this entry and the %llu after it are missing: they were "
 				"collected, but their numbers stay used", (unsigned long long)(count - GAP_EACH));
-		report_lost(v, name, store_list_run(l), text);
+		report_lost(v, name, commit_list_run(l), text);
 	}
 }
 
 /* Numbers before the head have an entry or a collected record, so that a writer that was stopped since finds its number
  * taken. */
-static int check_collected(struct verify *v, struct store_list *l, struct base_error *err)
+static int check_collected(struct verify *v, struct commit_list *l, struct base_error *err)
 {
 	uint64_t at = 0, first, count;
 	int r;
 
-	while ((r = store_list_unlisted_next(l, store_list_head(l), &at, &first, &count, err)) > 0)
+	while ((r = commit_list_unlisted_next(l, commit_list_head(l), &at, &first, &count, err)) > 0)
 		check_gap(v, l, first, count);
 	return r;
 }
 
-static int check_head(struct verify *v, struct store_list *l, struct base_error *err)
+static int check_head(struct verify *v, struct commit_list *l, struct base_error *err)
 {
 	int r;
 
-	if (!store_list_head(l))
+	if (!commit_list_head(l))
 		return 0;
 	if (v->o->begins)
-		v->o->begins(v->o->arg, store_list_run(l), store_list_head(l));
+		v->o->begins(v->o->arg, commit_list_run(l), commit_list_head(l));
 	r = check_collected(v, l, err);
 	return r < 0 ? r : check_mark(v, l);
 }
 
-static int add_step(struct verify *v, const struct store_list *l, size_t i)
+static int add_step(struct verify *v, const struct commit_list *l, size_t i)
 {
 	if (base_array_more(v->steps, v->nsteps) < 0)
 		return -ENOMEM;
-	v->steps[v->nsteps++] = (struct verify_step){store_list_run(l), store_list_at(l, i)};
+	v->steps[v->nsteps++] = (struct verify_step){commit_list_run(l), commit_list_at(l, i)};
 	return 0;
 }
 
-static bool wanted(const struct verify *v, const struct store_list *l, size_t i)
+static bool wanted(const struct verify *v, const struct commit_list *l, size_t i)
 {
-	return !v->o->run || (!strcmp(v->o->run, store_list_run(l)) &&
-				(v->o->step == PROTO_NONE || v->o->step == store_list_at(l, i)->step));
+	return !v->o->run || (!strcmp(v->o->run, commit_list_run(l)) &&
+				(v->o->step == PROTO_NONE || v->o->step == commit_list_at(l, i)->step));
 }
 
 /* Can the run's manifests be looked for? (One that is missing is a fault of its step.) */
@@ -366,17 +366,17 @@ static int manifests_reached(const struct verify *v, const char *run, struct bas
 
 static int open_list(struct verify *v, const char *run, struct base_error *err)
 {
-	struct store_list *l;
+	struct commit_list *l;
 	int r;
 
 	if (base_array_more(v->lists, v->nlists) < 0)
 		return -ENOMEM;
-	r = v->o->paranoid ? store_list_open_compared(v->store, run, &l, err)
-		: store_list_open(v->store, run, true, &l, err);
+	r = v->o->paranoid ? commit_list_open_compared(v->store, run, &l, err)
+		: commit_list_open(v->store, run, true, &l, err);
 	if (r < 0)
 		return r;
 	if ((r = manifests_reached(v, run, err)) < 0)
-		store_list_close(l);
+		commit_list_close(l);
 	else
 		v->lists[v->nlists++] = l;
 	return r;
@@ -405,12 +405,12 @@ static void report_newer_run(struct verify *v, const char *run, const struct bas
 	verify_fault(v, (struct verify_fault){.file = name, .what = err->text, .newer = true, .run = run});
 }
 
-static void report_newer_entry(struct verify *v, const struct store_list *l)
+static void report_newer_entry(struct verify *v, const struct commit_list *l)
 {
 	struct base_error why = {0};
 	uint64_t n;
 
-	if (store_list_newer(l, &n, &why) < 0)
+	if (commit_list_newer(l, &n, &why) < 0)
 		entry_fault(v, l, n, true, why.text);
 }
 
@@ -425,16 +425,16 @@ static int add_run(struct verify *v, const char *run, struct base_error *err)
 	}
 	if (r < 0)
 		return run_unread(v, run, r, &why, err);
-	struct store_list *l = v->lists[v->nlists - 1];
+	struct commit_list *l = v->lists[v->nlists - 1];
 	report_newer_entry(v, l);
 	r = check_head(v, l, err);
-	if (store_list_lie(l))
-		report_snapshot(v, l, store_list_lie(l));
-	if (store_list_damaged(l))
+	if (commit_list_lie(l))
+		report_snapshot(v, l, commit_list_lie(l));
+	if (commit_list_damaged(l))
 		report_skipped(v, l);
 	else if (r == 0)
 		r = compare_snapshot(v, l, err);
-	for (size_t i = 0; r == 0 && i < store_list_count(l); i++)
+	for (size_t i = 0; r == 0 && i < commit_list_count(l); i++)
 		if (wanted(v, l, i))
 			r = add_step(v, l, i);
 	return r;
@@ -445,16 +445,16 @@ static int add_others(struct verify *v)
 {
 	char **runs;
 	size_t n;
-	int r = store_runs(v->store, &runs, &n, NULL);
+	int r = commit_runs(v->store, &runs, &n, NULL);
 
 	if (r < 0)
 		return r == -ENOMEM ? r : 0;
 	for (size_t i = 0; r == 0 && i < n; i++)
 		if (strcmp(runs[i], v->o->run) && open_list(v, runs[i], NULL) == -ENOMEM)
 			r = -ENOMEM;
-	store_runs_free(runs, n);
+	commit_runs_free(runs, n);
 	for (size_t k = 0; r == 0 && k < v->nlists; k++)
-		for (size_t i = 0; r == 0 && i < store_list_count(v->lists[k]); i++)
+		for (size_t i = 0; r == 0 && i < commit_list_count(v->lists[k]); i++)
 			if (!wanted(v, v->lists[k], i))
 				r = add_step(v, v->lists[k], i);
 	return r;
@@ -468,12 +468,12 @@ static int add_runs(struct verify *v, struct base_error *err)
 
 	if (v->o->run)
 		return add_run(v, v->o->run, err);
-	r = store_runs(v->store, &runs, &n, err);
+	r = commit_runs(v->store, &runs, &n, err);
 	if (r < 0)
 		return r;
 	for (size_t i = 0; i < n && r >= 0; i++)
 		r = add_run(v, runs[i], err);
-	store_runs_free(runs, n);
+	commit_runs_free(runs, n);
 	return r;
 }
 
@@ -484,9 +484,9 @@ static void check_entries(struct verify *v)
 	struct file_name n;
 
 	for (size_t i = 0; i < v->nsteps; i++) {
-		const struct store_list_step *step = v->steps[i].step;
+		const struct commit_list_step *step = v->steps[i].step;
 
-		store_list_entry_name(v->steps[i].run, step->entry, name);
+		commit_list_entry_name(v->steps[i].run, step->entry, name);
 		if (file_name_parse(name, &n))
 			verify_record(v, name, &n);
 		if (v->o->paranoid && store_manifest_path(v->steps[i].run, &step->commit.manifest, name) == 0 &&
@@ -499,9 +499,9 @@ static void check_entries(struct verify *v)
 
 static int find_lost(struct verify *v, struct base_error *err)
 {
-	const struct store_lost_question q = {v->store, v->lists, v->nlists, v->o->run, report_lost, v};
+	const struct upkeep_lost_question q = {v->store, v->lists, v->nlists, v->o->run, report_lost, v};
 
-	return v->o->run && v->o->step != PROTO_NONE ? 0 : store_lost_find(&q, err);
+	return v->o->run && v->o->step != PROTO_NONE ? 0 : upkeep_lost_find(&q, err);
 }
 
 /* ---- pass 4: what was removed meanwhile ---- */
@@ -510,11 +510,11 @@ static int find_lost(struct verify *v, struct base_error *err)
  * missed shows that the step was removed. */
 static int look_again(struct verify *v)
 {
-	struct store_list *now;
+	struct commit_list *now;
 
 	for (size_t k = 0; v->nfaults && k < v->nlists; k++) {
-		const char *run = store_list_run(v->lists[k]);
-		int r = store_list_open(v->store, run, false, &now, NULL);
+		const char *run = commit_list_run(v->lists[k]);
+		int r = commit_list_open(v->store, run, false, &now, NULL);
 
 		if (r == -ENOMEM)
 			return r;
@@ -522,8 +522,8 @@ static int look_again(struct verify *v)
 			continue;
 		for (size_t i = 0; i < v->nsteps; i++)
 			if (v->steps[i].run == run)
-				v->steps[i].removed = !store_list_entry_live(now, v->steps[i].step->entry);
-		store_list_close(now);
+				v->steps[i].removed = !commit_list_entry_live(now, v->steps[i].step->entry);
+		commit_list_close(now);
 	}
 	for (size_t i = 0; i < v->nfaults; i++)
 		v->faults[i].gone = v->faults[i].step && v->steps[v->faults[i].step - 1].removed;
@@ -559,7 +559,7 @@ struct report {
 static void report_one(struct verify *v, struct verify_fault *f, const char *run, uint64_t step, const char *component,
 	const char *tensor)
 {
-	struct store_damage d = {.fault = (size_t)(f - v->faults), .file = f->file, .newer = f->newer,
+	struct upkeep_damage d = {.fault = (size_t)(f - v->faults), .file = f->file, .newer = f->newer,
 		.offset = f->offset, .len = f->len, .what = f->what,
 		.run = run, .step = step, .component = component, .tensor = tensor};
 
@@ -616,7 +616,7 @@ static void report_step_faults(struct verify *v, size_t number)
 
 	if (store_manifest_path(s->run, &s->step->commit.manifest, manifest) < 0)
 		manifest[0] = 0;
-	store_list_entry_name(s->run, s->step->entry, entry);
+	commit_list_entry_name(s->run, s->step->entry, entry);
 	for (size_t i = 0; i < v->nfaults; i++) {
 		struct verify_fault *f = &v->faults[i];
 
@@ -667,7 +667,7 @@ static void release(struct verify *v)
 	for (size_t i = 0; i < v->ntodo; i++)
 		free(v->todo[i].pack);
 	for (size_t i = 0; i < v->nlists; i++)
-		store_list_close(v->lists[i]);
+		commit_list_close(v->lists[i]);
 	free(v->faults);
 	verify_index_release(&v->places);
 	free(v->packs);
@@ -681,7 +681,7 @@ static void release(struct verify *v)
 	pthread_mutex_destroy(&v->lock);
 }
 
-int store_verify(struct store *s, const struct store_verify_options *o, struct store_verify_result *ret_r,
+int upkeep_verify(struct store *s, const struct upkeep_verify_options *o, struct upkeep_verify_result *ret_r,
 	struct base_error *err)
 {
 	struct verify v = {.store = s, .o = o, .lock = PTHREAD_MUTEX_INITIALIZER};

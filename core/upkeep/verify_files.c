@@ -12,7 +12,7 @@
 /* One file, or names of one file in one directory. */
 struct job {
 	struct verify *v;
-	const struct store_file **files;
+	const struct commit_file **files;
 	size_t n;
 };
 
@@ -89,7 +89,7 @@ static void keep_pack(struct verify *v, struct verify_pack pack)
 	free(pack.seen);
 }
 
-static void check_pack(struct verify *v, const struct store_file *file, const struct file_name *n)
+static void check_pack(struct verify *v, const struct commit_file *file, const struct file_name *n)
 {
 	struct pack_job j = {.v = v, .file = file->name, .class = n->class};
 	struct base_error err = {0};
@@ -190,14 +190,14 @@ static bool manifest_named(const struct file_name *n, const struct store_record 
 
 /* Is the attempt that measures name the one that their entry committed? An entry that the list does not have (yet) is
  * reported elsewhere. */
-static bool stats_attempt(const struct verify *v, const struct proto_stats *m, const struct store_stats_name *n)
+static bool stats_attempt(const struct verify *v, const struct proto_stats *m, const struct commit_stats_name *n)
 {
-	const struct store_list *l = store_list_among(v->lists, v->nlists, n->run);
+	const struct commit_list *l = commit_list_among(v->lists, v->nlists, n->run);
 	uint64_t entry;
 
-	if (!l || store_list_commit_step(l, n->entry) != n->step)
+	if (!l || commit_list_commit_step(l, n->entry) != n->step)
 		return true;
-	return store_list_attempt(l, m->attempt, NULL, &entry) == STORE_ATTEMPT_COMMITTED && entry == n->entry;
+	return commit_list_attempt(l, m->attempt, NULL, &entry) == COMMIT_ATTEMPT_COMMITTED && entry == n->entry;
 }
 
 /* Do measures agree with their name, and with what the list says of their step? NULL: yes; else what is wrong. */
@@ -208,7 +208,7 @@ static const char *stats_wrong(const struct verify *v, const struct file_name *n
 
 	if (proto_stats_decode(rec->body, rec->len, &m) < 0)
 		return "its body breaks the rules of its format";
-	if (!store_stats_named(&m, &n->stats))
+	if (!commit_stats_named(&m, &n->stats))
 		wrong = "its content gives another run, step, entry or rank than its name";
 	else if (!stats_attempt(v, &m, &n->stats))
 		wrong = "it gives another attempt than the commit entry that it belongs to";
@@ -219,22 +219,22 @@ static const char *stats_wrong(const struct verify *v, const struct file_name *n
 /* Did the list skip this entry? Then it was reported already, or is accepted as damaged. */
 static bool entry_skipped(const struct verify *v, const struct file_name *n)
 {
-	const struct store_list *l = store_list_among(v->lists, v->nlists, n->run);
+	const struct commit_list *l = commit_list_among(v->lists, v->nlists, n->run);
 
-	return l && !n->collected && store_list_skipped(l, n->number);
+	return l && !n->collected && commit_list_skipped(l, n->number);
 }
 
 /* Is an entry behind the end of the list not part of it? Entries that writers have put since are: they put each number
  * after the one before it. */
 static bool entry_unreached(const struct verify *v, const char *run, uint64_t n)
 {
-	const struct store_list *l = store_list_among(v->lists, v->nlists, run);
+	const struct commit_list *l = commit_list_among(v->lists, v->nlists, run);
 	char before[STORAGE_NAME_MAX];
 	uint64_t size;
 
-	if (!l || n <= store_list_next(l))
+	if (!l || n <= commit_list_next(l))
 		return false;
-	store_list_entry_name(run, n - 1, before);
+	commit_list_entry_name(run, n - 1, before);
 	return storage_size(v->store->storage, before, &size) == -ENOENT;
 }
 
@@ -242,16 +242,16 @@ static bool entry_unreached(const struct verify *v, const char *run, uint64_t n)
 static bool entry_stray(const struct verify *v, const struct file_name *n, const struct store_record *rec,
 	struct base_error *why)
 {
-	const struct store_list *l = store_list_among(v->lists, v->nlists, n->run);
+	const struct commit_list *l = commit_list_among(v->lists, v->nlists, n->run);
 	struct proto_entry e = {0};
 	int r = proto_entry_decode(rec->body, rec->len, &e);
 	bool source = n->collected;
 
 	if (r == 0)
-		r = store_list_entry_placed(v->store, n->run, source ? n->number - 1 : n->number, &e, why);
+		r = commit_list_entry_placed(v->store, n->run, source ? n->number - 1 : n->number, &e, why);
 	if (r == 0 && source && (e.kind != PROTO_ENTRY_COLLECTED || e.number != n->number))
 		r = base_error_set(why, -BASE_EFORMAT, "it is no collected record of that number");
-	if (r == 0 && l && !source && e.kind == PROTO_ENTRY_COLLECTED && !store_list_head_right(l, &e))
+	if (r == 0 && l && !source && e.kind == PROTO_ENTRY_COLLECTED && !commit_list_head_right(l, &e))
 		r = base_error_set(why, -BASE_EFORMAT,
 			"it says that entries below %llu were collected, but there is no such snapshot at that entry",
 			(unsigned long long)e.number);
@@ -322,7 +322,7 @@ void verify_record(struct verify *v, const char *name, const struct file_name *n
 	store_record_release(&x.rec);
 }
 
-static void check_reserve(struct verify *v, const struct store_file *file)
+static void check_reserve(struct verify *v, const struct commit_file *file)
 {
 	void *bytes = NULL;
 	size_t len = 0, at = 0;
@@ -344,7 +344,7 @@ static void check_reserve(struct verify *v, const struct store_file *file)
 /* ---- all ---- */
 
 /* *x: what was read under another name of that file, which is not read again; x->rec.body NULL: nothing yet. */
-static void check_record(struct verify *v, const struct store_file *file, const struct file_name *n,
+static void check_record(struct verify *v, const struct commit_file *file, const struct file_name *n,
 	struct read_record *x)
 {
 	bool again = !x->rec.body || n->kind != STORE_RECORD_ENTRY;
@@ -362,14 +362,14 @@ static void check_record(struct verify *v, const struct store_file *file, const 
 		store_record_release(&own.rec);
 }
 
-static void check_file(struct verify *v, const struct store_file *file, struct read_record *x)
+static void check_file(struct verify *v, const struct commit_file *file, struct read_record *x)
 {
 	struct file_name n;
 
 	if (file->temporary) /* it has no content to check yet */
 		;
 	else if (file_name_parse(file->name, &n) == FILE_FOREIGN || file->foreign)
-		file_fault(v, file->name, NULL, STORE_VERIFY_FOREIGN);
+		file_fault(v, file->name, NULL, UPKEEP_VERIFY_FOREIGN);
 	else if (n.kind == FILE_PACK)
 		check_pack(v, file, &n);
 	else if (n.kind == FILE_RESERVE)
@@ -411,7 +411,7 @@ static bool is_unread(const struct verify *v, const char *name)
 /* Names of files that have only one come first, then those of each other file one after another; by name. */
 static int compare_files(const void *a, const void *b)
 {
-	const struct store_file *x = *(const struct store_file *const *)a, *y = *(const struct store_file *const *)b;
+	const struct commit_file *x = *(const struct commit_file *const *)a, *y = *(const struct commit_file *const *)b;
 
 	if ((x->names > 1) != (y->names > 1))
 		return x->names > 1 ? 1 : -1;
@@ -423,7 +423,7 @@ static int compare_files(const void *a, const void *b)
 }
 
 /* Are both names of one file, in one directory? A stranger's store is read under each name. */
-static bool same_file(const struct verify *v, const struct store_file *a, const struct store_file *b)
+static bool same_file(const struct verify *v, const struct commit_file *a, const struct commit_file *b)
 {
 	const char *slash = strrchr(a->name, '/');
 	size_t len = slash ? (size_t)(slash + 1 - a->name) : 0;
@@ -433,16 +433,16 @@ static bool same_file(const struct verify *v, const struct store_file *a, const 
 }
 
 /* The files that are looked at, in *ret_all, malloc'ed. */
-static int files_choose(struct verify *v, const struct store_files *files, const struct store_file ***ret_all,
+static int files_choose(struct verify *v, const struct commit_files *files, const struct commit_file ***ret_all,
 	size_t *ret_n)
 {
-	const struct store_file **all = malloc((files->n + 1) * sizeof *all);
+	const struct commit_file **all = malloc((files->n + 1) * sizeof *all);
 	size_t n = 0;
 
 	if (!all)
 		return -ENOMEM;
 	for (size_t i = 0; i < files->n; i++) {
-		const struct store_file *file = &files->all[i];
+		const struct commit_file *file = &files->all[i];
 		const char *said = v->o->paranoid && !is_unread(v, file->name) ? verify_paranoid_file(file) : NULL;
 
 		if (said)
@@ -457,7 +457,7 @@ static int files_choose(struct verify *v, const struct store_files *files, const
 	return 0;
 }
 
-static int files_run(struct verify *v, const struct store_file **all, size_t n)
+static int files_run(struct verify *v, const struct commit_file **all, size_t n)
 {
 	size_t end;
 
@@ -480,11 +480,11 @@ static int files_run(struct verify *v, const struct store_file **all, size_t n)
 
 int verify_files(struct verify *v, struct base_error *err)
 {
-	base_cleanup_free const struct store_file **all = NULL;
-	struct store_files files = {0};
+	base_cleanup_free const struct commit_file **all = NULL;
+	struct commit_files files = {0};
 	struct base_error why = {0};
 	size_t n = 0;
-	int r = store_files_list(v->store, "", &files, &why);
+	int r = commit_files_list(v->store, "", &files, &why);
 
 	/* because of an unread run's directory; references of the other runs' steps are hashed instead */
 	if (r < 0 && r != -ENOMEM && v->nunread)
@@ -498,6 +498,6 @@ int verify_files(struct verify *v, struct base_error *err)
 	base_pool_wait(v->pool);
 	if (v->npacks)
 		qsort(v->packs, v->npacks, sizeof *v->packs, compare_packs);
-	store_files_release(&files);
+	commit_files_release(&files);
 	return r < 0 ? r : 0;
 }

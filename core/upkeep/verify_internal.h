@@ -33,7 +33,7 @@
 
 struct verify_step {
 	const char *run;
-	const struct store_list_step *step;
+	const struct commit_list_step *step;
 	bool removed; /* since it was listed: its files may be gone */
 };
 
@@ -82,10 +82,10 @@ void verify_set_release(struct verify_set *s);
 
 struct verify {
 	struct store *store;
-	const struct store_verify_options *o;
+	const struct upkeep_verify_options *o;
 	struct base_pool *pool;
 	pthread_mutex_t lock;
-	struct store_list **lists;
+	struct commit_list **lists;
 	size_t nlists;
 	char **unread; /* runs that cannot be read */
 	size_t nunread;
@@ -100,7 +100,7 @@ struct verify {
 	struct verify_todo *todo;
 	size_t ntodo; /* to be hashed by reference */
 	struct verify_set seen; /* hashes of todo */
-	struct store_verify_result result;
+	struct upkeep_verify_result result;
 	uint64_t done_bytes, total_bytes;
 	int error; /* out of memory; sticky */
 };
@@ -144,7 +144,7 @@ struct verify_walker {
 	void *arg;
 	bool cover;      /* check the boxes, too, when nothing is broken, and what records say of each other */
 	bool paranoid;   /* with `cover`: unknown fields are reported as a newer vckpt's */
-	verify_header_func header; /* NULL: view headers are not looked into */
+	upkeep_verify_header_func header; /* NULL: view headers are not looked into */
 	bool any_broken; /* set by the walk */
 };
 int verify_walk(struct verify_walker *w); /* 0, what item returned, or -ENOMEM */
@@ -192,7 +192,7 @@ void verify_paranoid_record(struct verify *v, const char *name, enum store_recor
 /* May a pack of this class hold an object of this kind? */
 bool verify_class_holds(const char *class, uint8_t kind);
 /* What is wrong with a file, by its name alone; NULL: nothing. */
-const char *verify_paranoid_file(const struct store_file *file);
+const char *verify_paranoid_file(const struct commit_file *file);
 
 int verify_note(struct verify *v); /* 0 or -ENOMEM */
 

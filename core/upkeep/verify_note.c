@@ -54,7 +54,7 @@ static int note_pack(struct verify *v, const struct verify_fault *const *faults,
 			ranges[n++] = (struct proto_range){faults[i]->offset, faults[i]->len};
 	if (n == 0 || file_name_parse(faults[0]->file, &name) != FILE_PACK || pack_denied(v, name.pack))
 		return 0;
-	return store_note_put(v->store, name.pack, ranges, n, !v->o->run, err);
+	return commit_note_put(v->store, name.pack, ranges, n, !v->o->run, err);
 }
 
 static bool pack_has_fault(const struct by_file *b, const char *pack)
@@ -69,13 +69,13 @@ static bool pack_has_fault(const struct by_file *b, const char *pack)
 /* Deletes notes of packs that have no fault any more, or that are gone. */
 static int forget_old(struct verify *v, const struct by_file *b, struct base_error *err)
 {
-	struct store_notes notes;
-	int r = store_notes_read(v->store, &notes);
+	struct commit_notes notes;
+	int r = commit_notes_read(v->store, &notes);
 
 	for (size_t i = 0; r == 0 && i < notes.n; i++)
 		if (!pack_has_fault(b, notes.all[i].pack))
-			r = store_note_put(v->store, notes.all[i].pack, NULL, 0, true, err);
-	store_notes_release(&notes);
+			r = commit_note_put(v->store, notes.all[i].pack, NULL, 0, true, err);
+	commit_notes_release(&notes);
 	return r;
 }
 

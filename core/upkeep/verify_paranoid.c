@@ -54,14 +54,14 @@ bool verify_class_holds(const char *class, uint8_t kind)
 	return kind == PACK_OBJECT_PIECE ? !meta && !blobs : kind == PACK_OBJECT_BLOB ? blobs || meta : meta;
 }
 
-const char *verify_paranoid_file(const struct store_file *file)
+const char *verify_paranoid_file(const struct commit_file *file)
 {
 	if (file->foreign)
-		return STORE_VERIFY_FOREIGN;
+		return UPKEEP_VERIFY_FOREIGN;
 	if (file->temporary)
 		return "an unfinished file: its writer was killed or is at work, and what it holds is not known";
 	if (strncmp(file->name, "index/", 6) == 0 && strncmp(file->name, "index/index.mdb", 15) != 0 &&
 		strcmp(file->name, "index/data.mdb") != 0 && strcmp(file->name, "index/lock.mdb") != 0)
-		return STORE_VERIFY_FOREIGN;
+		return UPKEEP_VERIFY_FOREIGN;
 	return NULL;
 }

@@ -394,7 +394,7 @@ static int walk_says(struct walk *k)
 	verify_says_packs(k->says);
 	if (verify_says_wrong(k->says))
 		disagrees(k, k->manifest, verify_says_wrong(k->says));
-	store_list_entry_name(k->w->step->run, k->w->step->step->entry, entry);
+	commit_list_entry_name(k->w->step->run, k->w->step->step->entry, entry);
 	if (!verify_says_entry(k->w->step, k->m, text))
 		disagrees(k, entry, text);
 	return 0;

@@ -201,7 +201,7 @@ static int check_views(const struct load_step *step, struct base_error *err)
 	return 0;
 }
 
-static int check_all(struct check *k, struct store *s, const char *run, const struct store_list_step *entry,
+static int check_all(struct check *k, struct store *s, const char *run, const struct commit_list_step *entry,
 	struct base_error *err)
 {
 	int r = load_step_open(s, run, entry, &k->step, err);
@@ -215,7 +215,7 @@ static int check_all(struct check *k, struct store *s, const char *run, const st
 	return r < 0 || !k->cache ? r : check_views(k->step, err);
 }
 
-int view_step_check(struct store *s, const char *run, const struct store_list_step *entry, bool read,
+int view_step_check(struct store *s, const char *run, const struct commit_list_step *entry, bool read,
 	void (*wrong)(void *arg, int r, const char *text), void (*read_bytes)(void *arg, uint64_t bytes), void *arg)
 {
 	struct check k = {.read_bytes = read_bytes, .arg = arg};

@@ -9,8 +9,8 @@
 /* Builds the tree of the step's files and opens each .safetensors and each blob. read: opens each .npy, too, reads
  * every file to its end as the mount does, and compares the bytes with the digests of pieces and blobs
  * (core/load/read/prove.h); files of meshes are not read. Reports the first file that fails, in the order of the tree.
- * Uses several threads. It is a verify_files_func. */
-int view_step_check(struct store *s, const char *run, const struct store_list_step *entry, bool read,
+ * Uses several threads. It is an upkeep_verify_files_func. */
+int view_step_check(struct store *s, const char *run, const struct commit_list_step *entry, bool read,
 	void (*wrong)(void *arg, int r, const char *text), void (*read_bytes)(void *arg, uint64_t bytes), void *arg);
 
 #endif

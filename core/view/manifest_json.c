@@ -155,7 +155,7 @@ static void put_tensor_digest(struct json *j, uint32_t tensor)
 	struct base_error why = {0};
 	int r = j->out.keep && j->out.b.error == 0 ? load_tensor_open(j->step, tensor, &o, &why) : 0;
 
-	if (r < 0 && store_error_passes(r))
+	if (r < 0 && commit_error_passes(r))
 		j->out.b.error = base_error_set(j->err, r, "%s", why.text);
 	else if (r < 0)
 		base_buf_printf(&j->out.b, ", \"digest\": %-*s", BASE_DIGEST_HEX + 1, "null");

@@ -53,7 +53,8 @@ bool view_files_path_valid(const char *path);
 bool view_header_known(const char *view);
 /* Does a stored header agree with its layout? It must have every tensor of the component that can be in such a file
  * (one of several files: any of them) and no other, each with its dtype, shape and bytes, and data_bytes in all.
- * Returns 0, also for an unknown view, or an error with a sentence that says what is wrong. It is a verify_header_func.
+ * Returns 0, also for an unknown view, or an error with a sentence that says what is wrong. It is an
+ * upkeep_verify_header_func.
  */
 int view_header_check(const struct store_layout *l, const char *component, const char *view, const void *header,
 	size_t len, uint64_t data_bytes, struct base_error *err);

@@ -46,7 +46,7 @@ static int manifest_put(struct store *s, struct proto_commit *c, struct base_err
 	return store_manifest_put(s, model.run, &body, &c->manifest, err);
 }
 
-static int64_t commit(struct store *s, struct store_list *l, uint64_t step, struct base_error *err)
+static int64_t commit(struct store *s, struct commit_list *l, uint64_t step, struct base_error *err)
 {
 	char attempt[64];
 	struct proto_entry e = {.kind = PROTO_ENTRY_COMMIT, .time_ns = 1, .host = "h", .commit = {.step = step,
@@ -58,32 +58,32 @@ static int64_t commit(struct store *s, struct store_list *l, uint64_t step, stru
 		e.commit.manifest.bytes[i] = (uint8_t)(step >> 8 * i);
 	if (model.run)
 		must(manifest_put(s, &e.commit, err), err, "manifest");
-	return store_list_put(l, &e, NULL, NULL, err);
+	return commit_list_put(l, &e, NULL, NULL, err);
 }
 
-static int64_t launch(struct store_list *l, uint64_t step, struct base_error *err)
+static int64_t launch(struct commit_list *l, uint64_t step, struct base_error *err)
 {
 	char id[32];
 	struct proto_entry e = {.kind = PROTO_ENTRY_LAUNCH, .time_ns = 1, .host = "h", .launch = id,
 		.newest_step = step > 1 ? step - 1 : PROTO_NONE};
 
 	snprintf(id, sizeof id, "%016llx", (unsigned long long)((step - 1) / LAUNCH_STEPS + 1));
-	return store_list_put(l, &e, NULL, NULL, err);
+	return commit_list_put(l, &e, NULL, NULL, err);
 }
 
-static int64_t removal(struct store_list *l, uint64_t step, struct base_error *err)
+static int64_t removal(struct commit_list *l, uint64_t step, struct base_error *err)
 {
 	struct proto_entry e = {.kind = PROTO_ENTRY_REMOVE, .time_ns = 1, .host = "h",
-		.removes = store_list_find(l, step)->entry};
+		.removes = commit_list_find(l, step)->entry};
 
-	return store_list_put(l, &e, NULL, NULL, err);
+	return commit_list_put(l, &e, NULL, NULL, err);
 }
 
 int main(int argc, char **argv)
 {
 	uint64_t steps, keep;
 	struct base_error err = {0};
-	struct store_list *list;
+	struct commit_list *list;
 	struct store *store;
 
 	if (argc != 5) {
@@ -93,9 +93,10 @@ int main(int argc, char **argv)
 	steps = strtoull(argv[3], NULL, 10);
 	keep = strtoull(argv[4], NULL, 10);
 	must(store_open(argv[1], 0, &store, &err), &err, argv[1]);
-	must(store_list_open(store, argv[2], true, &list, &err), &err, argv[2]);
-	if (keep == 0 && store_list_find(list, 0))
-		must(store_manifest_get(store, argv[2], &store_list_find(list, 0)->commit.manifest, &model, &err), &err,
+	must(commit_list_open(store, argv[2], true, &list, &err), &err, argv[2]);
+	if (keep == 0 && commit_list_find(list, 0))
+		must(store_manifest_get(store, argv[2], &commit_list_find(list, 0)->commit.manifest, &model, &err),
+			&err,
 			"step 0");
 	model.new_bytes = 0;
 	for (uint64_t step = 1; step <= steps; step++) {
@@ -108,7 +109,7 @@ int main(int argc, char **argv)
 	for (uint64_t step = steps - (keep < steps ? keep : steps) + 1; step <= steps; step++)
 		must(removal(list, step, &err), &err, "removal");
 	proto_manifest_release(&model);
-	store_list_close(list);
+	commit_list_close(list);
 	store_close(store);
 	return 0;
 }

@@ -161,7 +161,7 @@ static void step_make(struct opening *o)
 	struct proto_entry e = {.kind = PROTO_ENTRY_COMMIT, .host = "h", .commit = {.attempt = ATTEMPT,
 		.replaces = PROTO_NONE, .tensors = o->ntensors, .time_ns = 1}};
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
-	struct store_list *list;
+	struct commit_list *list;
 
 	layout_make(o);
 	for (uint32_t i = 0; i < world; i++) {
@@ -172,9 +172,9 @@ static void step_make(struct opening *o)
 	}
 	must(store_manifest_make(each, world, &body, &e.commit.manifest, &o->err), o, "manifest");
 	must(store_manifest_put(o->store, "r", &body, &e.commit.manifest, &o->err), o, "manifest");
-	must(store_list_open(o->store, "r", true, &list, &o->err), o, "list");
-	must((int)store_list_put(list, &e, NULL, NULL, &o->err), o, "entry");
-	store_list_close(list);
+	must(commit_list_open(o->store, "r", true, &list, &o->err), o, "list");
+	must((int)commit_list_put(list, &e, NULL, NULL, &o->err), o, "entry");
+	commit_list_close(list);
 	store_layout_free(o->layout);
 	base_buf_release(&o->object);
 	free(shares);
@@ -214,16 +214,16 @@ static void load(struct opening *o, const char *path, uint32_t rank)
 	clock_t used = clock();
 	struct load_fill_progress done;
 	struct load_fill_times times;
-	struct store_list *list;
+	struct commit_list *list;
 	struct load_step *step;
 	struct load_fill *f;
 	uint8_t *memory;
 
 	must(store_open(path, STORE_OPEN_READ_ONLY, &o->store, &o->err), o, "store");
-	must(store_list_open(o->store, "r", false, &list, &o->err), o, "list");
+	must(commit_list_open(o->store, "r", false, &list, &o->err), o, "list");
 	printf("{\"list_ms\": %.3f, ", ms(from));
 	from = base_monotonic_ns();
-	must(load_step_open(o->store, "r", store_list_latest(list), &step, &o->err), o, "step");
+	must(load_step_open(o->store, "r", commit_list_latest(list), &step, &o->err), o, "step");
 	printf("\"step_ms\": %.3f, ", ms(from));
 	f = load_fill_new(step, 0, 0);
 	mesh_make(o);
@@ -238,7 +238,7 @@ static void load(struct opening *o, const char *path, uint32_t rank)
 	free(memory);
 	load_fill_free(f);
 	load_step_unref(step);
-	store_list_close(list);
+	commit_list_close(list);
 }
 
 /* ---- the same, call by call ---- */
@@ -248,16 +248,16 @@ static void parts(struct opening *o, const char *path, uint32_t rank)
 	struct store_opened_part part;
 	uint8_t bytes[EDGE * EDGE];
 	struct proto_manifest m;
-	struct store_list *list;
+	struct commit_list *list;
 	struct pack *pack;
 	struct store_row row;
 	uint64_t from = base_monotonic_ns();
 
 	must(store_open(path, STORE_OPEN_READ_ONLY, &o->store, &o->err), o, "store");
-	must(store_list_open(o->store, "r", false, &list, &o->err), o, "list");
+	must(commit_list_open(o->store, "r", false, &list, &o->err), o, "list");
 	printf("{\"list_ms\": %.3f, ", ms(from));
 	from = base_monotonic_ns();
-	must(store_manifest_get(o->store, "r", &store_list_latest(list)->commit.manifest, &m, &o->err), o, "manifest");
+	must(store_manifest_get(o->store, "r", &commit_list_latest(list)->commit.manifest, &m, &o->err), o, "manifest");
 	printf("\"manifest_ms\": %.3f, ", ms(from));
 	from = base_monotonic_ns();
 	must(store_open_layout(o->store, &m, 0, &o->layout, &o->err), o, "layout");
@@ -281,7 +281,7 @@ static void parts(struct opening *o, const char *path, uint32_t rank)
 	store_opened_part_release(&part);
 	store_layout_free(o->layout);
 	proto_manifest_release(&m);
-	store_list_close(list);
+	commit_list_close(list);
 }
 
 static uint32_t number(int argc, char **argv, int i) { return argc > i ? (uint32_t)strtoul(argv[i], NULL, 10) : 0; }

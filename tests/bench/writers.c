@@ -262,8 +262,8 @@ struct job {
 	uint32_t world, nlayouts;
 	struct store_layout *layout[LAYOUTS_MAX];
 	struct base_buf object[LAYOUTS_MAX];
-	struct store_launch **launches;
-	struct store_attempt **attempts;
+	struct commit_launch **launches;
+	struct commit_attempt **attempts;
 	struct base_error err;
 	uint64_t entry, ended_ns;
 	int r;
@@ -316,13 +316,13 @@ struct share {
 	struct pack_object_ref layout_ref, part_ref;
 };
 
-static void pieces_write(struct job *j, struct share *s, struct store_attempt *a, uint32_t rank)
+static void pieces_write(struct job *j, struct share *s, struct commit_attempt *a, uint32_t rank)
 {
 	struct pack_writer *w;
 	uint8_t bytes[PIECE_BYTES];
 	uint64_t size;
 
-	must(store_attempt_pack_open(a, "model", s->model, &w), j, "pack");
+	must(commit_attempt_pack_open(a, "model", s->model, &w), j, "pack");
 	for (unsigned t = 0; t < TENSORS; t++) {
 		for (unsigned i = 0; i < sizeof bytes; i++)
 			bytes[i] = (uint8_t)(rank * 31 + t * 7 + i);
@@ -334,13 +334,13 @@ static void pieces_write(struct job *j, struct share *s, struct store_attempt *a
 	must(pack_append_raw(w, PACK_OBJECT_PIECE, bytes, sizeof bytes, &s->small.ref), j, "piece");
 	s->small.base = STORE_PIECE_NO_BASE;
 	base_xxh128_of(j->store->info.seed, bytes, sizeof bytes, &s->small.xxh);
-	must(store_attempt_pack_seal(a, w, &size), j, "seal");
+	must(commit_attempt_pack_seal(a, w, &size), j, "seal");
 	/* only the first rank of a layout has the small one in its part */
 	s->packs[0] = (struct proto_pack_use){s->model, size, (TENSORS + (rank < j->nlayouts)) * PIECE_BYTES};
 }
 
 /* The first rank of each layout stores it. */
-static void part_write(struct job *j, struct share *s, struct store_attempt *a, uint32_t rank)
+static void part_write(struct job *j, struct share *s, struct commit_attempt *a, uint32_t rank)
 {
 	uint32_t l = rank % j->nlayouts;
 	struct proto_blob blobs[] = {{.name = "model.json"}, {.name = "rng.json", .per_rank = true}};
@@ -354,7 +354,7 @@ static void part_write(struct job *j, struct share *s, struct store_attempt *a, 
 
 	base_digest_of("", 0, &blobs[0].ref.digest);
 	blobs[1].ref.digest = blobs[0].ref.digest;
-	must(store_attempt_pack_open(a, "meta", s->meta, &w), j, "pack");
+	must(commit_attempt_pack_open(a, "meta", s->meta, &w), j, "pack");
 	s->packs[1] = (struct proto_pack_use){s->meta, 0, 0};
 	if (rank == l)
 		must(pack_append_raw(w, PACK_OBJECT_LAYOUT, j->object[l].data, j->object[l].len,
@@ -370,7 +370,7 @@ static void part_write(struct job *j, struct share *s, struct store_attempt *a, 
 	for (size_t i = 0; i < part.nchunks; i++)
 		s->packs[1].live_bytes += part.chunks[i].ref.stored_len;
 	store_part_builder_free(b);
-	must(store_attempt_pack_seal(a, w, &size), j, "seal");
+	must(commit_attempt_pack_seal(a, w, &size), j, "seal");
 	s->packs[1].size = size;
 	s->layout_ref.pack = s->part_ref.pack = 1;
 }
@@ -378,14 +378,14 @@ static void part_write(struct job *j, struct share *s, struct store_attempt *a, 
 static void rank_announce(struct job *j, uint32_t rank)
 {
 	struct proto_replica replica = {.group = {1}, .digest = {2}};
-	struct store_attempt_save o = {0};
+	struct commit_attempt_save o = {0};
 	struct proto_announcement m = {.layout = j->layout[rank % j->nlayouts]->digest, .tensors = TENSORS + 1,
 		.stores_layout = rank < j->nlayouts, .npacks = 2,
 		.bytes = (TENSORS + (rank < j->nlayouts)) * PIECE_BYTES,
 		.replicas = &replica, .nreplicas = 1};
 	struct share s = {0};
 
-	must(store_attempt_begin(j->launches[rank], &o, &j->attempts[rank], &j->err), j, "begin");
+	must(commit_attempt_begin(j->launches[rank], &o, &j->attempts[rank], &j->err), j, "begin");
 	pieces_write(j, &s, j->attempts[rank], rank);
 	part_write(j, &s, j->attempts[rank], rank);
 	m.part = ref_of(&s.part_ref);
@@ -393,7 +393,7 @@ static void rank_announce(struct job *j, uint32_t rank)
 		m.layout_ref = ref_of(&s.layout_ref);
 	m.packs = s.packs;
 	m.new_bytes = s.packs[0].size + s.packs[1].size;
-	must(store_attempt_announce(j->attempts[rank], &m, &j->err), j, "announce");
+	must(commit_attempt_announce(j->attempts[rank], &m, &j->err), j, "announce");
 }
 
 /* ---- the parts of the commit by themselves: nothing of the store but memory ---- */
@@ -445,7 +445,7 @@ static void parts_alone(struct job *j)
 		struct store_record record = {0};
 		char name[STORAGE_NAME_MAX];
 
-		snprintf(name, sizeof name, "incoming/r/%s/part.%u", store_attempt_name(j->attempts[0]), i);
+		snprintf(name, sizeof name, "incoming/r/%s/part.%u", commit_attempt_name(j->attempts[0]), i);
 		must(store_record_get(j->store->storage, name, STORE_RECORD_ANNOUNCEMENT, j->store->info.id, &record,
 			NULL, &j->err), j, name);
 		must(proto_announcement_decode(record.body, record.len, &parts[i]), j, name);
@@ -483,7 +483,7 @@ static void *rank_0_waits(void *arg)
 	struct job *j = arg;
 
 	plays = true;
-	j->r = store_attempt_wait(j->attempts[0], -1, &j->entry, &j->err);
+	j->r = commit_attempt_wait(j->attempts[0], -1, &j->entry, &j->err);
 	j->ended_ns = base_monotonic_ns();
 	return NULL;
 }
@@ -491,10 +491,10 @@ static void *rank_0_waits(void *arg)
 static void launches_open(struct job *j)
 {
 	for (uint32_t i = 0; i < j->world; i++) {
-		struct store_launch_options o = {.run = "r", .id = "one job", .rank = i, .world = j->world,
+		struct commit_launch_options o = {.run = "r", .id = "one job", .rank = i, .world = j->world,
 			.heartbeat_ms = 120000};
 
-		must(store_launch_open(j->store, &o, &j->launches[i], &j->err), j, "launch");
+		must(commit_launch_open(j->store, &o, &j->launches[i], &j->err), j, "launch");
 	}
 }
 
@@ -509,14 +509,14 @@ static void commit(struct job *j, bool first)
 	for (uint32_t i = 1; i + 1 < j->world; i++)
 		rank_announce(j, i);
 	if (!first) { /* with one missing */
-		struct store_incoming *in;
+		struct commit_incoming *in;
 		size_t n;
 
 		count_print("prepare");
 		begin = base_monotonic_ns();
-		must(store_incoming_read(j->store, &in, &n, &j->err), j, "incoming");
+		must(commit_incoming_read(j->store, &in, &n, &j->err), j, "incoming");
 		printf("\"incoming_s\": %.4f, \"incoming_missing\": %u, ", seconds(begin), n ? in[0].nmissing : 0);
-		store_incoming_free(in, n);
+		commit_incoming_free(in, n);
 		count_print("incoming");
 	}
 	rank_announce(j, j->world - 1);
@@ -535,7 +535,7 @@ static void commit(struct job *j, bool first)
 	latency_us = 0;
 	must(j->r, j, "wait");
 	printf("\"commit_s\": %.4f, \"commit_ns\": %llu, ", (double)(j->ended_ns - announced) / 1e9,
-		(unsigned long long)store_attempt_commit_ns(j->attempts[0]));
+		(unsigned long long)commit_attempt_commit_ns(j->attempts[0]));
 	count_print(first ? "prepare_and_commit" : "commit");
 	printf("\"phases\": {");
 	for (unsigned p = 0; p < PHASES; p++)
@@ -545,7 +545,7 @@ static void commit(struct job *j, bool first)
 }
 
 /* What the next save of one rank asks the store before it recognises its pieces: commit, own line, own chunks. */
-static void base_lookup(struct job *j, const char *path, const struct store_list_step *step)
+static void base_lookup(struct job *j, const char *path, const struct commit_list_step *step)
 {
 	struct store *s; /* with no pack open */
 	struct save_bases bases = {.rank = j->world / 2};
@@ -591,30 +591,30 @@ static void afterwards(struct job *j, const char *path)
 {
 	struct load_step *step;
 	struct store *fresh; /* with no pack open */
-	struct store_list *list;
+	struct commit_list *list;
 	uint64_t begin = base_monotonic_ns(), entry;
 
 	for (uint32_t i = 1; i < j->world; i++)
-		must(store_attempt_wait(j->attempts[i], 0, &entry, &j->err), j, "wait of another");
+		must(commit_attempt_wait(j->attempts[i], 0, &entry, &j->err), j, "wait of another");
 	printf("\"others_s\": %.4f, ", seconds(begin));
 	count_print("others");
 	for (uint32_t i = 0; i < j->world; i++)
-		store_attempt_free(j->attempts[i]);
+		commit_attempt_free(j->attempts[i]);
 	must(store_open(path, 0, &fresh, &j->err), j, "open");
 	fresh->storage->ops = &counting;
 	latency_us = j->latency_us;
 	begin = base_monotonic_ns();
-	must(store_list_open(fresh, "r", false, &list, &j->err), j, "list");
-	must(load_step_open(fresh, "r", store_list_latest(list), &step, &j->err), j, "open");
+	must(commit_list_open(fresh, "r", false, &list, &j->err), j, "list");
+	must(load_step_open(fresh, "r", commit_list_latest(list), &step, &j->err), j, "open");
 	printf("\"open_s\": %.4f, \"open_bytes\": %zu, \"tensors\": %llu, \"listed_tensors\": %llu, ", seconds(begin),
 		load_step_memory(step), (unsigned long long)load_step_info(step)->tensors,
-		(unsigned long long)store_list_latest(list)->commit.tensors);
+		(unsigned long long)commit_list_latest(list)->commit.tensors);
 	latency_us = 0;
 	count_print("open");
 	blobs_find(j, step);
-	base_lookup(j, path, store_list_latest(list));
+	base_lookup(j, path, commit_list_latest(list));
 	load_step_unref(step);
-	store_list_close(list);
+	commit_list_close(list);
 	store_close(fresh);
 }
 
@@ -655,7 +655,7 @@ int main(int argc, char **argv)
 	if (holds)
 		pthread_rwlock_unlock(&still);
 	for (uint32_t i = 0; i < j.world; i++)
-		store_launch_close(j.launches[i]);
+		commit_launch_close(j.launches[i]);
 	printf("\"peak_kib\": %zu}\n", peak_kib());
 	for (uint32_t i = 0; i < j.nlayouts; i++) {
 		store_layout_free(j.layout[i]);

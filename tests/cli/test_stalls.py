@@ -73,7 +73,7 @@ def put_stats(api, run, saved, rank, world, offset=0, copy_ms=2, host=None, timi
               ring_waits=rank)
     for k, v in more.items():
         setattr(m, k, v)
-    api.call(api.lib.store_stats_put, api.p, c.byref(m), c.c_uint64(entry))
+    api.call(api.lib.commit_stats_put, api.p, c.byref(m), c.c_uint64(entry))
 
 
 def named(rows, name):

@@ -54,7 +54,7 @@ def verify(api):
         seen.append((d.file.decode(), d.what.decode(), d.step if d.run else None))
     f = DAMAGE(damage)
     o, result = VerifyOptions(run=None, step=NONE, threads=1, damage=f), VerifyResult()
-    api.call(api.lib.store_verify, api.p, c.byref(o), c.byref(result))
+    api.call(api.lib.upkeep_verify, api.p, c.byref(o), c.byref(result))
     return seen
 
 

@@ -20,14 +20,14 @@
 struct rank {
 	struct rank_job job;
 	struct store *store;
-	struct store_launch *launch;
+	struct commit_launch *launch;
 	struct store_layout *layout;
 	struct base_buf object;         /* the layout's bytes */
 };
 
 /* What one save of this rank writes: packs model, optimizer (perhaps), meta. */
 struct share {
-	struct store_attempt *attempt;
+	struct commit_attempt *attempt;
 	char names[PACKS][PACK_NAME_MAX];
 	struct proto_pack_use packs[PACKS];
 	uint32_t npacks;
@@ -55,7 +55,7 @@ static int layout_make(struct rank *rank, struct base_error *err)
 
 int rank_open(const struct rank_job *job, struct rank **ret_r, char text[static RANK_TEXT])
 {
-	struct store_launch_options o = {.run = job->run, .id = job->id, .rank = job->rank, .world = job->world,
+	struct commit_launch_options o = {.run = job->run, .id = job->id, .rank = job->rank, .world = job->world,
 		.heartbeat_ms = job->heartbeat_ms, .start_ms = job->start_ms};
 	struct base_error err = {0};
 	struct rank *rank = calloc(1, sizeof *rank);
@@ -68,7 +68,7 @@ int rank_open(const struct rank_job *job, struct rank **ret_r, char text[static 
 	if (r == 0)
 		r = layout_make(rank, &err);
 	if (r == 0)
-		r = store_launch_open(rank->store, &o, &rank->launch, &err);
+		r = commit_launch_open(rank->store, &o, &rank->launch, &err);
 	*ret_r = rank;
 	if (r < 0) {
 		rank_close(rank, text);
@@ -79,7 +79,7 @@ int rank_open(const struct rank_job *job, struct rank **ret_r, char text[static 
 
 static int open_pack(struct share *s, const char *class, struct pack_writer **ret_w)
 {
-	int r = store_attempt_pack_open(s->attempt, class, s->names[s->npacks], ret_w);
+	int r = commit_attempt_pack_open(s->attempt, class, s->names[s->npacks], ret_w);
 
 	s->packs[s->npacks].pack = s->names[s->npacks];
 	s->npacks++;
@@ -102,7 +102,7 @@ static int piece_write(struct rank *rank, struct share *s, const char *class, si
 	if (r < 0)
 		pack_abandon(w);
 	else
-		r = store_attempt_pack_seal(s->attempt, w, &size);
+		r = commit_attempt_pack_seal(s->attempt, w, &size);
 	ret_piece->ref.pack = s->npacks - 1;
 	ret_piece->base = STORE_PIECE_NO_BASE;
 	base_xxh128_of(rank->store->info.seed, bytes, len, &ret_piece->xxh);
@@ -149,7 +149,7 @@ static int meta_write(struct rank *rank, struct share *s, struct base_error *err
 	if (r < 0)
 		pack_abandon(w);
 	else
-		r = store_attempt_pack_seal(s->attempt, w, &size);
+		r = commit_attempt_pack_seal(s->attempt, w, &size);
 	s->layout_ref.pack = s->part_ref.pack = s->npacks - 1;
 	if (r == 0)
 		s->packs[s->npacks - 1] = (struct proto_pack_use){s->names[s->npacks - 1], size, live};
@@ -193,37 +193,37 @@ static int share_announce(struct rank *rank, struct share *s, struct base_error 
 
 	if (rank->job.rank == 0)
 		a.layout_ref = ref_of(&s->layout_ref);
-	return store_attempt_announce(s->attempt, &a, err);
+	return commit_attempt_announce(s->attempt, &a, err);
 }
 
 static bool undecided(const struct share *s)
 {
-	return store_attempt_announced(s->attempt) && store_attempt_undecided(s->attempt);
+	return commit_attempt_announced(s->attempt) && commit_attempt_undecided(s->attempt);
 }
 
 int rank_save(struct rank *rank, unsigned number, uint64_t *ret_step, uint64_t *ret_entry, char text[static RANK_TEXT])
 {
-	struct store_attempt_save o = {.step = rank->job.step == RANK_NO_STEP ? PROTO_NONE : rank->job.step + number,
+	struct commit_attempt_save o = {.step = rank->job.step == RANK_NO_STEP ? PROTO_NONE : rank->job.step + number,
 		.replace = rank->job.replace};
 	struct share s = {0};
 	struct base_error err = {0};
-	int r = store_attempt_begin(rank->launch, &o, &s.attempt, &err);
+	int r = commit_attempt_begin(rank->launch, &o, &s.attempt, &err);
 
 	if (r == 0) {
-		*ret_step = store_attempt_step(s.attempt);
+		*ret_step = commit_attempt_step(s.attempt);
 		r = share_write(rank, &s, number, &err);
 		if (r < 0)
-			store_attempt_abort(s.attempt, err.text, NULL, NULL);
+			commit_attempt_abort(s.attempt, err.text, NULL, NULL);
 		else
 			r = share_announce(rank, &s, &err);
 		/* an announcement that failed undecided is waited for: somebody decides it */
 		if (r == 0 || undecided(&s))
-			r = store_attempt_wait(s.attempt, -1, ret_entry, &err);
+			r = commit_attempt_wait(s.attempt, -1, ret_entry, &err);
 		if (r < 0 && undecided(&s))
 			r = -BASE_EUNDECIDED;
 	}
 	snprintf(text, RANK_TEXT, "%s", err.text);
-	store_attempt_free(s.attempt);
+	commit_attempt_free(s.attempt);
 	return r;
 }
 
@@ -231,7 +231,7 @@ int rank_close(struct rank *rank, char text[static RANK_TEXT])
 {
 	text[0] = 0;
 	if (rank->launch)
-		store_launch_close(rank->launch);
+		commit_launch_close(rank->launch);
 	store_layout_free(rank->layout);
 	base_buf_release(&rank->object);
 	store_close(rank->store);

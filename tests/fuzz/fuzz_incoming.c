@@ -73,10 +73,10 @@ static void put_files(struct memory *m, struct input *in)
 
 static void launches(struct store *s)
 {
-	struct store_launch_info *infos;
+	struct commit_launch_info *infos;
 	size_t n;
 
-	must(store_launches(s, &infos, &n, NULL) == 0);
+	must(commit_launches(s, &infos, &n, NULL) == 0);
 	for (size_t i = 0; i < n; i++) {
 		int order = i ? strcmp(infos[i - 1].launch, infos[i].launch) : -1;
 
@@ -86,11 +86,11 @@ static void launches(struct store *s)
 	free(infos);
 }
 
-static void folder(const struct store_incoming *in)
+static void folder(const struct commit_incoming *in)
 {
 	uint32_t inside = 0;
 
-	must(proto_run_valid(in->run) && store_attempt_name_valid(in->attempt));
+	must(proto_run_valid(in->run) && commit_attempt_name_valid(in->attempt));
 	must(!in->begun || (strcmp(in->begin.run, in->run) == 0 && strcmp(in->begin.attempt, in->attempt) == 0));
 	for (uint32_t i = 0; i < in->nannounced; i++) {
 		must(i == 0 || in->announced[i - 1] < in->announced[i]);
@@ -103,27 +103,27 @@ static void folder(const struct store_incoming *in)
 
 static void folders(struct store *s)
 {
-	struct store_incoming *all;
+	struct commit_incoming *all;
 	size_t n;
 
-	must(store_incoming_read(s, &all, &n, NULL) == 0);
+	must(commit_incoming_read(s, &all, &n, NULL) == 0);
 	for (size_t i = 0; i < n; i++)
 		folder(&all[i]);
-	store_incoming_free(all, n);
+	commit_incoming_free(all, n);
 }
 
-static bool named(const struct store_notes *notes, const char *pack, const struct proto_range *range)
+static bool named(const struct commit_notes *notes, const char *pack, const struct proto_range *range)
 {
 	const struct pack_object_ref at = {.offset = range->offset, .stored_len = range->len ? range->len : 1};
 
-	return store_notes_name(notes, pack, &at);
+	return commit_notes_name(notes, pack, &at);
 }
 
-static void notes_check(const struct store_notes *notes)
+static void notes_check(const struct commit_notes *notes)
 {
 	must(!notes->unknown);
 	for (size_t i = 0; i < notes->n; i++) {
-		const struct store_note *note = &notes->all[i];
+		const struct commit_note *note = &notes->all[i];
 
 		must(note->nranges > 0 && (i == 0 || strcmp(notes->all[i - 1].pack, note->pack) < 0));
 		for (uint32_t k = 0; k < note->nranges; k++)
@@ -132,24 +132,24 @@ static void notes_check(const struct store_notes *notes)
 }
 
 /* What is noted stays noted when more is added. */
-static void notes_add(struct store *s, const struct store_notes *before, struct input *in)
+static void notes_add(struct store *s, const struct commit_notes *before, struct input *in)
 {
 	const char *pack = before->n ? before->all[0].pack : "0123456789abcdef-0-0-model";
 	const uint8_t *bytes = take(in, 16);
 	struct proto_range range;
-	struct store_notes after;
+	struct commit_notes after;
 
 	if (!bytes)
 		return;
 	range = (struct proto_range){base_get64(bytes) & INT64_MAX, base_get64(bytes + 8) & INT64_MAX};
-	must(store_note_put(s, pack, &range, 1, false, NULL) == 0);
-	must(store_notes_read(s, &after) == 0);
+	must(commit_note_put(s, pack, &range, 1, false, NULL) == 0);
+	must(commit_notes_read(s, &after) == 0);
 	notes_check(&after);
 	must(named(&after, pack, &range));
 	for (size_t i = 0; i < before->n; i++)
 		for (uint32_t k = 0; k < before->all[i].nranges; k++)
 			must(named(&after, before->all[i].pack, &before->all[i].ranges[k]));
-	store_notes_release(&after);
+	commit_notes_release(&after);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -157,15 +157,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	struct memory m = {.base = {&memory_ops}};
 	struct store s = memory_store(&m);
 	struct input in = {data, size};
-	struct store_notes notes;
+	struct commit_notes notes;
 
 	put_files(&m, &in);
 	launches(&s);
 	folders(&s);
-	must(store_notes_read(&s, &notes) == 0);
+	must(commit_notes_read(&s, &notes) == 0);
 	notes_check(&notes);
 	notes_add(&s, &notes, &in);
-	store_notes_release(&notes);
+	commit_notes_release(&notes);
 	memory_release(&m);
 	return 0;
 }

@@ -39,7 +39,7 @@ struct made {
 	struct base_digest last, *digests;      /* of entry `number` - 1; of each that was put */
 	bool gaps, forged;                      /* numbers are left out; others than writers put entries */
 	bool collected;                         /* entries were: half of the files are no list that once was */
-	struct store_list *writers[2];          /* one that knows everything, one that knows the newest steps */
+	struct commit_list *writers[2];          /* one that knows everything, one that knows the newest steps */
 };
 
 static void name_of(uint64_t number, char name[static 64])
@@ -89,9 +89,9 @@ static void put_collected(struct made *made, struct proto_entry *e)
 	struct base_buf body = BASE_BUF_INIT;
 	char name[64];
 
-	head = made->number ? (made->number - 1) / STORE_SNAPSHOT_EVERY * STORE_SNAPSHOT_EVERY : 0;
+	head = made->number ? (made->number - 1) / COMMIT_SNAPSHOT_EVERY * COMMIT_SNAPSHOT_EVERY : 0;
 	name_of(at, name);
-	if (at >= head || at % STORE_SNAPSHOT_EVERY == 0 || stays(made, name))
+	if (at >= head || at % COMMIT_SNAPSHOT_EVERY == 0 || stays(made, name))
 		return;
 	e->number = head;
 	e->before = made->digests[head];
@@ -138,13 +138,13 @@ static void put_before(struct made *made, unsigned n, bool snapshots)
 	for (; n > 0 && made->number < MEMORY_FILES; n--) {
 		struct proto_entry e = {.kind = PROTO_ENTRY_REMOVE, .host = "h", .run = RUN, .number = made->number,
 			.before = made->last};
-		uint64_t i = made->number / STORE_SNAPSHOT_EVERY;
+		uint64_t i = made->number / COMMIT_SNAPSHOT_EVERY;
 
-		if (snapshots && i && made->number % STORE_SNAPSHOT_EVERY == 0) {
+		if (snapshots && i && made->number % COMMIT_SNAPSHOT_EVERY == 0) {
 			e.kind = PROTO_ENTRY_SNAPSHOT;
 			e.list_2 = made->s.info.list_2;
 			e.older = e.newest_launch = PROTO_NONE;
-			e.from = e.list_2 ? (i & (i - 1)) * STORE_SNAPSHOT_EVERY : 0;
+			e.from = e.list_2 ? (i & (i - 1)) * COMMIT_SNAPSHOT_EVERY : 0;
 			if (e.from)
 				e.from_digest = made->digests[e.from];
 		}
@@ -158,48 +158,48 @@ static void put_before(struct made *made, unsigned n, bool snapshots)
 struct writer { struct made *made; struct proto_entry e; };
 
 /* A writer has itself read everything since its launch: an attempt that is decided commits nothing. */
-static int writer_check(void *arg, struct store_list *l)
+static int writer_check(void *arg, struct commit_list *l)
 {
 	struct writer *w = arg;
-	struct store_list *whole = w->made->writers[0];
-	const struct store_list_step *s;
+	struct commit_list *whole = w->made->writers[0];
+	const struct commit_list_step *s;
 
-	if (store_list_refresh(whole, NULL) < 0)
+	if (commit_list_refresh(whole, NULL) < 0)
 		return -EINVAL;
-	if (w->e.kind == PROTO_ENTRY_REMOVE && store_list_count(whole))
-		w->e.removes = store_list_at(whole, w->e.removes % store_list_count(whole))->entry;
+	if (w->e.kind == PROTO_ENTRY_REMOVE && commit_list_count(whole))
+		w->e.removes = commit_list_at(whole, w->e.removes % commit_list_count(whole))->entry;
 	if (w->e.kind != PROTO_ENTRY_COMMIT)
 		return 0;
-	if (store_list_attempt(whole, w->e.commit.attempt, NULL, NULL) != STORE_ATTEMPT_UNDECIDED ||
-		store_list_know_step(l, w->e.commit.step, NULL) < 0)
+	if (commit_list_attempt(whole, w->e.commit.attempt, NULL, NULL) != COMMIT_ATTEMPT_UNDECIDED ||
+		commit_list_know_step(l, w->e.commit.step, NULL) < 0)
 		return -EINVAL;
-	s = store_list_find(l, w->e.commit.step);
+	s = commit_list_find(l, w->e.commit.step);
 	w->e.commit.replaces = s ? s->entry : PROTO_NONE;
 	return 0;
 }
 
-static struct store_list *writer_list(struct made *made, bool newest)
+static struct commit_list *writer_list(struct made *made, bool newest)
 {
-	struct store_list **l = &made->writers[newest];
+	struct commit_list **l = &made->writers[newest];
 	int r = 0;
 
 	if (!*l && newest)
-		r = store_list_open_newest(&made->s, RUN, l, NULL);
+		r = commit_list_open_newest(&made->s, RUN, l, NULL);
 	else if (!*l)
-		r = store_list_open(&made->s, RUN, true, l, NULL);
+		r = commit_list_open(&made->s, RUN, true, l, NULL);
 	return r < 0 ? NULL : *l;
 }
 
 /* What stands behind made->number now, is written down. */
 static void writer_put(struct made *made, struct writer *w, bool newest)
 {
-	struct store_list *all = writer_list(made, false), *l = writer_list(made, newest);
+	struct commit_list *all = writer_list(made, false), *l = writer_list(made, newest);
 	struct base_error err = {0};
 	char name[64];
 
 	if (!all || !l)
 		return;
-	store_list_put(l, &w->e, writer_check, w, &err);
+	commit_list_put(l, &w->e, writer_check, w, &err);
 	for (; made->number < MEMORY_FILES; made->number++) {
 		struct store_record record = {0};
 
@@ -256,7 +256,7 @@ static void put_all(struct made *made, const uint8_t *data, size_t size)
 		made->number += data[0] & SKIPPED;
 		made->gaps |= data[0] & SKIPPED;
 		if (data[0] & NEWEST && !(data[0] & WRITER))
-			put_before(made, STORE_SNAPSHOT_EVERY, true);
+			put_before(made, COMMIT_SNAPSHOT_EVERY, true);
 		if (made->number >= MEMORY_FILES)
 			break;
 		if (data[0] & AS_IT_IS)
@@ -272,37 +272,37 @@ static void put_all(struct made *made, const uint8_t *data, size_t size)
 
 /* ---- what readers see ---- */
 
-static void check(const struct store_list *l)
+static void check(const struct commit_list *l)
 {
 	const char *why;
 	uint64_t at = 0, damaged = 0;
 
-	for (size_t i = 0; i < store_list_count(l); i++) {
-		const struct store_list_step *s = store_list_at(l, i);
+	for (size_t i = 0; i < commit_list_count(l); i++) {
+		const struct commit_list_step *s = commit_list_at(l, i);
 
-		must(i == 0 || store_list_at(l, i - 1)->step < s->step);
-		must(s->entry < store_list_next(l) && s->commit.step == s->step && store_list_find(l, s->step) == s);
-		must(store_list_entry_live(l, s->entry) && store_list_commit_step(l, s->entry) == s->step);
+		must(i == 0 || commit_list_at(l, i - 1)->step < s->step);
+		must(s->entry < commit_list_next(l) && s->commit.step == s->step && commit_list_find(l, s->step) == s);
+		must(commit_list_entry_live(l, s->entry) && commit_list_commit_step(l, s->entry) == s->step);
 	}
-	while (store_list_damaged_next(l, &at, &why) != PROTO_NONE)
+	while (commit_list_damaged_next(l, &at, &why) != PROTO_NONE)
 		damaged += why[0] != 0;
-	must(damaged == store_list_damaged(l));
+	must(damaged == commit_list_damaged(l));
 }
 
 /* Both see the same steps, and skip as many entries. */
-static void same(const struct store_list *a, const struct store_list *b)
+static void same(const struct commit_list *a, const struct commit_list *b)
 {
-	must(store_list_count(a) == store_list_count(b) && store_list_next(a) == store_list_next(b));
-	must(store_list_damaged(a) == store_list_damaged(b));
-	for (size_t i = 0; i < store_list_count(a); i++)
-		must(store_list_at(a, i)->entry == store_list_at(b, i)->entry &&
-			store_commit_equal(&store_list_at(a, i)->commit, &store_list_at(b, i)->commit));
+	must(commit_list_count(a) == commit_list_count(b) && commit_list_next(a) == commit_list_next(b));
+	must(commit_list_damaged(a) == commit_list_damaged(b));
+	for (size_t i = 0; i < commit_list_count(a); i++)
+		must(commit_list_at(a, i)->entry == commit_list_at(b, i)->entry &&
+			commit_equal(&commit_list_at(a, i)->commit, &commit_list_at(b, i)->commit));
 }
 
-static struct store_list *opened_by(struct store *s,
-	int (*f)(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err))
+static struct commit_list *opened_by(struct store *s,
+	int (*f)(struct store *s, const char *run, struct commit_list **ret_l, struct base_error *err))
 {
-	struct store_list *l = NULL;
+	struct commit_list *l = NULL;
 	struct base_error err = {0};
 	int r = f(s, RUN, &l, &err);
 
@@ -313,27 +313,27 @@ static struct store_list *opened_by(struct store *s,
 	return r < 0 ? NULL : l;
 }
 
-static int open_whole(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
+static int open_whole(struct store *s, const char *run, struct commit_list **ret_l, struct base_error *err)
 {
-	return store_list_open(s, run, true, ret_l, err);
+	return commit_list_open(s, run, true, ret_l, err);
 }
 
-static int open_snapshot(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
+static int open_snapshot(struct store *s, const char *run, struct commit_list **ret_l, struct base_error *err)
 {
-	return store_list_open(s, run, false, ret_l, err);
+	return commit_list_open(s, run, false, ret_l, err);
 }
 
 /* Opened when half of the entries were there, and then read on. */
-static struct store_list *grown(struct made *made)
+static struct commit_list *grown(struct made *made)
 {
 	size_t n = made->m.n;
-	struct store_list *l;
+	struct commit_list *l;
 
 	made->m.n = n / 2;
 	l = opened_by(&made->s, open_whole);
 	made->m.n = n;
-	if (l && store_list_refresh(l, NULL) < 0) {
-		store_list_close(l);
+	if (l && commit_list_refresh(l, NULL) < 0) {
+		commit_list_close(l);
 		return NULL;
 	}
 	if (l)
@@ -342,23 +342,23 @@ static struct store_list *grown(struct made *made)
 }
 
 /* One that knows the newest steps, and then all. NULL: refused. */
-static struct store_list *learned(struct made *made, const struct store_list *part)
+static struct commit_list *learned(struct made *made, const struct commit_list *part)
 {
-	struct store_list *l = opened_by(&made->s, store_list_open_newest);
-	const struct store_list_step *s = l ? store_list_latest(l) : NULL;
+	struct commit_list *l = opened_by(&made->s, commit_list_open_newest);
+	const struct commit_list_step *s = l ? commit_list_latest(l) : NULL;
 	uint64_t latest = s ? s->step : PROTO_NONE;
 	struct base_error err = {0};
-	int r = l ? store_list_know_all(l, &err) : 0;
+	int r = l ? commit_list_know_all(l, &err) : 0;
 
 	must(r >= 0 || err.code == r);
 	if (r < 0) {
-		store_list_close(l);
+		commit_list_close(l);
 		return NULL;
 	}
 	if (l)
 		check(l);
 	if (l && part) { /* nothing here says anything that is not so */
-		s = store_list_latest(l);
+		s = commit_list_latest(l);
 		must(latest == (s ? s->step : PROTO_NONE));
 		same(part, l);
 	}
@@ -367,27 +367,27 @@ static struct store_list *learned(struct made *made, const struct store_list *pa
 
 static void read_all(struct made *made)
 {
-	struct store_list *whole = opened_by(&made->s, store_list_open_compared);
-	struct store_list *part = opened_by(&made->s, open_snapshot);
-	struct store_list *grow = made->gaps || made->collected ? NULL : grown(made);
-	bool right = whole && !store_list_skips(whole) && store_list_lie(whole) == 0;
+	struct commit_list *whole = opened_by(&made->s, commit_list_open_compared);
+	struct commit_list *part = opened_by(&made->s, open_snapshot);
+	struct commit_list *grow = made->gaps || made->collected ? NULL : grown(made);
+	bool right = whole && !commit_list_skips(whole) && commit_list_lie(whole) == 0;
 
 	must(made->gaps || made->collected || !whole == !grow);
 	if (whole && grow)
 		same(whole, grow);
 	must(right || made->forged);
-	store_list_close(learned(made, right ? part : NULL));
+	commit_list_close(learned(made, right ? part : NULL));
 	if (right && !made->forged)
 		same(whole, part);
 	for (unsigned i = 0; i < 2 && right && !made->forged; i++)
 		if (made->writers[i]) {
-			must(store_list_refresh(made->writers[i], NULL) >= 0);
-			must(store_list_know_all(made->writers[i], NULL) == 0);
+			must(commit_list_refresh(made->writers[i], NULL) >= 0);
+			must(commit_list_know_all(made->writers[i], NULL) == 0);
 			same(whole, made->writers[i]);
 		}
-	store_list_close(whole);
-	store_list_close(part);
-	store_list_close(grow);
+	commit_list_close(whole);
+	commit_list_close(part);
+	commit_list_close(grow);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -404,7 +404,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		put_all(made, data, size);
 	read_all(made);
 	for (unsigned i = 0; i < 2; i++)
-		store_list_close(made->writers[i]);
+		commit_list_close(made->writers[i]);
 	memory_release(&made->m);
 	free(made->digests);
 	free(made);

@@ -636,16 +636,16 @@ static void check_read(void *arg, uint64_t bytes)
 static void store_read(struct made *made, uint64_t random)
 {
 	struct store *s;
-	struct store_list *l = NULL;
+	struct commit_list *l = NULL;
 	struct load_step *step;
 	int r;
 
 	opened_storage = &made->m.base;
 	must(store_open("/memory", STORE_OPEN_READ_ONLY, &s, NULL) == 0);
-	r = store_list_open(s, MADE_RUN, true, &l, &(struct base_error){0});
-	must(!made->honest || (r == 0 && store_list_count(l) == 1));
-	for (size_t i = 0; r >= 0 && i < store_list_count(l); i++) {
-		r = load_step_open(s, MADE_RUN, store_list_at(l, i), &step, &(struct base_error){0});
+	r = commit_list_open(s, MADE_RUN, true, &l, &(struct base_error){0});
+	must(!made->honest || (r == 0 && commit_list_count(l) == 1));
+	for (size_t i = 0; r >= 0 && i < commit_list_count(l); i++) {
+		r = load_step_open(s, MADE_RUN, commit_list_at(l, i), &step, &(struct base_error){0});
 
 		must(r == 0 || !made->sound);
 		if (r < 0)
@@ -653,10 +653,10 @@ static void store_read(struct made *made, uint64_t random)
 		step_read(made, step, random);
 		load_step_unref(step);
 		if (ways_of(random) & WAYS_CHECK)
-			must(view_step_check(s, MADE_RUN, store_list_at(l, i), true, check_wrong, check_read,
+			must(view_step_check(s, MADE_RUN, commit_list_at(l, i), true, check_wrong, check_read,
 				made) == 0);
 	}
-	store_list_close(l);
+	commit_list_close(l);
 	store_close(s);
 }
 

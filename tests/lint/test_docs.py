@@ -153,7 +153,7 @@ SIZES = [
     ("proto/proto_internal.h", "PROTO_TENSOR_ROW_BYTES", 32, "layout.md", r"\b32\b"),
     ("proto/proto_internal.h", "PROTO_RANK_ROW_BYTES", 96, "manifest.md", r"\b96\b"),
     ("proto/proto_internal.h", "PROTO_LIVE_ROW_BYTES", 112, "list.md", r"\b112\b"),
-    ("core/commit/list/list.h", "STORE_SNAPSHOT_EVERY", 64, "list.md", r"\b64"),
+    ("core/commit/list/list.h", "COMMIT_SNAPSHOT_EVERY", 64, "list.md", r"\b64"),
     ("proto/proto_internal.h", "PROTO_LAUNCH_ROW_BYTES", 8, "list.md", r"rows of 8 bytes"),
 ]
 

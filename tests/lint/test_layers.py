@@ -25,12 +25,12 @@ SOLE = {
 }
 # How the functions begin that the rooms of core/commit show: a name says where it is from.
 NAMES = {
-    "list": r"(store_)?list_|store_(error_passes|runs|runs_free|step_remove|commit_equal)$",
-    "incoming": r"store_(heartbeat|incoming|files|folders?)_|store_(launches|process_lives|attempt_name_valid)$",
-    "notes": r"store_(notes?|stats)_",
+    "list": r"(commit_)?list_|commit_(error_passes|runs|runs_free|step_remove|equal)$",
+    "incoming": r"commit_(heartbeat|incoming|files|folders?)_|commit_(launches|process_lives|attempt_name_valid)$",
+    "notes": r"commit_(notes?|stats)_",
     "check": r"check_",
-    "launch": r"(store_)?launch_",
-    "attempt": r"(store_)?attempt_",
+    "launch": r"(commit_)?launch_",
+    "attempt": r"(commit_)?attempt_",
 }
 DECLARED = re.compile(r"^(?!typedef|static|struct \w+ \{)[a-z][\w ]*[ *](\w+)\(", re.M)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)

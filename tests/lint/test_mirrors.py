@@ -14,13 +14,13 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PREFIXES = ("", "base_", "tensor_", "proto_", "index_", "storage_", "pack_", "store_", "commit_", "upkeep_", "device_",
-            "save_", "load_", "view_", "foreign_", "vckpt_", "tool_")
+            "save_", "load_", "view_", "foreign_", "vckpt_", "tool_", "check_", "launch_")
 # Classes whose struct has another name than theirs. Of those with a `...` only the first fields are written down.
 NAMES = {
     "tensorlib.Line": "tensor_reshard_line", "test_grid.Params": "tensor_grid_params",
     "test_grid.Iter": "tensor_piece_iter",
     "storelow.Ref": "pack_object_ref", "protolib.Info": "proto_store", "protolib.Params": "tensor_grid_params",
-    "protolib.StoreLayout": "store_layout...", "storelib.Save": "store_attempt_save", "storelib.Info": "proto_store",
+    "protolib.StoreLayout": "store_layout...", "storelib.Save": "commit_attempt_save", "storelib.Info": "proto_store",
     "storelib.Store": "store...", "storelib.Ref": "pack_object_ref", "storelib.Rank": "proto_alive",
     "storelow.Entry": "storage_entry", "storelow.Medium": "storage_stat",
     "storelow.Owner": "storage_owner", "test_pace.Pace": "posix_pace",
@@ -40,7 +40,7 @@ NAMES = {
     "test_safetensors.Header": "view_safetensors", "test_safetensors.Buffer": "base_buf",
     "test_safetensors.Params": "tensor_grid_params",
     "test_layout_files.Info": "load_tensor_info", "test_layout_files.Line": "view_layouts_line",
-    "test_stats.Name": "store_stats_name", "test_tree.Buffer": "base_buf", "test_tree.Vector": "iovec",
+    "test_stats.Name": "commit_stats_name", "test_tree.Buffer": "base_buf", "test_tree.Vector": "iovec",
     "commlib.Functions": "comm_functions", "commlib.Gathered": "comm_gathered", "commlib.Pass": "comm_pass",
     "commrank.Head": "comm...",
     "test_verify_index.Index": "verify_index", "_lib.ErrorText": "vckpt_error",

@@ -235,7 +235,7 @@ inline at_head() {                      /* the code calls it list_start_at_head,
 #endif
 
 /* What a reader knows who starts at entry `from` (a snapshot: live steps only) and reads to the end. */
-#define replay(from) replay_but(from, 255)      /* code: store_list_refresh, list_apply */
+#define replay(from) replay_but(from, 255)      /* code: commit_list_refresh, list_apply */
 inline replay_but(from, bad) {          /* entry `bad` is passed over */
 	vN = 0; vab = 0; vcom = 0; vls = 0; vi = 0;
 	do :: vi < NS -> vl[vi] = 0; vi++ :: else -> break od;
@@ -366,7 +366,7 @@ inline know() { vlo = lo; vto = hi; replay(0); vlo = 0; vto = NL }
 /* ---- putting an entry ---- */
 
 #ifdef CRASH
-inline sync() { dl = BIT(vN) - 1 }      /* code: store_list_sync */
+inline sync() { dl = BIT(vN) - 1 }      /* code: commit_list_sync */
 #else
 #define sync() skip                     /* nothing is lost: one state for all that is durable */
 #endif
@@ -495,7 +495,7 @@ proctype Rank(byte l; byte r; byte a0; byte a1; byte l1) AFTER_CRASH {
 	if :: d_step { if :: l == 1 -> hi = 2 :: else -> list_open() fi } fi;
 #endif
 
-lau:	if                                                  /* code: launch_append, launch_poll, store_launch_meet */
+lau:	if                                                  /* code: launch_append, launch_poll, commit_launch_meet */
 #ifdef REUSE
 	:: l < 2 && FOLLOWS
 	:: l < 2 && refused -> goto end_dead                /* waits in vain, and says so */
@@ -575,7 +575,7 @@ begin:	if
 
 	} };
 #if defined(OTHER) || defined(TWIN)
-pack:	if                                                  /* code: store_attempt_pack_open */
+pack:	if                                                  /* code: commit_attempt_pack_open */
 	:: d_step { !(packs & PACK(a, r)) -> packs = packs | PACK(a, r); made = 1 }
 	:: d_step { (packs & PACK(a, r)) ->                 /* the name is taken */
 #if defined(OTHER) && defined(F_MADE)
@@ -592,7 +592,7 @@ pack:	if                                                  /* code: store_attempt
 #ifndef F_BEGIN
 	d_step { begun = begun | BIT(a) };
 #endif
-part:	if                                                  /* code: store_attempt_announce */
+part:	if                                                  /* code: commit_attempt_announce */
 	:: d_step { !(parts[a] & BIT(r)) -> parts[a] = parts[a] | BIT(r); mine = 1; LOOK_FIRST
 		pm[a] = pm[a] | PACK(a, r) | (reuse -> pm[BASE(a)] : 0);
 #if defined(REUSE) || SKIP
@@ -647,7 +647,7 @@ com:	if                                                  /* code: commit_manifes
 	fi;
 chk:	if
 	BLIND(chk)
-	:: atomic { d_step {                        /* code: store_list_put, commit_check */
+	:: atomic { d_step {                        /* code: commit_list_put, commit_check */
 		reread(from); n = vN; rp = 250;
 		if
 		:: DONE(a) -> rp = 251
@@ -675,7 +675,7 @@ open:	if                                                  /* code: commit_settle
 	:: goto fail                                        /* the put's outcome is open: `abort`, or the commit, comes first */
 	:: goto wait
 	fi;
-fail:	skip;                                               /* code: store_list_abort, store_launch_aborts_put, abort_check, give_up_put, store_attempt_stop */
+fail:	skip;                                               /* code: commit_list_abort, commit_launch_aborts_put, abort_check, give_up_put, commit_attempt_stop */
 #ifndef F_ABORT
 	goto no;
 #else
@@ -687,14 +687,14 @@ fail:	skip;                                               /* code: store_list_ab
 	} } fi;
 	if :: rp == 1 -> goto yes :: rp == 2 -> goto no :: else fi;
 	PUT(n, MK(ABORT, a), 0, fail, fail, kept);
-kept:	skip;                                               /* code: store_launch_abort_keep */
+kept:	skip;                                               /* code: commit_launch_abort_keep */
 #ifdef F_KEEP
 	goto fail;
 #else
 	goto next;                                          /* forgotten; the caller is told that the save is undecided */
 #endif
 #endif
-no:	if :: d_step { n = 0; rp = 0; seen = 0; toldF = toldF | (OVERTAKEN -> 0 : BIT(a)); MANIFEST_GOES check() } fi;    /* code: store_attempt_abort, attempt_outcome_known */
+no:	if :: d_step { n = 0; rp = 0; seen = 0; toldF = toldF | (OVERTAKEN -> 0 : BIT(a)); MANIFEST_GOES check() } fi;    /* code: commit_attempt_abort, attempt_outcome_known */
 #ifdef ERR
 	d_step { packs = packs & ~PACK(a, r); check() };
 #endif
@@ -739,7 +739,7 @@ next:	if :: d_step { ENDED_LATE from = 0; reuse = 0; mine = 0; made = 0; late = 
 #endif
 	goto end_dead;
 #ifdef STUCK
-stuck:	skip;                                               /* code: store_launch_tend */
+stuck:	skip;                                               /* code: commit_launch_tend */
 #ifdef F_BEAT
 	d_step { gone = gone | BIT(r) };
 #endif
@@ -892,7 +892,7 @@ top:		if :: atomic { d_step {                 /* code: gc_read, gc_lists_read */
 			LEARN; dec = vab | vcom; old_com = vcom; visible(vis); reach = 0; REACH(vis); TOP_HI; sync();
 			REACHES(vis)
 		} } fi;
-inc:		if :: d_step { fold = begun; fbased = based } fi;       /* code: store_folders_read */
+inc:		if :: d_step { fold = begun; fbased = based } fi;       /* code: commit_folders_read */
 again:		if :: atomic { d_step {                 /* code: gc_read, gc_reach_commits, gc_reach_bases */
 #ifdef F_AGAIN
 			LEARN; visible(vis);

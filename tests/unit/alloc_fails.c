@@ -41,12 +41,12 @@ void *reallocarray(void *p, size_t n, size_t size)
 	return (size && n > SIZE_MAX / size) || fails() ? NULL : __libc_realloc(p, n * size);
 }
 
-static void steps_view(struct store_list *l, struct base_buf *b)
+static void steps_view(struct commit_list *l, struct base_buf *b)
 {
 	b->len = 0;
 	list_steps_settle(l);
-	for (size_t i = 0; i < store_list_count(l); i++) {
-		const struct store_list_step *s = store_list_at(l, i);
+	for (size_t i = 0; i < commit_list_count(l); i++) {
+		const struct commit_list_step *s = commit_list_at(l, i);
 
 		base_buf_append(b, &s->step, sizeof s->step);
 		base_buf_append(b, &s->entry, sizeof s->entry);
@@ -56,7 +56,7 @@ static void steps_view(struct store_list *l, struct base_buf *b)
 }
 
 /* All that a list says, as bytes. */
-static void view(struct store_list *l, struct base_buf *b)
+static void view(struct commit_list *l, struct base_buf *b)
 {
 	steps_view(l, b);
 	for (size_t i = 0; i < l->nattempts; i++) {
@@ -128,9 +128,9 @@ static bool read_fails(struct store *s, const char *run, uint64_t n, unsigned lo
 }
 
 /* The list before entry n. */
-static struct store_list *list_before(struct store *s, const char *run, uint64_t n, bool gap)
+static struct commit_list *list_before(struct store *s, const char *run, uint64_t n, bool gap)
 {
-	struct store_list *l = calloc(1, sizeof *l);
+	struct commit_list *l = calloc(1, sizeof *l);
 
 	l->store = s;
 	snprintf(l->run, sizeof l->run, "%s", run);
@@ -149,7 +149,7 @@ static struct store_list *list_before(struct store *s, const char *run, uint64_t
 static bool one(struct store *s, const char *run, uint64_t n, bool gap, unsigned long k, struct base_buf *ret_after)
 {
 	struct base_buf before = BASE_BUF_INIT, now = BASE_BUF_INIT;
-	struct store_list *l = list_before(s, run, n, gap);
+	struct commit_list *l = list_before(s, run, n, gap);
 	struct proto_entry e;
 	bool failed;
 	int r;
@@ -176,7 +176,7 @@ static bool one(struct store *s, const char *run, uint64_t n, bool gap, unsigned
 	base_buf_release(ret_after);
 	*ret_after = now;
 	base_buf_release(&before);
-	store_list_close(l);
+	commit_list_close(l);
 	return failed;
 }
 
@@ -185,28 +185,28 @@ static bool rest_fails(struct store *s, const char *run, unsigned long k, const 
 {
 	struct base_buf before = BASE_BUF_INIT, now = BASE_BUF_INIT;
 	struct base_error err = {0};
-	struct store_list *l;
+	struct commit_list *l;
 	bool failed;
 	int r;
 
-	if (store_list_open_newest(s, run, &l, &err) < 0 || !l->rest)
+	if (commit_list_open_newest(s, run, &l, &err) < 0 || !l->rest)
 		die("has no rest", 0, k);
 	view(l, &before);
 	left = k;
-	r = store_list_know_all(l, &err);
+	r = commit_list_know_all(l, &err);
 	failed = !left;
 	left = 0;
 	view(l, &now);
 	if (r < 0 && (r != -ENOMEM || err.code != r || !l->rest || differs(&now, &before)))
 		die("half of the rest is known, or no sentence says why", l->next, k);
-	if (store_list_know_all(l, &err) < 0)
+	if (commit_list_know_all(l, &err) < 0)
 		die("the rest cannot be read afterwards", l->next, k);
 	steps_view(l, &now);
 	if (differs(&now, all))
 		die("the rest is something else", l->next, k);
 	base_buf_release(&before);
 	base_buf_release(&now);
-	store_list_close(l);
+	commit_list_close(l);
 	return failed;
 }
 
@@ -214,15 +214,15 @@ int main(int argc, char **argv)
 {
 	struct base_buf end = BASE_BUF_INIT, seen = BASE_BUF_INIT;
 	struct base_error err = {0};
-	struct store_list *l;
+	struct commit_list *l;
 	struct store *s;
 	uint64_t n;
 
-	if (argc < 3 || store_open(argv[1], 0, &s, &err) < 0 || store_list_open(s, argv[2], true, &l, &err) < 0) {
+	if (argc < 3 || store_open(argv[1], 0, &s, &err) < 0 || commit_list_open(s, argv[2], true, &l, &err) < 0) {
 		printf("usage: alloc_fails STORE RUN [rest]: %s\n", err.text);
 		return 2;
 	}
-	n = store_list_next(l);
+	n = commit_list_next(l);
 	if (argc > 3) {
 		steps_view(l, &end);
 		for (unsigned long k = 1; rest_fails(s, argv[2], k, &end);)
@@ -241,15 +241,15 @@ int main(int argc, char **argv)
 			k++;
 	}
 	base_buf_release(&end);
-	struct store_list *all = argc == 3 ? list_before(s, argv[2], n, false) : NULL;
+	struct commit_list *all = argc == 3 ? list_before(s, argv[2], n, false) : NULL;
 	if (all) {
 		view(all, &end);
 		view(l, &seen);
 		if (differs(&end, &seen))
 			die("a reader sees something else", n, 0);
 	}
-	store_list_close(all);
-	store_list_close(l);
+	commit_list_close(all);
+	commit_list_close(l);
 	base_buf_release(&end);
 	base_buf_release(&seen);
 	store_close(s);

@@ -62,7 +62,7 @@ static int append(void *arg, const void *bytes, size_t len, struct base_error *e
 	return b->error;
 }
 
-static void read_step(struct store *s, const char *run, const struct store_list_step *entry, struct load_cache *cache,
+static void read_step(struct store *s, const char *run, const struct commit_list_step *entry, struct load_cache *cache,
 	struct content *c)
 {
 	struct load_step *step;
@@ -112,20 +112,20 @@ static int read_all(struct content *c)
 		load_cache_free(cache);
 		return -1;
 	}
-	int r = store_runs(s, &runs, &nruns, NULL);
+	int r = commit_runs(s, &runs, &nruns, NULL);
 	for (size_t i = 0; r == 0 && i < nruns; i++) {
-		struct store_list *l;
-		if (store_list_open(s, runs[i], false, &l, NULL) < 0) {
+		struct commit_list *l;
+		if (commit_list_open(s, runs[i], false, &l, NULL) < 0) {
 			r = -1;
 			break;
 		}
 		content_add(c, runs[i], strlen(runs[i]), false);
-		for (size_t k = 0; k < store_list_count(l); k++)
-			read_step(s, runs[i], store_list_at(l, k), cache, c);
-		store_list_close(l);
+		for (size_t k = 0; k < commit_list_count(l); k++)
+			read_step(s, runs[i], commit_list_at(l, k), cache, c);
+		commit_list_close(l);
 	}
 	if (r == 0)
-		store_runs_free(runs, nruns);
+		commit_runs_free(runs, nruns);
 	store_close(s);
 	load_cache_free(cache);
 	return r;
@@ -166,16 +166,16 @@ static bool same(const struct content *want, struct content *now)
 	return true;
 }
 
-static void ignore_damage(void *arg, const struct store_damage *d) { (void)arg; (void)d; }
+static void ignore_damage(void *arg, const struct upkeep_damage *d) { (void)arg; (void)d; }
 
 static bool verify_finds(void)
 {
 	struct store *s;
-	struct store_verify_options o = {.step = PROTO_NONE, .threads = 1, .damage = ignore_damage};
-	struct store_verify_result result = {0};
+	struct upkeep_verify_options o = {.step = PROTO_NONE, .threads = 1, .damage = ignore_damage};
+	struct upkeep_verify_result result = {0};
 	if (store_open(root, STORE_OPEN_READ_ONLY, &s, NULL) < 0)
 		return true;
-	int code = store_verify(s, &o, &result, NULL);
+	int code = upkeep_verify(s, &o, &result, NULL);
 	store_close(s);
 	return code < 0 || result.faults > 0;
 }

@@ -69,28 +69,28 @@ def launch_name(id_, run="r"):
 def incoming(api):
     """{attempt: (begun, world, announced, missing, since_ns, state)}"""
     all_, n = c.POINTER(Incoming)(), c.c_size_t()
-    api.call(api.lib.store_incoming_read, api.p, c.byref(all_), c.byref(n))
+    api.call(api.lib.commit_incoming_read, api.p, c.byref(all_), c.byref(n))
     out = {i.attempt.decode(): (i.begun, i.begin.world, i.announced[:i.nannounced], i.missing[:i.nmissing], i.since_ns,
                                 i.state)
            for i in all_[:n.value]}
-    api.lib.store_incoming_free(all_, n)
+    api.lib.commit_incoming_free(all_, n)
     return out
 
 
 class Launch:
     def __init__(self, api, run, id_, rank, world, heartbeat_ms=0, start_ms=0, deadline_ms=0):
         self.api, self.lib, self.run, self.rank, self.world, self.p = api, api.lib, run, rank, world, c.c_void_p()
-        self.lib.store_launch_name.restype = c.c_char_p
+        self.lib.commit_launch_name.restype = c.c_char_p
         options = LaunchOptions(run.encode(), id_.encode() if id_ is not None else None, rank, world, heartbeat_ms,
                                 start_ms,
                                 deadline_ms)
-        api.call(self.lib.store_launch_open, api.p, c.byref(options), c.byref(self.p))
-        self.name = self.lib.store_launch_name(self.p).decode()
+        api.call(self.lib.commit_launch_open, api.p, c.byref(options), c.byref(self.p))
+        self.name = self.lib.commit_launch_name(self.p).decode()
         self.next_step = 0 if world == 1 else self.after_the_newest()
         getattr(api, "launched", []).append(self)
 
     def close(self):
-        self.lib.store_launch_close(self.p)
+        self.lib.commit_launch_close(self.p)
         self.p = None
 
     def after_the_newest(self):
@@ -131,8 +131,8 @@ class RankAttempt(Attempt):
     def __init__(self, launch, step, replace, mesh):
         self.api, self.lib, self.launch, self.run, self.p = launch.api, launch.lib, launch, launch.run, c.c_void_p()
         save = Save(step, replace, Digest((c.c_uint8 * 32)(*([mesh] * 32))))
-        self.api.call(self.lib.store_attempt_begin, launch.p, c.byref(save), c.byref(self.p))
-        self.name, self.step = self.lib.store_attempt_name(self.p).decode(), self.lib.store_attempt_step(self.p)
+        self.api.call(self.lib.commit_attempt_begin, launch.p, c.byref(save), c.byref(self.p))
+        self.name, self.step = self.lib.commit_attempt_name(self.p).decode(), self.lib.commit_attempt_step(self.p)
         self.own, self.piece, self.keep, self.base_pack, self.timings = [], None, [], None, []
 
     def pack_name(self, kind):
@@ -199,11 +199,11 @@ class RankAttempt(Attempt):
         return a
 
     def announce(self, first=None):
-        self.api.call(self.lib.store_attempt_announce, self.p, c.byref(self.part(first)))
+        self.api.call(self.lib.commit_attempt_announce, self.p, c.byref(self.part(first)))
 
     def wait(self, timeout=60000):
         entry = c.c_uint64()
-        self.api.call(self.lib.store_attempt_wait, self.p, c.c_int64(timeout), c.byref(entry))
+        self.api.call(self.lib.commit_attempt_wait, self.p, c.c_int64(timeout), c.byref(entry))
         return entry.value
 
 
@@ -235,7 +235,7 @@ class Meddler:
         self.head.ops = self.old
 
 
-IN_TIME = "the run's list could not be read or written in time"  # store_attempt_abort's own reason
+IN_TIME = "the run's list could not be read or written in time"  # commit_attempt_abort's own reason
 
 
 def commit_in_flight(m, run, lands):

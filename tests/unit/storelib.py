@@ -120,15 +120,15 @@ class Failed(Exception):
 
 
 def prototypes(lib):
-    for name in ("store_list_at", "store_list_find", "store_list_latest"):
+    for name in ("commit_list_at", "commit_list_find", "commit_list_latest"):
         getattr(lib, name).restype = c.POINTER(ListStep)
-    for name in ("store_list_next", "store_list_first", "store_list_head", "store_list_damaged",
-                 "store_list_count", "store_attempt_step", "store_record_max"):
+    for name in ("commit_list_next", "commit_list_first", "commit_list_head", "commit_list_damaged",
+                 "commit_list_count", "commit_attempt_step", "store_record_max"):
         getattr(lib, name).restype = c.c_uint64
-    lib.store_list_put.restype = c.c_int64
-    for name in ("store_list_entry_live", "store_list_mark_keeps", "store_list_snapshot_whole"):
+    lib.commit_list_put.restype = c.c_int64
+    for name in ("commit_list_entry_live", "commit_list_mark_keeps", "commit_list_snapshot_whole"):
         getattr(lib, name).restype = c.c_bool
-    lib.store_attempt_name.restype = lib.store_hostname.restype = c.c_char_p
+    lib.commit_attempt_name.restype = lib.store_hostname.restype = c.c_char_p
     return lib
 
 
@@ -214,11 +214,11 @@ class Api:
         assert r == 0, r
 
     def remove_step(self, run, step):
-        self.call(self.lib.store_step_remove, self.p, run.encode(), c.c_uint64(step))
+        self.call(self.lib.commit_step_remove, self.p, run.encode(), c.c_uint64(step))
 
     def launches(self):
         infos, n = c.POINTER(LaunchInfo)(), c.c_size_t()
-        self.call(self.lib.store_launches, self.p, c.byref(infos), c.byref(n))
+        self.call(self.lib.commit_launches, self.p, c.byref(infos), c.byref(n))
         return [(i.launch.decode(), i.host.decode(), i.run.decode(), i.state, i.number) for i in infos[:n.value]]
 
     def gc(self, grace=0, dry=False, heartbeat=0):
@@ -230,7 +230,7 @@ class Api:
         progress = Progress(lambda arg, done, total: self.gc_progress.append((done, total)))
         o, result = GcOptions(dry, grace, heartbeat, report, None, progress), GcResult()
         try:
-            self.call(self.lib.store_gc, self.p, c.byref(o), c.byref(result))
+            self.call(self.lib.upkeep_gc, self.p, c.byref(o), c.byref(result))
         except Failed as e:
             e.reports = seen
             raise
@@ -240,10 +240,10 @@ class Api:
 class List:
     def __init__(self, api, run, whole=False):
         self.api, self.lib, self.run, self.p = api, api.lib, run, c.c_void_p()
-        api.call(self.lib.store_list_open, api.p, run.encode(), c.c_bool(whole), c.byref(self.p))
+        api.call(self.lib.commit_list_open, api.p, run.encode(), c.c_bool(whole), c.byref(self.p))
 
     def close(self):
-        self.lib.store_list_close(self.p)
+        self.lib.commit_list_close(self.p)
         self.p = None
 
     def __enter__(self):
@@ -253,25 +253,25 @@ class List:
         self.close()
 
     def refresh(self):
-        return self.api.call(self.lib.store_list_refresh, self.p)
+        return self.api.call(self.lib.commit_list_refresh, self.p)
 
-    next = property(lambda self: self.lib.store_list_next(self.p))
-    damaged = property(lambda self: self.lib.store_list_damaged(self.p))
+    next = property(lambda self: self.lib.commit_list_next(self.p))
+    damaged = property(lambda self: self.lib.commit_list_damaged(self.p))
 
     def steps(self):
         """{step: (entry, attempt, first bytes of the digest)}"""
-        at = [self.lib.store_list_at(self.p, c.c_size_t(i)).contents for i in range(self.lib.store_list_count(self.p))]
+        at = [self.lib.commit_list_at(self.p, c.c_size_t(i)).contents for i in range(self.lib.commit_list_count(self.p))]
         assert [s.step for s in at] == sorted({s.step for s in at})
         return {s.step: (s.entry, s.commit.attempt.decode(), s.commit.bytes) for s in at}
 
     def attempt(self, name):
         reason, entry = c.c_char_p(), c.c_uint64()
-        return self.lib.store_list_attempt(self.p, name.encode(), c.byref(reason), c.byref(entry)), entry.value
+        return self.lib.commit_list_attempt(self.p, name.encode(), c.byref(reason), c.byref(entry)), entry.value
 
     def put(self, entry, check=None):
         """check(list) returns 0 or a negative errno."""
         function = Check((lambda arg, l: check(self)) if check else 0)
-        return self.api.call(self.lib.store_list_put, self.p, c.byref(entry), function, None)
+        return self.api.call(self.lib.commit_list_put, self.p, c.byref(entry), function, None)
 
 
 # ---- tiny saves: one tensor of a hundred bytes, its piece in a pack of the attempt's own or in one of an earlier
@@ -336,15 +336,15 @@ class Attempt:
 
     def __init__(self, api, run, step=NONE, replace=False):
         self.api, self.lib, self.run, self.p = api, api.lib, run, c.c_void_p()
-        api.call(self.lib.store_attempt_begin_alone, api.p, run.encode(), c.byref(Save(step, replace)), c.byref(self.p))
-        self.name, self.step = self.lib.store_attempt_name(self.p).decode(), self.lib.store_attempt_step(self.p)
+        api.call(self.lib.commit_attempt_begin_alone, api.p, run.encode(), c.byref(Save(step, replace)), c.byref(self.p))
+        self.name, self.step = self.lib.commit_attempt_name(self.p).decode(), self.lib.commit_attempt_step(self.p)
         self.own, self.piece, self.keep, self.base_pack, self.xxh = [], None, [], None, (c.c_uint8 * 16)()
 
     def folder(self):
         return self.api.path / "incoming" / self.run / self.name
 
     def base(self, run, entry, manifest):
-        return self.api.call(self.lib.store_attempt_base, self.p, run.encode(), c.c_uint64(entry), c.byref(manifest))
+        return self.api.call(self.lib.commit_attempt_base, self.p, run.encode(), c.c_uint64(entry), c.byref(manifest))
 
     def pack_name(self, kind):
         name = c.create_string_buffer(128)
@@ -353,14 +353,14 @@ class Attempt:
 
     def writer(self, kind):
         w, name = c.c_void_p(), c.create_string_buffer(128)
-        r = self.lib.store_attempt_pack_open(self.p, kind.encode(), name, c.byref(w))
+        r = self.lib.commit_attempt_pack_open(self.p, kind.encode(), name, c.byref(w))
         if r < 0:
             raise Failed(r, f"open {kind}")
         return name.value, w
 
     def seal(self, name, w):
         size = c.c_uint64()
-        r = self.lib.store_attempt_pack_seal(self.p, w, c.byref(size))
+        r = self.lib.commit_attempt_pack_seal(self.p, w, c.byref(size))
         if r < 0:
             raise Failed(r, f"seal {name}")
         self.own.append((name, size.value))
@@ -428,23 +428,23 @@ class Attempt:
         """Returns the entry's number. Afterwards packs() names what the step needs."""
         announcement = announcement or self.part()
         entry = c.c_uint64()
-        self.api.call(self.lib.store_attempt_commit, self.p, c.byref(announcement), c.byref(entry))
+        self.api.call(self.lib.commit_attempt_commit, self.p, c.byref(announcement), c.byref(entry))
         self.entry = entry.value
         self.piece_pack = self.base_pack or (self.pack_name("model"), dict(self.own)[self.pack_name("model")])
         self.packs = {name.decode() for name, _ in self.own} | {self.piece_pack[0].decode()}
         with self.api.list(self.run) as l:
-            step = self.lib.store_list_find(l.p, c.c_uint64(self.step)).contents
+            step = self.lib.commit_list_find(l.p, c.c_uint64(self.step)).contents
             self.manifest = Digest.from_buffer_copy(step.commit.manifest)
         return self.entry
 
     def abort(self, reason="test"):
         """What became of it: (code, sentence, entry)."""
         entry, err = c.c_uint64(NONE), Error()
-        r = self.lib.store_attempt_abort(self.p, reason.encode(), c.byref(entry), c.byref(err))
+        r = self.lib.commit_attempt_abort(self.p, reason.encode(), c.byref(entry), c.byref(err))
         return r, err.text.decode(), entry.value
 
     def free(self):
-        self.lib.store_attempt_free(self.p)
+        self.lib.commit_attempt_free(self.p)
         self.p = None
 
 

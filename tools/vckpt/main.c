@@ -61,7 +61,7 @@ static int run_command(const struct tool_command *command, int argc, char **argv
 	int code = command->run(&t, argc, argv);
 
 	load_step_unref(t.step);
-	store_list_close(t.list);
+	commit_list_close(t.list);
 	store_close(t.store);
 	free(t.arguments);
 	code = output_end(code == TOOL_HELPED ? TOOL_DONE : code);

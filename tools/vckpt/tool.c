@@ -329,35 +329,35 @@ int tool_no_run(const struct tool *t, const char *run)
 		run[strspn(run, "0123456789")] ? "" : "; a step is RUN/STEP");
 }
 
-int tool_no_step(const struct tool *t, const struct store_list *l, const char *which)
+int tool_no_step(const struct tool *t, const struct commit_list *l, const char *which)
 {
-	const char *run = store_list_run(l);
+	const char *run = commit_list_run(l);
 
-	if (store_list_next(l) == 0)
+	if (commit_list_next(l) == 0)
 		return tool_no_run(t, run);
-	if (store_list_count(l) == 0)
+	if (commit_list_count(l) == 0)
 		return tool_failed(t, "%s has no step (vckpt ls %s lists the runs)", run, TOOL_WORD(t->store->path));
 	return tool_failed(t, "%s has no step %s (vckpt ls %s %s lists them)", run, which, TOOL_WORD(t->store->path),
 		run);
 }
 
-int tool_target_find(struct tool *t, const struct tool_target *target, const struct store_list_step **ret_step)
+int tool_target_find(struct tool *t, const struct tool_target *target, const struct commit_list_step **ret_step)
 {
 	struct base_error err = {0};
 	char number[24];
 	bool latest = !target->has_step || target->latest;
 
-	if (store_list_open_newest(t->store, target->run, &t->list, &err) < 0 ||
-		(!latest && store_list_know_step(t->list, target->step, &err) < 0))
+	if (commit_list_open_newest(t->store, target->run, &t->list, &err) < 0 ||
+		(!latest && commit_list_know_step(t->list, target->step, &err) < 0))
 		return tool_fail(t, &err);
-	*ret_step = latest ? store_list_latest(t->list) : store_list_find(t->list, target->step);
+	*ret_step = latest ? commit_list_latest(t->list) : commit_list_find(t->list, target->step);
 	snprintf(number, sizeof number, "%" PRIu64, target->step);
 	return *ret_step ? 0 : tool_no_step(t, t->list, number);
 }
 
-int tool_step_open(struct tool *t, const struct tool_target *target, const struct store_list_step **ret_step)
+int tool_step_open(struct tool *t, const struct tool_target *target, const struct commit_list_step **ret_step)
 {
-	const struct store_list_step *entry = NULL;
+	const struct commit_list_step *entry = NULL;
 	struct base_error err = {0};
 	int code = tool_open_store(t, STORE_OPEN_READ_ONLY);
 

@@ -31,7 +31,7 @@ struct tool {
 	bool from_environment; /* the store is that of VCKPT_STORE */
 	/* What the command has opened; closed when it has returned. */
 	struct store *store;
-	struct store_list *list;
+	struct commit_list *list;
 	struct load_step *step;
 };
 
@@ -104,12 +104,12 @@ int tool_target_parse(const struct tool *t, const char *text, struct tool_target
 int tool_missing_run(const struct tool *t, const char *path);
 /* Say that there is no such run, or in this list no such step (a number, or what comes after "no step"); exit codes. */
 int tool_no_run(const struct tool *t, const char *run);
-int tool_no_step(const struct tool *t, const struct store_list *l, const char *which);
+int tool_no_step(const struct tool *t, const struct commit_list *l, const char *which);
 /* The visible step that a target means, in t->list: its run's list, open for the newest steps and that one. 0, or an
  * exit code. */
-int tool_target_find(struct tool *t, const struct tool_target *target, const struct store_list_step **ret_step);
+int tool_target_find(struct tool *t, const struct tool_target *target, const struct commit_list_step **ret_step);
 /* The same with t->store, open for reading, and t->step. ret_step may be NULL. */
-int tool_step_open(struct tool *t, const struct tool_target *target, const struct store_list_step **ret_step);
+int tool_step_open(struct tool *t, const struct tool_target *target, const struct commit_list_step **ret_step);
 
 /* Calls f for each entry below a directory, sorted by name, so that the order is the same everywhere; links are not
  * followed. f returns 0, 1 to leave out what is below the entry, or a negative errno. */
@@ -140,9 +140,9 @@ bool tool_update_index(const char *store, const struct base_digest *wrote);
 
 /* vckpt ls --incoming; run NULL: of all runs. */
 int tool_list_incoming(struct tool *t, const char *run);
-extern const char *const tool_liveness[]; /* names, by enum store_liveness */
+extern const char *const tool_liveness[]; /* names, by enum commit_liveness */
 /* One line of it, of an attempt that is undecided. */
-struct store_incoming;
-void tool_print_incoming(const struct store_incoming *in);
+struct commit_incoming;
+void tool_print_incoming(const struct commit_incoming *in);
 
 #endif

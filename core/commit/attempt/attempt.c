@@ -11,7 +11,7 @@
  *     begin put, or read and compared [come]   attempt_begin.c             the first rank to come puts it
  *     base.<n>, list again [come]              attempt_base.c              before any byte of that commit is reused
  *     packs [pack]                             the caller
- *     part.<rank> [part]                       store_attempt_announce      of one rank alone: kept in memory
+ *     part.<rank> [part]                       commit_attempt_announce      of one rank alone: kept in memory
  *     list's next entry polled [wait]          attempt_wait.c
  *     manifest, check, commit entry [com, chk] attempt_commit.c            rank 0, or one that takes over
  *     outcome, abort entry [yes, no, fail]     attempt_outcome.c           before anything announced is deleted
@@ -30,18 +30,18 @@
 #include "core/base/clock.h"
 #include "core/commit/attempt/attempt_internal.h"
 
-const char *store_attempt_name(const struct store_attempt *a) { return a->name; }
-uint64_t store_attempt_step(const struct store_attempt *a) { return a->step; }
-bool store_attempt_announced(const struct store_attempt *a) { return a->announced; }
-bool store_attempt_undecided(const struct store_attempt *a) { return !a->decided; }
-uint64_t store_attempt_commit_ns(const struct store_attempt *a) { return a->commit_ns; }
+const char *commit_attempt_name(const struct commit_attempt *a) { return a->name; }
+uint64_t commit_attempt_step(const struct commit_attempt *a) { return a->step; }
+bool commit_attempt_announced(const struct commit_attempt *a) { return a->announced; }
+bool commit_attempt_undecided(const struct commit_attempt *a) { return !a->decided; }
+uint64_t commit_attempt_commit_ns(const struct commit_attempt *a) { return a->commit_ns; }
 
 /* ---- its folder ---- */
 
 /* The folder is durable with its `begin`, before the first pack: a manifest of an attempt that has no folder, and that
  * the list does not decide, shows that entries of the list are lost. What else is in it matters only while its ranks
  * live. */
-int store_attempt_put(struct store_attempt *a, const char *last, enum store_record_kind kind,
+int commit_attempt_put(struct commit_attempt *a, const char *last, enum store_record_kind kind,
 	const struct base_buf *body, struct base_error *err)
 {
 	char name[STORAGE_NAME_MAX];
@@ -60,15 +60,15 @@ int store_attempt_put(struct store_attempt *a, const char *last, enum store_reco
 	return base_error_set(err, r, "%s: %s", name, base_error_name(r));
 }
 
-void attempt_folder_delete(struct store_attempt *a)
+void attempt_folder_delete(struct commit_attempt *a)
 {
 	if (a->begun)
-		store_folder_delete(a->store, a->run, a->name, NULL);
+		commit_folder_delete(a->store, a->run, a->name, NULL);
 	a->begun = false;
 }
 
 /* Makes it durable before anything of this attempt depends on it. */
-int attempt_folder_sync(struct store_attempt *a, struct base_error *err)
+int attempt_folder_sync(struct commit_attempt *a, struct base_error *err)
 {
 	char dir[STORAGE_NAME_MAX];
 	int r;
@@ -81,7 +81,7 @@ int attempt_folder_sync(struct store_attempt *a, struct base_error *err)
 /* ---- packs ---- */
 
 /* model: pack. The pack is remembered once the writer is open, because a name alone does not say whose pack has it. */
-int store_attempt_pack_open(struct store_attempt *a, const char *class, char name[static PACK_NAME_MAX],
+int commit_attempt_pack_open(struct commit_attempt *a, const char *class, char name[static PACK_NAME_MAX],
 	struct pack_writer **ret_w)
 {
 	int r = pack_name_make(a->name, a->launch->rank, class, name);
@@ -99,7 +99,7 @@ int store_attempt_pack_open(struct store_attempt *a, const char *class, char nam
 }
 
 /* -EEXIST: another writer has put a pack of that name meanwhile. After any other error this one may be there. */
-int store_attempt_pack_seal(struct store_attempt *a, struct pack_writer *w, uint64_t *ret_size)
+int commit_attempt_pack_seal(struct commit_attempt *a, struct pack_writer *w, uint64_t *ret_size)
 {
 	size_t i = a->npacks;
 	int r;
@@ -117,7 +117,7 @@ int store_attempt_pack_seal(struct store_attempt *a, struct pack_writer *w, uint
 
 /* Call it once the attempt is aborted or has announced nothing: then no one will ever name the packs. A pack that was
  * not sealed has no file; a file of its name is another writer's. */
-void store_attempt_packs_delete(struct store_attempt *a)
+void commit_attempt_packs_delete(struct commit_attempt *a)
 {
 	char path[STORAGE_NAME_MAX];
 	bool known;
@@ -125,7 +125,7 @@ void store_attempt_packs_delete(struct store_attempt *a)
 	/* Where entries since its begin were collected, it may have been committed, and its step removed since: later
 	 * steps may have its packs. The collector knows. */
 	pthread_mutex_lock(&a->launch->lock);
-	known = !a->announced || store_list_first(a->list) <= a->position;
+	known = !a->announced || commit_list_first(a->list) <= a->position;
 	pthread_mutex_unlock(&a->launch->lock);
 	for (size_t i = 0; i < a->npacks && known; i++)
 		if (!a->packs[i].w && pack_path(a->packs[i].name, path) == 0)
@@ -137,7 +137,7 @@ void store_attempt_packs_delete(struct store_attempt *a)
 
 /* A launch of one rank has no other that could commit, so its announcement stays in memory. No file of it is put: after
  * an error the attempt has no announcement. */
-static int announcement_keep(struct store_attempt *a, const struct base_buf *body)
+static int announcement_keep(struct commit_attempt *a, const struct base_buf *body)
 {
 	int r;
 
@@ -154,7 +154,7 @@ static int announcement_keep(struct store_attempt *a, const struct base_buf *bod
 }
 
 /* model: part */
-int store_attempt_announce(struct store_attempt *a, struct proto_announcement *announcement, struct base_error *err)
+int commit_attempt_announce(struct commit_attempt *a, struct proto_announcement *announcement, struct base_error *err)
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
 	struct base_error why = {0};
@@ -163,7 +163,7 @@ int store_attempt_announce(struct store_attempt *a, struct proto_announcement *a
 
 	if (a->announced || a->decided)
 		return base_error_set(err, -EINVAL, "attempt %s was announced or decided already", a->name);
-	r = store_launch_check(a->launch, err);
+	r = commit_launch_check(a->launch, err);
 	if (r < 0)
 		return r;
 	announcement->run = a->run;
@@ -184,41 +184,41 @@ int store_attempt_announce(struct store_attempt *a, struct proto_announcement *a
 		return 0;
 	a->announced = true; /* also when the put fails: it may have landed */
 	snprintf(last, sizeof last, "part.%u", a->launch->rank);
-	r = store_attempt_put(a, last, STORE_RECORD_ANNOUNCEMENT, &body, &why);
+	r = commit_attempt_put(a, last, STORE_RECORD_ANNOUNCEMENT, &body, &why);
 	a->announced_ms = base_monotonic_ms();
 	if (r < 0) /* it may land yet, and be committed: only the list decides */
 		r = attempt_give_up_own(a, r, why.text, NULL, err);
 	return r < 0 ? r : 0;
 }
 
-int store_attempt_commit(struct store_attempt *a, struct proto_announcement *announcement, uint64_t *ret_entry,
+int commit_attempt_commit(struct commit_attempt *a, struct proto_announcement *announcement, uint64_t *ret_entry,
 	struct base_error *err)
 {
-	int r = store_attempt_announce(a, announcement, err);
+	int r = commit_attempt_announce(a, announcement, err);
 
-	return r == 0 || r == -BASE_EUNDECIDED ? store_attempt_wait(a, -1, ret_entry, err) : r;
+	return r == 0 || r == -BASE_EUNDECIDED ? commit_attempt_wait(a, -1, ret_entry, err) : r;
 }
 
 /* ---- end ---- */
 
-void store_attempt_free(struct store_attempt *a)
+void commit_attempt_free(struct commit_attempt *a)
 {
 	if (!a)
 		return;
-	if (!a->launch->alone && store_launch_check(a->launch, NULL) == 0 && a->begun && !a->announced
+	if (!a->launch->alone && commit_launch_check(a->launch, NULL) == 0 && a->begun && !a->announced
 	    && !a->decided)
-		store_attempt_abort(a, "it ended without announcing its part", NULL, NULL);
+		commit_attempt_abort(a, "it ended without announcing its part", NULL, NULL);
 	for (uint32_t i = 0; a->announcements && i < a->launch->world; i++)
 		proto_announcement_release(&a->announcements[i]);
 	free(a->announcements);
 	for (size_t i = 0; i < a->nlists; i++)
-		store_list_close(a->lists[i]);
+		commit_list_close(a->lists[i]);
 	free(a->lists);
 	free(a->bases);
 	free(a->packs);
 	pthread_mutex_destroy(&a->lock);
-	store_launch_attempt_ends(a->launch);
+	commit_launch_attempt_ends(a->launch);
 	if (a->owns_launch)
-		store_launch_close(a->launch);
+		commit_launch_close(a->launch);
 	free(a);
 }

@@ -11,22 +11,22 @@
 /* Unnumbered saves of two writers would take the same number. */
 static int run_is_free(struct store *s, const char *run, struct base_error *err)
 {
-	base_cleanup_free struct store_launch_info *infos = NULL;
+	base_cleanup_free struct commit_launch_info *infos = NULL;
 	size_t n;
-	int r = store_launches(s, &infos, &n, err);
+	int r = commit_launches(s, &infos, &n, err);
 
 	for (size_t i = 0; r == 0 && i < n; i++)
-		if (infos[i].state != STORE_DEAD && strcmp(infos[i].run, run) == 0)
+		if (infos[i].state != COMMIT_DEAD && strcmp(infos[i].run, run) == 0)
 			r = base_error_set(err, -BASE_EBUSY,
 				"run %s: another writer%s on %s: give the number of the step (vckpt gc removes "
 				"what a dead writer left)",
-				run, infos[i].state == STORE_ALIVE ? " is at work" : " may be at work", infos[i].host);
+				run, infos[i].state == COMMIT_ALIVE ? " is at work" : " may be at work", infos[i].host);
 	return r;
 }
 
-int attempt_alone_name(struct store_attempt *a, uint64_t wanted, struct base_error *err)
+int attempt_alone_name(struct commit_attempt *a, uint64_t wanted, struct base_error *err)
 {
-	const struct store_list_step *latest = store_list_latest(a->list);
+	const struct commit_list_step *latest = commit_list_latest(a->list);
 
 	snprintf(a->name, sizeof a->name, "%s-0", a->launch->name);
 	a->unnumbered = wanted == PROTO_NONE;
@@ -39,22 +39,22 @@ int attempt_alone_name(struct store_attempt *a, uint64_t wanted, struct base_err
 	return 0;
 }
 
-int store_attempt_begin_alone(struct store *s, const char *run, const struct store_attempt_save *o,
-	struct store_attempt **ret_a, struct base_error *err)
+int commit_attempt_begin_alone(struct store *s, const char *run, const struct commit_attempt_save *o,
+	struct commit_attempt **ret_a, struct base_error *err)
 {
-	struct store_launch *l;
+	struct commit_launch *l;
 	int r;
 
 	if (!run || !proto_run_valid(run))
 		return base_error_set(err, -EINVAL, "\"%s\" is not the name of a run", run ? run : "");
 	r = o->step == PROTO_NONE ? run_is_free(s, run, err) : 0;
 	if (r == 0)
-		r = store_launch_open_alone(s, run, &l, err);
+		r = commit_launch_open_alone(s, run, &l, err);
 	if (r < 0)
 		return r;
-	r = store_attempt_begin(l, o, ret_a, err);
+	r = commit_attempt_begin(l, o, ret_a, err);
 	if (r < 0)
-		store_launch_close(l);
+		commit_launch_close(l);
 	else
 		(*ret_a)->owns_launch = true;
 	return r;

@@ -13,7 +13,7 @@
 /* ---- the file ---- */
 
 /* Is that the body of base.<n>? 1, 0, -ENOENT or another error. */
-static int base_same(struct store_attempt *a, const char *last, const struct base_buf *body)
+static int base_same(struct commit_attempt *a, const char *last, const struct base_buf *body)
 {
 	struct store_record record = {0};
 	char name[STORAGE_NAME_MAX];
@@ -28,7 +28,7 @@ static int base_same(struct store_attempt *a, const char *last, const struct bas
 }
 
 /* If another rank has named it already, its file serves, once it is durable. */
-static int base_put(struct store_attempt *a, const struct base_buf *body, struct base_error *err)
+static int base_put(struct commit_attempt *a, const struct base_buf *body, struct base_error *err)
 {
 	for (unsigned i = 0; i < BASE_TRIES; i++) {
 		char last[32];
@@ -39,14 +39,14 @@ static int base_put(struct store_attempt *a, const struct base_buf *body, struct
 		if (r == 1)
 			return attempt_folder_sync(a, err);
 		if (r == -ENOENT) {
-			r = store_attempt_put(a, last, STORE_RECORD_BASE, body, err);
+			r = commit_attempt_put(a, last, STORE_RECORD_BASE, body, err);
 			if (r == 0)
 				a->next_base++;
 			if (r != -EEXIST)
 				return r;
 			continue; /* another rank was faster: look at what it says */
 		}
-		if (r < 0 && store_error_passes(r)) /* the next number would not answer either */
+		if (r < 0 && commit_error_passes(r)) /* the next number would not answer either */
 			return base_error_set(err, r, "attempt %s: %s cannot be read: %s", a->name, last,
 				base_error_name(r));
 		a->next_base++; /* another base, or one that cannot be read: the collector will say so */
@@ -58,47 +58,47 @@ static int base_put(struct store_attempt *a, const struct base_buf *body, struct
 /* ---- the list ---- */
 
 /* The list of another run, read to its end after the base was named. */
-static int base_list(struct store_attempt *a, const char *run, struct store_list **ret_l,
+static int base_list(struct commit_attempt *a, const char *run, struct commit_list **ret_l,
 	struct base_error *err)
 {
 	int r;
 
 	for (size_t i = 0; i < a->nlists; i++)
-		if (strcmp(store_list_run(a->lists[i]), run) == 0) {
+		if (strcmp(commit_list_run(a->lists[i]), run) == 0) {
 			*ret_l = a->lists[i];
-			r = store_list_refresh(*ret_l, err);
+			r = commit_list_refresh(*ret_l, err);
 			return r < 0 ? r : 0;
 		}
 	if (base_array_more(a->lists, a->nlists) < 0)
 		return base_no_memory_for(err, "run %s", run);
-	r = store_list_open_newest(a->store, run, &a->lists[a->nlists], err);
+	r = commit_list_open_newest(a->store, run, &a->lists[a->nlists], err);
 	if (r == 0)
 		*ret_l = a->lists[a->nlists++];
 	return r;
 }
 
-static bool base_live(const struct store_list *l, uint64_t entry, const struct base_digest *manifest)
+static bool base_live(const struct commit_list *l, uint64_t entry, const struct base_digest *manifest)
 {
-	uint64_t step = store_list_commit_step(l, entry);
-	const struct store_list_step *now = step == PROTO_NONE ? NULL : store_list_find(l, step);
+	uint64_t step = commit_list_commit_step(l, entry);
+	const struct commit_list_step *now = step == PROTO_NONE ? NULL : commit_list_find(l, step);
 
 	return now && now->entry == entry && base_digest_equal(&now->commit.manifest, manifest);
 }
 
 /* The base is named. Is its commit still visible? The list of the attempt's own run is the launch's. */
-static int base_look(struct store_attempt *a, const struct attempt_base *b, bool *ret_gone, struct base_error *err)
+static int base_look(struct commit_attempt *a, const struct attempt_base *b, bool *ret_gone, struct base_error *err)
 {
 	bool own = strcmp(b->run, a->run) == 0;
-	struct store_list *l = a->list;
+	struct commit_list *l = a->list;
 	int r;
 
 	if (own)
 		pthread_mutex_lock(&a->launch->lock);
-	r = own ? store_list_refresh(l, err) : base_list(a, b->run, &l, err);
+	r = own ? commit_list_refresh(l, err) : base_list(a, b->run, &l, err);
 	if (r >= 0)
-		r = store_list_know_entry(l, b->entry, err);
+		r = commit_list_know_entry(l, b->entry, err);
 	if (r >= 0)
-		r = store_list_sync(l, err);
+		r = commit_list_sync(l, err);
 	*ret_gone = r == 0 && !base_live(l, b->entry, &b->manifest);
 	if (own)
 		pthread_mutex_unlock(&a->launch->lock);
@@ -106,7 +106,7 @@ static int base_look(struct store_attempt *a, const struct attempt_base *b, bool
 }
 
 /* model: begin. Named first, then looked at again (rule BASE). The attempt's lock is held. */
-static int base_name(struct store_attempt *a, const struct attempt_base *b, bool *ret_gone, struct base_error *err)
+static int base_name(struct commit_attempt *a, const struct attempt_base *b, bool *ret_gone, struct base_error *err)
 {
 	struct proto_base_record m = {.base = {.run = b->run, .entry = b->entry, .manifest = b->manifest}};
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
@@ -121,7 +121,7 @@ static int base_name(struct store_attempt *a, const struct attempt_base *b, bool
 	return r < 0 ? r : base_look(a, b, ret_gone, err);
 }
 
-int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry, const struct base_digest *manifest,
+int commit_attempt_base(struct commit_attempt *a, const char *run, uint64_t entry, const struct base_digest *manifest,
 	struct base_error *err)
 {
 	struct attempt_base b = {.entry = entry, .manifest = *manifest};
@@ -130,7 +130,7 @@ int store_attempt_base(struct store_attempt *a, const char *run, uint64_t entry,
 
 	if (!proto_run_valid(run))
 		return base_error_set(err, -EINVAL, "\"%s\" is not the name of a run", run);
-	if ((r = store_launch_check(a->launch, err)) < 0)
+	if ((r = commit_launch_check(a->launch, err)) < 0)
 		return r;
 	snprintf(b.run, sizeof b.run, "%s", run);
 	pthread_mutex_lock(&a->lock);

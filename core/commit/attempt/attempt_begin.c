@@ -13,11 +13,11 @@
 
 /* ---- step and name, of a job ---- */
 
-static uint64_t step_after(uint64_t step) { return step == PROTO_NONE ? 0 : base_min(step, STORE_JOB_STEP_MAX) + 1; }
+static uint64_t step_after(uint64_t step) { return step == PROTO_NONE ? 0 : base_min(step, COMMIT_JOB_STEP_MAX) + 1; }
 
 /* Of a job of one rank, the last step taken, in the order of the saves: by a commit, by an unnumbered save that was
  * aborted (maybe because another writer has its step), and by one that is not decided. */
-static uint64_t last_step(struct store_launch *l)
+static uint64_t last_step(struct commit_launch *l)
 {
 	uint64_t last = l->last_step;
 	bool settled = true;
@@ -26,13 +26,13 @@ static uint64_t last_step(struct store_launch *l)
 	for (size_t i = 0; i < l->nbegun; i++) {
 		struct launch_begun b = l->begun[i];
 		char name[PROTO_ATTEMPT_MAX];
-		enum store_attempt_state state;
+		enum commit_attempt_state state;
 
 		attempt_name_make(l->name, b.step, b.try, name);
-		state = store_list_attempt(l->list, name, NULL, NULL);
-		if (state != STORE_ATTEMPT_ABORTED || b.unnumbered)
+		state = commit_list_attempt(l->list, name, NULL, NULL);
+		if (state != COMMIT_ATTEMPT_ABORTED || b.unnumbered)
 			last = last == PROTO_NONE ? b.step : base_max(last, b.step);
-		settled &= state != STORE_ATTEMPT_UNDECIDED || b.position < store_list_first(l->list); /* collected */
+		settled &= state != COMMIT_ATTEMPT_UNDECIDED || b.position < commit_list_first(l->list); /* collected */
 		if (settled)
 			l->last_step = last;
 		else
@@ -43,20 +43,20 @@ static uint64_t last_step(struct store_launch *l)
 }
 
 /* Its step, its name and its place among this rank's saves. */
-static int job_name(struct store_attempt *a, uint64_t wanted, struct base_error *err)
+static int job_name(struct commit_attempt *a, uint64_t wanted, struct base_error *err)
 {
-	struct store_launch *l = a->launch;
+	struct commit_launch *l = a->launch;
 	int r;
 
 	a->unnumbered = wanted == PROTO_NONE;
 	a->step = a->unnumbered ? step_after(last_step(l)) : wanted;
-	if (a->step > STORE_JOB_STEP_MAX)
+	if (a->step > COMMIT_JOB_STEP_MAX)
 		return base_error_set(err, -EINVAL, "run %s: a job's steps go from 0 to 2^44-1", a->run);
 	if (l->world == 1 && base_array_room(l->begun, l->begun_room, l->nbegun + 1) < 0)
 		return base_no_memory_for(err, "run %s", a->run);
 	r = attempt_try_take(a, err);
 	if (l->world == 1 && a->name[0])
-		l->begun[l->nbegun++] = (struct launch_begun){a->step, a->try, store_list_next(l->list),
+		l->begun[l->nbegun++] = (struct launch_begun){a->step, a->try, commit_list_next(l->list),
 			a->unnumbered};
 	return r;
 }
@@ -64,10 +64,10 @@ static int job_name(struct store_attempt *a, uint64_t wanted, struct base_error 
 /* ---- begin ---- */
 
 /* Against the newest state: not aborted yet, and the step free or to be replaced. */
-static int begin_check(struct store_attempt *a, uint64_t wanted, struct base_error *err)
+static int begin_check(struct commit_attempt *a, uint64_t wanted, struct base_error *err)
 {
-	const struct store_list_step *now;
-	int read = store_list_refresh(a->list, err), r;
+	const struct commit_list_step *now;
+	int read = commit_list_refresh(a->list, err), r;
 
 	/* also where it cannot be read: it is a try */
 	r = (a->launch->alone ? attempt_alone_name : job_name)(a, wanted, read < 0 ? NULL : err);
@@ -76,21 +76,21 @@ static int begin_check(struct store_attempt *a, uint64_t wanted, struct base_err
 	if (r == 0)
 		r = attempt_outcome_known(a, NULL, err);
 	if (r == 0)
-		r = store_list_know_step(a->list, a->step, err);
+		r = commit_list_know_step(a->list, a->step, err);
 	if (r == 0)
-		r = store_list_sync(a->list, err);
+		r = commit_list_sync(a->list, err);
 	if (r)
 		return r < 0 ? r : base_error_set(err, -EEXIST, "%s: attempt %s is committed already", a->run, a->name);
-	now = store_list_find(a->list, a->step);
+	now = commit_list_find(a->list, a->step);
 	if (now && !a->replace)
 		return base_error_set(err, -EEXIST, "%s has a step %llu already, and replace was not asked for", a->run,
 			(unsigned long long)a->step);
 	a->replaces = now ? now->entry : PROTO_NONE;
-	a->position = store_list_next(a->list);
+	a->position = commit_list_next(a->list);
 	return 0;
 }
 
-static int begin_put(struct store_attempt *a, const struct base_digest *mesh, struct base_error *err)
+static int begin_put(struct commit_attempt *a, const struct base_digest *mesh, struct base_error *err)
 {
 	uint32_t ncommons = a->commons ? a->commons->ngroups : 0;
 	base_cleanup_free struct proto_common *commons = calloc(ncommons + 1, sizeof *commons);
@@ -115,11 +115,11 @@ static int begin_put(struct store_attempt *a, const struct base_digest *mesh, st
 	if (r < 0)
 		return base_error_set(err, r, "run %s: the file begin cannot be encoded: %s", a->run,
 			base_error_name(r));
-	return store_attempt_put(a, "begin", STORE_RECORD_BEGIN, &body, err);
+	return commit_attempt_put(a, "begin", STORE_RECORD_BEGIN, &body, err);
 }
 
 /* A rank that finds another value than its own says which rank said what. */
-static int begin_compare(struct store_attempt *a, const struct proto_begin *m, const struct base_digest *mesh,
+static int begin_compare(struct commit_attempt *a, const struct proto_begin *m, const struct base_digest *mesh,
 	struct base_error *err)
 {
 	const char *host = m->host && m->host[0] ? m->host : "?";
@@ -146,7 +146,7 @@ static int begin_compare(struct store_attempt *a, const struct proto_begin *m, c
 }
 
 /* Reads this rank's list anew if it began behind what the first rank to come had read: a decision may be between. */
-static int begin_position(struct store_attempt *a, const struct proto_begin *m, struct base_error *err)
+static int begin_position(struct commit_attempt *a, const struct proto_begin *m, struct base_error *err)
 {
 	int r = 0;
 
@@ -154,14 +154,14 @@ static int begin_position(struct store_attempt *a, const struct proto_begin *m, 
 		return 0;
 	a->position = m->position;
 	pthread_mutex_lock(&a->launch->lock);
-	if (store_list_first(a->list) > a->position)
-		r = store_list_reopen(a->list, err);
+	if (commit_list_first(a->list) > a->position)
+		r = commit_list_reopen(a->list, err);
 	pthread_mutex_unlock(&a->launch->lock);
 	return r;
 }
 
 /* 1: read and the same. 0: there is none. */
-static int begin_read(struct store_attempt *a, const struct base_digest *mesh, struct base_error *err)
+static int begin_read(struct commit_attempt *a, const struct base_digest *mesh, struct base_error *err)
 {
 	struct proto_begin begin = {0};
 	char name[STORAGE_NAME_MAX];
@@ -184,7 +184,7 @@ static int begin_read(struct store_attempt *a, const struct base_digest *mesh, s
 }
 
 /* model: begin. The first to come puts, all others read; a folder that goes meanwhile was of a decided attempt. */
-static int begin_meet(struct store_attempt *a, const struct base_digest *mesh, struct base_error *err)
+static int begin_meet(struct commit_attempt *a, const struct base_digest *mesh, struct base_error *err)
 {
 	for (unsigned i = 0; i < MEET_TRIES; i++) {
 		int r = a->launch->alone ? 0 : begin_read(a, mesh, err);
@@ -203,13 +203,13 @@ static int begin_meet(struct store_attempt *a, const struct base_digest *mesh, s
 }
 
 /* model: come */
-static int begin_start(struct store_attempt *a, const struct store_attempt_save *o, struct base_error *err)
+static int begin_start(struct commit_attempt *a, const struct commit_attempt_save *o, struct base_error *err)
 {
-	struct store_launch *l = a->launch;
+	struct commit_launch *l = a->launch;
 	int r;
 
 	pthread_mutex_lock(&l->lock);
-	store_launch_aborts_put(l); /* what cannot be written yet is kept on */
+	commit_launch_aborts_put(l); /* what cannot be written yet is kept on */
 	r = begin_check(a, o->step, err);
 	pthread_mutex_unlock(&l->lock);
 	a->begun = a->name[0] != 0;
@@ -217,7 +217,7 @@ static int begin_start(struct store_attempt *a, const struct store_attempt_save 
 }
 
 /* Gives up what has begun. Returns why: another rank's reason, if that came first. */
-static int begin_fail(struct store_attempt *a, int r, const struct base_error *why, struct base_error *err)
+static int begin_fail(struct commit_attempt *a, int r, const struct base_error *why, struct base_error *err)
 {
 	int ended = r == -BASE_EABORTED || !a->begun ? 1 : attempt_give_up_own(a, r, why->text, NULL, err);
 
@@ -225,12 +225,12 @@ static int begin_fail(struct store_attempt *a, int r, const struct base_error *w
 	return ended < 0 ? ended : base_error_set(err, r, "%s", why->text);
 }
 
-int store_attempt_begin(struct store_launch *l, const struct store_attempt_save *o, struct store_attempt **ret_a,
+int commit_attempt_begin(struct commit_launch *l, const struct commit_attempt_save *o, struct commit_attempt **ret_a,
 	struct base_error *err)
 {
 	struct base_error why = {0};
-	struct store_attempt *a;
-	int r = store_launch_check(l, err);
+	struct commit_attempt *a;
+	int r = commit_launch_check(l, err);
 
 	if (r < 0)
 		return r;
@@ -238,7 +238,7 @@ int store_attempt_begin(struct store_launch *l, const struct store_attempt_save 
 		return base_error_set(err, -EINVAL,
 			"run %s: a save of %u ranks needs the number of its step (the trainer's count of iterations), "
 			"so that all ranks mean the same one", l->run, l->world);
-	a = store_launch_abort_room(l) < 0 ? NULL : calloc(1, sizeof *a);
+	a = commit_launch_abort_room(l) < 0 ? NULL : calloc(1, sizeof *a);
 	if (!a)
 		return base_no_memory_for(err, "run %s", l->run);
 	pthread_mutex_init(&a->lock, NULL);
@@ -249,11 +249,11 @@ int store_attempt_begin(struct store_launch *l, const struct store_attempt_save 
 	a->replace = o->replace;
 	a->commons = l->world > 1 ? o->commons : NULL;
 	snprintf(a->run, sizeof a->run, "%s", l->run);
-	store_launch_attempt_begins(l);
+	commit_launch_attempt_begins(l);
 	r = begin_start(a, o, &why);
 	if (r < 0) {
 		r = begin_fail(a, r, &why, err);
-		store_attempt_free(a);
+		commit_attempt_free(a);
 		return r;
 	}
 	*ret_a = a;

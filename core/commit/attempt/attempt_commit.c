@@ -4,7 +4,7 @@
  * (tests/model) calls it:
  *
  *     all announced; manifest [com]           commit_manifest         checked before it is put, its packs after that
- *     check, commit entry [chk, PUT]          commit_entry            commit_check, store_list_put
+ *     check, commit entry [chk, PUT]          commit_entry            commit_check, commit_list_put
  *     an outcome that is left open [open]     commit_settle
  *
  * A failed put of the commit entry leaves its outcome open: the entry may have landed, or may land yet. An `abort` is
@@ -26,7 +26,7 @@
 
 /* ---- announcements ---- */
 
-int attempt_announcement_read(struct store_attempt *a, uint32_t rank, struct base_error *err)
+int attempt_announcement_read(struct commit_attempt *a, uint32_t rank, struct base_error *err)
 {
 	struct proto_announcement m = {0};
 	char name[STORAGE_NAME_MAX];
@@ -43,7 +43,7 @@ int attempt_announcement_read(struct store_attempt *a, uint32_t rank, struct bas
 	return 1;
 }
 
-struct read_batch { struct store_attempt *a; uint32_t ranks[READ_BATCH]; uint32_t n; int found[READ_BATCH]; };
+struct read_batch { struct commit_attempt *a; uint32_t ranks[READ_BATCH]; uint32_t n; int found[READ_BATCH]; };
 
 /* Never fails: an error of an announcement is kept with its rank. */
 static int batch_read(void *arg, uint32_t i, struct base_error *err)
@@ -72,7 +72,7 @@ static void batch_fill(struct read_batch *b, uint32_t most, uint32_t *left)
 
 /* Those that were not read yet, several at once; ends where 16 of a batch are not there. A batch of those that may all
  * be missing has 16, one after a batch that was all there READ_BATCH. */
-static int announcements_read(struct store_attempt *a, bool *ret_new, uint32_t *ret_rank, struct base_error *err)
+static int announcements_read(struct commit_attempt *a, bool *ret_new, uint32_t *ret_rank, struct base_error *err)
 {
 	uint32_t left = a->launch->world, most = LOOK_AHEAD, missing = 0;
 	struct read_batch b = {.a = a};
@@ -102,7 +102,7 @@ static int announcements_read(struct store_attempt *a, bool *ret_new, uint32_t *
 
 /* Checks what ranks hold alike, replicas, and cover (invariant 4), which completes the manifest. If ranks differ in
  * what a tensor is, their replicas differ too; the first check says more about it. */
-static int commit_check_parts(struct store_attempt *a, const struct proto_announcement **all, struct proto_manifest *m,
+static int commit_check_parts(struct commit_attempt *a, const struct proto_announcement **all, struct proto_manifest *m,
 	struct base_buf *ret_body, struct base_digest *ret_digest, struct base_error *err)
 {
 	struct base_error why = {0};
@@ -120,7 +120,7 @@ static int commit_check_parts(struct store_attempt *a, const struct proto_announ
 
 /* model: com. Checked, then the manifest durable, then every pack that it names looked at again (invariant 2). The same
  * for all committing ranks: before the check the manifest's count of tensors is only about right. */
-static int commit_manifest(struct store_attempt *a, struct proto_manifest *ret_m, struct base_digest *ret_digest,
+static int commit_manifest(struct commit_attempt *a, struct proto_manifest *ret_m, struct base_digest *ret_digest,
 	struct base_error *err)
 {
 	base_cleanup_free const struct proto_announcement **all = calloc(a->nannouncements, sizeof *all);
@@ -145,22 +145,22 @@ static int commit_manifest(struct store_attempt *a, struct proto_manifest *ret_m
 
 /* ---- commit entry ---- */
 
-struct commit_state { struct store_attempt *a; struct proto_entry *e; struct base_error *err; };
+struct commit_state { struct commit_attempt *a; struct proto_entry *e; struct base_error *err; };
 
 /* model: chk. Decided already? then whether the step is free, or still what this attempt set out to replace. */
-static int commit_check(void *arg, struct store_list *l)
+static int commit_check(void *arg, struct commit_list *l)
 {
 	struct commit_state *c = arg;
-	const struct store_list_step *now;
-	int r = store_list_know_step(l, c->a->step, c->err);
+	const struct commit_list_step *now;
+	int r = commit_list_know_step(l, c->a->step, c->err);
 
 	if (r < 0)
 		return r;
-	now = store_list_find(l, c->a->step);
-	switch (store_list_attempt(l, c->a->name, NULL, NULL)) {
-	case STORE_ATTEMPT_COMMITTED: return -EALREADY;
-	case STORE_ATTEMPT_ABORTED: return -BASE_EABORTED;
-	case STORE_ATTEMPT_UNDECIDED: break;
+	now = commit_list_find(l, c->a->step);
+	switch (commit_list_attempt(l, c->a->name, NULL, NULL)) {
+	case COMMIT_ATTEMPT_COMMITTED: return -EALREADY;
+	case COMMIT_ATTEMPT_ABORTED: return -BASE_EABORTED;
+	case COMMIT_ATTEMPT_UNDECIDED: break;
 	}
 	if (attempt_overtaken(c->a))
 		return -BASE_EABORTED; /* attempt_outcome_known makes sure of it */
@@ -173,14 +173,14 @@ static int commit_check(void *arg, struct store_list *l)
 }
 
 /* model: open. After a put whose outcome is open. 0: committed. Otherwise `r`: aborted, or (not decided) undecided. */
-static int commit_settle(struct store_attempt *a, int r, struct base_error *err)
+static int commit_settle(struct commit_attempt *a, int r, struct base_error *err)
 {
 	char why[128], reason[PROTO_REASON_MAX];
 	int s;
 
 	snprintf(why, sizeof why, "the commit entry could not be written (%s)", base_error_name(r));
 	attempt_reason(a, a->launch->rank, store_hostname(), why, reason);
-	s = store_list_abort(a->list, a->name, a->launch->rank, reason, NULL);
+	s = commit_list_abort(a->list, a->name, a->launch->rank, reason, NULL);
 	if (s == -EALREADY)
 		return 0;
 	if (s < 0)
@@ -190,7 +190,7 @@ static int commit_settle(struct store_attempt *a, int r, struct base_error *err)
 }
 
 /* Checks and puts the commit entry, deciding an outcome that is left open. The launch's lock is held. */
-static int commit_entry(struct store_attempt *a, const struct proto_commit *what, uint64_t *ret_entry,
+static int commit_entry(struct commit_attempt *a, const struct proto_commit *what, uint64_t *ret_entry,
 	struct base_error *err)
 {
 	struct proto_entry e = {.kind = PROTO_ENTRY_COMMIT, .time_ns = base_realtime_ns(), .host = store_hostname(),
@@ -203,7 +203,7 @@ static int commit_entry(struct store_attempt *a, const struct proto_commit *what
 	e.commit.attempt = a->name;
 	e.commit.time_ns = base_realtime_ns();
 	e.commit.replaces = PROTO_NONE;
-	n = store_list_put(a->list, &e, commit_check, &c, err);
+	n = commit_list_put(a->list, &e, commit_check, &c, err);
 	r = n < 0 ? (int)n : 0;
 	if (r < 0 && r != -EALREADY && r != -EEXIST && r != -BASE_EABORTED && r != -BASE_EDAMAGED)
 		r = commit_settle(a, r, err);
@@ -212,7 +212,7 @@ static int commit_entry(struct store_attempt *a, const struct proto_commit *what
 	if (r < 0 && r != -EALREADY)
 		return r;
 	a->decided = true;
-	if (store_list_attempt(a->list, a->name, NULL, ret_entry) != STORE_ATTEMPT_COMMITTED)
+	if (commit_list_attempt(a->list, a->name, NULL, ret_entry) != COMMIT_ATTEMPT_COMMITTED)
 		return base_error_set(err, -EIO,
 			"%s: step %llu: the list has a commit entry of this attempt, but by its rules it is void",
 			a->run, (unsigned long long)a->step);
@@ -220,7 +220,7 @@ static int commit_entry(struct store_attempt *a, const struct proto_commit *what
 }
 
 /* 1: committed, by us or another rank. */
-static int commit_put(struct store_attempt *a, const struct proto_commit *what, uint64_t *ret_entry,
+static int commit_put(struct commit_attempt *a, const struct proto_commit *what, uint64_t *ret_entry,
 	struct base_error *err)
 {
 	int r;
@@ -243,23 +243,23 @@ static int commit_put(struct store_attempt *a, const struct proto_commit *what, 
 /* The manifest of an attempt that is aborted is no one's. If it was put after the abort, the entry that says so may be
  * collected before a collection sees the manifest, and one that no entry explains shows a lost entry
  * (core/upkeep/lost.c). */
-static void commit_manifest_drop(struct store_attempt *a, const struct base_digest *digest)
+static void commit_manifest_drop(struct commit_attempt *a, const struct base_digest *digest)
 {
-	const struct store_list_step *now;
+	const struct commit_list_step *now;
 	char path[STORAGE_NAME_MAX];
 	bool goes;
 
 	pthread_mutex_lock(&a->launch->lock);
-	goes = store_list_refresh(a->list, NULL) >= 0 && store_list_know_step(a->list, a->step, NULL) >= 0 &&
-		store_list_attempt(a->list, a->name, NULL, NULL) == STORE_ATTEMPT_ABORTED;
-	now = store_list_find(a->list, a->step); /* vckpt mend may have committed it anew, as another attempt */
+	goes = commit_list_refresh(a->list, NULL) >= 0 && commit_list_know_step(a->list, a->step, NULL) >= 0 &&
+		commit_list_attempt(a->list, a->name, NULL, NULL) == COMMIT_ATTEMPT_ABORTED;
+	now = commit_list_find(a->list, a->step); /* vckpt mend may have committed it anew, as another attempt */
 	goes &= !now || !base_digest_equal(&now->commit.manifest, digest);
 	pthread_mutex_unlock(&a->launch->lock);
 	if (goes && store_manifest_path(a->run, digest, path) == 0)
 		storage_remove(a->store->storage, path);
 }
 
-static int commit_all(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
+static int commit_all(struct commit_attempt *a, uint64_t *ret_entry, struct base_error *err)
 {
 	struct proto_manifest m = {0};
 	struct proto_commit what = {0};
@@ -287,16 +287,16 @@ static int commit_all(struct store_attempt *a, uint64_t *ret_entry, struct base_
 
 /* An error of the storage says nothing about the rank whose file was asked for. The committing rank waits for the
  * storage for half of the time that a rank may be missing at the start. */
-bool attempt_try_again(const struct store_attempt *a, int r)
+bool attempt_try_again(const struct commit_attempt *a, int r)
 {
 	/* other ranks wait for this one for as long as start_ms */
 	uint64_t patience = !a->launch->alone ? a->launch->start_ms / 2 : a->launch->start_ms;
 
-	return store_error_passes(r) && r != -ENOMEM
+	return commit_error_passes(r) && r != -ENOMEM
 		&& (!a->failing_ms || base_monotonic_ms() - a->failing_ms < patience);
 }
 
-int attempt_lead(struct store_attempt *a, bool *ret_new, uint64_t *ret_entry, struct base_error *err)
+int attempt_lead(struct commit_attempt *a, bool *ret_new, uint64_t *ret_entry, struct base_error *err)
 {
 	uint32_t rank = a->launch->rank;
 	struct base_error why = {0};

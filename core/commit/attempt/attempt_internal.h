@@ -18,11 +18,11 @@ struct attempt_base {
 	bool gone;
 };
 
-struct store_attempt {
+struct commit_attempt {
 	struct store *store;
-	struct store_launch *launch;
+	struct commit_launch *launch;
 	bool owns_launch;               /* a writer alone: the launch is closed with its one attempt */
-	struct store_list *list;        /* the launch's, used under its lock */
+	struct commit_list *list;        /* the launch's, used under its lock */
 	char name[PROTO_ATTEMPT_MAX], run[PROTO_RUN_MAX + 1];
 	uint64_t step;
 	bool unnumbered;                /* its caller named no step */
@@ -32,7 +32,7 @@ struct store_attempt {
 	pthread_mutex_t lock;           /* protects bases and lists, which many threads use; the rest is one thread's */
 	struct attempt_base *bases; size_t nbases;
 	uint32_t next_base;             /* number of the next base.<n> to try */
-	struct store_list **lists; size_t nlists; /* of other runs that bases are in */
+	struct commit_list **lists; size_t nlists; /* of other runs that bases are in */
 	bool begun;                     /* its folder may have a file of ours */
 	bool announced;                 /* part.<rank> was put, or may have been; of one rank: it is kept */
 	bool decided;                   /* by the list */
@@ -58,76 +58,76 @@ struct store_attempt {
 
 /* ---- attempt.c ---- */
 
-void store_attempt_packs_delete(struct store_attempt *a);
+void commit_attempt_packs_delete(struct commit_attempt *a);
 /* Puts incoming/<run>/<attempt>/<last>. -EEXIST: another file has that name. */
-int store_attempt_put(struct store_attempt *a, const char *last, enum store_record_kind kind,
+int commit_attempt_put(struct commit_attempt *a, const char *last, enum store_record_kind kind,
 	const struct base_buf *body, struct base_error *err);
-int attempt_folder_sync(struct store_attempt *a, struct base_error *err);
+int attempt_folder_sync(struct commit_attempt *a, struct base_error *err);
 /* Best effort, once. The attempt is decided, or nothing of it was announced. */
-void attempt_folder_delete(struct store_attempt *a);
+void attempt_folder_delete(struct commit_attempt *a);
 
 /* ---- attempt_alone.c ---- */
 
 /* Step and name of the attempt of a writer alone. wanted: a step, or PROTO_NONE. The launch's lock is held, and the
  * list was read as far as it can be. */
-int attempt_alone_name(struct store_attempt *a, uint64_t wanted, struct base_error *err);
+int attempt_alone_name(struct commit_attempt *a, uint64_t wanted, struct base_error *err);
 
 /* ---- attempt_outcome.c ---- */
 
 /* 1 committed, 0 undecided, -BASE_EABORTED; any other error leaves it undecided. The launch's lock is held. No outcome
  * is returned before its entry is durable (invariants 5 and 6). */
-int attempt_outcome_known(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err);
+int attempt_outcome_known(struct commit_attempt *a, uint64_t *ret_entry, struct base_error *err);
 /* Is it undecided here because entries since its begin were collected before this writer read them? */
-bool attempt_overtaken(const struct store_attempt *a);
+bool attempt_overtaken(const struct commit_attempt *a);
 /* The same after reading on; takes the lock. */
-int attempt_outcome(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err);
+int attempt_outcome(struct commit_attempt *a, uint64_t *ret_entry, struct base_error *err);
 /* What an abort entry says: `why`, and of a job the rank and host (empty: not known) at fault. */
-void attempt_reason(const struct store_attempt *a, uint32_t rank, const char *host, const char *why,
+void attempt_reason(const struct commit_attempt *a, uint32_t rank, const char *host, const char *why,
 	char reason[static PROTO_REASON_MAX]);
 /* Aborts the attempt in the name of a rank: 1: it was committed nevertheless, -BASE_EABORTED; else undecided: the abort
  * of this rank's own is kept then, and written later. */
-int attempt_give_up(struct store_attempt *a, uint32_t rank, const char *host, const char *why, uint64_t *ret_entry,
+int attempt_give_up(struct commit_attempt *a, uint32_t rank, const char *host, const char *why, uint64_t *ret_entry,
 	struct base_error *err);
 /* In this rank's own name, for an error of its own: `code` where that is why the attempt is aborted. -BASE_EUNDECIDED:
  * it was announced, and the list does not say yet. */
-int attempt_give_up_own(struct store_attempt *a, int code, const char *why, uint64_t *ret_entry,
+int attempt_give_up_own(struct commit_attempt *a, int code, const char *why, uint64_t *ret_entry,
 	struct base_error *err);
-int attempt_give_up_again(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err);
+int attempt_give_up_again(struct commit_attempt *a, uint64_t *ret_entry, struct base_error *err);
 
 /* ---- attempt_commit.c ---- */
 
 /* 1: read. 0: not there. */
-int attempt_announcement_read(struct store_attempt *a, uint32_t rank, struct base_error *err);
+int attempt_announcement_read(struct commit_attempt *a, uint32_t rank, struct base_error *err);
 /* Commits, or gives up, or nothing yet: 1 it is committed, 0 it goes on, or an error as attempt_outcome has them.
  * *ret_new: another announcement was read. */
-int attempt_lead(struct store_attempt *a, bool *ret_new, uint64_t *ret_entry, struct base_error *err);
+int attempt_lead(struct commit_attempt *a, bool *ret_new, uint64_t *ret_entry, struct base_error *err);
 /* Can what failed be asked for once more? */
-bool attempt_try_again(const struct store_attempt *a, int r);
+bool attempt_try_again(const struct commit_attempt *a, int r);
 
 /* ---- attempt_missing.c ---- */
 
 /* Gives the attempt up if a missing rank will not come, or is over the deadline; 0: none is. */
-int attempt_missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err);
+int attempt_missing_judge(struct commit_attempt *a, uint64_t *ret_entry, struct base_error *err);
 
 /* ---- attempt_passed.c ---- */
 
 /* Ranks that have gone on without this attempt, and attempts that this rank has gone on without: the former end this
  * attempt, the latter are ended by this rank. 0: nothing; 1 and errors as attempt_give_up. Looks when that is due. */
-int attempt_passed(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err);
+int attempt_passed(struct commit_attempt *a, uint64_t *ret_entry, struct base_error *err);
 
 /* ---- attempt_tries.c ---- */
 
-#define STORE_JOB_STEP_BITS 44u
-#define STORE_JOB_STEP_MAX ((UINT64_C(1) << STORE_JOB_STEP_BITS) - 1)
+#define COMMIT_JOB_STEP_BITS 44u
+#define COMMIT_JOB_STEP_MAX ((UINT64_C(1) << COMMIT_JOB_STEP_BITS) - 1)
 
-/* Names the attempt by its step, which is at most STORE_JOB_STEP_MAX, and the first try of it that this rank has not
+/* Names the attempt by its step, which is at most COMMIT_JOB_STEP_MAX, and the first try of it that this rank has not
  * begun. -BASE_EABORTED: others have ended that one, and maybe some after it. This rank fails with that once, and its
  * next try is the first that is not decided. The launch's lock is held, and the list was read as far as it can be. */
-int attempt_try_take(struct store_attempt *a, struct base_error *err);
+int attempt_try_take(struct commit_attempt *a, struct base_error *err);
 void attempt_name_make(const char *launch, uint64_t step, uint64_t try, char name[static PROTO_ATTEMPT_MAX]);
 /* The step and try of a name of this launch; false: it is not one. */
-bool attempt_name_take(const struct store_launch *l, const char *name, uint64_t *ret_step, uint64_t *ret_try);
+bool attempt_name_take(const struct commit_launch *l, const char *name, uint64_t *ret_step, uint64_t *ret_try);
 /* Has this rank begun that attempt? When, among those that it has begun: 0 is before all that are known. */
-bool attempt_try_begun(const struct store_launch *l, uint64_t step, uint64_t try, uint64_t *ret_order);
+bool attempt_try_begun(const struct commit_launch *l, uint64_t step, uint64_t try, uint64_t *ret_order);
 
 #endif

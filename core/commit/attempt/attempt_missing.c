@@ -15,10 +15,10 @@
 #define JUDGE_MAX_MS 500u
 #define MISSING_NAMED 5u        /* ranks, in a warning */
 
-static void missing_why(const struct store_attempt *a, uint32_t rank, enum launch_rank_state state,
+static void missing_why(const struct commit_attempt *a, uint32_t rank, enum launch_rank_state state,
 	char why[static 200])
 {
-	const struct store_launch *l = a->launch;
+	const struct commit_launch *l = a->launch;
 
 	switch (state) {
 	case LAUNCH_RANK_FINE:
@@ -45,10 +45,10 @@ static void missing_why(const struct store_attempt *a, uint32_t rank, enum launc
 }
 
 /* Of the committing ranks that wait, only the first in turn warns. */
-static bool missing_warner(const struct store_attempt *a)
+static bool missing_warner(const struct commit_attempt *a)
 {
-	uint32_t ranks[STORE_LAUNCH_LEADERS];
-	unsigned n = store_launch_leaders(a->launch->world, ranks);
+	uint32_t ranks[COMMIT_LAUNCH_LEADERS];
+	unsigned n = commit_launch_leaders(a->launch->world, ranks);
 
 	for (unsigned i = 0; i < n && ranks[i] != a->launch->rank; i++)
 		if (a->announcements[ranks[i]].arena)
@@ -58,7 +58,7 @@ static bool missing_warner(const struct store_attempt *a)
 
 /* A wait for a rank that lives and never saves has no end, and no one would see why: this warns, once for each attempt.
  * Whether a rank of another host lives is not known, only when its heartbeat moved. */
-static void missing_warn(struct store_attempt *a)
+static void missing_warn(struct commit_attempt *a)
 {
 	char names[MISSING_NAMED * (PROTO_HOST_MAX + 80)] = "", host[PROTO_HOST_MAX];
 	uint32_t n = 0;
@@ -85,7 +85,7 @@ static void missing_warn(struct store_attempt *a)
 			a->run, (unsigned long long)a->step, (double)a->launch->start_ms / 1000, names);
 }
 
-int attempt_missing_judge(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
+int attempt_missing_judge(struct commit_attempt *a, uint64_t *ret_entry, struct base_error *err)
 {
 	char host[PROTO_HOST_MAX], why[200];
 	uint64_t most_ms = base_min(JUDGE_MAX_MS, a->launch->heartbeat_ms / 8), begin, took;

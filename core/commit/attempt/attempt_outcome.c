@@ -5,7 +5,7 @@
  *     outcome [yes], [no]              attempt_outcome_known       once the entry that decided it is durable
  *     abort entry [fail]               give_up_first               before anything announced is deleted
  *     abort entry, later [fail]        launch_aborts.c             one that could not be written
- *     abort entry, by a person [fail]  store_attempt_stop          even if ranks are at work on it
+ *     abort entry, by a person [fail]  commit_attempt_stop          even if ranks are at work on it
  *
  * Without this rank's announcement no one can commit the attempt. So the calls of a rank that has not announced its
  * part return what failed, whether the abort can be written or not. After the announcement only the list says what
@@ -23,7 +23,7 @@
 /* ---- what the list says ---- */
 
 /* The list does not say, for the error that `err` has. */
-static int outcome_unknown(const struct store_attempt *a, int r, struct base_error *err)
+static int outcome_unknown(const struct commit_attempt *a, int r, struct base_error *err)
 {
 	return base_error_prefix(err, r, a->announced ? "%s: step %llu: undecided" : "%s: step %llu", a->run,
 		(unsigned long long)a->step);
@@ -32,72 +32,72 @@ static int outcome_unknown(const struct store_attempt *a, int r, struct base_err
 /* Entries since the attempt's begin were collected before this list had read them. While the attempt was undecided,
  * with its folder, none was (gc_list.c); so it was decided there, or it began while its writers stood still. If it is
  * not visible it failed, or its step is gone again. */
-static bool attempt_jumped(const struct store_attempt *a)
+static bool attempt_jumped(const struct commit_attempt *a)
 {
-	return a->store->info.list_3 && store_list_first(a->list) > a->position;
+	return a->store->info.list_3 && commit_list_first(a->list) > a->position;
 }
 
-bool attempt_overtaken(const struct store_attempt *a)
+bool attempt_overtaken(const struct commit_attempt *a)
 {
-	return attempt_jumped(a) && store_list_attempt(a->list, a->name, NULL, NULL) == STORE_ATTEMPT_UNDECIDED;
+	return attempt_jumped(a) && commit_list_attempt(a->list, a->name, NULL, NULL) == COMMIT_ATTEMPT_UNDECIDED;
 }
 
 /* The abort makes it certain: if the attempt was decided, it decides nothing. */
-static int outcome_decide(struct store_attempt *a, struct base_error *err)
+static int outcome_decide(struct commit_attempt *a, struct base_error *err)
 {
 	char reason[PROTO_REASON_MAX];
 	int r;
 
 	attempt_reason(a, a->launch->rank, store_hostname(), "it paused so long that vckpt gc has collected "
 		"entries of the list that it had not read", reason);
-	r = store_list_abort(a->list, a->name, a->launch->rank, reason, err);
+	r = commit_list_abort(a->list, a->name, a->launch->rank, reason, err);
 	return r < 0 && r != -EALREADY ? outcome_unknown(a, r, err) : 0;
 }
 
 /* model: yes, no */
-int attempt_outcome_known(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
+int attempt_outcome_known(struct commit_attempt *a, uint64_t *ret_entry, struct base_error *err)
 {
-	enum store_attempt_state state;
+	enum commit_attempt_state state;
 	const char *reason;
 	int r;
 
-	if (store_list_damaged(a->list)) {
+	if (commit_list_damaged(a->list)) {
 		base_error_set(err, -BASE_EDAMAGED, "the run's list is damaged");
 		return outcome_unknown(a, -BASE_EDAMAGED, err);
 	}
-	r = store_list_newer(a->list, NULL, err);
+	r = commit_list_newer(a->list, NULL, err);
 	if (r < 0)
 		return outcome_unknown(a, r, err);
 	r = attempt_overtaken(a) ? outcome_decide(a, err) : 0;
 	if (r < 0)
 		return r;
-	state = store_list_attempt(a->list, a->name, &reason, ret_entry);
-	if (state == STORE_ATTEMPT_UNDECIDED)
+	state = commit_list_attempt(a->list, a->name, &reason, ret_entry);
+	if (state == COMMIT_ATTEMPT_UNDECIDED)
 		return 0;
-	r = store_list_sync(a->list, err);
+	r = commit_list_sync(a->list, err);
 	if (r < 0)
 		return outcome_unknown(a, r, err);
 	a->decided = true;
-	if (state == STORE_ATTEMPT_COMMITTED)
+	if (state == COMMIT_ATTEMPT_COMMITTED)
 		return 1;
 	return base_error_set(err, -BASE_EABORTED, "%s: step %llu: the attempt was aborted: %s%s", a->run,
 		(unsigned long long)a->step, reason && reason[0] ? reason : "no reason was given",
 		attempt_jumped(a) ? " (if its step was committed, it was removed since)" : "");
 }
 
-int attempt_outcome(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
+int attempt_outcome(struct commit_attempt *a, uint64_t *ret_entry, struct base_error *err)
 {
 	uint64_t patience;
 	int r;
 
 	pthread_mutex_lock(&a->launch->lock);
-	patience = store_list_patience(a->list, 0); /* the caller's own is at work */
-	r = store_list_refresh(a->list, err);
+	patience = commit_list_patience(a->list, 0); /* the caller's own is at work */
+	r = commit_list_refresh(a->list, err);
 	if (r < 0)
 		r = outcome_unknown(a, r, err);
 	else
 		r = attempt_outcome_known(a, ret_entry, err);
-	store_list_patience(a->list, patience);
+	commit_list_patience(a->list, patience);
 	pthread_mutex_unlock(&a->launch->lock);
 	return r;
 }
@@ -105,12 +105,12 @@ int attempt_outcome(struct store_attempt *a, uint64_t *ret_entry, struct base_er
 /* ---- giving up ---- */
 
 /* Does the attempt need an abort entry? A writer alone that has announced nothing does not: no one will look for it. */
-static bool abort_needed(const struct store_attempt *a)
+static bool abort_needed(const struct commit_attempt *a)
 {
 	return !a->launch->alone || a->announced;
 }
 
-void attempt_reason(const struct store_attempt *a, uint32_t rank, const char *host, const char *why,
+void attempt_reason(const struct commit_attempt *a, uint32_t rank, const char *host, const char *why,
 	char reason[static PROTO_REASON_MAX])
 {
 	if (!a->launch->alone)
@@ -121,13 +121,13 @@ void attempt_reason(const struct store_attempt *a, uint32_t rank, const char *ho
 
 /* model: fail. The abort entry, and what the list says then. *ret_put: 0 it is written now, 1 it was before, -EALREADY
  * there is a commit, another error: it cannot be written; one of this rank's own is kept. */
-static int give_up_put(struct store_attempt *a, uint32_t rank, const char *reason, int *ret_put, uint64_t *ret_entry,
+static int give_up_put(struct commit_attempt *a, uint32_t rank, const char *reason, int *ret_put, uint64_t *ret_entry,
 	struct base_error *err)
 {
 	int r;
 
 	pthread_mutex_lock(&a->launch->lock);
-	*ret_put = store_list_abort(a->list, a->name, rank, reason, NULL);
+	*ret_put = commit_list_abort(a->list, a->name, rank, reason, NULL);
 	if (*ret_put >= 0 || *ret_put == -EALREADY) {
 		r = attempt_outcome_known(a, ret_entry, err);
 	} else {
@@ -135,7 +135,7 @@ static int give_up_put(struct store_attempt *a, uint32_t rank, const char *reaso
 			reason);
 		r = outcome_unknown(a, *ret_put, err);
 		if (rank == a->launch->rank)
-			store_launch_abort_keep(a->launch, a->name, reason);
+			commit_launch_abort_keep(a->launch, a->name, reason);
 	}
 	pthread_mutex_unlock(&a->launch->lock);
 	return r;
@@ -143,7 +143,7 @@ static int give_up_put(struct store_attempt *a, uint32_t rank, const char *reaso
 
 /* `rank` (on `host`, if that is known) is why the attempt is given up. 1: it is committed, for all that.
  * -BASE_EABORTED: it is aborted, for this reason or (*ret_first false) an earlier one. Another error: undecided. */
-static int give_up_first(struct store_attempt *a, uint32_t rank, const char *host, const char *why, bool *ret_first,
+static int give_up_first(struct commit_attempt *a, uint32_t rank, const char *host, const char *why, bool *ret_first,
 	uint64_t *ret_entry, struct base_error *err)
 {
 	char reason[PROTO_REASON_MAX];
@@ -157,12 +157,12 @@ static int give_up_first(struct store_attempt *a, uint32_t rank, const char *hos
 	if (put == 0) /* ours: the others leave the folder alone */
 		attempt_folder_delete(a);
 	if (r == -BASE_EABORTED)
-		store_attempt_packs_delete(a);
+		commit_attempt_packs_delete(a);
 	*ret_first = put == 0;
 	return r;
 }
 
-int attempt_give_up(struct store_attempt *a, uint32_t rank, const char *host, const char *why, uint64_t *ret_entry,
+int attempt_give_up(struct commit_attempt *a, uint32_t rank, const char *host, const char *why, uint64_t *ret_entry,
 	struct base_error *err)
 {
 	bool first;
@@ -171,7 +171,8 @@ int attempt_give_up(struct store_attempt *a, uint32_t rank, const char *host, co
 }
 
 /* The error stays what it was, unless another reason came first: that may well have been what made this rank fail. */
-int attempt_give_up_own(struct store_attempt *a, int code, const char *why, uint64_t *ret_entry, struct base_error *err)
+int attempt_give_up_own(struct commit_attempt *a, int code, const char *why, uint64_t *ret_entry,
+	struct base_error *err)
 {
 	struct base_error e = {0};
 	bool first;
@@ -189,13 +190,13 @@ int attempt_give_up_own(struct store_attempt *a, int code, const char *why, uint
 
 /* Is this rank giving the attempt up? Then once more: 1, -BASE_EABORTED or undecided, as attempt_give_up. 0: it is
  * not. */
-int attempt_give_up_again(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
+int attempt_give_up_again(struct commit_attempt *a, uint64_t *ret_entry, struct base_error *err)
 {
 	int r = 0;
 
 	pthread_mutex_lock(&a->launch->lock);
-	if (store_launch_abort_kept(a->launch, a->name)) {
-		r = store_launch_aborts_put(a->launch);
+	if (commit_launch_abort_kept(a->launch, a->name)) {
+		r = commit_launch_aborts_put(a->launch);
 		if (r < 0)
 			r = outcome_unknown(a, base_error_set(err, r, "the abort cannot be written (%s)",
 				base_error_name(r)), err);
@@ -204,16 +205,16 @@ int attempt_give_up_again(struct store_attempt *a, uint64_t *ret_entry, struct b
 	}
 	pthread_mutex_unlock(&a->launch->lock);
 	if (r == -BASE_EABORTED)
-		store_attempt_packs_delete(a);
+		commit_attempt_packs_delete(a);
 	return r;
 }
 
 /* model: no */
-int store_attempt_abort(struct store_attempt *a, const char *reason, uint64_t *ret_entry, struct base_error *err)
+int commit_attempt_abort(struct commit_attempt *a, const char *reason, uint64_t *ret_entry, struct base_error *err)
 {
 	struct base_error why = {0};
 	uint64_t entry = PROTO_NONE;
-	int r = store_launch_check(a->launch, err);
+	int r = commit_launch_check(a->launch, err);
 
 	if (r < 0)
 		return r;
@@ -230,12 +231,12 @@ int store_attempt_abort(struct store_attempt *a, const char *reason, uint64_t *r
 		return 0;
 	}
 	if (r == -BASE_EABORTED) {
-		store_attempt_packs_delete(a);
+		commit_attempt_packs_delete(a);
 		store_reserve_restore(a->store);
 		return base_error_set(err, r, "%s", why.text);
 	}
 	if (!a->announced) { /* no one can commit it */
-		store_attempt_packs_delete(a);
+		commit_attempt_packs_delete(a);
 		a->decided = true; /* as far as this rank can */
 	}
 	base_warning("%s: attempt %s: the abort could not be written (%s); it is tried again", a->store->path, a->name,
@@ -246,25 +247,25 @@ int store_attempt_abort(struct store_attempt *a, const char *reason, uint64_t *r
 /* ---- by a person ---- */
 
 /* What the list says after a put that failed with r. */
-static int stop_state(const struct store_list *l, const char *attempt, int r)
+static int stop_state(const struct commit_list *l, const char *attempt, int r)
 {
-	switch (store_list_attempt(l, attempt, NULL, NULL)) {
-	case STORE_ATTEMPT_COMMITTED: return -EALREADY;
-	case STORE_ATTEMPT_ABORTED: return 0;
-	case STORE_ATTEMPT_UNDECIDED: break;
+	switch (commit_list_attempt(l, attempt, NULL, NULL)) {
+	case COMMIT_ATTEMPT_COMMITTED: return -EALREADY;
+	case COMMIT_ATTEMPT_ABORTED: return 0;
+	case COMMIT_ATTEMPT_UNDECIDED: break;
 	}
 	return r;
 }
 
 /* model: fail */
-int store_attempt_stop(struct store *s, struct store_list *l, const char *attempt, const char *reason,
+int commit_attempt_stop(struct store *s, struct commit_list *l, const char *attempt, const char *reason,
 	uint64_t *ret_entry, struct base_error *err)
 {
-	const char *run = store_list_run(l);
-	int r = store_list_abort(l, attempt, 0, reason, err);
+	const char *run = commit_list_run(l);
+	int r = commit_list_abort(l, attempt, 0, reason, err);
 
-	if (store_list_put_open(l, r)) {
-		if (!store_list_put_known(l)) {
+	if (commit_list_put_open(l, r)) {
+		if (!commit_list_put_known(l)) {
 			base_error_prefix(err, r, "run %s: undecided whether attempt %s is aborted (see "
 				"vckpt ls --incoming)", run, attempt);
 			return err->code = -BASE_EUNDECIDED;
@@ -276,8 +277,8 @@ int store_attempt_stop(struct store *s, struct store_list *l, const char *attemp
 			"run %s: attempt %s has committed: its step is visible (vckpt rm removes it)", run, attempt);
 	if (r < 0)
 		return r;
-	store_list_attempt(l, attempt, NULL, ret_entry);
-	store_folder_delete(s, run, attempt, NULL);
+	commit_list_attempt(l, attempt, NULL, ret_entry);
+	commit_folder_delete(s, run, attempt, NULL);
 	store_reserve_restore(s);
 	return r;
 }

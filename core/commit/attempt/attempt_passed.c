@@ -26,7 +26,7 @@
 #define PASSED_SHARE 20u                /* one part in so many of the time goes into listings */
 
 struct passed {
-	struct store_attempt *a;
+	struct commit_attempt *a;
 	uint64_t step;                  /* of the later attempt */
 	uint32_t rank;                  /* that has announced it; UINT32_MAX: none */
 	char behind[PROTO_ATTEMPT_MAX]; /* the earlier one; empty: none */
@@ -36,14 +36,15 @@ enum passed_order { PASSED_LATER, PASSED_BEHIND, PASSED_NEITHER };
 
 /* How the attempt compares with the one at hand, as this rank sees it. Files left over from a decided attempt carry no
  * information. */
-static enum passed_order passed_compare(const struct store_attempt *a, const char *attempt, uint64_t step, uint64_t try)
+static enum passed_order passed_compare(const struct commit_attempt *a, const char *attempt, uint64_t step,
+	uint64_t try)
 {
 	uint64_t order;
 	bool begun, decided, alone;
 
 	pthread_mutex_lock(&a->launch->lock);
 	begun = attempt_try_begun(a->launch, step, try, &order);
-	decided = store_list_attempt(a->list, attempt, NULL, NULL) != STORE_ATTEMPT_UNDECIDED;
+	decided = commit_list_attempt(a->list, attempt, NULL, NULL) != COMMIT_ATTEMPT_UNDECIDED;
 	alone = a->launch->nattempts == 1;
 	pthread_mutex_unlock(&a->launch->lock);
 	if (decided)
@@ -56,7 +57,7 @@ static enum passed_order passed_compare(const struct store_attempt *a, const cha
 static int passed_found(void *arg, const struct storage_entry *entry)
 {
 	struct passed *p = arg;
-	const struct store_attempt *a = p->a;
+	const struct commit_attempt *a = p->a;
 	size_t skip = strlen("incoming/") + strlen(a->run) + 1;
 	const char *name = strlen(entry->name) > skip ? entry->name + skip : "", *last = strchr(name, '/');
 	char attempt[PROTO_ATTEMPT_MAX];
@@ -81,19 +82,20 @@ static int passed_found(void *arg, const struct storage_entry *entry)
 }
 
 /* model: wait. It goes on at once where that is decided already, or cannot be written now: then the next look does. */
-static void passed_end_behind(struct store_attempt *a, const char *attempt)
+static void passed_end_behind(struct commit_attempt *a, const char *attempt)
 {
 	char why[PROTO_REASON_MAX];
 
 	snprintf(why, sizeof why, "rank %u on %.64s: it has gone on to step %llu without a part in this save: all "
 		"ranks have to save the same steps", a->launch->rank, store_hostname(), (unsigned long long)a->step);
 	pthread_mutex_lock(&a->launch->lock);
-	store_list_abort(a->list, attempt, a->launch->rank, why, NULL);
+	commit_list_abort(a->list, attempt, a->launch->rank, why, NULL);
 	pthread_mutex_unlock(&a->launch->lock);
 }
 
 /* model: wait */
-static int passed_end_this(struct store_attempt *a, const struct passed *p, uint64_t *ret_entry, struct base_error *err)
+static int passed_end_this(struct commit_attempt *a, const struct passed *p, uint64_t *ret_entry,
+	struct base_error *err)
 {
 	char host[PROTO_HOST_MAX], why[300];
 	int r = attempt_announcement_read(a, p->rank, err);
@@ -109,7 +111,7 @@ static int passed_end_this(struct store_attempt *a, const struct passed *p, uint
 	return attempt_give_up(a, p->rank, host, why, ret_entry, err);
 }
 
-int attempt_passed(struct store_attempt *a, uint64_t *ret_entry, struct base_error *err)
+int attempt_passed(struct commit_attempt *a, uint64_t *ret_entry, struct base_error *err)
 {
 	struct passed p = {.a = a, .rank = UINT32_MAX};
 	uint64_t now = base_monotonic_ms();
@@ -125,5 +127,5 @@ int attempt_passed(struct store_attempt *a, uint64_t *ret_entry, struct base_err
 	r = r >= 0 && p.rank != UINT32_MAX ? passed_end_this(a, &p, ret_entry, err) : 0;
 	a->passed_ms = base_monotonic_ms() + base_max(PASSED_EVERY_MS, PASSED_SHARE * (base_monotonic_ms() - now));
 	/* an error of reading: looked at again */
-	return r < 0 && r != -BASE_EABORTED && store_attempt_undecided(a) ? 0 : r;
+	return r < 0 && r != -BASE_EABORTED && commit_attempt_undecided(a) ? 0 : r;
 }

@@ -17,42 +17,42 @@
 #include "core/base/bisect.h"
 #include "core/commit/attempt/attempt_internal.h"
 
-#define TRIES_MAX ((UINT64_C(1) << (64 - STORE_JOB_STEP_BITS)) - 1)     /* the last number of all is no attempt's */
+#define TRIES_MAX ((UINT64_C(1) << (64 - COMMIT_JOB_STEP_BITS)) - 1)     /* the last number of all is no attempt's */
 
 void attempt_name_make(const char *launch, uint64_t step, uint64_t try, char name[static PROTO_ATTEMPT_MAX])
 {
-	snprintf(name, PROTO_ATTEMPT_MAX, "%s-%llu", launch, (unsigned long long)(try << STORE_JOB_STEP_BITS | step));
+	snprintf(name, PROTO_ATTEMPT_MAX, "%s-%llu", launch, (unsigned long long)(try << COMMIT_JOB_STEP_BITS | step));
 }
 
-bool attempt_name_take(const struct store_launch *l, const char *name, uint64_t *ret_step, uint64_t *ret_try)
+bool attempt_name_take(const struct commit_launch *l, const char *name, uint64_t *ret_step, uint64_t *ret_try)
 {
 	uint64_t number;
 
-	if (!store_attempt_name_valid(name) || strncmp(name, l->name, 16) != 0)
+	if (!commit_attempt_name_valid(name) || strncmp(name, l->name, 16) != 0)
 		return false;
 	errno = 0;
 	number = strtoull(name + 17, NULL, 10);
-	*ret_step = number & STORE_JOB_STEP_MAX;
-	*ret_try = number >> STORE_JOB_STEP_BITS;
+	*ret_step = number & COMMIT_JOB_STEP_MAX;
+	*ret_try = number >> COMMIT_JOB_STEP_BITS;
 	return errno == 0;
 }
 
 /* Index of the step, or of where it belongs. */
-static size_t tries_place(const struct store_launch *l, uint64_t step)
+static size_t tries_place(const struct commit_launch *l, uint64_t step)
 {
 	if (l->ntries && l->tries[l->ntries - 1].step < step)
 		return l->ntries;
 	return base_bisect(i, 0, l->ntries, l->tries[i].step < step);
 }
 
-static struct launch_tries *tries_find(const struct store_launch *l, uint64_t step)
+static struct launch_tries *tries_find(const struct commit_launch *l, uint64_t step)
 {
 	size_t i = tries_place(l, step);
 
 	return i < l->ntries && l->tries[i].step == step ? &l->tries[i] : NULL;
 }
 
-static struct launch_tries *tries_of(struct store_launch *l, uint64_t step)
+static struct launch_tries *tries_of(struct commit_launch *l, uint64_t step)
 {
 	struct launch_tries *t = tries_find(l, step);
 	size_t i = tries_place(l, step);
@@ -67,7 +67,7 @@ static struct launch_tries *tries_of(struct store_launch *l, uint64_t step)
 	return &l->tries[i];
 }
 
-bool attempt_try_begun(const struct store_launch *l, uint64_t step, uint64_t try, uint64_t *ret_order)
+bool attempt_try_begun(const struct commit_launch *l, uint64_t step, uint64_t try, uint64_t *ret_order)
 {
 	const struct launch_tries *t = tries_find(l, step);
 
@@ -78,29 +78,29 @@ bool attempt_try_begun(const struct store_launch *l, uint64_t step, uint64_t try
 }
 
 /* The first try from `next` on that is not decided; *ret_ended: the last before it that was aborted, or TRIES_MAX. */
-static uint64_t try_free(const struct store_launch *l, uint64_t step, uint64_t next, uint64_t *ret_ended)
+static uint64_t try_free(const struct commit_launch *l, uint64_t step, uint64_t next, uint64_t *ret_ended)
 {
 	char name[PROTO_ATTEMPT_MAX];
 
 	*ret_ended = TRIES_MAX;
-	if (!store_list_launch_newest(l->list, l->name)) /* a newer launch has ended all of them */
+	if (!commit_list_launch_newest(l->list, l->name)) /* a newer launch has ended all of them */
 		return next;
 	for (;; next++) {
-		enum store_attempt_state state;
+		enum commit_attempt_state state;
 
 		attempt_name_make(l->name, step, next, name);
-		state = next < TRIES_MAX ? store_list_attempt(l->list, name, NULL, NULL) : STORE_ATTEMPT_UNDECIDED;
-		if (state == STORE_ATTEMPT_UNDECIDED)
+		state = next < TRIES_MAX ? commit_list_attempt(l->list, name, NULL, NULL) : COMMIT_ATTEMPT_UNDECIDED;
+		if (state == COMMIT_ATTEMPT_UNDECIDED)
 			return next;
-		if (state == STORE_ATTEMPT_ABORTED)
+		if (state == COMMIT_ATTEMPT_ABORTED)
 			*ret_ended = next;
 	}
 }
 
 /* model: come */
-int attempt_try_take(struct store_attempt *a, struct base_error *err)
+int attempt_try_take(struct commit_attempt *a, struct base_error *err)
 {
-	struct store_launch *l = a->launch;
+	struct commit_launch *l = a->launch;
 	struct launch_tries *t = tries_of(l, a->step);
 	uint64_t ended, free_;
 

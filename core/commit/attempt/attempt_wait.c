@@ -26,10 +26,10 @@
 #define FAILING_WARN_MS 1000u   /* a storage that fails longer is warned of */
 
 /* Is it this rank's turn to commit? */
-static bool wait_turn(struct store_attempt *a)
+static bool wait_turn(struct commit_attempt *a)
 {
-	uint32_t ranks[STORE_LAUNCH_LEADERS];
-	unsigned n = store_launch_leaders(a->launch->world, ranks), place = 0;
+	uint32_t ranks[COMMIT_LAUNCH_LEADERS];
+	unsigned n = commit_launch_leaders(a->launch->world, ranks), place = 0;
 	char host[PROTO_HOST_MAX];
 
 	while (place < n && ranks[place] != a->launch->rank)
@@ -45,7 +45,7 @@ static bool wait_turn(struct store_attempt *a)
 	return true;
 }
 
-static int wait_over(struct store_attempt *a, struct base_error *err)
+static int wait_over(struct commit_attempt *a, struct base_error *err)
 {
 	char missing[200] = "";
 	size_t len = 0;
@@ -59,7 +59,7 @@ static int wait_over(struct store_attempt *a, struct base_error *err)
 
 /* While nothing is decided and the storage fails: try again? Yes, until it has failed for as long as a rank may be
  * missing at the start. */
-static bool wait_on(struct store_attempt *a, int r, uint64_t now, const struct base_error *err)
+static bool wait_on(struct commit_attempt *a, int r, uint64_t now, const struct base_error *err)
 {
 	if (r == 0) {
 		a->failing_ms = 0;
@@ -77,7 +77,7 @@ static bool wait_on(struct store_attempt *a, int r, uint64_t now, const struct b
 }
 
 /* model: wait */
-static int attempt_wait(struct store_attempt *a, uint64_t end, uint64_t *ret_entry, struct base_error *err)
+static int attempt_wait(struct commit_attempt *a, uint64_t end, uint64_t *ret_entry, struct base_error *err)
 {
 	uint64_t sleep_us = POLL_MIN_US, most_us = base_max(POLL_MAX_US, (uint64_t)a->launch->world * POLL_EACH_US);
 
@@ -103,7 +103,7 @@ static int attempt_wait(struct store_attempt *a, uint64_t end, uint64_t *ret_ent
 	}
 }
 
-int store_attempt_wait(struct store_attempt *a, int64_t timeout_ms, uint64_t *ret_entry, struct base_error *err)
+int commit_attempt_wait(struct commit_attempt *a, int64_t timeout_ms, uint64_t *ret_entry, struct base_error *err)
 {
 	struct base_error own = {0};
 	uint64_t entry = PROTO_NONE;
@@ -114,12 +114,12 @@ int store_attempt_wait(struct store_attempt *a, int64_t timeout_ms, uint64_t *re
 	if (!a->announced && !a->decided)
 		return base_error_set(err, -EINVAL, "attempt %s: no part was announced, so nothing can be waited for",
 			a->name);
-	r = store_launch_check(a->launch, err);
+	r = commit_launch_check(a->launch, err);
 	if (r < 0)
 		return r;
 	r = attempt_wait(a, timeout_ms < 0 ? UINT64_MAX : base_monotonic_ms() + (uint64_t)timeout_ms, &entry, err);
 	if (r == -BASE_EABORTED)
-		store_attempt_packs_delete(a);
+		commit_attempt_packs_delete(a);
 	if (a->decided && a->launch->alone)
 		attempt_folder_delete(a);
 	if (r < 0 && r != -ETIMEDOUT && !a->decided)

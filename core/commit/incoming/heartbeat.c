@@ -34,7 +34,7 @@
 #define IDLE_AFTER 2u           /* usual periods, until they grow */
 #define IDLE_PERIODS 12u        /* of the usual length, in the longest */
 
-struct store_heartbeat {
+struct commit_heartbeat {
 	struct store *store;
 	char launch[17], run[PROTO_RUN_MAX + 1];
 	char writer[65];           /* in the name: the host; of a job's rank `<host>.r<rank>` */
@@ -120,12 +120,12 @@ static bool process_start_time(uint64_t pid, uint64_t *ret_start)
 
 /* ---- our own ---- */
 
-static void heartbeat_name(const struct store_heartbeat *h, uint64_t n, char name[static STORAGE_NAME_MAX])
+static void heartbeat_name(const struct commit_heartbeat *h, uint64_t n, char name[static STORAGE_NAME_MAX])
 {
 	snprintf(name, STORAGE_NAME_MAX, "hosts/%s.%s.%llu", h->launch, h->writer, (unsigned long long)n);
 }
 
-static int heartbeat_body(const struct store_heartbeat *h, uint64_t n, struct base_buf *body)
+static int heartbeat_body(const struct commit_heartbeat *h, uint64_t n, struct base_buf *body)
 {
 	struct proto_heartbeat m = {.launch = h->launch, .host = store_hostname(), .run = h->run, .number = n,
 		.time_ns = base_realtime_ns(), .ranks = &h->alive, .nranks = 1, .period_ms = (uint32_t)h->period_ms};
@@ -136,7 +136,7 @@ static int heartbeat_body(const struct store_heartbeat *h, uint64_t n, struct ba
 }
 
 /* Did a put whose outcome is not known land? */
-static bool heartbeat_landed(const struct store_heartbeat *h, const char *name, const struct base_buf *body)
+static bool heartbeat_landed(const struct commit_heartbeat *h, const char *name, const struct base_buf *body)
 {
 	struct store_record there = {0};
 	bool same = store_record_get(h->store->storage, name, STORE_RECORD_HEARTBEAT, h->store->info.id, &there, NULL,
@@ -148,7 +148,7 @@ static bool heartbeat_landed(const struct store_heartbeat *h, const char *name, 
 }
 
 /* Number 0, durable; what cannot be put is not left there. */
-static int heartbeat_first(struct store_heartbeat *h)
+static int heartbeat_first(struct commit_heartbeat *h)
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
 	char name[STORAGE_NAME_MAX];
@@ -163,7 +163,7 @@ static int heartbeat_first(struct store_heartbeat *h)
 	return r == STORAGE_PUT_OTHER ? -EEXIST : r;
 }
 
-static int heartbeat_put(struct store_heartbeat *h, uint64_t n)
+static int heartbeat_put(struct commit_heartbeat *h, uint64_t n)
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
 	char name[STORAGE_NAME_MAX];
@@ -176,7 +176,7 @@ static int heartbeat_put(struct store_heartbeat *h, uint64_t n)
 	return r == STORAGE_PUT_OTHER ? -EEXIST : r;
 }
 
-static void heartbeat_drop(struct store_heartbeat *h, uint64_t end)
+static void heartbeat_drop(struct commit_heartbeat *h, uint64_t end)
 {
 	char name[STORAGE_NAME_MAX];
 
@@ -186,7 +186,7 @@ static void heartbeat_drop(struct store_heartbeat *h, uint64_t end)
 	}
 }
 
-static bool heartbeat_beat(struct store_heartbeat *h)
+static bool heartbeat_beat(struct commit_heartbeat *h)
 {
 	int r;
 
@@ -203,19 +203,19 @@ static bool heartbeat_beat(struct store_heartbeat *h)
 	return r == 0;
 }
 
-uint64_t store_heartbeat_period_ms(uint64_t every_ms, uint64_t idle_ms)
+uint64_t commit_heartbeat_period_ms(uint64_t every_ms, uint64_t idle_ms)
 {
 	return idle_ms < IDLE_AFTER * every_ms ? every_ms : base_min(idle_ms, IDLE_PERIODS * every_ms);
 }
 
-static uint64_t heartbeat_pause_ms(const struct store_heartbeat *h)
+static uint64_t heartbeat_pause_ms(const struct commit_heartbeat *h)
 {
-	return base_monotonic_ms() < h->quick_until_ms ? base_min(h->period_ms, STORE_HEARTBEAT_QUICK_MS)
+	return base_monotonic_ms() < h->quick_until_ms ? base_min(h->period_ms, COMMIT_HEARTBEAT_QUICK_MS)
 						       : h->period_ms;
 }
 
 /* The lock is held. false: it is stopped. */
-static bool heartbeat_pause(struct store_heartbeat *h)
+static bool heartbeat_pause(struct commit_heartbeat *h)
 {
 	const struct timespec next = base_clock_in_ms(CLOCK_MONOTONIC, (int64_t)heartbeat_pause_ms(h));
 
@@ -228,7 +228,7 @@ static bool heartbeat_pause(struct store_heartbeat *h)
 
 static void *heartbeat_main(void *arg)
 {
-	struct store_heartbeat *h = arg;
+	struct commit_heartbeat *h = arg;
 
 	pthread_mutex_lock(&h->lock);
 	while (heartbeat_pause(h)) {
@@ -237,7 +237,7 @@ static void *heartbeat_main(void *arg)
 
 		pthread_mutex_unlock(&h->lock);
 		beaten = !h->tend || h->tend(h->tend_arg, &idle_ms);
-		h->period_ms = store_heartbeat_period_ms(h->every_ms, idle_ms);
+		h->period_ms = commit_heartbeat_period_ms(h->every_ms, idle_ms);
 		beaten = beaten && heartbeat_beat(h);
 		pthread_mutex_lock(&h->lock);
 		if (!beaten) /* the file that is there may state a shorter one */
@@ -247,7 +247,7 @@ static void *heartbeat_main(void *arg)
 	return NULL;
 }
 
-static int heartbeat_thread(struct store_heartbeat *h)
+static int heartbeat_thread(struct commit_heartbeat *h)
 {
 	pthread_condattr_t monotonic;
 	sigset_t all, before;
@@ -266,7 +266,7 @@ static int heartbeat_thread(struct store_heartbeat *h)
 }
 
 /* The rank alone keeps the name apart from every other of the launch: a long host name is cut without harm. */
-static void heartbeat_writer(struct store_heartbeat *h, const struct store_heartbeat_options *o)
+static void heartbeat_writer(struct commit_heartbeat *h, const struct commit_heartbeat_options *o)
 {
 	if (o->job)
 		snprintf(h->writer, sizeof h->writer, "%.*s.r%u", WRITER_HOST_MAX, store_hostname(), o->rank);
@@ -274,10 +274,10 @@ static void heartbeat_writer(struct store_heartbeat *h, const struct store_heart
 		snprintf(h->writer, sizeof h->writer, "%s", store_hostname());
 }
 
-int store_heartbeat_start(struct store *s, const struct store_heartbeat_options *o, struct store_heartbeat **ret_h,
+int commit_heartbeat_start(struct store *s, const struct commit_heartbeat_options *o, struct commit_heartbeat **ret_h,
 	struct base_error *err)
 {
-	struct store_heartbeat *h = calloc(1, sizeof *h);
+	struct commit_heartbeat *h = calloc(1, sizeof *h);
 	int r;
 
 	if (!h)
@@ -286,7 +286,7 @@ int store_heartbeat_start(struct store *s, const struct store_heartbeat_options 
 	snprintf(h->launch, sizeof h->launch, "%s", o->launch);
 	snprintf(h->run, sizeof h->run, "%s", o->run);
 	heartbeat_writer(h, o);
-	h->every_ms = o->every_ms ? o->every_ms : STORE_HEARTBEAT_EVERY_S * 1000;
+	h->every_ms = o->every_ms ? o->every_ms : COMMIT_HEARTBEAT_EVERY_S * 1000;
 	h->period_ms = h->every_ms;
 	h->quick_until_ms = o->quick_ms ? base_monotonic_ms() + o->quick_ms : 0;
 	if (o->nonce)
@@ -312,7 +312,7 @@ int store_heartbeat_start(struct store *s, const struct store_heartbeat_options 
 	return 0;
 }
 
-void store_heartbeat_stop(struct store_heartbeat *h)
+void commit_heartbeat_stop(struct commit_heartbeat *h)
 {
 	if (!h)
 		return;
@@ -327,7 +327,7 @@ void store_heartbeat_stop(struct store_heartbeat *h)
 	free(h);
 }
 
-void store_heartbeat_wake(struct store_heartbeat *h)
+void commit_heartbeat_wake(struct commit_heartbeat *h)
 {
 	pthread_mutex_lock(&h->lock);
 	h->woken = true;
@@ -335,18 +335,18 @@ void store_heartbeat_wake(struct store_heartbeat *h)
 	pthread_mutex_unlock(&h->lock);
 }
 
-uint64_t store_heartbeat_slow_ms(const struct store_heartbeat *h)
+uint64_t commit_heartbeat_slow_ms(const struct commit_heartbeat *h)
 {
 	uint64_t begun = h->begun_ms, took = h->took_ms;
 
 	return begun ? base_max(took, base_monotonic_ms() - begun) : took;
 }
 
-bool store_heartbeat_own(const struct store_heartbeat *h, const char *host, uint64_t number)
+bool commit_heartbeat_own(const struct commit_heartbeat *h, const char *host, uint64_t number)
 {
 	char name[STORAGE_NAME_MAX], own[STORAGE_NAME_MAX];
 
-	store_heartbeat_name(h->launch, h->alive.rank, host, number, name);
+	commit_heartbeat_name(h->launch, h->alive.rank, host, number, name);
 	heartbeat_name(h, number, own);
 	return strcmp(name, own) == 0 && number <= h->last; /* a lower one was there when the listing began */
 }
@@ -354,12 +354,12 @@ bool store_heartbeat_own(const struct store_heartbeat *h, const char *host, uint
 /* ---- others' ---- */
 
 /* With the usual period, a quarter of the time-out, that is the time-out. */
-uint64_t store_heartbeat_limit_ms(uint64_t timeout_ms, uint64_t period_ms)
+uint64_t commit_heartbeat_limit_ms(uint64_t timeout_ms, uint64_t period_ms)
 {
 	return base_max(timeout_ms, period_ms + timeout_ms / 4 * 3);
 }
 
-bool store_heartbeat_name_parse(const char *base, char launch[static 17], char host[static 65], uint64_t *ret_number)
+bool commit_heartbeat_name_parse(const char *base, char launch[static 17], char host[static 65], uint64_t *ret_number)
 {
 	const char *dot = strrchr(base, '.');
 	size_t len = strlen(base);
@@ -382,51 +382,51 @@ static bool process_hidden(uint64_t pid)
 
 /* If this process cannot look (it has no descriptor left, say), the other counts as alive. A hidden process may be a
  * later one with the same pid. start_time 0: the writer could not look at itself. */
-static enum store_liveness process_judge(uint64_t pid, uint64_t start_time)
+static enum commit_liveness process_judge(uint64_t pid, uint64_t start_time)
 {
 	uint64_t start;
 
 	errno = 0;
 	if (process_start_time(pid, &start))
-		return start_time == 0 || start == start_time ? STORE_ALIVE : STORE_DEAD;
+		return start_time == 0 || start == start_time ? COMMIT_ALIVE : COMMIT_DEAD;
 	if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == EIO || errno == EACCES)
-		return STORE_ALIVE;
-	return process_hidden(pid) ? STORE_UNKNOWN : STORE_DEAD;
+		return COMMIT_ALIVE;
+	return process_hidden(pid) ? COMMIT_UNKNOWN : COMMIT_DEAD;
 }
 
-bool store_process_lives(uint64_t pid, uint64_t start_time)
+bool commit_process_lives(uint64_t pid, uint64_t start_time)
 {
-	return process_judge(pid, start_time) != STORE_DEAD;
+	return process_judge(pid, start_time) != COMMIT_DEAD;
 }
 
 /* The last process that was found alive. Ranks that are threads share one, and it is looked for once. */
 struct lived { uint64_t pid, start_time; };
 
-static enum store_liveness heartbeat_judge(const struct proto_heartbeat *m, struct lived *lived)
+static enum commit_liveness heartbeat_judge(const struct proto_heartbeat *m, struct lived *lived)
 {
-	enum store_liveness all = STORE_DEAD, state;
+	enum commit_liveness all = COMMIT_DEAD, state;
 
 	if (strcmp(m->boot_id, heartbeat_space()) != 0)
-		return STORE_UNKNOWN;
-	for (uint32_t i = 0; i < m->nranks && all != STORE_ALIVE; i++) {
+		return COMMIT_UNKNOWN;
+	for (uint32_t i = 0; i < m->nranks && all != COMMIT_ALIVE; i++) {
 		struct lived one = {m->ranks[i].pid, m->ranks[i].start_time};
 
-		state = memcmp(&one, lived, sizeof one) == 0 ? STORE_ALIVE : process_judge(one.pid, one.start_time);
-		if (state == STORE_ALIVE)
+		state = memcmp(&one, lived, sizeof one) == 0 ? COMMIT_ALIVE : process_judge(one.pid, one.start_time);
+		if (state == COMMIT_ALIVE)
 			*lived = one;
-		if (state != STORE_DEAD)
+		if (state != COMMIT_DEAD)
 			all = state;
 	}
 	return all;
 }
 
-struct launches_found { struct store_launch_info *all; size_t n, size; };
+struct launches_found { struct commit_launch_info *all; size_t n, size; };
 
 static int launches_add(void *arg, const struct storage_entry *entry)
 {
 	const char *slash = strrchr(entry->name, '/'), *base = slash ? slash + 1 : entry->name;
 	struct launches_found *f = arg;
-	struct store_launch_info *info;
+	struct commit_launch_info *info;
 	char host[65];
 
 	if (entry->foreign || entry->temporary || strlen(entry->name) >= sizeof info->file)
@@ -434,8 +434,8 @@ static int launches_add(void *arg, const struct storage_entry *entry)
 	if (base_array_room(f->all, f->size, f->n + 1) < 0)
 		return -ENOMEM;
 	info = &f->all[f->n];
-	*info = (struct store_launch_info){0};
-	if (!store_heartbeat_name_parse(base, info->launch, host, &info->number))
+	*info = (struct commit_launch_info){0};
+	if (!commit_heartbeat_name_parse(base, info->launch, host, &info->number))
 		return 0;
 	snprintf(info->host, sizeof info->host, "%s", host);
 	snprintf(info->file, sizeof info->file, "%s", entry->name);
@@ -444,8 +444,8 @@ static int launches_add(void *arg, const struct storage_entry *entry)
 }
 
 /* Not inlined: with sanitizers and -O3 gcc 12 takes the inlined comparison for one of no bytes, and warns. */
-static __attribute__((noinline)) int launch_writer_order(const struct store_launch_info *a,
-	const struct store_launch_info *b)
+static __attribute__((noinline)) int launch_writer_order(const struct commit_launch_info *a,
+	const struct commit_launch_info *b)
 {
 	int c = strcmp(a->launch, b->launch);
 
@@ -455,7 +455,7 @@ static __attribute__((noinline)) int launch_writer_order(const struct store_laun
 /* Of one writer the highest number first. */
 static int launch_order(const void *pa, const void *pb)
 {
-	const struct store_launch_info *a = pa, *b = pb;
+	const struct commit_launch_info *a = pa, *b = pb;
 	int c = launch_writer_order(a, b);
 
 	return c ? c : (a->number < b->number) - (a->number > b->number);
@@ -463,14 +463,14 @@ static int launch_order(const void *pa, const void *pb)
 
 /* false: the file is gone. A heartbeat that cannot be read does not count against its launch; it is watched like one of
  * another host. */
-static bool launch_read(struct store *s, struct store_launch_info *info, struct lived *lived)
+static bool launch_read(struct store *s, struct commit_launch_info *info, struct lived *lived)
 {
 	struct proto_heartbeat m = {0};
 	int r = store_record_load(s, info->file, STORE_RECORD_HEARTBEAT, proto_heartbeat_decode, &m, "", NULL);
 
 	if (r == -ENOENT)
 		return false;
-	info->state = STORE_UNKNOWN;
+	info->state = COMMIT_UNKNOWN;
 	if (r < 0)
 		return true;
 	info->state = heartbeat_judge(&m, lived);
@@ -492,7 +492,7 @@ static int launches_once(struct store *s, struct launches_found *known, bool *re
 	if (f.n)
 		qsort(f.all, f.n, sizeof *f.all, launch_order);
 	for (size_t i = 0; r >= 0 && i < f.n; i++) {
-		struct store_launch_info *info = &f.all[i];
+		struct commit_launch_info *info = &f.all[i];
 
 		if (i && launch_writer_order(info, info - 1) == 0)
 			continue;
@@ -512,7 +512,7 @@ static int launches_once(struct store *s, struct launches_found *known, bool *re
 }
 
 /* A heartbeat that goes while it is read was replaced by its next number, or ended: look again, for those alone. */
-int store_launches(struct store *s, struct store_launch_info **ret_infos, size_t *ret_n, struct base_error *err)
+int commit_launches(struct store *s, struct commit_launch_info **ret_infos, size_t *ret_n, struct base_error *err)
 {
 	struct launches_found f = {0};
 	bool moved = true;
@@ -533,7 +533,7 @@ int store_launches(struct store *s, struct store_launch_info **ret_infos, size_t
 
 /* ---- a job's ranks ---- */
 
-struct ranks_each { const char *launch; store_heartbeat_func f; void *arg; };
+struct ranks_each { const char *launch; commit_heartbeat_func f; void *arg; };
 
 /* The rank at the end of `<host>.r<rank>`, which is cut off; false: a writer alone. */
 static bool writer_cut(char *writer, uint32_t *ret_rank)
@@ -548,7 +548,7 @@ static bool writer_cut(char *writer, uint32_t *ret_rank)
 	return true;
 }
 
-bool store_heartbeat_may_be_here(const char *host)
+bool commit_heartbeat_may_be_here(const char *host)
 {
 	return strncmp(host, store_hostname(), WRITER_HOST_MAX) == 0;
 }
@@ -562,30 +562,30 @@ static int ranks_found(void *arg, const struct storage_entry *entry)
 	uint32_t rank;
 
 	if (!entry->foreign && !entry->temporary && strncmp(base, e->launch, 16) == 0
-	    && store_heartbeat_name_parse(base, launch, writer, &number) && writer_cut(writer, &rank))
+	    && commit_heartbeat_name_parse(base, launch, writer, &number) && writer_cut(writer, &rank))
 		e->f(e->arg, rank, number, writer, entry->name);
 	return 0;
 }
 
-int store_heartbeat_each(struct store *s, const char *launch, store_heartbeat_func f, void *arg)
+int commit_heartbeat_each(struct store *s, const char *launch, commit_heartbeat_func f, void *arg)
 {
 	struct ranks_each e = {launch, f, arg};
 
 	return storage_list_files(s->storage, "hosts", ranks_found, &e);
 }
 
-void store_heartbeat_name(const char *launch, uint32_t rank, const char *host, uint64_t number,
+void commit_heartbeat_name(const char *launch, uint32_t rank, const char *host, uint64_t number,
 	char name[static STORAGE_NAME_MAX])
 {
 	snprintf(name, STORAGE_NAME_MAX, "hosts/%s.%s.r%u.%llu", launch, host, rank, (unsigned long long)number);
 }
 
-int store_heartbeat_look(struct store *s, const char *file, struct store_heartbeat_rank *ret_r)
+int commit_heartbeat_look(struct store *s, const char *file, struct commit_heartbeat_rank *ret_r)
 {
 	struct proto_heartbeat m = {0};
 	int r = store_record_load(s, file, STORE_RECORD_HEARTBEAT, proto_heartbeat_decode, &m, "", NULL);
 
-	*ret_r = (struct store_heartbeat_rank){0};
+	*ret_r = (struct commit_heartbeat_rank){0};
 	if (r == 0) {
 		snprintf(ret_r->host, sizeof ret_r->host, "%s", m.host);
 		ret_r->here = m.nranks == 1 && strcmp(m.boot_id, heartbeat_space()) == 0;

@@ -16,7 +16,7 @@
 
 static int files_add(void *arg, const struct storage_entry *entry)
 {
-	struct store_files *f = arg;
+	struct commit_files *f = arg;
 	char *name;
 
 	if (base_array_room(f->all, f->size, f->n + 1) < 0)
@@ -24,17 +24,17 @@ static int files_add(void *arg, const struct storage_entry *entry)
 	name = strdup(entry->name);
 	if (!name)
 		return -ENOMEM;
-	f->all[f->n++] = (struct store_file){name, entry->size, entry->names, entry->device, entry->number,
+	f->all[f->n++] = (struct commit_file){name, entry->size, entry->names, entry->device, entry->number,
 		entry->temporary, entry->foreign};
 	return 0;
 }
 
 static int file_compare(const void *a, const void *b)
 {
-	return strcmp(((const struct store_file *)a)->name, ((const struct store_file *)b)->name);
+	return strcmp(((const struct commit_file *)a)->name, ((const struct commit_file *)b)->name);
 }
 
-int store_files_list(struct store *s, const char *dir, struct store_files *ret_f, struct base_error *err)
+int commit_files_list(struct store *s, const char *dir, struct commit_files *ret_f, struct base_error *err)
 {
 	int r = storage_list_files(s->storage, dir, files_add, ret_f);
 
@@ -47,24 +47,24 @@ int store_files_list(struct store *s, const char *dir, struct store_files *ret_f
 	return 0;
 }
 
-void store_files_release(struct store_files *f)
+void commit_files_release(struct commit_files *f)
 {
 	for (size_t i = 0; i < f->n; i++)
 		free(f->all[i].name);
 	free(f->all);
-	*f = (struct store_files){0};
+	*f = (struct commit_files){0};
 }
 
-const struct store_file *store_files_find(const struct store_files *f, const char *name)
+const struct commit_file *commit_files_find(const struct commit_files *f, const char *name)
 {
-	struct store_file key = {.name = (char *)name};
+	struct commit_file key = {.name = (char *)name};
 
 	return f->n ? bsearch(&key, f->all, f->n, sizeof key, file_compare) : NULL;
 }
 
 /* ---- folders ---- */
 
-bool store_attempt_name_valid(const char *name)
+bool commit_attempt_name_valid(const char *name)
 {
 	size_t digits = strlen(name) > 17 ? strspn(name + 17, "0123456789") : 0;
 
@@ -85,10 +85,10 @@ static bool folder_name_parse(const char *name, char run[static PROTO_RUN_MAX + 
 	snprintf(run, PROTO_RUN_MAX + 1, "%.*s", (int)(slash - at), at);
 	snprintf(attempt, PROTO_ATTEMPT_MAX, "%.*s", (int)(last - slash - 1), slash + 1);
 	*ret_last = last + 1;
-	return proto_run_valid(run) && store_attempt_name_valid(attempt);
+	return proto_run_valid(run) && commit_attempt_name_valid(attempt);
 }
 
-static void folder_release(struct store_folder *f)
+static void folder_release(struct commit_folder *f)
 {
 	if (f->info.begun)
 		proto_begin_release(&f->info.begin);
@@ -97,18 +97,18 @@ static void folder_release(struct store_folder *f)
 	free(f->bases);
 	free(f->info.announced);
 	free(f->info.missing);
-	store_files_release(&f->files);
+	commit_files_release(&f->files);
 }
 
-void store_folders_release(struct store_folders *f)
+void commit_folders_release(struct commit_folders *f)
 {
 	for (size_t i = 0; i < f->n; i++)
 		folder_release(&f->all[i]);
 	free(f->all);
-	*f = (struct store_folders){0};
+	*f = (struct commit_folders){0};
 }
 
-static void folder_read_begin(struct store *s, struct store_folder *f, const char *name)
+static void folder_read_begin(struct store *s, struct commit_folder *f, const char *name)
 {
 	struct proto_begin begin = {0};
 	int r = store_record_load(s, name, STORE_RECORD_BEGIN, proto_begin_decode, &begin, name, &f->newer);
@@ -125,7 +125,7 @@ static void folder_read_begin(struct store *s, struct store_folder *f, const cha
 	f->info.begin = begin;
 }
 
-static int folder_read_base(struct store *s, struct store_folder *f, const char *name)
+static int folder_read_base(struct store *s, struct commit_folder *f, const char *name)
 {
 	int r;
 
@@ -141,7 +141,7 @@ static int folder_read_base(struct store *s, struct store_folder *f, const char 
 }
 
 /* part.<rank>; anything else is left alone. */
-static int folder_add_announcement(struct store_folder *f, const char *digits)
+static int folder_add_announcement(struct commit_folder *f, const char *digits)
 {
 	uint64_t rank;
 
@@ -153,7 +153,7 @@ static int folder_add_announcement(struct store_folder *f, const char *digits)
 	return 0;
 }
 
-static int folder_read_file(struct store *s, struct store_folder *f, const struct store_file *file, const char *last)
+static int folder_read_file(struct store *s, struct commit_folder *f, const struct commit_file *file, const char *last)
 {
 	struct storage_entry entry = {file->name, file->size, file->temporary, file->foreign, file->names,
 		file->device, file->number};
@@ -170,50 +170,50 @@ static int folder_read_file(struct store *s, struct store_folder *f, const struc
 	return 0;
 }
 
-static struct store_folder *folder_of(struct store_folders *f, const char *run, const char *attempt)
+static struct commit_folder *folder_of(struct commit_folders *f, const char *run, const char *attempt)
 {
-	struct store_folder *last = f->n ? &f->all[f->n - 1] : NULL; /* the listing is sorted */
+	struct commit_folder *last = f->n ? &f->all[f->n - 1] : NULL; /* the listing is sorted */
 
 	if (last && strcmp(last->info.run, run) == 0 && strcmp(last->info.attempt, attempt) == 0)
 		return last;
 	if (base_array_room(f->all, f->size, f->n + 1) < 0)
 		return NULL;
 	last = &f->all[f->n++];
-	*last = (struct store_folder){0};
+	*last = (struct commit_folder){0};
 	snprintf(last->info.run, sizeof last->info.run, "%s", run);
 	snprintf(last->info.attempt, sizeof last->info.attempt, "%s", attempt);
 	snprintf(last->launch, sizeof last->launch, "%.16s", attempt);
 	return last;
 }
 
-static void folders_judge(struct store_folders *f, const struct store_launch_info *infos, size_t n)
+static void folders_judge(struct commit_folders *f, const struct commit_launch_info *infos, size_t n)
 {
 	for (size_t i = 0; i < f->n; i++) {
-		struct store_folder *folder = &f->all[i];
+		struct commit_folder *folder = &f->all[i];
 
-		folder->info.state = STORE_DEAD;
+		folder->info.state = COMMIT_DEAD;
 		for (size_t k = 0; k < n; k++) {
 			if (strcmp(infos[k].launch, folder->launch) != 0)
 				continue;
 			folder->heartbeat = true;
-			if (infos[k].state == STORE_ALIVE || folder->info.state == STORE_DEAD)
+			if (infos[k].state == COMMIT_ALIVE || folder->info.state == COMMIT_DEAD)
 				folder->info.state = infos[k].state;
 		}
 	}
 }
 
 /* model: inc */
-int store_folders_read(struct store *s, struct store_folders *ret_f, struct base_error *err)
+int commit_folders_read(struct store *s, struct commit_folders *ret_f, struct base_error *err)
 {
 	char run[PROTO_RUN_MAX + 1], attempt[PROTO_ATTEMPT_MAX];
-	struct store_launch_info *infos = NULL;
-	struct store_files files = {0};
+	struct commit_launch_info *infos = NULL;
+	struct commit_files files = {0};
 	size_t ninfos = 0;
-	int r = store_files_list(s, "incoming", &files, err);
+	int r = commit_files_list(s, "incoming", &files, err);
 
-	*ret_f = (struct store_folders){0};
+	*ret_f = (struct commit_folders){0};
 	for (size_t i = 0; r >= 0 && i < files.n; i++) {
-		struct store_folder *folder;
+		struct commit_folder *folder;
 		const char *last;
 
 		if (!folder_name_parse(files.all[i].name, run, attempt, &last))
@@ -223,11 +223,11 @@ int store_folders_read(struct store *s, struct store_folders *ret_f, struct base
 		if (r < 0)
 			base_error_set(err, r, "%s/incoming: %s", s->path, base_error_name(r));
 	}
-	store_files_release(&files);
+	commit_files_release(&files);
 	if (r >= 0)
-		r = store_launches(s, &infos, &ninfos, err);
+		r = commit_launches(s, &infos, &ninfos, err);
 	if (r < 0) {
-		store_folders_release(ret_f);
+		commit_folders_release(ret_f);
 		return r;
 	}
 	folders_judge(ret_f, infos, ninfos);
@@ -245,7 +245,7 @@ static int rank_compare(const void *a, const void *b)
 }
 
 /* Which ranks are missing, of the world that `begin` names. */
-static int incoming_missing(struct store_incoming *i)
+static int incoming_missing(struct commit_incoming *i)
 {
 	uint32_t world = i->begun ? i->begin.world : 0, at = 0;
 
@@ -264,11 +264,11 @@ static int incoming_missing(struct store_incoming *i)
 	return 0;
 }
 
-int store_incoming_read(struct store *s, struct store_incoming **ret_all, size_t *ret_n, struct base_error *err)
+int commit_incoming_read(struct store *s, struct commit_incoming **ret_all, size_t *ret_n, struct base_error *err)
 {
-	struct store_incoming *all;
-	struct store_folders f;
-	int r = store_folders_read(s, &f, err);
+	struct commit_incoming *all;
+	struct commit_folders f;
+	int r = commit_folders_read(s, &f, err);
 
 	if (r < 0)
 		return r;
@@ -277,20 +277,20 @@ int store_incoming_read(struct store *s, struct store_incoming **ret_all, size_t
 		r = all ? incoming_missing(&f.all[i].info) : -ENOMEM;
 	if (!all || r < 0) {
 		free(all);
-		store_folders_release(&f);
+		commit_folders_release(&f);
 		return base_no_memory_for(err, "%s/incoming", s->path);
 	}
 	for (size_t i = 0; i < f.n; i++) {
 		all[i] = f.all[i].info;
-		f.all[i].info = (struct store_incoming){0}; /* moved */
+		f.all[i].info = (struct commit_incoming){0}; /* moved */
 	}
 	*ret_all = all;
 	*ret_n = f.n;
-	store_folders_release(&f);
+	commit_folders_release(&f);
 	return 0;
 }
 
-void store_incoming_free(struct store_incoming *all, size_t n)
+void commit_incoming_free(struct commit_incoming *all, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
 		if (all[i].begun)
@@ -301,9 +301,9 @@ void store_incoming_free(struct store_incoming *all, size_t n)
 	free(all);
 }
 
-struct folder_end { struct store *s; struct store_files files; const char *begin; _Atomic uint64_t bytes, count; };
+struct folder_end { struct store *s; struct commit_files files; const char *begin; _Atomic uint64_t bytes, count; };
 
-static void folder_remove(struct folder_end *e, const struct store_file *file)
+static void folder_remove(struct folder_end *e, const struct commit_file *file)
 {
 	if (file->foreign || storage_remove(e->s->storage, file->name) < 0)
 		return;
@@ -321,22 +321,22 @@ static int folder_remove_one(void *arg, uint32_t i, struct base_error *err)
 	return 0;
 }
 
-uint64_t store_folder_delete(struct store *s, const char *run, const char *attempt, uint64_t *ret_files)
+uint64_t commit_folder_delete(struct store *s, const char *run, const char *attempt, uint64_t *ret_files)
 {
 	char dir[STORAGE_NAME_MAX], begin[STORAGE_NAME_MAX];
 	struct folder_end e = {.s = s, .begin = begin};
-	const struct store_file *last;
+	const struct commit_file *last;
 
 	snprintf(dir, sizeof dir, "incoming/%s/%s", run, attempt);
 	snprintf(begin, sizeof begin, "incoming/%s/%s/begin", run, attempt);
-	if (store_files_list(s, dir, &e.files, NULL) == 0 && e.files.n <= UINT32_MAX) {
+	if (commit_files_list(s, dir, &e.files, NULL) == 0 && e.files.n <= UINT32_MAX) {
 		storage_spread((uint32_t)e.files.n, folder_remove_one, &e, NULL);
-		last = store_files_find(&e.files, begin);
+		last = commit_files_find(&e.files, begin);
 		if (last)
 			folder_remove(&e, last);
 		s->storage->ops->remove_dir(s->storage, dir);
 	}
-	store_files_release(&e.files);
+	commit_files_release(&e.files);
 	if (ret_files)
 		*ret_files = e.count;
 	return e.bytes;

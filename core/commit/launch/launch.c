@@ -26,9 +26,9 @@
 
 #define LAUNCH_POLL_MAX_MS 100u
 
-const char *store_launch_name(const struct store_launch *l) { return l->name; }
+const char *commit_launch_name(const struct commit_launch *l) { return l->name; }
 
-int store_launch_check(const struct store_launch *l, struct base_error *err)
+int commit_launch_check(const struct commit_launch *l, struct base_error *err)
 {
 	if (getpid() == l->pid)
 		return 0;
@@ -37,12 +37,12 @@ int store_launch_check(const struct store_launch *l, struct base_error *err)
 		(int)l->pid);
 }
 
-unsigned store_launch_leaders(uint32_t world, uint32_t ranks[static STORE_LAUNCH_LEADERS])
+unsigned commit_launch_leaders(uint32_t world, uint32_t ranks[static COMMIT_LAUNCH_LEADERS])
 {
 	unsigned n = 0;
 
-	for (uint64_t k = 0; k < STORE_LAUNCH_LEADERS; k++) {
-		uint32_t rank = (uint32_t)(k * world / STORE_LAUNCH_LEADERS);
+	for (uint64_t k = 0; k < COMMIT_LAUNCH_LEADERS; k++) {
+		uint32_t rank = (uint32_t)(k * world / COMMIT_LAUNCH_LEADERS);
 
 		if (n == 0 || ranks[n - 1] != rank)
 			ranks[n++] = rank;
@@ -53,31 +53,31 @@ unsigned store_launch_leaders(uint32_t world, uint32_t ranks[static STORE_LAUNCH
 /* ---- rank 0 ---- */
 
 /* The attempt whose abort says that the launch's id was used again. */
-static void refusal_name(const struct store_launch *l, char name[static PROTO_ATTEMPT_MAX])
+static void refusal_name(const struct commit_launch *l, char name[static PROTO_ATTEMPT_MAX])
 {
 	snprintf(name, PROTO_ATTEMPT_MAX, "%s-%llu", l->name, (unsigned long long)UINT64_MAX);
 }
 
 /* Has rank 0 refused the id? By an entry of its own: a newer launch's aborts every attempt. */
-static bool launch_refused(const struct store_launch *l, const char **ret_why)
+static bool launch_refused(const struct commit_launch *l, const char **ret_why)
 {
 	char name[PROTO_ATTEMPT_MAX];
 	uint64_t entry;
 
 	refusal_name(l, name);
-	if (store_list_attempt(l->list, name, ret_why, &entry) != STORE_ATTEMPT_ABORTED)
+	if (commit_list_attempt(l->list, name, ret_why, &entry) != COMMIT_ATTEMPT_ABORTED)
 		return false;
-	return !store_list_launch_decided(l->list, entry);
+	return !commit_list_launch_decided(l->list, entry);
 }
 
-struct launch_put { struct store_launch *l; struct proto_entry *e; struct base_error *err; };
+struct launch_put { struct commit_launch *l; struct proto_entry *e; struct base_error *err; };
 
-static int launch_put_check(void *arg, struct store_list *list)
+static int launch_put_check(void *arg, struct commit_list *list)
 {
-	const struct store_list_step *latest = store_list_latest(list);
+	const struct commit_list_step *latest = commit_list_latest(list);
 	struct launch_put *p = arg;
 
-	if (store_list_launch(list, p->l->name) || store_list_launch_used(list, p->l->name))
+	if (commit_list_launch(list, p->l->name) || commit_list_launch_used(list, p->l->name))
 		return base_error_set(p->err, -EEXIST,
 			"run %s: the launch id was used before: it has to be new at every start (%s)", p->l->run,
 			p->l->name);
@@ -85,14 +85,14 @@ static int launch_put_check(void *arg, struct store_list *list)
 	return 0;
 }
 
-static int refusal_check(void *arg, struct store_list *list)
+static int refusal_check(void *arg, struct commit_list *list)
 {
 	(void)list;
 	return launch_refused(arg, NULL) ? -EALREADY : 0;
 }
 
 /* model: Again. Best effort: without it the others wait for as long as they may, and say the same then. */
-static void launch_refuse(struct store_launch *l)
+static void launch_refuse(struct commit_launch *l)
 {
 	char name[PROTO_ATTEMPT_MAX], why[200];
 	struct proto_entry e = {.kind = PROTO_ENTRY_ABORT, .time_ns = base_realtime_ns(), .host = store_hostname(),
@@ -101,23 +101,23 @@ static void launch_refuse(struct store_launch *l)
 	refusal_name(l, name);
 	snprintf(why, sizeof why, "rank 0 on %.64s was started with a launch id that was used before",
 		store_hostname());
-	store_list_put(l->list, &e, refusal_check, l, NULL);
+	commit_list_put(l->list, &e, refusal_check, l, NULL);
 }
 
 /* model: lau */
-static int launch_append(struct store_launch *l, struct base_error *err)
+static int launch_append(struct commit_launch *l, struct base_error *err)
 {
 	struct proto_entry e = {.kind = PROTO_ENTRY_LAUNCH, .time_ns = base_realtime_ns(), .host = store_hostname(),
 		.launch = l->name};
 	struct launch_put p = {l, &e, err};
 	int64_t n;
-	int r = store_list_open_how(l->store, l->run,
-		&(struct store_list_how){.newest = true, .patience_ms = l->start_ms}, &l->list, err);
+	int r = commit_list_open_how(l->store, l->run,
+		&(struct commit_list_how){.newest = true, .patience_ms = l->start_ms}, &l->list, err);
 
 	if (r < 0)
 		return r;
 	memcpy(e.nonce, l->nonce, sizeof e.nonce);
-	n = store_list_put(l->list, &e, launch_put_check, &p, err);
+	n = commit_list_put(l->list, &e, launch_put_check, &p, err);
 	if (n == -EEXIST && l->world > 1)
 		launch_refuse(l);
 	return n < 0 ? (int)n : 0;
@@ -125,14 +125,14 @@ static int launch_append(struct store_launch *l, struct base_error *err)
 
 /* ---- the others ---- */
 
-static int launch_sought(struct store_launch *l, struct base_error *err)
+static int launch_sought(struct commit_launch *l, struct base_error *err)
 {
-	int r = store_list_refresh(l->list, err);
+	int r = commit_list_refresh(l->list, err);
 	const char *why;
 
 	if (r < 0)
 		return r;
-	if (store_list_launch(l->list, l->name))
+	if (commit_list_launch(l->list, l->name))
 		return 1;
 	if (launch_refused(l, &why))
 		return base_error_set(err, -EEXIST,
@@ -142,7 +142,7 @@ static int launch_sought(struct store_launch *l, struct base_error *err)
 }
 
 /* model: lau. 1: there it is. */
-static int launch_poll(struct store_launch *l, struct base_error *err)
+static int launch_poll(struct commit_launch *l, struct base_error *err)
 {
 	uint64_t end = base_monotonic_ms() + l->start_ms, wait = 1;
 	int r;
@@ -154,21 +154,21 @@ static int launch_poll(struct store_launch *l, struct base_error *err)
 	return r;
 }
 
-static int launch_await(struct store_launch *l, struct base_error *err)
+static int launch_await(struct commit_launch *l, struct base_error *err)
 {
-	const struct store_list_launch *entry;
-	int r = store_list_open_how(l->store, l->run,
-		&(struct store_list_how){.newest = true, .skip = 1, .patience_ms = l->start_ms},
+	const struct commit_list_launch *entry;
+	int r = commit_list_open_how(l->store, l->run,
+		&(struct commit_list_how){.newest = true, .skip = 1, .patience_ms = l->start_ms},
 		&l->list, err);
-	uint64_t next = r == 0 ? store_list_next(l->list) : 0;
+	uint64_t next = r == 0 ? commit_list_next(l->list) : 0;
 
 	if (r == 0)
 		r = launch_poll(l, err);
 	if (r == 0) { /* is it before the snapshot that the list started from? */
-		store_list_close(l->list);
+		commit_list_close(l->list);
 		l->list = NULL;
-		r = store_list_open_how(l->store, l->run,
-			&(struct store_list_how){.whole = true, .patience_ms = l->start_ms}, &l->list, err);
+		r = commit_list_open_how(l->store, l->run,
+			&(struct commit_list_how){.whole = true, .patience_ms = l->start_ms}, &l->list, err);
 		if (r == 0)
 			r = launch_sought(l, err);
 	}
@@ -179,14 +179,14 @@ static int launch_await(struct store_launch *l, struct base_error *err)
 			"run %s: rank %u has waited %g s for rank 0, which has not appended the entry of launch %s: "
 			"have all ranks been given the same launch id, and the same run?",
 			l->run, l->rank, (double)l->start_ms / 1000, l->name);
-	r = store_list_sync(l->list, err);
-	entry = store_list_launch(l->list, l->name);
-	return r < 0 ? r : store_launch_meet(l, entry->nonce, entry->entry >= next, err);
+	r = commit_list_sync(l->list, err);
+	entry = commit_list_launch(l->list, l->name);
+	return r < 0 ? r : commit_launch_meet(l, entry->nonce, entry->entry >= next, err);
 }
 
 /* ---- open, close ---- */
 
-static int options_check(const struct store_launch_options *o, struct base_error *err)
+static int options_check(const struct commit_launch_options *o, struct base_error *err)
 {
 	if (!o->run || !proto_run_valid(o->run))
 		return base_error_set(err, -EINVAL, "\"%s\" is not the name of a run", o->run ? o->run : "");
@@ -208,7 +208,7 @@ static int options_check(const struct store_launch_options *o, struct base_error
 
 /* The name is a hash of run and id: pack names have to be unique in the store, and one id may serve several runs.
  * Without an id it is random. */
-static int launch_name_set(struct store_launch *l, const char *id, struct base_error *err)
+static int launch_name_set(struct commit_launch *l, const char *id, struct base_error *err)
 {
 	base_cleanup_buf struct base_buf text = BASE_BUF_INIT;
 	struct base_digest d;
@@ -229,40 +229,40 @@ static int launch_name_set(struct store_launch *l, const char *id, struct base_e
 	return 0;
 }
 
-uint64_t store_launch_every_ms(const struct store_launch *l)
+uint64_t commit_launch_every_ms(const struct commit_launch *l)
 {
-	return base_min(l->heartbeat_ms / 4, STORE_HEARTBEAT_EVERY_S * 1000);
+	return base_min(l->heartbeat_ms / 4, COMMIT_HEARTBEAT_EVERY_S * 1000);
 }
 
-static int heartbeat_show(struct store_launch *l, struct base_error *err)
+static int heartbeat_show(struct commit_launch *l, struct base_error *err)
 {
-	struct store_heartbeat_options beat = {.launch = l->name, .run = l->run, .job = !l->alone, .rank = l->rank,
-		.every_ms = store_launch_every_ms(l),
-		.tend = store_launch_tend, .tend_arg = l};
+	struct commit_heartbeat_options beat = {.launch = l->name, .run = l->run, .job = !l->alone, .rank = l->rank,
+		.every_ms = commit_launch_every_ms(l),
+		.tend = commit_launch_tend, .tend_arg = l};
 	int r = 0;
 
 	if (!l->alone && l->rank == 0) {
 		r = base_random(l->nonce, sizeof l->nonce);
 		beat.nonce = l->nonce;
-		beat.quick_ms = l->world > 1 ? STORE_LAUNCH_QUICK_MS : 0;
+		beat.quick_ms = l->world > 1 ? COMMIT_LAUNCH_QUICK_MS : 0;
 	}
 	if (r < 0)
 		return base_error_set(err, r, "run %s: no random number for its launch: %s", l->run,
 			base_error_name(r));
-	return store_heartbeat_start(l->store, &beat, &l->heartbeat, err);
+	return commit_heartbeat_start(l->store, &beat, &l->heartbeat, err);
 }
 
 /* The list, and the launch entry in it. */
-static int job_list_open(struct store_launch *l, struct base_error *err)
+static int job_list_open(struct commit_launch *l, struct base_error *err)
 {
 	int r = l->rank == 0 ? launch_append(l, err) : launch_await(l, err);
 
 	if (r == 0)
-		l->last_step = store_list_launch(l->list, l->name)->newest_step;
+		l->last_step = commit_list_launch(l->list, l->name)->newest_step;
 	return r;
 }
 
-static int launch_start(struct store_launch *l, const char *id, struct base_error *err)
+static int launch_start(struct commit_launch *l, const char *id, struct base_error *err)
 {
 	int r = launch_name_set(l, id, err);
 
@@ -271,19 +271,19 @@ static int launch_start(struct store_launch *l, const char *id, struct base_erro
 	if (r == 0)
 		r = heartbeat_show(l, err);
 	if (r == 0)
-		r = l->alone ? store_list_open_newest(l->store, l->run, &l->list, err) : job_list_open(l, err);
-	if (r == 0 && store_list_damaged(l->list))
+		r = l->alone ? commit_list_open_newest(l->store, l->run, &l->list, err) : job_list_open(l, err);
+	if (r == 0 && commit_list_damaged(l->list))
 		r = base_error_set(err, -BASE_EDAMAGED,
 			"run %s: its list is damaged, so nothing may be written to it (vckpt verify says where, "
 			"vckpt mend says what can be done)",
 			l->run);
-	return r == 0 ? store_list_newer(l->list, NULL, err) : r;
+	return r == 0 ? commit_list_newer(l->list, NULL, err) : r;
 }
 
-static int launch_open(struct store *s, const struct store_launch_options *o, bool alone, struct store_launch **ret_l,
+static int launch_open(struct store *s, const struct commit_launch_options *o, bool alone, struct commit_launch **ret_l,
 	struct base_error *err)
 {
-	struct store_launch *l = calloc(1, sizeof *l);
+	struct commit_launch *l = calloc(1, sizeof *l);
 	int r;
 
 	if (!l)
@@ -295,20 +295,20 @@ static int launch_open(struct store *s, const struct store_launch_options *o, bo
 	snprintf(l->run, sizeof l->run, "%s", o->run);
 	l->rank = o->rank;
 	l->world = o->world;
-	l->heartbeat_ms = o->heartbeat_ms ? o->heartbeat_ms : STORE_LAUNCH_HEARTBEAT_MS;
-	l->start_ms = o->start_ms ? o->start_ms : STORE_LAUNCH_START_MS;
+	l->heartbeat_ms = o->heartbeat_ms ? o->heartbeat_ms : COMMIT_LAUNCH_HEARTBEAT_MS;
+	l->start_ms = o->start_ms ? o->start_ms : COMMIT_LAUNCH_START_MS;
 	l->deadline_ms = o->deadline_ms;
 	l->idle_ms = base_monotonic_ms();
 	r = launch_start(l, o->id, err);
 	if (r < 0) {
-		store_launch_close(l);
+		commit_launch_close(l);
 		return r;
 	}
 	*ret_l = l;
 	return 0;
 }
 
-int store_launch_open(struct store *s, const struct store_launch_options *o, struct store_launch **ret_l,
+int commit_launch_open(struct store *s, const struct commit_launch_options *o, struct commit_launch **ret_l,
 	struct base_error *err)
 {
 	int r = options_check(o, err);
@@ -317,21 +317,21 @@ int store_launch_open(struct store *s, const struct store_launch_options *o, str
 }
 
 /* Its begin is tried again for as long as the reading of a list. */
-int store_launch_open_alone(struct store *s, const char *run, struct store_launch **ret_l, struct base_error *err)
+int commit_launch_open_alone(struct store *s, const char *run, struct commit_launch **ret_l, struct base_error *err)
 {
-	struct store_launch_options o = {.run = run, .world = 1, .start_ms = STORE_LIST_PATIENCE_MS};
+	struct commit_launch_options o = {.run = run, .world = 1, .start_ms = COMMIT_LIST_PATIENCE_MS};
 
 	return launch_open(s, &o, true, ret_l, err);
 }
 
-void store_launch_close(struct store_launch *l)
+void commit_launch_close(struct commit_launch *l)
 {
 	if (!l)
 		return;
 	if (getpid() == l->pid) /* else the thread and the file are the parent's */
-		store_heartbeat_stop(l->heartbeat);
-	store_launch_aborts_drop(l);
-	store_list_close(l->list);
+		commit_heartbeat_stop(l->heartbeat);
+	commit_launch_aborts_drop(l);
+	commit_list_close(l->list);
 	launch_watch_free(l->watch);
 	pthread_mutex_destroy(&l->lock);
 	free(l->begun);

@@ -11,11 +11,11 @@
 
 #include "core/step/store.h"
 
-#define STORE_LAUNCH_HEARTBEAT_MS 20000u
-#define STORE_LAUNCH_START_MS 60000u
+#define COMMIT_LAUNCH_HEARTBEAT_MS 20000u
+#define COMMIT_LAUNCH_START_MS 60000u
 
-struct store_launch;
-struct store_launch_options {
+struct commit_launch;
+struct commit_launch_options {
 	const char *run;
 	/* text that all ranks share and that is new at every start; NULL or empty: this rank is the whole world */
 	const char *id;
@@ -30,11 +30,11 @@ struct store_launch_options {
 };
 /* Heartbeat first. Rank 0 appends the launch entry: -EEXIST if this id was used in the run before. The others wait for
  * it: -ETIMEDOUT names what is missing. -EINVAL: rank and world, or a world without an id. */
-int store_launch_open(struct store *s, const struct store_launch_options *o, struct store_launch **ret_l,
+int commit_launch_open(struct store *s, const struct commit_launch_options *o, struct commit_launch **ret_l,
 	struct base_error *err);
 /* Deletes the heartbeat. Its attempts were freed before. NULL-safe. */
-void store_launch_close(struct store_launch *l);
-const char *store_launch_name(const struct store_launch *l); /* 16 hex digits */
-uint32_t store_launch_neighbours(const struct store_launch *l); /* on this machine, as far as seen */
+void commit_launch_close(struct commit_launch *l);
+const char *commit_launch_name(const struct commit_launch *l); /* 16 hex digits */
+uint32_t commit_launch_neighbours(const struct commit_launch *l); /* on this machine, as far as seen */
 
 #endif

@@ -21,7 +21,7 @@ struct launch_abort {
 };
 
 /* model: kept */
-void store_launch_abort_keep(struct store_launch *l, const char *attempt, const char *reason)
+void commit_launch_abort_keep(struct commit_launch *l, const char *attempt, const char *reason)
 {
 	struct launch_abort **at = &l->aborts, *k;
 
@@ -40,7 +40,7 @@ void store_launch_abort_keep(struct store_launch *l, const char *attempt, const 
 	*at = k;
 }
 
-int store_launch_abort_room(struct store_launch *l)
+int commit_launch_abort_room(struct commit_launch *l)
 {
 	int r = 0;
 
@@ -51,7 +51,7 @@ int store_launch_abort_room(struct store_launch *l)
 	return r;
 }
 
-bool store_launch_abort_kept(const struct store_launch *l, const char *attempt)
+bool commit_launch_abort_kept(const struct commit_launch *l, const char *attempt)
 {
 	for (const struct launch_abort *k = l->aborts; k; k = k->next)
 		if (strcmp(k->attempt, attempt) == 0)
@@ -60,56 +60,56 @@ bool store_launch_abort_kept(const struct store_launch *l, const char *attempt)
 }
 
 /* model: fail */
-int store_launch_aborts_put(struct store_launch *l)
+int commit_launch_aborts_put(struct commit_launch *l)
 {
-	uint64_t patience = store_list_patience(l->list, 0);
+	uint64_t patience = commit_list_patience(l->list, 0);
 	struct launch_abort *k;
 	int r = 0;
 
 	while (r >= 0 && (k = l->aborts) != NULL) {
-		r = store_list_abort(l->list, k->attempt, l->rank, k->reason, NULL);
+		r = commit_list_abort(l->list, k->attempt, l->rank, k->reason, NULL);
 		if (r < 0 && r != -EALREADY)
 			break;
 		base_warning("run %s: attempt %s: %s", l->run, k->attempt,
 			r == 0 ? "its abort is written now" : "the list has decided it meanwhile");
 		if (r == 0)
-			store_folder_delete(l->store, l->run, k->attempt, NULL);
+			commit_folder_delete(l->store, l->run, k->attempt, NULL);
 		r = 0;
 		l->aborts = k->next;
 		free(k);
 	}
-	store_list_patience(l->list, patience);
+	commit_list_patience(l->list, patience);
 	return r;
 }
 
 /* model: stuck */
-bool store_launch_tend(void *arg, uint64_t *ret_idle_ms)
+bool commit_launch_tend(void *arg, uint64_t *ret_idle_ms)
 {
-	struct store_launch *l = arg;
+	struct commit_launch *l = arg;
 	uint64_t idle_ms;
 	bool beats;
 
 	if (pthread_mutex_trylock(&l->lock) != 0)
 		return true; /* another thread works on the list; try at the next beat */
 	if (l->aborts) /* else the list may not even be open */
-		store_launch_aborts_put(l);
+		commit_launch_aborts_put(l);
 	beats = !l->aborts || base_monotonic_ms() - l->aborts_ms < l->start_ms;
 	if (beats == l->rests)
 		base_warning("run %s: rank %u: %s", l->run, l->rank, beats ? "its heartbeat goes on"
 			: "the run's list cannot be written: its heartbeat stops, so that no one waits for it");
 	l->rests = !beats;
-	idle_ms = store_launch_idle_ms(l);
+	idle_ms = commit_launch_idle_ms(l);
 	pthread_mutex_unlock(&l->lock);
-	*ret_idle_ms = idle_ms && store_launch_heeded(l, idle_ms) ? idle_ms : 0;
+	*ret_idle_ms = idle_ms && commit_launch_heeded(l, idle_ms) ? idle_ms : 0;
 	return beats;
 }
 
-void store_launch_aborts_drop(struct store_launch *l)
+void commit_launch_aborts_drop(struct commit_launch *l)
 {
 	struct launch_abort *k;
 
 	if (l->list && l->aborts && getpid() == l->pid)
-		store_launch_aborts_put(l);
+		commit_launch_aborts_put(l);
 	while ((k = l->aborts) != NULL) {
 		if (getpid() == l->pid)
 			base_warning("run %s: attempt %s: its abort cannot be written; another rank or vckpt gc will "

@@ -18,17 +18,17 @@
 #include "core/base/clock.h"
 #include "core/commit/launch/launch_work.h"
 
-void store_launch_attempt_begins(struct store_launch *l)
+void commit_launch_attempt_begins(struct commit_launch *l)
 {
 	pthread_mutex_lock(&l->lock);
 	l->nattempts++;
 	pthread_mutex_unlock(&l->lock);
-	store_heartbeat_wake(l->heartbeat);
+	commit_heartbeat_wake(l->heartbeat);
 }
 
-void store_launch_attempt_ends(struct store_launch *l)
+void commit_launch_attempt_ends(struct commit_launch *l)
 {
-	if (store_launch_check(l, NULL) < 0)
+	if (commit_launch_check(l, NULL) < 0)
 		return;
 	pthread_mutex_lock(&l->lock);
 	if (--l->nattempts == 0)
@@ -36,27 +36,27 @@ void store_launch_attempt_ends(struct store_launch *l)
 	pthread_mutex_unlock(&l->lock);
 }
 
-uint64_t store_launch_idle_ms(const struct store_launch *l)
+uint64_t commit_launch_idle_ms(const struct commit_launch *l)
 {
 	return l->rank && !l->aborts && !l->nattempts ? base_monotonic_ms() - l->idle_ms : 0;
 }
 
 struct leaders {
 	struct store *store;
-	uint32_t ranks[STORE_LAUNCH_LEADERS];
+	uint32_t ranks[COMMIT_LAUNCH_LEADERS];
 	unsigned n;
-	bool heeds[STORE_LAUNCH_LEADERS], older;
+	bool heeds[COMMIT_LAUNCH_LEADERS], older;
 };
 
 static void leaders_found(void *arg, uint32_t rank, uint64_t number, const char *host, const char *file)
 {
 	struct leaders *f = arg;
-	struct store_heartbeat_rank seen;
+	struct commit_heartbeat_rank seen;
 
 	(void)number;
 	(void)host;
 	for (unsigned i = 0; i < f->n; i++) {
-		if (f->ranks[i] != rank || f->heeds[i] || store_heartbeat_look(f->store, file, &seen) < 0)
+		if (f->ranks[i] != rank || f->heeds[i] || commit_heartbeat_look(f->store, file, &seen) < 0)
 			continue;
 		f->heeds[i] = seen.period_ms != 0;
 		f->older |= !f->heeds[i];
@@ -65,18 +65,18 @@ static void leaders_found(void *arg, uint32_t rank, uint64_t number, const char 
 
 /* A heartbeat that is not there yet, or could not be read, is looked for again when this rank has been idle twice as
  * long. */
-bool store_launch_heeded(struct store_launch *l, uint64_t idle_ms)
+bool commit_launch_heeded(struct commit_launch *l, uint64_t idle_ms)
 {
 	struct leaders f = {.store = l->store};
-	uint64_t every_ms = store_launch_every_ms(l);
+	uint64_t every_ms = commit_launch_every_ms(l);
 
-	if (l->heeds.known || store_heartbeat_period_ms(every_ms, idle_ms) == every_ms || idle_ms < l->heeds.next_ms)
+	if (l->heeds.known || commit_heartbeat_period_ms(every_ms, idle_ms) == every_ms || idle_ms < l->heeds.next_ms)
 		return l->heeds.all;
-	f.n = store_launch_leaders(l->world, f.ranks);
+	f.n = commit_launch_leaders(l->world, f.ranks);
 	for (unsigned i = 0; i < f.n; i++)
 		f.heeds[i] = f.ranks[i] == l->rank;
 	l->heeds.next_ms = 2 * idle_ms;
-	if (store_heartbeat_each(l->store, l->name, leaders_found, &f) < 0)
+	if (commit_heartbeat_each(l->store, l->name, leaders_found, &f) < 0)
 		return false;
 	l->heeds.all = true;
 	for (unsigned i = 0; i < f.n; i++)

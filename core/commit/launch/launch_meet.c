@@ -33,7 +33,7 @@
 struct meet_seen { char host[65]; uint64_t number; bool seen; };
 
 struct meet {
-	struct store_launch *l;
+	struct commit_launch *l;
 	const uint8_t *nonce;
 	struct meet_seen first, now;    /* when it was first seen; in the last look */
 	bool lives, missed;             /* there it is; a file was gone before it was read */
@@ -42,16 +42,16 @@ struct meet {
 
 static void meet_rank_0(struct meet *m, uint64_t number, const char *host, const char *file)
 {
-	struct store_heartbeat_rank found;
+	struct commit_heartbeat_rank found;
 
-	if (store_heartbeat_look(m->l->store, file, &found) < 0) {
+	if (commit_heartbeat_look(m->l->store, file, &found) < 0) {
 		m->missed = true;
 		return;
 	}
 	if (memcmp(found.nonce, m->nonce, PROTO_NONCE_BYTES) != 0)
 		return;
 	if (found.here) {
-		m->lives |= store_process_lives(found.pid, found.start_time);
+		m->lives |= commit_process_lives(found.pid, found.start_time);
 		return;
 	}
 	if (m->now.seen && m->now.number >= number)
@@ -66,7 +66,7 @@ static void meet_found(void *arg, uint32_t rank, uint64_t number, const char *ho
 
 	if (rank == 0)
 		meet_rank_0(m, number, host, file);
-	else if (rank == m->l->rank && !store_heartbeat_own(m->l->heartbeat, host, number))
+	else if (rank == m->l->rank && !commit_heartbeat_own(m->l->heartbeat, host, number))
 		snprintf(m->twin, sizeof m->twin, "%s", file);
 }
 
@@ -76,7 +76,7 @@ static int meet_look(struct meet *m, struct base_error *err)
 	int r;
 
 	m->now.seen = m->missed = false;
-	r = store_heartbeat_each(m->l->store, m->l->name, meet_found, m);
+	r = commit_heartbeat_each(m->l->store, m->l->name, meet_found, m);
 	if (r < 0)
 		return r;
 	if (m->twin[0])
@@ -96,7 +96,7 @@ static bool meet_moved(const struct meet *m)
 
 	if (!m->now.seen)
 		return false;
-	store_heartbeat_name(m->l->name, 0, m->now.host, m->now.number + 1, name);
+	commit_heartbeat_name(m->l->name, 0, m->now.host, m->now.number + 1, name);
 	return storage_size(m->l->store->storage, name, &size) == 0;
 }
 
@@ -114,7 +114,7 @@ static int meet_refuse(const struct meet *m, struct base_error *err)
 }
 
 /* model: lau. 0: the launch entry with that nonce is this start's. */
-int store_launch_meet(struct store_launch *l, const uint8_t nonce[static PROTO_NONCE_BYTES], bool fresh,
+int commit_launch_meet(struct commit_launch *l, const uint8_t nonce[static PROTO_NONCE_BYTES], bool fresh,
 	struct base_error *err)
 {
 	struct meet m = {.l = l, .nonce = nonce, .lives = fresh};
@@ -128,7 +128,7 @@ int store_launch_meet(struct store_launch *l, const uint8_t nonce[static PROTO_N
 			return r > 0 ? 0 : r;
 		if (r < 0) {
 			failing = failing ? failing : now;
-			if (!store_error_passes(r) || now - failing >= l->start_ms)
+			if (!commit_error_passes(r) || now - failing >= l->start_ms)
 				return base_error_set(err, r, "run %s: %s/hosts cannot be read: %s", l->run,
 					l->store->path, base_error_name(r));
 			gone = base_monotonic_ms(); /* it saw nothing */

@@ -24,7 +24,7 @@
 #define PROCESS_MS 10u                  /* how long a process that was seen alive is not checked again */
 
 struct watch_rank {
-	struct store_heartbeat_rank process;
+	struct commit_heartbeat_rank process;
 	uint64_t number;
 	uint64_t changed_ms;            /* when the number was last seen to move */
 	uint64_t limit_ms;              /* how long it may not move */
@@ -35,7 +35,7 @@ struct watch_rank {
 };
 
 struct launch_watch {
-	const struct store_launch *own;
+	const struct commit_launch *own;
 	uint64_t every_ms;
 	pthread_mutex_t lock;           /* protects all below */
 	struct watch_rank *ranks;
@@ -46,7 +46,7 @@ struct launch_watch {
 	struct { uint64_t pid, start_time, asked_ms; } lives; /* the last process that was found alive */
 };
 
-int launch_watch_new(const struct store_launch *l, struct launch_watch **ret_w)
+int launch_watch_new(const struct commit_launch *l, struct launch_watch **ret_w)
 {
 	uint64_t least = base_min(l->heartbeat_ms, l->start_ms);
 	struct launch_watch *w = calloc(1, sizeof *w);
@@ -79,8 +79,8 @@ void launch_watch_free(struct launch_watch *w)
 /* Which process it is, when it is first seen. */
 static int watch_meet(struct launch_watch *w, struct watch_rank *k, const char *host, const char *file)
 {
-	if (store_heartbeat_may_be_here(host))
-		return store_heartbeat_look(w->own->store, file, &k->process);
+	if (commit_heartbeat_may_be_here(host))
+		return commit_heartbeat_look(w->own->store, file, &k->process);
 	snprintf(k->process.host, sizeof k->process.host, "%s", host);
 	return 0;
 }
@@ -89,20 +89,20 @@ static int watch_meet(struct launch_watch *w, struct watch_rank *k, const char *
  * there is. */
 static void watch_period(struct launch_watch *w, struct watch_rank *k, const char *file)
 {
-	struct store_heartbeat_rank seen;
+	struct commit_heartbeat_rank seen;
 	int r;
 
 	if (k->asked || w->looked_ms - k->changed_ms < w->own->heartbeat_ms)
 		return;
-	r = store_heartbeat_look(w->own->store, file, &seen);
+	r = commit_heartbeat_look(w->own->store, file, &seen);
 	k->asked = r != -ENOENT;
 	if (r == -ENOENT)
 		w->missed = true; /* moved on */
 	else if (r == 0)
-		k->limit_ms = store_heartbeat_limit_ms(w->own->heartbeat_ms, seen.period_ms);
-	else if (store_error_passes(r))
-		k->limit_ms = store_heartbeat_limit_ms(w->own->heartbeat_ms,
-			store_heartbeat_period_ms(STORE_HEARTBEAT_EVERY_S * 1000, UINT64_MAX));
+		k->limit_ms = commit_heartbeat_limit_ms(w->own->heartbeat_ms, seen.period_ms);
+	else if (commit_error_passes(r))
+		k->limit_ms = commit_heartbeat_limit_ms(w->own->heartbeat_ms,
+			commit_heartbeat_period_ms(COMMIT_HEARTBEAT_EVERY_S * 1000, UINT64_MAX));
 }
 
 static void watch_found(void *arg, uint32_t rank, uint64_t number, const char *host, const char *file)
@@ -148,7 +148,7 @@ static int watch_list(struct launch_watch *w)
 	w->missed = true;
 	for (unsigned i = 0; i < LIST_TRIES && w->missed && r >= 0; i++) {
 		w->missed = false;
-		r = store_heartbeat_each(w->own->store, w->own->name, watch_found, w);
+		r = commit_heartbeat_each(w->own->store, w->own->name, watch_found, w);
 	}
 	return r;
 }
@@ -164,7 +164,7 @@ int launch_watch_look(struct launch_watch *w)
 		return 0;
 	}
 	if (w->looked_ms == 0 || now - w->ended_ms > w->own->heartbeat_ms / 2
-		|| store_heartbeat_slow_ms(w->own->heartbeat) > w->own->heartbeat_ms / 4)
+		|| commit_heartbeat_slow_ms(w->own->heartbeat) > w->own->heartbeat_ms / 4)
 		watch_restart(w, now);
 	w->looked_ms = now;
 	for (uint32_t i = 0; i < w->own->world; i++)
@@ -196,13 +196,13 @@ static bool lasts(const struct launch_watch *w, uint64_t since, uint64_t from, u
 	return w->looked_ms >= start && w->looked_ms - start >= limit;
 }
 
-static bool process_lives(struct launch_watch *w, const struct store_heartbeat_rank *p)
+static bool process_lives(struct launch_watch *w, const struct commit_heartbeat_rank *p)
 {
 	uint64_t now = base_monotonic_ms();
 
 	if (p->pid == w->lives.pid && p->start_time == w->lives.start_time && now < w->lives.asked_ms + PROCESS_MS)
 		return true;
-	if (!store_process_lives(p->pid, p->start_time))
+	if (!commit_process_lives(p->pid, p->start_time))
 		return false;
 	w->lives.pid = p->pid;
 	w->lives.start_time = p->start_time;
@@ -263,12 +263,12 @@ uint64_t launch_watch_limit_ms(struct launch_watch *w, uint32_t rank)
 	return ms;
 }
 
-uint32_t store_launch_neighbours(const struct store_launch *l)
+uint32_t commit_launch_neighbours(const struct commit_launch *l)
 {
 	struct launch_watch *w = l->watch;
 	uint32_t count = 1;
 
-	if (store_launch_check(l, NULL) < 0)
+	if (commit_launch_check(l, NULL) < 0)
 		return count;
 	launch_watch_look(w);
 	pthread_mutex_lock(&w->lock);

@@ -17,8 +17,8 @@
  *
  * and there is no way out of the two on the right. States of a commit entry: it counts or it never will, decided by
  * what is before it; one that counts is visible until a `remove` that names it (apply_remove) or a commit that names it
- * as replaced. Transitions: end and start of reading (list_open_at), reading on (store_list_refresh), check and put
- * (store_list_put), the snapshot (put_snapshot), removal (store_step_remove), durability (store_list_sync).
+ * as replaced. Transitions: end and start of reading (list_open_at), reading on (commit_list_refresh), check and put
+ * (commit_list_put), the snapshot (put_snapshot), removal (commit_step_remove), durability (commit_list_sync).
  *
  * Invariants (docs/design.md, "Invariants"; the sources cite them by these numbers):
  *   1. A step is visible if and only if the list says so: list_replay.c, and nothing else decides it.
@@ -31,7 +31,7 @@
  *      first, and reports success if it finds a commit of the attempt instead; until then it is undecided:
  *      attempt_outcome.c.
  *   6. No one puts the next number, deletes, or reports an outcome because of an entry before the list's directory is
- *      durable: store_list_sync, called by store_list_put before each check and put, and by the collector.
+ *      durable: commit_list_sync, called by commit_list_put before each check and put, and by the collector.
  *   7. The collector never removes what a live commit, an undecided attempt or a base named by one reaches: gc.c.
  *
  * Snapshots. Entry 64 n says, with those that it goes on from (list_snapshot.c), which steps are visible, so that
@@ -92,18 +92,18 @@
 #define LARGE_BYTES (UINT64_C(1) << 20) /* of a snapshot: it names 4,600 steps */
 #define AGAIN_MAX 16u     /* times that acceptances make a list begin anew at once; of an honest one: once or twice */
 
-void store_list_entry_name(const char *run, uint64_t n, char name[static STORAGE_NAME_MAX])
+void commit_list_entry_name(const char *run, uint64_t n, char name[static STORAGE_NAME_MAX])
 {
 	snprintf(name, STORAGE_NAME_MAX, "runs/%s/%012llu", run, (unsigned long long)n);
 }
 
-void list_entry_name(const struct store_list *l, uint64_t n, char name[static STORAGE_NAME_MAX])
+void list_entry_name(const struct commit_list *l, uint64_t n, char name[static STORAGE_NAME_MAX])
 {
-	store_list_entry_name(l->run, n, name);
+	commit_list_entry_name(l->run, n, name);
 }
 
 /* Errors of the storage at this moment, which say nothing about what is stored. */
-bool store_error_passes(int r)
+bool commit_error_passes(int r)
 {
 	switch (r) {
 	case -EIO: case -ESTALE: case -ETIMEDOUT: case -EAGAIN: case -ENOMEM: case -EMFILE: case -ENFILE:
@@ -114,23 +114,23 @@ bool store_error_passes(int r)
 	return false;
 }
 
-bool list_leaves_out(const struct store_list *l, int r)
+bool list_leaves_out(const struct commit_list *l, int r)
 {
-	return l->store->read_only && r != -ENOMEM && store_error_passes(r);
+	return l->store->read_only && r != -ENOMEM && commit_error_passes(r);
 }
 
-static void list_answered(struct store_list *l)
+static void list_answered(struct commit_list *l)
 {
 	l->failing_ms = 0;
 	l->warned = false;
 }
 
 /* The list's patience counts from its last answer. Once it is over, each call tries once. */
-bool list_again(struct store_list *l, uint64_t n, int r)
+bool list_again(struct commit_list *l, uint64_t n, int r)
 {
 	uint64_t now = base_monotonic_ms(), failed;
 
-	if (!store_error_passes(r))
+	if (!commit_error_passes(r))
 		return false;
 	if (!l->failing_ms)
 		l->failing_ms = now;
@@ -147,14 +147,14 @@ bool list_again(struct store_list *l, uint64_t n, int r)
 	return true;
 }
 
-int list_unreadable(const struct store_list *l, int r, struct base_error *err)
+int list_unreadable(const struct commit_list *l, int r, struct base_error *err)
 {
 	if (store_no_directory(l->store, r, err))
 		return base_error_prefix(err, r, "run %s", l->run);
 	return base_error_set(err, r, "run %s: its list cannot be read: %s", l->run, base_error_name(r));
 }
 
-int list_entry_exists(struct store_list *l, uint64_t n)
+int list_entry_exists(struct commit_list *l, uint64_t n)
 {
 	char name[STORAGE_NAME_MAX];
 	uint64_t size;
@@ -174,9 +174,9 @@ int list_entry_exists(struct store_list *l, uint64_t n)
  * even in a forged list. */
 static bool from_sane(uint64_t n, uint64_t from)
 {
-	uint64_t i = n / STORE_SNAPSHOT_EVERY, k = from / STORE_SNAPSHOT_EVERY;
+	uint64_t i = n / COMMIT_SNAPSHOT_EVERY, k = from / COMMIT_SNAPSHOT_EVERY;
 
-	return from == 0 || (n % STORE_SNAPSHOT_EVERY == 0 && from % STORE_SNAPSHOT_EVERY == 0 && (i ^ k) < (k & -k));
+	return from == 0 || (n % COMMIT_SNAPSHOT_EVERY == 0 && from % COMMIT_SNAPSHOT_EVERY == 0 && (i ^ k) < (k & -k));
 }
 
 bool list_entry_sane(const struct proto_entry *e, uint64_t n)
@@ -203,7 +203,7 @@ bool list_entry_sane(const struct proto_entry *e, uint64_t n)
 	return true; /* of a later version */
 }
 
-int store_list_entry_placed(const struct store *s, const char *run, uint64_t n, const struct proto_entry *e,
+int commit_list_entry_placed(const struct store *s, const char *run, uint64_t n, const struct proto_entry *e,
 	struct base_error *err)
 {
 	if (e->version != s->info.version)
@@ -219,7 +219,7 @@ int store_list_entry_placed(const struct store *s, const char *run, uint64_t n, 
 			: "lacks", e->list_2 ? "lacks it" : "has it");
 	if (strcmp(e->run, run) != 0)
 		return base_error_set(err, -BASE_EFORMAT, "it is an entry of run %.100s", e->run);
-	if (e->kind == PROTO_ENTRY_COLLECTED && (e->number <= n || e->number % STORE_SNAPSHOT_EVERY))
+	if (e->kind == PROTO_ENTRY_COLLECTED && (e->number <= n || e->number % COMMIT_SNAPSHOT_EVERY))
 		return base_error_set(err, -BASE_EFORMAT, "it says that entries below %llu were collected",
 			(unsigned long long)e->number);
 	if (e->number != n && e->kind != PROTO_ENTRY_COLLECTED)
@@ -228,7 +228,7 @@ int store_list_entry_placed(const struct store *s, const char *run, uint64_t n, 
 }
 
 /* Does entry l->next follow the one before, as that one is here? */
-static int entry_follows(const struct store_list *l, const struct proto_entry *e, struct base_error *err)
+static int entry_follows(const struct commit_list *l, const struct proto_entry *e, struct base_error *err)
 {
 	if (e->version == 1 || !l->tail_known || base_digest_equal(&e->before, &l->tail))
 		return 0;
@@ -253,7 +253,7 @@ static const char *damage_text(int r)
 }
 
 /* 0, -ENOENT, or an error that `err` explains: -BASE_EDAMAGED for every kind of damage. */
-static int file_read(const struct store_list *l, enum store_record_kind kind, const char *name, uint64_t n,
+static int file_read(const struct commit_list *l, enum store_record_kind kind, const char *name, uint64_t n,
 	struct proto_entry *ret_e, struct base_error *err)
 {
 	struct store_record record = {0};
@@ -268,7 +268,7 @@ static int file_read(const struct store_list *l, enum store_record_kind kind, co
 			store_newer(&why, name, record.body, record.len);
 		store_record_release(&record);
 		if (r == 0)
-			r = store_list_entry_placed(l->store, l->run, n, ret_e, &why);
+			r = commit_list_entry_placed(l->store, l->run, n, ret_e, &why);
 		if (r == 0 && !list_entry_sane(ret_e, n))
 			r = -BASE_EFORMAT;
 	} else if (r == -BASE_EFORMAT) {
@@ -287,7 +287,7 @@ static int file_read(const struct store_list *l, enum store_record_kind kind, co
 	return base_error_set(err, r, "%s: %s", name, base_error_name(r));
 }
 
-static int entry_read(const struct store_list *l, uint64_t n, struct proto_entry *ret_e, struct base_error *err)
+static int entry_read(const struct commit_list *l, uint64_t n, struct proto_entry *ret_e, struct base_error *err)
 {
 	char name[STORAGE_NAME_MAX];
 
@@ -295,7 +295,7 @@ static int entry_read(const struct store_list *l, uint64_t n, struct proto_entry
 	return file_read(l, STORE_RECORD_ENTRY, name, n, ret_e, err);
 }
 
-int list_file_read(struct store_list *l, enum store_record_kind kind, const char *name, uint64_t n,
+int list_file_read(struct commit_list *l, enum store_record_kind kind, const char *name, uint64_t n,
 	struct proto_entry *ret_e, struct base_error *err)
 {
 	int r;
@@ -303,12 +303,12 @@ int list_file_read(struct store_list *l, enum store_record_kind kind, const char
 	do
 		r = file_read(l, kind, name, n, ret_e, err);
 	while (list_again(l, n, r));
-	if (!store_error_passes(r))
+	if (!commit_error_passes(r))
 		list_answered(l);
 	return r;
 }
 
-int list_entry_read(struct store_list *l, uint64_t n, struct proto_entry *ret_e, struct base_error *err)
+int list_entry_read(struct commit_list *l, uint64_t n, struct proto_entry *ret_e, struct base_error *err)
 {
 	char name[STORAGE_NAME_MAX];
 	int r;
@@ -320,13 +320,13 @@ int list_entry_read(struct store_list *l, uint64_t n, struct proto_entry *ret_e,
 	return r;
 }
 
-int store_list_each_commit(const struct store_list *l, uint64_t from,
+int commit_list_each_commit(const struct commit_list *l, uint64_t from,
 	int (*f)(void *arg, uint64_t entry, const struct base_digest *manifest), void *arg, struct base_error *err)
 {
 	int r = 0;
 
 	for (size_t i = l->ncommits; r == 0 && i-- > 0 && l->commits[i].entry >= from;) {
-		const struct store_list_step *live = list_step_of_entry(l, l->commits[i].entry);
+		const struct commit_list_step *live = list_step_of_entry(l, l->commits[i].entry);
 		struct proto_entry e = {0};
 
 		if (live) {
@@ -348,10 +348,10 @@ int store_list_each_commit(const struct store_list *l, uint64_t from,
 	return r;
 }
 
-int store_list_commit_read(struct store *s, const char *run, uint64_t entry, struct proto_entry *ret_e,
+int commit_list_commit_read(struct store *s, const char *run, uint64_t entry, struct proto_entry *ret_e,
 	struct base_error *err)
 {
-	struct store_list l = {.store = s, .how.patience_ms = STORE_LIST_PATIENCE_MS};
+	struct commit_list l = {.store = s, .how.patience_ms = COMMIT_LIST_PATIENCE_MS};
 	struct base_error why = {0};
 	int r;
 
@@ -368,7 +368,7 @@ int store_list_commit_read(struct store *s, const char *run, uint64_t entry, str
 }
 
 /* Entry l->next decides nothing. */
-static int entry_pass(struct store_list *l)
+static int entry_pass(struct commit_list *l)
 {
 	l->gap = true;
 	l->tail_known = false;
@@ -377,7 +377,7 @@ static int entry_pass(struct store_list *l)
 }
 
 /* As damage; why NULL: it is missing. */
-static int entry_skip(struct store_list *l, const char *why)
+static int entry_skip(struct commit_list *l, const char *why)
 {
 	if (list_skip_add(l, l->next, 1, why) < 0)
 		return -ENOMEM;
@@ -387,7 +387,7 @@ static int entry_skip(struct store_list *l, const char *why)
 }
 
 /* A reader goes on without an entry that it cannot read, until it can (list_heal). */
-static int entry_leave_out(struct store_list *l, int r)
+static int entry_leave_out(struct commit_list *l, int r)
 {
 	char why[128];
 
@@ -400,7 +400,7 @@ static int entry_leave_out(struct store_list *l, int r)
 	return r;
 }
 
-int list_take(struct store_list *l, struct proto_entry *e)
+int list_take(struct commit_list *l, struct proto_entry *e)
 {
 	struct base_digest self = e->self;
 	uint32_t kind = (uint32_t)e->kind;
@@ -421,7 +421,7 @@ int list_take(struct store_list *l, struct proto_entry *e)
 
 /* A look did not find entry l->next, which has to be there. On a file system that hosts share, the look may have been
  * answered by a cache that is older than the entry. If the directory lists it, it is read as soon as the cache ends. */
-static int entry_unseen(struct store_list *l, struct proto_entry *ret_e, struct base_error *err)
+static int entry_unseen(struct commit_list *l, struct proto_entry *ret_e, struct base_error *err)
 {
 	int r = list_number_listed(l, err);
 
@@ -437,17 +437,17 @@ static int entry_unseen(struct store_list *l, struct proto_entry *ret_e, struct 
 }
 
 /* The rule for a commit asks what is visible under its step. 1: the list was read anew for that. */
-static int commit_know(struct store_list *l, const struct proto_entry *e, struct base_error *err)
+static int commit_know(struct commit_list *l, const struct proto_entry *e, struct base_error *err)
 {
 	uint64_t next = l->next;
-	int r = e->kind == PROTO_ENTRY_COMMIT ? store_list_know_step(l, e->commit.step, err) : 0;
+	int r = e->kind == PROTO_ENTRY_COMMIT ? commit_list_know_step(l, e->commit.step, err) : 0;
 
 	return r == 0 && l->next != next ? 1 : r;
 }
 
 /* Reads entry l->next (unless it was `read` before, which is taken over) and applies it. 1: done (or skipped); 0: there
  * is none. below_end: there must be one. */
-static int list_step(struct store_list *l, bool below_end, struct proto_entry *read, struct base_error *err)
+static int list_step(struct commit_list *l, bool below_end, struct proto_entry *read, struct base_error *err)
 {
 	struct proto_entry e = read ? *read : (struct proto_entry){0};
 	struct base_error why = {0};
@@ -498,13 +498,13 @@ static int list_step(struct store_list *l, bool below_end, struct proto_entry *r
 /* ---- reading ---- */
 
 /* By the directory, once it was read. */
-static int end_exists(struct store_list *l, uint64_t n)
+static int end_exists(struct commit_list *l, uint64_t n)
 {
 	return l->numbers.read ? list_number_there(l, n) : list_entry_exists(l, n);
 }
 
 /* Entries below `from` exist. The end is between the last number that is found and the next that is not. */
-static int64_t end_from(struct store_list *l, uint64_t from)
+static int64_t end_from(struct commit_list *l, uint64_t from)
 {
 	uint64_t low = from, step = 1, high; /* all below low exist, as far as probes show; high does not */
 	int r = 0;
@@ -528,7 +528,7 @@ static int64_t end_from(struct store_list *l, uint64_t from)
 
 /* The end again, this time with looks beyond it: a lost file must not be taken for the end, or its number would be put
  * again. Not for each refresh. */
-static int64_t end_beyond_gaps(struct store_list *l, uint64_t from)
+static int64_t end_beyond_gaps(struct commit_list *l, uint64_t from)
 {
 	for (;;) {
 		int64_t end = end_from(l, from);
@@ -554,7 +554,7 @@ static int64_t end_beyond_gaps(struct store_list *l, uint64_t from)
 }
 
 struct read_batch {
-	const struct store_list *l;
+	const struct commit_list *l;
 	uint64_t from;
 	struct proto_entry entries[READ_BATCH];
 	int results[READ_BATCH];
@@ -571,7 +571,7 @@ static int batch_read(void *arg, uint32_t i, struct base_error *err)
 
 /* Many entries: several are read at once, and applied in order. One that could not be read is read again alone. After
  * many missing ones the rest is left for later: most of it will be missing, too. */
-static int read_many(struct store_list *l, struct read_batch *b, uint32_t n, struct base_error *err)
+static int read_many(struct commit_list *l, struct read_batch *b, uint32_t n, struct base_error *err)
 {
 	int r;
 
@@ -587,7 +587,7 @@ static int read_many(struct store_list *l, struct read_batch *b, uint32_t n, str
 	return r;
 }
 
-static int read_some(struct store_list *l, struct read_batch *b, uint64_t end, struct base_error *err)
+static int read_some(struct commit_list *l, struct read_batch *b, uint64_t end, struct base_error *err)
 {
 	uint32_t n;
 	int r = list_gap_pass(l, end, err);
@@ -599,7 +599,7 @@ static int read_some(struct store_list *l, struct read_batch *b, uint64_t end, s
 	return n > 1 ? read_many(l, b, n, err) : list_step(l, true, NULL, err);
 }
 
-static int read_until(struct store_list *l, uint64_t end, struct base_error *err)
+static int read_until(struct commit_list *l, uint64_t end, struct base_error *err)
 {
 	base_cleanup_free struct read_batch *b = NULL;
 	int r = 0;
@@ -612,19 +612,19 @@ static int read_until(struct store_list *l, uint64_t end, struct base_error *err
 	return r < 0 ? r : 0;
 }
 
-void list_begin(struct store_list *l, struct store *s, const char *run, const struct store_list_how *how)
+void list_begin(struct commit_list *l, struct store *s, const char *run, const struct commit_list_how *how)
 {
-	*l = (struct store_list){.store = s, .how = *how, .tail_known = true, .launch_before = PROTO_NONE,
+	*l = (struct commit_list){.store = s, .how = *how, .tail_known = true, .launch_before = PROTO_NONE,
 		.before_known = true};
 	snprintf(l->run, sizeof l->run, "%s", run);
 }
 
 /* Drops what is known but for the numbers that accept entries name, and reads from entry 0 to where it stood. An entry
  * that is taken only now may be an acceptance of more of them. */
-static int read_again(struct store_list *l, struct base_error *err)
+static int read_again(struct commit_list *l, struct base_error *err)
 {
 	for (unsigned times = 0; l->again; times++) {
-		struct store_list old = *l;
+		struct commit_list old = *l;
 		int r;
 
 		if (times == AGAIN_MAX)
@@ -642,7 +642,7 @@ static int read_again(struct store_list *l, struct base_error *err)
 	return 0;
 }
 
-static bool snapshot_larger(struct store_list *l, uint64_t n)
+static bool snapshot_larger(struct commit_list *l, uint64_t n)
 {
 	char name[STORAGE_NAME_MAX];
 	uint64_t size;
@@ -654,15 +654,15 @@ static bool snapshot_larger(struct store_list *l, uint64_t n)
 /* Does it name much more than its own 64 entries? Then the one before it is small, and costs less together with the 64
  * entries after it. If that one is large, too, so are all: the store lacks the word, or commits have large
  * attributes. */
-static bool snapshot_large(struct store_list *l, uint64_t n)
+static bool snapshot_large(struct commit_list *l, uint64_t n)
 {
-	return n > STORE_SNAPSHOT_EVERY && snapshot_larger(l, n) && !snapshot_larger(l, n - STORE_SNAPSHOT_EVERY);
+	return n > COMMIT_SNAPSHOT_EVERY && snapshot_larger(l, n) && !snapshot_larger(l, n - COMMIT_SNAPSHOT_EVERY);
 }
 
 /* model: newest. Starts from the newest snapshot that can be read, `skip` of them left out, else from entry 0. */
-static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip, struct base_error *err)
+static int start_from_snapshot(struct commit_list *l, uint64_t end, unsigned skip, struct base_error *err)
 {
-	uint64_t n = end ? (end - 1) / STORE_SNAPSHOT_EVERY * STORE_SNAPSHOT_EVERY : 0;
+	uint64_t n = end ? (end - 1) / COMMIT_SNAPSHOT_EVERY * COMMIT_SNAPSHOT_EVERY : 0;
 	unsigned missing = 0;
 	int r = 0;
 
@@ -703,7 +703,7 @@ static int start_from_snapshot(struct store_list *l, uint64_t end, unsigned skip
 }
 
 /* Is there an entry behind the end of the listing, which may be older? */
-static int newer_than_listed(struct store_list *l, uint64_t end)
+static int newer_than_listed(struct commit_list *l, uint64_t end)
 {
 	int r = 0;
 
@@ -714,7 +714,7 @@ static int newer_than_listed(struct store_list *l, uint64_t end)
 
 /* The end of the whole list. For a short one the directory answers, but for a few numbers right behind the end. To list
  * a long one costs more than to look at single numbers; and some directories cannot be listed. */
-static int64_t list_end(struct store_list *l, struct base_error *err)
+static int64_t list_end(struct commit_list *l, struct base_error *err)
 {
 	int r = list_entry_exists(l, SHORT_END);
 	int64_t end = 0;
@@ -738,7 +738,7 @@ static int64_t list_end(struct store_list *l, struct base_error *err)
 	return end < 0 ? list_unreadable(l, (int)end, err) : end;
 }
 
-static int list_open_at(struct store_list *l, struct base_error *err)
+static int list_open_at(struct commit_list *l, struct base_error *err)
 {
 	int64_t end = list_end(l, err);
 	int r = 0;
@@ -758,10 +758,11 @@ static int list_open_at(struct store_list *l, struct base_error *err)
 	return r;
 }
 
-int store_list_open_how(struct store *s, const char *run, const struct store_list_how *how, struct store_list **ret_l,
+int commit_list_open_how(struct store *s, const char *run, const struct commit_list_how *how,
+	struct commit_list **ret_l,
 	struct base_error *err)
 {
-	struct store_list *l;
+	struct commit_list *l;
 	int r;
 
 	if (!proto_run_valid(run))
@@ -772,33 +773,34 @@ int store_list_open_how(struct store *s, const char *run, const struct store_lis
 	list_begin(l, s, run, how);
 	r = list_open_at(l, err);
 	if (r < 0) {
-		store_list_close(l);
+		commit_list_close(l);
 		return r;
 	}
 	*ret_l = l;
 	return 0;
 }
 
-int store_list_open_newest(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
+int commit_list_open_newest(struct store *s, const char *run, struct commit_list **ret_l, struct base_error *err)
 {
-	return store_list_open_how(s, run,
-		&(struct store_list_how){.newest = true, .patience_ms = STORE_LIST_PATIENCE_MS}, ret_l, err);
+	return commit_list_open_how(s, run,
+		&(struct commit_list_how){.newest = true, .patience_ms = COMMIT_LIST_PATIENCE_MS}, ret_l, err);
 }
 
-int store_list_open(struct store *s, const char *run, bool whole, struct store_list **ret_l, struct base_error *err)
+int commit_list_open(struct store *s, const char *run, bool whole, struct commit_list **ret_l, struct base_error *err)
 {
-	return store_list_open_how(s, run,
-		&(struct store_list_how){.whole = whole, .patience_ms = STORE_LIST_PATIENCE_MS}, ret_l, err);
+	return commit_list_open_how(s, run,
+		&(struct commit_list_how){.whole = whole, .patience_ms = COMMIT_LIST_PATIENCE_MS}, ret_l, err);
 }
 
-int store_list_open_compared(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err)
+int commit_list_open_compared(struct store *s, const char *run, struct commit_list **ret_l, struct base_error *err)
 {
-	return store_list_open_how(s, run,
-		&(struct store_list_how){.whole = true, .compare = true, .patience_ms = STORE_LIST_PATIENCE_MS}, ret_l,
+	return commit_list_open_how(s, run,
+		&(struct commit_list_how){.whole = true, .compare = true, .patience_ms = COMMIT_LIST_PATIENCE_MS},
+			ret_l,
 		err);
 }
 
-void store_list_close(struct store_list *l)
+void commit_list_close(struct commit_list *l)
 {
 	if (!l)
 		return;
@@ -806,7 +808,7 @@ void store_list_close(struct store_list *l)
 	free(l);
 }
 
-static void list_replace(struct store_list *l, struct store_list *fresh)
+static void list_replace(struct commit_list *l, struct commit_list *fresh)
 {
 	list_state_release(l);
 	*l = *fresh;
@@ -814,14 +816,14 @@ static void list_replace(struct store_list *l, struct store_list *fresh)
 }
 
 /* The entry that was left out can be read again: everything anew, for the rules go by order. 1: so it was. */
-static int list_heal(struct store_list *l)
+static int list_heal(struct commit_list *l)
 {
-	struct store_list *fresh;
+	struct commit_list *fresh;
 	struct proto_entry e = {0};
 	int r = entry_read(l, l->hole, &e, NULL);
 
 	proto_entry_release(&e);
-	if (store_error_passes(r) || store_list_open_how(l->store, l->run, &l->how, &fresh, NULL) < 0)
+	if (commit_error_passes(r) || commit_list_open_how(l->store, l->run, &l->how, &fresh, NULL) < 0)
 		return 0;
 	list_replace(l, fresh);
 	base_warning("%s: run %s: entries of its list that could not be read are read now, and count",
@@ -829,7 +831,7 @@ static int list_heal(struct store_list *l)
 	return 1;
 }
 
-uint64_t store_list_patience(struct store_list *l, uint64_t ms)
+uint64_t commit_list_patience(struct commit_list *l, uint64_t ms)
 {
 	uint64_t before = l->how.patience_ms;
 
@@ -837,20 +839,20 @@ uint64_t store_list_patience(struct store_list *l, uint64_t ms)
 	return before;
 }
 
-int store_list_reopen(struct store_list *l, struct base_error *err)
+int commit_list_reopen(struct commit_list *l, struct base_error *err)
 {
-	struct store_list_how how = l->how;
-	struct store_list *fresh;
+	struct commit_list_how how = l->how;
+	struct commit_list *fresh;
 	int r;
 
 	how.whole = true;
-	r = store_list_open_how(l->store, l->run, &how, &fresh, err);
+	r = commit_list_open_how(l->store, l->run, &how, &fresh, err);
 	if (r == 0)
 		list_replace(l, fresh);
 	return r;
 }
 
-static int read_on(struct store_list *l, struct base_error *err)
+static int read_on(struct commit_list *l, struct base_error *err)
 {
 	int count = l->unread ? list_heal(l) : 0, again;
 
@@ -877,7 +879,7 @@ static int read_on(struct store_list *l, struct base_error *err)
 }
 
 /* model: replay. From l->next on. */
-int store_list_refresh(struct store_list *l, struct base_error *err)
+int commit_list_refresh(struct commit_list *l, struct base_error *err)
 {
 	int r = read_on(l, err), known;
 
@@ -890,7 +892,7 @@ int store_list_refresh(struct store_list *l, struct base_error *err)
 	return r;
 }
 
-int store_list_catch_up(struct store_list *l, struct base_error *err)
+int commit_list_catch_up(struct commit_list *l, struct base_error *err)
 {
 	uint64_t until = base_monotonic_ms() + l->how.patience_ms;
 
@@ -902,7 +904,7 @@ int store_list_catch_up(struct store_list *l, struct base_error *err)
 		if (r == 0)
 			return 0;
 		if (r > 0)
-			r = store_list_refresh(l, err);
+			r = commit_list_refresh(l, err);
 		if (r < 0)
 			return r;
 		if (base_monotonic_ms() < until) {
@@ -917,7 +919,7 @@ int store_list_catch_up(struct store_list *l, struct base_error *err)
 	}
 }
 
-int store_list_newer(const struct store_list *l, uint64_t *ret_entry, struct base_error *err)
+int commit_list_newer(const struct commit_list *l, uint64_t *ret_entry, struct base_error *err)
 {
 	if (!l->newer_kind)
 		return 0;
@@ -929,17 +931,17 @@ int store_list_newer(const struct store_list *l, uint64_t *ret_entry, struct bas
 		l->run, (unsigned long long)l->newer, l->newer_kind);
 }
 
-const char *store_list_run(const struct store_list *l) { return l->run; }
-uint64_t store_list_next(const struct store_list *l) { return l->next; }
-uint64_t store_list_first(const struct store_list *l) { return l->first; }
-uint64_t store_list_head(const struct store_list *l) { return l->head.number; }
-uint64_t store_list_lie(const struct store_list *l) { return l->lie; }
-size_t store_list_count(const struct store_list *l) { return l->nsteps; }
-const struct store_list_step *store_list_at(const struct store_list *l, size_t i)
+const char *commit_list_run(const struct commit_list *l) { return l->run; }
+uint64_t commit_list_next(const struct commit_list *l) { return l->next; }
+uint64_t commit_list_first(const struct commit_list *l) { return l->first; }
+uint64_t commit_list_head(const struct commit_list *l) { return l->head.number; }
+uint64_t commit_list_lie(const struct commit_list *l) { return l->lie; }
+size_t commit_list_count(const struct commit_list *l) { return l->nsteps; }
+const struct commit_list_step *commit_list_at(const struct commit_list *l, size_t i)
 {
 	return i < l->nsteps ? &l->steps[i] : NULL;
 }
-const struct store_list_step *store_list_latest(const struct store_list *l)
+const struct commit_list_step *commit_list_latest(const struct commit_list *l)
 {
 	return l->nsteps ? &l->steps[l->nsteps - 1] : NULL;
 }
@@ -966,13 +968,13 @@ static int name_compare(const void *a, const void *b)
 	return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-int store_runs(struct store *s, char ***ret_runs, size_t *ret_n, struct base_error *err)
+int commit_runs(struct store *s, char ***ret_runs, size_t *ret_n, struct base_error *err)
 {
 	struct runs_found f = {0};
 	int r = storage_list_dirs(s->storage, "runs", runs_add, &f);
 
 	if (r < 0 && r != -ENOENT) {
-		store_runs_free(f.names, f.n);
+		commit_runs_free(f.names, f.n);
 		if (store_denied_listing(s, r, err))
 			return r;
 		return base_error_set(err, r, "%s/runs: %s", s->path, base_error_name(r));
@@ -984,7 +986,7 @@ int store_runs(struct store *s, char ***ret_runs, size_t *ret_n, struct base_err
 	return 0;
 }
 
-void store_runs_free(char **runs, size_t n)
+void commit_runs_free(char **runs, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
 		free(runs[i]);

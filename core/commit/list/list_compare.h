@@ -7,11 +7,11 @@
 
 #include "core/commit/list/list.h"
 
-/* As store_list_open of the whole list, and every snapshot is compared (store_list_lie). */
-int store_list_open_compared(struct store *s, const char *run, struct store_list **ret_l, struct base_error *err);
+/* As commit_list_open of the whole list, and every snapshot is compared (commit_list_lie). */
+int commit_list_open_compared(struct store *s, const char *run, struct commit_list **ret_l, struct base_error *err);
 /* The number of the first snapshot that says something else; 0: none does, or it was not compared. */
-uint64_t store_list_lie(const struct store_list *l);
+uint64_t commit_list_lie(const struct commit_list *l);
 /* Do two commits say the same, with attributes and fields that are not known? */
-bool store_commit_equal(const struct proto_commit *a, const struct proto_commit *b);
+bool commit_equal(const struct proto_commit *a, const struct proto_commit *b);
 
 #endif

@@ -26,7 +26,7 @@
 
 #define FIRST_MAX 65u   /* more entries are not kept before the head: one for each bit of the number of launches */
 
-void list_head_see(struct store_list *l, const struct proto_entry *e)
+void list_head_see(struct commit_list *l, const struct proto_entry *e)
 {
 	if (e->kind == PROTO_ENTRY_COLLECTED && e->number > l->seen.number)
 		l->seen = (struct list_head){e->number, e->before};
@@ -35,7 +35,7 @@ void list_head_see(struct store_list *l, const struct proto_entry *e)
 /* ---- beginning at a head ---- */
 
 /* -ENOENT, -BASE_EDAMAGED: the snapshot ret_at->broken of its chain cannot be used. */
-static int start_chain(struct store_list *at, const struct list_head *h, struct base_error *err)
+static int start_chain(struct commit_list *at, const struct list_head *h, struct base_error *err)
 {
 	struct proto_entry e = {0};
 	int r;
@@ -50,7 +50,7 @@ static int start_chain(struct store_list *at, const struct list_head *h, struct 
 }
 
 /* No later snapshot goes on from it: its chain is not known. */
-static int start_mark(struct store_list *at, const struct list_head *h, struct base_error *err)
+static int start_mark(struct commit_list *at, const struct list_head *h, struct base_error *err)
 {
 	struct proto_entry e = {0};
 	int r = list_mark_read(at, h, &e, err);
@@ -65,13 +65,13 @@ static int start_mark(struct store_list *at, const struct list_head *h, struct b
 }
 
 /* Snapshot at->broken of the chain cannot be used: an error r, or its bytes are wrong. The file replaces it. */
-static int chain_broken(struct store_list *at, int r, const struct base_error *why)
+static int chain_broken(struct commit_list *at, int r, const struct base_error *why)
 {
 	char text[160];
 
 	if (list_accepted(at, at->broken))
 		return 0;
-	if (store_error_passes(r)) {
+	if (commit_error_passes(r)) {
 		snprintf(text, sizeof text, "it cannot be read (%s), and is left out until it can", base_error_name(r));
 		at->unread = true;
 		at->hole = at->broken;
@@ -84,7 +84,7 @@ static int chain_broken(struct store_list *at, int r, const struct base_error *w
 }
 
 /* Is the head behind the end? Then the end is lost, and entries behind the head with it. */
-static int head_beyond(struct store_list *at, uint64_t head)
+static int head_beyond(struct commit_list *at, uint64_t head)
 {
 	int r = list_entry_exists(at, head);
 
@@ -93,7 +93,7 @@ static int head_beyond(struct store_list *at, uint64_t head)
 	return r < 0 ? r : !r;
 }
 
-static int start_head(struct store_list *at, const struct list_head *h, struct base_error *err)
+static int start_head(struct commit_list *at, const struct list_head *h, struct base_error *err)
 {
 	struct base_error why = {0}, other = {0};
 	int r = start_chain(at, h, &why), beyond, mark;
@@ -112,10 +112,10 @@ static int start_head(struct store_list *at, const struct list_head *h, struct b
 	return chain_broken(at, r, &why) < 0 ? base_no_memory_for(err, "run %s", at->run) : 0;
 }
 
-int list_head_open(const struct store_list *l, const struct list_head *h, struct store_list *ret_at,
+int list_head_open(const struct commit_list *l, const struct list_head *h, struct commit_list *ret_at,
 	struct base_error *err)
 {
-	struct store_list_how how = l->how;
+	struct commit_list_how how = l->how;
 	int r;
 
 	how.newest = false;
@@ -129,7 +129,7 @@ int list_head_open(const struct store_list *l, const struct list_head *h, struct
 	return r < 0 ? r : list_launches_start(ret_at, err);
 }
 
-void list_head_drop(struct store_list *at)
+void list_head_drop(struct commit_list *at)
 {
 	at->accepts = NULL;
 	at->by_number = (struct base_table){0};
@@ -139,22 +139,22 @@ void list_head_drop(struct store_list *at)
 /* ---- coming to a collected entry ---- */
 
 /* The first entry that was collected names the head that the last collection has left. */
-static int first_look(struct store_list *l, struct base_error *err)
+static int first_look(struct commit_list *l, struct base_error *err)
 {
 	bool found = false;
 	int r = 0;
 
-	for (uint64_t n = 0; n < FIRST_MAX && !found && !store_error_passes(r); n++) {
+	for (uint64_t n = 0; n < FIRST_MAX && !found && !commit_error_passes(r); n++) {
 		struct proto_entry e = {0};
 
 		r = list_entry_read(l, n, &e, NULL);
 		found = r == 0 && e.kind == PROTO_ENTRY_COLLECTED;
 		proto_entry_release(&e);
 	}
-	return store_error_passes(r) ? list_unreadable(l, r, err) : 0;
+	return commit_error_passes(r) ? list_unreadable(l, r, err) : 0;
 }
 
-static void head_take(struct store_list *l, struct store_list *at)
+static void head_take(struct commit_list *l, struct commit_list *at)
 {
 	at->accepts = NULL;
 	list_accepts_move(at, l);
@@ -165,7 +165,7 @@ static void head_take(struct store_list *l, struct store_list *at)
 	*l = *at;
 }
 
-int list_jump(struct store_list *l, const struct proto_entry *e, struct base_error *err)
+int list_jump(struct commit_list *l, const struct proto_entry *e, struct base_error *err)
 {
 	int r;
 
@@ -174,7 +174,7 @@ int list_jump(struct store_list *l, const struct proto_entry *e, struct base_err
 		return r;
 	while (l->seen.number > l->lost) {
 		struct list_head h = l->seen;
-		struct store_list at;
+		struct commit_list at;
 
 		r = list_head_open(l, &h, &at, err);
 		if (r == 0) {
@@ -196,11 +196,11 @@ int list_jump(struct store_list *l, const struct proto_entry *e, struct base_err
 		(unsigned long long)l->lost, (unsigned long long)l->lost);
 }
 
-uint64_t store_list_head_named(const struct store_list *l) { return l->seen.number; }
+uint64_t commit_list_head_named(const struct commit_list *l) { return l->seen.number; }
 
-bool store_list_digest_named(const struct store_list *l, uint64_t n, struct base_digest *ret_d)
+bool commit_list_digest_named(const struct commit_list *l, uint64_t n, struct base_digest *ret_d)
 {
-	if (n % STORE_SNAPSHOT_EVERY || n == 0)
+	if (n % COMMIT_SNAPSHOT_EVERY || n == 0)
 		return false;
 	for (size_t i = 0; i < l->nnodes; i++)
 		if (l->nodes[i].from == n) {
@@ -213,23 +213,23 @@ bool store_list_digest_named(const struct store_list *l, uint64_t n, struct base
 
 /* ---- what readers that begin at a head know of attempts ---- */
 
-bool store_list_launch_decided(const struct store_list *l, uint64_t entry)
+bool commit_list_launch_decided(const struct commit_list *l, uint64_t entry)
 {
 	size_t at = base_bisect(i, 0, l->nlaunches, l->launches[i].entry < entry);
 
 	return entry < l->first || (at < l->nlaunches && l->launches[at].entry == entry);
 }
 
-uint64_t store_list_attempt_from(const struct store_list *l, const char *attempt)
+uint64_t commit_list_attempt_from(const struct commit_list *l, const char *attempt)
 {
 	uint64_t entry;
-	enum store_attempt_state state = store_list_attempt(l, attempt, NULL, &entry);
+	enum commit_attempt_state state = commit_list_attempt(l, attempt, NULL, &entry);
 
-	if (state == STORE_ATTEMPT_UNDECIDED)
+	if (state == COMMIT_ATTEMPT_UNDECIDED)
 		return PROTO_NONE;
-	if (state == STORE_ATTEMPT_ABORTED)
-		return store_list_launch_decided(l, entry) ? PROTO_NONE : entry;
-	if (store_list_entry_live(l, entry))
+	if (state == COMMIT_ATTEMPT_ABORTED)
+		return commit_list_launch_decided(l, entry) ? PROTO_NONE : entry;
+	if (commit_list_entry_live(l, entry))
 		return PROTO_NONE;
 	for (size_t i = 0; i < l->ndropped; i++) /* until then snapshots showed it */
 		if (l->dropped[i].entry == entry && l->dropped[i].at > entry)
@@ -237,13 +237,13 @@ uint64_t store_list_attempt_from(const struct store_list *l, const char *attempt
 	return entry;
 }
 
-uint64_t store_list_aborts_from(const struct store_list *l, const char *launch)
+uint64_t commit_list_aborts_from(const struct commit_list *l, const char *launch)
 {
 	uint64_t from = PROTO_NONE;
 
 	for (size_t i = 0; i < l->nattempts; i++) /* in the order of decision */
 		if (strncmp(l->attempts[i].name, launch, 16) == 0)
-			from = l->attempts[i].state == STORE_ATTEMPT_COMMITTED ? PROTO_NONE
+			from = l->attempts[i].state == COMMIT_ATTEMPT_COMMITTED ? PROTO_NONE
 				: base_min(from, l->attempts[i].entry);
 	return from;
 }

@@ -17,26 +17,26 @@ struct list_head { uint64_t number; struct base_digest self; };
 /* ---- list.c ---- */
 
 /* A list of which nothing was read. */
-void list_begin(struct store_list *l, struct store *s, const char *run, const struct store_list_how *how);
+void list_begin(struct commit_list *l, struct store *s, const char *run, const struct commit_list_how *how);
 /* 1: there is an entry of that number; 0: not. */
-int list_entry_exists(struct store_list *l, uint64_t n);
+int list_entry_exists(struct commit_list *l, uint64_t n);
 /* Reads, with the list's patience, what entries are made of from a record of that kind under that name. */
-int list_file_read(struct store_list *l, enum store_record_kind kind, const char *name, uint64_t n,
+int list_file_read(struct commit_list *l, enum store_record_kind kind, const char *name, uint64_t n,
 	struct proto_entry *ret_e, struct base_error *err);
 
 /* ---- list_head.c ---- */
 
 /* An entry was read: does it name a head? */
-void list_head_see(struct store_list *l, const struct proto_entry *e);
+void list_head_see(struct commit_list *l, const struct proto_entry *e);
 /* The next entry was collected: goes on behind the head, with what was visible there. 0; -BASE_EDAMAGED: that cannot be
  * read, and the entry counts as damaged; or another error. */
-int list_jump(struct store_list *l, const struct proto_entry *e, struct base_error *err);
+int list_jump(struct commit_list *l, const struct proto_entry *e, struct base_error *err);
 /* Fills *ret_at with the list as it is for a reader that begins at this head. -ENOENT, -BASE_EDAMAGED: that cannot be
  * read. list_head_drop, whatever it returns. */
-int list_head_open(const struct store_list *l, const struct list_head *h, struct store_list *ret_at,
+int list_head_open(const struct commit_list *l, const struct list_head *h, struct commit_list *ret_at,
 	struct base_error *err);
-void list_head_drop(struct store_list *at);
+void list_head_drop(struct commit_list *at);
 /* The file that says what is visible there. */
-int list_mark_read(struct store_list *l, const struct list_head *h, struct proto_entry *ret_e, struct base_error *err);
+int list_mark_read(struct commit_list *l, const struct list_head *h, struct proto_entry *ret_e, struct base_error *err);
 
 #endif

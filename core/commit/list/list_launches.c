@@ -9,12 +9,12 @@
 #include "core/base/array.h"
 #include "core/base/cleanup.h"
 
-uint64_t list_newest_launch(const struct store_list *l)
+uint64_t list_newest_launch(const struct commit_list *l)
 {
 	return l->nlaunches ? l->launches[l->nlaunches - 1].entry : l->launch_before;
 }
 
-bool store_list_launch_newest(const struct store_list *l, const char *launch)
+bool commit_list_launch_newest(const struct commit_list *l, const char *launch)
 {
 	const char *newest = l->nlaunches ? l->launches[l->nlaunches - 1].launch
 		: l->nbefore ? l->before[l->nbefore - 1].launch : "";
@@ -30,7 +30,7 @@ static void id_set(struct list_id *id, const char *launch, uint64_t entry)
 
 /* Adds what this launch entry names, the newest first. *nth: of the launch that the newer one goes on from, 0: not
  * known. */
-static int before_add(struct store_list *l, uint64_t n, const struct proto_entry *e, uint64_t *nth)
+static int before_add(struct commit_list *l, uint64_t n, const struct proto_entry *e, uint64_t *nth)
 {
 	if (e->kind != PROTO_ENTRY_LAUNCH || (*nth && e->nth != *nth))
 		return -BASE_EDAMAGED;
@@ -44,7 +44,7 @@ static int before_add(struct store_list *l, uint64_t n, const struct proto_entry
 }
 
 /* *ret_bad: the entry that cannot be used, if it is -BASE_EDAMAGED. */
-static int before_read(struct store_list *l, uint64_t *ret_bad, struct base_error *err)
+static int before_read(struct commit_list *l, uint64_t *ret_bad, struct base_error *err)
 {
 	uint64_t n = l->launch_before, nth = 0;
 	int r = 0;
@@ -69,7 +69,7 @@ static int before_read(struct store_list *l, uint64_t *ret_bad, struct base_erro
 	return r == -ENOENT ? -BASE_EDAMAGED : r;
 }
 
-int list_launches_know(struct store_list *l, struct base_error *err)
+int list_launches_know(struct commit_list *l, struct base_error *err)
 {
 	uint64_t bad;
 	int r;
@@ -79,7 +79,7 @@ int list_launches_know(struct store_list *l, struct base_error *err)
 	r = l->store->info.list_2 ? before_read(l, &bad, err) : -BASE_EDAMAGED;
 	if (r == -BASE_EDAMAGED) {
 		l->nbefore = 0;
-		return store_list_reopen(l, err); /* the entries themselves */
+		return commit_list_reopen(l, err); /* the entries themselves */
 	}
 	l->before_known = r == 0;
 	return r == -ENOMEM ? base_no_memory_for(err, "run %s", l->run) : r;
@@ -87,7 +87,7 @@ int list_launches_know(struct store_list *l, struct base_error *err)
 
 /* The list begins at a head: there is nothing before it to be read instead. An entry that cannot be used is damage;
  * those that it goes on from are not known then, as if each had been accepted as damaged. */
-int list_launches_start(struct store_list *l, struct base_error *err)
+int list_launches_start(struct commit_list *l, struct base_error *err)
 {
 	struct base_error why = {0};
 	uint64_t bad;
@@ -106,7 +106,7 @@ int list_launches_start(struct store_list *l, struct base_error *err)
 	return l->before_known ? 0 : base_error_set(err, r, "%s", why.text);
 }
 
-const struct list_id *list_launch_before(const struct store_list *l, const char name[static 16])
+const struct list_id *list_launch_before(const struct commit_list *l, const char name[static 16])
 {
 	for (size_t i = l->nbefore; i-- > 0;)
 		if (memcmp(l->before[i].launch, name, 16) == 0)
@@ -114,20 +114,20 @@ const struct list_id *list_launch_before(const struct store_list *l, const char 
 	return NULL;
 }
 
-bool store_list_launch_used(const struct store_list *l, const char *launch)
+bool commit_list_launch_used(const struct commit_list *l, const char *launch)
 {
 	return list_launch_before(l, launch) != NULL;
 }
 
 /* The launch entry of number k, from 1 on. */
-static uint64_t launch_entry_of(const struct store_list *l, uint64_t k)
+static uint64_t launch_entry_of(const struct commit_list *l, uint64_t k)
 {
 	if (k == 0)
 		return PROTO_NONE;
 	return k > l->nbefore ? l->launches[k - l->nbefore - 1].entry : l->before[k - 1].entry;
 }
 
-int list_launch_fill(const struct store_list *l, struct proto_entry *e, proto_launch_id **ret_ids)
+int list_launch_fill(const struct commit_list *l, struct proto_entry *e, proto_launch_id **ret_ids)
 {
 	uint64_t k = l->nbefore + l->nlaunches + 1, from = k & (k - 1);
 	proto_launch_id *ids;
@@ -149,7 +149,7 @@ int list_launch_fill(const struct store_list *l, struct proto_entry *e, proto_la
 	return 0;
 }
 
-int list_launch_compare(struct store_list *l, const struct proto_entry *e, bool *ret_same)
+int list_launch_compare(struct commit_list *l, const struct proto_entry *e, bool *ret_same)
 {
 	struct proto_entry mine = {0};
 	base_cleanup_free proto_launch_id *ids = NULL;

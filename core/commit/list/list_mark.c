@@ -17,24 +17,24 @@
 
 #include "core/base/cleanup.h"
 
-struct store_list_mark {
-	struct store_list at;            /* the list as it is for a reader that begins at the head */
+struct commit_list_mark {
+	struct commit_list at;            /* the list as it is for a reader that begins at the head */
 	struct list_made made;
 	struct proto_entry e;
 	char record[STORAGE_NAME_MAX];     /* collected.<number> */
 };
 
-static const char *const mark_names[] = {[STORE_LIST_HEAD] = "head.", [STORE_LIST_COLLECTED] = "collected."};
+static const char *const mark_names[] = {[COMMIT_LIST_HEAD] = "head.", [COMMIT_LIST_COLLECTED] = "collected."};
 
-void store_list_mark_name(const char *run, enum store_list_mark_file file, uint64_t head,
+void commit_list_mark_name(const char *run, enum commit_list_mark_file file, uint64_t head,
 	char name[static STORAGE_NAME_MAX])
 {
 	snprintf(name, STORAGE_NAME_MAX, "runs/%s/%s%012llu", run, mark_names[file], (unsigned long long)head);
 }
 
-enum store_list_mark_file store_list_mark_parse(const char *base, uint64_t *ret_head)
+enum commit_list_mark_file commit_list_mark_parse(const char *base, uint64_t *ret_head)
 {
-	for (enum store_list_mark_file file = STORE_LIST_HEAD; file <= STORE_LIST_COLLECTED; file++) {
+	for (enum commit_list_mark_file file = COMMIT_LIST_HEAD; file <= COMMIT_LIST_COLLECTED; file++) {
 		size_t len = strlen(mark_names[file]);
 		const char *digits = base + len;
 		char same[24];
@@ -44,18 +44,18 @@ enum store_list_mark_file store_list_mark_parse(const char *base, uint64_t *ret_
 			continue;
 		*ret_head = strtoull(digits, NULL, 10);
 		snprintf(same, sizeof same, "%012llu", (unsigned long long)*ret_head);
-		if (strcmp(digits, same) == 0 && *ret_head && *ret_head % STORE_SNAPSHOT_EVERY == 0)
+		if (strcmp(digits, same) == 0 && *ret_head && *ret_head % COMMIT_SNAPSHOT_EVERY == 0)
 			return file;
 	}
-	return STORE_LIST_NO_MARK;
+	return COMMIT_LIST_NO_MARK;
 }
 
-int list_mark_read(struct store_list *l, const struct list_head *h, struct proto_entry *ret_e, struct base_error *err)
+int list_mark_read(struct commit_list *l, const struct list_head *h, struct proto_entry *ret_e, struct base_error *err)
 {
 	char name[STORAGE_NAME_MAX];
 	int r;
 
-	store_list_mark_name(l->run, STORE_LIST_HEAD, h->number, name);
+	commit_list_mark_name(l->run, COMMIT_LIST_HEAD, h->number, name);
 	r = list_file_read(l, STORE_RECORD_MARK, name, h->number, ret_e, err);
 	if (r < 0 || (ret_e->kind == PROTO_ENTRY_SNAPSHOT && !ret_e->from && ret_e->list_2 &&
 		base_digest_equal(&ret_e->before, &h->self)))
@@ -64,12 +64,12 @@ int list_mark_read(struct store_list *l, const struct list_head *h, struct proto
 	return base_error_set(err, -BASE_EDAMAGED, "it does not say what was visible at the snapshot of its number");
 }
 
-BASE_CLEANUP_DEFINE(struct store_list_mark *, store_list_mark_free)
+BASE_CLEANUP_DEFINE(struct commit_list_mark *, commit_list_mark_free)
 
 /* ---- making ---- */
 
 /* The commits that were visible at the head by the entries themselves. -ENOMEM. */
-static int visible_at(const struct store_list *l, uint64_t head, uint64_t **ret_entries, size_t *ret_n)
+static int visible_at(const struct commit_list *l, uint64_t head, uint64_t **ret_entries, size_t *ret_n)
 {
 	uint64_t *all = malloc((l->nsteps + l->ndropped + 1) * sizeof *all);
 	size_t n = 0;
@@ -89,7 +89,7 @@ static int visible_at(const struct store_list *l, uint64_t head, uint64_t **ret_
 }
 
 /* Does it name the steps that the entries have made visible? -ENOMEM. */
-static int steps_true(const struct store_list *l, const struct proto_entry *e, bool *ret_true)
+static int steps_true(const struct commit_list *l, const struct proto_entry *e, bool *ret_true)
 {
 	base_cleanup_free uint64_t *entries = NULL;
 	size_t n;
@@ -97,16 +97,16 @@ static int steps_true(const struct store_list *l, const struct proto_entry *e, b
 
 	*ret_true = r == 0 && n == e->nlive;
 	for (size_t i = 0; *ret_true && i < n; i++) {
-		const struct store_list_step *step = list_step_of_entry(l, entries[i]);
+		const struct commit_list_step *step = list_step_of_entry(l, entries[i]);
 
 		*ret_true = e->live[i].entry == entries[i] &&
-			(!step || store_commit_equal(&step->commit, &e->live[i].commit));
+			(!step || commit_equal(&step->commit, &e->live[i].commit));
 	}
 	return r;
 }
 
 /* Are the launches before the head those that the entries have? */
-static bool launches_true(const struct store_list *l, const struct store_list *at)
+static bool launches_true(const struct commit_list *l, const struct commit_list *at)
 {
 	size_t n = l->nbefore;
 
@@ -123,12 +123,12 @@ static bool launches_true(const struct store_list *l, const struct store_list *a
 
 /* -ENOENT: nothing may be skipped for a reader that begins there and knows nothing of what was before, or what l knows
  * of acceptances. */
-static int mark_state(const struct store_list *l, uint64_t head, bool accepts, struct store_list *ret_at,
+static int mark_state(const struct commit_list *l, uint64_t head, bool accepts, struct commit_list *ret_at,
 	struct base_error *err)
 {
 	struct list_head h = {head, {{0}}};
 	const struct list_node *node = list_node_find(l, head);
-	struct store_list fresh;
+	struct commit_list fresh;
 	int r;
 
 	if (accepts)
@@ -140,7 +140,7 @@ static int mark_state(const struct store_list *l, uint64_t head, bool accepts, s
 	return r == 0 && ret_at->nskips ? -ENOENT : r;
 }
 
-static int mark_make(struct store_list *l, uint64_t head, bool accepts, struct store_list_mark *k,
+static int mark_make(struct commit_list *l, uint64_t head, bool accepts, struct commit_list_mark *k,
 	struct base_error *err)
 {
 	bool is_true;
@@ -150,7 +150,7 @@ static int mark_make(struct store_list *l, uint64_t head, bool accepts, struct s
 		return r == -BASE_EDAMAGED ? -ENOENT : r;
 	k->e = (struct proto_entry){.kind = PROTO_ENTRY_SNAPSHOT, .host = "", .run = k->at.run, .number = head,
 		.before = k->at.head.self};
-	store_list_mark_name(l->run, STORE_LIST_COLLECTED, head, k->record);
+	commit_list_mark_name(l->run, COMMIT_LIST_COLLECTED, head, k->record);
 	r = list_snapshot_make(&k->at, &k->e, &k->made);
 	if (r == 0)
 		r = steps_true(l, &k->e, &is_true);
@@ -162,30 +162,30 @@ static int mark_make(struct store_list *l, uint64_t head, bool accepts, struct s
 		"entries before it (vckpt verify --paranoid)", l->run, (unsigned long long)head);
 }
 
-static int mark_new(struct store_list *l, uint64_t head, bool accepts, struct store_list_mark **ret_k,
+static int mark_new(struct commit_list *l, uint64_t head, bool accepts, struct commit_list_mark **ret_k,
 	struct base_error *err)
 {
-	struct store_list_mark *k = calloc(1, sizeof *k);
+	struct commit_list_mark *k = calloc(1, sizeof *k);
 	int r = k ? mark_make(l, head, accepts, k, err) : base_no_memory_for(err, "run %s", l->run);
 
 	if (r < 0)
-		store_list_mark_free(k);
+		commit_list_mark_free(k);
 	else
 		*ret_k = k;
 	return r;
 }
 
-int store_list_mark_make(struct store_list *l, uint64_t head, struct store_list_mark **ret_k, struct base_error *err)
+int commit_list_mark_make(struct commit_list *l, uint64_t head, struct commit_list_mark **ret_k, struct base_error *err)
 {
 	return mark_new(l, head, false, ret_k, err);
 }
 
-int store_list_mark_own(struct store_list *l, struct store_list_mark **ret_k, struct base_error *err)
+int commit_list_mark_own(struct commit_list *l, struct commit_list_mark **ret_k, struct base_error *err)
 {
 	return l->head.number ? mark_new(l, l->head.number, true, ret_k, err) : -ENOENT;
 }
 
-void store_list_mark_free(struct store_list_mark *k)
+void commit_list_mark_free(struct commit_list_mark *k)
 {
 	if (!k)
 		return;
@@ -194,7 +194,7 @@ void store_list_mark_free(struct store_list_mark *k)
 	free(k);
 }
 
-bool store_list_mark_keeps(const struct store_list_mark *k, uint64_t n)
+bool commit_list_mark_keeps(const struct commit_list_mark *k, uint64_t n)
 {
 	if (n >= k->at.first || list_node_find(&k->at, n))
 		return true;
@@ -204,11 +204,11 @@ bool store_list_mark_keeps(const struct store_list_mark *k, uint64_t n)
 	return false;
 }
 
-bool store_list_mark_collected(struct store_list_mark *k, uint64_t n)
+bool commit_list_mark_collected(struct commit_list_mark *k, uint64_t n)
 {
 	struct proto_entry e = {0};
 	int r = list_entry_read(&k->at, n, &e, NULL);
-	bool collected = r == 0 ? e.kind == PROTO_ENTRY_COLLECTED : store_error_passes(r);
+	bool collected = r == 0 ? e.kind == PROTO_ENTRY_COLLECTED : commit_error_passes(r);
 
 	proto_entry_release(&e);
 	return collected;
@@ -216,10 +216,10 @@ bool store_list_mark_collected(struct store_list_mark *k, uint64_t n)
 
 /* ---- comparing ---- */
 
-bool store_list_head_right(const struct store_list *l, const struct proto_entry *e)
+bool commit_list_head_right(const struct commit_list *l, const struct proto_entry *e)
 {
 	struct proto_entry head = {0};
-	struct store_list one;
+	struct commit_list one;
 	bool right;
 
 	if (e->number <= l->head.number)
@@ -232,7 +232,7 @@ bool store_list_head_right(const struct store_list *l, const struct proto_entry 
 }
 
 /* Does the mark there say the same? 0, -ENOENT, -BASE_EDAMAGED, another error. */
-static int mark_compare(struct store_list_mark *k, struct base_error *err)
+static int mark_compare(struct commit_list_mark *k, struct base_error *err)
 {
 	struct proto_entry e = {0};
 	int r = list_mark_read(&k->at, &k->at.head, &e, err);
@@ -244,10 +244,10 @@ static int mark_compare(struct store_list_mark *k, struct base_error *err)
 	return r;
 }
 
-int store_list_mark_check(struct store_list *l, struct base_error *err)
+int commit_list_mark_check(struct commit_list *l, struct base_error *err)
 {
-	base_cleanup(store_list_mark_free_p) struct store_list_mark *k = NULL;
-	int r = l->head.number && !l->nskips ? store_list_mark_make(l, l->head.number, &k, NULL) : -ENOENT;
+	base_cleanup(commit_list_mark_free_p) struct commit_list_mark *k = NULL;
+	int r = l->head.number && !l->nskips ? commit_list_mark_make(l, l->head.number, &k, NULL) : -ENOENT;
 
 	if (r == -ENOENT || r == -BASE_EDAMAGED)
 		return 0; /* the list says it */
@@ -256,21 +256,21 @@ int store_list_mark_check(struct store_list *l, struct base_error *err)
 
 /* ---- putting ---- */
 
-int store_list_mark_body(const struct store_list_mark *k, enum store_list_mark_file file, struct base_buf *ret_body)
+int commit_list_mark_body(const struct commit_list_mark *k, enum commit_list_mark_file file, struct base_buf *ret_body)
 {
 	const struct proto_entry record = {.kind = PROTO_ENTRY_COLLECTED, .host = "", .run = k->e.run,
 		.number = k->e.number, .before = k->e.before};
 
-	return proto_entry_encode(file == STORE_LIST_HEAD ? &k->e : &record, ret_body);
+	return proto_entry_encode(file == COMMIT_LIST_HEAD ? &k->e : &record, ret_body);
 }
 
 /* Another file of that name is damaged: what it should say is known. */
-static int file_put(struct store_list_mark *k, const char *name, enum store_list_mark_file file)
+static int file_put(struct commit_list_mark *k, const char *name, enum commit_list_mark_file file)
 {
-	enum store_record_kind kind = file == STORE_LIST_HEAD ? STORE_RECORD_MARK : STORE_RECORD_ENTRY;
+	enum store_record_kind kind = file == COMMIT_LIST_HEAD ? STORE_RECORD_MARK : STORE_RECORD_ENTRY;
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT, record = BASE_BUF_INIT;
 	struct store *s = k->at.store;
-	int r = store_list_mark_body(k, file, &body);
+	int r = commit_list_mark_body(k, file, &body);
 
 	if (r == 0 && body.len > store_record_max(kind))
 		r = -BASE_ELIMIT;
@@ -285,27 +285,27 @@ static int file_put(struct store_list_mark *k, const char *name, enum store_list
 	return r == STORAGE_PUT_OTHER ? storage_replace(s->storage, name, record.data, record.len) : r;
 }
 
-int store_list_mark_put(struct store_list_mark *k, struct base_error *err)
+int commit_list_mark_put(struct commit_list_mark *k, struct base_error *err)
 {
 	struct base_error why = {0};
 	char mark[STORAGE_NAME_MAX];
 	const char *name = mark;
 	int r;
 
-	store_list_mark_name(k->e.run, STORE_LIST_HEAD, k->e.number, mark);
-	r = file_put(k, mark, STORE_LIST_HEAD);
+	commit_list_mark_name(k->e.run, COMMIT_LIST_HEAD, k->e.number, mark);
+	r = file_put(k, mark, COMMIT_LIST_HEAD);
 	if (r == 0)
 		r = mark_compare(k, &why);
 	if (r == 0) {
 		name = k->record;
-		r = file_put(k, k->record, STORE_LIST_COLLECTED);
+		r = file_put(k, k->record, COMMIT_LIST_COLLECTED);
 	}
 	return r < 0 ? base_error_set(err, r, "%s: %s", name, why.code ? why.text : base_error_name(r)) : 0;
 }
 
 /* If the record has all the names that it can have, another file of the same bytes goes on. If it has none any more,
  * another collector has gone on so. */
-int store_list_mark_collect(struct store_list_mark *k, uint64_t n)
+int commit_list_mark_collect(struct commit_list_mark *k, uint64_t n)
 {
 	struct storage *s = k->at.store->storage;
 	char name[STORAGE_NAME_MAX];
@@ -319,6 +319,6 @@ int store_list_mark_collect(struct store_list_mark *k, uint64_t n)
 		return r;
 	if (r == -EMLINK)
 		storage_remove(s, k->record);
-	r = file_put(k, k->record, STORE_LIST_COLLECTED);
+	r = file_put(k, k->record, COMMIT_LIST_COLLECTED);
 	return r < 0 ? r : s->ops->replace_by_name(s, name, k->record);
 }

@@ -31,7 +31,7 @@ static int number_add(struct list_numbers *x, uint64_t n)
 static int number_listed(void *arg, const struct storage_entry *entry)
 {
 	const char *name = strrchr(entry->name, '/');
-	struct store_list *l = arg;
+	struct commit_list *l = arg;
 	char canonical[STORAGE_NAME_MAX];
 	size_t digits;
 	uint64_t n;
@@ -51,7 +51,7 @@ int list_number_order(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-int list_numbers_read(struct store_list *l, struct base_error *err)
+int list_numbers_read(struct commit_list *l, struct base_error *err)
 {
 	struct list_numbers *x = &l->numbers;
 	char dir[STORAGE_NAME_MAX];
@@ -77,7 +77,7 @@ int list_numbers_read(struct store_list *l, struct base_error *err)
 	return 0;
 }
 
-void list_numbers_release(struct store_list *l)
+void list_numbers_release(struct commit_list *l)
 {
 	free(l->numbers.all);
 	l->numbers = (struct list_numbers){0};
@@ -88,7 +88,7 @@ static size_t number_place(const struct list_numbers *x, uint64_t n)
 	return base_bisect(i, 0, x->n, x->all[i] < n);
 }
 
-bool list_number_there(const struct store_list *l, uint64_t n)
+bool list_number_there(const struct commit_list *l, uint64_t n)
 {
 	const struct list_numbers *x = &l->numbers;
 	size_t at = number_place(x, n);
@@ -96,7 +96,7 @@ bool list_number_there(const struct store_list *l, uint64_t n)
 	return at < x->n && x->all[at] == n;
 }
 
-int list_gap_pass(struct store_list *l, uint64_t end, struct base_error *err)
+int list_gap_pass(struct commit_list *l, uint64_t end, struct base_error *err)
 {
 	uint64_t to = end;
 	size_t at;
@@ -121,7 +121,7 @@ int list_gap_pass(struct store_list *l, uint64_t end, struct base_error *err)
 	return 0;
 }
 
-int list_next_listed(struct store_list *l, struct base_error *err)
+int list_next_listed(struct commit_list *l, struct base_error *err)
 {
 	int r;
 
@@ -135,14 +135,14 @@ int list_next_listed(struct store_list *l, struct base_error *err)
 		"does not list", l->run, (unsigned long long)l->next);
 }
 
-int list_number_listed(struct store_list *l, struct base_error *err)
+int list_number_listed(struct commit_list *l, struct base_error *err)
 {
 	int r = list_numbers_read(l, err);
 
 	return r < 0 ? r : list_number_there(l, l->next);
 }
 
-uint32_t list_numbers_run(const struct store_list *l, uint32_t most)
+uint32_t list_numbers_run(const struct commit_list *l, uint32_t most)
 {
 	const struct list_numbers *x = &l->numbers;
 	uint32_t n = 1;
@@ -156,25 +156,26 @@ uint32_t list_numbers_run(const struct store_list *l, uint32_t most)
 	return n;
 }
 
-int list_snapshot_before(struct store_list *l, uint64_t n, unsigned missing, uint64_t *ret_n, struct base_error *err)
+int list_snapshot_before(struct commit_list *l, uint64_t n, unsigned missing, uint64_t *ret_n, struct base_error *err)
 {
 	size_t at;
 	int r;
 
-	*ret_n = n - STORE_SNAPSHOT_EVERY;
+	*ret_n = n - COMMIT_SNAPSHOT_EVERY;
 	if (missing < LIST_MISSING_MAX)
 		return 0;
 	r = list_numbers_read(l, err);
 	if (r < 0)
 		return r;
 	at = number_place(&l->numbers, n);
-	while (at > 0 && l->numbers.all[at - 1] % STORE_SNAPSHOT_EVERY)
+	while (at > 0 && l->numbers.all[at - 1] % COMMIT_SNAPSHOT_EVERY)
 		at--;
 	*ret_n = at > 0 ? l->numbers.all[at - 1] : 0;
 	return 0;
 }
 
-int store_list_unlisted_next(struct store_list *l, uint64_t end, uint64_t *at, uint64_t *ret_first, uint64_t *ret_count,
+int commit_list_unlisted_next(struct commit_list *l, uint64_t end, uint64_t *at, uint64_t *ret_first,
+	uint64_t *ret_count,
 	struct base_error *err)
 {
 	const struct list_numbers *x = &l->numbers;

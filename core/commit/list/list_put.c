@@ -16,7 +16,7 @@
 /* ---- checks and puts ---- */
 
 /* model: sync. Invariant 6. */
-int store_list_sync(struct store_list *l, struct base_error *err)
+int commit_list_sync(struct commit_list *l, struct base_error *err)
 {
 	char dir[STORAGE_NAME_MAX];
 	int r;
@@ -36,9 +36,9 @@ int store_list_sync(struct store_list *l, struct base_error *err)
 
 /* Reads everything; nothing may be skipped, and all of it is durable then. accepting: skipped entries are allowed,
  * because the entry is about them. */
-static int list_settle(struct store_list *l, bool accepting, struct base_error *err)
+static int list_settle(struct commit_list *l, bool accepting, struct base_error *err)
 {
-	int r = store_list_refresh(l, err);
+	int r = commit_list_refresh(l, err);
 
 	if (r < 0)
 		return r;
@@ -48,12 +48,12 @@ static int list_settle(struct store_list *l, bool accepting, struct base_error *
 			"(vckpt verify names %s, vckpt mend says what can be done)",
 			l->run, (unsigned long long)l->damaged, base_plural(l->damaged, "entry", "entries"),
 			base_plural(l->damaged, "is", "are"), base_plural(l->damaged, "it", "them"));
-	r = store_list_newer(l, NULL, err);
-	return r < 0 ? r : store_list_sync(l, err);
+	r = commit_list_newer(l, NULL, err);
+	return r < 0 ? r : commit_list_sync(l, err);
 }
 
 /* A launch entry names those of before it. */
-static int put_launches(struct store_list *l, struct proto_entry *placed, proto_launch_id **ret_ids)
+static int put_launches(struct commit_list *l, struct proto_entry *placed, proto_launch_id **ret_ids)
 {
 	if (placed->kind != PROTO_ENTRY_LAUNCH || !l->store->info.list_2)
 		return 0;
@@ -61,7 +61,7 @@ static int put_launches(struct store_list *l, struct proto_entry *placed, proto_
 }
 
 /* model: PUT */
-int list_put_number(struct store_list *l, const struct proto_entry *entry, struct base_error *err)
+int list_put_number(struct commit_list *l, const struct proto_entry *entry, struct base_error *err)
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
 	base_cleanup_free proto_launch_id *ids = NULL;
@@ -103,7 +103,7 @@ int list_put_number(struct store_list *l, const struct proto_entry *entry, struc
 }
 
 /* model: sn. 1: the next number needs no snapshot (any more). */
-static int put_snapshot(struct store_list *l, struct base_error *err)
+static int put_snapshot(struct commit_list *l, struct base_error *err)
 {
 	int r = list_snapshot_put(l, err);
 
@@ -114,7 +114,7 @@ static int put_snapshot(struct store_list *l, struct base_error *err)
 
 /* What the entry, or the snapshot that is due before it, has to say of what is not known. -EAGAIN: the list was read
  * anew for that. */
-static int put_know(struct store_list *l, const struct proto_entry *entry, bool snapshot, struct base_error *err)
+static int put_know(struct commit_list *l, const struct proto_entry *entry, bool snapshot, struct base_error *err)
 {
 	uint64_t before = l->next;
 	int r = entry->kind == PROTO_ENTRY_LAUNCH ? list_launches_know(l, err) : 0;
@@ -125,8 +125,8 @@ static int put_know(struct store_list *l, const struct proto_entry *entry, bool 
 }
 
 /* One round: check against everything read, then the next number. -EAGAIN: another writer has it. */
-static int64_t put_once(struct store_list *l, const struct proto_entry *entry,
-	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err)
+static int64_t put_once(struct commit_list *l, const struct proto_entry *entry,
+	int (*check)(void *arg, struct commit_list *l), void *arg, struct base_error *err)
 {
 	bool accepting = entry->kind == PROTO_ENTRY_ACCEPT, snapshot;
 	uint64_t n;
@@ -135,7 +135,7 @@ static int64_t put_once(struct store_list *l, const struct proto_entry *entry,
 	l->open = false;
 	r = list_settle(l, accepting, err);
 	/* a snapshot of a list that lacks an entry is left to the writer after the acceptance */
-	snapshot = l->next > 0 && l->next % STORE_SNAPSHOT_EVERY == 0 && !accepting;
+	snapshot = l->next > 0 && l->next % COMMIT_SNAPSHOT_EVERY == 0 && !accepting;
 	if (r == 0)
 		r = put_know(l, entry, snapshot, err);
 	if (r < 0)
@@ -159,8 +159,8 @@ static int64_t put_once(struct store_list *l, const struct proto_entry *entry,
 }
 
 /* model: chk */
-int64_t store_list_put(struct store_list *l, const struct proto_entry *entry,
-	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err)
+int64_t commit_list_put(struct commit_list *l, const struct proto_entry *entry,
+	int (*check)(void *arg, struct commit_list *l), void *arg, struct base_error *err)
 {
 	unsigned idle = 0;
 
@@ -179,49 +179,49 @@ int64_t store_list_put(struct store_list *l, const struct proto_entry *entry,
 	}
 }
 
-bool store_list_put_open(const struct store_list *l, int r)
+bool commit_list_put_open(const struct commit_list *l, int r)
 {
-	return l->open && store_error_passes(r);
+	return l->open && commit_error_passes(r);
 }
 
-bool store_list_put_known(struct store_list *l)
+bool commit_list_put_known(struct commit_list *l)
 {
 	struct storage_stat stat;
 	uint64_t n = l->next;
 
-	if (store_list_refresh(l, NULL) < 0 || l->damaged || store_list_sync(l, NULL) < 0)
+	if (commit_list_refresh(l, NULL) < 0 || l->damaged || commit_list_sync(l, NULL) < 0)
 		return false;
 	l->open = l->next == n && (l->store->storage->ops->stat(l->store->storage, &stat) < 0 || !stat.local);
 	return !l->open;
 }
 
 /* A full disk is met with the reserve. */
-static int64_t put_reserved(struct store_list *l, const struct proto_entry *entry,
-	int (*check)(void *arg, struct store_list *l), void *arg, struct base_error *err)
+static int64_t put_reserved(struct commit_list *l, const struct proto_entry *entry,
+	int (*check)(void *arg, struct commit_list *l), void *arg, struct base_error *err)
 {
-	int64_t n = store_list_put(l, entry, check, arg, err);
+	int64_t n = commit_list_put(l, entry, check, arg, err);
 
 	if (n != -ENOSPC && n != -EDQUOT)
 		return n;
 	store_reserve_release(l->store);
-	return store_list_put(l, entry, check, arg, err);
+	return commit_list_put(l, entry, check, arg, err);
 }
 
 /* ---- aborts ---- */
 
 /* model: fail */
-static int abort_check(void *arg, struct store_list *l)
+static int abort_check(void *arg, struct commit_list *l)
 {
-	switch (store_list_attempt(l, arg, NULL, NULL)) {
-	case STORE_ATTEMPT_COMMITTED: return -EALREADY;
-	case STORE_ATTEMPT_ABORTED: return -BASE_EABORTED;
-	case STORE_ATTEMPT_UNDECIDED: break;
+	switch (commit_list_attempt(l, arg, NULL, NULL)) {
+	case COMMIT_ATTEMPT_COMMITTED: return -EALREADY;
+	case COMMIT_ATTEMPT_ABORTED: return -BASE_EABORTED;
+	case COMMIT_ATTEMPT_UNDECIDED: break;
 	}
 	return 0;
 }
 
 /* model: fail */
-int store_list_abort(struct store_list *l, const char *attempt, uint32_t rank, const char *reason,
+int commit_list_abort(struct commit_list *l, const char *attempt, uint32_t rank, const char *reason,
 	struct base_error *err)
 {
 	char text[PROTO_REASON_MAX];
@@ -240,7 +240,7 @@ int store_list_abort(struct store_list *l, const char *attempt, uint32_t rank, c
 
 struct accept_check { const uint64_t *numbers; size_t n; uint64_t wrong; };
 
-static int accept_allowed(void *arg, struct store_list *l)
+static int accept_allowed(void *arg, struct commit_list *l)
 {
 	struct accept_check *c = arg;
 
@@ -254,12 +254,12 @@ static int accept_allowed(void *arg, struct store_list *l)
 	return 0;
 }
 
-int64_t store_list_accept(struct store_list *l, const uint64_t *numbers, size_t n, struct base_error *err)
+int64_t commit_list_accept(struct commit_list *l, const uint64_t *numbers, size_t n, struct base_error *err)
 {
 	struct proto_entry e = {.kind = PROTO_ENTRY_ACCEPT, .time_ns = base_realtime_ns(), .host = store_hostname(),
 		.accepts = numbers, .naccepts = n};
 	struct accept_check check = {numbers, n, 0};
-	int64_t r = store_list_put(l, &e, accept_allowed, &check, err);
+	int64_t r = commit_list_put(l, &e, accept_allowed, &check, err);
 
 	if (r == -EINVAL || r == -EALREADY)
 		return base_error_set(err, (int)r, "run %s: entry %llu %s", l->run, (unsigned long long)check.wrong,
@@ -272,31 +272,31 @@ int64_t store_list_accept(struct store_list *l, const uint64_t *numbers, size_t 
 struct removal { uint64_t entry; struct base_error *err; };
 
 /* model: rm */
-static int remove_allowed(void *arg, struct store_list *l)
+static int remove_allowed(void *arg, struct commit_list *l)
 {
 	const struct removal *x = arg;
-	int r = store_list_know_entry(l, x->entry, x->err);
+	int r = commit_list_know_entry(l, x->entry, x->err);
 
-	return r < 0 || store_list_entry_live(l, x->entry) ? r : -ESTALE;
+	return r < 0 || commit_list_entry_live(l, x->entry) ? r : -ESTALE;
 }
 
 /* model: rm. Removes the entry that it saw, not the one that the step may have by then. Where the put fails the list is
  * asked what became of it. */
-static int64_t remove_seen(struct store_list *l, uint64_t entry, struct base_error *err)
+static int64_t remove_seen(struct commit_list *l, uint64_t entry, struct base_error *err)
 {
 	struct proto_entry e = {
 		.kind = PROTO_ENTRY_REMOVE, .time_ns = base_realtime_ns(), .host = store_hostname(), .removes = entry};
 	struct removal x = {entry, err};
 	int64_t n = put_reserved(l, &e, remove_allowed, &x, err);
 
-	if (n >= 0 || !store_list_put_open(l, (int)n))
+	if (n >= 0 || !commit_list_put_open(l, (int)n))
 		return n;
-	if (!store_list_put_known(l) || store_list_know_entry(l, entry, NULL) < 0)
+	if (!commit_list_put_known(l) || commit_list_know_entry(l, entry, NULL) < 0)
 		return err->code = -BASE_EUNDECIDED;
-	return store_list_entry_live(l, entry) ? n : 0;
+	return commit_list_entry_live(l, entry) ? n : 0;
 }
 
-int store_list_remove(struct store_list *l, uint64_t step, uint64_t entry, struct base_error *err)
+int commit_list_remove(struct commit_list *l, uint64_t step, uint64_t entry, struct base_error *err)
 {
 	int64_t n = remove_seen(l, entry, err);
 
@@ -310,20 +310,20 @@ int store_list_remove(struct store_list *l, uint64_t step, uint64_t entry, struc
 	return n < 0 ? (int)n : 0;
 }
 
-int store_step_remove(struct store *s, const char *run, uint64_t step, struct base_error *err)
+int commit_step_remove(struct store *s, const char *run, uint64_t step, struct base_error *err)
 {
-	const struct store_list_step *seen;
-	struct store_list *l;
-	int r = store_list_open_newest(s, run, &l, err);
+	const struct commit_list_step *seen;
+	struct commit_list *l;
+	int r = commit_list_open_newest(s, run, &l, err);
 
 	if (r < 0)
 		return r;
-	r = store_list_know_step(l, step, err);
-	seen = r == 0 ? store_list_find(l, step) : NULL;
+	r = commit_list_know_step(l, step, err);
+	seen = r == 0 ? commit_list_find(l, step) : NULL;
 	if (seen)
-		r = store_list_remove(l, step, seen->entry, err);
+		r = commit_list_remove(l, step, seen->entry, err);
 	else if (r == 0)
 		r = base_error_set(err, -ENOENT, "%s has no step %llu", run, (unsigned long long)step);
-	store_list_close(l);
+	commit_list_close(l);
 	return r;
 }

@@ -3,7 +3,7 @@
  * list_replay: the rules by which entries become what is visible (inline `replay` of the model).
  *
  * Decided attempts are in a hash table by name. What a launch entry aborts is not recorded: an attempt was aborted by a
- * launch if its own launch has an entry here that is not the newest one, which store_list_attempt looks up. An attempt
+ * launch if its own launch has an entry here that is not the newest one, which commit_list_attempt looks up. An attempt
  * whose launch has no entry (an import) is aborted by no launch. A launch counts from its first entry; a second entry
  * of the same launch changes nothing.
  *
@@ -27,7 +27,7 @@
 
 static uint32_t attempt_hash(const char *name) { return base_table_hash(name, strlen(name)); }
 
-static struct list_attempt *attempt_find(const struct store_list *l, const char *name)
+static struct list_attempt *attempt_find(const struct commit_list *l, const char *name)
 {
 	uint32_t hash = attempt_hash(name), i;
 	size_t at = 0;
@@ -38,7 +38,7 @@ static struct list_attempt *attempt_find(const struct store_list *l, const char 
 	return NULL;
 }
 
-int list_attempts_reserve(struct store_list *l, size_t more)
+int list_attempts_reserve(struct commit_list *l, size_t more)
 {
 	int r = base_array_room(l->attempts, l->attempts_size, l->nattempts + more);
 
@@ -47,7 +47,7 @@ int list_attempts_reserve(struct store_list *l, size_t more)
 
 /* The attempt is decided from here on, unless it was before. There is room (list_attempts_reserve). reason: taken over,
  * may be NULL. */
-static void attempt_decide(struct store_list *l, const char *name, enum store_attempt_state state, uint64_t entry,
+static void attempt_decide(struct commit_list *l, const char *name, enum commit_attempt_state state, uint64_t entry,
 	char *reason)
 {
 	struct list_attempt *a;
@@ -63,7 +63,7 @@ static void attempt_decide(struct store_list *l, const char *name, enum store_at
 	base_table_add(&l->by_name, attempt_hash(a->name), (uint32_t)l->nattempts++);
 }
 
-const struct store_list_launch *store_list_launch(const struct store_list *l, const char id[static 16])
+const struct commit_list_launch *commit_list_launch(const struct commit_list *l, const char id[static 16])
 {
 	uint32_t hash = base_table_hash(id, 16), i;
 	size_t at = 0;
@@ -75,7 +75,7 @@ const struct store_list_launch *store_list_launch(const struct store_list *l, co
 }
 
 /* Of a launch from before the first entry. If its number is not known, the one before that entry is taken. */
-static uint64_t launch_after_before(const struct store_list *l, const struct list_id *own)
+static uint64_t launch_after_before(const struct commit_list *l, const struct list_id *own)
 {
 	if (own + 1 < l->before + l->nbefore)
 		return own[1].entry == PROTO_NONE ? l->first - 1 : own[1].entry;
@@ -83,9 +83,9 @@ static uint64_t launch_after_before(const struct store_list *l, const struct lis
 }
 
 /* The number of the launch entry that aborts what launch `name[0..16)` has not decided, or PROTO_NONE. */
-static uint64_t launch_after(const struct store_list *l, const char *name)
+static uint64_t launch_after(const struct commit_list *l, const char *name)
 {
-	const struct store_list_launch *own = strnlen(name, 16) == 16 ? store_list_launch(l, name) : NULL;
+	const struct commit_list_launch *own = strnlen(name, 16) == 16 ? commit_list_launch(l, name) : NULL;
 	const struct list_id *before;
 
 	if (own)
@@ -94,12 +94,12 @@ static uint64_t launch_after(const struct store_list *l, const char *name)
 	return before ? launch_after_before(l, before) : PROTO_NONE;
 }
 
-void list_attempt_committed(struct store_list *l, const char *name, uint64_t entry)
+void list_attempt_committed(struct commit_list *l, const char *name, uint64_t entry)
 {
-	attempt_decide(l, name, STORE_ATTEMPT_COMMITTED, entry, NULL);
+	attempt_decide(l, name, COMMIT_ATTEMPT_COMMITTED, entry, NULL);
 }
 
-enum store_attempt_state store_list_attempt(const struct store_list *l, const char *attempt, const char **ret_reason,
+enum commit_attempt_state commit_list_attempt(const struct commit_list *l, const char *attempt, const char **ret_reason,
 	uint64_t *ret_entry)
 {
 	const struct list_attempt *a = attempt_find(l, attempt);
@@ -111,58 +111,58 @@ enum store_attempt_state store_list_attempt(const struct store_list *l, const ch
 		*ret_entry = a ? a->entry : newer;
 	if (a)
 		return a->state;
-	return newer != PROTO_NONE ? STORE_ATTEMPT_ABORTED : STORE_ATTEMPT_UNDECIDED;
+	return newer != PROTO_NONE ? COMMIT_ATTEMPT_ABORTED : COMMIT_ATTEMPT_UNDECIDED;
 }
 
 /* ---- visible steps ---- */
 
-uint64_t store_list_commit_step(const struct store_list *l, uint64_t entry)
+uint64_t commit_list_commit_step(const struct commit_list *l, uint64_t entry)
 {
 	size_t at = base_bisect(i, 0, l->ncommits, l->commits[i].entry < entry);
 
 	return at < l->ncommits && l->commits[at].entry == entry ? l->commits[at].step : PROTO_NONE;
 }
 
-const struct store_list_step *list_step_of_entry(const struct store_list *l, uint64_t entry)
+const struct commit_list_step *list_step_of_entry(const struct commit_list *l, uint64_t entry)
 {
-	uint64_t step = store_list_commit_step(l, entry);
-	const struct store_list_step *s = step == PROTO_NONE ? NULL : store_list_find(l, step);
+	uint64_t step = commit_list_commit_step(l, entry);
+	const struct commit_list_step *s = step == PROTO_NONE ? NULL : commit_list_find(l, step);
 
 	return s && s->entry == entry ? s : NULL;
 }
 
-bool store_list_entry_live(const struct store_list *l, uint64_t entry)
+bool commit_list_entry_live(const struct commit_list *l, uint64_t entry)
 {
 	return list_step_of_entry(l, entry) != NULL;
 }
 
 /* A reader that could read such an entry reads the list again without it, so that all readers see the same. */
-static int apply_accept(struct store_list *l, const struct proto_entry *e)
+static int apply_accept(struct commit_list *l, const struct proto_entry *e)
 {
 	if (list_accepts_reserve(l, e->naccepts) < 0)
 		return -ENOMEM;
 	for (size_t i = 0; i < e->naccepts; i++)
 		if (list_accept_add(l, e->accepts[i]))
-			l->again |= e->accepts[i] >= l->first || e->accepts[i] % STORE_SNAPSHOT_EVERY == 0;
+			l->again |= e->accepts[i] >= l->first || e->accepts[i] % COMMIT_SNAPSHOT_EVERY == 0;
 	return 0;
 }
 
 /* ---- entries ---- */
 
 /* model: COMMIT. There: `VALID(vx) && vl[STEP(vx)] == rep[vN]`. */
-static int apply_commit(struct store_list *l, uint64_t n, struct list_hold *h)
+static int apply_commit(struct commit_list *l, uint64_t n, struct list_hold *h)
 {
 	const struct proto_commit *c = &h->entry.commit;
-	const struct store_list_step *now = store_list_find(l, c->step);
+	const struct commit_list_step *now = commit_list_find(l, c->step);
 	bool back = l->nsteps == 0 || l->steps[l->nsteps - 1].step <= c->step;
 
-	if (store_list_attempt(l, c->attempt, NULL, NULL) != STORE_ATTEMPT_UNDECIDED)
+	if (commit_list_attempt(l, c->attempt, NULL, NULL) != COMMIT_ATTEMPT_UNDECIDED)
 		return 0;
 	if (c->replaces != (now ? now->entry : PROTO_NONE))
 		return 0;
 	if (list_attempts_reserve(l, 1) < 0 || list_steps_reserve(l, 1, back) < 0 || list_dropped_reserve(l, 1) < 0)
 		return -ENOMEM;
-	attempt_decide(l, c->attempt, STORE_ATTEMPT_COMMITTED, n, NULL);
+	attempt_decide(l, c->attempt, COMMIT_ATTEMPT_COMMITTED, n, NULL);
 	if (c->replaces != PROTO_NONE)
 		list_dropped_add(l, c->replaces, n);
 	list_step_set(l, n, c, h);
@@ -170,7 +170,7 @@ static int apply_commit(struct store_list *l, uint64_t n, struct list_hold *h)
 }
 
 /* model: ABORT. Counts only while the attempt has not committed. */
-static int apply_abort(struct store_list *l, uint64_t n, const struct proto_entry *e)
+static int apply_abort(struct commit_list *l, uint64_t n, const struct proto_entry *e)
 {
 	char *reason = e->reason ? strdup(e->reason) : NULL;
 
@@ -178,19 +178,19 @@ static int apply_abort(struct store_list *l, uint64_t n, const struct proto_entr
 		free(reason);
 		return -ENOMEM;
 	}
-	attempt_decide(l, e->attempt, STORE_ATTEMPT_ABORTED, n, reason);
+	attempt_decide(l, e->attempt, COMMIT_ATTEMPT_ABORTED, n, reason);
 	return 0;
 }
 
 /* model: LAUNCH */
-static int apply_launch(struct store_list *l, uint64_t n, const struct proto_entry *e)
+static int apply_launch(struct commit_list *l, uint64_t n, const struct proto_entry *e)
 {
-	struct store_list_launch *x;
+	struct commit_list_launch *x;
 	bool same = true;
 
-	if (store_list_launch(l, e->launch) || store_list_launch_used(l, e->launch))
+	if (commit_list_launch(l, e->launch) || commit_list_launch_used(l, e->launch))
 		return 0;
-	if (l->how.compare && e->list_2 && !store_list_skips(l) && list_launch_compare(l, e, &same) < 0)
+	if (l->how.compare && e->list_2 && !commit_list_skips(l) && list_launch_compare(l, e, &same) < 0)
 		return -ENOMEM;
 	if (!same && !l->lie)
 		l->lie = n;
@@ -199,16 +199,16 @@ static int apply_launch(struct store_list *l, uint64_t n, const struct proto_ent
 		return -ENOMEM;
 	base_table_add(&l->by_launch, base_table_hash(e->launch, 16), (uint32_t)l->nlaunches);
 	x = &l->launches[l->nlaunches++];
-	*x = (struct store_list_launch){.entry = n, .newest_step = e->newest_step};
+	*x = (struct commit_list_launch){.entry = n, .newest_step = e->newest_step};
 	snprintf(x->launch, sizeof x->launch, "%.16s", e->launch);
 	memcpy(x->nonce, e->nonce, sizeof x->nonce);
 	return 0;
 }
 
 /* model: REMOVE. Names the commit entry, not only the step. */
-static int apply_remove(struct store_list *l, uint64_t n, const struct proto_entry *e)
+static int apply_remove(struct commit_list *l, uint64_t n, const struct proto_entry *e)
 {
-	const struct store_list_step *s = list_step_of_entry(l, e->removes);
+	const struct commit_list_step *s = list_step_of_entry(l, e->removes);
 	bool rest = l->rest && e->removes < l->rest; /* list_rest_read finds out */
 
 	if (!s && !rest)
@@ -223,7 +223,7 @@ static int apply_remove(struct store_list *l, uint64_t n, const struct proto_ent
 
 /* model: SNAPSH. A reader of everything before it learns nothing new; after a skipped entry what was visible comes from
  * the snapshot (its writer knew the entry). If one that it goes on from is damaged, a later one may do. */
-static int apply_snapshot(struct store_list *l, uint64_t n, struct list_hold *h)
+static int apply_snapshot(struct commit_list *l, uint64_t n, struct list_hold *h)
 {
 	bool same = true;
 	int r;
@@ -256,7 +256,7 @@ static struct list_hold *hold_new(struct proto_entry *e)
 }
 
 /* model: replay */
-int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e)
+int list_apply(struct commit_list *l, uint64_t n, struct proto_entry *e)
 {
 	struct list_hold *h = hold_new(e);
 	int r = 0;
@@ -277,7 +277,7 @@ int list_apply(struct store_list *l, uint64_t n, struct proto_entry *e)
 }
 
 /* model: SNAPSH */
-int list_start(struct store_list *l, uint64_t n, struct proto_entry *e, struct base_error *err)
+int list_start(struct commit_list *l, uint64_t n, struct proto_entry *e, struct base_error *err)
 {
 	struct list_hold *h = hold_new(e);
 	int r;
@@ -296,7 +296,7 @@ int list_start(struct store_list *l, uint64_t n, struct proto_entry *e, struct b
 	return r;
 }
 
-void list_state_release(struct store_list *l)
+void list_state_release(struct commit_list *l)
 {
 	list_steps_clear(l);
 	for (size_t i = 0; i < l->nattempts; i++)

@@ -18,7 +18,7 @@
 
 /* ---- accepted ones ---- */
 
-bool list_accepted(const struct store_list *l, uint64_t n)
+bool list_accepted(const struct commit_list *l, uint64_t n)
 {
 	uint32_t hash, i;
 	size_t at = 0;
@@ -32,14 +32,14 @@ bool list_accepted(const struct store_list *l, uint64_t n)
 	return false;
 }
 
-int list_accepts_reserve(struct store_list *l, size_t more)
+int list_accepts_reserve(struct commit_list *l, size_t more)
 {
 	int r = base_array_room(l->accepts, l->accepts_size, l->naccepts + more);
 
 	return r < 0 ? r : base_table_reserve(&l->by_number, more);
 }
 
-bool list_accept_add(struct store_list *l, uint64_t n)
+bool list_accept_add(struct commit_list *l, uint64_t n)
 {
 	const struct list_skip *s = list_skip_find(l, n);
 
@@ -54,7 +54,7 @@ bool list_accept_add(struct store_list *l, uint64_t n)
 	return false;
 }
 
-void list_accepts_move(struct store_list *to, struct store_list *from)
+void list_accepts_move(struct commit_list *to, struct commit_list *from)
 {
 	to->accepts = base_steal(from->accepts);
 	to->naccepts = from->naccepts;
@@ -68,19 +68,19 @@ void list_accepts_move(struct store_list *to, struct store_list *from)
 /* ---- damage ---- */
 
 /* Index of the stretch that holds n, or of the first one behind it. */
-static size_t skip_place(const struct store_list *l, uint64_t n)
+static size_t skip_place(const struct commit_list *l, uint64_t n)
 {
 	return base_bisect(i, 0, l->nskips, l->skips[i].first + (l->skips[i].count - 1) < n);
 }
 
-const struct list_skip *list_skip_find(const struct store_list *l, uint64_t n)
+const struct list_skip *list_skip_find(const struct commit_list *l, uint64_t n)
 {
 	size_t i = skip_place(l, n);
 
 	return i < l->nskips && l->skips[i].first <= n ? &l->skips[i] : NULL;
 }
 
-int list_skip_add(struct store_list *l, uint64_t first, uint64_t count, const char *why)
+int list_skip_add(struct commit_list *l, uint64_t first, uint64_t count, const char *why)
 {
 	struct list_skip *last = l->nskips ? &l->skips[l->nskips - 1] : NULL;
 	char *text = NULL;
@@ -101,23 +101,23 @@ int list_skip_add(struct store_list *l, uint64_t first, uint64_t count, const ch
 }
 
 /* What is wrong with these entries. */
-static void skip_text(const struct list_skip *s, char text[static STORE_LIST_WHY_BYTES])
+static void skip_text(const struct list_skip *s, char text[static COMMIT_LIST_WHY_BYTES])
 {
 	if (s->why || s->count == 1)
-		snprintf(text, STORE_LIST_WHY_BYTES, "%s", s->why ? s->why : MISSING);
+		snprintf(text, COMMIT_LIST_WHY_BYTES, "%s", s->why ? s->why : MISSING);
 	else if (s->accepted)
-		snprintf(text, STORE_LIST_WHY_BYTES, "of the %" PRIu64 " entries from this one on %" PRIu64
+		snprintf(text, COMMIT_LIST_WHY_BYTES, "of the %" PRIu64 " entries from this one on %" PRIu64
 			" are missing, though later entries exist, and the others are accepted as damaged", s->count,
 			s->count - s->accepted);
 	else
-		snprintf(text, STORE_LIST_WHY_BYTES, "this entry and the %" PRIu64
+		snprintf(text, COMMIT_LIST_WHY_BYTES, "this entry and the %" PRIu64
 			" after it are missing, though later entries exist", s->count - 1);
 }
 
 /* A later entry may accept it, so this waits until all is read. */
-void list_skips_warn(struct store_list *l)
+void list_skips_warn(struct commit_list *l)
 {
-	char name[STORAGE_NAME_MAX], why[STORE_LIST_WHY_BYTES];
+	char name[STORAGE_NAME_MAX], why[COMMIT_LIST_WHY_BYTES];
 	unsigned warned = 0;
 
 	for (size_t i = 0; l->unwarned && i < l->nskips; i++) {
@@ -139,7 +139,7 @@ void list_skips_warn(struct store_list *l)
 	l->unwarned = false;
 }
 
-void list_skips_release(struct store_list *l)
+void list_skips_release(struct commit_list *l)
 {
 	for (size_t i = 0; i < l->nskips; i++)
 		free(l->skips[i].why);
@@ -150,15 +150,15 @@ void list_skips_release(struct store_list *l)
 
 /* ---- for others ---- */
 
-uint64_t store_list_damaged(const struct store_list *l) { return l->damaged; }
-bool store_list_skips(const struct store_list *l) { return l->nskips || l->naccepts; }
+uint64_t commit_list_damaged(const struct commit_list *l) { return l->damaged; }
+bool commit_list_skips(const struct commit_list *l) { return l->nskips || l->naccepts; }
 
-bool store_list_skipped(const struct store_list *l, uint64_t n)
+bool commit_list_skipped(const struct commit_list *l, uint64_t n)
 {
 	return list_accepted(l, n) || list_skip_find(l, n);
 }
 
-uint64_t store_list_damaged_next(const struct store_list *l, uint64_t *at, const char **ret_why)
+uint64_t commit_list_damaged_next(const struct commit_list *l, uint64_t *at, const char **ret_why)
 {
 	for (size_t i = skip_place(l, *at); i < l->nskips; i++) {
 		const struct list_skip *s = &l->skips[i];
@@ -175,14 +175,14 @@ uint64_t store_list_damaged_next(const struct store_list *l, uint64_t *at, const
 	return PROTO_NONE;
 }
 
-bool store_list_damage_next(const struct store_list *l, size_t *at, struct store_list_damage *ret_d)
+bool commit_list_damage_next(const struct commit_list *l, size_t *at, struct commit_list_damage *ret_d)
 {
 	while (*at < l->nskips) {
 		const struct list_skip *s = &l->skips[(*at)++];
 
 		if (s->accepted == s->count)
 			continue;
-		*ret_d = (struct store_list_damage){
+		*ret_d = (struct commit_list_damage){
 			.first = s->first, .count = s->count, .damaged = s->count - s->accepted};
 		skip_text(s, ret_d->why);
 		return true;

@@ -45,7 +45,7 @@ static int chain_add(struct list_chain *c, struct list_hold *h)
 }
 
 /* Reads the snapshot `from`, which has to have that digest. */
-static int chain_next(struct store_list *l, uint64_t from, const struct base_digest *self, struct list_chain *c,
+static int chain_next(struct commit_list *l, uint64_t from, const struct base_digest *self, struct list_chain *c,
 	struct base_error *err)
 {
 	struct list_hold *h = calloc(1, sizeof *h);
@@ -64,7 +64,7 @@ static int chain_next(struct store_list *l, uint64_t from, const struct base_dig
 }
 
 /* Reads on from snapshot `from` to the oldest of its chain. -BASE_EDAMAGED: one of them, l->broken, is damaged. */
-static int chain_read(struct store_list *l, uint64_t from, struct base_digest self, struct list_chain *c,
+static int chain_read(struct commit_list *l, uint64_t from, struct base_digest self, struct list_chain *c,
 	struct base_error *err)
 {
 	int r = 0;
@@ -115,7 +115,7 @@ static bool number_in(const uint64_t *all, size_t n, uint64_t number)
 	return at < n && all[at] == number;
 }
 
-static int rows_dead(struct rows *x, const struct list_chain *c, const struct store_list *l)
+static int rows_dead(struct rows *x, const struct list_chain *c, const struct commit_list *l)
 {
 	size_t n = l->ndropped;
 
@@ -134,7 +134,7 @@ static int rows_dead(struct rows *x, const struct list_chain *c, const struct st
 }
 
 /* The visible commits that the chain names, by ascending entry. */
-static int rows_of(struct rows *x, const struct list_chain *c, const struct store_list *l)
+static int rows_of(struct rows *x, const struct list_chain *c, const struct commit_list *l)
 {
 	if (rows_dead(x, c, l) < 0)
 		return -ENOMEM;
@@ -152,24 +152,24 @@ static int rows_of(struct rows *x, const struct list_chain *c, const struct stor
 
 /* ---- what is known of snapshots and of what went away ---- */
 
-int list_node_reserve(struct store_list *l, size_t more)
+int list_node_reserve(struct commit_list *l, size_t more)
 {
 	return base_array_room(l->nodes, l->nodes_size, l->nnodes + more);
 }
 
-void list_node_add(struct store_list *l, uint64_t n, const struct proto_entry *e)
+void list_node_add(struct commit_list *l, uint64_t n, const struct proto_entry *e)
 {
 	l->nodes[l->nnodes++] = (struct list_node){n, e->from, e->self, e->from_digest};
 }
 
-const struct list_node *list_node_find(const struct store_list *l, uint64_t n)
+const struct list_node *list_node_find(const struct commit_list *l, uint64_t n)
 {
 	size_t at = base_bisect(i, 0, l->nnodes, l->nodes[i].entry < n);
 
 	return at < l->nnodes && l->nodes[at].entry == n ? &l->nodes[at] : NULL;
 }
 
-bool store_list_snapshot_whole(const struct store_list *l, uint64_t n)
+bool commit_list_snapshot_whole(const struct commit_list *l, uint64_t n)
 {
 	const struct list_node *x = list_node_find(l, n);
 
@@ -185,19 +185,19 @@ bool store_list_snapshot_whole(const struct store_list *l, uint64_t n)
 	return false;
 }
 
-int list_dropped_reserve(struct store_list *l, size_t more)
+int list_dropped_reserve(struct commit_list *l, size_t more)
 {
 	return base_array_room(l->dropped, l->dropped_size, l->ndropped + more);
 }
 
-void list_dropped_add(struct store_list *l, uint64_t entry, uint64_t at)
+void list_dropped_add(struct commit_list *l, uint64_t entry, uint64_t at)
 {
 	l->dropped[l->ndropped++] = (struct list_dropped){entry, at};
 }
 
 /* What the snapshots of the chain say themselves goes before what is known already: from older to newer. There is
  * room. */
-static void chain_known(struct store_list *l, const struct list_chain *c, size_t ngone)
+static void chain_known(struct commit_list *l, const struct list_chain *c, size_t ngone)
 {
 	size_t at = 0;
 
@@ -216,7 +216,7 @@ static void chain_known(struct store_list *l, const struct list_chain *c, size_t
 	l->ndropped += ngone;
 }
 
-static int chain_known_reserve(struct store_list *l, const struct list_chain *c, size_t *ret_ngone)
+static int chain_known_reserve(struct commit_list *l, const struct list_chain *c, size_t *ret_ngone)
 {
 	*ret_ngone = 0;
 	for (size_t i = 0; i < c->n; i++)
@@ -226,7 +226,7 @@ static int chain_known_reserve(struct store_list *l, const struct list_chain *c,
 
 /* ---- starting from a snapshot ---- */
 
-static void rows_show(struct store_list *l, const struct rows *x)
+static void rows_show(struct commit_list *l, const struct rows *x)
 {
 	for (size_t i = 0; i < x->n; i++)
 		list_attempt_committed(l, x->all[i].live->commit.attempt, x->all[i].live->entry);
@@ -239,7 +239,7 @@ static void rows_show(struct store_list *l, const struct rows *x)
 }
 
 /* Its steps take the place of what is visible. Attempts keep what is known of them: a snapshot decides nothing. */
-static int chain_adopt(struct store_list *l, const struct list_chain *c)
+static int chain_adopt(struct commit_list *l, const struct list_chain *c)
 {
 	struct rows x = {0};
 	size_t ngone, known = l->ndropped;
@@ -264,7 +264,7 @@ static int chain_adopt(struct store_list *l, const struct list_chain *c)
 	return r;
 }
 
-int list_adopt(struct store_list *l, struct list_hold *h, bool newest, struct base_error *err)
+int list_adopt(struct commit_list *l, struct list_hold *h, bool newest, struct base_error *err)
 {
 	struct list_chain c = {0};
 	int r = chain_add(&c, h);
@@ -309,7 +309,7 @@ static int gone_compare(const void *a, const void *b)
 }
 
 /* A removal of an entry that was not visible changed nothing. */
-static void rest_gone(struct store_list *l, const struct list_chain *c)
+static void rest_gone(struct commit_list *l, const struct list_chain *c)
 {
 	size_t n = 0;
 
@@ -323,7 +323,7 @@ static void rest_gone(struct store_list *l, const struct list_chain *c)
 }
 
 /* The steps of the rest, and those that are known. Of two under one number the newer one is visible. */
-static void rest_merge(struct store_list *l, struct rows *x, struct store_list_step *steps, struct list_hold **holds)
+static void rest_merge(struct commit_list *l, struct rows *x, struct commit_list_step *steps, struct list_hold **holds)
 {
 	size_t i = 0, j = 0, n = 0;
 
@@ -331,7 +331,7 @@ static void rest_merge(struct store_list *l, struct rows *x, struct store_list_s
 		const struct proto_live *live = i < x->n ? x->all[i].live : NULL;
 
 		if (live && (j == l->nsteps || live->commit.step < l->steps[j].step)) {
-			steps[n] = (struct store_list_step){live->commit.step, live->entry, live->commit};
+			steps[n] = (struct commit_list_step){live->commit.step, live->entry, live->commit};
 			holds[n] = x->all[i++].hold;
 			holds[n++]->users++;
 			continue;
@@ -359,10 +359,10 @@ static void rows_one_each(struct rows *x)
 	x->n = n;
 }
 
-static int rest_join(struct store_list *l, struct rows *x, const struct list_chain *c)
+static int rest_join(struct commit_list *l, struct rows *x, const struct list_chain *c)
 {
 	size_t all = x->n + l->nsteps, ngone;
-	struct store_list_step *steps = calloc(all + 1, sizeof *steps);
+	struct commit_list_step *steps = calloc(all + 1, sizeof *steps);
 	struct list_hold **holds = calloc(all + 1, sizeof *holds);
 
 	if (!steps || !holds || list_attempts_reserve(l, x->n) < 0 || chain_known_reserve(l, c, &ngone) < 0 ||
@@ -390,7 +390,7 @@ static int rest_join(struct store_list *l, struct rows *x, const struct list_cha
 	return 0;
 }
 
-int list_rest_read(struct store_list *l, struct base_error *err)
+int list_rest_read(struct commit_list *l, struct base_error *err)
 {
 	struct list_chain c = {0};
 	struct rows x = {0};
@@ -408,23 +408,23 @@ int list_rest_read(struct store_list *l, struct base_error *err)
 	rows_release(&x);
 	chain_release(&c);
 	if (r == -BASE_EDAMAGED || list_leaves_out(l, r))
-		r = store_list_reopen(l, err); /* entry by entry */
+		r = commit_list_reopen(l, err); /* entry by entry */
 	return r == -ENOMEM ? base_no_memory_for(err, "run %s", l->run) : r;
 }
 
-int store_list_know_step(struct store_list *l, uint64_t step, struct base_error *err)
+int commit_list_know_step(struct commit_list *l, uint64_t step, struct base_error *err)
 {
-	if (!l->rest || l->older == PROTO_NONE || step > l->older || store_list_find(l, step))
+	if (!l->rest || l->older == PROTO_NONE || step > l->older || commit_list_find(l, step))
 		return 0;
 	return list_rest_read(l, err);
 }
 
-int store_list_know_entry(struct store_list *l, uint64_t entry, struct base_error *err)
+int commit_list_know_entry(struct commit_list *l, uint64_t entry, struct base_error *err)
 {
 	return l->rest && entry < l->rest ? list_rest_read(l, err) : 0;
 }
 
-int store_list_know_below(struct store_list *l, uint64_t step, struct base_error *err)
+int commit_list_know_below(struct commit_list *l, uint64_t step, struct base_error *err)
 {
 	size_t n = base_bisect(i, 0, l->nsteps, l->steps[i].step < step);
 
@@ -433,9 +433,9 @@ int store_list_know_below(struct store_list *l, uint64_t step, struct base_error
 	return list_rest_read(l, err);
 }
 
-int store_list_know_all(struct store_list *l, struct base_error *err) { return list_rest_read(l, err); }
+int commit_list_know_all(struct commit_list *l, struct base_error *err) { return list_rest_read(l, err); }
 
-int list_know_newest(struct store_list *l, struct base_error *err)
+int list_know_newest(struct commit_list *l, struct base_error *err)
 {
 	if (!l->rest || l->older == PROTO_NONE || (l->nsteps && l->steps[l->nsteps - 1].step >= l->older))
 		return 0;
@@ -445,16 +445,16 @@ int list_know_newest(struct store_list *l, struct base_error *err)
 /* ---- making one ---- */
 
 /* The snapshot that the one at entry n goes on from; 0: none. */
-static uint64_t from_choose(const struct store_list *l, uint64_t n)
+static uint64_t from_choose(const struct commit_list *l, uint64_t n)
 {
-	uint64_t i = n / STORE_SNAPSHOT_EVERY;
+	uint64_t i = n / COMMIT_SNAPSHOT_EVERY;
 
 	if (!l->store->info.list_2)
 		return 0;
 	do
 		i &= i - 1;
-	while (i && !store_list_snapshot_whole(l, i * STORE_SNAPSHOT_EVERY));
-	return i * STORE_SNAPSHOT_EVERY;
+	while (i && !commit_list_snapshot_whole(l, i * COMMIT_SNAPSHOT_EVERY));
+	return i * COMMIT_SNAPSHOT_EVERY;
 }
 
 void list_made_release(struct list_made *m)
@@ -463,10 +463,10 @@ void list_made_release(struct list_made *m)
 	free(m->gone);
 }
 
-static void made_live(const struct store_list *l, struct proto_entry *e, struct list_made *m)
+static void made_live(const struct commit_list *l, struct proto_entry *e, struct list_made *m)
 {
 	for (size_t i = 0; i < l->nsteps; i++) {
-		const struct store_list_step *s = &l->steps[i];
+		const struct commit_list_step *s = &l->steps[i];
 
 		if (s->entry > e->from || !e->from)
 			m->live[e->nlive++] = (struct proto_live){.entry = s->entry, .commit = s->commit};
@@ -478,7 +478,7 @@ static void made_live(const struct store_list *l, struct proto_entry *e, struct 
 	e->live = m->live;
 }
 
-static void made_gone(const struct store_list *l, struct proto_entry *e, struct list_made *m)
+static void made_gone(const struct commit_list *l, struct proto_entry *e, struct list_made *m)
 {
 	for (size_t i = 0; i < l->ndropped; i++)
 		if (l->dropped[i].entry < e->from && l->dropped[i].at > e->from)
@@ -488,7 +488,7 @@ static void made_gone(const struct store_list *l, struct proto_entry *e, struct 
 	e->gone = m->gone;
 }
 
-int list_snapshot_make(const struct store_list *l, struct proto_entry *e, struct list_made *m)
+int list_snapshot_make(const struct commit_list *l, struct proto_entry *e, struct list_made *m)
 {
 	const struct list_node *from = e->from ? list_node_find(l, e->from) : NULL;
 
@@ -505,7 +505,7 @@ int list_snapshot_make(const struct store_list *l, struct proto_entry *e, struct
 	return 0;
 }
 
-int list_snapshot_put(struct store_list *l, struct base_error *err)
+int list_snapshot_put(struct commit_list *l, struct base_error *err)
 {
 	struct proto_entry e = {.kind = PROTO_ENTRY_SNAPSHOT, .time_ns = base_realtime_ns(), .host = store_hostname(),
 		.from = from_choose(l, l->next)};
@@ -518,7 +518,7 @@ int list_snapshot_put(struct store_list *l, struct base_error *err)
 
 /* ---- comparing one ---- */
 
-bool store_commit_equal(const struct proto_commit *a, const struct proto_commit *b)
+bool commit_equal(const struct proto_commit *a, const struct proto_commit *b)
 {
 	if (a->step != b->step || !base_digest_equal(&a->manifest, &b->manifest) || strcmp(a->attempt, b->attempt) != 0
 		|| a->time_ns != b->time_ns || a->replaces != b->replaces || a->tensors != b->tensors ||
@@ -534,12 +534,12 @@ bool list_snapshot_equal(const struct proto_entry *a, const struct proto_entry *
 		(a->list_2 && (a->older != b->older || a->newest_launch != b->newest_launch)))
 		return false;
 	for (size_t i = 0; i < a->nlive; i++)
-		if (a->live[i].entry != b->live[i].entry || !store_commit_equal(&a->live[i].commit, &b->live[i].commit))
+		if (a->live[i].entry != b->live[i].entry || !commit_equal(&a->live[i].commit, &b->live[i].commit))
 			return false;
 	return !a->ngone || memcmp(a->gone, b->gone, a->ngone * sizeof *a->gone) == 0;
 }
 
-int list_snapshot_compare(struct store_list *l, const struct proto_entry *e, bool *ret_same)
+int list_snapshot_compare(struct commit_list *l, const struct proto_entry *e, bool *ret_same)
 {
 	base_cleanup(list_made_release) struct list_made m = {0};
 	struct proto_entry mine = {.from = e->from};

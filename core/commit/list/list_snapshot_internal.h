@@ -21,43 +21,43 @@ struct list_dropped { uint64_t entry, at; };
 
 /* ---- list_snapshot.c ---- */
 
-int list_node_reserve(struct store_list *l, size_t more);
-const struct list_node *list_node_find(const struct store_list *l, uint64_t n); /* NULL: it was not read */
+int list_node_reserve(struct commit_list *l, size_t more);
+const struct list_node *list_node_find(const struct commit_list *l, uint64_t n); /* NULL: it was not read */
 /* Snapshot n was read; there is room. */
-void list_node_add(struct store_list *l, uint64_t n, const struct proto_entry *e);
-int list_dropped_reserve(struct store_list *l, size_t more);
-void list_dropped_add(struct store_list *l, uint64_t entry, uint64_t at);          /* there is room */
+void list_node_add(struct commit_list *l, uint64_t n, const struct proto_entry *e);
+int list_dropped_reserve(struct commit_list *l, size_t more);
+void list_dropped_add(struct commit_list *l, uint64_t entry, uint64_t at);          /* there is room */
 /* What the snapshot in h shows takes the place of what is visible. newest: without its chain. -BASE_EDAMAGED: one of
  * those that it goes on from, l->broken, is damaged, and nothing has changed. */
-int list_adopt(struct store_list *l, struct list_hold *h, bool newest, struct base_error *err);
-/* Reads what is not known below l->rest; may read all anew (store_list_reopen). */
-int list_rest_read(struct store_list *l, struct base_error *err);
+int list_adopt(struct commit_list *l, struct list_hold *h, bool newest, struct base_error *err);
+/* Reads what is not known below l->rest; may read all anew (commit_list_reopen). */
+int list_rest_read(struct commit_list *l, struct base_error *err);
 /* The same, if the highest visible step is not known otherwise. */
-int list_know_newest(struct store_list *l, struct base_error *err);
+int list_know_newest(struct commit_list *l, struct base_error *err);
 /* Puts a snapshot as the next number, as list_put_number. Everything is known (list_rest_read). */
-int list_snapshot_put(struct store_list *l, struct base_error *err);
+int list_snapshot_put(struct commit_list *l, struct base_error *err);
 /* Fills `e` as a snapshot of what is visible that goes on from e->from; `m` keeps its arrays. -ENOMEM. All is known
  * (list_rest_read). */
 struct list_made { struct proto_live *live; uint64_t *gone; };
-int list_snapshot_make(const struct store_list *l, struct proto_entry *e, struct list_made *m);
+int list_snapshot_make(const struct commit_list *l, struct proto_entry *e, struct list_made *m);
 void list_made_release(struct list_made *m);
 bool list_snapshot_equal(const struct proto_entry *a, const struct proto_entry *b);
 /* Does it say what the entries before it say, which were all read? -ENOMEM. */
-int list_snapshot_compare(struct store_list *l, const struct proto_entry *e, bool *ret_same);
+int list_snapshot_compare(struct commit_list *l, const struct proto_entry *e, bool *ret_same);
 
 /* ---- list_launches.c ---- */
 
 /* The newest launch entry, or PROTO_NONE. */
-uint64_t list_newest_launch(const struct store_list *l);
-/* Reads which launches there were before the list's first entry; may read all anew (store_list_reopen). */
-int list_launches_know(struct store_list *l, struct base_error *err);
+uint64_t list_newest_launch(const struct commit_list *l);
+/* Reads which launches there were before the list's first entry; may read all anew (commit_list_reopen). */
+int list_launches_know(struct commit_list *l, struct base_error *err);
 /* The same for a list that began at its head. */
-int list_launches_start(struct store_list *l, struct base_error *err);
+int list_launches_start(struct commit_list *l, struct base_error *err);
 /* The launch of that id among these; NULL. */
-const struct list_id *list_launch_before(const struct store_list *l, const char name[static 16]);
+const struct list_id *list_launch_before(const struct commit_list *l, const char name[static 16]);
 /* Fills what a launch entry says of those before it, which are known. *ret_ids is malloc'ed. */
-int list_launch_fill(const struct store_list *l, struct proto_entry *e, proto_launch_id **ret_ids);
+int list_launch_fill(const struct commit_list *l, struct proto_entry *e, proto_launch_id **ret_ids);
 /* Does it say what the entries before it say, which were all read? -ENOMEM. */
-int list_launch_compare(struct store_list *l, const struct proto_entry *e, bool *ret_same);
+int list_launch_compare(struct commit_list *l, const struct proto_entry *e, bool *ret_same);
 
 #endif

@@ -11,7 +11,7 @@
 
 #define LATE_MAX 512u /* short enough to move, long enough that merging it is rare */
 
-struct step_at { struct store_list_step *step; struct list_hold **hold; };
+struct step_at { struct commit_list_step *step; struct list_hold **hold; };
 
 void list_hold_drop(struct list_hold *h)
 {
@@ -22,7 +22,7 @@ void list_hold_drop(struct list_hold *h)
 }
 
 /* Index of the step in an array, or of where it belongs. */
-static size_t step_place(const struct store_list_step *steps, size_t n, uint64_t step)
+static size_t step_place(const struct commit_list_step *steps, size_t n, uint64_t step)
 {
 	if (n && steps[n - 1].step < step)
 		return n;
@@ -30,7 +30,7 @@ static size_t step_place(const struct store_list_step *steps, size_t n, uint64_t
 }
 
 /* Where the step is, visible or not any more; step NULL: nowhere. */
-static struct step_at step_find(const struct store_list *l, uint64_t step)
+static struct step_at step_find(const struct commit_list *l, uint64_t step)
 {
 	size_t i = step_place(l->steps, l->nsteps, step);
 
@@ -42,14 +42,14 @@ static struct step_at step_find(const struct store_list *l, uint64_t step)
 	return (struct step_at){0};
 }
 
-const struct store_list_step *store_list_find(const struct store_list *l, uint64_t step)
+const struct commit_list_step *commit_list_find(const struct commit_list *l, uint64_t step)
 {
 	struct step_at at = step_find(l, step);
 
 	return at.step && *at.hold ? at.step : NULL;
 }
 
-int list_steps_reserve(struct store_list *l, size_t n, bool back)
+int list_steps_reserve(struct commit_list *l, size_t n, bool back)
 {
 	size_t size = l->steps_size, late_size = l->late_size, all = l->nsteps + l->nlate + n;
 
@@ -64,7 +64,7 @@ int list_steps_reserve(struct store_list *l, size_t n, bool back)
 }
 
 /* Late steps into the array, from its end on; there is room. */
-static void late_merge(struct store_list *l)
+static void late_merge(struct commit_list *l)
 {
 	size_t i = l->nsteps, j = l->nlate;
 
@@ -81,7 +81,7 @@ static void late_merge(struct store_list *l)
 	l->nlate = 0;
 }
 
-static void late_insert(struct store_list *l, const struct store_list_step *s, struct list_hold *h)
+static void late_insert(struct commit_list *l, const struct commit_list_step *s, struct list_hold *h)
 {
 	size_t i;
 
@@ -95,9 +95,9 @@ static void late_insert(struct store_list *l, const struct store_list_step *s, s
 	l->nlate++;
 }
 
-void list_step_set(struct store_list *l, uint64_t n, const struct proto_commit *c, struct list_hold *h)
+void list_step_set(struct commit_list *l, uint64_t n, const struct proto_commit *c, struct list_hold *h)
 {
-	struct store_list_step s = {.step = c->step, .entry = n, .commit = *c};
+	struct commit_list_step s = {.step = c->step, .entry = n, .commit = *c};
 	struct step_at at = step_find(l, c->step);
 
 	if (at.step) {
@@ -115,7 +115,7 @@ void list_step_set(struct store_list *l, uint64_t n, const struct proto_commit *
 	l->commits[l->ncommits++] = (struct list_commit_key){.entry = n, .step = c->step};
 }
 
-void list_step_remove(struct store_list *l, uint64_t step)
+void list_step_remove(struct commit_list *l, uint64_t step)
 {
 	struct step_at at = step_find(l, step);
 
@@ -124,7 +124,7 @@ void list_step_remove(struct store_list *l, uint64_t step)
 	l->ngone++;
 }
 
-void list_steps_clear(struct store_list *l)
+void list_steps_clear(struct commit_list *l)
 {
 	for (size_t i = 0; i < l->nsteps; i++)
 		list_hold_drop(l->holds[i]);
@@ -133,7 +133,7 @@ void list_steps_clear(struct store_list *l)
 	l->nsteps = l->nlate = l->ngone = l->ncommits = 0;
 }
 
-void list_steps_settle(struct store_list *l)
+void list_steps_settle(struct commit_list *l)
 {
 	size_t n = 0;
 

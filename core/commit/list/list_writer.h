@@ -7,41 +7,42 @@
 
 #include "core/commit/list/list.h"
 
-#define STORE_LIST_PATIENCE_MS 3000u     /* of a command or a mount */
+#define COMMIT_LIST_PATIENCE_MS 3000u     /* of a command or a mount */
 
-struct store_list_how {
+struct commit_list_how {
 	bool whole;                      /* from entry 0 (or the head), not from the newest snapshot */
-	bool newest;                     /* without `whole`: the newest steps only (store_list_open_newest) */
+	bool newest;                     /* without `whole`: the newest steps only (commit_list_open_newest) */
 	bool compare;                    /* with `whole`: each snapshot with what was visible before it */
 	unsigned skip;                   /* newest snapshots that are left out: 1: knows the 64 to 127 newest entries */
 	uint64_t patience_ms;            /* for which an error of reading is tried again */
 };
-int store_list_open_how(struct store *s, const char *run, const struct store_list_how *how, struct store_list **ret_l,
+int commit_list_open_how(struct store *s, const char *run, const struct commit_list_how *how,
+	struct commit_list **ret_l,
 	struct base_error *err);
 /* Reads everything anew as a whole. Pointers into the list are void; the next number may be another one. */
-int store_list_reopen(struct store_list *l, struct base_error *err);
+int commit_list_reopen(struct commit_list *l, struct base_error *err);
 /* Changes how.patience_ms; returns what it was. */
-uint64_t store_list_patience(struct store_list *l, uint64_t ms);
+uint64_t commit_list_patience(struct commit_list *l, uint64_t ms);
 
 /* A launch whose entry was read. */
-struct store_list_launch {
+struct commit_list_launch {
 	char launch[17];
 	uint64_t entry, newest_step;
 	uint8_t nonce[PROTO_NONCE_BYTES];
 };
 /* By its id, of 16 digits; NULL: there is none from the list's first entry on. */
-const struct store_list_launch *store_list_launch(const struct store_list *l, const char id[static 16]);
+const struct commit_list_launch *commit_list_launch(const struct commit_list *l, const char id[static 16]);
 /* Is the newest launch of that id, as far as that is known? */
-bool store_list_launch_newest(const struct store_list *l, const char *launch);
+bool commit_list_launch_newest(const struct commit_list *l, const char *launch);
 /* Has the run had a launch of that id before the list's first entry? Known while a launch entry is being put. */
-bool store_list_launch_used(const struct store_list *l, const char *launch);
-/* Was it a launch that aborted an attempt, as `entry` of store_list_attempt says? */
-bool store_list_launch_decided(const struct store_list *l, uint64_t entry);
+bool commit_list_launch_used(const struct commit_list *l, const char *launch);
+/* Was it a launch that aborted an attempt, as `entry` of commit_list_attempt says? */
+bool commit_list_launch_decided(const struct commit_list *l, uint64_t entry);
 
 /* A put failed with r: may the entry have landed all the same? */
-bool store_list_put_open(const struct store_list *l, int r);
+bool commit_list_put_open(const struct commit_list *l, int r);
 /* After such a put: reads the list again. true: it shows now what became of the entry. false: the storage still fails,
  * or is shared with other hosts, where what was sent may land yet. */
-bool store_list_put_known(struct store_list *l);
+bool commit_list_put_known(struct commit_list *l);
 
 #endif

@@ -16,7 +16,7 @@
 
 #define NOTE_FOLDER "damaged"
 
-bool store_note_name_parse(const char *file, char pack[static PACK_NAME_MAX])
+bool commit_note_name_parse(const char *file, char pack[static PACK_NAME_MAX])
 {
 	struct pack_name name;
 	const char *base = file + sizeof NOTE_FOLDER;
@@ -94,15 +94,15 @@ static int note_read(struct store *s, const char *pack, struct proto_range **ret
 	return r;
 }
 
-struct listing { struct store *store; struct store_notes *notes; };
+struct listing { struct store *store; struct commit_notes *notes; };
 
 static int note_listed(void *arg, const struct storage_entry *e)
 {
 	struct listing *l = arg;
-	struct store_note note = {.nranges = 1};
+	struct commit_note note = {.nranges = 1};
 	int r;
 
-	if (e->foreign || e->temporary || !store_note_name_parse(e->name, note.pack))
+	if (e->foreign || e->temporary || !commit_note_name_parse(e->name, note.pack))
 		return 0;
 	r = note_read(l->store, note.pack, &note.ranges, &note.nranges);
 	if (r == -ENOENT)
@@ -121,15 +121,15 @@ static int note_listed(void *arg, const struct storage_entry *e)
 
 static int note_compare(const void *a, const void *b)
 {
-	return strcmp(((const struct store_note *)a)->pack, ((const struct store_note *)b)->pack);
+	return strcmp(((const struct commit_note *)a)->pack, ((const struct commit_note *)b)->pack);
 }
 
-int store_notes_read(struct store *s, struct store_notes *ret_notes)
+int commit_notes_read(struct store *s, struct commit_notes *ret_notes)
 {
 	struct listing l = {s, ret_notes};
 	int r;
 
-	*ret_notes = (struct store_notes){0};
+	*ret_notes = (struct commit_notes){0};
 	r = storage_list_files(s->storage, NOTE_FOLDER, note_listed, &l);
 	if (r < 0 && r != -ENOMEM) {
 		base_warning("%s/" NOTE_FOLDER " cannot be listed: %s; this save writes all its data anew",
@@ -142,25 +142,25 @@ int store_notes_read(struct store *s, struct store_notes *ret_notes)
 	return r;
 }
 
-void store_notes_release(struct store_notes *notes)
+void commit_notes_release(struct commit_notes *notes)
 {
 	for (size_t i = 0; i < notes->n; i++)
 		free(notes->all[i].ranges);
 	free(notes->all);
-	*notes = (struct store_notes){0};
+	*notes = (struct commit_notes){0};
 }
 
-static const struct store_note *notes_find(const struct store_notes *notes, const char *pack)
+static const struct commit_note *notes_find(const struct commit_notes *notes, const char *pack)
 {
 	int64_t at = base_search(i, 0, notes->n, strcmp(notes->all[i].pack, pack));
 
 	return at < 0 ? NULL : &notes->all[at];
 }
 
-bool store_notes_name(const struct store_notes *notes, const char *pack, const struct pack_object_ref *ref)
+bool commit_notes_name(const struct commit_notes *notes, const char *pack, const struct pack_object_ref *ref)
 {
 	uint64_t checks = pack_object_checks_bytes(ref->codec, ref->raw_len);
-	const struct store_note *note;
+	const struct commit_note *note;
 
 	if (!notes || notes->unknown)
 		return notes != NULL;
@@ -185,7 +185,7 @@ static int note_write(struct store *s, const char *name, const char *pack, const
 	return r < 0 ? r : storage_replace(s->storage, name, file.data, file.len);
 }
 
-int store_note_put(struct store *s, const char *pack, const struct proto_range *ranges, size_t n, bool all,
+int commit_note_put(struct store *s, const char *pack, const struct proto_range *ranges, size_t n, bool all,
 	struct base_error *err)
 {
 	base_cleanup_free struct proto_range *before = NULL, *both = NULL;
@@ -197,7 +197,7 @@ int store_note_put(struct store *s, const char *pack, const struct proto_range *
 	snprintf(name, sizeof name, NOTE_FOLDER "/%s", pack);
 	if (r == -BASE_EVERSION || (r == 0 && n == 0 && !all))
 		return 0; /* a note of a newer vckpt counts for the whole pack, and is left as it is */
-	if (!all && store_error_passes(r)) /* it still names what it named: nothing takes its place unread */
+	if (!all && commit_error_passes(r)) /* it still names what it named: nothing takes its place unread */
 		return base_error_set(err, r, "%s cannot be read: %s", name, base_error_name(r));
 	both = malloc((n + nbefore + 1) * sizeof *both);
 	if (!both || r == -ENOMEM)

@@ -21,7 +21,7 @@ static int stats_dir(const char *run, uint64_t step, uint64_t entry, char dir[st
 	return n < STORAGE_NAME_MAX ? 0 : -ENAMETOOLONG;
 }
 
-bool store_stats_name_parse(const char *name, struct store_stats_name *ret_n)
+bool commit_stats_name_parse(const char *name, struct commit_stats_name *ret_n)
 {
 	const char *run = name + strlen("stats/"), *at = strncmp(name, "stats/", 6) == 0 ? strchr(run, '/') : NULL;
 	uint64_t rank = 0;
@@ -38,7 +38,7 @@ bool store_stats_name_parse(const char *name, struct store_stats_name *ret_n)
 
 /* ---- writing ---- */
 
-int store_stats_put(struct store *s, const struct proto_stats *m, uint64_t entry, struct base_error *err)
+int commit_stats_put(struct store *s, const struct proto_stats *m, uint64_t entry, struct base_error *err)
 {
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
 	char dir[STORAGE_NAME_MAX], name[STORAGE_NAME_MAX + 16];
@@ -61,14 +61,14 @@ int store_stats_put(struct store *s, const struct proto_stats *m, uint64_t entry
 
 /* ---- reading ---- */
 
-bool store_stats_named(const struct proto_stats *m, const struct store_stats_name *n)
+bool commit_stats_named(const struct proto_stats *m, const struct commit_stats_name *n)
 {
 	return strcmp(m->run, n->run) == 0 && m->step == n->step && m->rank == n->rank
 		&& (m->version == 1 || m->entry == n->entry);
 }
 
 /* 0; or why it is left out. */
-static int stats_read_one(struct store *s, const char *name, const struct store_stats_name *n,
+static int stats_read_one(struct store *s, const char *name, const struct commit_stats_name *n,
 	struct proto_stats *ret_m)
 {
 	struct base_error why = {0};
@@ -78,7 +78,7 @@ static int stats_read_one(struct store *s, const char *name, const struct store_
 		base_warning("%s: %s; these timings are left out", s->path, why.text);
 		r = -ENOENT;
 	}
-	if (r == 0 && !store_stats_named(ret_m, n)) {
+	if (r == 0 && !commit_stats_named(ret_m, n)) {
 		proto_stats_release(ret_m);
 		r = -BASE_EFORMAT;
 	}
@@ -92,33 +92,34 @@ static int stats_order(const void *a, const void *b)
 	return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-int store_stats_read(struct store *s, const char *run, uint64_t step, uint64_t entry, struct proto_stats **ret_all,
+int commit_stats_read(struct store *s, const char *run, uint64_t step, uint64_t entry, struct proto_stats **ret_all,
 	uint32_t *ret_n, uint32_t *ret_damaged, struct base_error *err)
 {
-	struct store_files files = {0};
+	struct commit_files files = {0};
 	struct proto_stats *all = NULL;
 	uint32_t n = 0, damaged = 0;
 	char dir[STORAGE_NAME_MAX];
 	int r = stats_dir(run, step, entry, dir);
 
 	if (r == 0)
-		r = store_files_list(s, dir, &files, err);
+		r = commit_files_list(s, dir, &files, err);
 	if (r == 0 && files.n)
 		r = (all = calloc(files.n, sizeof *all)) ? 0 : -ENOMEM;
 	for (size_t i = 0; r == 0 && i < files.n; i++) {
-		struct store_stats_name name;
+		struct commit_stats_name name;
 		int one;
 
-		if (files.all[i].temporary || files.all[i].foreign || !store_stats_name_parse(files.all[i].name, &name))
+		if (files.all[i].temporary || files.all[i].foreign || !commit_stats_name_parse(files.all[i].name,
+				&name))
 			continue; /* no one's: the collector and verify report it */
 		one = stats_read_one(s, files.all[i].name, &name, &all[n]);
 		n += one == 0;
 		damaged += one < 0 && one != -ENOENT;
 		r = one == -ENOMEM ? one : 0;
 	}
-	store_files_release(&files);
+	commit_files_release(&files);
 	if (r < 0) {
-		store_stats_free(all, n);
+		commit_stats_free(all, n);
 		return base_error_prefix(err, r, "the measures in %s cannot be read", dir);
 	}
 	if (n)
@@ -130,7 +131,7 @@ int store_stats_read(struct store *s, const char *run, uint64_t step, uint64_t e
 	return 0;
 }
 
-void store_stats_free(struct proto_stats *all, uint32_t n)
+void commit_stats_free(struct proto_stats *all, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++)
 		proto_stats_release(&all[i]);

@@ -42,7 +42,7 @@ static uint64_t step_chunks_bytes(const struct load_step *step)
 	return base_max(STEP_CHUNKS_BYTES, step->manifest.nranks * STEP_CHUNKS_EACH);
 }
 
-static int step_open_manifest(struct load_step *step, const struct store_list_step *entry, struct base_error *err)
+static int step_open_manifest(struct load_step *step, const struct commit_list_step *entry, struct base_error *err)
 {
 	const struct proto_manifest *m = &step->manifest;
 	int r = store_manifest_get(step->store, step->run, &entry->commit.manifest, &step->manifest, err);
@@ -181,7 +181,7 @@ static int step_table_components(struct load_step *step, struct base_error *err)
 	return 0;
 }
 
-static int step_read(struct load_step *step, const struct store_list_step *entry, struct base_error *err)
+static int step_read(struct load_step *step, const struct commit_list_step *entry, struct base_error *err)
 {
 	int r = step_open_manifest(step, entry, err);
 
@@ -215,14 +215,14 @@ static size_t step_bytes(const struct load_step *step)
 /* Files of a step that was removed may be missing: does the list say that it was? If the list cannot be read: no. */
 static bool step_removed(const struct load_step *step)
 {
-	struct store_list *l;
+	struct commit_list *l;
 	bool removed;
 
-	if (store_list_open_newest(step->store, step->run, &l, NULL) < 0)
+	if (commit_list_open_newest(step->store, step->run, &l, NULL) < 0)
 		return false;
-	removed = store_list_know_entry(l, step->info.entry, NULL) == 0 &&
-		!store_list_entry_live(l, step->info.entry);
-	store_list_close(l);
+	removed = commit_list_know_entry(l, step->info.entry, NULL) == 0 &&
+		!commit_list_entry_live(l, step->info.entry);
+	commit_list_close(l);
 	return removed;
 }
 
@@ -237,7 +237,7 @@ int load_step_failed(const struct load_step *step, int r, const char *what, stru
 		: base_error_prefix(err, r, "%s/%llu", step->run, number);
 }
 
-int load_step_open(struct store *s, const char *run, const struct store_list_step *entry, struct load_step **ret_step,
+int load_step_open(struct store *s, const char *run, const struct commit_list_step *entry, struct load_step **ret_step,
 	struct base_error *err)
 {
 	base_cleanup(load_step_unref_p) struct load_step *step = calloc(1, sizeof *step);

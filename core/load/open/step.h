@@ -18,7 +18,7 @@ struct load_step_info {
 	uint64_t tensors, bytes, new_bytes;
 };
 /* `entry` is copied. Missing or damaged records: an error that names them. */
-int load_step_open(struct store *s, const char *run, const struct store_list_step *entry, struct load_step **ret_step,
+int load_step_open(struct store *s, const char *run, const struct commit_list_step *entry, struct load_step **ret_step,
 	struct base_error *err);
 /* Returns r, an error of reading the step, and puts RUN/STEP and `what` (may be NULL) before its sentence.
  * If a file is missing (-ENOENT) and the list says that the step was removed or replaced: -ESTALE, and err says so. */

@@ -30,23 +30,23 @@ static int persist_named_base(struct save_flight *f, const char *name, bool add,
 	const char *slash = strrchr(name, '/');
 	uint64_t number = strtoull(slash + 1, NULL, 10);
 	char run[PROTO_RUN_MAX + 1];
-	const struct store_list_step *step;
-	struct store_list *list;
+	const struct commit_list_step *step;
+	struct commit_list *list;
 	int r;
 
 	snprintf(run, sizeof run, "%.*s", (int)base_min(slash - name, PROTO_RUN_MAX), name);
-	r = store_list_open_newest(f->s->store, run, &list, err);
+	r = commit_list_open_newest(f->s->store, run, &list, err);
 	if (r < 0)
 		return base_error_prefix(err, r, "base %s", name);
-	r = store_list_know_step(list, number, err);
-	step = r == 0 ? store_list_find(list, number) : NULL;
+	r = commit_list_know_step(list, number, err);
+	step = r == 0 ? commit_list_find(list, number) : NULL;
 	if (r < 0)
 		base_error_prefix(err, r, "base %s", name);
 	else if (!step)
 		r = base_error_set(err, -ENOENT, "base %s: there is no such step", name);
 	else if (add)
 		r = save_writer_base(f->w, run, step->entry, &step->commit.manifest, err);
-	store_list_close(list);
+	commit_list_close(list);
 	return r;
 }
 
@@ -125,14 +125,14 @@ static void persist_stats(struct save_flight *f)
 	struct base_error err = {0};
 
 	m.run = f->s->run;
-	m.attempt = store_attempt_name(f->attempt);
+	m.attempt = commit_attempt_name(f->attempt);
 	m.step = f->step;
 	m.rank = f->s->options.rank;
 	m.world = f->s->options.world;
 	m.host = store_hostname();
 	m.timings = timings;
 	m.ntimings = persist_timings(f, timings);
-	if (store_stats_put(f->s->store, &m, f->entry, &err) < 0)
+	if (commit_stats_put(f->s->store, &m, f->entry, &err) < 0)
 		base_debug("%s step %llu: its timings are not kept: %s", f->s->run, (unsigned long long)f->step,
 			err.text);
 }
@@ -209,7 +209,7 @@ static int persist_write(struct save_flight *f, struct base_error *err)
 /* The list decides. A store that cannot be read is asked again for as long as a rank may be missing at the start. */
 static int persist_wait(struct save_flight *f, struct base_error *err)
 {
-	uint64_t limit_ms = f->s->options.start_ms ? f->s->options.start_ms : STORE_LAUNCH_START_MS;
+	uint64_t limit_ms = f->s->options.start_ms ? f->s->options.start_ms : COMMIT_LAUNCH_START_MS;
 	uint64_t begin = base_realtime_ns(), since = base_monotonic_ns(), commit_ns, now;
 	int r;
 
@@ -218,17 +218,17 @@ static int persist_wait(struct save_flight *f, struct base_error *err)
 	pthread_mutex_unlock(&f->s->lock);
 	for (;;) {
 		*err = (struct base_error){0};
-		r = store_attempt_wait(f->attempt, PERSIST_WAIT_MS, &f->entry, err);
+		r = commit_attempt_wait(f->attempt, PERSIST_WAIT_MS, &f->entry, err);
 		if (r == -ETIMEDOUT)
 			since = base_monotonic_ns();
-		else if (r == 0 || r == -BASE_EABORTED || !store_attempt_undecided(f->attempt)
+		else if (r == 0 || r == -BASE_EABORTED || !commit_attempt_undecided(f->attempt)
 			|| base_monotonic_ns() - since > limit_ms * UINT64_C(1000000))
 			break;
 		else
 			usleep(100000);
 	}
 	now = base_realtime_ns();
-	commit_ns = base_min(store_attempt_commit_ns(f->attempt), now - begin);
+	commit_ns = base_min(commit_attempt_commit_ns(f->attempt), now - begin);
 	pthread_mutex_lock(&f->s->lock);
 	saver_phase_note(f, SAVE_WAIT, begin, now - begin - commit_ns, 0);
 	if (commit_ns)
@@ -257,7 +257,7 @@ static int persist_outcome(struct save_flight *f, int r, struct base_error *err)
 	struct base_error why;
 	int decided = persist_wait(f, &why);
 
-	if (decided < 0 && !store_attempt_undecided(f->attempt) && r != -BASE_EUNDECIDED)
+	if (decided < 0 && !commit_attempt_undecided(f->attempt) && r != -BASE_EUNDECIDED)
 		return base_error_set(err, r, "%s", why.text);
 	*err = why;
 	return decided;
@@ -282,30 +282,30 @@ static int persist_refused(struct save_flight *f, struct base_error *err)
 
 static int persist_attempt(struct save_flight *f, struct base_error *err)
 {
-	struct store_attempt_save o = {.step = f->options.step, .replace = f->options.replace,
+	struct commit_attempt_save o = {.step = f->options.step, .replace = f->options.replace,
 		.commons = f->submitted ? &f->commons : NULL};
 	int r = f->s->options.world == 1 ? persist_refused(f, err) : 0;
 
 	if (r < 0)
 		return r;
-	r = store_attempt_begin(f->s->launch, &o, &f->attempt, err);
+	r = commit_attempt_begin(f->s->launch, &o, &f->attempt, err);
 	if (r == 0) {
-		f->step = store_attempt_step(f->attempt);
+		f->step = commit_attempt_step(f->attempt);
 		r = f->given_up ? persist_given_up(f, err) : persist_prepared(f, err);
 	}
 	if (r == 0)
 		r = persist_write(f, err);
 	if (r == 0)
 		return persist_wait(f, err);
-	return f->attempt && store_attempt_announced(f->attempt) ? persist_outcome(f, r, err) : r;
+	return f->attempt && commit_attempt_announced(f->attempt) ? persist_outcome(f, r, err) : r;
 }
 
 /* The others learn why, and what this rank wrote is deleted. Of an announced save the result is what the list says,
  * which may be a commit (0), and undecided while it says nothing, whatever failed. */
 static int persist_abort(struct save_flight *f, int r, struct base_error *err)
 {
-	bool undecided = f->attempt && store_attempt_announced(f->attempt)
-		&& store_attempt_undecided(f->attempt);
+	bool undecided = f->attempt && commit_attempt_announced(f->attempt)
+		&& commit_attempt_undecided(f->attempt);
 	struct base_error outcome = {0};
 	int decided;
 
@@ -315,7 +315,7 @@ static int persist_abort(struct save_flight *f, int r, struct base_error *err)
 		base_error_set(err, r, "the save of %s failed: %s", saver_name(f).text, base_error_name(r));
 	if (!f->attempt)
 		return r;
-	decided = store_attempt_abort(f->attempt, undecided ? NULL : err->text, &f->entry, &outcome);
+	decided = commit_attempt_abort(f->attempt, undecided ? NULL : err->text, &f->entry, &outcome);
 	if (decided < 0 && !undecided)
 		return r;
 	*err = outcome;
@@ -344,7 +344,7 @@ static void persist_flight(struct save_flight *f)
 		persist_stats(f);
 		save_writer_leave(f->w, &s->past);
 	}
-	store_attempt_free(base_steal(f->attempt));
+	commit_attempt_free(base_steal(f->attempt));
 	saver_bands_drop(f);
 }
 

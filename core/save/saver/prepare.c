@@ -194,7 +194,7 @@ int saver_prepare_samples(struct save_flight *f, struct base_error *err)
 	char seed[PROTO_ATTEMPT_MAX];
 	int r;
 
-	snprintf(seed, sizeof seed, "%s-%llu", store_launch_name(f->s->launch), (unsigned long long)f->options.step);
+	snprintf(seed, sizeof seed, "%s-%llu", commit_launch_name(f->s->launch), (unsigned long long)f->options.step);
 	r = save_replicas_make(f->tensors, f->ntensors, f->s->options.rank, seed, f->s->options.replicas, &f->replicas,
 		err);
 	if (r < 0)

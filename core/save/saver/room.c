@@ -35,7 +35,7 @@ void saver_node_count(struct save_saver *s)
 
 	if (s->node_known)
 		return;
-	ranks = s->node_ranks ? s->node_ranks : store_launch_neighbours(s->launch);
+	ranks = s->node_ranks ? s->node_ranks : commit_launch_neighbours(s->launch);
 	threads = saver_node_threads(s->options.threads, ranks);
 	pthread_mutex_lock(&s->lock);
 	s->node_ranks = ranks;

@@ -29,7 +29,7 @@ static int saver_set_mesh(struct save_saver *s, const struct tensor_mesh *mesh, 
 
 static void saver_release(struct save_saver *s)
 {
-	store_launch_close(s->launch);
+	commit_launch_close(s->launch);
 	save_engine_release(&s->engine);
 	save_past_release(&s->past);
 	for (size_t i = 0; i < s->nmeshes; i++)
@@ -107,11 +107,11 @@ static void saver_stop(struct save_saver *s)
 
 static int saver_launch(struct save_saver *s, const char *id, struct base_error *err)
 {
-	struct store_launch_options o = {.run = s->run, .id = id, .rank = s->options.rank, .world = s->options.world,
+	struct commit_launch_options o = {.run = s->run, .id = id, .rank = s->options.rank, .world = s->options.world,
 		.heartbeat_ms = s->options.heartbeat_ms, .start_ms = s->options.start_ms,
 		.deadline_ms = s->options.deadline_ms};
 
-	return store_launch_open(s->store, &o, &s->launch, err);
+	return commit_launch_open(s->store, &o, &s->launch, err);
 }
 
 int save_saver_open(const struct save_saver_options *o, struct save_saver **ret_s, struct base_error *err)
@@ -163,7 +163,7 @@ int save_saver_close(struct save_saver *s, struct base_error *err)
 	if (!first)
 		return 0;
 	saver_stop(s);
-	store_launch_close(base_steal(s->launch));
+	commit_launch_close(base_steal(s->launch));
 	device_ring_free(base_steal(s->ring)); /* nothing is in it; a handle may live on for long */
 	pthread_mutex_lock(&s->lock);
 	s->closed = true;

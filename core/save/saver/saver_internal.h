@@ -95,7 +95,7 @@ struct save_flight {
 	struct saver_pieces *pieces;
 	struct save_replicas replicas; struct base_xxh128 *sample_hashes;
 	struct save_writer *w;
-	struct store_attempt *attempt; uint64_t persisted_ns, disk_before_ns; /* the persister's: clocks as it began */
+	struct commit_attempt *attempt; uint64_t persisted_ns, disk_before_ns; /* the persister's: clocks as it began */
 };
 
 struct saver_worker {                   /* one thread's own */
@@ -112,7 +112,7 @@ struct save_saver {
 	pid_t pid;
 	struct save_saver_options options;
 	char *run;
-	struct store_launch *launch;
+	struct commit_launch *launch;
 	struct save_plan_cache *plans;
 	pthread_mutex_t meshes_lock;    /* protects the next two */
 	struct tensor_mesh **meshes; size_t nmeshes;

@@ -169,7 +169,7 @@ static int appender_open_pack(struct save_appender *a, const char *class, struct
 	struct save_writer *w = a->w;
 	char name[PACK_NAME_MAX];
 	int64_t number;
-	int r = store_attempt_pack_open(w->attempt, class, name, ret_pack);
+	int r = commit_attempt_pack_open(w->attempt, class, name, ret_pack);
 
 	if (r < 0)
 		return save_write_failed(w, class, r, err);
@@ -208,7 +208,7 @@ int save_appender_class(struct save_appender *a, const char *class, struct base_
 		r = appender_end_extent(a, err);
 		begin = base_monotonic_ns();
 		if (r == 0) {
-			r = store_attempt_pack_seal(a->w->attempt, base_steal(a->pack),
+			r = commit_attempt_pack_seal(a->w->attempt, base_steal(a->pack),
 				&a->w->dedup.packs[a->pack_number].size);
 			if (r < 0)
 				save_write_failed(a->w, a->pack_class, r, err);

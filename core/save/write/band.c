@@ -322,7 +322,7 @@ static void band_doubt(const struct save_band *b, const struct save_writer *w, c
 		if (!known || !base_digest_equal(&known->ref.digest, &p->digest))
 			continue;
 		range = (struct proto_range){known->ref.offset, base_max(known->ref.stored_len, 1)};
-		store_note_put(w->store, pack, &range, 1, false, NULL);
+		commit_note_put(w->store, pack, &range, 1, false, NULL);
 	}
 }
 

@@ -215,7 +215,7 @@ int save_bases_add(struct save_bases *all, struct store *s, const char *run, uin
 	return bases_add(all, s, run, entry, manifest, NULL);
 }
 
-int save_bases_add_step(struct save_bases *all, struct store *s, const char *run, const struct store_list_step *step)
+int save_bases_add_step(struct save_bases *all, struct store *s, const char *run, const struct commit_list_step *step)
 {
 	return bases_add(all, s, run, step->entry, &step->commit.manifest, step->commit.attempt);
 }
@@ -376,7 +376,7 @@ const struct store_piece *save_base_piece(const struct save_base_row *row, const
 {
 	const struct store_piece *p = row && !base_gone(row) ? base_piece_at(row, piece, len, ret_pack) : NULL;
 
-	return p && !store_notes_name(row->base->notes, *ret_pack, &p->ref) ? p : NULL;
+	return p && !commit_notes_name(row->base->notes, *ret_pack, &p->ref) ? p : NULL;
 }
 
 /* Why this save does not refer to a piece of the base. */
@@ -388,7 +388,7 @@ static void base_lost_piece(const struct save_base_row *row, const struct store_
 	if (base_gone(row))
 		base_error_set(err, -ENOENT, "run %s entry %llu was removed meanwhile", b->run,
 			(unsigned long long)b->entry);
-	else if (store_notes_name(b->notes, pack, &p->ref))
+	else if (commit_notes_name(b->notes, pack, &p->ref))
 		base_error_set(err, -BASE_EDAMAGED, "vckpt verify found data of pack %s damaged", pack);
 	else
 		base_error_set(err, -EIO, "data of pack %s cannot be used", pack);
@@ -479,7 +479,7 @@ int save_base_layout_place(struct save_base *b, const struct base_digest *layout
 	return -ENOENT;
 }
 
-int save_base_name(struct save_base *b, struct save_dedup *d, struct store_attempt *a, struct base_error *err)
+int save_base_name(struct save_base *b, struct save_dedup *d, struct commit_attempt *a, struct base_error *err)
 {
 	int r = save_dedup_name(d, a, b->run, b->entry, &b->manifest, err);
 

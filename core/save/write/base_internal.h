@@ -32,7 +32,7 @@ struct save_base {
 	const struct save_last *excerpt;
 	uint32_t rank;                          /* that saves */
 	bool own;                               /* the user's index says that the user wrote all of it */
-	const struct store_notes *notes;
+	const struct commit_notes *notes;
 	struct proto_manifest m;
 	struct save_component *components; uint32_t ncomponents;
 	struct base_fit *fits;                  /* by component of the layout that is saved; one thread's. NULL: none */

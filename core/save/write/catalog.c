@@ -125,15 +125,15 @@ int save_index_open(const struct store *s, struct index **ret_i, struct base_err
 
 static int catalog_add_run(struct catalog_commits *c, struct store *s, const char *run)
 {
-	struct store_list *list;
+	struct commit_list *list;
 
-	if (store_list_open(s, run, false, &list, NULL) < 0)
+	if (commit_list_open(s, run, false, &list, NULL) < 0)
 		return 0;
-	for (size_t i = 0; i < store_list_count(list); i++) {
-		const struct store_list_step *step = store_list_at(list, i);
+	for (size_t i = 0; i < commit_list_count(list); i++) {
+		const struct commit_list_step *step = commit_list_at(list, i);
 
 		if (base_array_room(c->all, c->room, c->n + 1) < 0) {
-			store_list_close(list);
+			commit_list_close(list);
 			return -ENOMEM;
 		}
 		c->all[c->n] = (struct catalog_commit){.entry = step->entry, .bytes = step->commit.bytes,
@@ -141,7 +141,7 @@ static int catalog_add_run(struct catalog_commits *c, struct store *s, const cha
 			.manifest = step->commit.manifest};
 		snprintf(c->all[c->n++].run, sizeof c->all[0].run, "%s", run);
 	}
-	store_list_close(list);
+	commit_list_close(list);
 	return 0;
 }
 
@@ -159,13 +159,13 @@ static int catalog_commits(struct store *s, struct catalog_commits *ret_c, struc
 {
 	char **runs;
 	size_t n;
-	int r = store_runs(s, &runs, &n, err);
+	int r = commit_runs(s, &runs, &n, err);
 
 	if (r < 0)
 		return r;
 	for (size_t i = 0; r == 0 && i < n; i++)
 		r = catalog_add_run(ret_c, s, runs[i]);
-	store_runs_free(runs, n);
+	commit_runs_free(runs, n);
 	if (r < 0)
 		return base_no_memory(err);
 	if (ret_c->n)

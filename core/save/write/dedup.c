@@ -117,7 +117,7 @@ static void dedup_add_attempt(struct save_dedup *d, const char *attempt)
 		atomic_store_explicit(&d->full, true, memory_order_release);
 }
 
-int save_dedup_name(struct save_dedup *d, struct store_attempt *a, const char *run, uint64_t entry,
+int save_dedup_name(struct save_dedup *d, struct commit_attempt *a, const char *run, uint64_t entry,
 	const struct base_digest *manifest, struct base_error *err)
 {
 	int r;
@@ -127,7 +127,7 @@ int save_dedup_name(struct save_dedup *d, struct store_attempt *a, const char *r
 			return d->bases[i].usable ? 0 : -ENOENT;
 	if (base_array_more(d->bases, d->nbases) < 0)
 		return base_no_memory(err);
-	r = store_attempt_base(a, run, entry, manifest, err);
+	r = commit_attempt_base(a, run, entry, manifest, err);
 	if (r < 0 && r != -ESTALE)
 		return r;
 	d->bases[d->nbases++] = (struct save_named){*manifest, r >= 0};
@@ -167,7 +167,7 @@ static bool dedup_noted(const struct save_dedup *d, const struct index_place *p)
 {
 	const struct pack_object_ref ref = save_place_ref(p);
 
-	return store_notes_name(d->notes, p->pack, &ref);
+	return commit_notes_name(d->notes, p->pack, &ref);
 }
 
 bool save_dedup_fits(const struct save_dedup *d, struct store *s, const struct index_place *place, uint64_t raw_len)
@@ -182,7 +182,7 @@ bool save_dedup_fits(const struct save_dedup *d, struct store *s, const struct i
 	return fits;
 }
 
-int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt *a, const struct index_place *place,
+int save_dedup_admit(struct save_dedup *d, struct store *s, struct commit_attempt *a, const struct index_place *place,
 	enum pack_object_kind kind,
 	uint64_t raw_len, struct save_known **ret_known, struct base_error *err)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * finish: once every piece and blob has its place: the part into the meta pack, the meta pack sealed (last: what it
- * names is durable by then), and the announcement, which store_attempt_commit turns into the manifest and the commit
+ * names is durable by then), and the announcement, which commit_attempt_commit turns into the manifest and the commit
  * entry (invariants 2, 4, 6). */
 #include <stdio.h>
 
@@ -129,7 +129,7 @@ static int finish_part(struct save_appender *a, struct proto_part *part, struct 
 	if (r < 0)
 		return r;
 	w->dedup.packs[a->meta_number].live_bytes = finish_meta_live(a, part, ret_ref);
-	r = store_attempt_pack_seal(w->attempt, base_steal(a->meta), &w->dedup.packs[a->meta_number].size);
+	r = commit_attempt_pack_seal(w->attempt, base_steal(a->meta), &w->dedup.packs[a->meta_number].size);
 	if (r < 0)
 		return save_write_failed(w, "meta", r, err);
 	w->result.write_ns += base_monotonic_ns() - begin;
@@ -165,13 +165,13 @@ static int finish_announce(struct save_appender *a, const struct proto_part *par
 	for (uint32_t i = 0; i < w->dedup.npacks; i++)
 		ann.new_bytes += w->dedup.packs[i].own ? w->dedup.packs[i].size : 0;
 	if (!ret_entry) {
-		int r = store_attempt_announce(w->attempt, &ann, err);
+		int r = commit_attempt_announce(w->attempt, &ann, err);
 
 		if (r == 0 || r == -BASE_EUNDECIDED)
 			finish_leave(w, &ann);
 		return r;
 	}
-	return store_attempt_commit(w->attempt, &ann, ret_entry, err);
+	return commit_attempt_commit(w->attempt, &ann, ret_entry, err);
 }
 
 int save_writer_finish(struct save_writer *w, const struct save_measured *m, uint64_t *ret_entry,

@@ -37,7 +37,7 @@ struct save_dedup {
 	const struct save_bases *decided; /* whose attempts are kept or not */
 	bool refused;                   /* an object was, for its attempt is not kept; callers reset it */
 	struct save_named { struct base_digest manifest; bool usable; } *bases; uint32_t nbases;
-	const struct store_notes *notes; /* what they name is not referred to; NULL: there are none */
+	const struct commit_notes *notes; /* what they name is not referred to; NULL: there are none */
 };
 void save_dedup_release(struct save_dedup *d);
 struct save_known *save_dedup_find(const struct save_dedup *d, const struct base_digest *digest,
@@ -51,11 +51,11 @@ bool save_dedup_may(const struct save_dedup *d, const char *pack);
 /* Any thread: may this place of a piece be used, and is its pack there? */
 bool save_dedup_fits(const struct save_dedup *d, struct store *s, const struct index_place *place, uint64_t raw_len);
 /* Names a commit as a base, once; one that is gone is not asked for again: -ENOENT. */
-int save_dedup_name(struct save_dedup *d, struct store_attempt *a, const char *run, uint64_t entry,
+int save_dedup_name(struct save_dedup *d, struct commit_attempt *a, const char *run, uint64_t entry,
 	const struct base_digest *manifest, struct base_error *err);
 /* May this place be used? Not if a note of damage names it. Names its commit as a base. 0: *ret_known refers to it;
  * -ENOENT: no, write it anew; other: an error. */
-int save_dedup_admit(struct save_dedup *d, struct store *s, struct store_attempt *a, const struct index_place *place,
+int save_dedup_admit(struct save_dedup *d, struct store *s, struct commit_attempt *a, const struct index_place *place,
 	enum pack_object_kind kind,
 	uint64_t raw_len, struct save_known **ret_known, struct base_error *err);
 
@@ -81,7 +81,7 @@ struct save_bases {
 	struct save_base *all[SAVE_BASES_MAX]; atomic_uint n;
 	/* the rank that saves, set before the first is added: its line of a base is asked first; and how many save */
 	uint32_t rank, world;
-	const struct store_notes *notes; /* what they name is not recognised; set like rank; NULL: none */
+	const struct commit_notes *notes; /* what they name is not recognised; set like rank; NULL: none */
 	struct index *index;            /* knows commits that are the user's own; set like rank; NULL: none */
 	bool layouts;                   /* set like rank: ranks refer to layouts of the bases */
 	atomic_bool merges;             /* some attempt is not kept */
@@ -101,7 +101,7 @@ int save_bases_add(struct save_bases *all, struct store *s, const char *run, uin
 	const struct base_digest *manifest);
 /* The same of a step of the run. Of one that the last save left, with the layout of this save, that alone is held
  * until more is needed. */
-int save_bases_add_step(struct save_bases *all, struct store *s, const char *run, const struct store_list_step *step);
+int save_bases_add_step(struct save_bases *all, struct store *s, const char *run, const struct commit_list_step *step);
 /* Decides which attempts of the bases so far are kept (keep.h) by a save of that layout; for one that is added later
  * that happens when it is added. Before any band is processed. -ENOMEM. */
 int save_bases_decide(struct save_bases *all, const struct store_layout *l);
@@ -137,7 +137,7 @@ void save_base_place(const struct save_base_row *row, const struct store_piece *
  * thread. */
 int save_base_layout_place(struct save_base *b, const struct base_digest *layout, struct index_place *ret_place);
 /* Names it; -ENOENT: it is gone, and recognises nothing any more. The appender's thread. */
-int save_base_name(struct save_base *b, struct save_dedup *d, struct store_attempt *a, struct base_error *err);
+int save_base_name(struct save_base *b, struct save_dedup *d, struct commit_attempt *a, struct base_error *err);
 
 /* ---- trust.c: where a record is not this user's ---- */
 

@@ -37,7 +37,7 @@ struct past_want { const struct base_digest *layout; const char *component; }; /
 struct past {
 	struct save_past *p;
 	struct save_writer *w;
-	struct store_list *list;
+	struct commit_list *list;
 	uint64_t step;                  /* that is saved */
 };
 
@@ -81,19 +81,19 @@ static int past_loaded_know(const struct past *s, struct base_error *err)
 	l = loaded_find(s->w->store, s->w->options.run);
 	step = l ? l->step : PROTO_NONE;
 	pthread_mutex_unlock(&loaded.lock);
-	return step == PROTO_NONE ? 0 : store_list_know_step(s->list, step, err);
+	return step == PROTO_NONE ? 0 : commit_list_know_step(s->list, step, err);
 }
 
 /* The step, if it is visible. It is returned once: a later save goes on from this save. */
-static const struct store_list_step *past_loaded(const struct past *s)
+static const struct commit_list_step *past_loaded(const struct past *s)
 {
-	const struct store_list_step *step = NULL;
+	const struct commit_list_step *step = NULL;
 	struct past_loaded *l;
 
 	pthread_mutex_lock(&loaded.lock);
 	l = loaded_find(s->w->store, s->w->options.run);
 	if (l) {
-		step = store_list_find(s->list, l->step);
+		step = commit_list_find(s->list, l->step);
 		step = step && step->entry == l->entry ? step : NULL;
 		*l = (struct past_loaded){0};
 	}
@@ -114,7 +114,7 @@ void save_past_release(struct save_past *p)
 {
 	while (p->nsteps)
 		past_release_step(&p->steps[--p->nsteps]);
-	store_list_close(base_steal(p->list));
+	commit_list_close(base_steal(p->list));
 	save_last_release(&p->last);
 }
 
@@ -154,7 +154,7 @@ static unsigned past_least(const struct save_past *p)
 }
 
 /* l: the layout, where m is an excerpt. NULL: no memory. */
-static const struct save_past_step *past_put(struct save_past *p, const struct store_list_step *step,
+static const struct save_past_step *past_put(struct save_past *p, const struct commit_list_step *step,
 	const struct proto_manifest *m, const struct store_layout *l)
 {
 	uint32_t nlayouts = base_min(m->nlayouts, PAST_LAYOUTS_MAX);
@@ -199,13 +199,13 @@ static bool past_nearer(const struct past *s, uint64_t a, uint64_t b)
 	return (a < s->step) != (b < s->step) ? a < s->step : a > b;
 }
 
-static const struct store_list_step *past_recall(const struct past *s, const struct past_want *want)
+static const struct commit_list_step *past_recall(const struct past *s, const struct past_want *want)
 {
-	const struct store_list_step *found = NULL;
+	const struct commit_list_step *found = NULL;
 
 	for (unsigned i = 0; i < s->p->nsteps; i++) {
 		const struct save_past_step *k = &s->p->steps[i];
-		const struct store_list_step *step = past_has(k, want) ? store_list_find(s->list, k->step) : NULL;
+		const struct commit_list_step *step = past_has(k, want) ? commit_list_find(s->list, k->step) : NULL;
 
 		if (step && step->entry == k->entry && (!found || past_nearer(s, step->step, found->step)))
 			found = step;
@@ -213,21 +213,21 @@ static const struct store_list_step *past_recall(const struct past *s, const str
 	return found;
 }
 
-struct past_seen { const struct store_list_step *sizes[PAST_NEAREST], *launches[PAST_NEAREST]; };
+struct past_seen { const struct commit_list_step *sizes[PAST_NEAREST], *launches[PAST_NEAREST]; };
 
-static bool past_same_size(const struct store_list_step *a, const struct store_list_step *b)
+static bool past_same_size(const struct commit_list_step *a, const struct commit_list_step *b)
 {
 	return a->commit.tensors == b->commit.tensors && a->commit.bytes == b->commit.bytes;
 }
 
-static bool past_same_launch(const struct store_list_step *a, const struct store_list_step *b)
+static bool past_same_launch(const struct commit_list_step *a, const struct commit_list_step *b)
 {
 	return strncmp(a->commit.attempt, b->commit.attempt, PAST_LAUNCH) == 0;
 }
 
 /* Is the step the first of its kind, and is that one of the first few kinds? */
-static bool past_new(const struct store_list_step *seen[static PAST_NEAREST], const struct store_list_step *step,
-	bool (*same)(const struct store_list_step *, const struct store_list_step *))
+static bool past_new(const struct commit_list_step *seen[static PAST_NEAREST], const struct commit_list_step *step,
+	bool (*same)(const struct commit_list_step *, const struct commit_list_step *))
 {
 	for (unsigned i = 0; i < PAST_NEAREST; i++) {
 		if (!seen[i]) {
@@ -246,7 +246,7 @@ static struct base_error *past_why(const struct past *s)
 	return s->w->bases.unread.code ? NULL : &s->w->bases.unread;
 }
 
-static const struct save_past_step *past_read(struct past *s, const struct store_list_step *step, uint64_t *ranks)
+static const struct save_past_step *past_read(struct past *s, const struct commit_list_step *step, uint64_t *ranks)
 {
 	const struct save_past_step *k = past_known(s->p, &step->commit.manifest);
 	struct proto_manifest m;
@@ -262,21 +262,21 @@ static const struct save_past_step *past_read(struct past *s, const struct store
 /* How many steps have lower numbers. */
 static size_t past_before(const struct past *s)
 {
-	size_t n = store_list_count(s->list);
+	size_t n = commit_list_count(s->list);
 
-	return base_bisect(i, 0, n, store_list_at(s->list, i)->step < s->step);
+	return base_bisect(i, 0, n, commit_list_at(s->list, i)->step < s->step);
 }
 
 /* All steps are looked at: pointers to them are void after it. */
-static const struct store_list_step *past_walk(struct past *s, const struct past_want *want)
+static const struct commit_list_step *past_walk(struct past *s, const struct past_want *want)
 {
-	int r = store_list_know_all(s->list, past_why(s));
-	size_t n = r == 0 ? store_list_count(s->list) : 0, before = past_before(s);
+	int r = commit_list_know_all(s->list, past_why(s));
+	size_t n = r == 0 ? commit_list_count(s->list) : 0, before = past_before(s);
 	struct past_seen seen = {0};
 	uint64_t ranks = 0;
 
 	for (size_t i = 0; i < n && ranks < PAST_RANKS; i++) {
-		const struct store_list_step *step = store_list_at(s->list,
+		const struct commit_list_step *step = commit_list_at(s->list,
 			i < before ? before - 1 - i : n - 1 - (i - before));
 		bool size = past_new(seen.sizes, step, past_same_size);
 		bool launch = past_new(seen.launches, step, past_same_launch);
@@ -291,7 +291,7 @@ static const struct store_list_step *past_walk(struct past *s, const struct past
 
 /* ---- the bases ---- */
 
-static int past_add(struct past *s, const struct store_list_step *step, struct base_error *err)
+static int past_add(struct past *s, const struct commit_list_step *step, struct base_error *err)
 {
 	unsigned n = save_bases_count(&s->w->bases);
 	int r = step ? save_bases_add_step(&s->w->bases, s->w->store, s->w->options.run, step) : 0;
@@ -307,7 +307,7 @@ static int past_add(struct past *s, const struct store_list_step *step, struct b
 	return 0;
 }
 
-static int past_add_all(struct past *s, const struct store_list_step *const *steps, size_t n, struct base_error *err)
+static int past_add_all(struct past *s, const struct commit_list_step *const *steps, size_t n, struct base_error *err)
 {
 	int r = 0;
 
@@ -317,13 +317,13 @@ static int past_add_all(struct past *s, const struct store_list_step *const *ste
 }
 
 /* The launch's last step that is visible. */
-static const struct store_list_step *past_own(const struct past *s)
+static const struct commit_list_step *past_own(const struct past *s)
 {
 	const struct save_past *p = s->p;
 
 	for (unsigned i = 0; i < base_min(p->ntried, SAVE_PAST_TRIED); i++) {
 		const struct save_past_tried *own = &p->tried[(p->ntried - 1 - i) % SAVE_PAST_TRIED];
-		const struct store_list_step *step = store_list_find(s->list, own->step);
+		const struct commit_list_step *step = commit_list_find(s->list, own->step);
 
 		if (step && strcmp(step->commit.attempt, own->attempt) == 0)
 			return step;
@@ -333,7 +333,7 @@ static const struct store_list_step *past_own(const struct past *s)
 
 static int past_search_one(struct past *s, const struct past_want *want, struct base_error *err)
 {
-	const struct store_list_step *step = past_recall(s, want);
+	const struct commit_list_step *step = past_recall(s, want);
 
 	return past_add(s, step ? step : past_walk(s, want), err);
 }
@@ -364,18 +364,18 @@ static int past_search(struct past *s, struct base_error *err)
 static int past_near(struct past *s, struct base_error *err)
 {
 	size_t n = past_before(s);
-	const struct store_list_step *own = past_own(s), *from = past_loaded(s);
-	const struct store_list_step *before = n ? store_list_at(s->list, n - 1) : NULL;
+	const struct commit_list_step *own = past_own(s), *from = past_loaded(s);
+	const struct commit_list_step *before = n ? commit_list_at(s->list, n - 1) : NULL;
 	bool back = own && own->step >= s->step; /* the job went back to what it loaded */
-	const struct store_list_step *first[] = {back ? from : own, own, from, before};
+	const struct commit_list_step *first[] = {back ? from : own, own, from, before};
 
 	return past_add_all(s, first, BASE_COUNT(first), err);
 }
 
 static int past_last(struct past *s, bool replace, struct base_error *err)
 {
-	const struct store_list_step *last[] = {replace ? store_list_find(s->list, s->step) : NULL,
-		past_own(s) ? NULL : store_list_latest(s->list)};
+	const struct commit_list_step *last[] = {replace ? commit_list_find(s->list, s->step) : NULL,
+		past_own(s) ? NULL : commit_list_latest(s->list)};
 
 	return past_add_all(s, last, BASE_COUNT(last), err);
 }
@@ -385,18 +385,18 @@ static int past_list(struct past *s, bool replace)
 {
 	struct base_error *why = past_why(s);
 	struct save_past *p = s->p;
-	int r = p->list ? store_list_refresh(p->list, why)
-		: store_list_open_newest(s->w->store, s->w->options.run, &p->list, why);
+	int r = p->list ? commit_list_refresh(p->list, why)
+		: commit_list_open_newest(s->w->store, s->w->options.run, &p->list, why);
 
 	s->list = p->list;
 	if (r >= 0)
-		r = store_list_know_below(s->list, s->step, why);
+		r = commit_list_know_below(s->list, s->step, why);
 	if (r >= 0 && replace)
-		r = store_list_know_step(s->list, s->step, why);
+		r = commit_list_know_step(s->list, s->step, why);
 	if (r >= 0)
 		r = past_loaded_know(s, why);
 	if (r < 0) {
-		store_list_close(base_steal(p->list));
+		commit_list_close(base_steal(p->list));
 		base_error_set(past_why(s), r, "the list of run %s: %s", s->w->options.run, base_error_name(r));
 	}
 	return r;

@@ -32,7 +32,7 @@ struct save_past {
 	struct save_past_tried { uint64_t step; char attempt[PROTO_ATTEMPT_MAX]; } tried[SAVE_PAST_TRIED];
 	uint64_t ntried;
 	struct save_last last;
-	struct store_list *list;        /* of the run: read on from save to save. NULL: not opened yet */
+	struct commit_list *list;        /* of the run: read on from save to save. NULL: not opened yet */
 };
 void save_past_release(struct save_past *p);
 void save_last_release(struct save_last *last);
@@ -49,7 +49,7 @@ uint64_t save_writer_blob_bytes(const struct save_writer *w);
 void save_writer_prepared(struct save_writer *w, const struct save_planned *planned);
 
 /* Reads the notes of damage. The attempt is borrowed until end. */
-int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, struct base_error *err);
+int save_writer_begin(struct save_writer *w, struct commit_attempt *attempt, struct base_error *err);
 /* Opens a commit whose pieces are recognised; one that cannot be read recognises nothing. */
 int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, const struct base_digest *manifest,
 	struct base_error *err);

@@ -73,20 +73,20 @@ static int writer_set_attributes(struct save_writer *w, const struct proto_attri
 
 static int writer_check_step(struct save_writer *w, struct base_error *err)
 {
-	struct store_list *list;
+	struct commit_list *list;
 	int r;
 
 	if (w->options.step != PROTO_NONE && w->options.step > INT64_MAX)
 		return base_error_set(err, -EINVAL, "a step is a number from 0 to 2^63-1");
-	r = store_list_open_newest(w->store, w->options.run, &list, err);
+	r = commit_list_open_newest(w->store, w->options.run, &list, err);
 	if (r < 0)
 		return r;
 	if (w->options.step != PROTO_NONE)
-		r = store_list_know_step(list, w->options.step, err);
-	if (r == 0 && w->options.step != PROTO_NONE && !w->options.replace && store_list_find(list, w->options.step))
+		r = commit_list_know_step(list, w->options.step, err);
+	if (r == 0 && w->options.step != PROTO_NONE && !w->options.replace && commit_list_find(list, w->options.step))
 		r = base_error_set(err, -EEXIST, "%s has a step %llu already, and replace was not asked for",
 			w->options.run, (unsigned long long)w->options.step);
-	store_list_close(list);
+	commit_list_close(list);
 	return r < 0 ? r : 0;
 }
 
@@ -335,7 +335,7 @@ void save_writer_prepared(struct save_writer *w, const struct save_planned *plan
 
 /* ---- the course of a save ---- */
 
-int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, struct base_error *err)
+int save_writer_begin(struct save_writer *w, struct commit_attempt *attempt, struct base_error *err)
 {
 	if (!proto_blob_slashes_valid(w->blob_slashes, w->nblobs))
 		return base_error_set(err, -EINVAL,
@@ -343,12 +343,12 @@ int save_writer_begin(struct save_writer *w, struct store_attempt *attempt, stru
 			"allowed: give them shorter paths", w->nblobs, (unsigned long long)w->blob_slashes,
 			STORE_BLOBS_SLASHES_MORE, STORE_BLOBS_SLASHES_EACH);
 	w->attempt = attempt;
-	w->result = (struct save_result){.step = store_attempt_step(attempt),
+	w->result = (struct save_result){.step = commit_attempt_step(attempt),
 		.tensors = w->planned->layout->m.ntensors, .blobs = w->nblobs,
 		.bytes = w->tensor_bytes + w->blob_bytes};
-	memccpy(w->result.attempt, store_attempt_name(attempt), 0, sizeof w->result.attempt);
-	store_notes_release(&w->notes);
-	if (store_notes_read(w->store, &w->notes) < 0)
+	memccpy(w->result.attempt, commit_attempt_name(attempt), 0, sizeof w->result.attempt);
+	commit_notes_release(&w->notes);
+	if (commit_notes_read(w->store, &w->notes) < 0)
 		return base_no_memory(err);
 	w->done_bytes = 0;
 	w->dedup.notes = w->bases.notes = &w->notes;
@@ -467,7 +467,7 @@ static int writer_finish_alone(struct save_writer *w, struct base_error *err)
 	return r;
 }
 
-static int writer_run(struct save_writer *w, struct store_attempt *attempt, struct base_error *err)
+static int writer_run(struct save_writer *w, struct commit_attempt *attempt, struct base_error *err)
 {
 	struct save_past past = {0};
 	int r = save_writer_begin(w, attempt, err);
@@ -489,8 +489,8 @@ static int writer_run(struct save_writer *w, struct store_attempt *attempt, stru
 
 int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct base_error *err)
 {
-	struct store_attempt_save o = {.step = w->options.step, .replace = w->options.replace};
-	struct store_attempt *attempt;
+	struct commit_attempt_save o = {.step = w->options.step, .replace = w->options.replace};
+	struct commit_attempt *attempt;
 	struct base_error why = {0}, outcome = {0};
 	int r = save_writer_plan(w, NULL, err), decided;
 
@@ -498,7 +498,7 @@ int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct 
 		return r;
 	if (w->committed)
 		return base_error_set(err, -EINVAL, "save_writer_commit was called before on this writer");
-	r = store_attempt_begin_alone(w->store, w->options.run, &o, &attempt, err);
+	r = commit_attempt_begin_alone(w->store, w->options.run, &o, &attempt, err);
 	if (r == -ENOSPC || r == -EDQUOT)
 		return base_error_set(err, r, "%s is full", w->store->path);
 	if (r < 0)
@@ -509,7 +509,7 @@ int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct 
 			base_error_set(&why, r, "%s is full; nothing of this save is kept", w->store->path);
 		else if (!why.code)
 			base_error_set(&why, r, "the save failed: %s", base_error_name(r));
-		decided = store_attempt_abort(attempt, r == -BASE_EUNDECIDED ? NULL : why.text, &w->result.entry,
+		decided = commit_attempt_abort(attempt, r == -BASE_EUNDECIDED ? NULL : why.text, &w->result.entry,
 			&outcome);
 		if (decided == 0 || r == -BASE_EUNDECIDED) { /* what the list says now */
 			r = decided;
@@ -519,7 +519,7 @@ int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct 
 		if (r < 0 && err)
 			*err = why;
 	}
-	store_attempt_free(attempt);
+	commit_attempt_free(attempt);
 	if (r < 0)
 		return r;
 	w->committed = true;
@@ -550,7 +550,7 @@ void save_writer_close(struct save_writer *w)
 	free(w->sources);
 	free(w->tags);
 	store_layout_builder_free(w->builder);
-	store_notes_release(&w->notes);
+	commit_notes_release(&w->notes);
 	save_planned_release(&w->whole);
 	save_last_release(&w->leaves);
 	free(w);

@@ -310,10 +310,10 @@ def test_the_announcement_of_a_writer_alone_is_no_file(api):
     a = Attempt(api, "r", 1)
     a.write(b"x" * 100)
     announcement = a.part()
-    api.call(api.lib.store_attempt_announce, a.p, ctypes.byref(announcement))
+    api.call(api.lib.commit_attempt_announce, a.p, ctypes.byref(announcement))
     assert [f.name for f in a.folder().iterdir()] == ["begin"]
     (a.folder() / "begin").unlink()
-    api.call(api.lib.store_attempt_wait, a.p, ctypes.c_int64(20000), ctypes.byref(ctypes.c_uint64()))
+    api.call(api.lib.commit_attempt_wait, a.p, ctypes.c_int64(20000), ctypes.byref(ctypes.c_uint64()))
     a.free()
     assert sorted(visible(api, "r")) == [1] and files(api, "incoming") == []
 
@@ -364,7 +364,7 @@ def test_what_the_list_tells_of_a_put_that_failed(api, lands, shared):
         return 0
     m.answer = {"put": put, "stat": stat}
     with api.list("r", whole=True) as l:
-        stop = (api.lib.store_attempt_stop, api.p, l.p, left.name.encode(), b"by hand",
+        stop = (api.lib.commit_attempt_stop, api.p, l.p, left.name.encode(), b"by hand",
                 ctypes.byref(ctypes.c_uint64()))
         for call in lambda: api.remove_step("r", 1), lambda: api.call(*stop):
             if lands:

@@ -52,11 +52,11 @@ def slow(api, ranks, least=EVERY_MS + 1):
 
 def idle_beats(lib, every_ms, idle_ms, until_ms):
     """How many beats a rank makes from `idle_ms` on."""
-    lib.store_heartbeat_period_ms.restype = c.c_uint64
+    lib.commit_heartbeat_period_ms.restype = c.c_uint64
     now = count = 0
     while now < until_ms:
         count += now >= idle_ms
-        now += lib.store_heartbeat_period_ms(c.c_uint64(every_ms), c.c_uint64(now))
+        now += lib.commit_heartbeat_period_ms(c.c_uint64(every_ms), c.c_uint64(now))
     return count
 
 
@@ -66,7 +66,7 @@ def test_what_8192_idle_savers_cost(lib):
                     for span in ((0, 10000), (HOUR * 1000, 2 * HOUR * 1000)))
     assert first == pytest.approx(3277, 0.01) and later == pytest.approx(273, 0.01)
     assert idle_beats(lib, 5000, 1, 60000) == 4     # in the first minute, of 12
-    longest = [lib.store_heartbeat_period_ms(c.c_uint64(5000), c.c_uint64(ms)) for ms in range(0, 200000, 1000)]
+    longest = [lib.commit_heartbeat_period_ms(c.c_uint64(5000), c.c_uint64(ms)) for ms in range(0, 200000, 1000)]
     assert longest == sorted(longest) and longest[9] == 5000 and longest[10] == 10000 and longest[-1] == 60000
 
 

@@ -762,7 +762,7 @@ def test_eio_of_the_lists_directory_is_undecided(api, alone):
     a.write(random.randbytes(PIECE))
     announcement = a.part()
     if not alone:
-        api.call(api.lib.store_attempt_announce, a.p, c.byref(announcement))
+        api.call(api.lib.commit_attempt_announce, a.p, c.byref(announcement))
     with api.list("r") as l:
         l.put(api.entry(3, attempt=b"0123456789abcdef-0", reason=b"x"))  # something new to make durable
     m = Meddler(api)
@@ -814,7 +814,7 @@ def test_an_announcement_that_lands_and_fails(api):
             return -errno.EIO
     m.answer["put_passing"] = land_and_fail
     with pytest.raises(Failed) as e:
-        api.call(api.lib.store_attempt_announce, b.p, c.byref(announcement))
+        api.call(api.lib.commit_attempt_announce, b.p, c.byref(announcement))
     m.end()
     assert e.value.code == -errno.EIO and "rank 1" in e.value.text
     for x in (a, b):
@@ -884,12 +884,12 @@ def test_four_processes_save_ten_steps(api):
 
 def lives_without_descriptors(lib, pid, start):
     """In a process that has none left; then in one that has."""
-    lib.store_process_lives.restype = c.c_bool
+    lib.commit_process_lives.restype = c.c_bool
     child = os.fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
-        os._exit(lib.store_process_lives(c.c_uint64(pid), c.c_uint64(start)))
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lib.store_process_lives(c.c_uint64(pid),
+        os._exit(lib.commit_process_lives(c.c_uint64(pid), c.c_uint64(start)))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lib.commit_process_lives(c.c_uint64(pid),
             c.c_uint64(start))
 
 
@@ -902,5 +902,5 @@ def test_who_cannot_look_calls_nobody_dead(lib):
     assert lives_without_descriptors(lib, os.getpid(), start) == (1, True)
     assert lives_without_descriptors(lib, gone, start) == (1, False)
     # another one has its number by now
-    assert not lib.store_process_lives(c.c_uint64(os.getpid()), c.c_uint64(start + 1))
-    assert lib.store_process_lives(c.c_uint64(os.getpid()), c.c_uint64(0))
+    assert not lib.commit_process_lives(c.c_uint64(os.getpid()), c.c_uint64(start + 1))
+    assert lib.commit_process_lives(c.c_uint64(os.getpid()), c.c_uint64(0))

@@ -251,7 +251,7 @@ def test_every_commit_since_an_entry(api):
             def one(_, at, manifest):
                 found[at] = ctypes.string_at(manifest, 32)
                 return -errno.ENOSPC if at == stop else 0
-            r = api.lib.store_list_each_commit(l.p, ctypes.c_uint64(entry), func(one), None, ctypes.byref(api.err))
+            r = api.lib.commit_list_each_commit(l.p, ctypes.c_uint64(entry), func(one), None, ctypes.byref(api.err))
             return r, found
         r, found = since(0)
         assert r == 0 and sorted(found) == sorted(entries.values() if isinstance(entries, dict) else entries) + [end]
@@ -461,8 +461,8 @@ def timed(api, run):
 
 def skipped(l):
     """{number: what is wrong with it} of the entries that the list does without."""
-    l.lib.store_list_damaged_next.restype, found, why, at = ctypes.c_uint64, {}, ctypes.c_char_p(), ctypes.c_uint64()
-    while (n := l.lib.store_list_damaged_next(l.p, ctypes.byref(at), ctypes.byref(why))) != NONE:
+    l.lib.commit_list_damaged_next.restype, found, why, at = ctypes.c_uint64, {}, ctypes.c_char_p(), ctypes.c_uint64()
+    while (n := l.lib.commit_list_damaged_next(l.p, ctypes.byref(at), ctypes.byref(why))) != NONE:
         found[n] = why.value.decode()
     assert len(found) == l.damaged
     return found
@@ -593,9 +593,9 @@ def adopted(one, steps):
         began = time.process_time()
         assert one.lib.list_start(l.p, ctypes.c_uint64(0), ctypes.byref(e), None) == 0
         took = time.process_time() - began
-        one.lib.store_list_at.restype = ctypes.POINTER(ctypes.c_uint64)
-        shown = [one.lib.store_list_at(l.p, ctypes.c_size_t(i))[0:2] for i in range(one.lib.store_list_count(l.p))]
-        assert all(one.lib.store_list_entry_live(l.p, ctypes.c_uint64(entry)) for _, entry in shown)
+        one.lib.commit_list_at.restype = ctypes.POINTER(ctypes.c_uint64)
+        shown = [one.lib.commit_list_at(l.p, ctypes.c_size_t(i))[0:2] for i in range(one.lib.commit_list_count(l.p))]
+        assert all(one.lib.commit_list_entry_live(l.p, ctypes.c_uint64(entry)) for _, entry in shown)
     return took, shown
 
 
@@ -653,8 +653,8 @@ def test_entries_of_the_other_format(one):
 # ---- entries accepted as damaged ----
 
 def accept(l, *numbers):
-    l.lib.store_list_accept.restype = ctypes.c_int64
-    return l.api.call(l.lib.store_list_accept, l.p, (ctypes.c_uint64 * len(numbers))(*numbers),
+    l.lib.commit_list_accept.restype = ctypes.c_int64
+    return l.api.call(l.lib.commit_list_accept, l.p, (ctypes.c_uint64 * len(numbers))(*numbers),
                       ctypes.c_size_t(len(numbers)))
 
 
@@ -749,7 +749,7 @@ def test_the_chain_begins_anew_after_an_accepted_entry(one):
     committed(one, "r", 4)
     ruin(one, "r", 3)
     with one.list("r", whole=True) as l:
-        l.lib.store_list_accept.restype = ctypes.c_int64
+        l.lib.commit_list_accept.restype = ctypes.c_int64
         assert accept(l, 3) == 4
     assert parse_before(one.entry_body("r", 4)) == bytes(32)
     committed(one, "r", 2, first=10)

@@ -31,8 +31,8 @@ class ListDamage(ctypes.Structure):
 
 def stretches(l):
     """(first, count, how many of them are damaged) of each stretch of damaged entries."""
-    l.lib.store_list_damage_next.restype, at, d, out = ctypes.c_bool, ctypes.c_size_t(), ListDamage(), []
-    while l.lib.store_list_damage_next(l.p, ctypes.byref(at), ctypes.byref(d)):
+    l.lib.commit_list_damage_next.restype, at, d, out = ctypes.c_bool, ctypes.c_size_t(), ListDamage(), []
+    while l.lib.commit_list_damage_next(l.p, ctypes.byref(at), ctypes.byref(d)):
         out.append((d.first, d.count, d.damaged))
     assert sum(damaged for *_, damaged in out) == l.damaged
     return out
@@ -123,7 +123,7 @@ def test_entries_far_away(one):
 def test_gaps_are_what_is_missing(one):
     """Short gaps are looked at number by number, long ones in the directory: both tell the same."""
     r = random.Random(5)
-    one.lib.store_list_skipped.restype = ctypes.c_bool
+    one.lib.commit_list_skipped.restype = ctypes.c_bool
     for case in range(8):
         run, n, there = f"g{case}", 0, set()
         while n < 600:
@@ -136,7 +136,7 @@ def test_gaps_are_what_is_missing(one):
             assert sorted(l.steps()) == sorted(other.steps()) == sorted(known)
             gone = {m: MISSING for m in range(l.next) if m not in known}
             assert skipped(l) == skipped(other) == gone
-            assert all(l.lib.store_list_skipped(l.p, ctypes.c_uint64(m)) == (m in gone) for m in range(l.next + 3))
+            assert all(l.lib.commit_list_skipped(l.p, ctypes.c_uint64(m)) == (m in gone) for m in range(l.next + 3))
 
 
 def test_a_gap_that_is_accepted(one):
@@ -227,8 +227,8 @@ def test_steps_in_any_order(one):
     _, l = taken(one, entries)
     with l:
         assert {step: entry for step, (entry, *_) in l.steps().items()} == live
-        one.lib.store_list_find.restype = ctypes.c_void_p
-        assert all(bool(one.lib.store_list_find(l.p, ctypes.c_uint64(s))) == (s in live) for s in range(2500))
+        one.lib.commit_list_find.restype = ctypes.c_void_p
+        assert all(bool(one.lib.commit_list_find(l.p, ctypes.c_uint64(s))) == (s in live) for s in range(2500))
 
 
 def test_many_launches(one):

@@ -90,22 +90,22 @@ class Mark:
     def __init__(self, api, head, run=RUN):
         self.api, self.p = api, c.c_void_p()
         with api.list(run, True) as l:
-            api.call(api.lib.store_list_mark_make, l.p, c.c_uint64(head), c.byref(self.p))
+            api.call(api.lib.commit_list_mark_make, l.p, c.c_uint64(head), c.byref(self.p))
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.api.lib.store_list_mark_free(self.p)
+        self.api.lib.commit_list_mark_free(self.p)
 
     def put(self):
-        self.api.call(self.api.lib.store_list_mark_put, self.p)
+        self.api.call(self.api.lib.commit_list_mark_put, self.p)
 
     def keeps(self, n):
-        return self.api.lib.store_list_mark_keeps(self.p, c.c_uint64(n))
+        return self.api.lib.commit_list_mark_keeps(self.p, c.c_uint64(n))
 
     def collect(self, n):
-        assert self.api.lib.store_list_mark_collect(self.p, c.c_uint64(n)) == 0
+        assert self.api.lib.commit_list_mark_collect(self.p, c.c_uint64(n)) == 0
 
 
 def marks(api, run=RUN, what="head"):
@@ -131,7 +131,7 @@ def sound(api, live, run=RUN):
     assert lie(api, run) == 0
     with api.list(run, True) as l:
         assert l.damaged == 0
-        return l.lib.store_list_first(l.p)
+        return l.lib.commit_list_first(l.p)
 
 
 def aged(api, saves=(3, 90, 200, 410), n=500):
@@ -325,7 +325,7 @@ def test_an_attempt_under_way_keeps_what_it_has_not_read(api):
         position = 100 * 2 + 3
     api.gc(grace=3600)
     with api.list(RUN, True) as l:
-        assert position - EVERY < l.lib.store_list_first(l.p) <= position
+        assert position - EVERY < l.lib.commit_list_first(l.p) <= position
     a.commit()
     a.free()
     assert api.gc()[0].entries
@@ -456,13 +456,13 @@ def test_launches_of_before_the_head(api):
             fake(l, range(10_000 + 40 * i, 10_040 + 40 * i), int(launch, 16))
     assert api.gc()[0].entries
     with api.list(RUN, True) as l:
-        first = l.lib.store_list_first(l.p)
+        first = l.lib.commit_list_first(l.p)
         for launch in ids[:-1]:
             state, entry = l.attempt(f"{launch}-99")
             assert state == ABORTED and (entry < first or launch >= ids[-5])
         assert l.attempt(f"{ids[-1]}-99")[0] == UNDECIDED
         for launch in ids:
-            assert l.lib.store_list_launch_used(l.p, launch.encode()) or launch >= ids[-5]
+            assert l.lib.commit_list_launch_used(l.p, launch.encode()) or launch >= ids[-5]
         l.put(api.entry(LAUNCH, launch=b"%016x" % 99, newest_step=NONE))
         assert l.attempt(f"{ids[-1]}-99")[0] == ABORTED
     assert lie(api, RUN) == 0
@@ -483,7 +483,7 @@ def test_a_manifest_that_is_left_keeps_what_decided_it(api):
     result, _ = api.gc(grace=3600)      # it marks the manifest
     assert result.marked and result.entries
     with api.list(RUN, True) as l:
-        assert l.lib.store_list_first(l.p) == removed // EVERY * EVERY
+        assert l.lib.commit_list_first(l.p) == removed // EVERY * EVERY
         assert l.attempt(a.name) == (COMMITTED, a.entry)
     assert api.gc(grace=3600)[0].waiting
     result, _ = api.gc()
@@ -514,8 +514,8 @@ def test_packs_of_a_launch_that_lives_go(api):
 def missing(api, n):
     with api.list(RUN, True) as l:
         at, why = c.c_uint64(0), c.c_char_p()
-        l.lib.store_list_damaged_next.restype = c.c_uint64
-        return l.damaged and l.lib.store_list_damaged_next(l.p, c.byref(at), c.byref(why)) == n
+        l.lib.commit_list_damaged_next.restype = c.c_uint64
+        return l.damaged and l.lib.commit_list_damaged_next(l.p, c.byref(at), c.byref(why)) == n
 
 
 @pytest.mark.parametrize("distance", [1, 30, 63, 100])
@@ -523,7 +523,7 @@ def test_an_entry_at_or_above_the_head_is_missed(api, distance):
     aged(api)
     api.gc()
     with api.list(RUN, True) as l:
-        head = l.lib.store_list_first(l.p)
+        head = l.lib.commit_list_first(l.p)
     api.entry_path(RUN, head + distance).unlink()
     assert missing(api, head + distance)
     with pytest.raises(Failed) as e:
@@ -583,7 +583,7 @@ def test_collected_records_that_are_damaged_decide_nothing(api, how):
 def sound_but(api, live, head):
     all_agree(api, RUN, live)
     with api.list(RUN, True) as l:
-        assert l.damaged == 0 and l.lib.store_list_first(l.p) == head
+        assert l.damaged == 0 and l.lib.commit_list_first(l.p) == head
 
 
 def forged(api, n, head, run=RUN, before=None):
@@ -612,7 +612,7 @@ def test_a_collected_record_where_none_can_be(api, at, head):
     forged(api, at, head)
     assert missing(api, at)
     with api.list(RUN, True) as l:
-        assert l.damaged == 1 and l.lib.store_list_first(l.p) == 0
+        assert l.damaged == 1 and l.lib.commit_list_first(l.p) == 0
     all_agree(api, RUN, live)
     with pytest.raises(Failed):
         api.gc()
@@ -624,7 +624,7 @@ def test_a_collected_record_of_another_snapshot_or_run(api):
     for before in (bytes(32), b"x" * 32):
         forged(api, 100, EVERY * 4, before=before)
         with api.list(RUN, True) as l:
-            assert l.damaged == 1 and l.lib.store_list_first(l.p) == 0
+            assert l.damaged == 1 and l.lib.commit_list_first(l.p) == 0
         all_agree(api, RUN, live)
     path = api.entry_path(RUN, 100)
     shutil.copy(path, path.with_name("other"))
@@ -716,9 +716,9 @@ def test_the_mark_stands_in_for_the_chain_of_the_head(api, how):
             path.unlink()
         with api.list(RUN, True) as l:
             at, why = c.c_uint64(0), c.c_char_p()
-            damaged = l.lib.store_list_damaged_next(l.p, c.byref(at), c.byref(why))
+            damaged = l.lib.commit_list_damaged_next(l.p, c.byref(at), c.byref(why))
             assert (l.damaged, damaged) == (1, n)
-            assert l.lib.store_list_first(l.p) == head
+            assert l.lib.commit_list_first(l.p) == head
         all_agree(api, RUN, live)
         with pytest.raises(Failed), api.list(RUN, True) as l:
             commits(l, [9999], 9999)
@@ -737,7 +737,7 @@ def test_an_entry_that_does_not_follow_the_head_where_the_mark_stands_in(api):
     api.put_raw_as_it_is(RUN, head + 1, other, bytes(32))
     ruin(api, RUN, found[-1])
     with api.list(RUN, True) as l:
-        assert l.damaged >= 2 and l.lib.store_list_skipped(l.p, c.c_uint64(head + 1))
+        assert l.damaged >= 2 and l.lib.commit_list_skipped(l.p, c.c_uint64(head + 1))
 
 
 def test_a_damaged_chain_is_accepted_and_the_list_goes_on(api):
@@ -752,7 +752,7 @@ def test_a_damaged_chain_is_accepted_and_the_list_goes_on(api):
     with api.list(RUN) as l:
         fake(l, range(20_000, 20_300))
     with api.list(RUN, True) as l:
-        assert l.damaged == 0 and l.lib.store_list_first(l.p) == head
+        assert l.damaged == 0 and l.lib.commit_list_first(l.p) == head
     assert api.gc()[0].entries
     assert marks(api)[0] > head and sound(api, live) == marks(api)[0]
 
@@ -763,9 +763,9 @@ def test_neither_the_chain_nor_the_mark_can_be_used(api):
     ruin(api, RUN, head)
     mark_path(api, head).write_bytes(b"")
     with api.list(RUN, True) as l:
-        assert l.lib.store_list_head(l.p) == 0 and l.damaged > head / 2
+        assert l.lib.commit_list_head(l.p) == 0 and l.damaged > head / 2
         why, at = c.c_char_p(), c.c_uint64(0)
-        l.lib.store_list_damaged_next(l.p, c.byref(at), c.byref(why))
+        l.lib.commit_list_damaged_next(l.p, c.byref(at), c.byref(why))
         assert f"entry {head} cannot be read" in why.value.decode()
     all_agree(api, RUN, live)
 
@@ -776,7 +776,7 @@ def test_a_mark_is_not_believed_against_the_chain(api):
     assert sound(api, live) == head
     with api.list(RUN, True) as l:
         with pytest.raises(Failed) as e:
-            api.call(l.lib.store_list_mark_check, l.p)
+            api.call(l.lib.commit_list_mark_check, l.p)
         assert e.value.code == -errno.EBADMSG
 
 
@@ -788,7 +788,7 @@ def test_a_collector_puts_right_what_has_the_names_of_its_files(api):
         mark_path(api, head, what=what).write_bytes(b"x" * 8192)
     assert api.gc()[0].entries and sound(api, live) == head
     with api.list(RUN, True) as l:
-        api.call(l.lib.store_list_mark_check, l.p)
+        api.call(l.lib.commit_list_mark_check, l.p)
 
 
 def test_a_snapshot_that_lies_is_no_head(api):
@@ -885,7 +885,7 @@ def test_an_acceptance_makes_a_list_begin_again_at_its_head(api):
     kept = aged(api)
     api.gc()
     with api.list(RUN, True) as l:
-        head = l.lib.store_list_first(l.p)
+        head = l.lib.commit_list_first(l.p)
         with api.list(RUN) as newest, api.list(RUN, True) as whole:
             copy = api.entry_path(RUN, head + 70).read_bytes()
             ruin(api, RUN, head + 70)
@@ -1121,7 +1121,7 @@ def test_a_head_that_is_farther_than_any_list(api, vckpt):
     api.put_raw_as_it_is(RUN, head + 1, api.entry(ABORT, attempt=b"%016x-0" % 9, reason=b"x"))
     forged(api, 0, head, before=hashlib.sha256(api.entry_body(RUN, head)).digest())
     with api.list(RUN, True) as l:
-        assert l.lib.store_list_head(l.p) == head
+        assert l.lib.commit_list_head(l.p) == head
     told = faults(vckpt, api)
     assert f"{4098:012}" in told and "entries" not in told[f"{3:012}"] and len(told) < 4200
     assert "after it are missing" in told[f"{4098:012}"]

@@ -214,8 +214,8 @@ def test_mend_brings_a_snapshot_that_a_later_one_goes_on_from(api, vckpt, tmp_pa
     vckpt("mend", api.path, "--from", tmp_path / "copy", check=False)
     assert api.entry_path(RUN, 2 * EVERY).read_bytes() == good
     with api.list(RUN, True) as l:
-        assert l.damaged == 0 and l.lib.store_list_skipped(l.p, c.c_uint64(2 * EVERY + 1))
-        assert not l.lib.store_list_skipped(l.p, c.c_uint64(2 * EVERY))
+        assert l.damaged == 0 and l.lib.commit_list_skipped(l.p, c.c_uint64(2 * EVERY + 1))
+        assert not l.lib.commit_list_skipped(l.p, c.c_uint64(2 * EVERY))
 
 
 def test_an_error_is_no_damage_of_a_head(api):
@@ -378,7 +378,7 @@ def test_a_commit_since_the_first_reading_that_was_collected_is_not_passed_over(
         found = []
         f = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_uint64, c.c_void_p)(lambda _, n, d: found.append(n) or 0)
         try:
-            api.call(api.lib.store_list_each_commit, early.p, c.c_uint64(70), f, None)
+            api.call(api.lib.commit_list_each_commit, early.p, c.c_uint64(70), f, None)
         except Failed:
             return
         assert found == [a.entry]

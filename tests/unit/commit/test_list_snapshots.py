@@ -19,23 +19,23 @@ class Newest(List):
 
     def __init__(self, api, run):
         self.api, self.lib, self.run, self.p = api, api.lib, run, c.c_void_p()
-        api.call(self.lib.store_list_open_newest, api.p, run.encode(), c.byref(self.p))
+        api.call(self.lib.commit_list_open_newest, api.p, run.encode(), c.byref(self.p))
 
     def know(self, what, *number):
-        self.api.call(getattr(self.lib, f"store_list_know_{what}"), self.p, *map(c.c_uint64, number))
+        self.api.call(getattr(self.lib, f"commit_list_know_{what}"), self.p, *map(c.c_uint64, number))
 
     def latest(self):
-        at = self.lib.store_list_latest(self.p)
+        at = self.lib.commit_list_latest(self.p)
         return at.contents.step if at else None
 
     def find(self, step):
         self.know("step", step)
-        at = self.lib.store_list_find(self.p, c.c_uint64(step))
+        at = self.lib.commit_list_find(self.p, c.c_uint64(step))
         return at.contents.entry if at else None
 
     def live(self, entry):
         self.know("entry", entry)
-        return self.lib.store_list_entry_live(self.p, c.c_uint64(entry))
+        return self.lib.commit_list_entry_live(self.p, c.c_uint64(entry))
 
 
 @pytest.fixture
@@ -70,9 +70,9 @@ def commits(l, steps, first=0):
 def lie(api, run):
     """The first snapshot or launch entry that does not say what the entries before it say."""
     p = c.c_void_p()
-    api.call(api.lib.store_list_open_compared, api.p, run.encode(), c.byref(p))
-    n = api.lib.store_list_lie(p)
-    api.lib.store_list_close(p)
+    api.call(api.lib.commit_list_open_compared, api.p, run.encode(), c.byref(p))
+    n = api.lib.commit_list_lie(p)
+    api.lib.commit_list_close(p)
     return n
 
 
@@ -296,7 +296,7 @@ def test_one_that_can_be_read_is_accepted_as_damaged(api):
         api.entry_path("r", 2 * EVERY).write_bytes(body)
         for l in (newest, full):
             l.refresh()
-            assert l.lib.store_list_skips(l.p)
+            assert l.lib.commit_list_skips(l.p)
             commits(l, [7000 + l.next], 7000 + l.next)
             live = {s: e for s, (e, *_) in full.steps().items()}
     with api.list("r") as l:
@@ -349,8 +349,8 @@ def test_many_damaged_entries_are_read_twice_each(api):
 def launch(api, l, name):
     known = api.lib.list_launches_know
     assert known(l.p, c.byref(api.err)) == 0
-    l.lib.store_list_launch_used.restype = c.c_bool
-    return l.lib.store_list_launch_used(l.p, name)
+    l.lib.commit_list_launch_used.restype = c.c_bool
+    return l.lib.commit_list_launch_used(l.p, name)
 
 
 def test_launches_of_long_ago(api):
@@ -366,7 +366,7 @@ def test_launches_of_long_ago(api):
         with api.list("r", True) as whole:
             assert len(seen) > 40 and whole.next > 5 * EVERY and lie(api, "r") == 0
         assert not launch(api, l, b"f" * 16)
-    numbers = [n for n in range(l.lib.store_list_next(api.list("r").p)) if entry_of(api, "r", n).kind == LAUNCH]
+    numbers = [n for n in range(l.lib.commit_list_next(api.list("r").p)) if entry_of(api, "r", n).kind == LAUNCH]
     for nth, n in enumerate(numbers, 1):
         e = entry_of(api, "r", n)
         before = nth & (nth - 1)

@@ -30,17 +30,17 @@ def api(lib, vckpt):
 
 def put(api, entry, m=None, **more):
     m = m or sample_stats(**more)
-    api.call(api.lib.store_stats_put, api.p, c.byref(m), u64(entry))
+    api.call(api.lib.commit_stats_put, api.p, c.byref(m), u64(entry))
 
 
 def read(api, run, step, entry):
     """({rank: copies of numbers}, damaged)"""
     all_, n, damaged = P(Stats)(), u32(), u32()
-    api.call(api.lib.store_stats_read, api.p, run.encode(), u64(step), u64(entry), c.byref(all_), c.byref(n),
+    api.call(api.lib.commit_stats_read, api.p, run.encode(), u64(step), u64(entry), c.byref(all_), c.byref(n),
              c.byref(damaged))
     out = [(m.rank, m.host, m.committed_ns - m.submitted_ns, [(t.phase, t.ns) for t in m.timings[:m.ntimings]])
            for m in all_[:n.value]]
-    api.lib.store_stats_free(all_, n)
+    api.lib.commit_stats_free(all_, n)
     return out, damaged.value
 
 
@@ -105,9 +105,9 @@ def test_what_lies_is_left_out_and_counted(api, vckpt):
     ("stats/r/-1.0/0", False),
 ])
 def test_names(lib, name, good):
-    lib.store_stats_name_parse.restype = c.c_bool
+    lib.commit_stats_name_parse.restype = c.c_bool
     n = Name()
-    assert lib.store_stats_name_parse(name.encode(), c.byref(n)) == good
+    assert lib.commit_stats_name_parse(name.encode(), c.byref(n)) == good
     if good:
         assert f"stats/{n.run.decode()}/{n.step}.{n.entry}/{n.rank}" == name
 

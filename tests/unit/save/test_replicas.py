@@ -416,7 +416,7 @@ class Told(RankAttempt):
         a.replicas, a.nreplicas = c.cast(array, c.c_void_p), len(replicas)
         self.keep.append(array)
         self.announcement = a
-        self.api.call(self.lib.store_attempt_announce, self.p, ref(a))
+        self.api.call(self.lib.commit_attempt_announce, self.p, ref(a))
 
 
 class Held(c.Structure):

@@ -101,7 +101,7 @@ class Failed(Exception):
 
 @pytest.fixture(scope="module")
 def api(lib):
-    pointers = "store_list_find load_cache_new load_object_piece load_object_digest load_step_manifest load_step_info"
+    pointers = "commit_list_find load_cache_new load_object_piece load_object_digest load_step_manifest load_step_info"
     for name in pointers.split():
         getattr(lib, name).restype = c.c_void_p
     lib.load_step_tensor_find.restype = c.c_int64
@@ -113,7 +113,7 @@ def api(lib):
     lib.save_writer_header.argtypes = [c.c_void_p, c.c_char_p, c.c_char_p, c.c_char_p, c.c_size_t, c.c_uint64,
                                        c.POINTER(Error)]
     lib.load_object_read.argtypes = [c.c_void_p, c.c_void_p, c.c_uint64, c.c_size_t, c.c_void_p, c.POINTER(Error)]
-    lib.store_list_find.argtypes = [c.c_void_p, c.c_uint64]
+    lib.commit_list_find.argtypes = [c.c_void_p, c.c_uint64]
     lib.load_object_piece.argtypes = [c.c_void_p, c.c_uint64]
     lib.load_step_tensor_find.argtypes = [c.c_void_p, c.c_char_p, c.c_char_p, c.c_size_t]
     lib.base_log_set_level(0)  # damage is what some of these tests are about
@@ -225,14 +225,14 @@ class Step:
     def __init__(self, store, run, step):
         self.api, self.store, self.handle = store.api, store, c.c_void_p()
         entries = c.c_void_p()
-        call(self.api.store_list_open, store.handle, run.encode(), c.c_bool(False), c.byref(entries))
+        call(self.api.commit_list_open, store.handle, run.encode(), c.c_bool(False), c.byref(entries))
         try:
-            entry = self.api.store_list_find(entries, step)
+            entry = self.api.commit_list_find(entries, step)
             if not entry:
                 raise KeyError(step)
             call(self.api.load_step_open, store.handle, run.encode(), c.c_void_p(entry), c.byref(self.handle))
         finally:
-            self.api.store_list_close(entries)
+            self.api.commit_list_close(entries)
 
     def close(self):
         self.api.load_step_unref(self.handle)
@@ -448,7 +448,7 @@ def test_a_base_that_is_gone_is_written_anew(make, cache):
     tensors = {("model", "x"): Tensor.random(np.random.default_rng(6), "bf16", (777, 1024))}
     store.save("a", tensors, step=0, no_index=False)
     store.update_index()
-    call(store.api.store_step_remove, store.handle, b"a", c.c_uint64(0))
+    call(store.api.commit_step_remove, store.handle, b"a", c.c_uint64(0))
     again = store.save("b", tensors, step=0, no_index=False)
     assert again.pieces_reused == 0 and again.pieces_new > 0
     check_all(store, "b", 0, tensors, {}, cache)
@@ -461,7 +461,7 @@ def test_the_index_follows_what_is_removed(make, cache):
     store.update_index()
     store.save("b", tensors, step=0, no_index=False)
     assert store.update_index().commits == 2
-    call(store.api.store_step_remove, store.handle, b"b", c.c_uint64(0))
+    call(store.api.commit_step_remove, store.handle, b"b", c.c_uint64(0))
     assert store.update_index().commits == 1
     again = store.save("c", tensors, step=0, no_index=False)
     assert again.pieces_new == 0 and again.bases == 1
@@ -790,7 +790,7 @@ def test_rows_that_are_damaged_are_as_if_they_were_not_there(make, cache, scale)
         # three are inline
         assert result.pieces_new + result.pieces_reused == result.pieces - 3 - result.pieces_duplicate
         check_all(again, "a", 1, tensors, {}, cache)
-        call(again.api.store_step_remove, again.handle, b"a", c.c_uint64(1))
+        call(again.api.commit_step_remove, again.handle, b"a", c.c_uint64(1))
         again.close()
         path.write_bytes(good)
     assert 0 in outcomes
@@ -802,7 +802,7 @@ def test_a_base_that_goes_meanwhile_is_written_anew(make, cache):
     store, tensors = make(), several()
     first = store.save("a", tensors, step=0)
     result = store.save("a", tensors, step=1, no_index=False,
-                        at_first_read=lambda: call(store.api.store_step_remove, store.handle, b"a", c.c_uint64(0)))
+                        at_first_read=lambda: call(store.api.commit_step_remove, store.handle, b"a", c.c_uint64(0)))
     assert result.pieces_new == first.pieces_new and result.pieces_reused == 0 and result.pieces_believed > 0
     check_all(store, "a", 1, tensors, {}, cache)
 

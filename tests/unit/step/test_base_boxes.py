@@ -128,7 +128,7 @@ class Saver:
         self.tensors = tensors or base.tensors
         self.bases = Bases(rank=rank)
         with self.api.list("r") as entries:
-            step = self.lib.store_list_find(entries.p, u64(1)).contents
+            step = self.lib.commit_list_find(entries.p, u64(1)).contents
             entry, manifest = step.entry, Digest.from_buffer_copy(step.commit.manifest)
         self.layout = Layout(self.lib, [("model", t.name.encode(), KINDS[t.kind][0], t.shape) for t in self.tensors],
                              base.params)

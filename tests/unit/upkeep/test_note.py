@@ -32,7 +32,7 @@ def api(lib):
     path = scratch()
     shutil.rmtree(path)
     api = Api(lib, path)
-    lib.store_notes_name.restype = c.c_bool
+    lib.commit_notes_name.restype = c.c_bool
     yield api
     api.close()
     shutil.rmtree(path)
@@ -40,18 +40,18 @@ def api(lib):
 
 def put(api, *ranges, all_=False):
     array = (Range * (len(ranges) + 1))(*ranges)
-    api.call(api.lib.store_note_put, api.p, PACK.encode(), array, c.c_size_t(len(ranges)), c.c_bool(all_))
+    api.call(api.lib.commit_note_put, api.p, PACK.encode(), array, c.c_size_t(len(ranges)), c.c_bool(all_))
 
 
 def named(api, *offsets):
     """Which of these objects of 100 bytes a save would not refer to."""
     notes = Notes()
-    assert api.lib.store_notes_read(api.p, c.byref(notes)) == 0
+    assert api.lib.commit_notes_read(api.p, c.byref(notes)) == 0
     try:
         refs = [Ref(offset=at, checks=1 << 30, raw_len=100, stored_len=100) for at in offsets]
-        return [ref.offset for ref in refs if api.lib.store_notes_name(c.byref(notes), PACK.encode(), c.byref(ref))]
+        return [ref.offset for ref in refs if api.lib.commit_notes_name(c.byref(notes), PACK.encode(), c.byref(ref))]
     finally:
-        api.lib.store_notes_release(c.byref(notes))
+        api.lib.commit_notes_release(c.byref(notes))
 
 
 def test_ranges_are_added(api):

@@ -311,7 +311,7 @@ def test_measures_of_no_commit(vckpt, lib, store):
     api = Api(lib, store, init=False)
     for step, number in ((3, 2), (7, 6)):
         m = sample_stats(rank=0, run=b"r", step=step, world=1)
-        api.call(api.lib.store_stats_put, api.p, c.byref(m), c.c_uint64(number))
+        api.call(api.lib.commit_stats_put, api.p, c.byref(m), c.c_uint64(number))
     api.close()
     assert faults(vckpt, store) == {f"stats/r/{s}.{n}/0": f"it names entry {n} as the commit of step {s}, but that "
                                     f"entry of the list is another one" for s, n in ((3, 2), (7, 6))}
@@ -321,7 +321,7 @@ def test_measures_of_another_attempt(vckpt, lib, store):
     api = Api(lib, store, init=False)
     (store / "stats/r/1.2/0").unlink()
     m = sample_stats(rank=0, run=b"r", step=1, world=1)
-    api.call(api.lib.store_stats_put, api.p, c.byref(m), c.c_uint64(2))
+    api.call(api.lib.commit_stats_put, api.p, c.byref(m), c.c_uint64(2))
     api.close()
     assert faults(vckpt, store) == {"stats/r/1.2/0": "it gives another attempt than the commit entry that it "
                                     "belongs to"}

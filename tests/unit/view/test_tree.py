@@ -132,17 +132,17 @@ class Saver:
 class Tree:
     def __init__(self, lib, store, run, step):
         self.lib, self.err, self.step, self.t = lib, Error(), C.c_void_p(), C.c_void_p()
-        lib.store_list_find.restype = lib.view_tree_node.restype = C.c_void_p
+        lib.commit_list_find.restype = lib.view_tree_node.restype = C.c_void_p
         lib.view_tree_lookup.restype = lib.view_tree_walk.restype = C.c_int64
         lib.view_tree_memory.restype = C.c_size_t
         lib.view_file_size.restype = C.c_uint64
         lib.load_cache_new.restype = C.c_void_p
         listing = C.c_void_p()
-        checked(lib.store_list_open(store, run, C.c_bool(False), C.byref(listing), C.byref(self.err)), self.err)
-        entry = lib.store_list_find(listing, C.c_uint64(step))
+        checked(lib.commit_list_open(store, run, C.c_bool(False), C.byref(listing), C.byref(self.err)), self.err)
+        entry = lib.commit_list_find(listing, C.c_uint64(step))
         assert entry
         checked(lib.load_step_open(store, run, C.c_void_p(entry), C.byref(self.step), C.byref(self.err)), self.err)
-        lib.store_list_close(listing)
+        lib.commit_list_close(listing)
         self.build()
         self.cache = C.c_void_p(lib.load_cache_new(C.c_uint64(8 << 20)))
 

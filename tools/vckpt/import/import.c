@@ -410,28 +410,28 @@ static int save(struct tool *t, struct import *in, struct save_result *ret_r)
  * since the number may be the job's: then one has to be named. */
 static int take_number(struct tool *t, struct import *in)
 {
-	base_cleanup_free struct store_launch_info *launches = NULL;
+	base_cleanup_free struct commit_launch_info *launches = NULL;
 	uint64_t number = in->plan.number;
 	size_t n;
 	int r;
 
 	if (in->options.step != PROTO_NONE || !in->plan.nnumbers || number == PROTO_NONE)
 		return 0;
-	r = store_launches(t->store, &launches, &n, &in->err);
+	r = commit_launches(t->store, &launches, &n, &in->err);
 	for (size_t i = 0; r == 0 && i < n; i++)
-		if (launches[i].state != STORE_DEAD && strcmp(launches[i].run, in->target.run) == 0)
+		if (launches[i].state != COMMIT_DEAD && strcmp(launches[i].run, in->target.run) == 0)
 			return 0;
 	if (r == 0)
-		r = store_list_open(t->store, in->target.run, false, &t->list, &in->err);
+		r = commit_list_open(t->store, in->target.run, false, &t->list, &in->err);
 	if (r < 0)
 		return r;
-	if (in->options.replace || !store_list_find(t->list, number))
+	if (in->options.replace || !commit_list_find(t->list, number))
 		in->options.step = number;
 	else if (!t->quiet)
 		fprintf(stderr,
 			"vckpt import: %s/%" PRIu64 " is there already: the step gets the next number (--replace "
 			"replaces it, --step N names one)\n", in->target.run, number);
-	store_list_close(base_steal(t->list));
+	commit_list_close(base_steal(t->list));
 	return 0;
 }
 

@@ -52,12 +52,12 @@ static void print_sums(const struct tool_sums *s, const struct load_step *before
 static int store_info(struct info *in)
 {
 	const struct proto_store *p = &in->t->store->info;
-	struct store_needs n;
+	struct upkeep_needs n;
 	uint64_t packs, bytes, spare;
 	char id[33];
 
-	if (store_needs(in->t->store, NULL, NULL, &n, &in->err) < 0 ||
-		store_packs_bytes(in->t->store, &packs, &bytes, &in->err) < 0)
+	if (upkeep_needs(in->t->store, NULL, NULL, &n, &in->err) < 0 ||
+		upkeep_packs_bytes(in->t->store, &packs, &bytes, &in->err) < 0)
 		return tool_fail(in->t, &in->err);
 	spare = bytes - base_min(n.kept_bytes, bytes);
 	tool_format_id(p->id, id);
@@ -121,15 +121,15 @@ static int tensor_info(struct info *in, uint32_t tensor)
 /* Steps of the run that name the pack. Reads a manifest for each visible step. */
 static int count_steps(struct info *in, const char *const *names, uint32_t n, uint64_t *ret_steps)
 {
-	struct store_list *l;
+	struct commit_list *l;
 	int r = 0;
 
-	if (store_list_open(in->t->store, in->run, false, &l, &in->err) < 0)
+	if (commit_list_open(in->t->store, in->run, false, &l, &in->err) < 0)
 		return -1;
-	for (size_t i = 0; i < store_list_count(l) && r == 0; i++) {
+	for (size_t i = 0; i < commit_list_count(l) && r == 0; i++) {
 		struct proto_manifest m;
 
-		r = store_manifest_get(in->t->store, in->run, &store_list_at(l, i)->commit.manifest, &m, &in->err);
+		r = store_manifest_get(in->t->store, in->run, &commit_list_at(l, i)->commit.manifest, &m, &in->err);
 		if (r == -BASE_EVERSION) { /* one of a newer vckpt is not counted */
 			base_warning("%s; its packs are not counted", in->err.text);
 			in->err = (struct base_error){0};
@@ -149,7 +149,7 @@ static int count_steps(struct info *in, const char *const *names, uint32_t n, ui
 		}
 		proto_manifest_release(&m);
 	}
-	store_list_close(l);
+	commit_list_close(l);
 	return r;
 }
 
@@ -283,12 +283,12 @@ static int64_t find_tensor(struct info *in, const char *path)
 /* The step before, to compare with. The command goes on without it. */
 static void before_open(struct info *in, uint64_t step)
 {
-	const struct store_list_step *before = NULL;
-	struct store_list *l = in->t->list;
-	int r = store_list_know_below(l, step, &in->err);
+	const struct commit_list_step *before = NULL;
+	struct commit_list *l = in->t->list;
+	int r = commit_list_know_below(l, step, &in->err);
 
-	for (size_t i = 0; r == 0 && i < store_list_count(l) && store_list_at(l, i)->step < step; i++)
-		before = store_list_at(l, i);
+	for (size_t i = 0; r == 0 && i < commit_list_count(l) && commit_list_at(l, i)->step < step; i++)
+		before = commit_list_at(l, i);
 	if (before)
 		r = load_step_open(in->t->store, in->run, before, &in->before, &in->err);
 	if (r == 0)

@@ -83,18 +83,18 @@ struct run {
 	int64_t time_ns; /* of the latest */
 };
 
-static void read_run(struct run *run, const struct store_list *l)
+static void read_run(struct run *run, const struct commit_list *l)
 {
-	const struct store_list_step *latest = store_list_latest(l);
+	const struct commit_list_step *latest = commit_list_latest(l);
 
-	run->steps = store_list_count(l);
+	run->steps = commit_list_count(l);
 	if (latest) {
 		run->latest = latest->step;
 		run->time_ns = latest->commit.time_ns;
 	}
 	for (size_t i = 0; i < run->steps; i++) {
-		run->bytes += store_list_at(l, i)->commit.bytes;
-		run->added += store_list_at(l, i)->commit.new_bytes;
+		run->bytes += commit_list_at(l, i)->commit.bytes;
+		run->added += commit_list_at(l, i)->commit.new_bytes;
 	}
 }
 
@@ -134,13 +134,13 @@ static int read_runs(const struct ls *ls, struct store *s, char **names, size_t 
 	struct ls_item *items, size_t *ret_n)
 {
 	struct base_error err = {0};
-	struct store_list *l;
+	struct commit_list *l;
 	int code = 0;
 
 	for (size_t i = 0; i < n; i++) {
 		struct run *run = &runs[*ret_n];
 
-		if (store_list_open(s, names[i], false, &l, &err) < 0) {
+		if (commit_list_open(s, names[i], false, &l, &err) < 0) {
 			code = tool_fail(ls->t, &err);
 			continue;
 		}
@@ -149,7 +149,7 @@ static int read_runs(const struct ls *ls, struct store *s, char **names, size_t 
 		items[*ret_n] = (struct ls_item){.name = run->name, .name_len = strlen(run->name), .step = run->latest,
 			.time_ns = run->time_ns, .bytes = run->bytes, .index = *ret_n};
 		*ret_n += run->steps > 0;
-		store_list_close(l);
+		commit_list_close(l);
 	}
 	return code;
 }
@@ -164,7 +164,7 @@ static int list_runs(struct ls *ls)
 	base_cleanup_free struct ls_item *items = NULL;
 	int code = TOOL_FAILED, failed = 0;
 
-	if (store_runs(s, &names, &n, &err) < 0)
+	if (commit_runs(s, &names, &n, &err) < 0)
 		return tool_fail(ls->t, &err);
 	runs = calloc(n + 1, sizeof *runs);
 	items = calloc(n + 1, sizeof *items);
@@ -176,13 +176,13 @@ static int list_runs(struct ls *ls)
 		if (code == 0)
 			code = print_runs(ls, runs, items, found);
 	}
-	store_runs_free(names, n);
+	commit_runs_free(names, n);
 	return code ? code : failed;
 }
 
 /* ---- the steps of a run ---- */
 
-json_t *ls_step_json(const char *run, const struct store_list_step *s)
+json_t *ls_step_json(const char *run, const struct commit_list_step *s)
 {
 	return json_pack("{s:s, s:I, s:I, s:s, s:s, s:s, s:I, s:I, s:I, s:o}", "run", run, "step", (json_int_t)s->step,
 		"entry", (json_int_t)s->entry, "attempt", s->commit.attempt, "time", TOOL_TIME(s->commit.time_ns),
@@ -191,13 +191,13 @@ json_t *ls_step_json(const char *run, const struct store_list_step *s)
 		tool_json_attributes(s->commit.attributes, s->commit.nattributes));
 }
 
-static struct ls_item *step_items(const struct store_list *l)
+static struct ls_item *step_items(const struct commit_list *l)
 {
-	size_t n = store_list_count(l);
+	size_t n = commit_list_count(l);
 	struct ls_item *items = calloc(n + 1, sizeof *items);
 
 	for (size_t i = 0; items && i < n; i++) {
-		const struct store_list_step *s = store_list_at(l, i);
+		const struct commit_list_step *s = commit_list_at(l, i);
 
 		items[i] = (struct ls_item){.step = s->step, .time_ns = s->commit.time_ns, .bytes = s->commit.bytes,
 			.attributes = s->commit.attributes, .nattributes = s->commit.nattributes, .index = i};
@@ -205,24 +205,24 @@ static struct ls_item *step_items(const struct store_list *l)
 	return items;
 }
 
-static int print_steps(struct ls *ls, const struct store_list *l, const char *run, const struct ls_item *items)
+static int print_steps(struct ls *ls, const struct commit_list *l, const char *run, const struct ls_item *items)
 {
 	const struct tool_column columns[] = {{"STEP", "step", TOOL_AS_STEP, .style = TOOL_GOOD, .style_if = "latest"},
 		{ls->time ? "TIME" : "AGE", "when"}, {"TENSORS", "tensors", .right = true},
 		{"SIZE", "bytes", TOOL_AS_BYTES, .right = true}, {"ADDED", "new_bytes", TOOL_AS_BYTES, .right = true},
 		{"ATTEMPT", "attempt", .more = true}, {"ATTRIBUTES", "attributes", .shorten = true}};
 	uint64_t bytes = 0, added = 0;
-	size_t n = store_list_count(l);
+	size_t n = commit_list_count(l);
 	int code;
 
 	ls_begin(ls, columns, BASE_COUNT(columns));
 	for (size_t i = 0; i < n; i++) {
-		const struct store_list_step *s = store_list_at(l, items[i].index);
+		const struct commit_list_step *s = commit_list_at(l, items[i].index);
 		json_t *row = ls_step_json(run, s);
 
 		if (!ls->t->json)
 			add_when(ls, row, s->commit.time_ns);
-		if (!ls->t->json && s == store_list_latest(l))
+		if (!ls->t->json && s == commit_list_latest(l))
 			json_object_set_new(row, "latest", json_true());
 		ls_add(ls, row);
 		bytes += s->commit.bytes;
@@ -240,19 +240,19 @@ static int list_steps(struct ls *ls, const char *run)
 {
 	struct base_error err = {0};
 	int code;
-	const struct store_list *l;
+	const struct commit_list *l;
 	base_cleanup_free struct ls_item *items = NULL;
 
-	if (store_list_open(ls->t->store, run, false, &ls->t->list, &err) < 0)
+	if (commit_list_open(ls->t->store, run, false, &ls->t->list, &err) < 0)
 		return tool_fail(ls->t, &err);
 	l = ls->t->list;
 	items = step_items(l);
-	if (store_list_next(l) == 0)
+	if (commit_list_next(l) == 0)
 		return tool_no_run(ls->t, run);
 	if (!items)
 		return tool_fail(ls->t, &(struct base_error){.code = -ENOMEM});
 	if ((code = ls_sort(ls, "steps", LS_NAME | LS_STEP | LS_TIME | LS_SIZE | LS_ATTRIBUTE, items,
-			store_list_count(l))))
+			commit_list_count(l))))
 		return code;
 	return print_steps(ls, l, run, items);
 }
@@ -261,7 +261,7 @@ static int list_steps(struct ls *ls, const char *run)
 
 static int list_target(struct ls *ls, const struct tool_target *target)
 {
-	const struct store_list_step *entry;
+	const struct commit_list_step *entry;
 	int code = tool_step_open(ls->t, target, &entry);
 
 	if (code)

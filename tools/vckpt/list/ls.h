@@ -44,10 +44,10 @@ json_t *ls_take(struct ls *ls);
 /* With --json prints the document, else the rows. Takes the document. An exit code. */
 int ls_print(struct ls *ls, json_t *document);
 bool ls_says(const struct ls *ls); /* are totals and notes wanted? */
-json_t *ls_step_json(const char *run, const struct store_list_step *s);
+json_t *ls_step_json(const char *run, const struct commit_list_step *s);
 
 /* The components and blobs of a step; the tensors of a component. An exit code. */
-int ls_step(struct ls *ls, struct load_step *step, const struct store_list_step *entry);
+int ls_step(struct ls *ls, struct load_step *step, const struct commit_list_step *entry);
 int ls_tensors(struct ls *ls, struct load_step *step, const char *component);
 
 #endif

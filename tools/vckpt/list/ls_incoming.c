@@ -12,16 +12,16 @@
 #include "tools/vckpt/tool.h"
 
 struct incoming {
-	const struct store_incoming *in;
-	enum store_attempt_state decided;
+	const struct commit_incoming *in;
+	enum commit_attempt_state decided;
 	int64_t now_ns;
 };
 
-const char *const tool_liveness[] = {[STORE_DEAD] = "dead", [STORE_ALIVE] = "alive", [STORE_UNKNOWN] = "unknown"};
+const char *const tool_liveness[] = {[COMMIT_DEAD] = "dead", [COMMIT_ALIVE] = "alive", [COMMIT_UNKNOWN] = "unknown"};
 
 static bool left_over(const struct incoming *i)
 {
-	return i->in->state == STORE_DEAD || i->decided != STORE_ATTEMPT_UNDECIDED;
+	return i->in->state == COMMIT_DEAD || i->decided != COMMIT_ATTEMPT_UNDECIDED;
 }
 
 static bool incoming_age(const struct incoming *i, uint64_t *ret_ns)
@@ -32,7 +32,7 @@ static bool incoming_age(const struct incoming *i, uint64_t *ret_ns)
 	return true;
 }
 
-static json_t *missing_json(const struct store_incoming *in)
+static json_t *missing_json(const struct commit_incoming *in)
 {
 	json_t *all = json_array();
 
@@ -44,7 +44,7 @@ static json_t *missing_json(const struct store_incoming *in)
 static json_t *incoming_json(const struct incoming *i)
 {
 	static const char *const decisions[] = {NULL, "committed", "aborted"};
-	const struct store_incoming *in = i->in;
+	const struct commit_incoming *in = i->in;
 	const char *host = in->begun && in->begin.host && in->begin.host[0] ? in->begin.host : NULL;
 	uint64_t age = 0;
 	bool known = incoming_age(i, &age);
@@ -63,7 +63,7 @@ static json_t *incoming_json(const struct incoming *i)
 static void print_incoming(const struct incoming *i)
 {
 	static const char *const decisions[] = {"", "committed; ", "aborted; "};
-	const struct store_incoming *in = i->in;
+	const struct commit_incoming *in = i->in;
 	uint64_t ns;
 
 	if (in->begun)
@@ -80,9 +80,9 @@ static void print_incoming(const struct incoming *i)
 		tool_liveness[in->state], left_over(i) ? ")" : "", in->attempt);
 }
 
-void tool_print_incoming(const struct store_incoming *in)
+void tool_print_incoming(const struct commit_incoming *in)
 {
-	print_incoming(&(struct incoming){.in = in, .decided = STORE_ATTEMPT_UNDECIDED, .now_ns = base_realtime_ns()});
+	print_incoming(&(struct incoming){.in = in, .decided = COMMIT_ATTEMPT_UNDECIDED, .now_ns = base_realtime_ns()});
 }
 
 /* t->list is the list of the run at hand: attempts come run by run. */
@@ -91,23 +91,23 @@ static int incoming_decide(struct tool *t, struct incoming *i, struct base_error
 	uint64_t entry;
 	int r = 0;
 
-	if (t->list && strcmp(store_list_run(t->list), i->in->run) != 0)
-		store_list_close(base_steal(t->list));
+	if (t->list && strcmp(commit_list_run(t->list), i->in->run) != 0)
+		commit_list_close(base_steal(t->list));
 	if (!t->list)
-		r = store_list_open(t->store, i->in->run, false, &t->list, err);
+		r = commit_list_open(t->store, i->in->run, false, &t->list, err);
 	if (r == 0)
-		i->decided = store_list_attempt(t->list, i->in->attempt, NULL, &entry);
+		i->decided = commit_list_attempt(t->list, i->in->attempt, NULL, &entry);
 	return r;
 }
 
 int tool_list_incoming(struct tool *t, const char *run)
 {
-	struct store_incoming *all = NULL;
+	struct commit_incoming *all = NULL;
 	struct base_error err = {0};
 	int64_t now_ns = base_realtime_ns();
 	json_auto_t *shown = json_array();
 	size_t n = 0;
-	int r = store_incoming_read(t->store, &all, &n, &err);
+	int r = commit_incoming_read(t->store, &all, &n, &err);
 
 	for (size_t k = 0; r == 0 && k < n; k++) {
 		struct incoming i = {.in = &all[k], .now_ns = now_ns};
@@ -120,7 +120,7 @@ int tool_list_incoming(struct tool *t, const char *run)
 		else if (r == 0)
 			print_incoming(&i);
 	}
-	store_incoming_free(all, n);
+	commit_incoming_free(all, n);
 	if (r < 0)
 		return tool_fail(t, &err);
 	return t->json ? tool_print_json(json_pack("{s:O}", "incoming", shown)) : TOOL_DONE;

@@ -251,7 +251,7 @@ static void say_contents(const struct contents *c)
 		tool_sums_print_numpy(&c->total, "");
 }
 
-int ls_step(struct ls *ls, struct load_step *step, const struct store_list_step *entry)
+int ls_step(struct ls *ls, struct load_step *step, const struct commit_list_step *entry)
 {
 	static const struct tool_column columns[] = {{"NAME", "name", .shorten = true},
 		{"SIZE", "bytes", TOOL_AS_BYTES, .right = true}, {"TENSORS", "tensors", .right = true},

@@ -183,7 +183,7 @@ static int stalls_show(struct tool *t, const struct stalls *st, const char *trac
 	return code == TOOL_DONE && st->damaged ? TOOL_DAMAGE : code;
 }
 
-static int stalls_step(struct tool *t, const char *run, const struct store_list_step *step, const char *trace)
+static int stalls_step(struct tool *t, const char *run, const struct commit_list_step *step, const char *trace)
 {
 	static const char *const usual[] = {"plan", "copy", "digest", "encode", "write", "seal", "wait", "commit"};
 	struct stalls st = {.run = run, .step = step->step, .entry = step->entry, .attempt = step->commit.attempt};
@@ -194,7 +194,7 @@ static int stalls_step(struct tool *t, const char *run, const struct store_list_
 	int r = store_manifest_get(t->store, run, &step->commit.manifest, &m, &err), code;
 
 	if (r == 0)
-		r = store_stats_read(t->store, run, step->step, step->entry, &all, &n, &st.damaged, &err);
+		r = commit_stats_read(t->store, run, step->step, step->entry, &all, &n, &st.damaged, &err);
 	for (size_t i = 0; r >= 0 && i < BASE_COUNT(usual); i++) /* in this order, whichever rank names them first */
 		r = phase_number(&st, usual[i]);
 	if (r >= 0)
@@ -202,14 +202,14 @@ static int stalls_step(struct tool *t, const char *run, const struct store_list_
 	err.code = r;
 	code = r < 0 ? tool_fail(t, &err) : stalls_show(t, &st, trace);
 	stalls_release(&st);
-	store_stats_free(all, n);
+	commit_stats_free(all, n);
 	proto_manifest_release(&m);
 	return code;
 }
 
 static int stalls_run(struct tool *t, int argc, char **argv)
 {
-	const struct store_list_step *step;
+	const struct commit_list_step *step;
 	struct tool_target target;
 	const char *trace = NULL;
 	int code = tool_parse(t, argc, argv, (const struct tool_option[]){{"trace", .text = &trace}, {0}});

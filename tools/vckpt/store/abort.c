@@ -14,17 +14,17 @@ struct stop {
 	struct tool *t;
 	const char *reason;
 	const char *run, *attempt; /* arguments; attempt NULL: the only one */
-	struct store_incoming *all;
+	struct commit_incoming *all;
 	size_t n;
 };
 
-static bool undecided(const struct stop *a, const struct store_incoming *in)
+static bool undecided(const struct stop *a, const struct commit_incoming *in)
 {
 	return strcmp(in->run, a->run) == 0 &&
-		store_list_attempt(a->t->list, in->attempt, NULL, NULL) == STORE_ATTEMPT_UNDECIDED;
+		commit_list_attempt(a->t->list, in->attempt, NULL, NULL) == COMMIT_ATTEMPT_UNDECIDED;
 }
 
-static size_t count_undecided(const struct stop *a, const struct store_incoming **ret_one)
+static size_t count_undecided(const struct stop *a, const struct commit_incoming **ret_one)
 {
 	size_t n = 0;
 
@@ -36,7 +36,7 @@ static size_t count_undecided(const struct stop *a, const struct store_incoming 
 	return n;
 }
 
-static const struct store_incoming *named(const struct stop *a)
+static const struct commit_incoming *named(const struct stop *a)
 {
 	for (size_t i = 0; i < a->n; i++)
 		if (strcmp(a->all[i].run, a->run) == 0 && strcmp(a->all[i].attempt, a->attempt) == 0)
@@ -67,35 +67,35 @@ static int say_several(const struct stop *a, size_t n)
 }
 
 /* A writer is at work there, or may be. */
-static void warn_alive(struct store *s, const struct store_incoming *in)
+static void warn_alive(struct store *s, const struct commit_incoming *in)
 {
-	struct store_launch_info *infos = NULL;
+	struct commit_launch_info *infos = NULL;
 	struct base_error err = {0};
 	size_t n = 0;
 
-	if (in->state == STORE_DEAD || store_launches(s, &infos, &n, &err) < 0)
+	if (in->state == COMMIT_DEAD || commit_launches(s, &infos, &n, &err) < 0)
 		return;
 	for (size_t i = 0; i < n; i++)
-		if (strncmp(infos[i].launch, in->attempt, 16) == 0 && infos[i].state != STORE_DEAD) {
+		if (strncmp(infos[i].launch, in->attempt, 16) == 0 && infos[i].state != COMMIT_DEAD) {
 			base_warning("a writer of this save %s on %s; it will find its save aborted and go on",
-				infos[i].state == STORE_ALIVE ? "is alive" : "may be alive", infos[i].host);
+				infos[i].state == COMMIT_ALIVE ? "is alive" : "may be alive", infos[i].host);
 			break;
 		}
 	free(infos);
 }
 
-static int say_done(const struct stop *a, const struct store_incoming *in, const char *attempt, bool again,
+static int say_done(const struct stop *a, const struct commit_incoming *in, const char *attempt, bool again,
 	uint64_t entry)
 {
 	const char *reason = NULL;
 
-	store_list_attempt(a->t->list, attempt, &reason, NULL);
+	commit_list_attempt(a->t->list, attempt, &reason, NULL);
 	if (!reason)
 		reason = "";
 	if (a->t->json)
 		return tool_print_json(json_pack("{s:s, s:s, s:o, s:I, s:s, s:o, s:o}", "run", a->run, "attempt",
 			attempt, "step", in && in->begun ? json_integer((json_int_t)in->begin.step) : json_null(),
-			"entry", (json_int_t)entry, "state", tool_liveness[in ? in->state : STORE_DEAD], "reason",
+			"entry", (json_int_t)entry, "state", tool_liveness[in ? in->state : COMMIT_DEAD], "reason",
 			tool_json_text(reason, strlen(reason)), "undecided", undecided_json(a)));
 	if (a->t->quiet)
 		return TOOL_DONE;
@@ -108,8 +108,8 @@ static int say_done(const struct stop *a, const struct store_incoming *in, const
 
 static int stop_one(struct stop *a)
 {
-	struct store_list *list = a->t->list;
-	const struct store_incoming *in = NULL;
+	struct commit_list *list = a->t->list;
+	const struct commit_incoming *in = NULL;
 	size_t n = count_undecided(a, &in);
 	const char *attempt = a->attempt;
 	char text[1000];
@@ -123,8 +123,8 @@ static int stop_one(struct stop *a)
 		in = named(a);
 	else if (in)
 		attempt = in->attempt;
-	if (!attempt || (!in && store_list_attempt(list, attempt, NULL, NULL) == STORE_ATTEMPT_UNDECIDED)) {
-		if (!in && store_list_next(list) == 0)
+	if (!attempt || (!in && commit_list_attempt(list, attempt, NULL, NULL) == COMMIT_ATTEMPT_UNDECIDED)) {
+		if (!in && commit_list_next(list) == 0)
 			return tool_no_run(a->t, a->run);
 		return tool_failed(a->t, attempt ? "run %s has no save under way whose attempt is %.64s"
 			: "run %s has no save under way", a->run, attempt);
@@ -133,7 +133,7 @@ static int stop_one(struct stop *a)
 		warn_alive(a->t->store, in);
 	snprintf(text, sizeof text, "%s, says vckpt abort on %s", a->reason ? a->reason : "it was given up by hand",
 		store_hostname());
-	r = store_attempt_stop(a->t->store, list, attempt, text, &entry, &err);
+	r = commit_attempt_stop(a->t->store, list, attempt, text, &entry, &err);
 	return r < 0 ? tool_fail(a->t, &err) : say_done(a, in, attempt, r == 1, entry);
 }
 
@@ -152,11 +152,11 @@ static int abort_run(struct tool *t, int argc, char **argv)
 	a.attempt = t->narguments == 3 ? t->arguments[2] : NULL;
 	if ((code = tool_open_store(t, 0)))
 		return code;
-	r = store_incoming_read(t->store, &a.all, &a.n, &err);
+	r = commit_incoming_read(t->store, &a.all, &a.n, &err);
 	if (r == 0) /* after them, so that what was decided since is known */
-		r = store_list_open(t->store, a.run, true, &t->list, &err);
+		r = commit_list_open(t->store, a.run, true, &t->list, &err);
 	code = r < 0 ? tool_fail(t, &err) : stop_one(&a);
-	store_incoming_free(a.all, a.n);
+	commit_incoming_free(a.all, a.n);
 	return code;
 }
 

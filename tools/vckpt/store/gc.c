@@ -10,7 +10,7 @@
 struct gc {
 	struct tool_progress progress; /* first: gets the library's calls, too */
 	struct tool *t;
-	struct store_gc_options options;
+	struct upkeep_gc_options options;
 	json_t *actions;
 };
 
@@ -51,7 +51,7 @@ static void report(void *arg, const char *what, const char *name, uint64_t bytes
 	fflush(stdout); /* so that the lines about what was done are there if the command is interrupted */
 }
 
-static json_t *result_json(const struct gc *g, const struct store_gc_result *result)
+static json_t *result_json(const struct gc *g, const struct upkeep_gc_result *result)
 {
 	return json_pack("{s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:O}", "dry_run", g->options.dry_run, "aborted",
 		(json_int_t)result->aborted, "marked", (json_int_t)result->marked, "deleted",
@@ -71,7 +71,7 @@ static void print_grace(uint64_t grace_s)
 		printf("%" PRIu64 " s", grace_s);
 }
 
-static void print_result(const struct store_gc_options *o, const struct store_gc_result *result)
+static void print_result(const struct upkeep_gc_options *o, const struct upkeep_gc_result *result)
 {
 	bool one = result->marked + result->waiting == 1;
 
@@ -102,7 +102,7 @@ static int gc_run(struct tool *t, int argc, char **argv)
 	const char *grace = NULL, *heartbeat = NULL;
 	const struct tool_option options[] = {{"dry-run", 'n', .flag = &g.options.dry_run}, {"grace", .text = &grace},
 		{"heartbeat", .text = &heartbeat}, {0}};
-	struct store_gc_result result = {0};
+	struct upkeep_gc_result result = {0};
 	struct base_error err = {0};
 	int r, code = tool_parse(t, argc, argv, options);
 
@@ -115,7 +115,7 @@ static int gc_run(struct tool *t, int argc, char **argv)
 		: "what was marked or deleted so far stays so; the next vckpt gc does the rest");
 	tool_progress_start(&g.progress, t->quiet, "gc");
 	g.progress.counts = true;
-	r = store_gc(t->store, &g.options, &result, &err);
+	r = upkeep_gc(t->store, &g.options, &result, &err);
 	if (r == 0 && !g.options.dry_run)
 		save_index_tidy(t->store);
 	tool_progress_end(&g.progress);

@@ -8,22 +8,22 @@
 #include "core/view/safetensors.h"
 #include "tools/vckpt/tool.h"
 
-static const char *const words[] = {[STORE_MEND_FOUND] = "found", [STORE_MEND_MEND] = "mend",
-	[STORE_MEND_ACCEPT] = "accept", [STORE_MEND_DELETE] = "delete", [STORE_MEND_LOST] = "lost",
-	[STORE_MEND_LEFT] = "left"};
+static const char *const words[] = {[UPKEEP_MEND_FOUND] = "found", [UPKEEP_MEND_MEND] = "mend",
+	[UPKEEP_MEND_ACCEPT] = "accept", [UPKEEP_MEND_DELETE] = "delete", [UPKEEP_MEND_LOST] = "lost",
+	[UPKEEP_MEND_LEFT] = "left"};
 
-static const enum tool_style styles[] = {[STORE_MEND_FOUND] = TOOL_BAD, [STORE_MEND_MEND] = TOOL_GOOD,
-	[STORE_MEND_ACCEPT] = TOOL_PLAIN, [STORE_MEND_DELETE] = TOOL_PLAIN, [STORE_MEND_LOST] = TOOL_BAD,
-	[STORE_MEND_LEFT] = TOOL_BAD};
+static const enum tool_style styles[] = {[UPKEEP_MEND_FOUND] = TOOL_BAD, [UPKEEP_MEND_MEND] = TOOL_GOOD,
+	[UPKEEP_MEND_ACCEPT] = TOOL_PLAIN, [UPKEEP_MEND_DELETE] = TOOL_PLAIN, [UPKEEP_MEND_LOST] = TOOL_BAD,
+	[UPKEEP_MEND_LEFT] = TOOL_BAD};
 
 struct mend {
 	struct tool_progress progress; /* first: gets the library's calls, too */
 	struct tool *t;
-	struct store_mend_options options;
+	struct upkeep_mend_options options;
 	json_t *lines;
 };
 
-static json_t *line_json(const struct store_mend_line *l)
+static json_t *line_json(const struct upkeep_mend_line *l)
 {
 	json_t *o = json_pack("{s:s, s:s, s:o}", "what", words[l->what], "file", l->file, "text",
 		tool_json_text(l->text, strlen(l->text)));
@@ -36,7 +36,7 @@ static json_t *line_json(const struct store_mend_line *l)
 	return o;
 }
 
-static void line(void *arg, const struct store_mend_line *l)
+static void line(void *arg, const struct upkeep_mend_line *l)
 {
 	struct mend *m = arg;
 
@@ -61,7 +61,7 @@ static void line(void *arg, const struct store_mend_line *l)
 	fflush(stdout); /* so that each line is there before its action */
 }
 
-static int say(struct mend *m, const struct store_mend_result *result)
+static int say(struct mend *m, const struct upkeep_mend_result *result)
 {
 	int code = result->left || result->lost ? TOOL_DAMAGE : TOOL_DONE;
 
@@ -93,7 +93,7 @@ static int mend_run(struct tool *t, int argc, char **argv)
 	const char *from = NULL;
 	const struct tool_option options[] = {
 		{"dry-run", 'n', .flag = &m.options.dry_run}, {"from", .text = &from}, {0}};
-	struct store_mend_result result = {0};
+	struct upkeep_mend_result result = {0};
 	struct base_error err = {0};
 	int code = tool_parse(t, argc, argv, options);
 	int r;
@@ -106,7 +106,7 @@ static int mend_run(struct tool *t, int argc, char **argv)
 	tool_interrupt_ends(t, m.options.dry_run ? "nothing was changed"
 		: "what was mended so far stays so; run vckpt mend again");
 	tool_progress_start(&m.progress, t->quiet, "mend");
-	r = store_mend(t->store, &m.options, &result, &err);
+	r = upkeep_mend(t->store, &m.options, &result, &err);
 	tool_progress_end(&m.progress);
 	code = r < 0 ? tool_fail(t, &err) : say(&m, &result);
 	json_decref(m.lines);

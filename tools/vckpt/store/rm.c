@@ -131,7 +131,7 @@ static int parse_all(struct rm *rm)
 
 /* ---- finding the steps ---- */
 
-static int add_victim(struct rm *rm, struct wanted *w, const struct store_list_step *step)
+static int add_victim(struct rm *rm, struct wanted *w, const struct commit_list_step *step)
 {
 	if (base_array_more(rm->victims, rm->nvictims) < 0)
 		return TOOL_FAILED;
@@ -145,28 +145,28 @@ static int add_victim(struct rm *rm, struct wanted *w, const struct store_list_s
 }
 
 /* Number of the step that was saved last. It is not the one with the highest number where a job went back. */
-static size_t saved_last(const struct store_list *l)
+static size_t saved_last(const struct commit_list *l)
 {
 	size_t last = 0;
 
-	for (size_t i = 1; i < store_list_count(l); i++)
-		if (store_list_at(l, i)->entry > store_list_at(l, last)->entry)
+	for (size_t i = 1; i < commit_list_count(l); i++)
+		if (commit_list_at(l, i)->entry > commit_list_at(l, last)->entry)
 			last = i;
 	return last;
 }
 
 /* last: the step that a job goes on from; --keep-last always keeps it. */
-static bool kept(const struct rm *rm, const struct store_list *l, size_t i, size_t last)
+static bool kept(const struct rm *rm, const struct commit_list *l, size_t i, size_t last)
 {
-	return (rm->keep_last && (store_list_count(l) - i <= rm->keep_last || i == last)) ||
-		(rm->keep_every && store_list_at(l, i)->step % rm->keep_every == 0);
+	return (rm->keep_last && (commit_list_count(l) - i <= rm->keep_last || i == last)) ||
+		(rm->keep_every && commit_list_at(l, i)->step % rm->keep_every == 0);
 }
 
-static int none_there(struct rm *rm, const struct wanted *w, const struct store_list *l)
+static int none_there(struct rm *rm, const struct wanted *w, const struct commit_list *l)
 {
 	char which[64];
 
-	if (w->kind == WANTED_RUN && store_list_next(l) == 0)
+	if (w->kind == WANTED_RUN && commit_list_next(l) == 0)
 		return tool_no_run(rm->t, w->target.run);
 	if (rm->missing_ok)
 		return 0;
@@ -177,19 +177,19 @@ static int none_there(struct rm *rm, const struct wanted *w, const struct store_
 	return tool_no_step(rm->t, l, which);
 }
 
-static void say_order(const struct rm *rm, const struct wanted *w, const struct store_list *l, size_t last)
+static void say_order(const struct rm *rm, const struct wanted *w, const struct commit_list *l, size_t last)
 {
-	size_t n = store_list_count(l);
-	uint64_t step = n ? store_list_at(l, last)->step : 0;
+	size_t n = commit_list_count(l);
+	uint64_t step = n ? commit_list_at(l, last)->step : 0;
 
 	if (rm->keep_last && !rm->t->quiet && n && last != n - 1)
 		base_warning("run %s: step %" PRIu64 " was saved last, but steps up to %" PRIu64 " are there: "
 			"--keep-last counts by number, and keeps step %" PRIu64 " as well (vckpt rm %s "
 			"%s/%" PRIu64 ".. removes what a job left behind that went back)", w->target.run, step,
-			store_list_at(l, n - 1)->step, step, TOOL_WORD(rm->t->arguments[0]), w->target.run, step + 1);
+			commit_list_at(l, n - 1)->step, step, TOOL_WORD(rm->t->arguments[0]), w->target.run, step + 1);
 }
 
-static int find_several(struct rm *rm, struct wanted *w, const struct store_list *l)
+static int find_several(struct rm *rm, struct wanted *w, const struct commit_list *l)
 {
 	size_t last = saved_last(l);
 	bool any = false;
@@ -197,8 +197,8 @@ static int find_several(struct rm *rm, struct wanted *w, const struct store_list
 
 	say_order(rm, w, l, last);
 
-	for (size_t i = 0; i < store_list_count(l) && code == 0; i++) {
-		const struct store_list_step *step = store_list_at(l, i);
+	for (size_t i = 0; i < commit_list_count(l) && code == 0; i++) {
+		const struct commit_list_step *step = commit_list_at(l, i);
 
 		if (w->kind == WANTED_RANGE && (step->step < w->first || step->step > w->last))
 			continue;
@@ -211,22 +211,22 @@ static int find_several(struct rm *rm, struct wanted *w, const struct store_list
 
 static int find_wanted(struct rm *rm, struct wanted *w)
 {
-	const struct store_list_step *step = NULL;
+	const struct commit_list_step *step = NULL;
 	struct base_error err = {0};
-	struct store_list *l = NULL;
+	struct commit_list *l = NULL;
 	int code;
 
-	if (store_list_open(rm->t->store, w->target.run, false, &l, &err) < 0)
+	if (commit_list_open(rm->t->store, w->target.run, false, &l, &err) < 0)
 		return tool_fail(rm->t, &err);
 	if (w->kind == WANTED_STEP)
-		step = store_list_find(l, w->target.step);
+		step = commit_list_find(l, w->target.step);
 	else if (w->kind == WANTED_LATEST)
-		step = store_list_latest(l);
+		step = commit_list_latest(l);
 	if (w->kind == WANTED_RANGE || w->kind == WANTED_RUN)
 		code = find_several(rm, w, l);
 	else
 		code = step ? add_victim(rm, w, step) : none_there(rm, w, l);
-	store_list_close(l);
+	commit_list_close(l);
 	return code;
 }
 
@@ -256,7 +256,7 @@ static int find_all(struct rm *rm)
 	return worst;
 }
 
-static bool goes(void *arg, const char *run, const struct store_list_step *step)
+static bool goes(void *arg, const char *run, const struct commit_list_step *step)
 {
 	const struct rm *rm = arg;
 	const struct victim key = {.run = run, .step = step->step},
@@ -270,11 +270,11 @@ static bool goes(void *arg, const char *run, const struct store_list_step *step)
 static void find_freed(struct rm *rm)
 {
 	struct base_error err = {0};
-	struct store_needs needs;
+	struct upkeep_needs needs;
 
 	if (!rm->dry_run || rm->nvictims == 0 || rm->t->quiet)
 		return;
-	rm->frees = store_needs(rm->t->store, goes, rm, &needs, &err) == 0;
+	rm->frees = upkeep_needs(rm->t->store, goes, rm, &needs, &err) == 0;
 	rm->freed_bytes = rm->frees ? needs.freed_bytes : 0;
 	if (!rm->frees)
 		base_warning("what the removal frees is not known: %s", err.text);
@@ -347,11 +347,11 @@ static int remove_entry(struct tool *t, const struct victim *v, struct base_erro
 {
 	int r = 0;
 
-	if (t->list && strcmp(store_list_run(t->list), v->run) != 0)
-		store_list_close(base_steal(t->list));
+	if (t->list && strcmp(commit_list_run(t->list), v->run) != 0)
+		commit_list_close(base_steal(t->list));
 	if (!t->list)
-		r = store_list_open_newest(t->store, v->run, &t->list, err);
-	return r < 0 ? r : store_list_remove(t->list, v->step, v->entry, err);
+		r = commit_list_open_newest(t->store, v->run, &t->list, err);
+	return r < 0 ? r : commit_list_remove(t->list, v->step, v->entry, err);
 }
 
 /* ret_stuck: the step is there, but could not be removed */
@@ -393,7 +393,7 @@ static int remove_all(struct rm *rm, size_t *ret_removed)
 			stuck_run = v->run;
 		worst = code > worst ? code : worst;
 	}
-	store_list_close(base_steal(rm->t->list));
+	commit_list_close(base_steal(rm->t->list));
 	return worst;
 }
 

@@ -17,7 +17,7 @@ struct verify {
 	json_t *damage, *newer, *unread, *begins;
 };
 
-static json_t *damage_json(const struct store_damage *d)
+static json_t *damage_json(const struct upkeep_damage *d)
 {
 	json_t *o = json_pack("{s:s, s:I, s:I, s:s}", "file", d->file, "offset", (json_int_t)d->offset, "length",
 		(json_int_t)d->len, "what", d->what);
@@ -26,7 +26,7 @@ static json_t *damage_json(const struct store_damage *d)
 	return o;
 }
 
-static void damage(void *arg, const struct store_damage *d)
+static void damage(void *arg, const struct upkeep_damage *d)
 {
 	struct verify *v = arg;
 
@@ -92,7 +92,7 @@ static void pack_read(void *arg, const char *file, uint64_t bytes)
 	fflush(stdout);
 }
 
-static json_t *result_json(const struct verify *v, const struct store_verify_result *result)
+static json_t *result_json(const struct verify *v, const struct upkeep_verify_result *result)
 {
 	return json_pack("{s:I, s:I, s:I, s:I, s:I, s:O, s:O, s:O, s:O}", "files", (json_int_t)result->files, "objects",
 		(json_int_t)result->objects, "bytes", (json_int_t)result->bytes, "steps", (json_int_t)result->steps,
@@ -100,7 +100,7 @@ static json_t *result_json(const struct verify *v, const struct store_verify_res
 		"unread", v->unread, "begins", v->begins);
 }
 
-static void print_result(const struct store_verify_result *result)
+static void print_result(const struct upkeep_verify_result *result)
 {
 	bool all = !result->newer && !result->unread;
 
@@ -116,7 +116,7 @@ static void print_result(const struct store_verify_result *result)
 	putchar('\n');
 }
 
-static int say(struct verify *v, const struct store_verify_result *result)
+static int say(struct verify *v, const struct upkeep_verify_result *result)
 {
 	int code = result->faults ? TOOL_DAMAGE : result->unread ? TOOL_FAILED : result->newer ? TOOL_NEWER : TOOL_DONE;
 	int printed;
@@ -131,7 +131,7 @@ static int say(struct verify *v, const struct store_verify_result *result)
 }
 
 /* For writing, so that damage can be noted for later saves, where that is allowed. */
-static int open_store(struct tool *t, struct store_verify_options *options)
+static int open_store(struct tool *t, struct upkeep_verify_options *options)
 {
 	const char *path = t->arguments[0];
 
@@ -144,15 +144,15 @@ static int open_store(struct tool *t, struct store_verify_options *options)
 static int verify_run(struct tool *t, int argc, char **argv)
 {
 	struct verify v = {.t = t};
-	struct store_verify_options options = {
+	struct upkeep_verify_options options = {
 		.step = PROTO_NONE, .damage = damage, .progress = tool_progress_update, .pack = pack_read,
 		.unread = unread, .begins = begins, .arg = &v, .header = view_header_check, .files = view_step_check};
 	bool no_notes = false;
 	const struct tool_option own[] = {
 		{"no-notes", .flag = &no_notes}, {"paranoid", .flag = &options.paranoid}, {0}};
-	struct store_verify_result result = {0};
+	struct upkeep_verify_result result = {0};
 	struct tool_target target = {0};
-	const struct store_list_step *step;
+	const struct commit_list_step *step;
 	struct base_error err = {0};
 	int code = tool_parse(t, argc, argv, own);
 	int r;
@@ -169,7 +169,7 @@ static int verify_run(struct tool *t, int argc, char **argv)
 			return code;
 		options.run = target.run;
 		options.step = target.has_step ? step->step : PROTO_NONE;
-		store_list_close(base_steal(t->list));
+		commit_list_close(base_steal(t->list));
 	}
 	v.damage = json_array();
 	v.newer = json_array();
@@ -178,7 +178,7 @@ static int verify_run(struct tool *t, int argc, char **argv)
 	tool_interrupt_ends(t, t->json || t->quiet ? "not everything was read, so there is no result"
 		: "not everything was read; faults found so far are listed above");
 	tool_progress_start(&v.progress, t->quiet, "verify");
-	r = store_verify(t->store, &options, &result, &err);
+	r = upkeep_verify(t->store, &options, &result, &err);
 	tool_progress_end(&v.progress);
 	code = r < 0 ? tool_fail(t, &err) : say(&v, &result);
 	json_decref(v.damage);
