@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every #include goes down: a folder includes only itself and what stands above it in LAYERS, and each foreign
-library has one user (docs/design.md, "Layers")."""
+"""Every #include goes down: a folder includes only itself and what is above it in LAYERS, and each foreign library has
+one user (docs/design.md, "Layers"). What a folder shows to others begins with a word that no other folder has."""
+import json
 import pathlib
 import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -84,3 +87,36 @@ def test_names_say_their_room(room):
     names = [name for path in (ROOT / "core/commit" / room).glob("*.h") for name in DECLARED.findall(path.read_text())]
     assert len(names) > 5
     assert not [name for name in names if not re.match(NAMES[room], name)]
+
+
+# The first word of the names that other folders may use, so that a name shows its room. The rooms of core/commit,
+# core/load and core/save share one, but for the loader; among themselves they may use shorter names.
+WORDS = {"core/base": "base", "core/tensor": "tensor", "proto": "proto", "index": "index", "core/storage": "storage",
+         "core/pack": "pack", "core/step": "store", "core/commit": "commit", "core/commit/check": "check", "core/upkeep": "upkeep",
+         "core/device": "device", "core/comm": "comm", "core/save": "save", "core/load": "load",
+         "core/load/loader": "loader", "core/view": "view", "core/foreign": "foreign", "core/api": "vckpt"}
+
+
+def word_of(path):
+    folder = layer_of(path)
+    while folder and folder not in WORDS:
+        folder = folder.rpartition("/")[0]
+    return WORDS.get(folder)
+
+
+def test_a_name_shows_its_room():
+    """Functions and types of each header that another folder includes; constants of proto/limits.h are everybody's."""
+    assert len(set(WORDS.values())) == len(WORDS)
+    if not shutil.which("ctags"):
+        pytest.skip("ctags is not installed (universal-ctags)")
+    shown = {name for path, kind, name in includes()
+             if kind == '"' and name.split("/")[:2] != path.relative_to(ROOT).as_posix().split("/")[:2]}
+    shown = sorted(name for name in shown if (ROOT / name).is_file() and word_of(ROOT / name))
+    assert len(shown) > 50
+    out = subprocess.run(["ctags", "--output-format=json", "--kinds-C=pstg", "-f", "-", *shown], cwd=ROOT,
+                         capture_output=True, text=True, check=True).stdout
+    declared = [tag for tag in map(json.loads, out.splitlines())
+                if "scope" not in tag and not re.match(r"__anon|(LIST|TAILQ)_", tag["name"])]
+    wrong = [f"{tag['path']}: {tag['name']}" for tag in declared
+             if not re.match(rf"{word_of(ROOT / tag['path'])}(_|$)", tag["name"])]
+    assert len(declared) > 500 and not wrong, "\n".join(wrong)

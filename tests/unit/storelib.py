@@ -260,7 +260,8 @@ class List:
 
     def steps(self):
         """{step: (entry, attempt, first bytes of the digest)}"""
-        at = [self.lib.commit_list_at(self.p, c.c_size_t(i)).contents for i in range(self.lib.commit_list_count(self.p))]
+        count = self.lib.commit_list_count(self.p)
+        at = [self.lib.commit_list_at(self.p, c.c_size_t(i)).contents for i in range(count)]
         assert [s.step for s in at] == sorted({s.step for s in at})
         return {s.step: (s.entry, s.commit.attempt.decode(), s.commit.bytes) for s in at}
 
@@ -336,7 +337,8 @@ class Attempt:
 
     def __init__(self, api, run, step=NONE, replace=False):
         self.api, self.lib, self.run, self.p = api, api.lib, run, c.c_void_p()
-        api.call(self.lib.commit_attempt_begin_alone, api.p, run.encode(), c.byref(Save(step, replace)), c.byref(self.p))
+        api.call(self.lib.commit_attempt_begin_alone, api.p, run.encode(), c.byref(Save(step, replace)),
+                 c.byref(self.p))
         self.name, self.step = self.lib.commit_attempt_name(self.p).decode(), self.lib.commit_attempt_step(self.p)
         self.own, self.piece, self.keep, self.base_pack, self.xxh = [], None, [], None, (c.c_uint8 * 16)()
 
