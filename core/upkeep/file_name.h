@@ -17,8 +17,8 @@ struct file_name {
 	uint64_t number;                       /* entry, mark, heartbeat */
 	bool collected;                        /* ENTRY: collected.<number> */
 	struct base_digest digest;             /* manifest */
-	char pack[PACK_NAME_MAX], class[72]; /* pack (`pack` also where its file has another place), note */
-	struct commit_stats_name stats;         /* measures */
+	char pack[PACK_NAME_MAX], class[72];   /* pack (`pack` also where its file has another place), note */
+	struct commit_stats_name stats;        /* measures */
 	char launch[17], host[65];             /* heartbeat */
 };
 /* Returns the kind. */

@@ -300,14 +300,16 @@ static void check_gap(struct verify *v, const struct commit_list *l, uint64_t fi
 
 	for (uint64_t n = first; n - first < base_min(count, GAP_EACH); n++) {
 		commit_list_entry_name(commit_list_run(l), n, name);
-		if (commit_list_skipped(l, n) || storage_size(v->store->storage, name, &size) != -ENOENT)
-			continue;
-		snprintf(text, sizeof text, "it is missing: it was collected, but its number stays used");
-		if (n - first + 1 == GAP_EACH && count > GAP_EACH)
-			snprintf(text, sizeof text, "this entry and the %llu after it are missing: they were "
-				"collected, but their numbers stay used", (unsigned long long)(count - GAP_EACH));
-		report_lost(v, name, commit_list_run(l), text);
+		if (!commit_list_skipped(l, n) && storage_size(v->store->storage, name, &size) == -ENOENT)
+			report_lost(v, name, commit_list_run(l),
+				"it is missing: it was collected, but its number stays used");
 	}
+	if (count <= GAP_EACH)
+		return;
+	commit_list_entry_name(commit_list_run(l), first + GAP_EACH, name);
+	snprintf(text, sizeof text, "%llu entries from this one on are missing: they were collected, but their "
+		"numbers stay used", (unsigned long long)(count - GAP_EACH));
+	report_lost(v, name, commit_list_run(l), text);
 }
 
 /* Numbers before the head have an entry or a collected record, so that a writer that was stopped since finds its number

@@ -347,7 +347,9 @@ static void check_reserve(struct verify *v, const struct commit_file *file)
 static void check_record(struct verify *v, const struct commit_file *file, const struct file_name *n,
 	struct read_record *x)
 {
-	bool again = !x->rec.body || n->kind != STORE_RECORD_ENTRY;
+	/* another collection may have replaced what is under all these names but for the one that says which it is */
+	bool number = n->kind == STORE_RECORD_ENTRY && !n->collected;
+	bool again = !x->rec.body || !number;
 	struct read_record own;
 
 	if (again)
@@ -356,7 +358,7 @@ static void check_record(struct verify *v, const struct commit_file *file, const
 		verify_progress(v, file->size);
 	if (!again || own.r != -ENOENT)
 		record_judge(v, file->name, n, file->size, again ? &own : x);
-	if (again && own.r == 0 && n->kind == STORE_RECORD_ENTRY)
+	if (again && own.r == 0 && number)
 		*x = own;
 	else if (again)
 		store_record_release(&own.rec);
