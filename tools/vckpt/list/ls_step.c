@@ -260,12 +260,13 @@ int ls_step(struct ls *ls, struct load_step *step, const struct commit_list_step
 		{"DTYPES", "dtypes", .more = true}};
 	struct contents c = {.ls = ls, .step = step};
 	struct base_error err = {0};
-	uint64_t no_base, again = load_step_again(step, &no_base);
+	uint64_t no_base, again;
 	json_t *all;
 	int code;
 
 	if (load_step_heads(step, &err) < 0 || load_step_blobs(step, &err) < 0)
 		return tool_fail(ls->t, &err);
+	again = load_step_again(step, &no_base);
 	ls_begin(ls, columns, BASE_COUNT(columns));
 	code = add_contents(&c);
 	all = ls_step_json(load_step_info(step)->run, entry);
