@@ -107,7 +107,7 @@ def child_age(vckpt, meter, path):
         saver.async_save(state, step=step).committed()
     with vckpt.Saver(path, pin="no") as saver:
         meter.measure("first save of a Saver", save)
-        meter.measure("early save", save, mean=SAVES)               # its snapshot reads all that is visible
+        meter.measure("early save", save, mean=SAVES)               # with the first snapshot that the Saver makes
         before = files_of(pathlib.Path(path).parent)
         meter.measure("small save", save, mean=SAVES)
         after = files_of(pathlib.Path(path).parent)

@@ -120,7 +120,7 @@ static int put_know(struct commit_list *l, const struct proto_entry *entry, bool
 	int r = entry->kind == PROTO_ENTRY_LAUNCH ? list_launches_know(l, err) : 0;
 
 	if (r == 0 && snapshot)
-		r = list_rest_read(l, err);
+		r = list_snapshot_know(l, err);
 	return r == 0 && (l->next != before || l->synced != before) ? -EAGAIN : r;
 }
 

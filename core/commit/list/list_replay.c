@@ -209,7 +209,7 @@ static int apply_launch(struct commit_list *l, uint64_t n, const struct proto_en
 static int apply_remove(struct commit_list *l, uint64_t n, const struct proto_entry *e)
 {
 	const struct commit_list_step *s = list_step_of_entry(l, e->removes);
-	bool rest = l->rest && e->removes < l->rest; /* list_rest_read finds out */
+	bool rest = l->rest && e->removes < l->rest; /* rest_gone finds out */
 
 	if (!s && !rest)
 		return 0;

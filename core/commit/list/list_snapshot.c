@@ -14,8 +14,15 @@
  * no later snapshot needs it. In a store without the word "list-2" each snapshot names all.
  *
  * A list may be opened for its newest steps only. Then it reads the newest snapshot and not its chain: of the commits
- * before `rest` it knows no more than the highest step that one of them shows, `older`. list_rest_read reads the chain
- * when a caller asks for more. */
+ * before `rest`, a snapshot of that chain, it knows no more than the highest step that one of them shows, `older`.
+ * rest_read reads the chain, as far down as a caller needs: to its end, or until `rest` is low enough.
+ *
+ * A snapshot that goes on from F says what is behind F, and F's chain has to count. F = n - (n & -n) is in the chain of
+ * snapshot n - 1, and those between the two name about as many commits as n does. So a writer reads its chain until
+ * `rest` is F or lower: for odd n it reads nothing. The writer of the snapshot above `rest` knew that the chain from
+ * there on counts: no accept entry before it names one of these, and a later one makes the list begin anew
+ * (apply_accept). If commits of the rest went away, it reads on until it is known whether they were visible, and which
+ * step is the highest (rest_enough). */
 #include "core/commit/list/list_internal.h"
 
 #include "core/base/array.h"
@@ -63,13 +70,14 @@ static int chain_next(struct commit_list *l, uint64_t from, const struct base_di
 	return r == -ENOENT ? -BASE_EDAMAGED : r;
 }
 
-/* Reads on from snapshot `from` to the oldest of its chain. -BASE_EDAMAGED: one of them, l->broken, is damaged. */
-static int chain_read(struct commit_list *l, uint64_t from, struct base_digest self, struct list_chain *c,
-	struct base_error *err)
+/* Reads on from snapshot `from` to the oldest of its chain that is above `until`. -BASE_EDAMAGED: one of them,
+ * l->broken, is damaged. */
+static int chain_read(struct commit_list *l, uint64_t from, uint64_t until, struct base_digest self,
+	struct list_chain *c, struct base_error *err)
 {
 	int r = 0;
 
-	while (r == 0 && from) {
+	while (r == 0 && from > until) {
 		l->broken = from;
 		r = chain_next(l, from, &self, c, err);
 		if (r == 0) {
@@ -169,18 +177,26 @@ const struct list_node *list_node_find(const struct commit_list *l, uint64_t n)
 	return at < l->nnodes && l->nodes[at].entry == n ? &l->nodes[at] : NULL;
 }
 
-bool commit_list_snapshot_whole(const struct commit_list *l, uint64_t n)
+/* The digest of snapshot n, which was read or is the one that the rest ends with; NULL. */
+static const struct base_digest *snapshot_digest(const struct commit_list *l, uint64_t n)
 {
 	const struct list_node *x = list_node_find(l, n);
 
-	while (x && !list_accepted(l, x->entry)) {
-		const struct base_digest *from = &x->from_digest;
+	return x ? &x->self : n && n == l->rest ? &l->nodes[0].from_digest : NULL;
+}
 
-		if (!x->from)
+bool commit_list_snapshot_whole(const struct commit_list *l, uint64_t n)
+{
+	const struct base_digest *self = snapshot_digest(l, n), *said = self;
+
+	while (self && base_digest_equal(self, said) && !list_accepted(l, n)) {
+		const struct list_node *x = list_node_find(l, n);
+
+		if (!x || !x->from) /* the rest counts, as the writer of the one above it knew */
 			return true;
-		x = list_node_find(l, x->from);
-		if (x && !base_digest_equal(&x->self, from))
-			return false;
+		said = &x->from_digest;
+		n = x->from;
+		self = snapshot_digest(l, n);
 	}
 	return false;
 }
@@ -270,7 +286,7 @@ int list_adopt(struct commit_list *l, struct list_hold *h, bool newest, struct b
 	int r = chain_add(&c, h);
 
 	if (r == 0 && !newest)
-		r = chain_read(l, h->entry.from, h->entry.from_digest, &c, err);
+		r = chain_read(l, h->entry.from, 0, h->entry.from_digest, &c, err);
 	if (r == 0)
 		r = chain_adopt(l, &c);
 	if (r == 0 && newest && h->entry.from) {
@@ -308,8 +324,8 @@ static int gone_compare(const void *a, const void *b)
 	return (x->at > y->at) - (x->at < y->at);
 }
 
-/* A removal of an entry that was not visible changed nothing. */
-static void rest_gone(struct commit_list *l, const struct list_chain *c)
+/* A removal of an entry that was not visible changed nothing. Of what is in the rest still, that is not known. */
+static void rest_gone(struct commit_list *l, const struct list_chain *c, uint64_t rest)
 {
 	size_t n = 0;
 
@@ -317,7 +333,8 @@ static void rest_gone(struct commit_list *l, const struct list_chain *c)
 		qsort(l->dropped, l->ndropped, sizeof *l->dropped, gone_compare);
 	for (size_t i = 0; i < l->ndropped; i++)
 		if ((n == 0 || l->dropped[n - 1].entry != l->dropped[i].entry) &&
-			(l->dropped[i].entry > l->rest || chain_shows(c, l->dropped[i].entry)))
+			(l->dropped[i].entry > l->rest || l->dropped[i].entry < rest ||
+				chain_shows(c, l->dropped[i].entry)))
 			l->dropped[n++] = l->dropped[i];
 	l->ndropped = n;
 }
@@ -361,6 +378,7 @@ static void rows_one_each(struct rows *x)
 
 static int rest_join(struct commit_list *l, struct rows *x, const struct list_chain *c)
 {
+	const struct proto_entry *oldest = &c->all[c->n - 1]->entry;
 	size_t all = x->n + l->nsteps, ngone;
 	struct commit_list_step *steps = calloc(all + 1, sizeof *steps);
 	struct list_hold **holds = calloc(all + 1, sizeof *holds);
@@ -382,23 +400,25 @@ static int rest_join(struct commit_list *l, struct rows *x, const struct list_ch
 		qsort(x->all, x->n, sizeof *x->all, row_compare);
 		rows_one_each(x);
 	}
-	rest_gone(l, c);
+	rest_gone(l, c, oldest->from);
 	chain_known(l, c, ngone);
 	rest_merge(l, x, steps, holds);
 	l->steps_size = all + 1;
-	l->rest = 0;
+	l->rest = oldest->from;
+	l->older = oldest->older;
 	return 0;
 }
 
-int list_rest_read(struct commit_list *l, struct base_error *err)
+/* Reads of the rest what snapshots above `until` say; 0: all. May read the list anew (commit_list_reopen). */
+static int rest_read(struct commit_list *l, uint64_t until, struct base_error *err)
 {
 	struct list_chain c = {0};
 	struct rows x = {0};
 	int r;
 
-	if (!l->rest)
+	if (l->rest <= until)
 		return 0;
-	r = chain_read(l, l->rest, l->nodes[0].from_digest, &c, err);
+	r = chain_read(l, l->rest, until, l->nodes[0].from_digest, &c, err);
 	if (r == 0)
 		r = rows_of(&x, &c, l);
 	if (r == 0) {
@@ -416,12 +436,12 @@ int commit_list_know_step(struct commit_list *l, uint64_t step, struct base_erro
 {
 	if (!l->rest || l->older == PROTO_NONE || step > l->older || commit_list_find(l, step))
 		return 0;
-	return list_rest_read(l, err);
+	return rest_read(l, 0, err);
 }
 
 int commit_list_know_entry(struct commit_list *l, uint64_t entry, struct base_error *err)
 {
-	return l->rest && entry < l->rest ? list_rest_read(l, err) : 0;
+	return l->rest && entry < l->rest ? rest_read(l, 0, err) : 0;
 }
 
 int commit_list_know_below(struct commit_list *l, uint64_t step, struct base_error *err)
@@ -430,31 +450,74 @@ int commit_list_know_below(struct commit_list *l, uint64_t step, struct base_err
 
 	if (!l->rest || l->older == PROTO_NONE || (n && l->steps[n - 1].step >= l->older))
 		return 0;
-	return list_rest_read(l, err);
+	return rest_read(l, 0, err);
 }
 
-int commit_list_know_all(struct commit_list *l, struct base_error *err) { return list_rest_read(l, err); }
+int commit_list_know_all(struct commit_list *l, struct base_error *err) { return rest_read(l, 0, err); }
 
 int list_know_newest(struct commit_list *l, struct base_error *err)
 {
 	if (!l->rest || l->older == PROTO_NONE || (l->nsteps && l->steps[l->nsteps - 1].step >= l->older))
 		return 0;
-	return list_rest_read(l, err);
+	return rest_read(l, 0, err);
 }
 
 /* ---- making one ---- */
 
-/* The snapshot that the one at entry n goes on from; 0: none. */
-static uint64_t from_choose(const struct commit_list *l, uint64_t n)
+/* The snapshot of entry n's number without its lowest bit; 0: none. */
+static uint64_t from_next(uint64_t n)
 {
 	uint64_t i = n / COMMIT_SNAPSHOT_EVERY;
 
+	return (i & (i - 1)) * COMMIT_SNAPSHOT_EVERY;
+}
+
+/* The snapshot that the one at entry n goes on from; 0: none. */
+static uint64_t from_choose(const struct commit_list *l, uint64_t n)
+{
 	if (!l->store->info.list_2)
 		return 0;
 	do
-		i &= i - 1;
-	while (i && !commit_list_snapshot_whole(l, i * COMMIT_SNAPSHOT_EVERY));
-	return i * COMMIT_SNAPSHOT_EVERY;
+		n = from_next(n);
+	while (n && !commit_list_snapshot_whole(l, n));
+	return n;
+}
+
+/* The highest known step that a commit before entry n makes visible; PROTO_NONE. */
+static uint64_t older_known(const struct commit_list *l, uint64_t n)
+{
+	for (size_t i = l->nsteps; i-- > 0;)
+		if (l->steps[i].entry < n)
+			return l->steps[i].step;
+	return PROTO_NONE;
+}
+
+/* Is enough of the rest known for a snapshot that goes on from `from`: which of its commits went away, and its highest
+ * step? */
+static bool rest_enough(const struct commit_list *l, uint64_t from)
+{
+	bool gone = false;
+
+	if (from < l->rest || !commit_list_snapshot_whole(l, from))
+		return false;
+	for (size_t i = 0; i < l->ndropped; i++) {
+		if (l->dropped[i].entry >= l->rest)
+			continue;
+		if (!list_node_find(l, l->dropped[i].at))
+			return false; /* no snapshot says it: perhaps it was removed before */
+		gone |= l->dropped[i].at > l->nodes[0].entry;
+	}
+	return !gone || older_known(l, from) + 1 >= l->older + 1; /* PROTO_NONE is the lowest */
+}
+
+int list_snapshot_know(struct commit_list *l, struct base_error *err)
+{
+	uint64_t from = from_next(l->next);
+	int r = 0;
+
+	while (r == 0 && l->rest && !rest_enough(l, from))
+		r = rest_read(l, base_min(from, l->rest - 1), err);
+	return r;
 }
 
 void list_made_release(struct list_made *m)
@@ -470,8 +533,6 @@ static void made_live(const struct commit_list *l, struct proto_entry *e, struct
 
 		if (s->entry > e->from || !e->from)
 			m->live[e->nlive++] = (struct proto_live){.entry = s->entry, .commit = s->commit};
-		else
-			e->older = s->step; /* they ascend */
 	}
 	if (e->nlive)
 		qsort(m->live, e->nlive, sizeof *m->live, list_number_order);
@@ -490,16 +551,16 @@ static void made_gone(const struct commit_list *l, struct proto_entry *e, struct
 
 int list_snapshot_make(const struct commit_list *l, struct proto_entry *e, struct list_made *m)
 {
-	const struct list_node *from = e->from ? list_node_find(l, e->from) : NULL;
+	const struct base_digest *from = snapshot_digest(l, e->from);
 
 	m->live = calloc(l->nsteps + 1, sizeof *m->live);
 	m->gone = calloc(l->ndropped + 1, sizeof *m->gone);
 	if (!m->live || !m->gone)
 		return -ENOMEM;
 	e->list_2 = l->store->info.list_2;
-	e->older = PROTO_NONE;
+	e->older = base_max(older_known(l, e->from) + 1, l->rest ? l->older + 1 : 0) - 1; /* PROTO_NONE + 1 is 0 */
 	e->newest_launch = list_newest_launch(l);
-	e->from_digest = from ? from->self : (struct base_digest){0};
+	e->from_digest = from ? *from : (struct base_digest){0};
 	made_live(l, e, m);
 	made_gone(l, e, m);
 	return 0;

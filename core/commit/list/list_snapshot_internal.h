@@ -30,14 +30,15 @@ void list_dropped_add(struct commit_list *l, uint64_t entry, uint64_t at);      
 /* What the snapshot in h shows takes the place of what is visible. newest: without its chain. -BASE_EDAMAGED: one of
  * those that it goes on from, l->broken, is damaged, and nothing has changed. */
 int list_adopt(struct commit_list *l, struct list_hold *h, bool newest, struct base_error *err);
-/* Reads what is not known below l->rest; may read all anew (commit_list_reopen). */
-int list_rest_read(struct commit_list *l, struct base_error *err);
-/* The same, if the highest visible step is not known otherwise. */
+/* Reads what is not known below l->rest, if the highest visible step is not known otherwise; may read all anew
+ * (commit_list_reopen). */
 int list_know_newest(struct commit_list *l, struct base_error *err);
-/* Puts a snapshot as the next number, as list_put_number. Everything is known (list_rest_read). */
+/* The same as far as a snapshot at the next number needs it. */
+int list_snapshot_know(struct commit_list *l, struct base_error *err);
+/* Puts a snapshot as the next number, as list_put_number. What it needs is known (list_snapshot_know). */
 int list_snapshot_put(struct commit_list *l, struct base_error *err);
-/* Fills `e` as a snapshot of what is visible that goes on from e->from; `m` keeps its arrays. -ENOMEM. All is known
- * (list_rest_read). */
+/* Fills `e` as a snapshot of what is visible that goes on from e->from; `m` keeps its arrays. -ENOMEM. What it needs
+ * is known. */
 struct list_made { struct proto_live *live; uint64_t *gone; };
 int list_snapshot_make(const struct commit_list *l, struct proto_entry *e, struct list_made *m);
 void list_made_release(struct list_made *m);

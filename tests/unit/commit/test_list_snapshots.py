@@ -8,10 +8,12 @@ import shutil
 
 import pytest
 
+import reader
 from storelib import ABORT, LAUNCH, NONE, REMOVE, SNAPSHOT, Entry, Failed, List, digest, fresh
 from test_list import Oracle, accept, ruin
 
 EVERY = 64
+NONCE = (c.c_uint8 * 16)(*range(16))
 
 
 class Newest(List):
@@ -236,6 +238,118 @@ def test_a_writer_that_knows_the_newest_steps_only(api):
     assert lie(api, "r") == 0
 
 
+# ---- snapshots of a list that was opened for its newest steps ----
+
+def lowest_bit(n):
+    return n & -n
+
+
+def fill(l, until):
+    """Commits of steps that are their numbers."""
+    l.refresh()
+    while l.next < until:
+        commits(l, [l.next], l.next)
+
+
+def right(api, run="r"):
+    """{step: entry}. Each snapshot says what the library makes of all entries before it, and tests/golden/reader.py,
+    which is written from the pages."""
+    store = reader.Store(api.path)
+    store.open()
+    found = reader.List(store, run).read()
+    assert lie(api, run) == 0 and not store.faults, store.faults
+    return {step: entry for step, (entry, _) in found.visible.items()}
+
+
+def test_its_first_snapshot_reads_as_much_as_it_says(api):
+    """However long the list is: nothing for every second one, half of the list for that of number 2^k."""
+    with api.list("r") as whole:
+        for i in range(1, 41):
+            fill(whole, EVERY * i)
+            with Newest(api, "r") as l:
+                known = len(l.steps())
+                calls, bytes_ = reads(lambda l=l, i=i: commits(l, [EVERY * i], EVERY * i))
+                rows = EVERY * (lowest_bit(i) - 1)  # of before the newest snapshot, which it has read
+                assert calls <= 8 * i.bit_length() and bytes_ <= 2 * 112 * rows + 8192 * i.bit_length(), i
+                assert len(l.steps()) <= known + 1 + rows, i
+            whole.refresh()
+    right(api)
+
+
+@pytest.mark.parametrize("keep, removals", [(10**6, 0.003), (10**6, 0.05), (400, 0.02), (40, 0.02)])
+@pytest.mark.parametrize("seed", range(3))
+def test_its_snapshots_say_the_same(api, seed, keep, removals):
+    """After any history: of launches, of removals that change something or nothing, of steps that are replaced, of
+    jobs that go back."""
+    r, live, step, made = random.Random(seed), {}, 0, 0
+    lists = [api.list("r", True), Newest(api, "r"), Newest(api, "r")]
+    for i in range(EVERY * 22):
+        at = r.choice([0, 1, 1, 1, 2, 2])
+        l, roll = lists[at], r.random()
+        l.refresh()
+        if at and (roll < 0.01 or (l.next % EVERY > 61 and roll < 0.4)):
+            l.close()
+            lists[at] = l = Newest(api, "r")
+        due, old = l.next % EVERY == 0, None
+        if len(live) > keep:
+            old = min(live)
+        elif live and r.random() < removals:
+            old = r.choice([max(live), r.choice(sorted(live)), min(live)])
+        if old is not None and r.random() < 0.1:
+            l.know("step", old) if at else None
+            live[old] = l.put(api.commit_entry(f"{10**6 + i:016x}-0", old, live[old], i))
+        elif old is not None:
+            l.put(api.entry(REMOVE, removes=live.pop(old)))
+        elif l.next and r.random() < removals / 2:
+            gone = r.randrange(l.next)
+            l.put(api.entry(REMOVE, removes=gone))
+            live = {s: e for s, e in live.items() if e != gone}
+        elif r.random() < 0.03:
+            l.put(api.entry(LAUNCH, launch=f"{2 * 10**6 + i:016x}".encode(), newest_step=NONE, nonce=NONCE))
+        else:
+            step = max(0, step - 100) if r.random() < 0.003 else step + r.choice([1, 1, 1, 7])
+            if at:
+                l.know("step", step)
+            live[step] = l.put(api.commit_entry(f"{10**6 + i:016x}-0", step, live.get(step, NONE), i))
+        made += due and at > 0 and len(l.steps()) < len(live)
+    for l in lists:
+        l.close()
+    assert made >= 3 or removals > 0.01     # by lists that did not know all
+    assert right(api) == live
+    all_agree(api, "r", live)
+
+
+@pytest.mark.parametrize("n", [12, 13, 14, 16, 23, 24])
+def test_one_that_was_opened_long_before(api, n):
+    """At snapshot 11, which goes on from 10; others have put the snapshots since. 12 goes on from 8."""
+    with api.list("r") as l:
+        fill(l, EVERY * 11 + 5)
+        with Newest(api, "r") as newest:
+            fill(l, EVERY * n)
+            fill(newest, EVERY * n + 1)
+            assert newest.next == EVERY * n + 2 and (n == 16) == (len(newest.steps()) > len(l.steps()))
+    right(api)
+
+
+@pytest.mark.parametrize("why", ["removed", "not there", "highest"])
+def test_what_went_away_of_the_rest(api, why):
+    """A removal of an entry that the writer has not read: it has to know whether it was visible, and which step."""
+    with api.list("r") as l:
+        highest = EVERY * 12 - 1                # at 14 all known steps are behind 12, which it goes on from
+        fill(l, highest)
+        commits(l, [highest + EVERY] if why == "highest" else [highest], highest)
+        if why == "not there":
+            l.put(api.entry(REMOVE, removes=5))
+        fill(l, EVERY * 14 - 2)
+    with Newest(api, "r") as l:
+        l.put(api.entry(REMOVE, removes=highest if why == "highest" else 5))
+        fill(l, EVERY * 14)
+        assert len(l.steps()) <= 2 * EVERY
+        fill(l, EVERY * 14 + 2)
+        assert len(l.steps()) < 14 * EVERY - 20 or why != "highest"
+    right(api)
+
+
 # ---- damage in a chain ----
 
 def three(api):
@@ -283,6 +397,30 @@ def test_no_snapshot_needs_one_that_is_accepted_as_damaged(api):
     for n in (4 * EVERY, 5 * EVERY):
         assert 2 * EVERY not in chain(api, "r", n)
     all_agree(api, "r", live)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_one_that_its_writer_has_not_read_is_accepted_as_damaged(api, late):
+    """Snapshot 14 goes on from 12, and that from 8, which its writer does not look at."""
+    with api.list("r") as l:
+        fill(l, EVERY * 14)
+    ruin(api, "r", 8 * EVERY)
+    with Newest(api, "r") as newest:
+        fill(newest, EVERY * 14 + 5)
+        assert newest.damaged == 0 and entry_of(api, "r", 14 * EVERY).from_ == 12 * EVERY
+        with api.list("r", True) as l:
+            assert l.damaged == 1
+            live = {s: e for s, (e, *_) in l.steps().items()}
+            all_agree(api, "r", live)
+            accept(l, 8 * EVERY)
+        if late:
+            fill(newest, EVERY * 15)
+        for n in 15, 17:
+            with Newest(api, "r") as l:
+                fill(newest if n == 15 and late else l, EVERY * n + 2)
+            assert chain(api, "r", n * EVERY) == [n * EVERY, *[16 * EVERY] * (n == 17)]
+    with api.list("r", True) as l:
+        all_agree(api, "r", {s: e for s, (e, *_) in l.steps().items()})
 
 
 def test_one_that_can_be_read_is_accepted_as_damaged(api):
