@@ -266,7 +266,7 @@ int ls_step(struct ls *ls, struct load_step *step, const struct commit_list_step
 
 	if (load_step_heads(step, &err) < 0 || load_step_blobs(step, &err) < 0)
 		return tool_fail(ls->t, &err);
-	again = load_step_again(step, &no_base);
+	again = load_step_again(step, &no_base); /* by the heads of its parts */
 	ls_begin(ls, columns, BASE_COUNT(columns));
 	code = add_contents(&c);
 	all = ls_step_json(load_step_info(step)->run, entry);
