@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt layout --check: what a layout file gives to the tensors of a step."""
+import os
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,17 @@ def test_control_characters_do_not_reach_the_terminal(vckpt, step, tmp_path):
     (tmp_path / "f").write_bytes(b"\x1b]0;title\x07]* R\n")
     done = vckpt("layout", step, "a/1", "--check", tmp_path / "f")
     assert done.stdout.splitlines()[-1].endswith(r"no tensor has '\x1b]0;title\x07]*'"), done.stdout
+
+
+@pytest.mark.parametrize("name,shown", [(b"lat\xe9in", r"lat\xe9in:1"), (b"c\x1bx", r"c\x1bx:1"),
+                                        (99 * b"./" + b"x\xc3\xa9", 99 * "./" + r"x\xc3:1")])
+def test_a_file_of_any_name(vckpt, step, tmp_path, monkeypatch, name, shown):
+    """Also one that is not UTF-8, or that has more than 200 bytes and is cut within a character."""
+    monkeypatch.chdir(tmp_path)
+    with open(name, "wb") as f:
+        f.write(b"norm R\n")
+    lines = vckpt("layout", step, "a/1", "--check", os.fsdecode(name)).stdout.splitlines()
+    assert [line.split()[-1] for line in lines if line.startswith("model/norm ")] == [shown]
 
 
 def test_a_file_alone(vckpt, tmp_path):

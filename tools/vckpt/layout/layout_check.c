@@ -30,18 +30,21 @@ static int add_tensor(struct tool_table *table, const struct view_layouts *l, co
 	int64_t i = view_layouts_find(l, info);
 	const struct view_layouts_line *line = i < 0 ? NULL : view_layouts_line(l, (uint32_t)i);
 	base_cleanup_free char *words = placements_text(line);
+	base_cleanup_free char *place = line ? tool_string("%.200s:%u", line->file, line->number) : NULL;
 	json_t *row;
+	int r = 0;
 
 	if (i == -ENOMEM)
 		return -ENOMEM;
 	row = json_pack("{s:s++%, s:o, s:s, s:s}", "tensor", info->component, "/", info->name, (size_t)info->name_len,
 		"shape", tool_json_shape(&info->shape), "dtype", tensor_dtype_name(info->dtype), "placements", words);
 	if (line) {
-		json_object_set_new(row, "line", json_sprintf("%.200s:%u", line->file, line->number));
+		/* a path need not be UTF-8, and may be cut within a character */
+		r = json_object_set_new(row, "line", json_string_nocheck(place));
 		counts[i]++;
 	}
 	tool_table_add(table, row);
-	return 0;
+	return r < 0 ? -ENOMEM : 0;
 }
 
 static int print_step(struct tool *t, const struct view_layouts *l)
