@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * launch_watch: which ranks of a launch still live, as the committing rank sees it. The others never look.
+ * launch_watch: which ranks of a launch still live, as the committing rank sees it. The others look once, to count the
+ * ranks of their machine.
  *
  * One listing of hosts/ a second at most (a quarter of the time-outs where these are shorter, and no more than a
  * twentieth of the time goes into listings, unless that would leave less than four looks to a time-out). For a rank of
