@@ -2,6 +2,7 @@
 """Weights come back under the names that they came in with, whole or in parts, at the top and in folders; a folder of
 which something is missing is refused by the name of what is missing."""
 import json
+import os
 import struct
 
 import numpy
@@ -184,6 +185,14 @@ def test_odd_names(vckpt, store, source):
     assert sorted(c["tensors"] for c in listed) == [2] * len(want) and len({c["name"] for c in listed}) == len(want)
     assert vckpt("cat", store, "run/0/model/x.safetensors", text=False).stdout == (
         source / "model/x.safetensors").read_bytes()
+
+
+def test_a_name_that_is_not_utf8(vckpt, store, source):
+    adapter(source)
+    (source / os.fsdecode(b"a\xff")).mkdir()
+    (source / os.fsdecode(b"a\xff") / "notes.txt").write_text("x")
+    done = vckpt("import", store, "run", source, check=False)
+    assert done.returncode == 1 and done.stderr.endswith("/a?/notes.txt: its name is not UTF-8\n"), done.stderr
 
 
 def test_what_manifest_json_says(vckpt, store, source, tmp_path):

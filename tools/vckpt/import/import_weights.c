@@ -284,9 +284,14 @@ static int find_sets(struct import_weights *w, struct base_error *err)
 {
 	int r = 0;
 
-	for (size_t i = 0; i < w->nfound; i++)
-		if (json_object_set_new(w->by_rel, w->found[i].rel, json_integer((json_int_t)i)) < 0)
+	for (size_t i = 0; i < w->nfound; i++) {
+		const struct import_found *f = &w->found[i];
+
+		if (!proto_utf8_valid(f->rel, strlen(f->rel)))
+			return base_error_set(err, -EINVAL, "%s: its name is not UTF-8", f->path);
+		if (json_object_set_new(w->by_rel, f->rel, json_integer((json_int_t)i)) < 0)
 			return base_no_memory_for(err, "%s", w->root);
+	}
 	for (size_t i = 0; r == 0 && i < w->nfound; i++)
 		if (is_index(w->found[i].rel))
 			r = add_index(w, &w->found[i], err);
