@@ -23,7 +23,7 @@
 #include "core/upkeep/lost.h"
 
 #define SKIPS_EACH 16u /* a longer gap in a list is one fault */
-#define GAP_EACH UINT64_C(4096) /* of collected entries that are missing: as many a round mend puts again */
+#define GAPS_EACH UINT64_C(4096) /* of a list's missing collected entries; of each gap the rest is one fault */
 
 void verify_error(struct verify *v, int error)
 {
@@ -293,34 +293,36 @@ static int check_mark(struct verify *v, struct commit_list *l)
 	return r == -ENOMEM ? r : 0; /* what cannot be read is reported as a file */
 }
 
-static void check_gap(struct verify *v, const struct commit_list *l, uint64_t first, uint64_t count)
+/* *room: as many numbers may be reported one by one. Mend puts these again, and more in its next round. */
+static void check_gap(struct verify *v, const struct commit_list *l, uint64_t first, uint64_t count, uint64_t *room)
 {
+	static const char one[] = "it is missing: it was collected, but its number stays used";
+	uint64_t each = base_min(count, *room), rest = count - each, size;
 	char name[STORAGE_NAME_MAX], text[160];
-	uint64_t size;
 
-	for (uint64_t n = first; n - first < base_min(count, GAP_EACH); n++) {
+	*room -= each;
+	for (uint64_t n = first; n - first < each; n++) {
 		commit_list_entry_name(commit_list_run(l), n, name);
 		if (!commit_list_skipped(l, n) && storage_size(v->store->storage, name, &size) == -ENOENT)
-			report_lost(v, name, commit_list_run(l),
-				"it is missing: it was collected, but its number stays used");
+			report_lost(v, name, commit_list_run(l), one);
 	}
-	if (count <= GAP_EACH)
+	if (rest == 0)
 		return;
-	commit_list_entry_name(commit_list_run(l), first + GAP_EACH, name);
+	commit_list_entry_name(commit_list_run(l), first + each, name);
 	snprintf(text, sizeof text, "%llu entries from this one on are missing: they were collected, but their "
-		"numbers stay used", (unsigned long long)(count - GAP_EACH));
-	report_lost(v, name, commit_list_run(l), text);
+		"numbers stay used", (unsigned long long)rest);
+	report_lost(v, name, commit_list_run(l), rest == 1 ? one : text);
 }
 
 /* Numbers before the head have an entry or a collected record, so that a writer that was stopped since finds its number
  * taken. */
 static int check_collected(struct verify *v, struct commit_list *l, struct base_error *err)
 {
-	uint64_t at = 0, first, count;
+	uint64_t at = 0, first, count, room = GAPS_EACH;
 	int r;
 
 	while ((r = commit_list_unlisted_next(l, commit_list_head(l), &at, &first, &count, err)) > 0)
-		check_gap(v, l, first, count);
+		check_gap(v, l, first, count, &room);
 	return r;
 }
 

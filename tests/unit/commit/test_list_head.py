@@ -1125,3 +1125,21 @@ def test_a_head_that_is_farther_than_any_list(api, vckpt):
     told = faults(vckpt, api)
     assert "entries" not in told[f"{3:012}"] and len(told) < 4200
     assert f"{head - 4099} entries from this one on are missing" in told[f"{4099:012}"]
+
+
+def test_many_gaps_before_a_head(api, vckpt):
+    """Of all gaps together no more numbers are named than of one: each file could make a gap as long as that."""
+    head, step = 2**30 * EVERY, 5001
+    with api.list(RUN) as l:
+        aborts(l, 3)
+    api.put_raw_as_it_is(RUN, head, api.entry(SNAPSHOT, list_2=True, newest_launch=NONE, older=NONE), b"y" * 32)
+    api.put_raw_as_it_is(RUN, head + 1, api.entry(ABORT, attempt=b"%016x-0" % 9, reason=b"x"))
+    before = hashlib.sha256(api.entry_body(RUN, head)).digest()
+    forged(api, 0, head, before=before)
+    for n in range(2, 12):
+        forged(api, step * n, head, before=before)
+    told = faults(vckpt, api)
+    assert len(told) < 4200
+    for n in range(2, 11):
+        assert f"{step - 1} entries from this one on are missing" in told[f"{step * n + 1:012}"]
+    assert f"{step * 2 - 3 - 4096} entries from this one on" in told[f"{3 + 4096:012}"]
