@@ -117,11 +117,12 @@ static bool digest_known(struct mend *m, const struct commit_list *l, uint64_t n
 	return known || commit_list_digest_named(l, n, ret_d);
 }
 
-/* Entry n of the copy has this digest: do those after it lead to one whose digest is known here, and is the same? A
- * collected record leads to its head. */
-static bool copy_leads(struct mend *m, const struct commit_list *l, uint64_t n, struct base_digest self)
+/* Do the entries of the copy that follow entry n lead to one whose digest is known here, and is the same? A collected
+ * record leads to its head, but has no digest of what is before it: that does for launches, which have no other proof.
+ * (Snapshots have one: the head's chain.) */
+static bool copy_leads(struct mend *m, const struct commit_list *l, uint64_t n, const struct proto_entry *of)
 {
-	struct base_digest known;
+	struct base_digest self = of->self, known;
 	bool follows = true;
 
 	while (follows && n < commit_list_next(l)) {
@@ -131,7 +132,8 @@ static bool copy_leads(struct mend *m, const struct commit_list *l, uint64_t n, 
 		if (digest_known(m, l, n, &known))
 			return base_digest_equal(&known, &self);
 		follows = entry_or_collected(m->from, commit_list_run(l), n + 1, &record, &e) == 0
-			&& (e.kind == PROTO_ENTRY_COLLECTED || base_digest_equal(&e.before, &self));
+			&& (e.kind == PROTO_ENTRY_COLLECTED ? of->kind == PROTO_ENTRY_LAUNCH
+				: base_digest_equal(&e.before, &self));
 		self = e.kind == PROTO_ENTRY_COLLECTED ? e.before : e.self;
 		n = e.number;
 		proto_entry_release(&e);
@@ -188,7 +190,7 @@ static bool entry_fits(struct mend *m, const struct commit_list *l, uint64_t n, 
 	if (w->known)
 		return base_digest_equal(&w->self, &e->self);
 	if (n < commit_list_head(l)) /* those after it were collected here */
-		return copy_leads(m, l, n, e->self);
+		return copy_leads(m, l, n, e);
 	if (entry_before(m->store, commit_list_run(l), n, &before) && !base_digest_equal(&before, &e->before))
 		return false;
 	return commit_missed(m, l, e);

@@ -188,6 +188,21 @@ def test_mend_takes_nothing_of_another_history(copied, vckpt, tmp_path, what):
     sound(copied.api, copied.live)
 
 
+def test_mend_takes_no_snapshot_because_a_collected_record_is_after_it(copied, vckpt, tmp_path):
+    """A collected record of the copy has the digest of the head, and none of the entries before it."""
+    shutil.copytree(copied.dir.with_name("after"), tmp_path / "copy")
+    other = Api(copied.lib, tmp_path / "copy", init=False)
+    n = copied.chain[1]
+    wrong(copied.api, n, "damaged")
+    wrong(other, n, "another")
+    told = vckpt.json("mend", copied.dir, "--from", other.path)["lines"]
+    assert [line["file"] for line in told if line["what"] == "accept"] == [f"runs/{RUN}/{n:012}"]
+    assert copied.api.entry_path(RUN, n).read_bytes() != other.entry_path(RUN, n).read_bytes()
+    other.close()
+    assert faults(vckpt, copied.api) == {}
+    sound(copied.api, copied.live)
+
+
 def test_what_mend_says_of_a_chain_that_no_copy_has(copied, vckpt):
     for n in copied.chain[1:]:
         wrong(copied.api, n, "damaged")
