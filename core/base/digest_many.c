@@ -153,11 +153,11 @@ typedef uint32_t vector16 __attribute__((vector_size(64)));
 				vector t1 = v[(7 - t) & 7] + many_k[from + t] + (w[t] + (sum1 + ch));                  \
 				v[(3 - t) & 7] += t1;                                                                  \
 				v[(7 - t) & 7] = t1 + (sum0 + maj);                                                    \
-				if (from == 48)                                                                        \
-					continue;                                                                      \
-				vector x = w[(t + 1) & 15], y = w[(t + 14) & 15];                                      \
-				w[t] += w[(t + 9) & 15] + ((ROTR(x, 7) ^ ROTR(x, 18) ^ x >> 3) +                       \
-					(ROTR(y, 17) ^ ROTR(y, 19) ^ y >> 10));                                        \
+				if (from < 48) {                                                                       \
+					vector x = w[(t + 1) & 15], y = w[(t + 14) & 15];                              \
+					w[t] += w[(t + 9) & 15] + ((ROTR(x, 7) ^ ROTR(x, 18) ^ x >> 3) +               \
+						(ROTR(y, 17) ^ ROTR(y, 19) ^ y >> 10));                                \
+				}                                                                                      \
 			}                                                                                              \
 		}                                                                                                      \
 		UNROLL                                                                                                 \

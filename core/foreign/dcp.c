@@ -193,11 +193,12 @@ static int read_properties(const struct foreign_value *v, struct foreign_dcp_ent
 {
 	const struct foreign_value *state = v && v->kind == FOREIGN_OBJECT ? v->object->state : NULL, *layout;
 	uint64_t number;
+	struct foreign_value *const *p;
 
 	if (!state || state->kind != FOREIGN_TUPLE || state->items.n != 5 ||
 		strcmp(strrchr(v->object->class, '.') + 1, "TensorProperties") != 0)
 		return wrong_key(err, &e->key, "its properties are not written as torch writes them");
-	struct foreign_value *const *p = state->items.at;
+	p = state->items.at;
 	if (p[0]->kind != FOREIGN_CLASS || strncmp(p[0]->class, "torch.", 6) != 0 ||
 		foreign_dtype(p[0]->class + 6, strlen(p[0]->class + 6), &e->dtype, &e->kept) < 0)
 		return wrong_key(err, &e->key, "its dtype is no type of torch's");

@@ -247,12 +247,14 @@ int pack_stream_add(struct pack_writer *w, const void *bytes, size_t len)
 		return r;
 	base_hasher_update(st->hasher, bytes, len);
 	while (len > 0) {
+		size_t step;
+
 		if (st->used == 0 && len >= BASE_BLOCK_BYTES) {
 			stream_check(w, at, BASE_BLOCK_BYTES);
 			at += BASE_BLOCK_BYTES, len -= BASE_BLOCK_BYTES;
 			continue;
 		}
-		size_t step = base_min(len, BASE_BLOCK_BYTES - st->used);
+		step = base_min(len, BASE_BLOCK_BYTES - st->used);
 		memcpy(st->block + st->used, at, step);
 		st->used += step;
 		at += step, len -= step;

@@ -514,9 +514,10 @@ static bool list_misplaced(struct mend *m, const struct commit_list *l)
 static void list_far(struct mend *m, const struct commit_list *l)
 {
 	char name[STORAGE_NAME_MAX];
+	uint64_t before;
 
 	commit_list_entry_name(commit_list_run(l), commit_list_next(l) - 1, name);
-	uint64_t before = commit_list_damaged(l) - 1;
+	before = commit_list_damaged(l) - 1;
 	if (!m->again)
 		mend_line(m, UPKEEP_MEND_LEFT, name,
 			"%" PRIu64 " %s before it %s missing or damaged: if this file does "

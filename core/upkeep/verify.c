@@ -422,6 +422,7 @@ static int add_run(struct verify *v, const char *run, struct base_error *err)
 {
 	struct base_error why = {0};
 	int r = open_list(v, run, &why);
+	struct commit_list *l;
 
 	if (r == -BASE_EVERSION) {
 		report_newer_run(v, run, &why);
@@ -429,7 +430,7 @@ static int add_run(struct verify *v, const char *run, struct base_error *err)
 	}
 	if (r < 0)
 		return run_unread(v, run, r, &why, err);
-	struct commit_list *l = v->lists[v->nlists - 1];
+	l = v->lists[v->nlists - 1];
 	report_newer_entry(v, l);
 	r = check_head(v, l, err);
 	if (commit_list_lie(l))
