@@ -53,14 +53,17 @@ static int posix_read_whole(struct storage *s, const char *name, size_t max, voi
 {
 	uint64_t size;
 	base_cleanup_close int fd = posix_open_regular(posix_of(s), name, &size);
+	base_cleanup_free void *bytes = NULL;
+	int r;
+
 	if (fd < 0)
 		return fd;
 	if (size > max)
 		return -EFBIG;
-	base_cleanup_free void *bytes = malloc(size ? size : 1);
+	bytes = malloc(size ? size : 1);
 	if (!bytes)
 		return -ENOMEM;
-	int r = posix_read_at(fd, 0, bytes, size);
+	r = posix_read_at(fd, 0, bytes, size);
 	if (r < 0)
 		return r;
 	*ret_bytes = base_steal(bytes);
@@ -71,12 +74,14 @@ static int posix_read_whole(struct storage *s, const char *name, size_t max, voi
 static int posix_size(struct storage *s, const char *name, uint64_t *ret_size)
 {
 	base_cleanup_close int fd = posix_open_beneath(posix_of(s), name, O_PATH);
+	struct stat st;
+	int r;
+
 	if (fd < 0)
 		return fd;
-	struct stat st;
 	if (TEMP_FAILURE_RETRY(fstat(fd, &st)) < 0)
 		return -errno;
-	int r = posix_not_regular(&st);
+	r = posix_not_regular(&st);
 	if (r == 0)
 		*ret_size = (uint64_t)st.st_size;
 	return r;
@@ -85,10 +90,12 @@ static int posix_size(struct storage *s, const char *name, uint64_t *ret_size)
 static int remove_any(struct storage *s, const char *name, int flags)
 {
 	struct posix_storage *p = posix_of(s);
+	const char *last;
+	base_cleanup_close int dir = -1;
+
 	if (p->flags & STORAGE_READ_ONLY)
 		return -EROFS;
-	const char *last;
-	base_cleanup_close int dir = posix_open_parent(p, name, POSIX_FIND, &last);
+	dir = posix_open_parent(p, name, POSIX_FIND, &last);
 	if (dir < 0)
 		return posix_denied(p, name, dir);
 	return unlinkat(dir, last, flags) < 0 ? posix_denied(p, name, -errno) : 0;
@@ -116,9 +123,11 @@ static int posix_file_open(
 	struct storage *s, const char *name, struct storage_file **ret_file, uint64_t *ret_size)
 {
 	base_cleanup_close int fd = posix_open_regular(posix_of(s), name, ret_size);
+	struct storage_file *f;
+
 	if (fd < 0)
 		return fd;
-	struct storage_file *f = malloc(sizeof *f);
+	f = malloc(sizeof *f);
 	if (!f)
 		return -ENOMEM;
 	f->fd = base_steal_fd(&fd);
@@ -252,19 +261,22 @@ static int posix_watch(struct storage *s, const char *const *dirs, size_t n, int
 {
 	struct storage_stat medium;
 	int r = posix_stat(s, &medium);
+	base_cleanup_close int fd = -1;
+
 	if (r < 0)
 		return r;
 	if (!medium.local)
 		return -EOPNOTSUPP;
-	base_cleanup_close int fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+	fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
 	if (fd < 0)
 		return -errno;
 	for (size_t i = 0; i < n; i++) {
 		/* through the descriptor: what was resolved beneath the root is watched */
 		base_cleanup_close int dir = posix_open_beneath(posix_of(s), dirs[i], O_RDONLY | O_DIRECTORY);
+		char path[64];
+
 		if (dir < 0)
 			return dir;
-		char path[64];
 		snprintf(path, sizeof path, "/proc/self/fd/%d", dir);
 		if (inotify_add_watch(fd, path,
 			    IN_CREATE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE | IN_DELETE_SELF | IN_ONLYDIR) < 0)
@@ -276,9 +288,11 @@ static int posix_watch(struct storage *s, const char *const *dirs, size_t n, int
 
 static void posix_close(struct storage *s)
 {
+	struct posix_storage *p;
+
 	if (!s)
 		return;
-	struct posix_storage *p = posix_of(s);
+	p = posix_of(s);
 	if (p->root >= 0)
 		close(p->root);
 	pthread_mutex_destroy(&p->lock);
@@ -324,10 +338,11 @@ int posix_directory_empty(int dir)
 {
 	base_cleanup_close int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	int r = 0;
+
 	if (!d)
 		return -errno;
 	base_steal_fd(&fd);
-	int r = 0;
 	errno = 0;
 	for (struct dirent *e; r == 0 && (e = readdir(d)); errno = 0)
 		if (!posix_name_passed(e->d_name, true))
@@ -341,19 +356,23 @@ int posix_directory_empty(int dir)
 /* Makes the directory and its own entry durable. */
 static int create_root(const char *path)
 {
+	char up[4096];
+	base_cleanup_close int fd = -1;
+
 	if (mkdir(path, 0755) < 0)
 		return errno == EEXIST ? 0 : -errno;
-	char up[4096];
 	if ((size_t)snprintf(up, sizeof up, "%s/..", path) >= sizeof up)
 		return -ENAMETOOLONG;
-	base_cleanup_close int fd = open(up, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	fd = open(up, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	return fd < 0 ? -errno : posix_sync(fd);
 }
 
 static int open_root(struct posix_storage *p, const char *path, struct base_error *err)
 {
+	int r;
+
 	if (p->flags & STORAGE_CREATE) {
-		int r = create_root(path);
+		r = create_root(path);
 		if (r < 0)
 			return base_error_set(err, r, "%s: cannot make the directory: %s", path, base_error_name(r));
 	}
@@ -361,18 +380,22 @@ static int open_root(struct posix_storage *p, const char *path, struct base_erro
 	if (p->root < 0)
 		return base_error_set(err, -errno, "%s: cannot open the directory: %s", path, base_error_name(-errno));
 	if (p->flags & STORAGE_CREATE) {
-		int r = posix_directory_empty(p->root);
+		r = posix_directory_empty(p->root);
 		if (r < 0)
 			return base_error_set(err, r, "%s: %s", path,
 				r == -ENOTEMPTY ? "the directory is not empty" : base_error_name(r));
 	}
-	int r = posix_modes_read(p);
+	r = posix_modes_read(p);
 	return r < 0 ? base_error_set(err, r, "%s: %s", path, base_error_name(r)) : 0;
 }
 
 int storage_open_posix(const char *path, unsigned flags, struct storage **ret_s, struct base_error *err)
 {
 	struct posix_storage *p = calloc(1, sizeof *p);
+	int r;
+	struct statfs f;
+	bool known;
+
 	if (!p)
 		return base_no_memory_for(err, "%s", path);
 	p->base.ops = &posix_ops;
@@ -380,9 +403,8 @@ int storage_open_posix(const char *path, unsigned flags, struct storage **ret_s,
 	p->flags = flags;
 	atomic_init(&p->named_temps, flags & STORAGE_NAMED_TEMPS);
 	pthread_mutex_init(&p->lock, NULL);
-	int r = open_root(p, path, err);
-	struct statfs f;
-	bool known = r == 0 && fstatfs(p->root, &f) == 0;
+	r = open_root(p, path, err);
+	known = r == 0 && fstatfs(p->root, &f) == 0;
 	p->shared = known && filesystem_shared((uint32_t)f.f_type);
 	p->alone = known && filesystem_alone((uint32_t)f.f_type);
 	if (known && !(flags & STORAGE_READ_ONLY) &&

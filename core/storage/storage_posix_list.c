@@ -38,12 +38,16 @@ static int list_open(struct listing *l, int dir, const char *last)
 static int list_entry(struct listing *l, int dir, const char *last, unsigned type, size_t prefix, unsigned depth)
 {
 	struct stat st = {.st_mode = DTTOIF(type)};
+	size_t len;
+	bool valid;
+	struct storage_entry entry;
+
 	if ((!l->dirs || type == DT_UNKNOWN) && TEMP_FAILURE_RETRY(fstatat(dir, last, &st, AT_SYMLINK_NOFOLLOW)) < 0)
 		return errno == ENOENT ? 0 : -errno;
-	size_t len = strlen(last);
+	len = strlen(last);
 	memcpy(l->name + prefix, last, len + 1);
-	bool valid = storage_name_valid(l->name);
-	struct storage_entry entry = {.name = l->name, .size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0,
+	valid = storage_name_valid(l->name);
+	entry = (struct storage_entry){.name = l->name, .size = S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0,
 		.names = st.st_nlink, .device = st.st_dev, .number = st.st_ino};
 	if (l->dirs) {
 		entry.foreign = !valid || !S_ISDIR(st.st_mode);
@@ -123,10 +127,13 @@ static int list_directory(struct listing *l, int fd, size_t prefix, unsigned dep
 static int list_any(struct storage *s, const char *dir, storage_list_func f, void *arg, bool dirs)
 {
 	int fd = posix_open_beneath(posix_of(s), dir, O_RDONLY | O_DIRECTORY);
+	struct listing l;
+	size_t prefix;
+
 	if (fd < 0)
 		return fd == -ENOENT ? 0 : posix_denied_in(posix_of(s), dir, strlen(dir), fd);
-	struct listing l = {.storage = posix_of(s), .f = f, .arg = arg, .dirs = dirs};
-	size_t prefix = strlen(dir); /* below STORAGE_NAME_MAX: it was opened */
+	l = (struct listing){.storage = posix_of(s), .f = f, .arg = arg, .dirs = dirs};
+	prefix = strlen(dir); /* below STORAGE_NAME_MAX: it was opened */
 	memcpy(l.name, dir, prefix + 1);
 	return list_directory(&l, fd, prefix, 0);
 }

@@ -210,11 +210,13 @@ static void *writer_main(void *arg)
 
 	pthread_mutex_lock(&w->lock);
 	while (w->taken < w->filled || !w->stop) {
+		uint64_t number;
+
 		if (!writer_takes(w)) {
 			pthread_cond_wait(&w->changed, &w->lock);
 			continue;
 		}
-		uint64_t number = w->taken++;
+		number = w->taken++;
 
 		w->slots[number % WRITER_BUFFERS].written = false;
 		writer_written(w, number, w->error < 0 ? w->error : write_full(w, number));
@@ -324,11 +326,16 @@ static void writer_free(struct storage_writer *w)
 static int writer_new(struct storage *s, const char *name, bool over, struct storage_writer **ret_writer)
 {
 	struct posix_storage *p = posix_of(s);
+	struct storage_writer *w;
+	const char *last;
+	int r;
+	struct stat st;
+
 	if (p->flags & STORAGE_READ_ONLY)
 		return -EROFS;
 	if (!storage_name_valid(name) || storage_name_temporary(name))
 		return -EINVAL;
-	struct storage_writer *w = calloc(1, sizeof *w);
+	w = calloc(1, sizeof *w);
 	if (!w)
 		return -ENOMEM;
 	w->storage = p;
@@ -337,10 +344,8 @@ static int writer_new(struct storage *s, const char *name, bool over, struct sto
 	pthread_mutex_init(&w->lock, NULL);
 	pthread_cond_init(&w->changed, NULL);
 	w->buffer = writer_buffer(w);
-	const char *last;
 	w->dir = w->buffer ? posix_open_parent(p, name, POSIX_DURABLE, &last) : -ENOMEM;
-	int r = w->dir;
-	struct stat st;
+	r = w->dir;
 	if (r >= 0 && !over)
 		r = fstatat(w->dir, last, &st, AT_SYMLINK_NOFOLLOW) == 0 ? -EEXIST : 0;
 	if (r >= 0)

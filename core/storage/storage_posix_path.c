@@ -59,14 +59,16 @@ static int open_by_parts(int root, const char *name, int flags)
 	char part[256];
 	for (;;) {
 		size_t len = strcspn(name, "/");
+		int at, fd;
+
 		if (!storage_name_part_valid(name, len))
 			return -EINVAL;
 		memcpy(part, name, len);
 		part[len] = '\0';
-		int at = dir >= 0 ? dir : root;
+		at = dir >= 0 ? dir : root;
 		if (name[len] == '\0')
 			return open_retry(at, part, flags);
-		int fd = open_retry(at, part, O_PATH | O_DIRECTORY);
+		fd = open_retry(at, part, O_PATH | O_DIRECTORY);
 		if (fd < 0)
 			return fd;
 		if (dir >= 0)
@@ -86,20 +88,23 @@ bool posix_relieved(struct posix_storage *p, int r)
 
 static int open_beneath(struct posix_storage *p, const char *name, int flags)
 {
+	bool path_only, missing = false;
+	struct open_how how;
+	long fd;
+
 	if (name[0] == '\0')
 		return open_retry(p->root, ".", flags);
 	if (!storage_name_valid(name))
 		return strnlen(name, STORAGE_NAME_MAX) >= STORAGE_NAME_MAX ? -ENAMETOOLONG : -EINVAL;
 	if (atomic_load_explicit(&openat2_missing, memory_order_relaxed))
 		return open_by_parts(p->root, name, flags);
-	bool path_only = flags & O_PATH;
-	struct open_how how = {
+	path_only = flags & O_PATH;
+	how = (struct open_how){
 		.flags = (uint64_t)(unsigned)(flags | O_CLOEXEC | O_NOFOLLOW | (path_only ? 0 : O_NONBLOCK | O_NOCTTY)),
 		.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS,
 	};
-	bool missing = false;
 	for (int again = 0; again < 64 && !missing;) {
-		long fd = syscall(SYS_openat2, p->root, name, &how, sizeof how);
+		fd = syscall(SYS_openat2, p->root, name, &how, sizeof how);
 		if (fd >= 0)
 			return (int)fd;
 		if (errno == EINTR)
@@ -110,7 +115,7 @@ static int open_beneath(struct posix_storage *p, const char *name, int flags)
 			return -errno;
 		again++;
 	}
-	int fd = open_by_parts(p->root, name, flags);
+	fd = open_by_parts(p->root, name, flags);
 	if (missing && fd >= 0)
 		atomic_store_explicit(&openat2_missing, true, memory_order_relaxed);
 	return fd;
@@ -124,6 +129,7 @@ int posix_open_beneath(struct posix_storage *p, const char *name, int flags)
 	char dir[STORAGE_NAME_MAX];
 	struct stat st;
 	int fd = open_beneath(p, name, flags);
+	base_cleanup_close int parent = -1;
 
 	if (posix_relieved(p, fd))
 		fd = open_beneath(p, name, flags);
@@ -133,7 +139,7 @@ int posix_open_beneath(struct posix_storage *p, const char *name, int flags)
 		return fd;
 	memcpy(dir, name, up);
 	dir[up] = '\0';
-	base_cleanup_close int parent = open_beneath(p, dir, O_PATH | O_DIRECTORY);
+	parent = open_beneath(p, dir, O_PATH | O_DIRECTORY);
 	if (parent < 0)
 		return parent == -ELOOP || parent == -ENOTDIR ? posix_denied_in(p, name, up, -ENOTDIR) : parent;
 	if (TEMP_FAILURE_RETRY(fstatat(parent, slash ? slash + 1 : name, &st, AT_SYMLINK_NOFOLLOW)) < 0)
@@ -149,12 +155,14 @@ int posix_not_regular(const struct stat *st)
 int posix_open_regular(struct posix_storage *p, const char *name, uint64_t *ret_size)
 {
 	base_cleanup_close int fd = posix_open_beneath(p, name, O_RDONLY);
+	struct stat st;
+	int r;
+
 	if (fd < 0)
 		return fd;
-	struct stat st;
 	if (TEMP_FAILURE_RETRY(fstat(fd, &st)) < 0)
 		return -errno;
-	int r = posix_not_regular(&st);
+	r = posix_not_regular(&st);
 	if (r < 0)
 		return r;
 	if (ret_size)
@@ -176,16 +184,20 @@ static size_t suspect_find(const struct posix_storage *p, const struct stat *st)
 
 static bool suspect_is(struct posix_storage *p, const struct stat *st)
 {
+	bool is;
+
 	pthread_mutex_lock(&p->lock);
-	bool is = p->suspect_all || suspect_find(p, st) < p->suspect_count;
+	is = p->suspect_all || suspect_find(p, st) < p->suspect_count;
 	pthread_mutex_unlock(&p->lock);
 	return is;
 }
 
 static void suspect_set(struct posix_storage *p, const struct stat *st, bool on)
 {
+	size_t i;
+
 	pthread_mutex_lock(&p->lock);
-	size_t i = suspect_find(p, st);
+	i = suspect_find(p, st);
 	if (on && i == p->suspect_count && i == POSIX_SUSPECT_MAX)
 		p->suspect_all = true; /* such a bad storage gets a little more work from then on */
 	else if (on && i == p->suspect_count)
@@ -200,9 +212,11 @@ static int touch_directory(int dir)
 {
 	char name[POSIX_TEMP_NAME_MAX];
 	int r = posix_random_name("touch", name);
+	int fd;
+
 	if (r < 0)
 		return r;
-	int fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+	fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
 	if (fd < 0)
 		return -errno;
 	close(fd);
@@ -227,14 +241,17 @@ static bool medium_read_only(int fd)
 int posix_sync_names(struct posix_storage *p, int dir)
 {
 	struct stat st;
+	bool suspect;
+	int r;
+
 	if (TEMP_FAILURE_RETRY(fstat(dir, &st)) < 0)
 		return -errno;
 	if (p->flags & STORAGE_READ_ONLY) {
-		int r = posix_sync(dir);
+		r = posix_sync(dir);
 		return r == -EROFS || r == -EINVAL ? 0 : r; /* nothing was written here */
 	}
-	bool suspect = suspect_is(p, &st);
-	int r = suspect ? touch_directory(dir) : 0;
+	suspect = suspect_is(p, &st);
+	r = suspect ? touch_directory(dir) : 0;
 	if (r == 0)
 		r = posix_sync(dir);
 	if (r == -EINVAL && medium_read_only(dir)) /* says squashfs, among others */
@@ -251,9 +268,11 @@ int posix_sync_names(struct posix_storage *p, int dir)
 static uint64_t directory_key(int fd, const char *name)
 {
 	struct statx stx;
+	uint64_t id[3] = {0};
+
 	if (TEMP_FAILURE_RETRY(statx(fd, "", AT_EMPTY_PATH, STATX_INO | STATX_BTIME, &stx)) < 0)
 		return 0;
-	uint64_t id[3] = { stx.stx_ino, 0, 0 };
+	id[0] = stx.stx_ino;
 	if (stx.stx_mask & STATX_BTIME) {
 		id[1] = (uint64_t)stx.stx_btime.tv_sec;
 		id[2] = stx.stx_btime.tv_nsec;
@@ -269,9 +288,12 @@ static size_t durable_find(const struct posix_storage *p, uint64_t key)
 
 static bool durable_known(struct posix_storage *p, uint64_t key)
 {
+	size_t i;
+	bool known;
+
 	pthread_mutex_lock(&p->lock);
-	size_t i = durable_find(p, key);
-	bool known = i < p->durable_count && p->durable[i] == key;
+	i = durable_find(p, key);
+	known = i < p->durable_count && p->durable[i] == key;
 	pthread_mutex_unlock(&p->lock);
 	return known;
 }
@@ -282,9 +304,11 @@ static void durable_add(struct posix_storage *p, uint64_t key)
 	if (!p->durable)
 		p->durable = malloc(POSIX_DURABLE_MAX * sizeof *p->durable);
 	if (p->durable) {
+		size_t i;
+
 		if (p->durable_count == POSIX_DURABLE_MAX)
 			p->durable_count = 0;
-		size_t i = durable_find(p, key);
+		i = durable_find(p, key);
 		if (i == p->durable_count || p->durable[i] != key) {
 			memmove(p->durable + i + 1, p->durable + i, (p->durable_count - i) * sizeof *p->durable);
 			p->durable[i] = key;
@@ -298,6 +322,8 @@ static void durable_add(struct posix_storage *p, uint64_t key)
 static int make_directory(struct posix_storage *p, int at, const char *part, const char *name, enum posix_make make)
 {
 	base_cleanup_close int fd = open_retry(at, part, O_RDONLY | O_DIRECTORY);
+	uint64_t key;
+
 	if (fd == -ENOENT) {
 		int r = posix_directory_make(p, at, part);
 		if (r < 0 && r != -EEXIST)
@@ -306,7 +332,7 @@ static int make_directory(struct posix_storage *p, int at, const char *part, con
 	}
 	if (fd < 0)
 		return fd;
-	uint64_t key = make == POSIX_DURABLE ? directory_key(fd, name) : 0;
+	key = make == POSIX_DURABLE ? directory_key(fd, name) : 0;
 	if (make == POSIX_DURABLE && !durable_known(p, key)) {
 		int r = posix_sync_names(p, at);
 		if (r < 0)
@@ -320,16 +346,19 @@ static int make_directory(struct posix_storage *p, int at, const char *part, con
 static int make_directories(struct posix_storage *p, const char *dir, enum posix_make make)
 {
 	base_cleanup_close int at = posix_open_beneath(p, "", O_RDONLY | O_DIRECTORY);
+	char name[STORAGE_NAME_MAX], part[256];
+
 	if (at < 0)
 		return at;
-	char name[STORAGE_NAME_MAX], part[256];
 	for (size_t done = 0;;) {
 		size_t len = strcspn(dir + done, "/");
+		int fd;
+
 		memcpy(part, dir + done, len);
 		part[len] = '\0';
 		memcpy(name, dir, done + len);
 		name[done + len] = '\0';
-		int fd = make_directory(p, at, part, name, make);
+		fd = make_directory(p, at, part, name, make);
 		if (fd < 0)
 			return fd;
 		close(at);
@@ -342,20 +371,24 @@ static int make_directories(struct posix_storage *p, const char *dir, enum posix
 
 int posix_open_parent(struct posix_storage *p, const char *name, enum posix_make make, const char **ret_last)
 {
+	const char *slash;
+	char dir[STORAGE_NAME_MAX];
+	base_cleanup_close int fd = -1;
+	int r;
+
 	if (!storage_name_valid(name))
 		return strnlen(name, STORAGE_NAME_MAX) >= STORAGE_NAME_MAX ? -ENAMETOOLONG : -EINVAL;
-	const char *slash = strrchr(name, '/');
+	slash = strrchr(name, '/');
 	*ret_last = slash ? slash + 1 : name;
 	if (!slash)
 		return posix_open_beneath(p, "", O_RDONLY | O_DIRECTORY);
-	char dir[STORAGE_NAME_MAX];
 	memcpy(dir, name, (size_t)(slash - name));
 	dir[slash - name] = '\0';
-	base_cleanup_close int fd = posix_open_beneath(p, dir, O_RDONLY | O_DIRECTORY);
+	fd = posix_open_beneath(p, dir, O_RDONLY | O_DIRECTORY);
 	if (fd >= 0 && (make != POSIX_DURABLE || durable_known(p, directory_key(fd, dir))))
 		return base_steal_fd(&fd);
 	if (fd < 0 && (make == POSIX_FIND || fd != -ENOENT))
 		return fd;
-	int r = make_directories(p, dir, make);
+	r = make_directories(p, dir, make);
 	return posix_relieved(p, r) ? make_directories(p, dir, make) : r;
 }

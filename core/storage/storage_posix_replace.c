@@ -46,15 +46,17 @@ int posix_replace(struct storage *s, const char *name, const void *bytes, size_t
 	struct posix_storage *p = posix_of(s);
 	struct posix_temp t;
 	const char *last;
+	base_cleanup_close int dir = -1;
+	int r;
 
 	if (p->flags & STORAGE_READ_ONLY)
 		return -EROFS;
 	if (!storage_name_valid(name) || storage_name_temporary(name))
 		return -EINVAL;
-	base_cleanup_close int dir = posix_open_parent(p, name, POSIX_DURABLE, &last);
+	dir = posix_open_parent(p, name, POSIX_DURABLE, &last);
 	if (dir < 0)
 		return posix_denied(p, name, dir);
-	int r = posix_temp_open(p, dir, last, &t);
+	r = posix_temp_open(p, dir, last, &t);
 	if (r < 0)
 		return posix_denied(p, name, r);
 	r = posix_write_at(t.fd, 0, bytes, len);
@@ -74,15 +76,17 @@ int posix_replace_by_name(struct storage *s, const char *name, const char *of)
 	char temp[POSIX_TEMP_NAME_MAX];
 	const char *last, *from;
 	int r;
+	base_cleanup_close int dir = -1;
+	base_cleanup_close int there = -1;
 
 	if (p->flags & STORAGE_READ_ONLY)
 		return -EROFS;
 	if (!storage_name_valid(name) || storage_name_temporary(name) || !storage_name_valid(of))
 		return -EINVAL;
-	base_cleanup_close int dir = posix_open_parent(p, name, POSIX_FIND, &last);
+	dir = posix_open_parent(p, name, POSIX_FIND, &last);
 	if (dir < 0)
 		return posix_denied(p, name, dir);
-	base_cleanup_close int there = posix_open_parent(p, of, POSIX_FIND, &from);
+	there = posix_open_parent(p, of, POSIX_FIND, &from);
 	if (there < 0)
 		return posix_denied(p, of, there);
 	r = posix_random_name(last, temp);

@@ -120,6 +120,8 @@ static int rename_sparing(int dir, const char *from, const char *to)
 
 int posix_temp_publish(struct posix_storage *p, int dir, struct posix_temp *t, const char *last)
 {
+	int r;
+
 	if (t->name[0] == '\0') {
 		char path[64];
 		snprintf(path, sizeof path, "/proc/self/fd/%d", t->fd);
@@ -132,7 +134,7 @@ int posix_temp_publish(struct posix_storage *p, int dir, struct posix_temp *t, c
 			return -errno;
 		atomic_store(&p->no_links, true);
 	}
-	int r = rename_sparing(dir, t->name, last);
+	r = rename_sparing(dir, t->name, last);
 	if (r == 0)
 		t->name[0] = '\0';
 	return r;
@@ -181,25 +183,28 @@ struct put { const char *name, *last; const void *bytes; size_t len; bool synced
 /* Compares the bytes with those of the file under the name, and makes that file as durable as asked. */
 static int put_compare(struct posix_storage *p, int dir, const struct put *f)
 {
+	static const size_t step_bytes = 256 << 10;
 	uint64_t size;
 	base_cleanup_close int fd = posix_open_regular(p, f->name, &size);
+	base_cleanup_free uint8_t *there = NULL;
+	int answer, r;
+
 	if (fd < 0)
 		return fd;
-	int answer = size == f->len ? STORAGE_PUT_MINE : STORAGE_PUT_OTHER;
-	static const size_t step_bytes = 256 << 10;
-	base_cleanup_free uint8_t *there = malloc(step_bytes);
+	answer = size == f->len ? STORAGE_PUT_MINE : STORAGE_PUT_OTHER;
+	there = malloc(step_bytes);
 	if (!there)
 		return -ENOMEM;
 	for (size_t at = 0; answer == STORAGE_PUT_MINE && at < f->len;) {
 		size_t step = base_min(f->len - at, step_bytes);
-		int r = posix_read_at(fd, at, there, step);
+		r = posix_read_at(fd, at, there, step);
 		if (r < 0)
 			return r;
 		if (memcmp(there, (const uint8_t *)f->bytes + at, step) != 0)
 			answer = STORAGE_PUT_OTHER;
 		at += step;
 	}
-	int r = f->synced ? posix_sync(fd) : 0;
+	r = f->synced ? posix_sync(fd) : 0;
 	if (r == 0 && f->named)
 		r = posix_sync_names(p, dir);
 	return r < 0 ? r : answer;
@@ -211,6 +216,8 @@ static int put_try(struct posix_storage *p, int dir, const struct put *f)
 {
 	struct posix_temp t;
 	int r = posix_temp_open(p, dir, f->last, &t);
+	int found;
+
 	if (r < 0)
 		return r;
 	r = posix_write_at(t.fd, 0, f->bytes, f->len);
@@ -228,7 +235,7 @@ static int put_try(struct posix_storage *p, int dir, const struct put *f)
 	}
 	if (r == -EOPNOTSUPP || r == -ENOSPC || r == -EDQUOT)
 		return r;
-	int found = put_compare(p, dir, f);
+	found = put_compare(p, dir, f);
 	if (found == -ENOENT) /* the file was removed meanwhile, or the directory */
 		return r == -EEXIST ? -ENOENT : r;
 	return found;
@@ -237,16 +244,18 @@ static int put_try(struct posix_storage *p, int dir, const struct put *f)
 static int put_file(struct storage *s, struct put *f)
 {
 	struct posix_storage *p = posix_of(s);
+	int r = -ENOENT;
+
 	if (p->flags & STORAGE_READ_ONLY)
 		return -EROFS;
 	if (!storage_name_valid(f->name) || storage_name_temporary(f->name))
 		return -EINVAL;
-	int r = -ENOENT;
 	for (int i = 0; i < PUT_TRIES && r == -ENOENT; i++) {
+		base_cleanup_close int dir = -1;
+
 		if (i > 1)
 			usleep(1u << i); /* 65 ms in all: rmdir(2) leaves a directory under its name for a moment */
-		base_cleanup_close int dir = posix_open_parent(p, f->name, f->named ? POSIX_DURABLE : POSIX_MAKE,
-			&f->last);
+		dir = posix_open_parent(p, f->name, f->named ? POSIX_DURABLE : POSIX_MAKE, &f->last);
 		r = dir < 0 ? dir : put_try(p, dir, f);
 	}
 	return posix_denied(p, f->name, r);
