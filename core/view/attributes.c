@@ -89,11 +89,14 @@ static int put_tensor(struct attributes *a, struct load_step *step, uint32_t ten
 {
 	base_cleanup(load_object_unref_p) struct load_object *o = NULL;
 	struct load_tensor_info info;
+	base_cleanup_free char *name = NULL;
+	int r;
+
 	load_step_tensor_info(step, tensor, &info);
-	base_cleanup_free char *name = strndup(info.name, info.name_len);
+	name = strndup(info.name, info.name_len);
 	if (!name)
 		return base_no_memory(err);
-	int r = load_tensor_open(step, tensor, &o, err);
+	r = load_tensor_open(step, tensor, &o, err);
 	if (r < 0)
 		return r;
 	put(a, "name", name);

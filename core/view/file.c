@@ -99,6 +99,8 @@ static int get_object(struct view_file *f, const struct view_place *p, struct lo
 	pthread_mutex_unlock(&f->lock);
 	if (!o) {
 		int r = open_object(f, p->item, &o, err);
+		struct load_object *other;
+
 		if (r < 0)
 			return r;
 		if (load_object_bytes(o) != place_bytes(f, p)) {
@@ -106,7 +108,7 @@ static int get_object(struct view_file *f, const struct view_place *p, struct lo
 			return base_error_set(err, -BASE_EFORMAT, "a tensor has another length than its file");
 		}
 		pthread_mutex_lock(&f->lock);
-		struct load_object *other = slot_find(f, p->item);
+		other = slot_find(f, p->item);
 		if (!other)
 			slot_keep(f, p->item, o, dropped);
 		pthread_mutex_unlock(&f->lock);
@@ -276,11 +278,13 @@ static int file_opened(struct view_file *f, int r, struct view_file **ret_f, str
 int view_file_open(struct view_tree *t, uint32_t node, struct view_file **ret_f, struct base_error *err)
 {
 	const struct view_node *n = view_tree_node(t, node);
+	struct view_file *f;
+
 	if (!n)
 		return base_error_set(err, -ENOENT, "there is no such file");
 	if (n->kind == VIEW_DIRECTORY)
 		return base_error_set(err, -EISDIR, "'%s' is a directory", n->name);
-	struct view_file *f = file_new(t, n->kind, err);
+	f = file_new(t, n->kind, err);
 	if (!f)
 		return -ENOMEM;
 	f->size = n->size;
@@ -432,15 +436,18 @@ int64_t view_file_read(struct view_file *f, struct load_cache *c, uint64_t offse
 	for (size_t done = 0, n; done < len; done += n) {
 		const struct view_place *p;
 		struct load_object *o;
+		int r;
+		uint64_t at;
+
 		n = stretch(f, offset + done, len - done, &p);
 		if (!p) {
 			memcpy((char *)out + done, f->head + offset + done, n);
 			continue;
 		}
-		int r = get_object(f, p, &o, err);
+		r = get_object(f, p, &o, err);
 		if (r < 0)
 			return r;
-		uint64_t at = offset + done - f->head_len - p->begin;
+		at = offset + done - f->head_len - p->begin;
 		r = f->mesh ? view_mesh_read(f->mesh, p->item, f->rank, o, c, at, n, (char *)out + done, err)
 			: load_object_read(o, c, at, n, (char *)out + done, err);
 		load_object_unref(o);

@@ -67,20 +67,22 @@ static int fill_tensor(struct filling *g, const struct view_place *p, struct bas
 	struct load_tensor_info info;
 	struct tensor_box box = {0};
 	uint64_t stride[TENSOR_MAX_DIMS] = {0}, at = g->f->head_len + p->begin, end = g->f->head_len + p->end;
+	uint64_t bytes, row, n;
 	unsigned cut = 0;
 	int r = 0;
 
 	load_step_tensor_info(view_tree_step(g->f->tree), p->item, &info);
 	if (info.bytes != end - at)
 		return base_error_set(err, -BASE_EFORMAT, "a tensor has another length than its file");
-	uint64_t bytes = tensor_dtype_bytes(info.dtype);
+	bytes = tensor_dtype_bytes(info.dtype);
 	for (unsigned d = info.shape.ndim; d-- > 0; bytes *= info.shape.dim[d]) {
 		stride[d] = bytes;
 		cut = bytes <= g->stretch_bytes ? d : cut;
 	}
 	for (unsigned d = 0; d < info.shape.ndim; d++)
 		box.size[d] = d < cut ? 1 : info.shape.dim[d];
-	uint64_t row = info.shape.ndim ? stride[cut] : end - at, n = info.shape.ndim ? info.shape.dim[cut] : 1;
+	row = info.shape.ndim ? stride[cut] : end - at;
+	n = info.shape.ndim ? info.shape.dim[cut] : 1;
 	while (r == 0 && at < end) {
 		uint64_t room = (g->begin + g->stretch_bytes - at) / row;
 
@@ -162,10 +164,11 @@ static int fill_blob(struct filling *g, struct base_error *err)
 static int copy_put(void *arg, const void *bytes, size_t len, struct base_error *err)
 {
 	struct filling *g = arg;
+	int r;
 
 	if (len > g->f->size - g->begin)
 		return base_error_set(err, -BASE_EFORMAT, "a file has more bytes than its size says");
-	int r = fill_begins(g, g->begin + len, err);
+	r = fill_begins(g, g->begin + len, err);
 	if (r < 0)
 		return r;
 	memcpy(g->to + g->begin, bytes, len);

@@ -37,8 +37,10 @@ static void fill_buffer(void *arg, unsigned worker)
 {
 	struct buffer *k = arg;
 	struct stream *s = k->stream;
+	int64_t n;
+
 	(void)worker;
-	int64_t n = view_file_read(s->f, s->c, k->offset, k->len, k->bytes, &k->err);
+	n = view_file_read(s->f, s->c, k->offset, k->len, k->bytes, &k->err);
 	pthread_mutex_lock(&s->lock);
 	k->code = n < 0 ? (int)n : 0;
 	k->ready = true;
@@ -88,14 +90,21 @@ int view_file_stream(struct view_file *f, struct load_cache *c, uint64_t offset,
 	int (*sink)(void *arg, const void *bytes, size_t len, struct base_error *err),
 	void *arg, struct base_error *err)
 {
+	uint64_t room;
+	bool alone;
+	struct stream s;
+	base_cleanup_free struct buffer *buffers = NULL;
+	base_cleanup_free uint8_t *bytes = NULL;
+	int r;
+
 	if (offset >= view_file_size(f))
 		return 0;
-	uint64_t room = base_min(BUFFER_BYTES, view_file_size(f) - offset);
+	room = base_min(BUFFER_BYTES, view_file_size(f) - offset);
 	threads = threads ? threads : base_cpu_count();
-	bool alone = threads == 1 || view_file_size(f) - offset <= BUFFER_BYTES;
-	struct stream s = {.f = f, .c = c, .at = offset, .nbuffers = alone ? 1 : threads + 2};
-	base_cleanup_free struct buffer *buffers = s.buffers = calloc(s.nbuffers, sizeof *buffers);
-	base_cleanup_free uint8_t *bytes = malloc(s.nbuffers * room);
+	alone = threads == 1 || view_file_size(f) - offset <= BUFFER_BYTES;
+	s = (struct stream){.f = f, .c = c, .at = offset, .nbuffers = alone ? 1 : threads + 2};
+	buffers = s.buffers = calloc(s.nbuffers, sizeof *buffers);
+	bytes = malloc(s.nbuffers * room);
 	s.pool = alone ? NULL : base_pool_new(threads, s.nbuffers);
 	if (!buffers || !bytes || (!alone && !s.pool)) {
 		base_pool_free(s.pool);
@@ -105,7 +114,7 @@ int view_file_stream(struct view_file *f, struct load_cache *c, uint64_t offset,
 		buffers[i] = (struct buffer){.stream = &s, .bytes = bytes + i * room};
 	pthread_mutex_init(&s.lock, NULL);
 	pthread_cond_init(&s.read, NULL);
-	int r = stream_ring(&s, sink, arg, err);
+	r = stream_ring(&s, sink, arg, err);
 	pthread_cond_destroy(&s.read);
 	pthread_mutex_destroy(&s.lock);
 	base_pool_free(s.pool);

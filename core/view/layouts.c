@@ -111,12 +111,13 @@ static int parse_cut(const struct parse *p, char *word, struct view_layouts_cut 
 	struct base_error err = {0};
 	const char *name = word;
 	char *equals = strchr(word, '=');
+	uint32_t one = 1;
+	int r;
 
 	if (!equals)
 		return bad(p, "give DIMENSION=PLACEMENT such as tp=S(0), R, or saved, not", word);
 	*equals = '\0';
-	uint32_t one = 1;
-	int r = tensor_mesh_new(1, &name, &one, NULL, 0, &mesh, &err);
+	r = tensor_mesh_new(1, &name, &one, NULL, 0, &mesh, &err);
 	tensor_mesh_free(mesh);
 	if (r == 0)
 		r = tensor_placements_parse(equals + 1, &found, &err);
@@ -161,9 +162,11 @@ static int parse_file(struct view_layouts *l, const char *file, const char *text
 
 static int parse_preset(const struct parse *p, char **words, uint32_t n, unsigned depth)
 {
+	const char *text;
+
 	if (depth || n != 2)
 		return bad(p, "give one name of a preset: preset llama", NULL);
-	const char *text = view_layouts_preset(words[1]);
+	text = view_layouts_preset(words[1]);
 	if (!text)
 		return bad(p, "there is no preset", words[1]);
 	return parse_file(p->l, words[1], text, strlen(text), 1, p->err);
@@ -172,12 +175,13 @@ static int parse_preset(const struct parse *p, char **words, uint32_t n, unsigne
 static int parse_words(const struct parse *p, char **words, uint32_t n, unsigned depth)
 {
 	struct view_layouts_line line = {.file = p->file, .number = p->number, .pattern = words[0]};
+	int r;
 
 	if (strcmp(words[0], "preset") == 0)
 		return parse_preset(p, words, n, depth);
 	if (n == 1)
 		return bad(p, "no placement for", words[0]);
-	int r = check_pattern(p, words[0]);
+	r = check_pattern(p, words[0]);
 	if (r < 0)
 		return r;
 	line.component = strchr(words[0], '/');
@@ -266,18 +270,20 @@ int view_layouts_open(const char *path, struct view_layouts **ret_l, struct base
 {
 	const char *preset = view_layouts_preset(path);
 	struct stat st;
+	base_cleanup_close int fd = -1;
+	base_cleanup_free char *text = NULL;
+	size_t len = 0;
+	ssize_t n = 1;
 
 	if (preset)
 		return view_layouts_parse(path, preset, strlen(preset), ret_l, err);
-	base_cleanup_close int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
 	if (fd < 0 || fstat(fd, &st) < 0)
 		return base_error_set(err, -errno, "the layout file %.200s cannot be read: %s (presets: llama, "
 			"mixtral, deepseek)", path, strerror(errno));
 	if (!S_ISREG(st.st_mode))
 		return base_error_set(err, -EINVAL, "the layout file %.200s is not a regular file", path);
-	base_cleanup_free char *text = malloc(VIEW_LAYOUTS_BYTES + 1);
-	size_t len = 0;
-	ssize_t n = 1;
+	text = malloc(VIEW_LAYOUTS_BYTES + 1);
 	if (!text)
 		return base_no_memory(err);
 	while (len <= VIEW_LAYOUTS_BYTES && n > 0) {

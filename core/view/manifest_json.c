@@ -205,11 +205,14 @@ static int put_component_tensors(struct json *j, uint32_t component, const char 
 {
 	const uint32_t *nodes;
 	uint32_t first, end, n = view_tree_files(j->t, component, &nodes);
+	base_cleanup_free uint32_t *map = NULL;
+	int r;
+
 	load_step_component(j->step, component, &first, &end);
-	base_cleanup_free uint32_t *map = n ? malloc((end - first + 1) * sizeof *map) : NULL;
+	map = n ? malloc((end - first + 1) * sizeof *map) : NULL;
 	if (n == 0)
 		return 0;
-	int r = map ? 0 : -ENOMEM;
+	r = map ? 0 : -ENOMEM;
 	if (r == 0 && n > 1)
 		r = view_files_map(j->t, nodes, n, first, end, map, j->err);
 	for (uint32_t i = first; r == 0 && i < end; i++) {
@@ -258,6 +261,8 @@ int view_manifest_json(const struct view_tree *t, struct base_buf *ret_text, uin
 {
 	struct json j = {.t = t, .step = view_tree_step(t), .out.keep = ret_text != NULL, .err = err};
 	const char *before = "\n";
+	int r;
+
 	put_head(&j);
 	if (view_tree_has(t, UINT32_MAX)) /* a component's tree has none: they are the whole step's */
 		put_totals(&j);
@@ -269,7 +274,7 @@ int view_manifest_json(const struct view_tree *t, struct base_buf *ret_text, uin
 		before = ",\n";
 	}
 	text(&j, "\n  ],\n  \"tensors\": [");
-	int r = put_tensors_without_npy(&j, put_nodes(&j, VIEW_TENSOR_NPY));
+	r = put_tensors_without_npy(&j, put_nodes(&j, VIEW_TENSOR_NPY));
 	text(&j, "\n  ],\n  \"blobs\": [");
 	put_nodes(&j, VIEW_BLOB);
 	text(&j, "\n  ]\n}\n");

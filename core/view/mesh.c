@@ -68,11 +68,12 @@ int view_mesh_new(const struct load_step *step, const struct view_layouts *layou
 	struct view_mesh **ret_m, struct base_error *err)
 {
 	struct view_mesh *m = calloc(1, sizeof *m);
+	int r;
 
 	if (!m)
 		return base_no_memory(err);
 	m->refs = 1;
-	int r = parse_name(name, &m->mesh, err);
+	r = parse_name(name, &m->mesh, err);
 	if (r == 0)
 		r = view_ways_new(step, layouts, m->mesh, &m->ways, err);
 	if (r < 0) {
@@ -127,12 +128,13 @@ int view_mesh_size(const struct view_mesh *m, const struct load_step *step, uint
 	uint64_t *ret_size)
 {
 	uint64_t head, data;
+	int r;
 
 	if (rank == VIEW_MESH_ALL)
 		return view_mesh_json(m, step, NULL, ret_size);
 	if (component >= load_step_component_count(step))
 		return -ENOENT;
-	int r = view_safetensors_make_step(step, m, rank, component, NULL, &head, &data);
+	r = view_safetensors_make_step(step, m, rank, component, NULL, &head, &data);
 	if (r == -EFBIG || (r == 0 && (base_add_overflows(head, data, ret_size) || *ret_size > INT64_MAX)))
 		return -ENOENT;
 	return r;
@@ -183,6 +185,7 @@ int view_mesh_walk(struct view_tree *t, const struct view_layouts *layouts, cons
 	char *state = NULL, *word[5] = {NULL};
 	struct view_mesh *m = NULL;
 	unsigned n = 0;
+	int r;
 
 	if (!copy)
 		return base_no_memory(err);
@@ -190,7 +193,7 @@ int view_mesh_walk(struct view_tree *t, const struct view_layouts *layouts, cons
 		word[n++] = part;
 	if (n < 3 || n > 4 || strcmp(word[0], VIEW_MESH_DIRECTORY) != 0)
 		return base_error_set(err, -ENOENT, "'%.200s' is not a file under a mesh", path);
-	int r = view_mesh_new(view_tree_step(t), layouts, word[1], &m, err);
+	r = view_mesh_new(view_tree_step(t), layouts, word[1], &m, err);
 	if (r == 0)
 		r = walk_in(m, t, n == 4 ? word[2] : NULL, word[n - 1], ret_f, err);
 	view_mesh_unref(m);

@@ -84,9 +84,10 @@ static void put_tensors(struct view_text *j, const struct view_mesh *m, const st
 	for (uint32_t i = 0; i < load_step_tensor_count(step); i++) {
 		struct load_tensor_info info;
 		const struct view_way *way = view_ways_of(m->ways, i);
+		const char *why;
 
 		load_step_tensor_info(step, i, &info);
-		const char *why = left_out_of(&info, way);
+		why = left_out_of(&info, way);
 		if (shown == (why != NULL))
 			continue;
 		base_buf_append_text(&j->b, before);

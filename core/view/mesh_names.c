@@ -24,10 +24,11 @@ int view_mesh_text(const struct tensor_mesh *mesh, char **ret_text)
 static uint32_t rank_step(const struct tensor_mesh *mesh, uint32_t d)
 {
 	uint32_t next = 1, first = tensor_mesh_rank_at(mesh, 0);
+	uint32_t rank;
 
 	for (uint32_t i = d + 1; i < mesh->ndim; i++)
 		next *= mesh->size[i];
-	uint32_t rank = tensor_mesh_rank_at(mesh, next);
+	rank = tensor_mesh_rank_at(mesh, next);
 	return rank > first ? rank - first : 0;
 }
 

@@ -23,13 +23,15 @@ static int part_find(const struct view_mesh *m, uint32_t tensor, uint32_t rank, 
 {
 	const struct tensor_grid *g = load_object_grid(o);
 	uint64_t item = g->item_bytes, end;
+	struct tensor_flat flat;
+	int r;
 
 	if (base_add_overflows(offset, len, &end) || end > TENSOR_MAX_BYTES)
 		return base_error_set(err, -EINVAL, "a range past the end of a shard");
-	struct tensor_flat flat = {.from = offset / item, .to = base_div_up(end, item)};
+	flat = (struct tensor_flat){.from = offset / item, .to = base_div_up(end, item)};
 	*ret_p = (struct part){.o = o, .c = c, .ndim = g->shape.ndim, .item = g->item_bytes,
 		.skip = offset % item, .bytes = (flat.to - flat.from) * item};
-	int r = view_mesh_shard(m, tensor, &g->shape, g->item_bytes, rank, &flat, &ret_p->shard, err);
+	r = view_mesh_shard(m, tensor, &g->shape, g->item_bytes, rank, &flat, &ret_p->shard, err);
 	/* the boxes have to fill the range, or the caller's memory would keep old bytes */
 	if (r == 0 && tensor_shard_items(&ret_p->shard) != flat.to - flat.from)
 		r = base_error_set(err, -EINVAL, "a range past the end of a shard");
@@ -87,12 +89,15 @@ static int part_copy(const struct part *p, uint8_t *out, struct base_error *err)
 /* Bytes [skip, skip + len) of the part to `out`. */
 static int part_read(const struct part *p, size_t len, void *out, struct base_error *err)
 {
+	base_cleanup_free uint8_t *items = NULL;
+	int r;
+
 	if (p->skip == 0 && p->bytes == len)
 		return part_copy(p, out, err);
-	base_cleanup_free uint8_t *items = malloc(p->bytes);
+	items = malloc(p->bytes);
 	if (!items)
 		return base_no_memory(err);
-	int r = part_copy(p, items, err);
+	r = part_copy(p, items, err);
 	if (r == 0)
 		memcpy(out, items + p->skip, len);
 	return r;
@@ -104,18 +109,20 @@ int view_mesh_slices(const struct view_mesh *m, uint32_t tensor, uint32_t rank, 
 {
 	struct part p;
 	uint64_t from;
+	int r;
+	struct iovec *iov;
 
 	*ret_e = (struct load_slices){0};
 	if (len == 0)
 		return 0;
-	int r = part_find(m, tensor, rank, o, c, offset, len, &p, err);
+	r = part_find(m, tensor, rank, o, c, offset, len, &p, err);
 	if (r == 0 && part_together(&p, &from))
 		return load_object_slices(o, c, from + p.skip, len, scratch, ret_e, err);
 	if (r == 0)
 		r = part_read(&p, len, scratch, err);
 	if (r < 0)
 		return r;
-	struct iovec *iov = malloc(sizeof *iov);
+	iov = malloc(sizeof *iov);
 	if (!iov)
 		return base_no_memory(err);
 	*iov = (struct iovec){scratch, len};
@@ -128,10 +135,11 @@ int view_mesh_read(const struct view_mesh *m, uint32_t tensor, uint32_t rank, st
 {
 	struct part p;
 	uint64_t from;
+	int r;
 
 	if (len == 0)
 		return 0;
-	int r = part_find(m, tensor, rank, o, c, offset, len, &p, err);
+	r = part_find(m, tensor, rank, o, c, offset, len, &p, err);
 	if (r == 0 && part_together(&p, &from))
 		return load_object_read(o, c, from + p.skip, len, out, err);
 	return r < 0 ? r : part_read(&p, len, out, err);

@@ -92,13 +92,14 @@ static bool order_matters(const struct view_way *w)
 static int way_finish(struct view_way *w, uint32_t n)
 {
 	uint32_t has = 0;
+	bool matters;
 
 	for (uint32_t i = 0; i < n; i++)
 		has |= 1u << w->order[i];
 	for (uint32_t d = 0; d < w->seen->ndim; d++)
 		if (!(has & 1u << d))
 			w->order[n++] = d;
-	bool matters = !w->left_out && order_matters(w);
+	matters = !w->left_out && order_matters(w);
 	if (w->left_out) /* ragged placements point to memory that will be freed */
 		memset(w->at, 0, sizeof w->at);
 	for (uint32_t i = 0; i < n; i++) {
@@ -115,9 +116,11 @@ static int way_of_home(struct view_way *w, const struct tensor_mesh *mesh, const
 	const struct tensor_placement *p)
 {
 	uint32_t ranked[TENSOR_MAX_DIMS];
+	int r;
+	bool same;
 
 	view_mesh_rank_order(saved, ranked);
-	int r = view_mesh_reorder(saved, ranked, &w->own);
+	r = view_mesh_reorder(saved, ranked, &w->own);
 	if (r < 0)
 		return r;
 	for (uint32_t i = 0; i < saved->ndim; i++) {
@@ -126,7 +129,7 @@ static int way_of_home(struct view_way *w, const struct tensor_mesh *mesh, const
 		if (w->at[i].kind == TENSOR_RAGGED_SHARD)
 			w->left_out = "its shards have no rectangular shape (RS)";
 	}
-	bool same = mesh->ndim == w->own->ndim;
+	same = mesh->ndim == w->own->ndim;
 	for (uint32_t i = 0; same && i < mesh->ndim; i++)
 		same = mesh->size[i] == w->own->size[i] && strcmp(mesh->name[i], w->own->name[i]) == 0;
 	if (same) {
@@ -210,10 +213,11 @@ static int way_make(const struct view_ways *w, struct view_way *way, uint32_t te
 {
 	struct tensor_placements *p = NULL;
 	struct tensor_mesh *saved = NULL;
+	int r;
 
 	if (!way->layout || way->mesh == 0 || way->placement == 0) /* by a line, or nothing is recorded */
 		return way_of_line(way, w->mesh, view_ways_line(w, way));
-	int r = store_layout_mesh(way->layout, tensor, &saved, err);
+	r = store_layout_mesh(way->layout, tensor, &saved, err);
 	if (r == 0)
 		r = store_layout_placements(way->layout, tensor, &p, err);
 	if (r == 0 && p->n != saved->ndim)
@@ -239,6 +243,7 @@ static int64_t way_find(struct view_ways *w, const struct view_way *key, uint32_
 	uint32_t hash = base_table_hash(text, sizeof text), i, n = (uint32_t)(w->ways.len / sizeof *key);
 	struct view_way way = *key;
 	size_t at = 0;
+	int r;
 
 	while ((i = base_table_next(&w->by_key, hash, &at)) != BASE_TABLE_NONE) {
 		const struct view_way *other = way_at(w, i);
@@ -247,7 +252,7 @@ static int64_t way_find(struct view_ways *w, const struct view_way *key, uint32_
 		    other->line == key->line)
 			return i;
 	}
-	int r = way_make(w, &way, tensor, err);
+	r = way_make(w, &way, tensor, err);
 	if (r == 0 && base_table_reserve(&w->by_key, 1) == 0)
 		base_buf_append(&w->ways, &way, sizeof way);
 	if (w->ways.len / sizeof way == n) {
@@ -323,13 +328,15 @@ static int fit(const struct view_ways *w, const struct load_step *step, uint32_t
 	const struct view_way *way = view_ways_of(w, tensor);
 	const struct view_layouts_line *line = view_ways_line(w, way);
 	struct load_tensor_info info;
+	struct tensor_sharding s;
+	int r;
 
 	load_step_tensor_info(step, tensor, &info);
 	if (way->left_out)
 		return 0;
-	struct tensor_sharding s = {.shape = info.shape, .item_bytes = tensor_dtype_bytes(info.dtype),
+	s = (struct tensor_sharding){.shape = info.shape, .item_bytes = tensor_dtype_bytes(info.dtype),
 		.mesh = way->cutting ? way->cutting : way->seen, .placement = way->cut};
-	int r = tensor_sharding_check(&s, s.mesh->ndim, err);
+	r = tensor_sharding_check(&s, s.mesh->ndim, err);
 	if (r == -ENOMEM || r == 0)
 		return r;
 	if (line)
@@ -361,13 +368,14 @@ int view_ways_new(const struct load_step *step, const struct view_layouts *layou
 	struct view_ways **ret_w, struct base_error *err)
 {
 	struct view_ways *w = calloc(1, sizeof *w);
+	int r;
 
 	if (!w)
 		return base_no_memory(err);
 	w->mesh = mesh;
 	w->layouts = layouts;
 	w->of_tensor = malloc(load_step_tensor_count(step) * sizeof *w->of_tensor + 1);
-	int r = w->of_tensor ? find_ways(w, step, err) : base_no_memory(err);
+	r = w->of_tensor ? find_ways(w, step, err) : base_no_memory(err);
 	base_table_release(&w->by_key);
 	for (size_t i = 0; i < w->homes.len / sizeof(struct tensor_mesh *); i++)
 		tensor_mesh_free(((struct tensor_mesh **)w->homes.data)[i]);

@@ -118,7 +118,9 @@ int view_name_unescape(const char *file, size_t len, char **ret_name, size_t *re
 	if (!(name = malloc(len + 1)))
 		return -ENOMEM;
 	for (size_t i = 0; i < len; used++) {
-		unsigned char c = (unsigned char)file[i];
+		unsigned char c = (unsigned char)file[i], byte;
+		int high, low;
+
 		if (c != '%') {
 			if (escaped_byte(c) || (c == '.' && i == 0 && !keeps_dot(file, len)))
 				return -EINVAL;
@@ -128,8 +130,9 @@ int view_name_unescape(const char *file, size_t len, char **ret_name, size_t *re
 		}
 		if (len - i == 2 + HASH_DIGITS && file[i + 1] == '~')
 			return -ENAMETOOLONG;
-		int high = len - i >= 3 ? digit_value(file[i + 1]) : -1, low = high < 0 ? -1 : digit_value(file[i + 2]);
-		unsigned char byte = low < 0 ? 0 : (unsigned char)(high << 4 | low);
+		high = len - i >= 3 ? digit_value(file[i + 1]) : -1;
+		low = high < 0 ? -1 : digit_value(file[i + 2]);
+		byte = low < 0 ? 0 : (unsigned char)(high << 4 | low);
 		if (byte == 0 || !(escaped_byte(byte) || (byte == '.' && used == 0)))
 			return -EINVAL;
 		name[used] = (char)byte;

@@ -74,11 +74,13 @@ static bool take_word(struct literal *l, const char *word)
 /* A quoted string without escapes, cut to room - 1 bytes (no key or known descr is that long). */
 static int take_string(struct literal *l, char *out, size_t room)
 {
+	char quote;
+	size_t n = 0;
+
 	skip_space(l);
 	if (l->at == l->end || (*l->at != '\'' && *l->at != '"'))
 		return malformed(l, "a quoted string is missing");
-	char quote = *l->at++;
-	size_t n = 0;
+	quote = *l->at++;
 	for (; l->at < l->end && *l->at != quote; l->at++) {
 		if ((unsigned char)*l->at < 0x20 || *l->at == '\\' || (unsigned char)*l->at >= 0x7f)
 			return malformed(l, "a string holds more than plain characters");
@@ -113,9 +115,11 @@ static int take_shape(struct literal *l)
 		return malformed(l, "the shape is not a tuple");
 	for (bool comma = true; !take(l, ')'); ) {
 		uint64_t v = 0;
+		int r;
+
 		if (!comma)
 			return malformed(l, "the shape does not end");
-		int r = take_integer(l, &v);
+		r = take_integer(l, &v);
 		if (r < 0)
 			return r;
 		if (l->shape.ndim == TENSOR_MAX_DIMS)
@@ -159,9 +163,11 @@ static int take_dict(struct literal *l)
 		return malformed(l, "it does not begin with a brace");
 	for (bool comma = true; !take(l, '}'); comma = take(l, ',')) {
 		char key[32];
+		int r;
+
 		if (!comma)
 			return malformed(l, "a comma is missing");
-		int r = take_string(l, key, sizeof key);
+		r = take_string(l, key, sizeof key);
 		if (r < 0)
 			return r;
 		if (!take(l, ':'))
@@ -250,11 +256,14 @@ int view_npy_parse(const void *head, size_t head_len, uint64_t file_size, enum t
 {
 	struct literal l = {.err = err};
 	uint32_t at = 0, len = 0;
-	uint64_t items = 0;
+	uint64_t items = 0, want, has;
 	enum tensor_dtype dtype;
+	unsigned item_bytes;
+	int r;
+
 	if (head_len > file_size)
 		head_len = file_size;
-	int r = locate(head, head_len, file_size, &at, &len, err);
+	r = locate(head, head_len, file_size, &at, &len, err);
 	if (r < 0)
 		return r;
 	l.at = (const char *)head + at;
@@ -266,10 +275,11 @@ int view_npy_parse(const void *head, size_t head_len, uint64_t file_size, enum t
 	if (l.fortran && order_matters(&l.shape))
 		return base_error_set(err, -BASE_EFORMAT,
 			"the .npy file is in Fortran order: save it in C order (numpy.ascontiguousarray)");
-	unsigned item_bytes = tensor_dtype_bytes(dtype);
+	item_bytes = tensor_dtype_bytes(dtype);
 	if (tensor_shape_items(&l.shape, item_bytes, &items) < 0)
 		return base_error_set(err, -BASE_EFORMAT, "the shape in the .npy header overflows");
-	uint64_t want = items * item_bytes, has = file_size - at - len;
+	want = items * item_bytes;
+	has = file_size - at - len;
 	if (want != has)
 		return base_error_set(err, -BASE_EFORMAT,
 			"the .npy file is too %s: its shape needs %" PRIu64 " bytes of data, and it has %" PRIu64,

@@ -122,9 +122,11 @@ static int put_tensors(struct view_text *m, const struct source *s, uint64_t *re
 {
 	base_cleanup_free struct item *items = malloc((s->end - s->first) * sizeof *items + 1);
 	uint64_t at = 0, next;
+	size_t n;
+
 	if (!items)
 		return -ENOMEM;
-	size_t n = collect(s, items);
+	n = collect(s, items);
 	for (size_t i = 0; i < n; i++, at = next) {
 		struct load_tensor_info t;
 		source_tensor(s, items[i].tensor, &t);
@@ -140,16 +142,21 @@ static int put_tensors(struct view_text *m, const struct source *s, uint64_t *re
 static int make(struct view_text *m, const struct source *s, const struct proto_attribute *metadata, uint32_t nmetadata,
 	uint64_t *ret_data_bytes)
 {
+	int r;
+	uint64_t len, padded;
+	void *spaces;
+
 	base_buf_put64(&m->b, 0);
 	put_metadata(&m->b, metadata, nmetadata);
-	int r = put_tensors(m, s, ret_data_bytes);
+	r = put_tensors(m, s, ret_data_bytes);
 	if (r < 0)
 		return r;
 	base_buf_append(&m->b, "}", 1);
-	uint64_t len = view_text_flush(m), padded = base_align(len, DATA_ALIGN);
+	len = view_text_flush(m);
+	padded = base_align(len, DATA_ALIGN);
 	if (padded - 8 > VIEW_SAFETENSORS_MAX_MADE)
 		return -EFBIG;
-	void *spaces = base_buf_extend(&m->b, padded - len);
+	spaces = base_buf_extend(&m->b, padded - len);
 	if (m->b.error)
 		return m->b.error;
 	memset(spaces, ' ', padded - len);

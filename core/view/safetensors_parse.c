@@ -122,9 +122,12 @@ static int take_escape(struct header *h)
 {
 	static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
 	uint32_t c = 0, low = 0;
+	const char *simple;
+	int r;
+
 	if (h->at == h->end)
 		return malformed(h, "a string does not end");
-	const char *simple = *h->at ? strchr(from, *h->at) : NULL;
+	simple = *h->at ? strchr(from, *h->at) : NULL;
 	if (simple) {
 		h->at++;
 		base_buf_append(&h->text, &to[simple - from], 1);
@@ -133,7 +136,7 @@ static int take_escape(struct header *h)
 	if (*h->at != 'u')
 		return malformed(h, "a string has an unknown escape");
 	h->at++;
-	int r = hex4(h, &c);
+	r = hex4(h, &c);
 	if (r < 0)
 		return r;
 	if (c >= 0xdc00 && c < 0xe000)
@@ -183,13 +186,16 @@ static int take_string(struct header *h, const char *what, uint64_t *ret_at, uin
 static int take_integer(struct header *h, const char *what, uint64_t *ret)
 {
 	uint64_t v = 0;
+	const uint8_t *from;
+	bool more;
+
 	skip_space(h);
-	const uint8_t *from = h->at;
+	from = h->at;
 	for (; h->at < h->end && *h->at >= '0' && *h->at <= '9'; h->at++)
 		if (base_mul_overflows(v, 10, &v) || base_add_overflows(v, (uint64_t)(*h->at - '0'), &v))
 			return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': a number in its %s overflows",
 				h->name, what);
-	bool more = h->at < h->end && (*h->at == '.' || *h->at == 'e' || *h->at == 'E');
+	more = h->at < h->end && (*h->at == '.' || *h->at == 'e' || *h->at == 'E');
 	if (h->at == from || more || (*from == '0' && h->at - from > 1))
 		return base_error_set(h->err, -BASE_EFORMAT,
 			"tensor '%s': its %s holds something that is not a natural number", h->name, what);
@@ -205,9 +211,11 @@ static int take_dtype(struct header *h, struct entry *e)
 	uint32_t len;
 	enum tensor_dtype dtype;
 	int r = take_string(h, "its dtype is not a string", &at, &len);
+	const char *name;
+
 	if (r < 0)
 		return r;
-	const char *name = (const char *)h->text.data + at;
+	name = (const char *)h->text.data + at;
 	if (strlen(name) != len || tensor_dtype_from_safetensors(name, &dtype) < 0) {
 		char shown[EXCERPT_BYTES];
 		excerpt(name, len, shown);
@@ -249,12 +257,14 @@ static int take_field(struct header *h, struct entry *e, unsigned *seen)
 {
 	static const struct { const char *key; int (*f)(struct header *h, struct entry *e); } fields[] = {
 		{"dtype", take_dtype}, {"shape", take_shape}, {"data_offsets", take_offsets}};
+	const char *key;
+	char shown[EXCERPT_BYTES];
 	uint64_t at;
 	uint32_t len;
 	int r = take_string(h, "a key is missing", &at, &len);
 	if (r < 0)
 		return r;
-	const char *key = (const char *)h->text.data + at;
+	key = (const char *)h->text.data + at;
 	for (unsigned i = 0; i < BASE_COUNT(fields); i++) {
 		if (strlen(fields[i].key) != len || memcmp(key, fields[i].key, len) != 0)
 			continue;
@@ -266,7 +276,6 @@ static int take_field(struct header *h, struct entry *e, unsigned *seen)
 		r = expect(h, ':', "a colon is missing");
 		return r < 0 ? r : fields[i].f(h, e);
 	}
-	char shown[EXCERPT_BYTES];
 	excerpt(key, len, shown);
 	return base_error_set(h->err, -BASE_EFORMAT, "tensor '%s': unknown key '%s'", h->name, shown);
 }
@@ -352,10 +361,12 @@ static int take_pair(struct header *h)
 
 static int take_metadata(struct header *h)
 {
+	int r;
+
 	if (h->has_metadata)
 		return base_error_set(h->err, -BASE_EFORMAT, "__metadata__ is given twice");
 	h->has_metadata = true;
-	int r = expect(h, '{', "__metadata__ is not an object");
+	r = expect(h, '{', "__metadata__ is not an object");
 	if (r < 0 || take(h, '}'))
 		return r;
 	do
@@ -369,11 +380,14 @@ static int take_member(struct header *h)
 {
 	uint64_t at;
 	uint32_t len;
+	int r;
+	const char *name;
+
 	h->name[0] = 0;
-	int r = take_string(h, "a tensor's name is missing", &at, &len);
+	r = take_string(h, "a tensor's name is missing", &at, &len);
 	if (r < 0)
 		return r;
-	const char *name = (const char *)h->text.data + at;
+	name = (const char *)h->text.data + at;
 	if (len == 0)
 		return base_error_set(h->err, -BASE_EFORMAT, "a tensor's name is empty");
 	excerpt(name, len, h->name);
@@ -504,6 +518,8 @@ static int assemble(struct header *h, struct view_safetensors *s)
 	const struct entry *e = (const void *)h->entries.data;
 	const struct pair *p = (const void *)h->pairs.data;
 	char *memory = malloc(n * sizeof *s->tensors + m * sizeof *s->metadata + h->text.len + 1);
+	char *text;
+
 	if (!memory)
 		return -ENOMEM;
 	s->memory = memory;
@@ -511,7 +527,7 @@ static int assemble(struct header *h, struct view_safetensors *s)
 	s->metadata = (void *)(s->tensors + n);
 	s->ntensors = (uint32_t)n;
 	s->nmetadata = (uint32_t)m;
-	char *text = (char *)(s->metadata + m);
+	text = (char *)(s->metadata + m);
 	if (h->text.len)
 		memcpy(text, h->text.data, h->text.len);
 	for (size_t i = 0; i < n; i++)
@@ -542,9 +558,12 @@ int view_safetensors_parse(const void *header, size_t len, uint64_t file_size, s
 {
 	struct header h = {.err = err};
 	struct view_safetensors s = {0};
+	uint64_t n;
+	int r;
+
 	if (len < 8 || file_size < 8)
 		return base_error_set(err, -BASE_EFORMAT, "this is not a safetensors file: it is shorter than 8 bytes");
-	uint64_t n = base_get64(header);
+	n = base_get64(header);
 	if (n > VIEW_SAFETENSORS_MAX_HEADER)
 		return base_error_set(err, -BASE_EFORMAT,
 			"its header claims %" PRIu64 " bytes, more than the format's limit of %u", n,
@@ -556,7 +575,7 @@ int view_safetensors_parse(const void *header, size_t len, uint64_t file_size, s
 	h.end = h.at + n;
 	s.data_offset = 8 + n;
 	s.data_bytes = file_size - s.data_offset;
-	int r = parse(&h, &s);
+	r = parse(&h, &s);
 	base_buf_release(&h.text);
 	base_buf_release(&h.entries);
 	base_buf_release(&h.pairs);

@@ -117,14 +117,17 @@ static int64_t draft_find(const struct builder *b, uint32_t parent, const char *
 static int64_t draft_add(struct builder *b, uint32_t parent, const char *name, enum view_kind kind, uint32_t item,
 	uint64_t size)
 {
+	uint32_t hash;
+	struct draft d;
+
 	if (b->n == UINT32_MAX - 1)
 		return -BASE_ELIMIT;
-	uint32_t hash = name_hash(parent, name);
+	hash = name_hash(parent, name);
 	if (draft_at_name(b, parent, name, hash) != BASE_TABLE_NONE)
 		return -EEXIST;
 	if (base_table_reserve(&b->by_name, 1) < 0)
 		return -ENOMEM;
-	struct draft d = {.size = size, .name = b->names.len, .parent = parent, .item = item, .kind = (uint8_t)kind};
+	d = (struct draft){.size = size, .name = b->names.len, .parent = parent, .item = item, .kind = (uint8_t)kind};
 	base_buf_append(&b->names, name, strlen(name) + 1);
 	base_buf_append(&b->drafts, &d, sizeof d);
 	if (b->names.error || b->drafts.error)
@@ -151,9 +154,11 @@ static int add_tensors(struct builder *b, uint32_t directory, uint32_t first, ui
 	for (uint32_t i = first; i < end; i++) {
 		struct load_tensor_info info;
 		char file[VIEW_FILE_NAME_BYTES];
+		int64_t r;
+
 		load_step_tensor_info(b->step, i, &info);
 		view_name_escape(info.name, info.name_len, ".npy", file);
-		int64_t r = draft_add(b, directory, file, VIEW_TENSOR_NPY, i, VIEW_NPY_DATA_OFFSET + info.bytes);
+		r = draft_add(b, directory, file, VIEW_TENSOR_NPY, i, VIEW_NPY_DATA_OFFSET + info.bytes);
 		if (r < 0)
 			return (int)r;
 		draft_at(b, (uint32_t)r)->hidden = !(b->show & VIEW_SHOW_NPY) && in_file &&
@@ -344,9 +349,11 @@ static bool reserved_path(const struct load_blob_info *blob)
 static int64_t blob_base(struct builder *b, const struct load_blob_info *blob)
 {
 	char rank[16];
+	int64_t ranks;
+
 	if (!blob->per_rank)
 		return 0;
-	int64_t ranks = draft_directory(b, 0, "ranks");
+	ranks = draft_directory(b, 0, "ranks");
 	snprintf(rank, sizeof rank, "%05u", blob->rank);
 	return ranks < 0 ? ranks : draft_directory(b, (uint32_t)ranks, rank);
 }
@@ -355,9 +362,11 @@ static int64_t place_blob(struct builder *b, uint32_t item, const struct load_bl
 {
 	char file[VIEW_FILE_NAME_BYTES];
 	int64_t base = blob_base(b, blob);
+	int64_t at;
+
 	if (base < 0)
 		return base;
-	int64_t at = walk_path(b, (uint32_t)base, blob->name, renamed, file);
+	at = walk_path(b, (uint32_t)base, blob->name, renamed, file);
 	return at < 0 ? at : draft_add(b, (uint32_t)at, file, VIEW_BLOB, item, blob->bytes);
 }
 
@@ -367,8 +376,10 @@ static int give_way(struct builder *b, uint32_t item)
 	const struct load_step_info *info = load_step_info(b->step);
 	struct load_blob_info blob;
 	char file[VIEW_FILE_NAME_BYTES];
+	int64_t r;
+
 	load_step_blob_info(b->step, item, &blob);
-	int64_t r = place_blob(b, item, &blob, true);
+	r = place_blob(b, item, &blob, true);
 	if (r == -ENOTDIR || r == -EEXIST) {
 		int64_t base = blob_base(b, &blob);
 		view_name_shorten(blob.name, strlen(blob.name), "", file);
@@ -391,8 +402,10 @@ static int add_blobs(struct builder *b)
 	if (!away)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < n; i++) { /* directories first */
+		int64_t at;
+
 		load_step_blob_info(b->step, i, &blob);
-		int64_t at = blob_base(b, &blob);
+		at = blob_base(b, &blob);
 		away[i] = reserved_path(&blob);
 		if (at >= 0 && !away[i])
 			at = walk_path(b, (uint32_t)at, blob.name, false, file);
@@ -401,10 +414,12 @@ static int add_blobs(struct builder *b)
 		away[i] = away[i] || at < 0;
 	}
 	for (uint32_t i = 0; i < n; i++) {
+		int64_t r;
+
 		if (away[i])
 			continue;
 		load_step_blob_info(b->step, i, &blob);
-		int64_t r = place_blob(b, i, &blob, false);
+		r = place_blob(b, i, &blob, false);
 		if (r < 0 && r != -EEXIST)
 			return (int)r;
 		away[i] = r < 0;
@@ -436,9 +451,11 @@ static bool is_index_of(const char *name, const char *file)
 {
 	const char *base = strrchr(file, '/') ? strrchr(file, '/') + 1 : file;
 	size_t folder = (size_t)(base - file);
+	const char *end;
+
 	if (strncmp(name, file, folder) != 0 || strchr(name + folder, '/'))
 		return false;
-	const char *end = strstr(name + folder, ".safetensors.");
+	end = strstr(name + folder, ".safetensors.");
 	return end && strncmp(name + folder, base, (size_t)(end - name) - folder) == 0;
 }
 
@@ -569,10 +586,12 @@ static int number_nodes(struct builder *b, struct view_tree *t)
 static int finish(struct builder *b, struct view_tree *t)
 {
 	int r = draft_all(b);
+	char *names;
+
 	if (r < 0)
 		return r;
 	t->names_bytes = b->names.len;
-	char *names = realloc(b->names.data, b->names.len);
+	names = realloc(b->names.data, b->names.len);
 	t->names = names ? names : (char *)b->names.data;
 	b->names.data = (uint8_t *)t->names; /* still read by the numbering */
 	r = number_nodes(b, t);
@@ -586,9 +605,11 @@ static int build(struct load_step *step, unsigned show, uint32_t only, struct vi
 	struct base_error own = {0};
 	struct builder b = {.step = step, .show = show, .only = only, .err = &own};
 	int r = load_step_blobs(step, err);
+	struct view_tree *t;
+
 	if (r < 0)
 		return r;
-	struct view_tree *t = calloc(1, sizeof *t);
+	t = calloc(1, sizeof *t);
 	if (!t)
 		return base_no_memory_for(err, "%s/%llu", info->run, (unsigned long long)info->step);
 	t->refs = 1;
@@ -671,13 +692,15 @@ const struct view_node *view_tree_node(const struct view_tree *t, uint32_t node)
 
 int view_tree_size(struct view_tree *t, uint32_t node, uint64_t *ret_size)
 {
+	int r;
+
 	*ret_size = t->nodes[node].size;
 	if (*ret_size != VIEW_SIZE_UNKNOWN)
 		return 0;
 	*ret_size = t->json_size;
 	if (*ret_size != VIEW_SIZE_UNKNOWN)
 		return 0;
-	int r = view_manifest_json(t, NULL, ret_size, NULL);
+	r = view_manifest_json(t, NULL, ret_size, NULL);
 	if (r == 0)
 		t->json_size = *ret_size;
 	return r;
@@ -685,9 +708,11 @@ int view_tree_size(struct view_tree *t, uint32_t node, uint64_t *ret_size)
 
 int64_t view_tree_lookup(const struct view_tree *t, uint32_t directory, const char *name)
 {
+	const struct view_node *d;
+
 	if (directory >= t->n)
 		return -ENOENT;
-	const struct view_node *d = &t->nodes[directory];
+	d = &t->nodes[directory];
 	if (d->kind != VIEW_DIRECTORY)
 		return -ENOTDIR;
 	return base_search(i, d->first_child, d->first_child + d->nchildren, strcmp(t->nodes[i].name, name));
@@ -722,11 +747,13 @@ static int64_t walk_true_name(const struct view_tree *t, const char *path)
 {
 	char file[VIEW_FILE_NAME_BYTES];
 	size_t n = strcspn(path, "/");
+	int64_t directory;
+
 	if (n == 0 || n >= sizeof file || path[n] == 0 || path[n + 1] == 0)
 		return -ENOENT;
 	memcpy(file, path, n);
 	file[n] = 0;
-	int64_t directory = view_tree_lookup(t, 0, file);
+	directory = view_tree_lookup(t, 0, file);
 	if (directory < 0)
 		return directory;
 	view_name_escape(path + n + 1, strlen(path + n + 1), ".npy", file);
@@ -737,14 +764,15 @@ int64_t view_tree_walk(const struct view_tree *t, const char *path)
 {
 	base_cleanup_free char *copy = strdup(path);
 	char *state = NULL;
-	int64_t node = 0;
+	int64_t node = 0, other;
+
 	if (!copy)
 		return -ENOMEM;
 	for (char *part = strtok_r(copy, "/", &state); part && node >= 0; part = strtok_r(NULL, "/", &state))
 		node = lookup_lenient(t, (uint32_t)node, part);
 	if (node >= 0)
 		return node;
-	int64_t other = walk_true_name(t, path + strspn(path, "/"));
+	other = walk_true_name(t, path + strspn(path, "/"));
 	return other >= 0 ? other : node;
 }
 
@@ -756,9 +784,12 @@ size_t view_tree_memory(const struct view_tree *t)
 void view_tree_path(const struct view_tree *t, uint32_t node, struct base_buf *b)
 {
 	size_t len = 0, from = b->len;
+	char *path, *end;
+
 	for (uint32_t i = node; i; i = t->nodes[i].parent)
 		len += strlen(t->nodes[i].name) + (t->nodes[i].parent != 0);
-	char *path = base_buf_extend(b, len), *end = path ? (char *)b->data + from + len : NULL;
+	path = base_buf_extend(b, len);
+	end = path ? (char *)b->data + from + len : NULL;
 	for (uint32_t i = node; i && path; i = t->nodes[i].parent) {
 		size_t n = strlen(t->nodes[i].name);
 		memcpy(end -= n, t->nodes[i].name, n);
