@@ -144,13 +144,15 @@ bool index_value_ok(enum index_table t, const void *key, size_t key_len, const v
 	struct index_body *ret_body)
 {
 	const uint8_t *v = value;
+	size_t body_len;
+
 	if (key_len > INDEX_KEY_MAX || value_len < 2 + key_len + 8 || value_len > INDEX_VALUE_MAX)
 		return false;
 	if (base_get16(v) != key_len || memcmp(v + 2, key, key_len) != 0)
 		return false;
 	if (base_get64(v + value_len - 8) != base_xxh64_of(t, v, value_len - 8))
 		return false;
-	size_t body_len = value_len - 2 - key_len - 8;
+	body_len = value_len - 2 - key_len - 8;
 	if (body_len > INDEX_BODY_MAX)
 		return false;
 	if (ret_body) {
@@ -174,15 +176,19 @@ int index_put(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES], enum index_table t,
 	const void *body, size_t body_len)
 {
 	uint8_t value[INDEX_VALUE_MAX];
+	size_t len;
+	MDB_val k, v;
+
 	if (key_len > INDEX_KEY_MAX || body_len > INDEX_BODY_MAX)
 		return EINVAL;
 	base_put16(value, key_len);
 	memcpy(value + 2, key, key_len);
 	if (body_len > 0)
 		memcpy(value + 2 + key_len, body, body_len);
-	size_t len = 2 + key_len + body_len;
+	len = 2 + key_len + body_len;
 	base_put64(value + len, base_xxh64_of(t, value, len));
-	MDB_val k = {key_len, (void *)key}, v = {len + 8, value};
+	k = (MDB_val){key_len, (void *)key};
+	v = (MDB_val){len + 8, value};
 	return mdb_put(txn, dbi[t], &k, &v, 0);
 }
 

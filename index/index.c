@@ -16,10 +16,11 @@ static int tables(struct index *i, const uint8_t store_id[16])
 	bool writes = !(i->flags & INDEX_READ_ONLY);
 	MDB_txn *txn;
 	int r = mdb_txn_begin(i->env, NULL, writes ? 0 : MDB_RDONLY, &txn);
+	MDB_stat st;
+
 	if (r != 0)
 		return r;
 	r = index_tables_open(txn, writes, i->dbi);
-	MDB_stat st;
 	if (r == 0)
 		r = mdb_stat(txn, i->dbi[INDEX_META], &st);
 	if (r == 0 && st.ms_entries == 0 && writes) {
@@ -47,6 +48,9 @@ static int file_open(const struct index *i)
 static int new_file(struct index *i)
 {
 	base_cleanup_close int from = i->flags & INDEX_ANEW ? -ENOENT : file_open(i);
+	uint64_t number;
+	int r;
+
 	if (from < 0 && from != -ENOENT)
 		return from;
 	if (unlinkat(i->dir, INDEX_NEW_FILE, 0) < 0 && errno != ENOENT) /* of a writer that died */
@@ -54,8 +58,7 @@ static int new_file(struct index *i)
 	i->fd = openat(i->dir, INDEX_NEW_FILE, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
 	if (i->fd < 0)
 		return -errno;
-	uint64_t number;
-	int r = index_identity(i->fd, &number); /* -EPERM: the file system gives all files to one user */
+	r = index_identity(i->fd, &number); /* -EPERM: the file system gives all files to one user */
 	return r == 0 && from >= 0 ? index_copy(from, i->fd) : r;
 }
 
@@ -87,12 +90,13 @@ static int dir_make(int parent, const char *dir)
 {
 	const char *name = index_dir_name(parent, dir);
 	struct stat st;
+	base_cleanup_close int fd = -1;
 
 	if (mkdirat(parent >= 0 ? parent : AT_FDCWD, name, 0755) < 0)
 		return errno == EEXIST ? 0 : -errno;
 	if (parent < 0 || fstat(parent, &st) < 0 || !(st.st_mode & S_IWGRP))
 		return 0;
-	base_cleanup_close int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
 	if (fchown(fd, (uid_t)-1, st.st_gid) == 0) /* else the group's collections report what keeps them out */
@@ -103,12 +107,15 @@ static int dir_make(int parent, const char *dir)
 int index_open(int parent, const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags,
 	struct index **ret_i, struct base_error *err)
 {
+	int r;
+	struct index *i;
+
 	if (max_bytes == 0 || max_bytes > UINT64_C(1) << 40)
 		max_bytes = INDEX_MAX_BYTES;
-	int r = flags & INDEX_READ_ONLY ? 0 : dir_make(parent, dir);
+	r = flags & INDEX_READ_ONLY ? 0 : dir_make(parent, dir);
 	if (r < 0)
 		return base_error_set(err, r, "the index %s cannot be made: %s", dir, base_error_name(r));
-	struct index *i = calloc(1, sizeof *i);
+	i = calloc(1, sizeof *i);
 	if (!i)
 		return base_no_memory(err);
 	i->max_bytes = max_bytes;
@@ -138,11 +145,13 @@ static int still_ours(const struct index *i)
 
 int index_publish(struct index *i)
 {
+	int r;
+
 	if (i->flags & INDEX_READ_ONLY)
 		return -EROFS;
 	mdb_env_close(i->env);
 	i->env = NULL;
-	int r = index_seal(i->fd);
+	r = index_seal(i->fd);
 	if (r == 0)
 		r = still_ours(i);
 	if (r == 0 && renameat(i->dir, INDEX_NEW_FILE, i->dir, INDEX_FILE) < 0)
@@ -185,8 +194,10 @@ static int find_pack(struct index *i, MDB_txn *txn, uint64_t number, uint32_t n,
 {
 	uint8_t key[12];
 	struct index_body b;
+	int r;
+
 	index_pack_key(key, number, n);
-	int r = index_get(txn, i->dbi, INDEX_PACKS, key, sizeof key, &b);
+	r = index_get(txn, i->dbi, INDEX_PACKS, key, sizeof key, &b);
 	if (r != 0)
 		return r;
 	if (b.len == 0 || b.len > INDEX_PACK_MAX || memchr(b.bytes, 0, b.len))
@@ -199,8 +210,10 @@ static int find_commit(struct index *i, MDB_txn *txn, uint64_t number, struct in
 {
 	uint8_t key[8];
 	struct index_body b;
+	int r;
+
 	index_be64(key, number);
-	int r = index_get(txn, i->dbi, INDEX_NUMBERS, key, sizeof key, &b);
+	r = index_get(txn, i->dbi, INDEX_NUMBERS, key, sizeof key, &b);
 	if (r != 0)
 		return r;
 	if (b.len <= 48 || b.len > 48 + INDEX_RUN_MAX || memchr(b.bytes + 48, 0, b.len - 48))
@@ -216,9 +229,11 @@ int index_find(struct index *i, const struct base_digest *digest, struct index_p
 	struct index_place p = {.digest = *digest};
 	struct index_body b;
 	MDB_txn *txn;
+	int r;
+
 	if (mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn) != 0)
 		return -ENOENT;
-	int r = index_get(txn, i->dbi, INDEX_PLACES, digest->bytes, sizeof digest->bytes, &b);
+	r = index_get(txn, i->dbi, INDEX_PLACES, digest->bytes, sizeof digest->bytes, &b);
 	if (r == 0 && b.len != INDEX_PLACE_BODY_BYTES)
 		r = MDB_NOTFOUND;
 	if (r == 0) {
@@ -244,9 +259,11 @@ static bool get_commit(struct index *i, const struct base_digest *manifest, uint
 {
 	struct index_body b;
 	MDB_txn *txn;
+	int r;
+
 	if (mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn) != 0)
 		return false;
-	int r = index_get(txn, i->dbi, INDEX_COMMITS, manifest->bytes, sizeof manifest->bytes, &b);
+	r = index_get(txn, i->dbi, INDEX_COMMITS, manifest->bytes, sizeof manifest->bytes, &b);
 	mdb_txn_abort(txn);
 	if (r != 0 || b.len != 9)
 		return false;

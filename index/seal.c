@@ -56,11 +56,13 @@ int index_identity(int fd, uint64_t *ret_number)
 {
 	struct statx x;
 	uint64_t parts[4];
+	bool made;
+
 	if (statx(fd, "", AT_EMPTY_PATH, STATX_INO | STATX_UID | STATX_BTIME, &x) < 0)
 		return -errno;
 	if (x.stx_uid != geteuid())
 		return -EPERM;
-	bool made = x.stx_mask & STATX_BTIME;
+	made = x.stx_mask & STATX_BTIME;
 	parts[0] = x.stx_ino;
 	parts[1] = x.stx_uid;
 	parts[2] = made ? (uint64_t)x.stx_btime.tv_sec : 0;
@@ -96,12 +98,15 @@ int index_copy(int fd, int to)
 {
 	uint8_t stored[SEAL_BYTES], made[SEAL_BYTES];
 	struct stat st;
+	uint64_t len;
+	int r;
+
 	if (fstat(fd, &st) < 0)
 		return -errno;
 	if (!S_ISREG(st.st_mode) || st.st_size < (off_t)SEAL_BYTES)
 		return -BASE_EDAMAGED;
-	uint64_t len = (uint64_t)st.st_size - SEAL_BYTES;
-	int r = read_at(fd, len, stored, sizeof stored);
+	len = (uint64_t)st.st_size - SEAL_BYTES;
+	r = read_at(fd, len, stored, sizeof stored);
 	if (r == 0 && (base_get64(stored) != SEAL_MAGIC || base_get64(stored + 8) != len))
 		r = -BASE_EDAMAGED; /* often without reading all of it */
 	if (r == 0)
@@ -115,9 +120,11 @@ int index_seal(int fd)
 {
 	uint8_t seal[SEAL_BYTES];
 	struct stat st;
+	int r;
+
 	if (fstat(fd, &st) < 0)
 		return -errno;
-	int r = seal_make(fd, (uint64_t)st.st_size, -1, seal);
+	r = seal_make(fd, (uint64_t)st.st_size, -1, seal);
 	if (r == 0)
 		r = write_at(fd, (uint64_t)st.st_size, seal, sizeof seal);
 	if (r == 0 && fsync(fd) < 0)

@@ -42,9 +42,11 @@ static bool numbers_have(const struct numbers *l, uint64_t v)
 /* Into a list that is sorted and short (commits that one commit shadows). */
 static int numbers_insert(struct numbers *l, uint64_t v)
 {
+	int r;
+
 	if (numbers_have(l, v))
 		return 0;
-	int r = numbers_add(l, v);
+	r = numbers_add(l, v);
 	for (size_t n = l->n; r == 0 && n-- > 1 && l->all[n - 1] > l->all[n];) {
 		uint64_t t = l->all[n];
 		l->all[n] = l->all[n - 1];
@@ -65,11 +67,14 @@ static int first_of(MDB_txn *txn, MDB_dbi dbi, uint64_t number, uint8_t key[INDE
 {
 	uint8_t prefix[8];
 	MDB_cursor *c;
+	int r;
+	MDB_val k, v;
+
 	index_be64(prefix, number);
-	int r = mdb_cursor_open(txn, dbi, &c);
+	r = mdb_cursor_open(txn, dbi, &c);
 	if (r != 0)
 		return r;
-	MDB_val k = {8, prefix}, v;
+	k = (MDB_val){8, prefix};
 	r = mdb_cursor_get(c, &k, &v, MDB_SET_RANGE);
 	if (r == 0 && (k.mv_size < 8 || k.mv_size > INDEX_KEY_MAX || memcmp(k.mv_data, prefix, 8) != 0))
 		r = MDB_NOTFOUND;
@@ -113,13 +118,15 @@ static int find_dead(struct index *i, const struct numbers *live, uint64_t keep,
 	MDB_txn *txn;
 	MDB_cursor *c;
 	int r = mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn);
+	MDB_val k, v;
+	struct index_body b;
+
 	if (r != 0)
 		return r;
 	r = mdb_cursor_open(txn, i->dbi[INDEX_PLACES], &c);
 	if (r != 0)
 		return index_end(txn, r);
-	MDB_val k = {sizeof d->next, d->next}, v;
-	struct index_body b;
+	k = (MDB_val){sizeof d->next, d->next};
 	d->n = 0;
 	d->more = false;
 	for (r = mdb_cursor_get(c, &k, &v, MDB_SET_RANGE); r == 0; r = mdb_cursor_get(c, &k, &v, MDB_NEXT)) {
@@ -149,8 +156,9 @@ static int sweep(struct index *i, const struct numbers *live, uint64_t keep)
 	struct dead d = {malloc(BATCH * BASE_DIGEST_BYTES), 0, {0}, true};
 	int r = d.keys ? 0 : ENOMEM;
 	while (r == 0 && d.more) {
-		r = find_dead(i, live, keep, &d);
 		MDB_txn *txn;
+
+		r = find_dead(i, live, keep, &d);
 		if (r != 0 || d.n == 0 || (r = mdb_txn_begin(i->env, NULL, 0, &txn)) != 0)
 			break;
 		for (size_t n = 0; r == 0 && n < d.n; n++)
@@ -169,14 +177,15 @@ static int evict_commits(struct index *i, uint64_t places, struct numbers *live)
 	MDB_txn *txn;
 	MDB_cursor *c;
 	int r = mdb_txn_begin(i->env, NULL, 0, &txn);
+	MDB_val k, v;
+	struct index_body b;
+	uint64_t freed = 0;
+
 	if (r != 0)
 		return r;
 	r = mdb_cursor_open(txn, i->dbi[INDEX_NUMBERS], &c);
 	if (r != 0)
 		return index_end(txn, r);
-	MDB_val k, v;
-	struct index_body b;
-	uint64_t freed = 0;
 	live->n = 0;
 	for (r = mdb_cursor_get(c, &k, &v, MDB_FIRST); r == 0; r = mdb_cursor_get(c, &k, &v, MDB_NEXT)) {
 		bool ok = k.mv_size == 8 && index_value_ok(INDEX_NUMBERS, k.mv_data, 8, v.mv_data, v.mv_size, &b) &&
@@ -197,9 +206,11 @@ static int evict_commits(struct index *i, uint64_t places, struct numbers *live)
 		uint8_t key[8], body[9];
 		index_be64(key, out.all[n]);
 		if (index_get(txn, i->dbi, INDEX_NUMBERS, key, 8, &b) == 0 && b.len > 48) {
-			base_put64(body, out.all[n]);
 			struct index_body known;
-			bool is = index_get(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, &known) == 0 && known.len == 9;
+			bool is;
+
+			base_put64(body, out.all[n]);
+			is = index_get(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, &known) == 0 && known.len == 9;
 			body[8] = INDEX_EVICTED | (is ? known.bytes[8] & INDEX_OWN : 0);
 			if (is && index_state(known.bytes[8]) == INDEX_HELD)
 				r = index_put(txn, i->dbi, INDEX_COMMITS, b.bytes, 32, body, sizeof body);
@@ -225,9 +236,10 @@ static int used_bytes(struct index *i, uint64_t *ret_bytes)
 {
 	MDB_txn *txn;
 	int r = mdb_txn_begin(i->env, NULL, MDB_RDONLY, &txn);
+	MDB_stat places;
+
 	if (r != 0)
 		return r;
-	MDB_stat places;
 	r = mdb_stat(txn, i->dbi[INDEX_PLACES], &places);
 	if (r == 0) {
 		uint64_t pages = places.ms_branch_pages + places.ms_leaf_pages + places.ms_overflow_pages;
@@ -280,6 +292,8 @@ static int by_text(const void *a, const void *b) { return strcmp(*(const char *c
 static int prepare(struct adding *a, const struct index_place *places, uint64_t n)
 {
 	size_t run_len = strlen(a->run);
+	uint64_t packs = 0;
+
 	if (run_len == 0 || run_len > INDEX_RUN_MAX || n > UINT32_MAX)
 		return EINVAL;
 	a->sorted = malloc((n + 1) * sizeof *a->sorted);
@@ -287,11 +301,12 @@ static int prepare(struct adding *a, const struct index_place *places, uint64_t 
 	if (!a->sorted || !a->packs)
 		return ENOMEM;
 	a->n = n;
-	uint64_t packs = 0;
 	a->own = n > 0;
 	for (uint64_t p = 0; p < n; p++) {
+		size_t len;
+
 		a->own = a->own && places[p].own;
-		size_t len = strnlen(places[p].pack, sizeof places[p].pack);
+		len = strnlen(places[p].pack, sizeof places[p].pack);
 		if (len == 0 || len > INDEX_PACK_MAX)
 			return EINVAL;
 		a->sorted[p] = &places[p];
@@ -432,10 +447,13 @@ static int add_all(struct adding *a)
 int index_add_commit(struct index *i, const char *run, uint64_t entry, const struct base_digest *manifest,
 	const struct index_place *places, uint64_t n)
 {
+	struct adding a;
+	int r;
+
 	if (i->flags & INDEX_READ_ONLY)
 		return -EROFS;
-	struct adding a = {.i = i, .run = run, .entry = entry, .manifest = manifest};
-	int r = prepare(&a, places, n);
+	a = (struct adding){.i = i, .run = run, .entry = entry, .manifest = manifest};
+	r = prepare(&a, places, n);
 	if (r == 0)
 		r = add_all(&a);
 	free(a.sorted);
@@ -464,16 +482,18 @@ int index_remove_commit(struct index *i, const struct base_digest *manifest)
 {
 	struct index_body b;
 	MDB_txn *txn;
+	int r, found;
+	uint64_t number;
+	uint8_t key[INDEX_KEY_MAX];
+	size_t len;
+
 	if (i->flags & INDEX_READ_ONLY)
 		return -EROFS;
-	int r = mdb_txn_begin(i->env, NULL, 0, &txn);
+	r = mdb_txn_begin(i->env, NULL, 0, &txn);
 	if (r != 0)
 		return index_write_error(i, r);
 	r = index_get(txn, i->dbi, INDEX_COMMITS, manifest->bytes, 32, &b);
-	uint64_t number = r == 0 && b.len == 9 ? base_get64(b.bytes) : 0;
-	uint8_t key[INDEX_KEY_MAX];
-	size_t len;
-	int found;
+	number = r == 0 && b.len == 9 ? base_get64(b.bytes) : 0;
 	while (r == 0 && (found = first_of(txn, i->dbi[INDEX_SHADOWS], number, key, &len)) != MDB_NOTFOUND) {
 		r = found != 0 ? found : len == 16 ? unshadow(i, txn, index_get_be64(key + 8)) : 0;
 		if (r == 0)
