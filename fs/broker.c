@@ -112,11 +112,12 @@ bool fs_broker_serve(int channel)
 	struct msghdr message = {.msg_iov = &(struct iovec){&request, sizeof request}, .msg_iovlen = 1,
 		.msg_control = &control, .msg_controllen = sizeof control};
 	int fds[2] = {-1, -1};
+	const struct cmsghdr *c;
 
 	ssize_t n = recvmsg(channel, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 	if (n <= 0)
 		return n < 0 && (errno == EAGAIN || errno == EINTR);
-	const struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+	c = CMSG_FIRSTHDR(&message);
 	if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len <= CMSG_LEN(sizeof fds))
 		memcpy(fds, CMSG_DATA(c), c->cmsg_len - CMSG_LEN(0));
 	if (n != (ssize_t)sizeof request || !do_request(channel, &request, fds))
@@ -190,8 +191,10 @@ static int wait_answer(const struct fs_broker *b, struct answer *ret_answer)
 static int ask(struct fs_broker *b, const struct request *request, const int *fds, size_t nfds,
 	struct answer *ret_answer)
 {
+	int r;
+
 	pthread_mutex_lock(&b->lock);
-	int r = send_request(b, request, fds, nfds);
+	r = send_request(b, request, fds, nfds);
 	if (r == 0)
 		r = wait_answer(b, ret_answer);
 	if (r < 0)

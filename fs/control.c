@@ -105,9 +105,13 @@ static void write_backings(struct base_buf *b, struct fs_mount *m)
 static void write_steps(struct base_buf *b, struct fs_mount *m)
 {
 	struct fs_runs *all = m->runs;
+	uint64_t runs, commits, open, bytes;
 
 	pthread_mutex_lock(&all->lock);
-	uint64_t runs = all->nruns, commits = all->ncommits - 1, open = all->steps_open, bytes = all->steps_bytes;
+	runs = all->nruns;
+	commits = all->ncommits - 1;
+	open = all->steps_open;
+	bytes = all->steps_bytes;
 	pthread_mutex_unlock(&all->lock);
 	metric(b, "runs", "Runs of the store.", runs);
 	metric(b, "steps_seen", "Commits that were looked up since the mount.", commits);
@@ -184,8 +188,10 @@ static void write_stats(struct base_buf *b, struct fs_mount *m)
 
 static void write_slow(struct base_buf *b, struct fs_mount *m)
 {
+	uint64_t first;
+
 	pthread_mutex_lock(&m->lock);
-	uint64_t first = m->nslow > FS_SLOW_LINES ? m->nslow - FS_SLOW_LINES : 0;
+	first = m->nslow > FS_SLOW_LINES ? m->nslow - FS_SLOW_LINES : 0;
 	for (uint64_t i = first; i < m->nslow; i++)
 		if (m->slow[i % FS_SLOW_LINES])
 			base_buf_append_text(b, m->slow[i % FS_SLOW_LINES]);
@@ -214,7 +220,7 @@ int fs_control_text(struct fs_mount *m, unsigned i, char **ret_text, size_t *ret
 
 void fs_mount_log_slow(struct fs_mount *m, const char *what, uint64_t offset, size_t len, int64_t ns)
 {
-	char *line, stamp[32] = "";
+	char *line, stamp[32] = "", **place;
 	time_t now = time(NULL);
 	struct tm tm;
 
@@ -225,7 +231,7 @@ void fs_mount_log_slow(struct fs_mount *m, const char *what, uint64_t offset, si
 			(unsigned long long)offset, what) < 0)
 		return;
 	pthread_mutex_lock(&m->lock);
-	char **place = &m->slow[m->nslow++ % FS_SLOW_LINES];
+	place = &m->slow[m->nslow++ % FS_SLOW_LINES];
 	free(*place);
 	*place = line;
 	pthread_mutex_unlock(&m->lock);
@@ -233,10 +239,10 @@ void fs_mount_log_slow(struct fs_mount *m, const char *what, uint64_t offset, si
 
 void fs_mount_feature(struct fs_mount *m, const char *name, bool on, const char *why, ...)
 {
+	unsigned i = 0;
 	va_list args;
 
 	pthread_mutex_lock(&m->lock);
-	unsigned i = 0;
 	while (i < m->nfeatures && strcmp(m->features[i].name, name) != 0)
 		i++;
 	if (i < BASE_COUNT(m->features)) {
@@ -254,15 +260,15 @@ void fs_mount_feature(struct fs_mount *m, const char *name, bool on, const char 
 void fs_mount_log_once(struct fs_mount *m, const char *text)
 {
 	uint64_t hash = base_xxh64_of(0, text, strlen(text));
-	bool known = false;
+	bool known = false, full, last;
 
 	pthread_mutex_lock(&m->lock);
 	for (unsigned i = 0; i < m->nlogged && !known; i++)
 		known = m->logged[i] == hash;
-	bool full = m->nlogged == BASE_COUNT(m->logged);
+	full = m->nlogged == BASE_COUNT(m->logged);
 	if (!known && !full)
 		m->logged[m->nlogged++] = hash;
-	bool last = !known && m->nlogged == BASE_COUNT(m->logged) && !full;
+	last = !known && m->nlogged == BASE_COUNT(m->logged) && !full;
 	pthread_mutex_unlock(&m->lock);
 	if (known || full)
 		return;

@@ -77,14 +77,16 @@ static void report_to_systemd(void)
 {
 	const char *path = getenv("NOTIFY_SOCKET");
 	struct sockaddr_un to = {.sun_family = AF_UNIX};
+	base_cleanup_close int fd = -1;
+	socklen_t len;
 
 	if (!path || (path[0] != '/' && path[0] != '@') || strlen(path) >= sizeof to.sun_path)
 		return;
 	memcpy(to.sun_path, path, strlen(path));
 	if (path[0] == '@')
 		to.sun_path[0] = '\0';
-	base_cleanup_close int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path));
+	fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path));
 	if (fd < 0 || sendto(fd, "READY=1", 7, MSG_NOSIGNAL, (struct sockaddr *)&to, len) < 0)
 		base_warning("cannot report to systemd that the mount is ready: %s", strerror(errno));
 }
@@ -118,6 +120,8 @@ static int take_signals(void)
 
 static _Noreturn void server_main(const struct keeper *k, int channel, int broker, pid_t keeper)
 {
+	int status;
+
 	if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) || getppid() != keeper)
 		_exit(FS_EXIT_SYSTEM);
 	close(k->signals);
@@ -127,7 +131,7 @@ static _Noreturn void server_main(const struct keeper *k, int channel, int broke
 		close(k->report_fd);
 		leave_terminal();
 	}
-	int status = fs_serve(k->options, channel, broker);
+	status = fs_serve(k->options, channel, broker);
 	fflush(NULL);
 	_exit(status);
 }
@@ -379,6 +383,7 @@ int fs_daemon_run(const struct fs_options *o)
 {
 	struct base_error err = {0};
 	int fds[2];
+	pid_t child;
 
 	int r = fs_log_open(o, &err);
 	if (r) {
@@ -389,7 +394,7 @@ int fs_daemon_run(const struct fs_options *o)
 		return keeper_run(&(struct keeper){.options = o, .channel = -1, .signals = -1, .broker = -1,
 			.report_fd = -1});
 	fflush(NULL);
-	pid_t child = pipe2(fds, O_CLOEXEC) ? -1 : fork();
+	child = pipe2(fds, O_CLOEXEC) ? -1 : fork();
 	if (child < 0) {
 		base_error_log("no daemon can be started: %s", strerror(errno));
 		return FS_EXIT_SYSTEM;

@@ -49,18 +49,21 @@ void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct fs_request q;
 	struct fs_handle *h = NULL;
 	base_cleanup(fs_node_release) struct fs_node n = {0};
+	int r;
 
 	fs_request_begin(&q, req, FS_OP_OPENDIR);
-	int r = fs_node_decode(q.m, id, &n);
+	r = fs_node_decode(q.m, id, &n);
 	if (!r && !(h = fs_handle_new(q.m, &n)))
 		r = -ENOMEM;
 	if (!r && n.commit) {
+		const struct view_node *v;
+
 		r = fs_step_get(q.m->runs, n.commit, &h->step);
 		if (!r && n.kind != FS_STEP)
 			r = fs_mesh_opendir(h);
 		if (r && r != -ESTALE && r != -ENOMEM && r != -EOPNOTSUPP && r != -ENOTDIR)
 			r = -EIO;
-		const struct view_node *v = r || n.kind != FS_STEP ? NULL : view_tree_node(h->step->tree, n.file);
+		v = r || n.kind != FS_STEP ? NULL : view_tree_node(h->step->tree, n.file);
 		if (!r && n.kind == FS_STEP && (!v || v->kind != VIEW_DIRECTORY))
 			r = -ENOTDIR;
 		fi->cache_readdir = fi->keep_cache = 1;
@@ -102,6 +105,8 @@ static int entry_at(struct fs_mount *m, struct fs_handle *h, uint64_t i, uint64_
 {
 	struct fs_node n = h->node;
 	const struct view_node *v;
+	bool known;
+	int r;
 
 	switch (n.kind) {
 	case FS_ROOT:
@@ -143,13 +148,13 @@ static int entry_at(struct fs_mount *m, struct fs_handle *h, uint64_t i, uint64_
 		if (!v)
 			return 0;
 		d->name = v->name;
-		bool known = v->size != VIEW_SIZE_UNKNOWN;
+		known = v->size != VIEW_SIZE_UNKNOWN;
 		if (fs_tree_entry(m, n.commit, n.file, v, fs_tree_ino(ino, v->name), known ? v->size : 0, &d->e) ||
 				!known)
 			d->e.ino = 0;  /* the kernel looks it up when a program asks for its attributes */
 		return 1;
 	}
-	int r = fs_node_entry(m, &n, NULL, &d->e);
+	r = fs_node_entry(m, &n, NULL, &d->e);
 	if (r == -ENOENT)
 		return -EAGAIN;
 	if (r || (n.kind == FS_RUN && n.run->failed))
@@ -173,6 +178,8 @@ static int read_entries(fuse_req_t req, struct fs_mount *m, struct fs_handle *h,
 
 	*ret_len = 0;
 	for (uint64_t i = offset; r; i++) {
+		size_t used;
+
 		if (i < 2)
 			entry_dot(m, h, i == 1, &d);
 		else
@@ -181,7 +188,7 @@ static int read_entries(fuse_req_t req, struct fs_mount *m, struct fs_handle *h,
 			continue;
 		if (r <= 0)
 			return r;
-		size_t used = add(req, buf + *ret_len, size - *ret_len, &d, plus, i + 1);
+		used = add(req, buf + *ret_len, size - *ret_len, &d, plus, i + 1);
 		if (used > size - *ret_len)
 			return 0;
 		*ret_len += used;
@@ -194,11 +201,13 @@ static void read_directory(fuse_req_t req, enum fs_op op, size_t size, off_t off
 	struct fs_request q;
 	struct fs_handle *h = fs_handle_of(fi);
 	size_t len = 0;
+	base_cleanup_free char *buf = NULL;
+	int r;
 
 	fs_handle_ref(h);
 	fs_request_begin(&q, req, op);
-	base_cleanup_free char *buf = size <= 16 << 20 ? malloc(size + 1) : NULL;
-	int r = buf ? 0 : -ENOMEM;
+	buf = size <= 16 << 20 ? malloc(size + 1) : NULL;
+	r = buf ? 0 : -ENOMEM;
 	if (offset < 0)
 		r = -EINVAL;
 	pthread_mutex_lock(&h->lock);

@@ -33,10 +33,11 @@ static void no_core_dumps(struct fs_mount *m)
 {
 	struct rlimit none = {0};
 	void *frame;
+	bool off;
 
 	backtrace(&frame, 1);  /* loads the unwinder that pthread_cancel needs: later no file can be opened */
 	tzset();
-	bool off = setrlimit(RLIMIT_CORE, &none) != 0;
+	off = setrlimit(RLIMIT_CORE, &none) != 0;
 #ifndef __SANITIZE_ADDRESS__
 	off |= prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0;
 #endif
@@ -89,14 +90,18 @@ static int landlock(const char *store)
 	struct landlock_path_beneath_attr beneath = {
 		.allowed_access = LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR,
 	};
+	struct landlock_rules rules;
+	size_t size;
+	base_cleanup_close int ruleset = -1;
+	base_cleanup_close int directory = -1;
 
 	long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
 	if (abi < 0)
 		return -errno;
-	struct landlock_rules rules = landlock_handled(abi);
-	size_t size = abi >= 6 ? sizeof rules : abi >= 4 ? 2 * sizeof rules.fs : sizeof rules.fs;
-	base_cleanup_close int ruleset = (int)syscall(SYS_landlock_create_ruleset, &rules, size, 0);
-	base_cleanup_close int directory = open(store, O_PATH | O_CLOEXEC);
+	rules = landlock_handled(abi);
+	size = abi >= 6 ? sizeof rules : abi >= 4 ? 2 * sizeof rules.fs : sizeof rules.fs;
+	ruleset = (int)syscall(SYS_landlock_create_ruleset, &rules, size, 0);
+	directory = open(store, O_PATH | O_CLOEXEC);
 	if (ruleset < 0 || directory < 0)
 		return -errno;
 	beneath.parent_fd = directory;
@@ -169,11 +174,14 @@ static int seccomp(void) { return -ENOSYS; }
 
 void fs_harden(struct fs_mount *m)
 {
+	bool off;
+	int r;
+
 	no_core_dumps(m);
 	drop_capabilities(m);
-	bool off = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0;
+	off = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0;
 	fs_mount_feature(m, "no_new_privs", !off, "%s", off ? strerror(errno) : "set");
-	int r = off ? -EPERM : landlock(m->options->store);
+	r = off ? -EPERM : landlock(m->options->store);
 	fs_mount_feature(m, "landlock", !r, "%s", r ? strerror(-r) : "the store, for reading");
 	r = off ? -EPERM : seccomp();
 	fs_mount_feature(m, "seccomp", !r, "%s", r ? strerror(-r) : "set");
@@ -181,9 +189,11 @@ void fs_harden(struct fs_mount *m)
 
 void fs_harden_keeper(void)
 {
+	int r;
+
 	if (geteuid() != 0)
 		return;  /* it has no privileges, and needs fusermount3, which is setuid */
-	int r = keep_capabilities(1u << CAP_SYS_ADMIN | 1u << CAP_DAC_READ_SEARCH | 1u << CAP_KILL);
+	r = keep_capabilities(1u << CAP_SYS_ADMIN | 1u << CAP_DAC_READ_SEARCH | 1u << CAP_KILL);
 	if (r || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 		base_debug("the keeper cannot give up its privileges: %s", strerror(r ? -r : errno));
 }

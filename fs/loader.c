@@ -37,10 +37,12 @@ static int64_t tensor_around(const struct view_file *f, uint64_t at)
 /* The read goes on where the last one ended: all of it was touched, except what the kernel reads ahead. */
 static bool read_on(struct fs_loader *l, const struct view_file *f, uint64_t end)
 {
+	int64_t last;
+
 	l->end = base_max(l->end, end);
 	if (!l->again || l->end - l->begin <= AROUND_BYTES + FAR_BYTES)
 		return false;
-	int64_t last = tensor_around(f, l->end - FAR_BYTES);
+	last = tensor_around(f, l->end - FAR_BYTES);
 	return touch(l, last, last);
 }
 

@@ -23,10 +23,11 @@ static void to_file(enum base_log_level level, const char *text)
 	char line[4096 + 100], stamp[32] = "";
 	time_t now = time(NULL);
 	struct tm tm;
+	int n;
 
 	if (gmtime_r(&now, &tm))
 		strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", &tm);
-	int n = snprintf(line, sizeof line, "%s mount.vckpt[%d] %s: %s\n", stamp, (int)getpid(), names[level], text);
+	n = snprintf(line, sizeof line, "%s mount.vckpt[%d] %s: %s\n", stamp, (int)getpid(), names[level], text);
 	if (n > 0 && write(log_fd, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1) < 0)
 		return;  /* nowhere to report it */
 }
@@ -68,11 +69,13 @@ static int file_open(const char *path, struct base_error *err)
 
 int fs_log_open(const struct fs_options *o, struct base_error *err)
 {
+	int r;
+
 	base_log_set_program("mount.vckpt");
 	base_log_set_level(o->debug ? BASE_LOG_DEBUG : o->verbose ? BASE_LOG_INFO : BASE_LOG_WARNING);
 	if (!o->log)
 		return 0;
-	int r = file_open(o->log, err);
+	r = file_open(o->log, err);
 	if (r == 0 && o->foreground) {
 		command = getpid();
 		base_log_set_sink(to_file_and_user);

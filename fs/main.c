@@ -20,12 +20,13 @@
 static int enter_namespace(const char *which, struct base_error *err)
 {
 	char path[64];
+	base_cleanup_close int fd = -1;
 
 	if (which[0] != '\0' && which[strspn(which, "0123456789")] == '\0' && strlen(which) < 20) {
 		snprintf(path, sizeof path, "/proc/%s/ns/mnt", which);
 		which = path;
 	}
-	base_cleanup_close int fd = open(which, O_RDONLY | O_CLOEXEC);
+	fd = open(which, O_RDONLY | O_CLOEXEC);
 	if (fd < 0 || setns(fd, CLONE_NEWNS))
 		return base_error_set(err, -errno, "the mount namespace %s cannot be entered: %s", which,
 			strerror(errno));
@@ -54,13 +55,13 @@ int main(int argc, char **argv)
 {
 	struct fs_options o;
 	struct base_error err = {0};
-	int status = 0;
+	int status = 0, r;
 
 	base_standard_open();
 	base_descriptors_allow();
 	signal(SIGCHLD, SIG_DFL);  /* the caller may have ignored it: then the end of a child would not be reported */
 	base_log_set_program("mount.vckpt");
-	int r = fs_options_parse(&o, argc, argv, &err);
+	r = fs_options_parse(&o, argc, argv, &err);
 	if (!r && o.layouts && !o.help && !o.version)
 		r = view_layouts_open(o.layouts, &o.rules, &err);
 	if (r)

@@ -27,12 +27,13 @@
 int fs_memfd_new(uint64_t size)
 {
 	int fd = (int)syscall(SYS_memfd_create, "vckpt", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+	int r;
 
 	if (fd < 0 && errno == EINVAL)
 		fd = (int)syscall(SYS_memfd_create, "vckpt", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0)
 		return -errno;
-	int r = ftruncate(fd, (off_t)size) ? -errno : 0;
+	r = ftruncate(fd, (off_t)size) ? -errno : 0;
 	if (r < 0)
 		close(fd);
 	return r < 0 ? r : fd;
@@ -47,11 +48,12 @@ int fs_memfd_map(int fd, uint64_t size, bool writable, struct fs_memfd_map *ret_
 {
 	size_t area_bytes = base_align(size, HUGE_BYTES) + HUGE_BYTES;
 	void *area = mmap(NULL, area_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	uint8_t *at, *bytes;
 
 	if (area == MAP_FAILED)
 		return -errno;
-	uint8_t *at = (uint8_t *)base_align((uintptr_t)area, HUGE_BYTES);
-	uint8_t *bytes = mmap(at, size, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED | MAP_FIXED, fd, 0);
+	at = (uint8_t *)base_align((uintptr_t)area, HUGE_BYTES);
+	bytes = mmap(at, size, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED | MAP_FIXED, fd, 0);
 	if (bytes == MAP_FAILED) {
 		int error = errno;
 		munmap(area, area_bytes);
@@ -93,9 +95,12 @@ static void map_pages(const struct fs_memfd_map *m, uint64_t from, uint64_t to)
  * there is already, within bounds. */
 int64_t fs_memfd_take(struct fs_memfd_map *m, uint64_t at, uint64_t end, bool huge)
 {
+	uint64_t from, to;
+
 	if (at < m->from || at > m->taken)
 		m->from = m->taken = at / HUGE_BYTES * HUGE_BYTES;
-	uint64_t from = m->taken, to = from;
+	from = m->taken;
+	to = from;
 
 	if (end <= from)
 		return 0;

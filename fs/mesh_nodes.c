@@ -76,10 +76,11 @@ static uint64_t rank_ino(const struct fs_node *n)
 static int file_size(const struct fs_node *n, struct fs_step *step, uint64_t *ret_size)
 {
 	struct view_mesh *view;
+	int r;
 
 	if (!step)
 		return -ESTALE;
-	int r = fs_mesh_view(n->mesh, step, &view);
+	r = fs_mesh_view(n->mesh, step, &view);
 	if (r < 0)
 		return r;
 	r = view_mesh_size(view, view_tree_step(step->tree), n->rank, n->item - 1, ret_size);
@@ -122,12 +123,13 @@ static void log_refusal(struct fs_mount *m, const struct fs_commit *commit, cons
 	/* shifted, so that all may be logged also just after the machine has started */
 	int64_t now = (int64_t)base_monotonic_ns() + REFUSALS * REFUSAL_NS;
 	char step[FS_STEP_NAME];
+	bool logged;
 
 	atomic_fetch_add_explicit(&m->stats.mesh_refusals, 1, memory_order_relaxed);
 	pthread_mutex_lock(&m->lock);
 	if (m->refusal_credit_ns < now - REFUSALS * REFUSAL_NS)
 		m->refusal_credit_ns = now - REFUSALS * REFUSAL_NS;
-	bool logged = m->refusal_credit_ns <= now - REFUSAL_NS;
+	logged = m->refusal_credit_ns <= now - REFUSAL_NS;
 	if (logged)
 		m->refusal_credit_ns += REFUSAL_NS;
 	pthread_mutex_unlock(&m->lock);
@@ -157,12 +159,13 @@ static int lookup_mesh_name(struct fs_mount *m, struct fs_step *step, const char
 static int lookup_rank(struct fs_step *step, const char *name, struct fs_node *n)
 {
 	struct view_mesh *view;
+	int r;
 
 	if (strcmp(name, MANIFEST) == 0) {
 		n->item = 1;
 		return 0;
 	}
-	int r = fs_mesh_view(n->mesh, step, &view);
+	r = fs_mesh_view(n->mesh, step, &view);
 	if (r < 0)
 		return r;
 	r = view_mesh_rank_parse(view, name, &n->rank, &n->alias);
@@ -222,9 +225,10 @@ int fs_mesh_opendir(struct fs_handle *h)
 	struct view_mesh *view;
 	struct base_buf names;
 	uint32_t n;
+	int r;
 
 	if (h->node.kind == FS_MESHES) {
-		int r = view_mesh_names(view_tree_step(h->step->tree), &names, &n);
+		r = view_mesh_names(view_tree_step(h->step->tree), &names, &n);
 		if (r < 0)
 			return r;
 		h->text = (char *)names.data;
@@ -234,7 +238,7 @@ int fs_mesh_opendir(struct fs_handle *h)
 	}
 	if (!fs_mesh_is_directory(&h->node))
 		return -ENOTDIR;
-	int r = fs_mesh_view(h->node.mesh, h->step, &view);
+	r = fs_mesh_view(h->node.mesh, h->step, &view);
 	if (r < 0)
 		return r;
 	h->n = view_mesh_ranks(view);

@@ -137,6 +137,7 @@ static void add(struct fs_meshes *all, struct fs_mesh *mesh)
 static struct view_mesh *keep_view(struct fs_meshes *all, uint64_t serial, struct view_mesh *view)
 {
 	struct opened *oldest = &all->opened[0];
+	struct view_mesh *gone;
 
 	for (unsigned i = 0; i < FS_MESHES_OPEN; i++) {
 		if (all->opened[i].serial == serial)
@@ -144,7 +145,7 @@ static struct view_mesh *keep_view(struct fs_meshes *all, uint64_t serial, struc
 		if (all->opened[i].used < oldest->used)
 			oldest = &all->opened[i];
 	}
-	struct view_mesh *gone = oldest->view;
+	gone = oldest->view;
 	*oldest = (struct opened){view_mesh_ref(view), serial, ++all->clock};
 	return gone;
 }
@@ -180,13 +181,14 @@ static int insert(struct fs_meshes *all, struct fs_commit *commit, const char *n
 	struct fs_mesh **ret_mesh, struct base_error *err)
 {
 	struct view_mesh *gone = NULL;
-	struct fs_mesh *made = NULL;
+	struct fs_mesh *made = NULL, *mesh;
 	int r = mesh_new(all, commit, name, &made);
+	bool full;
 
 	if (r < 0)
 		return base_no_memory(err);
 	pthread_mutex_lock(&all->lock);
-	struct fs_mesh *mesh = find_named(all, commit, name);
+	mesh = find_named(all, commit, name);
 	if (!mesh && (all->n >= FS_MESHES_MAX || all->next_serial >> FS_MESHES_SERIAL_BITS)) {
 		r = -ENFILE;
 	} else if (!mesh) {
@@ -197,7 +199,7 @@ static int insert(struct fs_meshes *all, struct fs_commit *commit, const char *n
 	if (mesh)
 		*ret_mesh = use(all, mesh);
 	all->looked_up++;
-	bool full = all->listed > FS_MESHES_KEPT;
+	full = all->listed > FS_MESHES_KEPT;
 	pthread_mutex_unlock(&all->lock);
 	mesh_free(made, gone);
 	return r < 0 ? base_error_set(err, r, "%s: too many names of meshes are in use", name) : full;
@@ -207,15 +209,17 @@ int fs_meshes_find(struct fs_meshes *all, struct fs_commit *commit, struct fs_st
 	struct fs_mesh **ret_mesh, struct base_error *err)
 {
 	struct view_mesh *view = NULL;
+	struct fs_mesh *mesh;
+	int r;
 
 	pthread_mutex_lock(&all->lock);
-	struct fs_mesh *mesh = find_named(all, commit, name);
+	mesh = find_named(all, commit, name);
 	if (mesh)
 		*ret_mesh = use(all, mesh);
 	pthread_mutex_unlock(&all->lock);
 	if (mesh)
 		return 0;
-	int r = view_mesh_new(view_tree_step(step->tree), all->layouts, name, &view, err);
+	r = view_mesh_new(view_tree_step(step->tree), all->layouts, name, &view, err);
 	if (r == 0)
 		r = insert(all, commit, name, view, ret_mesh, err);
 	view_mesh_unref(view);
@@ -224,8 +228,10 @@ int fs_meshes_find(struct fs_meshes *all, struct fs_commit *commit, struct fs_st
 
 struct fs_mesh *fs_meshes_at(struct fs_meshes *all, uint64_t serial)
 {
+	struct fs_mesh *mesh;
+
 	pthread_mutex_lock(&all->lock);
-	struct fs_mesh *mesh = find_numbered(all, serial);
+	mesh = find_numbered(all, serial);
 	if (mesh && mesh->dropped)
 		mesh->refs++;  /* the kernel drops the name: it stays dropped until it is looked up again */
 	else if (mesh)
@@ -245,13 +251,15 @@ struct fs_mesh *fs_mesh_ref(struct fs_mesh *mesh)
 void fs_mesh_unref(struct fs_mesh *mesh)
 {
 	struct view_mesh *view;
+	struct fs_meshes *all;
+	struct fs_mesh *gone;
 
 	if (!mesh)
 		return;
-	struct fs_meshes *all = mesh->all;
+	all = mesh->all;
 	pthread_mutex_lock(&all->lock);
 	mesh->refs--;
-	struct fs_mesh *gone = take_unused(all, mesh, &view);
+	gone = take_unused(all, mesh, &view);
 	pthread_mutex_unlock(&all->lock);
 	mesh_free(gone, view);
 }
@@ -260,6 +268,7 @@ int fs_mesh_view(struct fs_mesh *mesh, struct fs_step *step, struct view_mesh **
 {
 	struct fs_meshes *all = mesh->all;
 	struct view_mesh *view = NULL, *gone;
+	int r;
 
 	pthread_mutex_lock(&all->lock);
 	for (unsigned i = 0; i < FS_MESHES_OPEN && !view; i++)
@@ -272,7 +281,7 @@ int fs_mesh_view(struct fs_mesh *mesh, struct fs_step *step, struct view_mesh **
 		*ret_view = view;
 		return 0;
 	}
-	int r = view_mesh_new(view_tree_step(step->tree), all->layouts, mesh->name, &view, NULL);
+	r = view_mesh_new(view_tree_step(step->tree), all->layouts, mesh->name, &view, NULL);
 	if (r < 0)
 		return r;
 	pthread_mutex_lock(&all->lock);
@@ -295,10 +304,10 @@ void fs_mesh_learnt(struct fs_mesh *mesh)
 void fs_meshes_forget(struct fs_meshes *all, uint64_t serial, uint64_t n)
 {
 	struct view_mesh *view = NULL;
-	struct fs_mesh *gone = NULL;
+	struct fs_mesh *gone = NULL, *mesh;
 
 	pthread_mutex_lock(&all->lock);
-	struct fs_mesh *mesh = find_numbered(all, serial);
+	mesh = find_numbered(all, serial);
 	if (mesh) {
 		mesh->known -= base_min(n, mesh->known);
 		gone = take_unused(all, mesh, &view);

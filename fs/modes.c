@@ -73,9 +73,10 @@ static int run_read(const struct fs_mount *m, const struct fs_run *run, struct f
 {
 	char name[sizeof "runs/" + PROTO_RUN_MAX];
 	struct storage_owner own, dir;
+	int r;
 
 	snprintf(name, sizeof name, "runs/%s", run->name);
-	int r = owner_read(m, name, &own);
+	r = owner_read(m, name, &own);
 	if (r < 0)
 		return r;
 	*ret_owner = (struct fs_owner){.uid = own.uid, .gid = own.gid, .mode = own.mode,
@@ -94,6 +95,7 @@ static int run_read(const struct fs_mount *m, const struct fs_run *run, struct f
 int fs_modes_run(struct fs_mount *m, struct fs_run *run, struct fs_owner *ret_owner)
 {
 	struct fs_owner known;
+	int r;
 
 	pthread_mutex_lock(&m->lock);
 	known = run->owner;
@@ -101,7 +103,7 @@ int fs_modes_run(struct fs_mount *m, struct fs_run *run, struct fs_owner *ret_ow
 	*ret_owner = known;
 	if (known.read_ns && base_monotonic_ns() - known.read_ns < (uint64_t)m->options->refresh_ms * 1000000)
 		return 0;
-	int r = run_read(m, run, ret_owner); /* several threads may do so at once: they read the same */
+	r = run_read(m, run, ret_owner); /* several threads may do so at once: they read the same */
 	if (r < 0) {
 		*ret_owner = known;
 		return known.read_ns ? 0 : r; /* the values of when the storage last answered */

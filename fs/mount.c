@@ -39,6 +39,7 @@ int fs_mount_init(struct fs_mount *m, const struct fs_options *options, struct b
 int fs_mount_open(struct fs_mount *m, struct base_error *err)
 {
 	const struct fs_options *options = m->options;
+	uint64_t pieces;
 
 	int r = store_open(options->store, STORE_OPEN_READ_ONLY, &m->store, err);
 	if (r)
@@ -48,8 +49,7 @@ int fs_mount_open(struct fs_mount *m, struct base_error *err)
 		return r;
 	/* Whatever cache= says, pieces take no more than a share of the memory that was free, or a small control group
 	 * would get the server killed. Files in memory need no bound here: each checks what is free (backing.c). */
-	uint64_t pieces = base_min(base_min(options->cache_bytes, FS_PIECES_BYTES),
-		options->memory_bytes / FS_CACHE_SHARE);
+	pieces = base_min(base_min(options->cache_bytes, FS_PIECES_BYTES), options->memory_bytes / FS_CACHE_SHARE);
 	m->cache = load_cache_new(pieces);
 	m->backings = fs_backings_new(m, options->tier, options->cache_bytes - pieces);
 	m->meshes = fs_meshes_new(options->rules);

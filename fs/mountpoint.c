@@ -229,12 +229,14 @@ static bool above(const char *inner, const struct stat *outer)
 	struct stat st, last = {0};
 
 	while (fd >= 0 && fstat(fd, &st) == 0) {
+		int up;
+
 		if (st.st_dev == outer->st_dev && st.st_ino == outer->st_ino)
 			return true;
 		if (st.st_dev == last.st_dev && st.st_ino == last.st_ino)
 			return false;
 		last = st;
-		int up = openat(fd, "..", O_PATH | O_CLOEXEC);
+		up = openat(fd, "..", O_PATH | O_CLOEXEC);
 		close(fd);
 		fd = up;
 	}
@@ -369,9 +371,10 @@ int fs_mountpoint_unmount(const char *path, bool lazy, char **ret_point, struct 
 {
 	base_cleanup_free char *full = NULL;
 	struct mount_line m;
+	int r;
 
 	*ret_point = NULL;
-	int r = mount_named(path, &m, &full, err);
+	r = mount_named(path, &m, &full, err);
 	if (r < 0)
 		return r;
 	if (r == 0 || strcmp(m.type, "fuse.vckpt") != 0)

@@ -112,9 +112,10 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	struct fs_request q;
 	struct fuse_entry_param e;
 	base_cleanup(fs_node_release) struct fs_node n = {0};
+	int r;
 
 	fs_request_begin(&q, req, FS_OP_LOOKUP);
-	int r = fs_node_decode(q.m, parent, &n);
+	r = fs_node_decode(q.m, parent, &n);
 	if (!r && n.commit) {
 		r = lookup_below(q.m, name, &n, &e);
 	} else if (!r) {
@@ -155,11 +156,12 @@ static void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct fs_step *step = h ? h->step : NULL, *mine = NULL;
 	struct fuse_entry_param e;
 	base_cleanup(fs_node_release) struct fs_node n = {0};
+	int r;
 
 	if (h)
 		fs_handle_ref(h);  /* before another thread may answer the request, and the file be released */
 	fs_request_begin(&q, req, FS_OP_GETATTR);
-	int r = fs_node_decode(q.m, id, &n);
+	r = fs_node_decode(q.m, id, &n);
 	if (!r && fs_node_is_below_step(&n) && !step) {
 		r = fs_step_get(q.m->runs, n.commit, &mine);
 		r = r ? inside_step(n.commit, r) : 0;
@@ -181,9 +183,10 @@ static void op_readlink(fuse_req_t req, fuse_ino_t id)
 	base_cleanup(fs_node_release) struct fs_node n = {0};
 	uint64_t step;
 	int64_t time_ns;
+	int r;
 
 	fs_request_begin(&q, req, FS_OP_READLINK);
-	int r = fs_node_decode(q.m, id, &n);
+	r = fs_node_decode(q.m, id, &n);
 	if (!r && n.kind != FS_LATEST && !n.alias)
 		r = -EINVAL;
 	else if (!r && n.alias)
@@ -215,6 +218,7 @@ static int open_file(struct fs_mount *m, struct fs_handle *h, struct fuse_file_i
 {
 	const struct fs_node *n = &h->node;
 	struct base_error err = {0};
+	int r;
 
 	if (n->kind == FS_CONTROL_FILE) {
 		fi->direct_io = 1;  /* its size is unknown */
@@ -222,7 +226,7 @@ static int open_file(struct fs_mount *m, struct fs_handle *h, struct fuse_file_i
 	}
 	if (!fs_node_is_below_step(n))
 		return -EISDIR;
-	int r = fs_step_get(m->runs, n->commit, &h->step);
+	r = fs_step_get(m->runs, n->commit, &h->step);
 	if (!r) {
 		r = n->kind == FS_MESH ? fs_mesh_open(h->step, n, &h->file, &err)
 			: view_file_open(h->step->tree, n->file, &h->file, &err);
@@ -239,9 +243,10 @@ static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct fs_request q;
 	struct fs_handle *h = NULL;
 	base_cleanup(fs_node_release) struct fs_node n = {0};
+	int r;
 
 	fs_request_begin(&q, req, FS_OP_OPEN);
-	int r = fs_node_decode(q.m, id, &n);
+	r = fs_node_decode(q.m, id, &n);
 	if (!r && (fi->flags & O_ACCMODE) != O_RDONLY)
 		r = -EROFS;
 	if (!r && !(h = fs_handle_new(q.m, &n)))
@@ -324,14 +329,15 @@ static int read_step(struct fs_request *q, struct fs_handle *h, size_t size, uin
 {
 	uint64_t end = view_file_size(h->file);
 	size_t len = offset >= end ? 0 : (size_t)base_min(size, end - offset);
+	const void *there;
+	int r = 0;
 
 	if (!len) {
 		if (fs_request_claim(q))
 			fuse_reply_buf(q->req, NULL, 0);
 		return 0;
 	}
-	const void *there = fs_backing_look(q->m->backings, h, offset, len);
-	int r = 0;
+	there = fs_backing_look(q->m->backings, h, offset, len);
 	if (there) {
 		if (fs_request_claim(q))
 			fuse_reply_buf(q->req, there, len);
@@ -370,6 +376,8 @@ static void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, st
 	struct fs_request q;
 	struct fs_handle *h = fs_handle_of(fi);
 	int r = 0;
+	int64_t ns;
+
 	(void)id;
 
 	fs_handle_ref(h);
@@ -383,7 +391,7 @@ static void op_read(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, st
 	} else {
 		r = read_step(&q, h, size, (uint64_t)offset);
 	}
-	int64_t ns = (int64_t)base_monotonic_ns() - q.start_ns;
+	ns = (int64_t)base_monotonic_ns() - q.start_ns;
 	if (ns > FS_SLOW_NS && h->file)
 		read_slow(&q, h, size, (uint64_t)offset, ns);
 	fs_request_end(&q, r);
@@ -394,16 +402,20 @@ static void op_statfs(fuse_req_t req, fuse_ino_t id)
 {
 	struct fs_request q;
 	struct storage_stat s = {0};
+	struct storage *storage;
+	int r;
+	struct statvfs v;
+
 	(void)id;
 
 	fs_request_begin(&q, req, FS_OP_STATFS);
-	struct storage *storage = q.m->store->storage;
-	int r = storage->ops->stat ? storage->ops->stat(storage, &s) : -EOPNOTSUPP;
+	storage = q.m->store->storage;
+	r = storage->ops->stat ? storage->ops->stat(storage, &s) : -EOPNOTSUPP;
 	if (r == -EOPNOTSUPP) {
 		s = (struct storage_stat){.block_bytes = 4096};
 		r = 0;
 	}
-	struct statvfs v = {.f_bsize = 1 << 20, .f_frsize = s.block_bytes, .f_blocks = s.blocks,
+	v = (struct statvfs){.f_bsize = 1 << 20, .f_frsize = s.block_bytes, .f_blocks = s.blocks,
 		.f_bfree = s.blocks_free, .f_bavail = s.blocks_available,
 		.f_files = s.files, .f_ffree = s.files_free, .f_favail = s.files_free, .f_namemax = 255};
 	if (!r && fs_request_claim(&q))

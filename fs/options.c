@@ -29,10 +29,11 @@ static const char *const ignored_prefix[] = {"x-", "X-", "comment=", "user="};
 static int option_unsigned(const char *name, const char *text, int base, uint64_t max, unsigned *ret,
 	struct base_error *err)
 {
+	unsigned long long v;
 	char *end;
 
 	errno = 0;
-	unsigned long long v = strtoull(text, &end, base);
+	v = strtoull(text, &end, base);
 	if (*text < '0' || *text > '9' || *end || errno || v > max)
 		return base_error_set(err, -EINVAL,
 			base == 8 ? "option %s=%s: give an octal number up to %llo"
@@ -45,13 +46,16 @@ static int option_unsigned(const char *name, const char *text, int base, uint64_
 static int option_size(const char *name, const char *text, uint64_t max, uint64_t *ret, struct base_error *err)
 {
 	static const char units[] = "KMGT";
+	unsigned long long v;
 	char *end;
+	bool bad;
+	const char *unit;
+	unsigned shift = 0;
 
 	errno = 0;
-	unsigned long long v = strtoull(text, &end, 10);
-	bool bad = *text < '0' || *text > '9' || errno;
-	const char *unit = *end && !bad ? strchr(units, *end & ~0x20) : NULL;
-	unsigned shift = 0;
+	v = strtoull(text, &end, 10);
+	bad = *text < '0' || *text > '9' || errno;
+	unit = *end && !bad ? strchr(units, *end & ~0x20) : NULL;
 	if (unit && *unit) {
 		shift = 10 * (unsigned)(unit - units + 1);
 		end++;
@@ -156,6 +160,7 @@ static const struct { const char *name; enum value value; size_t at; uint64_t ma
 static int option_with_value(struct fs_options *o, const char *name, const char *value, struct base_error *err)
 {
 	size_t i = 0;
+	void *field;
 
 	if (strcmp(name, "tier") == 0)
 		return option_tier(o, value, err);
@@ -165,7 +170,7 @@ static int option_with_value(struct fs_options *o, const char *name, const char 
 		i++;
 	if (i == BASE_COUNT(options))
 		return 1;
-	void *field = (char *)o + options[i].at;
+	field = (char *)o + options[i].at;
 	switch (options[i].value) {
 	case NUMBER: return option_unsigned(name, value, 10, options[i].max, field, err);
 	case OCTAL: return option_unsigned(name, value, 8, options[i].max, field, err);
@@ -219,13 +224,15 @@ static int options_split(struct fs_options *o, const char *list, struct base_err
 		return base_no_memory(err);
 	for (const char *s = list;;) {
 		char *d = copy;
+		int r;
+
 		while (*s && *s != ',') {
 			if (*s == '\\' && s[1])
 				s++;
 			*d++ = *s++;
 		}
 		*d = '\0';
-		int r = option_apply(o, copy, err);
+		r = option_apply(o, copy, err);
 		if (r < 0)
 			return r;
 		if (!*s++)

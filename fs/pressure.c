@@ -31,12 +31,13 @@ static int open_trigger(const char *path)
 	char text[64];
 	int fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
 	int n = snprintf(text, sizeof text, "some %d %d", STALL_US, WINDOW_US);
+	int r;
 
 	if (fd < 0)
 		return -errno;
 	if (write(fd, text, (size_t)n + 1) > 0)
 		return fd;
-	int r = -errno;
+	r = -errno;
 	close(fd);
 	return r;
 }
@@ -45,16 +46,18 @@ static int open_trigger(const char *path)
  * cgroup.type). Inside a container the mount's own group may be the one at the mount point of cgroupfs. */
 static int open_group(void)
 {
+	static const char *const places[] = {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"};
 	char line[512], path[640];
 	FILE *f = fopen("/proc/self/cgroup", "re");
 	int fd = -ENOENT;
 
 	while (f && fd < 0 && fgets(line, sizeof line, f)) {
+		const char *group;
+
 		line[strcspn(line, "\n")] = '\0';
 		if (strncmp(line, "0::/", 4) != 0)
 			continue;
-		const char *group = line[4] ? line + 3 : "";
-		static const char *const places[] = {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"};
+		group = line[4] ? line + 3 : "";
 		for (size_t i = 0; i < 4 && fd < 0; i++) {
 			snprintf(path, sizeof path, "%s%s/cgroup.type", places[i % 2], i < 2 ? group : "");
 			if (access(path, F_OK) < 0)
@@ -74,9 +77,10 @@ static uint64_t meminfo(const struct fs_pressure *p, const char *key)
 	char text[4096];
 	ssize_t n = p->meminfo_fd < 0 ? -1 : pread(p->meminfo_fd, text, sizeof text - 1, 0);
 	unsigned long long kib = 0;
+	const char *at;
 
 	text[n < 0 ? 0 : n] = '\0';
-	const char *at = strstr(text, key);
+	at = strstr(text, key);
 	return at && sscanf(at + strlen(key), "%llu", &kib) == 1 ? kib * 1024 : 0;
 }
 
@@ -95,12 +99,14 @@ static bool machine_is_short(const struct fs_pressure *p)
 void fs_pressure_open(struct fs_mount *m)
 {
 	struct fs_pressure *p = &m->pressure;
+	bool machine, group;
 
 	set_floor(p);
 	p->fds[0] = open_trigger("/proc/pressure/memory");
 	p->fds[1] = open_group();
 	p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	bool machine = p->fds[0] >= 0, group = p->fds[1] >= 0;
+	machine = p->fds[0] >= 0;
+	group = p->fds[1] >= 0;
 	fs_mount_feature(m, "memory_pressure", p->wake_fd >= 0 && (machine || group), "%s", machine && group
 		? "of the machine and the control group" : machine ? "of the machine" : group
 		? "of the control group" : strerror(-p->fds[0]));
@@ -125,10 +131,10 @@ static void *pressure_main(void *arg)
 	prctl(PR_SET_NAME, "vckpt-pressure");
 	for (;;) {
 		int n = poll(fds, 3, -1);
+		bool is_short = false;
 
 		if (n > 0 && fds[0].revents)
 			return NULL;
-		bool is_short = false;
 		for (int i = 1; n > 0 && i < 3; i++) {
 			is_short |= (fds[i].revents & POLLPRI) && (i == 2 || machine_is_short(p));
 			if (fds[i].revents & (POLLERR | POLLNVAL))  /* the group is gone */
@@ -142,10 +148,11 @@ static void *pressure_main(void *arg)
 void fs_pressure_start(struct fs_mount *m)
 {
 	struct fs_pressure *p = &m->pressure;
+	int r;
 
 	if (p->wake_fd < 0 || (p->fds[0] < 0 && p->fds[1] < 0))
 		return;
-	int r = pthread_create(&p->thread, NULL, pressure_main, m);
+	r = pthread_create(&p->thread, NULL, pressure_main, m);
 	p->running = r == 0;
 	if (r)
 		fs_mount_feature(m, "memory_pressure", false, "no thread: %s", strerror(r));

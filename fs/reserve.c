@@ -24,8 +24,10 @@ void fs_reserve_release(struct fs_reserve *v)
 
 static int take_out(struct fs_reserve *v)
 {
+	int fd;
+
 	pthread_mutex_lock(&v->lock);
-	int fd = base_steal_fd(&v->fd);
+	fd = base_steal_fd(&v->fd);
 	v->bytes = 0;
 	pthread_mutex_unlock(&v->lock);
 	return fd;
@@ -34,12 +36,13 @@ static int take_out(struct fs_reserve *v)
 int fs_reserve_memfd(struct fs_reserve *v, uint64_t size)
 {
 	int fd = take_out(v);
+	int error;
 
 	if (fd < 0)
 		return fs_memfd_new(size);
 	if (ftruncate(fd, (off_t)size) == 0)
 		return fd;
-	int error = errno;
+	error = errno;
 	close(fd);
 	return -error;
 }
@@ -55,16 +58,18 @@ void fs_reserve_drop(struct fs_reserve *v)
 static int grow(struct fs_reserve *v, uint64_t bytes)
 {
 	struct fs_memfd_map map;
+	int r;
+	int64_t taken;
 
 	if (v->fd < 0 && (v->fd = fs_memfd_new(bytes)) < 0)
 		return v->fd;
 	if (ftruncate(v->fd, (off_t)bytes))
 		return -errno;
-	int r = fs_memfd_map(v->fd, bytes, true, &map);
+	r = fs_memfd_map(v->fd, bytes, true, &map);
 	if (r < 0)
 		return r;
 	map.taken = v->bytes;
-	int64_t taken = fs_memfd_take(&map, v->bytes, bytes, true);
+	taken = fs_memfd_take(&map, v->bytes, bytes, true);
 	fs_memfd_unmap(&map);
 	if (taken >= 0)
 		v->bytes = bytes;
@@ -73,8 +78,10 @@ static int grow(struct fs_reserve *v, uint64_t bytes)
 
 bool fs_reserve_grow(struct fs_reserve *v, uint64_t most)
 {
+	bool more;
+
 	pthread_mutex_lock(&v->lock);
-	bool more = v->bytes < most && grow(v, base_min(most, v->bytes + STEP_BYTES)) == 0;
+	more = v->bytes < most && grow(v, base_min(most, v->bytes + STEP_BYTES)) == 0;
 	pthread_mutex_unlock(&v->lock);
 	return more;
 }

@@ -27,6 +27,7 @@ static void run_free(struct fs_run *run)
 int fs_runs_open(struct store *store, uint64_t max_bytes, unsigned show, struct fs_runs **ret_r, struct base_error *err)
 {
 	struct fs_runs *runs = calloc(1, sizeof *runs);
+	int n;
 
 	if (!runs)
 		return base_no_memory(err);
@@ -38,7 +39,7 @@ int fs_runs_open(struct store *store, uint64_t max_bytes, unsigned show, struct 
 	pthread_mutex_init(&runs->lock, NULL);
 	pthread_cond_init(&runs->opened, NULL);
 	TAILQ_INIT(&runs->steps);
-	int n = fs_runs_scan(runs, err);
+	n = fs_runs_scan(runs, err);
 	if (n < 0) {
 		fs_runs_close(runs);
 		return n;
@@ -78,8 +79,10 @@ static struct fs_run *run_named(const struct fs_runs *runs, const char *name, ui
 
 static struct fs_run *run_by_name(struct fs_runs *runs, const char *name)
 {
+	struct fs_run *found;
+
 	pthread_mutex_lock(&runs->lock);
-	struct fs_run *found = run_named(runs, name, base_table_hash(name, strlen(name)));
+	found = run_named(runs, name, base_table_hash(name, strlen(name)));
 	pthread_mutex_unlock(&runs->lock);
 	return found;
 }
@@ -107,6 +110,7 @@ static int run_add(struct fs_runs *runs, const char *name)
 {
 	struct fs_run *run = calloc(1, sizeof *run);
 	char *copy = strdup(name);
+	int r;
 
 	if (!run || !copy) {
 		free(run);
@@ -117,7 +121,7 @@ static int run_add(struct fs_runs *runs, const char *name)
 	run->ino = base_xxh64_of(0, name, strlen(name)) | 2;  /* never 0 or 1 */
 	pthread_rwlock_init(&run->lock, NULL);
 	pthread_mutex_lock(&runs->lock);
-	int r = run_put(runs, run);
+	r = run_put(runs, run);
 	pthread_mutex_unlock(&runs->lock);
 	if (r <= 0)
 		run_free(run);
@@ -151,9 +155,10 @@ static int run_look(struct fs_runs *runs, const char *name, struct fs_run **ret_
 {
 	char path[STORAGE_NAME_MAX];
 	uint64_t size;
+	int r;
 
 	snprintf(path, sizeof path, "runs/%s", name);
-	int r = storage_size(runs->store->storage, path, &size);
+	r = storage_size(runs->store->storage, path, &size);
 	if (r == 0 || storage_not_a_file(r)) /* something other than a directory counts as a run that cannot be read */
 		r = run_add(runs, name);
 	*ret_run = r < 0 ? NULL : run_by_name(runs, name);
@@ -162,16 +167,20 @@ static int run_look(struct fs_runs *runs, const char *name, struct fs_run **ret_
 
 uint32_t fs_runs_count(struct fs_runs *runs)
 {
+	uint32_t n;
+
 	pthread_mutex_lock(&runs->lock);
-	uint32_t n = runs->nruns;
+	n = runs->nruns;
 	pthread_mutex_unlock(&runs->lock);
 	return n;
 }
 
 struct fs_run *fs_runs_at(struct fs_runs *runs, uint32_t number)
 {
+	struct fs_run *run;
+
 	pthread_mutex_lock(&runs->lock);
-	struct fs_run *run = number < runs->nruns ? runs->runs[number] : NULL;
+	run = number < runs->nruns ? runs->runs[number] : NULL;
 	pthread_mutex_unlock(&runs->lock);
 	return run;
 }
@@ -186,15 +195,17 @@ int fs_run_ready(struct fs_runs *runs, struct fs_run *run)
 {
 	struct base_error err = {0};
 	struct commit_list *list = NULL;
+	bool ready;
+	int r;
 
 	pthread_rwlock_rdlock(&run->lock);
-	bool ready = run->list;
+	ready = run->list;
 	pthread_rwlock_unlock(&run->lock);
 	if (ready)
 		return 0;
 	/* held across the read: all others that need this run have to wait for its list anyway */
 	pthread_rwlock_wrlock(&run->lock);
-	int r = run->list ? 0 : commit_list_open(runs->store, run->name, false, &list, &err);
+	r = run->list ? 0 : commit_list_open(runs->store, run->name, false, &list, &err);
 	if (list)
 		run->list = list;
 	run->failed = r < 0 ? r : 0;
@@ -209,9 +220,10 @@ int fs_run_ready(struct fs_runs *runs, struct fs_run *run)
 int fs_run_refresh(struct fs_run *run)
 {
 	struct base_error err = {0};
+	int r;
 
 	pthread_rwlock_wrlock(&run->lock);
-	int r = run->list ? commit_list_refresh(run->list, &err) : 0;
+	r = run->list ? commit_list_refresh(run->list, &err) : 0;
 	pthread_rwlock_unlock(&run->lock);
 	if (r < 0)
 		run_log(run, "new entries of its list cannot be read", &err);
@@ -228,10 +240,13 @@ void fs_runs_asked(struct fs_runs *runs)
 
 int fs_runs_find(struct fs_runs *runs, const char *name, struct fs_run **ret_run)
 {
+	struct fs_run *run;
+	int r;
+
 	if (!proto_run_valid(name))
 		return -ENOENT;
-	struct fs_run *run = run_by_name(runs, name);
-	int r = run ? 0 : run_look(runs, name, &run);
+	run = run_by_name(runs, name);
+	r = run ? 0 : run_look(runs, name, &run);
 	if (!r)
 		r = fs_run_ready(runs, run);
 	if (r)
@@ -242,16 +257,20 @@ int fs_runs_find(struct fs_runs *runs, const char *name, struct fs_run **ret_run
 
 size_t fs_run_steps(struct fs_run *run)
 {
+	size_t n;
+
 	pthread_rwlock_rdlock(&run->lock);
-	size_t n = run->list ? commit_list_count(run->list) : 0;
+	n = run->list ? commit_list_count(run->list) : 0;
 	pthread_rwlock_unlock(&run->lock);
 	return n;
 }
 
 bool fs_run_latest(struct fs_run *run, uint64_t *ret_step, int64_t *ret_time_ns)
 {
+	const struct commit_list_step *latest;
+
 	pthread_rwlock_rdlock(&run->lock);
-	const struct commit_list_step *latest = run->list ? commit_list_latest(run->list) : NULL;
+	latest = run->list ? commit_list_latest(run->list) : NULL;
 	if (latest) {
 		*ret_step = latest->step;
 		*ret_time_ns = latest->commit.time_ns;
@@ -262,9 +281,12 @@ bool fs_run_latest(struct fs_run *run, uint64_t *ret_step, int64_t *ret_time_ns)
 
 int fs_run_snapshot(struct fs_run *run, uint64_t **ret_steps, size_t *ret_n)
 {
+	size_t n;
+	uint64_t *steps;
+
 	pthread_rwlock_rdlock(&run->lock);
-	size_t n = run->list ? commit_list_count(run->list) : 0;
-	uint64_t *steps = calloc(n + 1, sizeof *steps);
+	n = run->list ? commit_list_count(run->list) : 0;
+	steps = calloc(n + 1, sizeof *steps);
 	for (size_t i = 0; steps && i < n; i++)
 		steps[i] = commit_list_at(run->list, i)->step;
 	pthread_rwlock_unlock(&run->lock);
@@ -308,17 +330,19 @@ static int commit_make(struct fs_runs *runs, struct fs_run *run, const struct co
 	struct fs_commit **ret_commit)
 {
 	uint8_t identity[16];
+	struct fs_commit *commit;
+	int r;
 
 	if (base_array_more(run->commits, run->ncommits) < 0 || base_table_reserve(&run->by_entry, 1) < 0)
 		return -ENOMEM;
-	struct fs_commit *commit = calloc(1, sizeof *commit);
+	commit = calloc(1, sizeof *commit);
 	if (!commit)
 		return -ENOMEM;
 	base_put64(identity, s->entry);
 	memcpy(identity + 8, s->commit.manifest.bytes, 8);
 	*commit = (struct fs_commit){.run = run, .entry = s->entry, .step = s->step, .time_ns = s->commit.time_ns,
 		.ino = base_xxh64_of(run->ino, identity, sizeof identity) | 2};
-	int r = commit_append(runs, commit);
+	r = commit_append(runs, commit);
 	if (r) {
 		free(commit);
 		return r;
@@ -333,9 +357,10 @@ int fs_run_commit(struct fs_runs *runs, struct fs_run *run, uint64_t step, struc
 {
 	struct fs_commit *commit = NULL;
 	int r = -ENOENT;
+	const struct commit_list_step *s;
 
 	pthread_rwlock_rdlock(&run->lock);
-	const struct commit_list_step *s = run->list ? commit_list_find(run->list, step) : NULL;
+	s = run->list ? commit_list_find(run->list, step) : NULL;
 	if (s)
 		commit = commit_find(run, s->entry);
 	pthread_rwlock_unlock(&run->lock);
@@ -354,16 +379,20 @@ int fs_run_commit(struct fs_runs *runs, struct fs_run *run, uint64_t step, struc
 
 struct fs_commit *fs_runs_commit(struct fs_runs *runs, uint32_t number)
 {
+	struct fs_commit *commit;
+
 	pthread_mutex_lock(&runs->lock);
-	struct fs_commit *commit = number && number < runs->ncommits ? runs->commits[number] : NULL;
+	commit = number && number < runs->ncommits ? runs->commits[number] : NULL;
 	pthread_mutex_unlock(&runs->lock);
 	return commit;
 }
 
 bool fs_commit_live(struct fs_commit *commit)
 {
+	bool live;
+
 	pthread_rwlock_rdlock(&commit->run->lock);
-	bool live = commit->run->list && commit_list_entry_live(commit->run->list, commit->entry);
+	live = commit->run->list && commit_list_entry_live(commit->run->list, commit->entry);
 	pthread_rwlock_unlock(&commit->run->lock);
 	return live;
 }

@@ -30,10 +30,12 @@ static void *pop(struct fs_scratch *s)
 
 void *fs_scratch_take(struct fs_scratch *s, size_t len)
 {
+	void *bytes;
+
 	if (len > KEPT_BYTES)
 		return malloc(len);
 	pthread_mutex_lock(&s->lock);
-	void *bytes = pop(s);
+	bytes = pop(s);
 	pthread_mutex_unlock(&s->lock);
 	return bytes ? bytes : aligned_alloc(PAGE_BYTES, KEPT_BYTES);
 }

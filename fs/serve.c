@@ -58,6 +58,7 @@ static void *prover_main(void *arg)
 {
 	struct serving *s = arg;
 	struct base_error err = {0};
+	struct fs_broker *broker;
 
 	int r = fs_session_prove(&s->mount, &err);
 	if (r && ends_meanwhile(s))
@@ -73,7 +74,7 @@ static void *prover_main(void *arg)
 	fs_session_raise_readahead(&s->mount, s->readahead_fd, s->handed.readahead_error);
 	if (s->readahead_fd >= 0)
 		close(base_steal_fd(&s->readahead_fd));
-	struct fs_broker *broker = fs_broker_new(s->broker);
+	broker = fs_broker_new(s->broker);
 	if (broker)
 		s->broker = -1;
 	fs_backings_start(s->mount.backings, broker);
@@ -87,11 +88,12 @@ static void *session_main(void *arg)
 {
 	struct serving *s = arg;
 	sigset_t wake;
+	int r;
 
 	sigemptyset(&wake);
 	sigaddset(&wake, SIGUSR2);  /* only interrupts the loop's wait */
 	pthread_sigmask(SIG_UNBLOCK, &wake, NULL);
-	int r = fs_watch_start(&s->mount, &s->watch);
+	r = fs_watch_start(&s->mount, &s->watch);
 	if (r)
 		fs_mount_feature(&s->mount, "watch", false, "no thread: %s", strerror(-r));
 	fs_interrupts_start(&s->mount);
@@ -145,11 +147,12 @@ static void hang_up(struct serving *s)
 
 static int serve_until_end(struct serving *s, const sigset_t *signals)
 {
-	int number;
+	int number, r;
+	bool alone, ended, still;
 
 	s->main = pthread_self();
-	int r = pthread_create(&s->session, NULL, session_main, s);
-	bool alone = r;
+	r = pthread_create(&s->session, NULL, session_main, s);
+	alone = r;
 	if (!r)
 		r = pthread_create(&s->prover, NULL, prover_main, s);
 	if (r) {
@@ -165,7 +168,8 @@ static int serve_until_end(struct serving *s, const sigset_t *signals)
 	s->ending = number != SIGUSR1 || s->loop_result >= 0 || (s->loop_result == -ECONNABORTED && !s->proved);
 	if (number != SIGUSR1 || s->loop_result < 0)
 		report_to_keeper(s, FS_SERVE_UNMOUNT, NULL);
-	bool ended = session_end(s), still = s->watch && !fs_watch_stop(s->watch, 500);
+	ended = session_end(s);
+	still = s->watch && !fs_watch_stop(s->watch, 500);
 	if (!ended) {
 		base_warning("a read hangs in the storage: ending without waiting for it");
 		_exit(FS_EXIT_SYSTEM);
@@ -208,13 +212,14 @@ static int take_handed(struct serving *s)
 static int serve(struct serving *s, const struct fs_options *o, const sigset_t *signals)
 {
 	struct base_error err = {0};
+	int status;
 
 	int r = fs_mount_init(&s->mount, o, &err);
 	if (!r) {
 		fs_harden(&s->mount);
 		r = fs_mount_open(&s->mount, &err);
 	}
-	int status = r ? r == -ENOMEM ? FS_EXIT_SYSTEM : FS_EXIT_MOUNT : 0;
+	status = r ? r == -ENOMEM ? FS_EXIT_SYSTEM : FS_EXIT_MOUNT : 0;
 	report_to_keeper(s, status, err.text);
 	if (r)
 		return status;
@@ -232,6 +237,7 @@ int fs_serve(const struct fs_options *o, int channel, int broker)
 {
 	struct serving *s = calloc(1, sizeof *s);
 	sigset_t signals;
+	int status;
 
 	if (!s)
 		return FS_EXIT_SYSTEM;
@@ -240,7 +246,7 @@ int fs_serve(const struct fs_options *o, int channel, int broker)
 	s->fuse_fd = s->readahead_fd = -1;
 	block_signals(&signals);
 	mallopt(M_ARENA_MAX, 4);  /* so that threads reuse memory that others have freed */
-	int status = serve(s, o, &signals);
+	status = serve(s, o, &signals);
 	fs_session_close(&s->mount);
 	fs_mount_release(&s->mount);
 	free(s);

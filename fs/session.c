@@ -108,9 +108,10 @@ static int session_new(const struct fs_options *o, struct fs_mount *m, struct fu
 	struct base_error *err)
 {
 	struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
+	int r;
 
 	fuse_set_log_func(libfuse_log);
-	int r = mount_arguments(o, &args);
+	r = mount_arguments(o, &args);
 	*ret_s = r ? NULL : fuse_session_new(&args, &fs_ops, sizeof fs_ops, m);
 	fuse_opt_free_args(&args);
 	if (*ret_s)
@@ -169,13 +170,14 @@ void fs_session_close(struct fs_mount *m)
 int fs_session_loop(struct fs_mount *m)
 {
 	struct fuse_loop_config *config = fuse_loop_cfg_create();
+	int r;
 
 	if (!config)
 		return -ENOMEM;
 	fuse_loop_cfg_set_clone_fd(config, 0);
 	fuse_loop_cfg_set_max_threads(config, m->options->max_threads);
 	fuse_loop_cfg_set_idle_threads(config, m->options->max_threads);
-	int r = fuse_session_loop_mt(m->session, config);
+	r = fuse_session_loop_mt(m->session, config);
 	fuse_loop_cfg_destroy(config);
 	return r < 0 ? r : 0;
 }
@@ -183,21 +185,23 @@ int fs_session_loop(struct fs_mount *m)
 int fs_session_open_readahead(const char *device)
 {
 	char path[80];
+	int fd;
 
 	snprintf(path, sizeof path, "/sys/class/bdi/%s/read_ahead_kb", device);
-	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	fd = open(path, O_WRONLY | O_CLOEXEC);
 	return fd < 0 ? -errno : fd;
 }
 
 void fs_session_raise_readahead(struct fs_mount *m, int fd, int error)
 {
 	char text[32];
+	int n;
 
 	if (!m->options->readahead_bytes) {
 		fs_mount_feature(m, "readahead", false, "left alone, as asked");
 		return;
 	}
-	int n = snprintf(text, sizeof text, "%llu", (unsigned long long)base_div_up(m->options->readahead_bytes, 1024));
+	n = snprintf(text, sizeof text, "%llu", (unsigned long long)base_div_up(m->options->readahead_bytes, 1024));
 	if (fd >= 0 && write(fd, text, (size_t)n) == n)
 		fs_mount_feature(m, "readahead", true, "%s KiB", text);
 	else

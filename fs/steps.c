@@ -45,10 +45,12 @@ static int step_of(struct fs_commit *commit, char attempt[static PROTO_ATTEMPT_M
 	struct base_error *err)
 {
 	struct fs_run *run = commit->run;
+	const struct commit_list_step *s;
+	bool there;
 
 	pthread_rwlock_rdlock(&run->lock);
-	const struct commit_list_step *s = run->list ? commit_list_find(run->list, commit->step) : NULL;
-	bool there = s && s->entry == commit->entry;
+	s = run->list ? commit_list_find(run->list, commit->step) : NULL;
+	there = s && s->entry == commit->entry;
 	if (there) {
 		*ret_step = *s;
 		snprintf(attempt, PROTO_ATTEMPT_MAX, "%s", s->commit.attempt);
@@ -66,16 +68,18 @@ static int step_open(struct fs_runs *runs, struct fs_commit *commit, struct fs_s
 	struct view_tree *tree = NULL;
 	struct commit_list_step entry;
 	char attempt[PROTO_ATTEMPT_MAX];
+	size_t memory;
+	struct fs_step *step;
 
 	int r = step_of(commit, attempt, &entry, err);
 	if (!r)
 		r = load_step_open(runs->store, commit->run->name, &entry, &loaded, err);
 	if (r)
 		return r;
-	size_t memory = load_step_memory(loaded);
+	memory = load_step_memory(loaded);
 	r = view_tree_build(loaded, runs->show, &tree, err);
 	load_step_unref(loaded);  /* the tree keeps its own reference */
-	struct fs_step *step = r ? NULL : calloc(1, sizeof *step);
+	step = r ? NULL : calloc(1, sizeof *step);
 	if (!step) {
 		view_tree_unref(tree);
 		return r ? r : base_no_memory(err);
@@ -102,6 +106,8 @@ int fs_step_get(struct fs_runs *runs, struct fs_commit *commit, struct fs_step *
 	struct fs_steps gone = TAILQ_HEAD_INITIALIZER(gone);
 	struct base_error err = {0};
 	struct fs_step *step = NULL;
+	int r;
+	bool logged;
 
 	pthread_mutex_lock(&runs->lock);
 	while (!commit->opened && commit->opening) {
@@ -123,11 +129,11 @@ int fs_step_get(struct fs_runs *runs, struct fs_commit *commit, struct fs_step *
 	commit->opening = true;
 	pthread_mutex_unlock(&runs->lock);
 
-	int r = step_open(runs, commit, &step, &err);
+	r = step_open(runs, commit, &step, &err);
 
 	pthread_mutex_lock(&runs->lock);
 	commit->opening = false;
-	bool logged = commit->logged;
+	logged = commit->logged;
 	if (step) {
 		commit->opened = step;
 		step->refs = 1;

@@ -45,8 +45,10 @@ static void wake(void *arg)
 
 static bool run_in_use(struct fs_run *run)
 {
+	bool used;
+
 	pthread_rwlock_rdlock(&run->lock);
-	bool used = run->list;
+	used = run->list;
 	pthread_rwlock_unlock(&run->lock);
 	return used;
 }
@@ -78,6 +80,7 @@ static void refresh_run(struct fs_mount *m, struct fs_run *run)
 {
 	uint64_t before = 0, after = 0;
 	int64_t time_ns;
+	bool has;
 
 	bool had = fs_run_latest(run, &before, &time_ns);
 	int n = fs_run_refresh(run);
@@ -87,7 +90,7 @@ static void refresh_run(struct fs_mount *m, struct fs_run *run)
 	if (n <= 0)
 		return;
 	atomic_fetch_add(&m->stats.new_entries, (uint64_t)n);
-	bool has = fs_run_latest(run, &after, &time_ns);
+	has = fs_run_latest(run, &after, &time_ns);
 	fs_run_gone(run, commit_gone, m);
 	if (had && (!has || before != after))
 		forget_name(m, FS_NODE_RUN + run->number, "latest");
@@ -141,6 +144,7 @@ static void keep_up(struct fs_watch *w, bool changed)
 {
 	struct base_error err = {0};
 	int64_t now = (int64_t)base_monotonic_ns();
+	uint32_t n;
 
 	if (changed || now - w->scanned_ns >= INT64_C(1000000) * SCAN_MS) {
 		w->scanned_ns = now;
@@ -151,7 +155,7 @@ static void keep_up(struct fs_watch *w, bool changed)
 		}
 	}
 	rewatch(w);  /* before the lists are read, so that no entry between the two is missed */
-	uint32_t n = fs_runs_count(w->m->runs);
+	n = fs_runs_count(w->m->runs);
 	for (uint32_t i = 0; i < n && !w->stop; i++) {
 		struct fs_run *run = fs_runs_at(w->m->runs, i);
 		if (run_in_use(run))
@@ -213,6 +217,7 @@ int fs_watch_start(struct fs_mount *m, struct fs_watch **ret_w)
 {
 	struct fs_watch *w = calloc(1, sizeof *w);
 	sigset_t all, old;
+	int r;
 
 	if (!w)
 		return -ENOMEM;
@@ -220,7 +225,7 @@ int fs_watch_start(struct fs_mount *m, struct fs_watch **ret_w)
 		.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	int r = w->wake_fd < 0 ? errno : pthread_create(&w->thread, NULL, watch_main, w);
+	r = w->wake_fd < 0 ? errno : pthread_create(&w->thread, NULL, watch_main, w);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (r) {
 		if (w->wake_fd >= 0)

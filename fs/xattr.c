@@ -107,9 +107,10 @@ void fs_op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size)
 {
 	struct fs_request q;
 	base_cleanup_buf struct base_buf b = BASE_BUF_INIT;
+	int r;
 
 	fs_request_begin(&q, req, FS_OP_LISTXATTR);
-	int r = q.m->options->noxattr ? -ENOSYS : attributes(q.m, id, false, take_key, &b);
+	r = q.m->options->noxattr ? -ENOSYS : attributes(q.m, id, false, take_key, &b);
 	if (!r && size && b.len > size)
 		r = -ERANGE;
 	if (!r && b.len > 65536)
