@@ -265,7 +265,7 @@ static void longer_end(struct call *c)
 static void call_count(struct call *c, const char *name)
 {
 	char part[64];
-	uint64_t n;
+	uint64_t n, at;
 
 	snprintf(part, sizeof part, "+%s+", name);
 	if (!atomic_load(&counting) || (want.calls[0] && !strstr(want.calls, part)) ||
@@ -278,7 +278,7 @@ static void call_count(struct call *c, const char *name)
 	} else {
 		n = atomic_fetch_add(&numbers->count, 1) + 1;
 	}
-	uint64_t at = numbers->at;
+	at = numbers->at;
 
 	c->hit = want.act != ACT_NONE && n >= at && n <= numbers->last && at > 0;
 	if (want.for_ms && at > 0 && n >= at) {

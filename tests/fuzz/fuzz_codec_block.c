@@ -16,10 +16,13 @@ static void round_trip(unsigned word_bytes, const uint8_t *bytes, size_t len)
 	uint64_t blocks = base_block_count(len), stored_len;
 	uint8_t *out = malloc(len + 1);
 	uint32_t *lens = calloc(blocks + 1, sizeof *lens);
+	uint16_t word;
+	const uint8_t *at;
+
 	if (!out || !lens)
 		abort();
-	uint16_t word = pack_codec_encode(word_bytes, bytes, len, out, lens, &stored_len, scratch);
-	const uint8_t *at = out;
+	word = pack_codec_encode(word_bytes, bytes, len, out, lens, &stored_len, scratch);
+	at = out;
 	for (uint64_t i = 0; word != PACK_CODEC_RAW && i < blocks; i++) {
 		size_t raw_len = base_min(len - i * BASE_BLOCK_BYTES, BASE_BLOCK_BYTES);
 		if (pack_codec_decode_block(word, at, lens[i], back, raw_len, scratch) < 0)
@@ -37,16 +40,20 @@ static void round_trip(unsigned word_bytes, const uint8_t *bytes, size_t len)
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
 {
 	static uint8_t scratch[PACK_CODEC_SCRATCH];
+	uint16_t word, raw_len;
+	uint8_t mode, *out;
+
 	if (len < 5)
 		return 0;
-	uint16_t word = base_get16(bytes), raw_len = base_get16(bytes + 2);
-	uint8_t mode = bytes[4];
+	word = base_get16(bytes);
+	raw_len = base_get16(bytes + 2);
+	mode = bytes[4];
 	bytes += 5, len -= 5;
 	if (mode & 2) {
 		round_trip(1u << (word & 3), bytes, len);
 		return 0;
 	}
-	uint8_t *out = malloc(raw_len + 1u); /* exactly, for the sanitizer */
+	out = malloc(raw_len + 1u); /* exactly, for the sanitizer */
 	if (!out)
 		abort();
 	out[raw_len] = 0x5a;

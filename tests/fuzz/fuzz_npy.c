@@ -30,17 +30,20 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct base_error err = {0};
 	struct tensor_shape shape;
-	enum tensor_dtype dtype;
-	uint64_t offset, items;
+	enum tensor_dtype dtype, said;
+	uint64_t offset, items, file_size;
+	size_t len;
+	char *head;
+
 	if (size < 8)
 		return 0;
-	size_t len = size - 8;
-	uint64_t file_size = len + (base_get64(data) & 0xfffff);
-	char *head = malloc(len + 1);
+	len = size - 8;
+	file_size = len + (base_get64(data) & 0xfffff);
+	head = malloc(len + 1);
 	if (!head)
 		return 0;
 	memcpy(head, data + 8, len);
-	enum tensor_dtype said = data[7] % TENSOR_DTYPE_END;
+	said = data[7] % TENSOR_DTYPE_END;
 	if (view_npy_parse(head, len, file_size, said, &dtype, &shape, &offset, &err) == 0) {
 		if (tensor_shape_items(&shape, tensor_dtype_bytes(dtype), &items) < 0 ||
 			offset + items * tensor_dtype_bytes(dtype) != file_size)

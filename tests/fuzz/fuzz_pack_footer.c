@@ -50,13 +50,15 @@ static void read_objects(struct pack *p, const struct pack_footer *f, unsigned d
 	for (uint64_t i = 0; i < f->count && i < 64; i++) {
 		void *bytes = NULL;
 		int r = pack_object_load(p, &f->objects[i], 1 << 22, &bytes, NULL);
+		uint8_t block[BASE_BLOCK_BYTES];
+		uint64_t blocks;
+
 		if (r == -EFBIG)
 			continue;
 		if (r != 0 && (r != -BASE_EDAMAGED || damage == 0))
 			abort();
 		free(bytes);
-		uint8_t block[BASE_BLOCK_BYTES];
-		uint64_t blocks = base_block_count(f->objects[i].raw_len);
+		blocks = base_block_count(f->objects[i].raw_len);
 		if (blocks)
 			(void)pack_object_read_blocks(p, &f->objects[i], blocks - 1, 1, block, NULL);
 	}
@@ -71,10 +73,13 @@ static void try_pack(const uint8_t *bytes, size_t len)
 	struct pack *p = NULL;
 	struct pack_footer f;
 	unsigned damage = 0;
+	const struct pack_verify_calls calls = {.damage = count_damage, .arg = &damage};
+	int r, footer;
+
 	if (pack_open(&m.base, store_id, PACK, 0, &p, NULL) < 0)
 		return;
-	const struct pack_verify_calls calls = {.damage = count_damage, .arg = &damage};
-	int r = pack_verify(p, &calls), footer = pack_footer_read(p, &f, NULL);
+	r = pack_verify(p, &calls);
+	footer = pack_footer_read(p, &f, NULL);
 	if (r < 0 && (r != -BASE_EVERSION || footer != r)) /* only what a newer vckpt made cannot be verified */
 		abort();
 	if (footer == 0) {
@@ -88,16 +93,19 @@ static void try_pack(const uint8_t *bytes, size_t len)
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
 {
+	uint8_t *good, *tail;
+	struct pack_tail t;
+
 	try_pack(bytes, len);
 	if (len < PACK_HEAD_BYTES + PACK_TAIL_BYTES)
 		return 0;
-	uint8_t *good = malloc(len);
+	good = malloc(len);
 	if (!good)
 		abort();
 	memcpy(good, bytes, len);
 	pack_head_encode(store_id, PACK, good);
-	uint8_t *tail = good + len - PACK_TAIL_BYTES;
-	struct pack_tail t = { base_get64(tail + 8), base_get64(tail + 16), base_get64(tail + 24),
+	tail = good + len - PACK_TAIL_BYTES;
+	t = (struct pack_tail){ base_get64(tail + 8), base_get64(tail + 16), base_get64(tail + 24),
 		base_get64(tail + 32), { { 0 } } };
 	if (t.footer_offset <= len && t.footer_len <= len - t.footer_offset)
 		base_sha256(good + t.footer_offset, t.footer_len, &t.footer_digest);

@@ -41,9 +41,11 @@ static void digests_mend(uint8_t *bytes, size_t len)
 		uint8_t *row = bytes + CHUNK_HEAD_BYTES + i * CHUNK_ROW_BYTES;
 		uint64_t n = base_get64(row + 16);
 		struct base_digest digest;
+		struct store_piece *pieces;
+
 		if (n > npieces - at)
 			return;
-		struct store_piece *pieces = calloc(n + 1, sizeof *pieces);
+		pieces = calloc(n + 1, sizeof *pieces);
 		if (!pieces)
 			abort();
 		for (uint64_t j = 0; j < n; j++)
@@ -58,12 +60,16 @@ static void digests_mend(uint8_t *bytes, size_t len)
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
 {
 	struct store_layout *l;
+	size_t n;
+	const uint8_t *chunk;
+	uint8_t *good;
+
 	if (len < 4 || base_get32(bytes) > len - 4 || store_layout_decode(bytes + 4, base_get32(bytes), &l, NULL) < 0)
 		return 0;
-	size_t n = len - 4 - base_get32(bytes);
-	const uint8_t *chunk = bytes + 4 + base_get32(bytes);
+	n = len - 4 - base_get32(bytes);
+	chunk = bytes + 4 + base_get32(bytes);
 	try_chunk(l, chunk, n);
-	uint8_t *good = malloc(n + 1);
+	good = malloc(n + 1);
 	if (!good)
 		abort();
 	memcpy(good, chunk, n);

@@ -15,9 +15,10 @@ static void try_record(enum store_record_kind kind, const uint8_t *file, size_t 
 {
 	struct store_record record;
 	bool whole;
+	struct base_buf again = BASE_BUF_INIT;
+
 	if (store_record_decode(kind, id, file, len, &record, &whole) < 0)
 		return;
-	struct base_buf again = BASE_BUF_INIT;
 	if (store_record_encode(kind, id, record.body, record.len, &again) < 0)
 		abort();
 	if (whole && (again.len != len || memcmp(again.data, file, len) != 0))
@@ -28,24 +29,29 @@ static void try_record(enum store_record_kind kind, const uint8_t *file, size_t 
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
 {
+	enum store_record_kind kind;
+	uint32_t body;
+	uint8_t *good, *work;
+	struct base_digest digest;
+
 	if (len < 1)
 		return 0;
-	enum store_record_kind kind = bytes[0] % (STORE_RECORD_DAMAGE + 2); /* 0 and the last one are none */
+	kind = bytes[0] % (STORE_RECORD_DAMAGE + 2); /* 0 and the last one are none */
 	bytes++, len--;
 	try_record(kind, bytes, len);
 	if (len < STORE_RECORD_HEAD_BYTES)
 		return 0;
-	uint32_t body = base_get32(bytes + 12);
+	body = base_get32(bytes + 12);
 	if (body > len - STORE_RECORD_HEAD_BYTES)
 		return 0;
-	uint8_t *good = malloc(len), *work = malloc(32 + (size_t)body);
+	good = malloc(len);
+	work = malloc(32 + (size_t)body);
 	if (!good || !work)
 		abort();
 	memcpy(good, bytes, len);
 	memcpy(work, good, 16);
 	memcpy(work + 16, id, 16);
 	memcpy(work + 32, good + STORE_RECORD_HEAD_BYTES, body);
-	struct base_digest digest;
 	base_sha256(work, 32 + (size_t)body, &digest);
 	memcpy(good + 16, &digest, sizeof digest);
 	try_record(kind, good, len);

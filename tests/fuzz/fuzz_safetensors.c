@@ -38,15 +38,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct view_safetensors s;
 	struct base_error err = {0};
+	uint64_t more, file_size;
+	size_t len;
+	uint8_t *head;
+
 	if (size < 8)
 		return 0;
-	uint64_t more = base_get64(data) & 0xfffff;
-	size_t len = size - 8;
-	uint8_t *head = malloc(len + 1); /* its own allocation, so that a read behind it is seen */
+	more = base_get64(data) & 0xfffff;
+	len = size - 8;
+	head = malloc(len + 1); /* its own allocation, so that a read behind it is seen */
 	if (!head)
 		return 0;
 	memcpy(head, data + 8, len);
-	uint64_t file_size = len + more;
+	file_size = len + more;
 	if (view_safetensors_parse(head, len, file_size, &s, &err) == 0) {
 		check(&s, file_size);
 		view_safetensors_release(&s);

@@ -52,11 +52,13 @@ static void add_file(const char *path)
 {
 	FILE *f = fopen(path, "rb");
 	uint8_t *bytes = malloc(SEED_MAX_BYTES);
+	size_t len;
+
 	if (!f || !bytes) {
 		fprintf(stderr, "%s: cannot read\n", path);
 		exit(1);
 	}
-	size_t len = fread(bytes, 1, SEED_MAX_BYTES, f);
+	len = fread(bytes, 1, SEED_MAX_BYTES, f);
 	fclose(f);
 	seeds = realloc(seeds, (nseeds + 1) * sizeof *seeds);
 	if (!seeds)
@@ -67,6 +69,9 @@ static void add_file(const char *path)
 static void add_path(const char *path)
 {
 	struct stat st;
+	struct dirent **entries;
+	int n;
+
 	if (stat(path, &st) < 0) {
 		fprintf(stderr, "%s: no such file\n", path);
 		exit(1);
@@ -75,8 +80,7 @@ static void add_path(const char *path)
 		add_file(path);
 		return;
 	}
-	struct dirent **entries;
-	int n = scandir(path, &entries, NULL, alphasort);
+	n = scandir(path, &entries, NULL, alphasort);
 	for (int i = 0; i < n; i++) {
 		char name[4096];
 		if (entries[i]->d_name[0] != '.' &&

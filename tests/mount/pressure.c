@@ -56,11 +56,12 @@ int open64(const char *path, int flags, ...)
 	const char *pressure = getenv("VCKPT_PRESSURE");
 	char other[4096];
 	va_list more;
+	int mode;
 
 	if (!real)
 		*(void **)&real = dlsym(RTLD_NEXT, "open64");
 	va_start(more, flags);
-	int mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(more, int) : 0;
+	mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(more, int) : 0;
 	va_end(more);
 	if (pressure && strcmp(path, "/proc/meminfo") == 0) {
 		snprintf(other, sizeof other, "%s.meminfo", pressure);

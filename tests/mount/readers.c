@@ -170,10 +170,12 @@ static void print(const char *name, const struct reader *readers, unsigned n)
 int main(int argc, char **argv)
 {
 	static struct reader readers[THREADS_MAX];
+	unsigned faulters, n;
 
 	if (argc != 6)
 		return 2;
-	unsigned faulters = (unsigned)atoi(argv[3]), n = faulters + (unsigned)atoi(argv[4]);
+	faulters = (unsigned)atoi(argv[3]);
+	n = faulters + (unsigned)atoi(argv[4]);
 	if (n > THREADS_MAX)
 		return 2;
 	path = argv[1];

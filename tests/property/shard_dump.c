@@ -26,8 +26,9 @@ static int box_write(const struct tensor_shape *shape, const struct tensor_shard
 			return FAULT_TENSOR;
 	for (;;) {
 		uint64_t number = 0, cell = at->local_offset;
+		uint32_t d;
 
-		for (uint32_t d = 0; d < shape->ndim; d++) {
+		for (d = 0; d < shape->ndim; d++) {
 			number = number * shape->dim[d] + at->box.offset[d] + i[d];
 			cell += i[d] * at->local_stride[d];
 		}
@@ -36,7 +37,7 @@ static int box_write(const struct tensor_shape *shape, const struct tensor_shard
 		if (buffer->item[cell] != -1)
 			return FAULT_TWICE;
 		buffer->item[cell] = (int64_t)number;
-		uint32_t d = shape->ndim;
+		d = shape->ndim;
 		while (d > 0 && ++i[d - 1] == at->box.size[d - 1])
 			i[--d] = 0;
 		if (d == 0)
@@ -51,11 +52,13 @@ static int shard_write(const struct tensor_shard *shard, const struct tensor_box
 	uint64_t boxes = 0, items = 0, last = 0;
 
 	for (tensor_shard_first(&it, shard, window); !it.done; tensor_shard_next(&it)) {
+		int r;
+
 		if (boxes++ > 0 && it.at.local_offset <= last)
 			return FAULT_ORDER;
 		last = it.at.local_offset;
 		items += tensor_box_items(&shard->shape, &it.at.box);
-		int r = box_write(&shard->shape, &it.at, buffer);
+		r = box_write(&shard->shape, &it.at, buffer);
 		if (r < 0)
 			return r;
 	}

@@ -214,7 +214,7 @@ int main(int argc, char **argv)
 {
 	struct base_buf end = BASE_BUF_INIT, seen = BASE_BUF_INIT;
 	struct base_error err = {0};
-	struct commit_list *l;
+	struct commit_list *l, *all;
 	struct store *s;
 	uint64_t n;
 
@@ -241,7 +241,7 @@ int main(int argc, char **argv)
 			k++;
 	}
 	base_buf_release(&end);
-	struct commit_list *all = argc == 3 ? list_before(s, argv[2], n, false) : NULL;
+	all = argc == 3 ? list_before(s, argv[2], n, false) : NULL;
 	if (all) {
 		view(all, &end);
 		view(l, &seen);

@@ -79,12 +79,15 @@ static void read_step(struct store *s, const char *run, const struct commit_list
 	for (uint32_t i = 0; i < view_tree_count(tree); i++) {
 		const struct view_node *n = view_tree_node(tree, i);
 		struct view_file *f;
+		uint64_t size = 0;
+		int64_t sized, got;
+		char *bytes;
+
 		if (n->kind == VIEW_DIRECTORY)
 			continue;
-		uint64_t size = 0;
-		int64_t sized = view_tree_size(tree, i, &size);
-		char *bytes = malloc(size + 1);
-		int64_t got = view_file_open(tree, i, &f, NULL);
+		sized = view_tree_size(tree, i, &size);
+		bytes = malloc(size + 1);
+		got = view_file_open(tree, i, &f, NULL);
 		if (got == 0) {
 			struct base_buf all = BASE_BUF_INIT;
 			got = view_file_stream(f, cache, 0, 1, append, &all, NULL);
@@ -107,12 +110,14 @@ static int read_all(struct content *c)
 	char **runs;
 	size_t nruns;
 	struct load_cache *cache = load_cache_new(1 << 20);
+	int r;
+
 	*c = (struct content){0};
 	if (store_open(root, STORE_OPEN_READ_ONLY, &s, NULL) < 0) {
 		load_cache_free(cache);
 		return -1;
 	}
-	int r = commit_runs(s, &runs, &nruns, NULL);
+	r = commit_runs(s, &runs, &nruns, NULL);
 	for (size_t i = 0; r == 0 && i < nruns; i++) {
 		struct commit_list *l;
 		if (commit_list_open(s, runs[i], false, &l, NULL) < 0) {
@@ -173,9 +178,11 @@ static bool verify_finds(void)
 	struct store *s;
 	struct upkeep_verify_options o = {.step = PROTO_NONE, .threads = 1, .damage = ignore_damage};
 	struct upkeep_verify_result result = {0};
+	int code;
+
 	if (store_open(root, STORE_OPEN_READ_ONLY, &s, NULL) < 0)
 		return true;
-	int code = upkeep_verify(s, &o, &result, NULL);
+	code = upkeep_verify(s, &o, &result, NULL);
 	store_close(s);
 	return code < 0 || result.faults > 0;
 }
@@ -184,25 +191,32 @@ static void quiet(enum base_log_level level, const char *text) { (void)level; (v
 
 int main(int argc, char **argv)
 {
+	size_t stride, at, flips = 0, wrong = 0, unseen = 0, errors = 0;
+	struct content want, now;
+
 	if (argc != 4)
 		return fprintf(stderr, "usage: every_byte STORE STRIDE FIRST\n"), 2;
 	root = argv[1];
-	size_t stride = strtoul(argv[2], NULL, 10), at = strtoul(argv[3], NULL, 10), flips = 0, wrong = 0, unseen = 0,
-	       errors = 0;
-	struct content want, now;
+	stride = strtoul(argv[2], NULL, 10);
+	at = strtoul(argv[3], NULL, 10);
 	base_log_set_sink(quiet);
 	nftw(root, collect, 16, FTW_PHYS);
 	if (read_all(&want) < 0 || want.errors || verify_finds())
 		return fprintf(stderr, "the store is damaged to begin with\n"), 2;
 	for (size_t f = 0; f < nfiles; f++) {
 		FILE *file = fopen(files[f], "r+b");
+		size_t size;
+
 		if (!file)
 			return perror(files[f]), 2;
 		fseek(file, 0, SEEK_END);
-		size_t size = (size_t)ftell(file);
+		size = (size_t)ftell(file);
 		for (; at < size; at += stride, flips++) {
+			int byte, bit;
+
 			fseek(file, (long)at, SEEK_SET);
-			int byte = fgetc(file), bit = 1 << ((at / stride) % 8);
+			byte = fgetc(file);
+			bit = 1 << ((at / stride) % 8);
 			fseek(file, (long)at, SEEK_SET);
 			fputc(byte ^ bit, file);
 			fflush(file);
