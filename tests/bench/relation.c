@@ -92,6 +92,7 @@ int relation_part_make(struct store *s, const struct store_layout *l, uint32_t r
 	base_cleanup_free char *names = NULL;
 	struct tensor_grid g;
 	uint32_t npacks;
+	struct proto_part part;
 	uint64_t n;
 
 	store_layout_grid(l, 0, &g);
@@ -112,7 +113,7 @@ int relation_part_make(struct store *s, const struct store_layout *l, uint32_t r
 		pack_name_make("00000000000000aa-0", rank, class, name);
 		packs[i] = (struct proto_pack_use){name, i < npacks ? PACK_BYTES : 0, 0};
 	}
-	struct proto_part part = {.rank = rank, .world = world, .host = "h", .layout = l->digest, .packs = packs,
+	part = (struct proto_part){.rank = rank, .world = world, .host = "h", .layout = l->digest, .packs = packs,
 		.npacks = npacks + 1};
 	return part_write(s, l, &part, box, pieces, n, ret_part, err);
 }
