@@ -39,7 +39,7 @@ struct fs_run {
 	uint32_t number;
 	uint64_t ino;
 	pthread_rwlock_t lock;          /* protects list, commits and failed; the list is written by the refresh only */
-	struct commit_list *list;        /* NULL until the run is first named */
+	struct commit_list *list;       /* NULL until the run is first named */
 	_Atomic int failed;             /* 0, or negative errno of the last attempt to read the list */
 	struct fs_commit **commits; size_t ncommits; struct base_table by_entry; /* found by entry */
 	_Atomic bool logged;

@@ -16,7 +16,7 @@
 #define STORE_PIECE_NO_BASE UINT32_MAX
 
 struct store_piece {                /* as rows give it */
-	struct pack_object_ref ref;    /* pack: number in the part's pack table; UINT32_MAX: inline */
+	struct pack_object_ref ref;     /* pack: number in the part's pack table; UINT32_MAX: inline */
 	struct base_xxh128 xxh;         /* of the raw bytes, under the store's seed */
 	const uint8_t *inline_bytes;    /* raw_len bytes, into the row's memory; NULL otherwise */
 	/* index into the row's base objects (for delta codecs of later versions); STORE_PIECE_NO_BASE */

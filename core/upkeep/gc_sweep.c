@@ -25,7 +25,7 @@
 #define TRASH_NAME_MAX 200
 
 struct sweep_mark {
-	char name[STORAGE_NAME_MAX];      /* of the mark */
+	char name[STORAGE_NAME_MAX];    /* of the mark */
 	bool exists;                    /* and is good */
 	bool over;                      /* the grace period has passed */
 	bool writers;                   /* a launch that was alive at the marking still is */

@@ -15,7 +15,7 @@ struct mend_object {
 	struct pack_object_ref ref;
 	bool bad;                       /* its bytes or checks are damaged in this pack */
 	struct store *from;             /* of a bad one: a store that holds it; NULL: none does */
-	char pack[PACK_NAME_MAX]; /* in that store; empty: in this pack itself, where only the checks are bad */
+	char pack[PACK_NAME_MAX];       /* in that store; empty: in this pack itself, where only the checks are bad */
 	struct pack_object_ref there;
 	struct base_buf checks;         /* made while its bytes are written */
 };

@@ -126,7 +126,7 @@ struct verify_item {
 	const char *pack;
 	uint32_t number;                    /* in the manifest's table */
 	uint64_t size;                      /* PACK: what the manifest says */
-	const struct pack_object_ref *ref; /* not of PACK */
+	const struct pack_object_ref *ref;  /* not of PACK */
 	const struct base_xxh128 *xxh;      /* PIECE */
 	const struct store_layout *layout;
 	uint32_t tensor;       /* PIECE */

@@ -37,7 +37,7 @@ struct meet {
 	const uint8_t *nonce;
 	struct meet_seen first, now;    /* when it was first seen; in the last look */
 	bool lives, missed;             /* there it is; a file was gone before it was read */
-	char twin[STORAGE_NAME_MAX];      /* the heartbeat of another process of this rank; empty: none */
+	char twin[STORAGE_NAME_MAX];    /* the heartbeat of another process of this rank; empty: none */
 };
 
 static void meet_rank_0(struct meet *m, uint64_t number, const char *host, const char *file)

@@ -32,7 +32,7 @@ struct watch_rank {
 	bool asked;                     /* its file was read for that, after the time-out */
 	uint64_t gone_ms;               /* since when no listing shows it; 0: the last one did */
 	bool seen, listed;              /* ever; in the listing at hand */
-	enum launch_rank_state found;    /* NEVER or STOPPED since it last moved; else FINE */
+	enum launch_rank_state found;   /* NEVER or STOPPED since it last moved; else FINE */
 };
 
 struct launch_watch {

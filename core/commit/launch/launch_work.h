@@ -28,9 +28,9 @@ struct commit_launch {
 	uint64_t heartbeat_ms, start_ms, deadline_ms;
 	struct commit_heartbeat *heartbeat;
 	struct launch_watch *watch;      /* has a lock of its own, never taken together with the one below */
-	pthread_mutex_t lock;           /* protects all below; held over calls to the store */
+	pthread_mutex_t lock;            /* protects all below; held over calls to the store */
 	struct commit_list *list;        /* every entry since the launch entry; alone: since before `begin` */
-	uint64_t last_step;             /* as of saves before `begun`; PROTO_NONE */
+	uint64_t last_step;              /* as of saves before `begun`; PROTO_NONE */
 	struct launch_begun { uint64_t step, try, position; bool unnumbered; } *begun; /* in order; not settled */
 	size_t nbegun, begun_room;
 	struct launch_tries { uint64_t step, next, order; } *tries; /* by step: the next try; when the last was begun */

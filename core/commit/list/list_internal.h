@@ -19,7 +19,7 @@ struct list_hold {
 
 struct list_attempt {
 	char name[PROTO_ATTEMPT_MAX];
-	enum commit_attempt_state state;  /* never UNDECIDED */
+	enum commit_attempt_state state; /* never UNDECIDED */
 	uint64_t entry;                  /* the one that decided it */
 	char *reason;                    /* of an abort; may be NULL */
 };
@@ -55,7 +55,7 @@ struct commit_list {
 	struct base_table by_number;     /* accepts by number */
 	struct list_numbers numbers;
 	unsigned missing;                /* how many entries right before `next` are missing or damaged */
-	struct commit_list_how how;       /* it was opened so */
+	struct commit_list_how how;      /* it was opened so */
 	bool unread; uint64_t hole;      /* a reader left out entries that it could not read; the first of them */
 	uint64_t failing_ms;             /* monotonic: since when reading only fails; 0: it does not */
 	bool warned;                     /* of that failure */

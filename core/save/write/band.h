@@ -60,7 +60,7 @@ struct save_band {                  /* belongs to one thread at a time: worker, 
 	uint64_t len;
 	uint8_t *memory[2]; size_t memory_room[2];
 	uint8_t *in;                    /* the box's bytes, row-major: memory[0], or a part of the ring's slot */
-	struct storage_lent *lent;        /* `in` is lent with this: a pack may write it from there. NULL: it is not */
+	struct storage_lent *lent;      /* `in` is lent with this: a pack may write it from there. NULL: it is not */
 	uint8_t *raw, *out;             /* pieces one after another; encoded ones at the same offsets */
 	/* The band was cut before it came: `in` has its pieces one after another, with these hashes. NULL: its box. */
 	const struct base_xxh128 *staged;

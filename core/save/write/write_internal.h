@@ -51,12 +51,12 @@ struct save_writer {
 	uint64_t tensor_bytes, blob_bytes;
 	uint64_t blob_slashes;          /* in the names of all blobs */
 	struct index *index;            /* NULL: none */
-	struct commit_notes notes;       /* of damage, as they were when the save began */
+	struct commit_notes notes;      /* of damage, as they were when the save began */
 	struct save_bases bases;
 	struct save_base *named;        /* by save_writer_name; or NULL */
 	bool believes;                  /* false: the store's seed is a weak one, XXH3-128 proves nothing */
 	uint64_t check_seed;            /* random: which recognised pieces are hashed in full */
-	struct commit_attempt *attempt;  /* borrowed from begin to end */
+	struct commit_attempt *attempt; /* borrowed from begin to end */
 	struct save_appender *appender; /* from append to end */
 	bool committed;
 	struct save_dedup dedup;
