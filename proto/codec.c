@@ -81,7 +81,9 @@ static bool rows_copy(const struct codec_row *row, bool put, const uint8_t *from
 	size_t from_step = put ? row->bytes : row->stored_bytes, to_step = put ? row->stored_bytes : row->bytes, at = 0;
 	bool good = true;
 
-	if (row->flat && n && to != from)
+	if (n == 0) /* NULL: no columns begin in it */
+		return true;
+	if (row->flat && to != from)
 		memcpy(to, from, n * row->bytes);
 	for (const struct codec_column *c = row->columns; good && c < row->columns + row->ncolumns; at += c++->bytes)
 		if (!row->flat || c->kind == CODEC_COLUMN_ZERO)
