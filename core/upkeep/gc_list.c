@@ -23,6 +23,7 @@
 #include "core/base/bisect.h"
 #include "core/base/cleanup.h"
 #include "core/base/plural.h"
+#include "core/upkeep/file_name.h"
 
 BASE_CLEANUP_DEFINE(struct commit_list_mark *, commit_list_mark_free)
 
@@ -108,15 +109,14 @@ static int head_choose(struct gc *g, size_t i, uint64_t *ret_head)
 	return r;
 }
 
-/* Is this an entry of the run whose directory is `dir`, and is the collected record to take its place? */
-static bool entry_goes(const struct commit_file *f, const char *dir, struct commit_list_mark *k, uint64_t head,
-	uint64_t *ret_n)
+/* Is this, of a run's directory, an entry whose place the collected record is to take? */
+static bool entry_goes(const struct commit_file *f, struct commit_list_mark *k, uint64_t head, uint64_t *ret_n)
 {
-	const char *last = f->name + strlen(dir);
+	struct file_name parsed;
 
-	if (f->temporary || f->foreign || strlen(last) < 12 || strspn(last, "0123456789") != strlen(last))
+	if (f->temporary || f->foreign || file_name_parse(f->name, &parsed) != STORE_RECORD_ENTRY || parsed.collected)
 		return false;
-	*ret_n = strtoull(last, NULL, 10);
+	*ret_n = parsed.number;
 	return *ret_n < head && f->names <= NAMES_SURE && !commit_list_mark_keeps(k, *ret_n) &&
 		(f->names <= 1 || !commit_list_mark_collected(k, *ret_n));
 }
@@ -154,7 +154,7 @@ static int entries_replace(struct gc *g, const char *dir, struct commit_list_mar
 	while (first < head && commit_list_mark_keeps(k, first))
 		first++;
 	for (size_t i = in.end; i-- > in.first && r == 0;)
-		if (entry_goes(&g->files.all[i], dir, k, head, &n)) {
+		if (entry_goes(&g->files.all[i], k, head, &n)) {
 			r = g->o->dry_run ? 0 : commit_list_mark_collect(k, n);
 			c->files += r == 0;
 			c->bytes += r == 0 ? g->files.all[i].size : 0;
@@ -206,7 +206,7 @@ static bool entries_all_gone(const struct gc *g, const char *run, struct commit_
 	commit_list_mark_name(run, COMMIT_LIST_COLLECTED, head, record);
 	in = files_of(g, dir);
 	for (size_t i = in.first; i < in.end; i++)
-		if (entry_goes(&g->files.all[i], dir, k, head, &n))
+		if (entry_goes(&g->files.all[i], k, head, &n))
 			return false;
 	return commit_files_find(&g->files, mark) && commit_files_find(&g->files, record);
 }

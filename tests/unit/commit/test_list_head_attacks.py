@@ -79,6 +79,19 @@ def test_a_backup_of_hard_links_does_not_keep_entries(api, tmp_path):
         shutil.rmtree(api.path.with_name(api.path.name + "-links"))
 
 
+def test_a_file_that_has_a_number_but_no_entry_s_name(api):
+    """A digit too many: it is no entry, and collections do not take it for one time and again."""
+    aged(api)
+    stray = api.path / "runs" / RUN / f"{5:013d}"
+    stray.write_bytes(b"not a list's")
+    assert api.gc()[0].entries > 600
+    live = live_of(api)
+    assert api.gc()[0].entries == 0
+    assert stray.read_bytes() == b"not a list's"
+    stray.unlink()
+    sound(api, live)
+
+
 class Copied:
     """A collected list with three launches before its head, which goes on from two of them; and copies of the store as
     it was before the collection and after it."""
