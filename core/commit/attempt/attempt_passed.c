@@ -20,6 +20,7 @@
 #include <stdio.h>
 
 #include "core/base/clock.h"
+#include "core/base/text.h"
 #include "core/commit/attempt/attempt_internal.h"
 
 #define PASSED_EVERY_MS 1000u
@@ -61,11 +62,11 @@ static int passed_found(void *arg, const struct storage_entry *entry)
 	size_t skip = strlen("incoming/") + strlen(a->run) + 1;
 	const char *name = strlen(entry->name) > skip ? entry->name + skip : "", *last = strchr(name, '/');
 	char attempt[PROTO_ATTEMPT_MAX];
-	unsigned long long rank;
-	uint64_t step, try;
+	uint64_t rank, step, try;
 
 	if (entry->temporary || entry->foreign || !last || last - name >= PROTO_ATTEMPT_MAX
-		|| sscanf(last, "/part.%llu", &rank) != 1 || rank >= a->launch->world || a->announcements[rank].arena)
+		|| strncmp(last, "/part.", 6) != 0 || !base_decimal(last + 6, 0, a->launch->world - 1, &rank)
+		|| a->announcements[rank].arena)
 		return 0;
 	snprintf(attempt, sizeof attempt, "%.*s", (int)(last - name), name);
 	if (strcmp(attempt, a->name) == 0 || !attempt_name_take(a->launch, attempt, &step, &try))

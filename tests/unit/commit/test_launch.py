@@ -6,6 +6,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import threading
 import time
 
@@ -470,6 +471,22 @@ def test_a_rank_that_is_a_step_behind(api):
     answers = out_of_phase(api, 2, [[1, 2, 3], [0, 1, 2, 3]])
     assert answers[1][0][1].code == EABORTED and "rank 0 on" in answers[1][0][1].text
     assert answers[1][1:] == answers[0] and sorted(visible(api)) == [1, 2, 3]
+
+
+def test_a_file_that_is_no_announcement_says_nothing_of_a_rank(api):
+    """Rank 1 is only late: its number with more behind it is not its part of another step."""
+    ls = job(api, 2)
+    folder = api.path / "incoming/r" / f"{ls[0].name}-20"
+    folder.mkdir(parents=True)
+    for name in ("part.1x", "part.01", "part.-18446744073709551615"):
+        (folder / name).write_bytes(b"")
+    def late():
+        time.sleep(2.5)
+        return ls[1].save(10)
+    answers = together(lambda: ls[0].save(10), late)
+    assert answers == [(10, visible(api)[10][0])] * 2, answers
+    close(ls)
+    shutil.rmtree(folder)
 
 
 def test_ranks_that_never_save_the_same_step(api):
