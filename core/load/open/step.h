@@ -56,10 +56,9 @@ const struct store_layout *load_step_layout(const struct load_step *step, uint32
 /* Finds all blobs: reads the heads of the parts that have some, once; of all parts, if the manifest does not say which
  * these are. Before it has returned 0 there are no blobs. load_blob_open calls it. */
 int load_step_blobs(struct load_step *step, struct base_error *err);
-int load_step_heads(struct load_step *step, struct base_error *err); /* reads the heads of all parts, once */
 /* Bytes that were unchanged when the step was saved and were written again all the same, and how many of them because
- * earlier steps could not be used. Sums over the parts whose heads were read. */
-uint64_t load_step_again(const struct load_step *step, uint64_t *ret_no_base);
+ * earlier steps could not be used. Reads the heads of all parts, once. */
+int load_step_again(struct load_step *step, uint64_t *ret_bytes, uint64_t *ret_no_base, struct base_error *err);
 struct load_blob_info { const char *name; bool per_rank; uint32_t rank; uint64_t bytes; struct base_digest digest; };
 uint32_t load_step_blob_count(const struct load_step *step);
 void load_step_blob_info(const struct load_step *step, uint32_t blob, struct load_blob_info *ret_info);

@@ -78,13 +78,6 @@ static int part_opened(void *arg, uint32_t line, struct base_error *err)
 	return load_step_part(arg, line, &part, err);
 }
 
-int load_step_heads(struct load_step *step, struct base_error *err)
-{
-	int r = storage_spread(step->manifest.nranks, part_opened, step, err);
-
-	return r < 0 ? load_step_failed(step, r, NULL, err) : 0;
-}
-
 static uint64_t heads_bytes(const struct load_step *step, const char *name)
 {
 	uint64_t bytes = 0;
@@ -99,12 +92,15 @@ static uint64_t heads_bytes(const struct load_step *step, const char *name)
 	return bytes;
 }
 
-uint64_t load_step_again(const struct load_step *step, uint64_t *ret_no_base)
+int load_step_again(struct load_step *step, uint64_t *ret_bytes, uint64_t *ret_no_base, struct base_error *err)
 {
-	uint64_t again = heads_bytes(step, PROTO_TIMING_AGAIN);
+	int r = storage_spread(step->manifest.nranks, part_opened, step, err);
 
-	*ret_no_base = base_min(heads_bytes(step, PROTO_TIMING_NO_BASE), again);
-	return again;
+	if (r < 0)
+		return load_step_failed(step, r, NULL, err);
+	*ret_bytes = heads_bytes(step, PROTO_TIMING_AGAIN);
+	*ret_no_base = base_min(heads_bytes(step, PROTO_TIMING_NO_BASE), *ret_bytes);
+	return 0;
 }
 
 /* Blobs of the parts that were read: global ones by name (the lowest rank's, if several have one), then ranks' own. */

@@ -18,6 +18,7 @@ struct info {
 	const char *run;
 	bool packs;
 	struct load_step *before; /* the next lower visible step of the run, or NULL */
+	uint64_t again, no_base;  /* load_step_again */
 	struct base_error err;
 };
 
@@ -197,21 +198,19 @@ static void print_packs(const json_t *packs)
 static json_t *step_head(const struct info *in)
 {
 	const struct load_step_info *i = load_step_info(in->t->step);
-	uint64_t no_base, again = load_step_again(in->t->step, &no_base);
 
 	return json_pack("{s:s, s:I, s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "run", in->run, "step",
 		(json_int_t)i->step, "attempt", i->attempt, "entry", (json_int_t)i->entry, "time",
 		TOOL_TIME(i->time_ns), "manifest", TOOL_DIGEST(&i->manifest), "tensors", (json_int_t)i->tensors,
 		"blobs", (json_int_t)load_step_blob_count(in->t->step),
 		"logical_bytes", (json_int_t)i->bytes, "new_bytes", (json_int_t)i->new_bytes, "again_bytes",
-		(json_int_t)again, "no_base_bytes", (json_int_t)no_base, "attributes",
+		(json_int_t)in->again, "no_base_bytes", (json_int_t)in->no_base, "attributes",
 		tool_json_attributes(i->attributes, i->nattributes));
 }
 
 static void print_head(const struct info *in)
 {
 	const struct load_step_info *i = load_step_info(in->t->step);
-	uint64_t no_base, again = load_step_again(in->t->step, &no_base);
 
 	printf("%s/step-%08" PRIu64 "\n", in->run, i->step);
 	printf("  committed    %s by attempt %s, entry %" PRIu64 "\n", TOOL_TIME(i->time_ns), i->attempt, i->entry);
@@ -219,12 +218,12 @@ static void print_head(const struct info *in)
 	printf("  content      %s, %s, %s; it added %s\n", TOOL_COUNT(i->tensors, "tensor", "tensors"),
 		TOOL_COUNT(load_step_blob_count(in->t->step), "blob", "blobs"), TOOL_BYTES(i->bytes),
 		TOOL_BYTES(i->new_bytes));
-	if (again > no_base)
+	if (in->again > in->no_base)
 		printf("  again        %s of unchanged data was written again, because a step refers to packs of at "
-			"most %u earlier saves\n", TOOL_BYTES(again - no_base), SAVE_KEEP_MAX);
-	if (no_base)
+			"most %u earlier saves\n", TOOL_BYTES(in->again - in->no_base), SAVE_KEEP_MAX);
+	if (in->no_base)
 		printf("  again        up to %s of unchanged data was written again, because an earlier step could "
-			"not be used\n", TOOL_BYTES(no_base));
+			"not be used\n", TOOL_BYTES(in->no_base));
 	for (size_t k = 0; k < i->nattributes; k++)
 		tool_print(stdout, "  attribute    %s=%s\n", i->attributes[k].key, i->attributes[k].value);
 }
@@ -303,7 +302,7 @@ static int show(struct info *in, const struct tool_target *target)
 	uint64_t step = load_step_info(in->t->step)->step;
 	int64_t tensor;
 
-	if (!target->rest && (load_step_heads(in->t->step, &in->err) < 0
+	if (!target->rest && (load_step_again(in->t->step, &in->again, &in->no_base, &in->err) < 0
 		|| load_step_blobs(in->t->step, &in->err) < 0))
 		return tool_fail(in->t, &in->err);
 	before_open(in, step);

@@ -118,7 +118,7 @@ struct contents {
 	struct load_step *step;
 	json_t *components; /* with --json */
 	struct tool_sums total;
-	uint64_t bytes;
+	uint64_t bytes, again, no_base; /* load_step_again */
 };
 
 static int sum_component(struct contents *c, uint32_t first, uint32_t end, struct tool_sums *s)
@@ -237,15 +237,14 @@ static int add_contents(struct contents *c)
 
 static void say_contents(const struct contents *c)
 {
-	uint64_t no_base, again = load_step_again(c->step, &no_base);
-
 	if (!ls_says(c->ls))
 		return;
 	printf("total: %s with %s, %s, %s", TOOL_COUNT(load_step_component_count(c->step), "component", "components"),
 		TOOL_COUNT(c->total.tensors, "tensor", "tensors"),
 		TOOL_COUNT(load_step_blob_count(c->step), "file", "files"), LS_BYTES(c->ls, c->bytes));
-	if (again)
-		printf("; %s%s of unchanged data was written again", no_base ? "up to " : "", LS_BYTES(c->ls, again));
+	if (c->again)
+		printf("; %s%s of unchanged data was written again", c->no_base ? "up to " : "",
+			LS_BYTES(c->ls, c->again));
 	putchar('\n');
 	if (c->ls->more)
 		tool_sums_print_numpy(&c->total, "");
@@ -260,20 +259,18 @@ int ls_step(struct ls *ls, struct load_step *step, const struct commit_list_step
 		{"DTYPES", "dtypes", .more = true}};
 	struct contents c = {.ls = ls, .step = step};
 	struct base_error err = {0};
-	uint64_t no_base, again;
 	json_t *all;
 	int code;
 
-	if (load_step_heads(step, &err) < 0 || load_step_blobs(step, &err) < 0)
+	if (load_step_again(step, &c.again, &c.no_base, &err) < 0 || load_step_blobs(step, &err) < 0)
 		return tool_fail(ls->t, &err);
-	again = load_step_again(step, &no_base); /* by the heads of its parts */
 	ls_begin(ls, columns, BASE_COUNT(columns));
 	code = add_contents(&c);
 	all = ls_step_json(load_step_info(step)->run, entry);
 	json_object_set_new(all, "components", c.components);
 	json_object_set_new(all, "blobs", ls_take(ls));
-	json_object_set_new(all, "again_bytes", json_integer((json_int_t)again));
-	json_object_set_new(all, "no_base_bytes", json_integer((json_int_t)no_base));
+	json_object_set_new(all, "again_bytes", json_integer((json_int_t)c.again));
+	json_object_set_new(all, "no_base_bytes", json_integer((json_int_t)c.no_base));
 	if (code == 0)
 		code = ls_print(ls, base_steal(all));
 	if (code == 0)
