@@ -449,18 +449,11 @@ int store_manifest_object(struct store *s, const struct proto_manifest *m, const
 	void **ret_bytes, struct base_error *err)
 {
 	struct pack_object_ref ref = pack_object_ref_from(from);
-	struct pack *pack;
-	int r;
 
 	if (ref.pack >= m->npacks)
 		return base_error_set(err, -BASE_EFORMAT, "a reference of the manifest names pack %u of %u", ref.pack,
 			m->npacks);
-	r = store_pack_get(s, m->packs[ref.pack].pack, &pack, err);
-	if (r < 0)
-		return r;
-	r = pack_object_load(pack, &ref, max, ret_bytes, err);
-	store_pack_put(s, pack);
-	return r;
+	return store_object_load(s, m->packs[ref.pack].pack, &ref, max, ret_bytes, err);
 }
 
 struct packs_check { struct store *s; const struct proto_manifest *m; };

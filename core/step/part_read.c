@@ -16,17 +16,10 @@ static int part_chunk_bytes(struct store *s, const struct proto_chunk *from, con
 	void **ret_bytes, struct base_error *err)
 {
 	struct pack_object_ref ref = pack_object_ref_from(&from->ref);
-	struct pack *pack;
-	int r;
 
 	if (ref.pack >= npacks || ref.kind != PACK_OBJECT_PART_CHUNK)
 		return base_error_set(err, -BASE_EFORMAT, "a part names pack %u of %u", ref.pack, npacks);
-	r = store_pack_get(s, packs[ref.pack], &pack, err);
-	if (r < 0)
-		return r;
-	r = pack_object_load(pack, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, err);
-	store_pack_put(s, pack);
-	return r;
+	return store_object_load(s, packs[ref.pack], &ref, STORE_METADATA_MAX_BYTES, ret_bytes, err);
 }
 
 int store_part_decode(const void *object, size_t len, struct proto_part *ret_part, struct base_error *err)

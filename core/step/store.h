@@ -55,6 +55,9 @@ char *store_around(const char *path);
  * If its file vanished or shrank, every call fails with an error that names it. */
 int store_pack_get(struct store *s, const char *pack, struct pack **ret_p, struct base_error *err);
 void store_pack_put(struct store *s, struct pack *p);
+/* pack_object_load of such a pack. */
+int store_object_load(struct store *s, const char *pack, const struct pack_object_ref *ref, uint64_t max,
+	void **ret_bytes, struct base_error *err);
 
 /* release deletes the reserve file, so that abort, rm and gc have room; restore makes it again when there is room. Best
  * effort. */

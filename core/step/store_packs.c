@@ -378,3 +378,16 @@ void store_pack_cache_free(struct store_pack_cache *c)
 	free(c->heads);
 	free(c);
 }
+
+int store_object_load(struct store *s, const char *pack, const struct pack_object_ref *ref, uint64_t max,
+	void **ret_bytes, struct base_error *err)
+{
+	struct pack *p;
+	int r = store_pack_get(s, pack, &p, err);
+
+	if (r < 0)
+		return r;
+	r = pack_object_load(p, ref, max, ret_bytes, err);
+	store_pack_put(s, p);
+	return r;
+}

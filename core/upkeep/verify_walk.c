@@ -74,7 +74,6 @@ static int manifest_object(struct walk *k, struct verify_item it, const struct p
 {
 	struct pack_object_ref ref = pack_object_ref_from(pref);
 	struct base_error err = {0};
-	struct pack *p = NULL;
 	int r;
 
 	if (ref.pack >= k->m->npacks) {
@@ -87,11 +86,7 @@ static int manifest_object(struct walk *k, struct verify_item it, const struct p
 	r = k->w->item(k->w, &it);
 	if (r != 0 || !ret_bytes)
 		return r;
-	r = store_pack_get(k->w->store, it.pack, &p, &err);
-	if (r == 0) {
-		r = pack_object_load(p, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, &err);
-		store_pack_put(k->w->store, p);
-	}
+	r = store_object_load(k->w->store, it.pack, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, &err);
 	if (r == -ENOMEM)
 		return r;
 	if (r < 0)

@@ -97,18 +97,11 @@ static int object_load(struct store *s, const struct proto_announcement *a, cons
 	void **ret_bytes, struct base_error *err)
 {
 	struct pack_object_ref ref = pack_object_ref_from(from);
-	struct pack *pack;
-	int r;
 
 	if (ref.pack >= a->npacks)
 		return base_error_set(err, -BASE_EFORMAT, "rank %u announces pack %u of %u", a->rank, ref.pack,
 			a->npacks);
-	r = store_pack_get(s, a->packs[ref.pack].pack, &pack, err);
-	if (r < 0)
-		return r;
-	r = pack_object_load(pack, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, err);
-	store_pack_put(s, pack);
-	return r;
+	return store_object_load(s, a->packs[ref.pack].pack, &ref, STORE_METADATA_MAX_BYTES, ret_bytes, err);
 }
 
 static int side_layout(struct replica_side *side, struct store *s, const struct proto_announcement *const *all,
