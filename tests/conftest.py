@@ -185,6 +185,18 @@ def vckpt(build):
 
 
 @pytest.fixture(scope="session")
+def two_steps(vckpt, tmp_path_factory):
+    """A folder, to be copied: the store `store` with run/1 and run/2, and the file w.npy of which they are."""
+    numpy = importlib.import_module("numpy")
+    folder = tmp_path_factory.mktemp("two_steps")
+    vckpt("init", folder / "store")
+    numpy.save(folder / "w.npy", numpy.arange(40000, dtype="f4"))
+    for step in (1, 2):
+        vckpt("import", folder / "store", f"run/{step}", folder / "w.npy")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def own_mounts():
     """The words before a command that is to have mounts of its own."""
     words = ["unshare", "--mount", "--propagation", "private"]

@@ -18,21 +18,11 @@ def help_of(vckpt):
     return {name: vckpt(name, "--help").stdout for name in names}
 
 
-@pytest.fixture(scope="module")
-def template(vckpt, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("arguments")
-    vckpt("init", folder / "store")
-    np.save(folder / "w.npy", np.arange(4000, dtype="f4"))
-    for step in (1, 2):
-        vckpt("import", folder / "store", f"run/{step}", folder / "w.npy")
-    return folder
-
-
 @pytest.fixture
-def here(template, tmp_path, monkeypatch):
+def here(two_steps, tmp_path, monkeypatch):
     """The working directory: a store `store` with run/1 and run/2, the file w.npy of which they are, and an empty
     mnt."""
-    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(two_steps, tmp_path, dirs_exist_ok=True)
     (tmp_path / "mnt").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path

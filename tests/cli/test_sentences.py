@@ -10,21 +10,10 @@ import numpy as np
 import pytest
 
 
-@pytest.fixture(scope="module")
-def made(vckpt, tmp_path_factory):
-    """A folder as tests of `filled` have it, which they copy."""
-    folder = tmp_path_factory.mktemp("made")
-    vckpt("init", folder / "store")
-    np.save(folder / "w.npy", np.arange(40000, dtype="f4"))
-    for step in (1, 2):
-        vckpt("import", folder / "store", f"run/{step}", folder / "w.npy")
-    return folder
-
-
 @pytest.fixture
-def filled(made, tmp_path):
+def filled(two_steps, tmp_path):
     """A store with runs/1 and runs/2 of one tensor, and the file that it came from, in the directory of both."""
-    return shutil.copytree(made, tmp_path, dirs_exist_ok=True) / "store"
+    return shutil.copytree(two_steps, tmp_path, dirs_exist_ok=True) / "store"
 
 
 # ---- a store that one may not write to ----

@@ -9,7 +9,7 @@
  *   - without lies all that can be read is what the description says; without damage, too, all of it can be read
  *
  * Threads are not started (the link wraps base_thread_start): where a thread cannot be had, the caller does all. The
- * store lies in memory (the link wraps storage_open_posix). */
+ * store is in memory (the link wraps storage_open_posix). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

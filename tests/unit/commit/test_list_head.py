@@ -672,11 +672,11 @@ def test_a_file_system_without_hard_links(api, error, what):
 def test_a_file_that_has_all_the_names_it_can_have(api):
     """Another of the same bytes goes on."""
     aged(api)
-    live, m, told = live_of(api), Meddler(api), []
+    live, m, seen = live_of(api), Meddler(api), []
 
     def full(args):
-        told.append(args)
-        return -errno.EMLINK if len(told) % 100 == 99 else None
+        seen.append(args)
+        return -errno.EMLINK if len(seen) % 100 == 99 else None
     m.answer["replace_by_name"] = full
     try:
         assert api.gc()[0].entries > 600
@@ -1007,8 +1007,8 @@ def test_what_is_left_of_an_old_run(build, vckpt, tmp_path, scale):
 
 def faults(vckpt, api):
     """Those of the list."""
-    told = vckpt.json("verify", api.path, check=False)
-    return {d["file"].removeprefix(f"runs/{RUN}/"): d["what"] for d in told["damage"]
+    seen = vckpt.json("verify", api.path, check=False)
+    return {d["file"].removeprefix(f"runs/{RUN}/"): d["what"] for d in seen["damage"]
             if d["file"].startswith(f"runs/{RUN}/") and "manifests" not in d["file"]}
 
 
@@ -1033,13 +1033,13 @@ def test_what_is_wrong_before_the_head_is_reported_and_mended(api, vckpt, what):
         path.unlink()
         if not what.startswith("no "):
             path.write_bytes(b"x" * 8192)
-    told = faults(vckpt, api)
+    seen = faults(vckpt, api)
     if what == "no record":             # a collection makes it when it needs one
-        assert told == {}
+        assert seen == {}
         return
-    assert path.name in told
+    assert path.name in seen
     if what == "a number's link":
-        assert len(told) > 300
+        assert len(seen) > 300
     vckpt("mend", api.path, check=False)
     if what == "a number's link":       # that there is a head is not known any more: what is damaged is accepted
         assert set(faults(vckpt, api)) == {f"collected.{head:012}"} and sound(api, live) == 0
@@ -1087,8 +1087,8 @@ def test_verify_reads_each_copy_of_a_collected_record(api, vckpt, tmp_path):
     assert (tmp_path / "copy/runs" / RUN / f"{5:012}").stat().st_nlink == 1
     assert "sound" in vckpt("verify", tmp_path / "copy").stdout
     (tmp_path / "copy/runs" / RUN / f"{100:012}").write_bytes(b"x" * 8192)
-    told = vckpt.json("verify", tmp_path / "copy", check=False)["damage"]
-    assert [d["file"] for d in told] == [f"runs/{RUN}/{100:012}"]
+    seen = vckpt.json("verify", tmp_path / "copy", check=False)["damage"]
+    assert [d["file"] for d in seen] == [f"runs/{RUN}/{100:012}"]
 
 
 @pytest.mark.parametrize("paranoid", [False, True])
@@ -1108,8 +1108,8 @@ def test_a_forged_name_of_a_file_that_has_others(api, vckpt, what, paranoid):
               "a manifest": next((api.path / "runs" / RUN / "manifests").iterdir())}[what]
     path.unlink(missing_ok=True)
     path.hardlink_to(of)
-    told = {d["file"] for d in vckpt.json("verify", api.path, *["--paranoid"] * paranoid, check=False)["damage"]}
-    assert str(path.relative_to(api.path)) in told and len(told) == 1 + (what == "behind the end")
+    seen = {d["file"] for d in vckpt.json("verify", api.path, *["--paranoid"] * paranoid, check=False)["damage"]}
+    assert str(path.relative_to(api.path)) in seen and len(seen) == 1 + (what == "behind the end")
 
 
 def test_a_head_that_is_farther_than_any_list(api, vckpt):
@@ -1122,9 +1122,9 @@ def test_a_head_that_is_farther_than_any_list(api, vckpt):
     forged(api, 0, head, before=hashlib.sha256(api.entry_body(RUN, head)).digest())
     with api.list(RUN, True) as l:
         assert l.lib.commit_list_head(l.p) == head
-    told = faults(vckpt, api)
-    assert "entries" not in told[f"{3:012}"] and len(told) < 4200
-    assert f"{head - 4099} entries from this one on are missing" in told[f"{4099:012}"]
+    seen = faults(vckpt, api)
+    assert "entries" not in seen[f"{3:012}"] and len(seen) < 4200
+    assert f"{head - 4099} entries from this one on are missing" in seen[f"{4099:012}"]
 
 
 def test_many_gaps_before_a_head(api, vckpt):
@@ -1138,8 +1138,8 @@ def test_many_gaps_before_a_head(api, vckpt):
     forged(api, 0, head, before=before)
     for n in range(2, 12):
         forged(api, step * n, head, before=before)
-    told = faults(vckpt, api)
-    assert len(told) < 4200
+    seen = faults(vckpt, api)
+    assert len(seen) < 4200
     for n in range(2, 11):
-        assert f"{step - 1} entries from this one on are missing" in told[f"{step * n + 1:012}"]
-    assert f"{step * 2 - 3 - 4096} entries from this one on" in told[f"{3 + 4096:012}"]
+        assert f"{step - 1} entries from this one on are missing" in seen[f"{step * n + 1:012}"]
+    assert f"{step * 2 - 3 - 4096} entries from this one on" in seen[f"{3 + 4096:012}"]

@@ -208,8 +208,8 @@ def test_mend_takes_no_snapshot_because_a_collected_record_is_after_it(copied, v
     n = copied.chain[1]
     wrong(copied.api, n, "damaged")
     wrong(other, n, "another")
-    told = vckpt.json("mend", copied.dir, "--from", other.path)["lines"]
-    assert [line["file"] for line in told if line["what"] == "accept"] == [f"runs/{RUN}/{n:012}"]
+    seen = vckpt.json("mend", copied.dir, "--from", other.path)["lines"]
+    assert [line["file"] for line in seen if line["what"] == "accept"] == [f"runs/{RUN}/{n:012}"]
     assert copied.api.entry_path(RUN, n).read_bytes() != other.entry_path(RUN, n).read_bytes()
     other.close()
     assert faults(vckpt, copied.api) == {}
@@ -219,8 +219,8 @@ def test_mend_takes_no_snapshot_because_a_collected_record_is_after_it(copied, v
 def test_what_mend_says_of_a_chain_that_no_copy_has(copied, vckpt):
     for n in copied.chain[1:]:
         wrong(copied.api, n, "damaged")
-    told = vckpt.json("mend", copied.api.path, check=False)["lines"]
-    accepted, = [line for line in told if line["what"] == "accept"]
+    seen = vckpt.json("mend", copied.api.path, check=False)["lines"]
+    accepted, = [line for line in seen if line["what"] == "accept"]
     assert "what was visible then: no step is lost" in accepted["text"]
     assert faults(vckpt, copied.api) == {}
     sound(copied.api, copied.live)
@@ -247,7 +247,7 @@ def test_mend_brings_a_snapshot_that_a_later_one_goes_on_from(api, vckpt, tmp_pa
 
 
 def test_an_error_is_no_damage_of_a_head(api):
-    """A list stands before entries that two collections have taken, and the record that names the second head cannot be
+    """A list is open before entries that two collections took, and the record that names the second head cannot be
     read at that moment: the head that it knows is gone, but that is no damage."""
     aged(api)
     with api.list(RUN) as l:
@@ -281,9 +281,9 @@ class AtCall(Meddler):
             if name not in ("file_close", "writer_abandon", "stat"):
                 self.calls.append(name)
                 if len(self.calls) == self.at:
-                    told = self.what()
-                    if told is not None:
-                        return told
+                    seen = self.what()
+                    if seen is not None:
+                        return seen
         return super().called(name, inner, args)
 
 
