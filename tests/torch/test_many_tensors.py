@@ -14,6 +14,7 @@ import vckpt
 from vckpt import _lib, handle, loads
 
 PIN = {"pin": "no"}
+OF_A_SAVE = 40          # calls by which two saves may differ: one that is done already needs no thread to wait for it
 WAITS = ("vckpt_load_wait", "vckpt_load_progress", "vckpt_save_wait_staged", "vckpt_save_wait_committed",
          "vckpt_save_progress",
          "vckpt_save_free")         # when the last thread lets it go
@@ -103,7 +104,7 @@ def save_and_load(run, state):
 def test_calls_of_functions(run, make, most):
     """For each tensor of the first save, of the next one, and of a load: no more when there are more tensors."""
     few, some, many = (save_and_load(run.with_name(f"run{size}"), make(size)) for size in (200, 400, 800))
-    each = (many - some) / 400
+    each = (many - some - OF_A_SAVE) / 400
     assert (each <= most).all() and (each <= (some - few) / 200 * 1.1 + 1).all(), (each, (some - few) / 200)
 
 
