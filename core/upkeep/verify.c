@@ -288,8 +288,8 @@ static int check_mark(struct verify *v, struct commit_list *l)
 	if (r == -BASE_EDAMAGED)
 		report_lost(v, name, commit_list_run(l), why.text);
 	else if (r == -ENOENT && head_same(v, l))
-		report_lost(v, name, commit_list_run(l), "it is missing: it says what is visible at the entry from "
-			"which on the list is read, in case a snapshot is damaged");
+		report_lost(v, name, commit_list_run(l), "it is missing: a reader that finds a snapshot of this list "
+			"damaged needs it, because earlier entries were collected");
 	return r == -ENOMEM ? r : 0; /* what cannot be read is reported as a file */
 }
 
