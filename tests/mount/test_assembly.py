@@ -213,6 +213,12 @@ def test_a_damaged_file_is_put_together_as_far_as_it_is_sound(slow, large, tmp_p
 EARLY, GIVEN_UP = "vckpt_assemblies_early_total", "vckpt_assemblies_given_up_total"
 
 
+def copied(data, begin, end):
+    """A copy that touches the bytes in their order: the C library copies what is larger than the processor's cache from
+    several pages at once, which the mount takes for a loader that takes tensors in an order of its own."""
+    return b"".join(data[at:min(at + 65536, end)] for at in range(begin, end, 65536))
+
+
 @contextlib.contextmanager
 def opened_by_a_loader(file):
     """As torch does for safetensors: the header by one mapping, the tensors by another. Gives one tensor by its name,
@@ -229,7 +235,7 @@ def opened_by_a_loader(file):
     def tensor(name, most=None):
         begin, end = (8 + n + at for at in places[name])
         data.madvise(mmap.MADV_RANDOM if most else mmap.MADV_NORMAL)
-        return data[begin:begin + most if most else end]
+        return copied(data, begin, begin + most if most else end)
     try:
         yield tensor, list(places)
     finally:
@@ -290,7 +296,7 @@ def test_who_is_no_loader(slow, large):
     m = make(large[0])
     file = m / "a" / "latest" / "model.safetensors"
     with open(file, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as data:
-        assert data[:] == large[1]
+        assert copied(data, 0, len(data)) == large[1]
     assert m.stats()[EARLY] == 0 and m.stats()["vckpt_assembled_files"] == 0
 
 
