@@ -16,6 +16,79 @@
 
 #define ENTRY_LIVE_MAX (UINT32_C(1) << 22)
 
+/* ---- facts ---- */
+
+static bool reason_valid(const char *reason) { return !reason || proto_text_valid(reason, 0, PROTO_REASON_MAX); }
+static bool by_valid(const char *host) { return !host || proto_host_valid(host); }
+
+static const struct codec_field step_facts_fields[] = {
+	CODEC_FIELD(NEXT, StepFacts, step_facts, entry),
+	CODEC_FIELD(BOOL, StepFacts, step_facts, pinned),
+	CODEC_FIELD(TEXT, StepFacts, step_facts, reason, .valid = reason_valid),
+	CODEC_FIELD(NUMBER, StepFacts, step_facts, pinned_ns),
+	CODEC_FIELD(TEXT, StepFacts, step_facts, pinned_by, .valid = by_valid),
+	CODEC_LIST(TEXTS, StepFacts, step_facts, tags, .max = PROTO_TAGS_MAX, .valid = proto_tag_valid, .sorted = true),
+	CODEC_LIST(MESSAGES, StepFacts, step_facts, attributes, .max = PROTO_ATTRIBUTES_MAX,
+		.message = &proto_attribute_message),
+};
+
+static bool text_empty(const char *text) { return !text || !text[0]; }
+
+static int step_facts_check(const void *m)
+{
+	const struct proto_step_facts *f = m;
+	bool pin = f->pinned || (text_empty(f->reason) && f->pinned_ns == 0 && text_empty(f->pinned_by));
+
+	return pin && proto_attributes_check(f->attributes, f->nattributes) ? 0 : -BASE_EFORMAT;
+}
+
+static const struct codec_message step_facts_message = CODEC_MESSAGE_OF(step_facts, struct proto_step_facts,
+	step_facts_fields, .check = step_facts_check);
+
+static const struct codec_field policy_fields[] = {
+	CODEC_LIST(TEXTS, Policy, policy, rules, .max = PROTO_RULES_MAX, .text = {1, PROTO_RULE_MAX}),
+	CODEC_FIELD(NUMBER, Policy, policy, time_ns),
+	CODEC_FIELD(TEXT, Policy, policy, host, .valid = by_valid),
+};
+static const struct codec_message policy_message = CODEC_MESSAGE_OF(policy, struct proto_policy, policy_fields);
+
+static const struct codec_field facts_fields[] = {
+	CODEC_LIST(MESSAGES, Facts, facts, steps, .message = &step_facts_message),
+	CODEC_FIELD(MESSAGE, Facts, facts, policy, .message = &policy_message,
+		.has = offsetof(struct proto_facts, policed)),
+};
+
+static int facts_check(const void *m)
+{
+	const struct proto_facts *f = m;
+
+	for (size_t i = 0; i < f->nsteps; i++)
+		if (f->steps[i].entry == PROTO_NONE || (i > 0 && f->steps[i - 1].entry >= f->steps[i].entry))
+			return -BASE_EFORMAT;
+	return f->nsteps || f->policed ? 0 : -BASE_EFORMAT;
+}
+
+static const struct codec_message facts_message = CODEC_MESSAGE_OF(facts, struct proto_facts, facts_fields,
+	.check = facts_check);
+
+bool proto_facts_empty(const struct proto_step_facts *f)
+{
+	return !f->pinned && f->ntags == 0 && f->nattributes == 0;
+}
+
+static bool text_same(const char *a, const char *b) { return strcmp(a ? a : "", b ? b : "") == 0; }
+
+bool proto_facts_equal(const struct proto_step_facts *a, const struct proto_step_facts *b)
+{
+	if (a->entry != b->entry || a->pinned != b->pinned || !text_same(a->reason, b->reason) ||
+		a->pinned_ns != b->pinned_ns || !text_same(a->pinned_by, b->pinned_by) || a->ntags != b->ntags)
+		return false;
+	for (size_t i = 0; i < a->ntags; i++)
+		if (strcmp(a->tags[i], b->tags[i]) != 0)
+			return false;
+	return proto_attributes_equal(a->attributes, a->nattributes, b->attributes, b->nattributes);
+}
+
 /* ---- commits ---- */
 
 #define COMMIT_ATTRIBUTES CODEC_LIST(MESSAGES, Commit, commit, attributes, .max = PROTO_ATTRIBUTES_MAX, \
@@ -32,25 +105,52 @@ static const struct codec_field commit_fields[] = {
 	COMMIT_ATTRIBUTES,
 };
 
-static int commit_pack(const void *m, struct proto_arena *arena, void *message)
+static int unknown_pack(const void *m, struct proto_arena *arena, void *message)
 {
 	const struct proto_commit *commit = m;
 
 	return proto_unknown_put(message, arena, commit->extra, commit->extra_len);
 }
 
-static int commit_unpack(const void *message, struct proto_arena *arena, void *m)
+static int unknown_unpack(const void *message, struct proto_arena *arena, void *m)
 {
 	struct proto_commit *commit = m;
 
 	return proto_unknown_take(message, arena, &commit->extra, &commit->extra_len);
 }
 
+static const struct codec_field commit_facts = {CODEC_MESSAGE, .message = &step_facts_message};
+
+static int commit_pack(const void *m, struct proto_arena *arena, void *message)
+{
+	const struct proto_commit *commit = m;
+	Vckpt__Commit *s = message;
+	int r = commit->facts ? codec_fields_pack(&commit_facts, 1, commit->facts, arena, &s->facts) : 0;
+
+	return r < 0 ? r : unknown_pack(m, arena, message);
+}
+
+static int commit_unpack(const void *message, struct proto_arena *arena, void *m)
+{
+	const Vckpt__Commit *s = message;
+	struct proto_commit *commit = m;
+	struct proto_step_facts *facts = NULL;
+	int r = 0;
+
+	if (s->facts && !(facts = proto_arena_array(arena, 1, sizeof *facts)))
+		return proto_no_memory(arena);
+	if (facts)
+		r = codec_fields_unpack(&commit_facts, 1, &s->facts, arena, facts);
+	commit->facts = facts;
+	return r < 0 ? r : unknown_unpack(message, arena, m);
+}
+
 static int commit_check(const void *m)
 {
 	const struct proto_commit *commit = m;
 
-	return proto_attributes_check(commit->attributes, commit->nattributes) ? 0 : -BASE_EFORMAT;
+	return proto_attributes_check(commit->attributes, commit->nattributes) &&
+		(!commit->facts || commit->facts->entry == PROTO_NONE) ? 0 : -BASE_EFORMAT;
 }
 
 static const struct codec_message commit_message = CODEC_MESSAGE_OF(commit, struct proto_commit, commit_fields,
@@ -115,6 +215,7 @@ static const struct codec_message abort_message = CODEC_MESSAGE_OF(abort, struct
 
 static const struct codec_field remove_fields[] = {
 	CODEC_FIELD_AS(NEXT, Remove, entry, entry, removes),
+	CODEC_FIELD(TEXT, Remove, entry, reason, .valid = reason_valid),
 };
 
 static int remove_check(const void *m)
@@ -151,12 +252,14 @@ static const struct codec_field snapshot_fields[] = {
 	CODEC_LIST(ROWS, Snapshot, entry, gone, .row = &proto_u64_row, .max = ENTRY_LIVE_MAX),
 	CODEC_FIELD(NEXT, Snapshot, entry, older, .max = PROTO_STEP_MAX),
 	CODEC_FIELD_AS(NEXT, Snapshot, launch, entry, newest_launch),
+	CODEC_FIELD(MESSAGE, Snapshot, entry, facts, .message = &facts_message,
+		.has = offsetof(struct proto_entry, facts.there)),
 };
 
 /* What `extra` has of a live step's commit. */
 static const struct codec_field extra_fields[] = {COMMIT_ATTRIBUTES};
 static const struct codec_message extra_message = CODEC_MESSAGE_OF(commit, struct proto_commit, extra_fields,
-	.pack = commit_pack, .unpack = commit_unpack);
+	.pack = unknown_pack, .unpack = unknown_unpack);
 static const struct codec_field live_extra = {CODEC_MESSAGE, .message = &extra_message};
 
 static int live_extra_put(const struct proto_commit *c, struct proto_arena *arena, struct base_buf *extra)
@@ -234,7 +337,7 @@ static int live_extra_get(const uint8_t *bytes, size_t len, struct proto_arena *
 	if (r < 0)
 		return r;
 	if (only->step || only->attempt[0] || only->time_ns || only->replaces || only->manifest.len || only->tensors ||
-		only->bytes || only->new_bytes)
+		only->bytes || only->new_bytes || only->facts)
 		return -BASE_EFORMAT;
 	return codec_fields_unpack(&live_extra, 1, &only, arena, c);
 }
@@ -341,6 +444,8 @@ static const struct codec_field entry_kinds[] = {
 	[PROTO_ENTRY_REMOVE] = CODEC_WHOLE(Entry, remove, &remove_message),
 	[PROTO_ENTRY_SNAPSHOT] = CODEC_WHOLE(Entry, snapshot, &snapshot_message),
 	[PROTO_ENTRY_ACCEPT] = CODEC_WHOLE(Entry, accept, &accept_message),
+	[PROTO_ENTRY_FACTS] = CODEC_FIELD(MESSAGE, Entry, entry, facts, .message = &facts_message,
+		.has = offsetof(struct proto_entry, facts.there)),
 };
 
 static const struct codec_field entry_fields[] = {
@@ -356,12 +461,13 @@ static unsigned entry_words(const void *m)
 {
 	const struct proto_entry *entry = m;
 
-	return entry->kind == PROTO_ENTRY_COLLECTED ? PROTO_LIST_3 : entry->list_2 ? PROTO_LIST_2 : 0;
+	return entry->kind == PROTO_ENTRY_COLLECTED ? PROTO_LIST_3
+		: (entry->list_2 ? PROTO_LIST_2 : 0) | (proto_entry_list_4(entry) ? PROTO_LIST_4 : 0);
 }
 
 static bool entry_has_message(uint32_t kind)
 {
-	return kind > 0 && kind < BASE_COUNT(entry_kinds);
+	return kind > 0 && kind < BASE_COUNT(entry_kinds) && entry_kinds[kind].message;
 }
 
 static int entry_pack(const void *m, struct proto_arena *arena, void *message)
@@ -379,13 +485,13 @@ static int entry_unpack(const void *message, struct proto_arena *arena, void *m)
 	const Vckpt__Entry *e = message;
 	struct proto_entry *entry = m;
 
-	entry->list_2 = e->n_features != 0 && e->kind != PROTO_ENTRY_COLLECTED;
+	entry->list_2 = e->n_features != 0 && strcmp(e->features[0], "list-2") == 0;
 	if (e->version == 1 ? e->before.len != 0 : !proto_digest_get(&e->before, &entry->before))
 		return -BASE_EFORMAT;
-	if (e->kind > PROTO_ENTRY_COLLECTED)
+	if (e->kind > PROTO_ENTRY_KNOWN)
 		return 0; /* of a later version: nothing is known of it */
 	for (uint32_t i = 1; i < BASE_COUNT(entry_kinds); i++)
-		if (codec_message_there(&entry_kinds[i], message) != (e->kind == i))
+		if (entry_has_message(i) && codec_message_there(&entry_kinds[i], message) != (e->kind == i))
 			return -BASE_EFORMAT;
 	return entry_has_message(e->kind) ? codec_fields_unpack(&entry_kinds[e->kind], 1, message, arena, m) : 0;
 }
@@ -400,6 +506,16 @@ static bool entry_place_check(const struct proto_entry *m)
 	return m->version <= PROTO_VERSION && m->run && proto_run_valid(m->run) && m->number != PROTO_NONE;
 }
 
+static int entry_facts_check(const struct proto_entry *m)
+{
+	size_t n = m->facts.nsteps;
+
+	if (m->kind == PROTO_ENTRY_FACTS && !m->facts.there)
+		return -BASE_EFORMAT;
+	return proto_entry_list_4(m) && (m->version == 1 || (n && m->facts.steps[n - 1].entry >= m->number))
+		? -BASE_EFORMAT : 0;
+}
+
 static int entry_check(const void *m)
 {
 	const struct proto_entry *entry = m;
@@ -408,8 +524,10 @@ static int entry_check(const void *m)
 		return -BASE_EFORMAT;
 	if (entry->kind == PROTO_ENTRY_COLLECTED && (entry->version == 1 || entry->number == 0))
 		return -BASE_EFORMAT;
-	return entry->list_2 && (entry->version == 1 ||
-		(entry->kind != PROTO_ENTRY_SNAPSHOT && entry->kind != PROTO_ENTRY_LAUNCH)) ? -BASE_EFORMAT : 0;
+	if (entry->list_2 && (entry->version == 1 ||
+		(entry->kind != PROTO_ENTRY_SNAPSHOT && entry->kind != PROTO_ENTRY_LAUNCH)))
+		return -BASE_EFORMAT;
+	return entry_facts_check(entry);
 }
 
 static const struct codec_message entry_message = CODEC_MESSAGE_OF(entry, struct proto_entry, entry_fields,

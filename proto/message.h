@@ -34,6 +34,7 @@
 #define PROTO_ATTEMPT_MAX 48     /* "<16 hex>-<decimal>", NUL included */
 #define PROTO_HOST_MAX 256
 #define PROTO_REASON_MAX 1024
+#define PROTO_TAG_MAX 64
 #define PROTO_ATTRIBUTES_MAX 1024       /* a step's */
 #define PROTO_ATTRIBUTE_VALUE_MAX 4096  /* bytes of one value */
 #define PROTO_ATTRIBUTES_MAX_BYTES 65536 /* keys and values of a step together */
@@ -56,6 +57,7 @@ struct proto_store {
 	uint64_t reserve_bytes;         /* size of the file `reserve`; 0: none */
 	bool list_2;                    /* snapshots go on from earlier ones: the word "list-2" */
 	bool list_3;                    /* entries may be collected: the word "list-3"; with list_2 only */
+	bool list_4;                    /* lists have facts of steps: the word "list-4"; with list_3 only */
 	void *arena;
 };
 int proto_store_encode(const struct proto_store *m, struct base_buf *b);

@@ -60,6 +60,12 @@ bool proto_attribute_key_valid(const char *key)
 	return key && name_is_alpha(key[0]) && name_plain(key, 64, ".-");
 }
 
+bool proto_tag_valid(const char *tag)
+{
+	return name_plain(tag, PROTO_TAG_MAX, ".-") && strspn(tag, "0123456789") < strlen(tag) &&
+		strncmp(tag, "step-", 5) != 0 && strcmp(tag, "latest") != 0;
+}
+
 bool proto_utf8_valid(const char *bytes, size_t len)
 {
 	size_t n, at = 0;

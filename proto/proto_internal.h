@@ -88,7 +88,7 @@ bool proto_rows(const ProtobufCBinaryData *field, size_t row_bytes, uint64_t max
 /* Can a reader compute with this grid? The bounds keep its arithmetic in 64 bits and pieces at a few MiB. */
 bool proto_grid_valid(const struct tensor_grid_params *g);
 /* Words of a message. */
-enum { PROTO_GRID_2 = 1, PROTO_LIST_2 = 2, PROTO_LIST_3 = 4 };
+enum { PROTO_GRID_2 = 1, PROTO_LIST_2 = 2, PROTO_LIST_3 = 4, PROTO_LIST_4 = 8 };
 char **proto_words(unsigned words, size_t *ret_n);              /* not the caller's to free */
 /* Exactly these, in their order? */
 bool proto_words_are(char *const *features, size_t n, unsigned words);
@@ -126,7 +126,6 @@ bool proto_pack_name_split(const char *pack, struct proto_attempt_number *ret_a,
 bool proto_attempt_valid(const char *attempt);
 bool proto_class_valid(const char *class);
 bool proto_word_valid(const char *word);                            /* [A-Za-z_][A-Za-z0-9_]*, <= PROTO_WORD_MAX */
-bool proto_text_valid(const char *text, size_t min, size_t max);    /* UTF-8 of min .. max bytes; NULL is not */
 bool proto_host_valid(const char *host);
 /* Memory order, then length: the order of all sorted names. */
 int proto_name_compare(const char *a, size_t a_len, const char *b, size_t b_len);

@@ -101,7 +101,7 @@ static bool scan_one(struct scan *s, const ProtobufCMessageDescriptor *d, const 
 	return scan_take(s, f->len);
 }
 
-/* No message here nests into itself, so this goes three messages deep. */
+/* No message here nests into itself, so this goes five messages deep. */
 static bool scan_message(struct scan *s, const ProtobufCMessageDescriptor *d, const uint8_t *at, const uint8_t *end)
 {
 	struct scan_field f;

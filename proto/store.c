@@ -19,7 +19,7 @@ static unsigned store_words(const void *m)
 	const struct proto_store *store = m;
 
 	return (store->grid.small_bytes ? PROTO_GRID_2 : 0) | (store->list_2 ? PROTO_LIST_2 : 0) |
-		(store->list_3 ? PROTO_LIST_3 : 0);
+		(store->list_3 ? PROTO_LIST_3 : 0) | (store->list_4 ? PROTO_LIST_4 : 0);
 }
 
 static int store_unpack(const void *message, struct proto_arena *arena, void *m)
@@ -31,6 +31,7 @@ static int store_unpack(const void *message, struct proto_arena *arena, void *m)
 	for (size_t i = 0; i < s->n_features; i++) {
 		store->list_2 |= strcmp(s->features[i], "list-2") == 0;
 		store->list_3 |= strcmp(s->features[i], "list-3") == 0;
+		store->list_4 |= strcmp(s->features[i], "list-4") == 0;
 	}
 	return 0;
 }
@@ -40,7 +41,8 @@ static int store_check(const void *m)
 	const struct proto_store *store = m;
 	bool known = store->version > 0 && store->version <= PROTO_VERSION;
 
-	return known && (store->list_2 || !store->list_3) && proto_grid_valid(&store->grid) ? 0 : -BASE_EFORMAT;
+	return known && (store->list_2 || !store->list_3) && (store->list_3 || !store->list_4) &&
+		proto_grid_valid(&store->grid) ? 0 : -BASE_EFORMAT;
 }
 
 static const struct codec_message store_message = CODEC_MESSAGE_OF(store, struct proto_store, store_fields,

@@ -59,12 +59,16 @@ int proto_unpack_inner(const ProtobufCMessageDescriptor *d, const void *body, si
 }
 
 /* All words (docs/format/versions.md), in the order of their bits. */
-static char *wire_words[] = {(char[]){"grid-2"}, (char[]){"list-2"}, (char[]){"list-3"}};
+static char *wire_words[] = {(char[]){"grid-2"}, (char[]){"list-2"}, (char[]){"list-3"}, (char[]){"list-4"}};
 
-/* Words that are used together are next to each other in the table. */
+/* Words that are used together are next to each other in the table, but for two of snapshots. */
 char **proto_words(unsigned words, size_t *ret_n)
 {
+	static char list_2[] = "list-2", list_4[] = "list-4", *snapshot[] = {list_2, list_4};
+
 	*ret_n = (size_t)__builtin_popcount(words);
+	if (words == (PROTO_LIST_2 | PROTO_LIST_4))
+		return snapshot;
 	return wire_words + (words ? __builtin_ctz(words) : 0);
 }
 
@@ -92,9 +96,9 @@ bool proto_word_known(const char *word) { return word_bit(word); }
 static unsigned words_of(const ProtobufCMessageDescriptor *d)
 {
 	if (d == &vckpt__store__descriptor)
-		return PROTO_GRID_2 | PROTO_LIST_2 | PROTO_LIST_3;
+		return PROTO_GRID_2 | PROTO_LIST_2 | PROTO_LIST_3 | PROTO_LIST_4;
 	if (d == &vckpt__entry__descriptor)
-		return PROTO_LIST_2 | PROTO_LIST_3;
+		return PROTO_LIST_2 | PROTO_LIST_3 | PROTO_LIST_4;
 	return d == &vckpt__layout__descriptor ? PROTO_GRID_2 : 0;
 }
 

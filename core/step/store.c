@@ -179,7 +179,7 @@ static int store_identity_put(struct storage *storage, uint64_t reserve_bytes)
 {
 	struct proto_store info = {.version = PROTO_VERSION, .grid = {.min_bytes = 128 << 10, .target_bytes = 1 << 20,
 		.row_bytes = 256, .small_bytes = 32 << 10}, .reserve_bytes = reserve_bytes, .list_2 = true,
-		.list_3 = true};
+		.list_3 = true, .list_4 = true};
 	base_cleanup_buf struct base_buf body = BASE_BUF_INIT;
 	int r;
 

@@ -153,7 +153,7 @@ static int do_commit(struct mend *m, const struct mend_action *a)
 
 static int do_remove(struct mend *m, const struct mend_action *a)
 {
-	int r = commit_step_remove(m->store, a->run, a->step, m->err);
+	int r = commit_step_remove(m->store, a->run, a->step, "its manifest is gone", m->err);
 
 	return r == -ENOENT || r == -ESTALE ? 0 : r;
 }

@@ -23,7 +23,8 @@ import numpy
 import xxhash
 
 VERSION, BLOCK, NONE = 2, 16384, 0xffffffff
-WORDS = {"Store": ["grid-2", "list-2", "list-3"], "Layout": ["grid-2"], "Entry": ["list-2", "list-3"]}
+WORDS = {"Store": ["grid-2", "list-2", "list-3", "list-4"], "Layout": ["grid-2"],
+         "Entry": ["list-2", "list-3", "list-4"]}
 PROTO = pathlib.Path(__file__).resolve().parents[2] / "proto/vckpt.proto"
 PIECE, BLOB, LAYOUT, PART, CHUNK, HEADER = range(1, 7)
 KINDS = {1: ("Store", 1 << 16), 2: ("Entry", 64 << 20), 3: ("Manifest", 256 << 20), 4: ("Begin", 1 << 20),
@@ -43,6 +44,7 @@ RUN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 LAUNCH = r"[0-9a-f]{16}"
 NUMBER = r"(?:0|[1-9][0-9]*)"
 ATTEMPT = rf"{LAUNCH}-{NUMBER}"
+TAG = r"(?!latest$)(?!step-)(?![0-9]+$)[A-Za-z0-9_][A-Za-z0-9._-]{0,63}"
 
 
 class Bad(Exception):
@@ -459,7 +461,7 @@ class Store:
 
     def __init__(self, path):
         self.path, self.id, self.version, self.seed = pathlib.Path(path), bytes(16), VERSION, 0
-        self.list_2 = self.list_3 = False
+        self.list_2 = self.list_3 = self.list_4 = False
         self.faults, self.newer, self.heads, self.footers, self.objects = [], [], {}, {}, {}
 
     def guarded(self, what, function, *arguments):
@@ -503,7 +505,8 @@ class Store:
         _, found = self.record("vckpt.store", 1, True)
         need(len(found["id"]) == 16 and found["reserve_bytes"] <= 1 << 30, "breaks the rules")
         self.id, self.seed, self.version = found["id"], found["seed"], found["version"]
-        self.list_2, self.list_3 = "list-2" in found["features"], "list-3" in found["features"]
+        self.list_2, self.list_3, self.list_4 = (f"list-{n}" in found["features"] for n in (2, 3, 4))
+        need(self.list_3 or not self.list_4, "it has the word list-4 and not list-3")
         parameters_of(found)
         reserve = self.path / "reserve"
         if reserve.exists():
@@ -619,11 +622,50 @@ class Store:
 
 # ---- list.md ----
 
-EXCLUSIVE = {1: "launch", 2: "commit", 3: "abort", 4: "remove", 5: "snapshot", 6: "accept"}
+EXCLUSIVE = {1: "launch", 2: "commit", 3: "abort", 4: "remove", 5: "snapshot", 6: "accept", 8: "facts"}
 
 
 def without_lowest_bit(n):
     return n - (n & -n)
+
+
+def state_of(s):
+    """What is said of one step."""
+    need(s["pinned"] or not (s["reason"] or s["pinned_ns"] or s["pinned_by"]), "what is not pinned has a reason")
+    need(len(s["reason"].encode()) <= 1024 and len(s["pinned_by"].encode()) < 256, "a pin has texts that are too long")
+    need(len(s["tags"]) <= 64 and all(re.fullmatch(TAG, t) for t in s["tags"]), "a tag breaks the rules")
+    ascending([t.encode() for t in s["tags"]], "the table of tags")
+    return {"pinned": bool(s["pinned"]), "reason": s["reason"], "pinned_ns": s["pinned_ns"],
+            "pinned_by": s["pinned_by"], "tags": s["tags"], "attributes": attributes_of(s["attributes"])}
+
+
+class Facts:
+    """What is said of the commits of a run, and its policy."""
+
+    def __init__(self):
+        self.states, self.changed, self.policy = {}, {}, None
+
+    def say(self, entry, state, number):
+        for other, had in self.states.items():
+            if other != entry and set(had["tags"]) & set(state["tags"]):
+                self.states[other] = {**had, "tags": [t for t in had["tags"] if t not in state["tags"]]}
+                self.changed[other] = number
+        self.states[entry], self.changed[entry] = state, number
+
+    def drop(self, entry):
+        self.states.pop(entry, None)
+
+    def take(self, said, number, visible):
+        for entry, state in said["states"].items():
+            if entry in visible:
+                self.say(entry, state, number)
+        if said["policy"] is not None:
+            self.policy = said["policy"] if said["policy"]["rules"] else None
+
+    def shown(self, visible, start=0):
+        """As a snapshot that goes on from `start` says it."""
+        return {e: s for e, s in sorted(self.states.items()) if e in visible and self.changed[e] > start and (
+            s["pinned"] or s["tags"] or s["attributes"] or (start and e < start))}
 
 
 class List:
@@ -632,7 +674,7 @@ class List:
     def __init__(self, store, run):
         self.store, self.run = store, run
         self.folder = store.path / "runs" / run
-        self.visible, self.entries, self.bodies, self.why = {}, {}, {}, {}
+        self.visible, self.entries, self.bodies, self.why, self.facts = {}, {}, {}, {}, Facts()
         self.commits, self.aborted, self.committed, self.launches, self.dead, self.snapshots = (
             {}, {}, set(), {}, set(), [])
 
@@ -704,7 +746,7 @@ class List:
 
     def mark_record(self, name, head):
         _, e = self.store.record(name, 11, True)
-        need(e["kind"] == 5 and e["features"] == ["list-2"] and e["run"] == self.run and e["number"] == head and
+        need(e["kind"] == 5 and e["features"][:1] == ["list-2"] and e["run"] == self.run and e["number"] == head and
              {n for n in EXCLUSIVE.values() if e[n] is not None} == {"snapshot"} and e["before"] == self.self and
              not e["time_ns"] and not e["host"], "it is no mark of this place")
         self.check_snapshot(e, head)
@@ -712,7 +754,11 @@ class List:
         return e
 
     def check_mark(self, e):
-        need(e["steps"] == self.shown(self.chain(self.head)), "it says other steps than the snapshot that it marks")
+        shown = self.shown(self.chain(self.head))
+        need(e["steps"] == shown, "it says other steps than the snapshot that it marks")
+        said = self.chain_facts(self.chain(self.head))
+        need(e["said"]["states"] == said.shown({n for n, _ in shown.values()}) and e["said"]["policy"] == said.policy,
+             "it says other facts than the snapshot that it marks")
         need(e["snapshot"]["launch"] == self.entries[self.head]["snapshot"]["launch"],
              "it is the mark of another snapshot")
 
@@ -732,6 +778,10 @@ class List:
         if not chain and not any(n <= start for n in self.skipped):
             self.fault(start, "its chain cannot be used")
             self.skipped |= {start}
+        if chain:
+            self.facts = self.chain_facts(chain)
+        else:
+            self.facts.take(self.mark["said"], start, {n for n, _ in self.visible.values()})
         self.commits = {number: c for number, c in self.visible.values()}
         self.committed = {c["attempt"] for c in self.commits.values()}
         number, found = (self.entries[start] if chain else self.mark)["snapshot"]["launch"] - 1, []
@@ -751,9 +801,11 @@ class List:
     def entry(self, number):
         body, e = self.store.record(f"runs/{self.run}/{number:012}", 2, True)
         need(e["kind"], "it is of no kind")
-        need(e["features"] == (["list-2"] if self.store.list_2 and e["kind"] in (1, 5) else
-                               ["list-3"] if e["kind"] == 7 else []),
+        said = e["facts"] or (e["commit"] or e["snapshot"] or {}).get("facts")
+        need(e["features"] == (["list-3"] if e["kind"] == 7 else
+                               ["list-2"] * (self.store.list_2 and e["kind"] in (1, 5)) + ["list-4"] * bool(said)),
              "it and its store do not both have the word list-2, or it is of a kind that has none")
+        need(self.store.list_4 or not said, "it has facts, and its store lacks the word list-4")
         if e["kind"] == 7:
             self.check_collected(e, number)
             return body, e
@@ -796,13 +848,32 @@ class List:
         need(c["step"] < 1 << 63 and re.fullmatch(ATTEMPT, c["attempt"]) and len(c["manifest"]) == 32 and
              c["replaces"] <= number, "its commit breaks the rules")
         attributes_of(c["attributes"])
+        if c["facts"]:
+            need(not c["facts"]["entry"], "a commit says facts of another one")
+            e["said"], c["facts"] = state_of(c["facts"]), None      # snapshots have them elsewhere
 
     def check_abort(self, e, number):
         need(re.fullmatch(ATTEMPT, e["abort"]["attempt"]) and len(e["abort"]["reason"].encode()) <= 1024,
              "its abort breaks the rules")
 
     def check_remove(self, e, number):
-        need(1 <= e["remove"]["entry"] <= number, "it removes no entry before it")
+        need(1 <= e["remove"]["entry"] <= number and len(e["remove"]["reason"].encode()) <= 1024,
+             "it removes no entry before it")
+
+    def check_facts(self, e, number):
+        e["said"] = self.said_of(e["facts"], number)
+
+    def said_of(self, facts, number):
+        """{entry: state} and the policy; facts None: nothing."""
+        steps, policy = (facts["steps"], facts["policy"]) if facts else ([], None)
+        need(not facts or steps or policy, "its facts are none")
+        ascending([s["entry"] for s in steps], "its table of facts")
+        need(all(1 <= s["entry"] <= number for s in steps), "it says facts of no entry before it")
+        if policy:
+            need(len(policy["rules"]) <= 64 and all(1 <= len(r.encode()) <= 1024 for r in policy["rules"]) and
+                 len(policy["host"].encode()) < 256, "its policy breaks the rules")
+            policy = {k: policy[k] for k in ("rules", "time_ns", "host")}
+        return {"states": {s["entry"] - 1: state_of(s) for s in steps}, "policy": policy}
 
     def check_accept(self, e, number):
         e["numbers"] = [n for n, in rows(e["accept"]["numbers"], "<Q", "its table")]
@@ -817,6 +888,8 @@ class List:
         need(len(live) <= 1 << 22, "it has too many rows")
         ascending([row[0] for row in live], "its table")
         self.check_from(e, e["snapshot"], number)
+        e["said"] = self.said_of(e["snapshot"]["facts"], number)
+        need(not e["said"]["policy"] or e["said"]["policy"]["rules"], "it has a policy without rules")
         need(not live or not e["snapshot"]["from"] or live[0][0] > e["snapshot"]["from"],
              "it has commits from before the snapshot that it goes on from")
         for entry, step, time, replaces, manifest, tensors, size, new, launch, count, offset, length in live:
@@ -869,6 +942,17 @@ class List:
         need(len(found) == len(live), "two commits of one step are visible by its chain")
         return found
 
+    def chain_facts(self, chain):
+        """What is said at its first: from the oldest on, each says what has changed."""
+        found = Facts()
+        for number in reversed(chain):
+            e = self.entries[number]
+            for entry in e["gone"]:
+                found.drop(entry)
+            found.policy = None
+            found.take(e["said"], number, e["said"]["states"])
+        return found
+
     def goes_on(self, number):
         """What a writer lets this one go on from, where nothing is skipped."""
         n = without_lowest_bit(number // 64) if self.store.list_2 else 0
@@ -886,6 +970,8 @@ class List:
         need(e["steps"] == {s: v for s, v in self.visible.items() if not start or v[0] > start},
              "the snapshot says other steps than the entries before it")
         need(e["gone"] == sorted(before - entries.keys()), "it says that other commits are gone")
+        need(e["said"] == {"states": self.facts.shown(entries, start), "policy": self.facts.policy},
+             "it says other facts than the entries before it")
         need(s["older"] == max((step + 1 for entry, step in entries.items() if entry < start), default=0),
              "it says another highest step from before")
         need(not self.store.list_2 or s["launch"] == self.newest_launch() + 1,
@@ -932,6 +1018,9 @@ class List:
                     self.aborted[e["abort"]["attempt"]] = e["abort"]["reason"]
             elif e["kind"] == 4:
                 self.visible = {s: v for s, v in self.visible.items() if v[0] + 1 != e["remove"]["entry"]}
+                self.facts.drop(e["remove"]["entry"] - 1)
+            elif e["kind"] == 8:
+                self.facts.take(e["said"], number, {n for n, _ in self.visible.values()})
             elif e["kind"] == 5:
                 unsure = self.snapshot(number, e, unsure)
         if not self.skipped:
@@ -961,7 +1050,7 @@ class List:
         if shown is None:
             return unsure
         if unsure:
-            self.visible = shown
+            self.visible, self.facts = shown, self.chain_facts(chain)
         elif not sure and shown != self.visible:
             self.fault(number, "the snapshot says other steps than the entries before it")
         self.committed |= {c["attempt"] for _, c in shown.values()}
@@ -980,7 +1069,10 @@ class List:
     def commit(self, number, c):
         now = self.visible.get(c["step"])
         if self.undecided(c["attempt"]) and c["replaces"] == (now[0] + 1 if now else 0):
+            self.facts.drop(c["replaces"] - 1)
             self.visible[c["step"]] = (number, c)
+            if "said" in self.entries[number]:
+                self.facts.say(number, self.entries[number]["said"], number)
             self.committed.add(c["attempt"])
             self.commits[number] = c
 
@@ -991,6 +1083,20 @@ class List:
         newest = max(self.after(start, e["steps"]), default=-1)
         need(seen == self.visible and (newest < e["snapshot"]["older"] or newest == max(seen)),
              "who begins here sees other steps")
+        live = {n for n, _ in seen.values()}
+        found = self.chain_facts(self.chain(start))
+        for number in range(start + 1, self.end):
+            e = self.entries[number]
+            if number in self.commits and "said" in e:
+                found.say(number, e["said"], number)
+            if number in self.commits:
+                found.drop(e["commit"]["replaces"] - 1)
+            elif e["kind"] == 4:
+                found.drop(e["remove"]["entry"] - 1)
+            elif e["kind"] == 8:
+                found.take(e["said"], number, e["said"]["states"])
+        need(found.shown(live) == self.facts.shown(live) and found.policy == self.facts.policy,
+             "who begins here knows other facts")
 
     def after(self, start, seen):
         seen = dict(seen)

@@ -21,6 +21,7 @@ NAMES = {
     "test_grid.Iter": "tensor_piece_iter",
     "storelow.Ref": "pack_object_ref", "protolib.Info": "proto_store", "protolib.Params": "tensor_grid_params",
     "protolib.StoreLayout": "store_layout...", "storelib.Save": "commit_attempt_save", "storelib.Info": "proto_store",
+    "factslib.Change": "commit_facts_change",
     "storelib.Store": "store...", "storelib.Ref": "pack_object_ref", "storelib.Rank": "proto_alive",
     "storelow.Entry": "storage_entry", "storelow.Medium": "storage_stat",
     "storelow.Owner": "storage_owner", "test_pace.Pace": "posix_pace",

@@ -11,7 +11,7 @@ from storelow import Buf, Digest, Error, Ref
 
 NONE = 2**64 - 1
 EFORMAT, EVERSION = -errno.EPROTO, -errno.EPROTONOSUPPORT
-LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT, ACCEPT, COLLECTED = 1, 2, 3, 4, 5, 6, 7
+LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT, ACCEPT, COLLECTED, FACTS = 1, 2, 3, 4, 5, 6, 7, 8
 VERSION = 2
 BLOB, LAYOUT, PART, CHUNK, HEADER = 2, 3, 4, 5, 6
 INLINE = 2**32 - 1
@@ -36,17 +36,22 @@ def digest(byte):
 
 Attribute = structure("Attribute", key=text, value=text)
 Info = structure("Info", version=u32, id=u8 * 16, seed=u64, grid=Params, reserve_bytes=u64, list_2=c.c_bool,
-                 list_3=c.c_bool, arena=ptr)
+                 list_3=c.c_bool, list_4=c.c_bool, arena=ptr)
+StepFacts = structure("StepFacts", entry=u64, pinned=c.c_bool, reason=text, pinned_ns=i64, pinned_by=text, tags=P(text),
+                      ntags=c.c_size_t, attributes=P(Attribute), nattributes=c.c_size_t)
+Policy = structure("Policy", rules=P(text), nrules=c.c_size_t, time_ns=i64, host=text)
+Facts = structure("Facts", there=c.c_bool, steps=P(StepFacts), nsteps=c.c_size_t, policed=c.c_bool, policy=Policy)
 Commit = structure("Commit", step=u64, attempt=text, time_ns=i64, replaces=u64, manifest=Digest, tensors=u64, bytes=u64,
                    new_bytes=u64,
-                   attributes=P(Attribute), nattributes=c.c_size_t, extra=ptr, extra_len=c.c_size_t)
+                   attributes=P(Attribute), nattributes=c.c_size_t, extra=ptr, extra_len=c.c_size_t,
+                   facts=P(StepFacts))
 Live = structure("Live", entry=u64, commit=Commit)
 Entry = structure("Entry", kind=c.c_int, version=u32, time_ns=i64, host=text, run=text, number=u64, before=Digest,
                   self=Digest, commit=Commit,
                   launch=text, newest_step=u64, nonce=u8 * 16, list_2=c.c_bool, from_=u64, nth=u64, ids=ptr,
                   nids=c.c_size_t, attempt=text, reason=text, rank=u32, removes=u64, live=P(Live), nlive=c.c_size_t,
                   from_digest=Digest, gone=P(u64), ngone=c.c_size_t, older=u64, newest_launch=u64, accepts=P(u64),
-                  naccepts=c.c_size_t, arena=ptr)
+                  naccepts=c.c_size_t, facts=Facts, arena=ptr)
 ProtoRef = structure("ProtoRef", digest=Digest, offset=u64, checks=u64, raw_len=u64, stored_len=u64, pack=u32,
                      codec=u16, kind=u8)
 LayoutTensor = structure("LayoutTensor", component=u32, name_offset=u32, name_len=u32, first_dim=u32, dtype=u8, ndim=u8,
@@ -275,6 +280,28 @@ def going_on(kind, **more):
     return entry(kind, list_2=True, **more)
 
 
+def step_facts(entry=NONE, tags=(), pinned=False, reason=None, ns=0, by=None, **values):
+    a, n = attributes(**values)
+    return StepFacts(entry=entry, pinned=pinned, reason=reason, pinned_ns=ns, pinned_by=by, tags=table(text, tags),
+                     ntags=len(tags), attributes=a, nattributes=n)
+
+
+def facts(*steps, rules=None):
+    policy = Policy(table(text, rules), len(rules), 5, b"node-2") if rules is not None else Policy()
+    return Facts(there=True, steps=table(StepFacts, steps), nsteps=len(steps), policed=rules is not None, policy=policy)
+
+
+def facts_entries():
+    """With the word list-4: of kind 8, a commit and snapshots."""
+    some = (step_facts(2, [b"best", b"x.1"], True, b"paper", 7, b"node-9", loss="2", note="\u00fc"), step_facts(5))
+    one = commit(loss="1")
+    one.facts = c.pointer(step_facts(tags=[b"best"], pinned=True))
+    return [entry(FACTS, facts=facts(*some)), entry(FACTS, facts=facts(rules=[b"keep-last=3", b"keep-best=2:loss"])),
+            entry(FACTS, facts=facts(rules=[])), entry(FACTS, facts=facts(*some, rules=[b"keep-last=1"])),
+            entry(COMMIT, commit=one), going_on(SNAPSHOT, facts=facts(step_facts(129, note="later"), rules=[b"x"])),
+            entry(REMOVE, reason=b"pruned: keep-last=3")]
+
+
 def sample_layout():
     names = [b"a.bias", b"a.weight", b"b/..", "\u00fc".encode(), b"step"]
     shapes = [(8,), (8, 4), (0, 5), (2, 3, 4), ()]
@@ -384,7 +411,7 @@ def samples(proto):
         "store": [Info(version=VERSION, id=(u8 * 16)(*range(16)), seed=2**63 + 5, min_bytes=131072,
                        target_bytes=1 << 20, row_bytes=256, small_bytes=32 << 10, reserve_bytes=0, list_2=True)],
         "entry": [*(entry(k) for k in (LAUNCH, COMMIT, ABORT, REMOVE, SNAPSHOT, ACCEPT)),
-                  going_on(LAUNCH), going_on(SNAPSHOT)],
+                  going_on(LAUNCH), going_on(SNAPSHOT), *facts_entries()],
         "layout": [sample_layout()], "part": [sample_part(), sample_part_compared()],
         "announcement": [sample_announcement(0), sample_announcement(1, stores=False),
                          sample_announcement(0,

@@ -40,12 +40,27 @@ class Attribute(c.Structure):
     _fields_ = [("key", c.c_char_p), ("value", c.c_char_p)]
 
 
+class StepFacts(c.Structure):
+    _fields_ = [("entry", c.c_uint64), ("pinned", c.c_bool), ("reason", c.c_char_p), ("pinned_ns", c.c_int64),
+                ("pinned_by", c.c_char_p), ("tags", c.POINTER(c.c_char_p)), ("ntags", c.c_size_t),
+                ("attributes", c.POINTER(Attribute)), ("nattributes", c.c_size_t)]
+
+
+class Policy(c.Structure):
+    _fields_ = [("rules", c.POINTER(c.c_char_p)), ("nrules", c.c_size_t), ("time_ns", c.c_int64), ("host", c.c_char_p)]
+
+
+class Facts(c.Structure):
+    _fields_ = [("there", c.c_bool), ("steps", c.POINTER(StepFacts)), ("nsteps", c.c_size_t), ("policed", c.c_bool),
+                ("policy", Policy)]
+
+
 class Commit(c.Structure):
     _fields_ = [("step", c.c_uint64), ("attempt", c.c_char_p), ("time_ns", c.c_int64), ("replaces", c.c_uint64),
                 ("manifest", Digest),
                 ("tensors", c.c_uint64), ("bytes", c.c_uint64), ("new_bytes", c.c_uint64),
                 ("attributes", c.POINTER(Attribute)), ("nattributes", c.c_size_t), ("extra", c.c_void_p),
-                ("extra_len", c.c_size_t)]
+                ("extra_len", c.c_size_t), ("facts", c.POINTER(StepFacts))]
 
 
 class Live(c.Structure):
@@ -63,7 +78,7 @@ class Entry(c.Structure):
                 ("removes", c.c_uint64), ("live", c.POINTER(Live)), ("nlive", c.c_size_t), ("from_digest", Digest),
                 ("gone", c.POINTER(c.c_uint64)), ("ngone", c.c_size_t), ("older", c.c_uint64),
                 ("newest_launch", c.c_uint64), ("accepts", c.POINTER(c.c_uint64)),
-                ("naccepts", c.c_size_t), ("arena", c.c_void_p)]
+                ("naccepts", c.c_size_t), ("facts", Facts), ("arena", c.c_void_p)]
 
 
 class ListStep(c.Structure):
@@ -79,7 +94,7 @@ class Info(c.Structure):  # struct proto_store
     _anonymous_ = ["grid"]
     _fields_ = [("version", c.c_uint32), ("id", c.c_uint8 * 16), ("seed", c.c_uint64), ("grid", GridParams),
                 ("reserve_bytes", c.c_uint64), ("list_2", c.c_bool), ("list_3", c.c_bool),
-                ("arena", c.c_void_p)]
+                ("list_4", c.c_bool), ("arena", c.c_void_p)]
 
 
 class Store(c.Structure):
@@ -93,7 +108,8 @@ class LaunchInfo(c.Structure):
 
 
 class Save(c.Structure):
-    _fields_ = [("step", c.c_uint64), ("replace", c.c_bool), ("mesh", Digest), ("commons", c.c_void_p)]
+    _fields_ = [("step", c.c_uint64), ("replace", c.c_bool), ("mesh", Digest), ("commons", c.c_void_p),
+                ("facts", c.POINTER(StepFacts)), ("keep_facts", c.c_bool)]
 
 
 Report = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p, c.c_char_p, c.c_uint64, c.c_char_p)
@@ -214,7 +230,7 @@ class Api:
         assert r == 0, r
 
     def remove_step(self, run, step):
-        self.call(self.lib.commit_step_remove, self.p, run.encode(), c.c_uint64(step))
+        self.call(self.lib.commit_step_remove, self.p, run.encode(), c.c_uint64(step), None)
 
     def launches(self):
         infos, n = c.POINTER(LaunchInfo)(), c.c_size_t()

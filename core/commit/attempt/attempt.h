@@ -24,6 +24,10 @@ struct commit_attempt_save {
 	bool replace;           /* a visible step of that number is replaced, naming the entry seen now */
 	struct base_digest mesh; /* of the world's mesh; zeros: none */
 	const struct check_commons *commons; /* finished; NULL: none; lives as long as the attempt */
+	/* Of a writer alone, in a store with the word list-4: what is said of the step from its commit on. NULL:
+	 * nothing; lives as long as the attempt. A step that is pinned may be replaced only if these are, too. */
+	const struct proto_step_facts *facts;
+	bool keep_facts;        /* instead: what is said of the step that is replaced, when it is */
 };
 /* The next save of this rank. An attempt is a try at a step: the first rank to come puts `begin`; a rank that finds
  * other values there than its own aborts the attempt, and both learn which rank said what. -EEXIST: the step is

@@ -8,6 +8,7 @@
 #include "core/base/cleanup.h"
 #include "core/base/clock.h"
 #include "core/commit/attempt/attempt_internal.h"
+#include "core/commit/list/list_facts.h"
 
 #define MEET_TRIES 16u
 
@@ -85,6 +86,9 @@ static int begin_check(struct commit_attempt *a, uint64_t wanted, struct base_er
 	if (now && !a->replace)
 		return base_error_set(err, -EEXIST, "%s has a step %llu already, and replace was not asked for", a->run,
 			(unsigned long long)a->step);
+	if (now && !a->keep_facts && !(a->facts && a->facts->pinned) &&
+		(r = commit_list_unpinned(a->list, now, "replaced", err)) < 0)
+		return r;
 	a->replaces = now ? now->entry : PROTO_NONE;
 	a->position = commit_list_next(a->list);
 	return 0;
@@ -238,6 +242,9 @@ int commit_attempt_begin(struct commit_launch *l, const struct commit_attempt_sa
 		return base_error_set(err, -EINVAL,
 			"run %s: a save of %u ranks needs the number of its step (the trainer's count of iterations), "
 			"so that all ranks mean the same one", l->run, l->world);
+	if (o->facts && !l->store->info.list_4)
+		return base_error_set(err, -ENOTSUP, "%s: an earlier vckpt made this store: its lists have no pins, "
+			"tags, or attributes that are set later (the word list-4)", l->store->path);
 	a = commit_launch_abort_room(l) < 0 ? NULL : calloc(1, sizeof *a);
 	if (!a)
 		return base_no_memory_for(err, "run %s", l->run);
@@ -247,6 +254,8 @@ int commit_attempt_begin(struct commit_launch *l, const struct commit_attempt_sa
 	a->list = l->list;
 	a->position = PROTO_NONE;
 	a->replace = o->replace;
+	a->facts = o->facts;
+	a->keep_facts = o->keep_facts;
 	a->commons = l->world > 1 ? o->commons : NULL;
 	snprintf(a->run, sizeof a->run, "%s", l->run);
 	commit_launch_attempt_begins(l);

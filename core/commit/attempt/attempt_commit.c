@@ -19,6 +19,7 @@
 #include "core/base/clock.h"
 #include "core/commit/attempt/attempt_internal.h"
 #include "core/commit/check/manifest_check.h"
+#include "core/commit/list/list_facts.h"
 #include "core/storage/spread.h"
 
 #define LOOK_AHEAD 16u          /* announcements asked for in vain, a poll, about */
@@ -145,7 +146,28 @@ static int commit_manifest(struct commit_attempt *a, struct proto_manifest *ret_
 
 /* ---- commit entry ---- */
 
-struct commit_state { struct commit_attempt *a; struct proto_entry *e; struct base_error *err; };
+struct commit_state {
+	struct commit_attempt *a;
+	struct proto_entry *e;
+	struct proto_step_facts kept;
+	struct base_error *err;
+};
+
+/* What is said of the step from its commit on; whether it may take the place of `now`. */
+static int commit_facts(struct commit_state *c, const struct commit_list *l, const struct commit_list_step *now)
+{
+	const struct proto_step_facts *f = c->a->keep_facts && now ? commit_list_facts(l, now->entry) : NULL;
+
+	c->e->commit.facts = c->a->facts;
+	if (f) {
+		c->kept = *f;
+		c->kept.entry = PROTO_NONE;
+		c->e->commit.facts = &c->kept;
+	}
+	if (!now || (c->e->commit.facts && c->e->commit.facts->pinned))
+		return 0;
+	return commit_list_unpinned(l, now, "replaced", c->err);
+}
 
 /* model: chk. Decided already? then whether the step is free, or still what this attempt set out to replace. */
 static int commit_check(void *arg, struct commit_list *l)
@@ -169,7 +191,7 @@ static int commit_check(void *arg, struct commit_list *l)
 			"%s has a step %llu already: another writer committed it meanwhile", c->a->run,
 			(unsigned long long)c->a->step);
 	c->e->commit.replaces = now ? now->entry : PROTO_NONE;
-	return 0;
+	return commit_facts(c, l, now);
 }
 
 /* model: open. After a put whose outcome is open. 0: committed. Otherwise `r`: aborted, or (not decided) undecided. */
@@ -195,7 +217,7 @@ static int commit_entry(struct commit_attempt *a, const struct proto_commit *wha
 {
 	struct proto_entry e = {.kind = PROTO_ENTRY_COMMIT, .time_ns = base_realtime_ns(), .host = store_hostname(),
 		.commit = *what};
-	struct commit_state c = {a, &e, err};
+	struct commit_state c = {.a = a, .e = &e, .err = err};
 	int64_t n;
 	int r;
 
@@ -205,7 +227,7 @@ static int commit_entry(struct commit_attempt *a, const struct proto_commit *wha
 	e.commit.replaces = PROTO_NONE;
 	n = commit_list_put(a->list, &e, commit_check, &c, err);
 	r = n < 0 ? (int)n : 0;
-	if (r < 0 && r != -EALREADY && r != -EEXIST && r != -BASE_EABORTED && r != -BASE_EDAMAGED)
+	if (r < 0 && r != -EALREADY && r != -EEXIST && r != -EPERM && r != -BASE_EABORTED && r != -BASE_EDAMAGED)
 		r = commit_settle(a, r, err);
 	if (r == -BASE_EDAMAGED) /* nothing can be put, so nothing is decided by this writer */
 		return base_error_prefix(err, r, "%s: step %llu: undecided", a->run, (unsigned long long)a->step);
@@ -228,7 +250,7 @@ static int commit_put(struct commit_attempt *a, const struct proto_commit *what,
 	pthread_mutex_lock(&a->launch->lock);
 	r = commit_entry(a, what, ret_entry, err);
 	pthread_mutex_unlock(&a->launch->lock);
-	if (r == -EEXIST) { /* the step was taken meanwhile */
+	if (r == -EEXIST || r == -EPERM) { /* the step was taken or pinned meanwhile */
 		struct base_error why = *err;
 
 		return attempt_give_up_own(a, r, why.text, ret_entry, err);

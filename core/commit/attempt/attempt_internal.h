@@ -27,6 +27,7 @@ struct commit_attempt {
 	uint64_t step;
 	bool unnumbered;                /* its caller named no step */
 	bool replace;
+	const struct proto_step_facts *facts; bool keep_facts;
 	uint64_t replaces;              /* the entry that was visible at begin; PROTO_NONE */
 	uint64_t position;              /* as `begin` says: entries that were read before it; PROTO_NONE: not begun */
 	pthread_mutex_t lock;           /* protects bases and lists, which many threads use; the rest is one thread's */

@@ -198,6 +198,7 @@ bool list_entry_sane(const struct proto_entry *e, uint64_t n)
 	case PROTO_ENTRY_REMOVE:
 	case PROTO_ENTRY_ACCEPT:
 	case PROTO_ENTRY_COLLECTED:
+	case PROTO_ENTRY_FACTS:
 		return true;
 	}
 	return true; /* of a later version */
@@ -214,6 +215,8 @@ int commit_list_entry_placed(const struct store *s, const char *run, uint64_t n,
 	if (e->kind == PROTO_ENTRY_COLLECTED && !s->info.list_3)
 		return base_error_set(err, -BASE_EFORMAT,
 			"it says that entries were collected, and the store lacks the word list-3");
+	if (proto_entry_list_4(e) && !s->info.list_4)
+		return base_error_set(err, -BASE_EFORMAT, "it has facts of steps, and the store lacks the word list-4");
 	if ((e->kind == PROTO_ENTRY_SNAPSHOT || e->kind == PROTO_ENTRY_LAUNCH) && e->list_2 != s->info.list_2)
 		return base_error_set(err, -BASE_EFORMAT, "it %s the word list-2, and the store %s", e->list_2 ? "has"
 			: "lacks", e->list_2 ? "lacks it" : "has it");
@@ -408,7 +411,7 @@ int list_take(struct commit_list *l, struct proto_entry *e)
 
 	if (r < 0)
 		return r;
-	if (kind > PROTO_ENTRY_COLLECTED && !l->newer_kind) {
+	if (kind > PROTO_ENTRY_KNOWN && !l->newer_kind) {
 		l->newer_kind = kind;
 		l->newer = l->next;
 	}
@@ -436,11 +439,13 @@ static int entry_unseen(struct commit_list *l, struct proto_entry *ret_e, struct
 	return r;
 }
 
-/* The rule for a commit asks what is visible under its step. 1: the list was read anew for that. */
-static int commit_know(struct commit_list *l, const struct proto_entry *e, struct base_error *err)
+/* The rule for a commit asks what is visible under its step, the one for tags whether their step is visible. 1: the
+ * list was read anew for that. */
+static int rule_know(struct commit_list *l, const struct proto_entry *e, struct base_error *err)
 {
 	uint64_t next = l->next;
-	int r = e->kind == PROTO_ENTRY_COMMIT ? commit_list_know_step(l, e->commit.step, err) : 0;
+	int r = e->kind == PROTO_ENTRY_COMMIT ? commit_list_know_step(l, e->commit.step, err)
+		: e->kind == PROTO_ENTRY_FACTS ? list_facts_know(l, &e->facts, err) : 0;
 
 	return r == 0 && l->next != next ? 1 : r;
 }
@@ -479,7 +484,7 @@ static int list_step(struct commit_list *l, bool below_end, struct proto_entry *
 	} else if (r == 0 && (r = entry_follows(l, &e, &why)) < 0) {
 		proto_entry_release(&e);
 	}
-	if (r == 0 && (r = commit_know(l, &e, &why)) != 0) {
+	if (r == 0 && (r = rule_know(l, &e, &why)) != 0) {
 		proto_entry_release(&e);
 		if (r > 0)
 			return 1;

@@ -18,6 +18,7 @@
  *            there; it decides nothing about attempts
  *   accept   the entries that it names decide nothing, whether they can be read or not
  *   collected  has taken the place of an entry before the head that it names: reading goes on from there
+ *   facts    what it says of visible commits takes the place of what was said before (list_facts.h)
  *   others   of a later version: decide nothing, but a writer that has read one refuses to write */
 #ifndef CORE_COMMIT_LIST_LIST_H
 #define CORE_COMMIT_LIST_LIST_H
@@ -178,11 +179,14 @@ int commit_list_sync(struct commit_list *l, struct base_error *err);
 int commit_runs(struct store *s, char ***ret_runs, size_t *ret_n, struct base_error *err);
 void commit_runs_free(char **runs, size_t n);
 
-/* vckpt rm: removes the step that this entry made; of many steps, by one list. -ESTALE: it was removed or replaced
- * since. -BASE_EUNDECIDED: the removal could not be put, but it may have landed, or may land yet. */
-int commit_list_remove(struct commit_list *l, uint64_t step, uint64_t entry, struct base_error *err);
+/* vckpt rm: removes the step that this entry made; of many steps, by one list. reason: for people who read the list, at
+ * most PROTO_REASON_MAX bytes; NULL: none. -ESTALE: it was removed or replaced since. -EPERM: it is pinned
+ * (core/commit/list/list_facts.h). -BASE_EUNDECIDED: the removal could not be put, but it may have landed, or may land
+ * yet. */
+int commit_list_remove(struct commit_list *l, uint64_t step, uint64_t entry, const char *reason,
+	struct base_error *err);
 
 /* The same for the visible step, whatever its entry is. */
-int commit_step_remove(struct store *s, const char *run, uint64_t step, struct base_error *err);
+int commit_step_remove(struct store *s, const char *run, uint64_t step, const char *reason, struct base_error *err);
 
 #endif

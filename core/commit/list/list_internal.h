@@ -6,6 +6,8 @@
 
 #include "core/base/table.h"
 #include "core/commit/list/list_compare.h"
+#include "core/commit/list/list_facts.h"
+#include "core/commit/list/list_facts_internal.h"
 #include "core/commit/list/list_head_internal.h"
 #include "core/commit/list/list_numbers_internal.h"
 #include "core/commit/list/list_snapshot_internal.h"
@@ -81,6 +83,8 @@ struct commit_list {
 	struct list_hold **late_holds;
 	size_t nlate, late_size;
 
+	struct list_facts facts;         /* list_facts.c */
+
 	struct list_commit_key *commits; /* every commit that ever counted here, by ascending entry */
 	size_t ncommits, commits_size;
 
@@ -119,6 +123,10 @@ bool list_leaves_out(const struct commit_list *l, int r);
 /* Puts the next number. 1: this entry (and it was applied); 0: another writer's; or an error, after which the outcome
  * is not known. */
 int list_put_number(struct commit_list *l, const struct proto_entry *entry, struct base_error *err);
+
+/* As commit_list_put; a full disk is met with the reserve. */
+int64_t list_put_reserved(struct commit_list *l, const struct proto_entry *entry,
+	int (*check)(void *arg, struct commit_list *l), void *arg, struct base_error *err);
 
 /* ---- list_replay.c ---- */
 

@@ -88,7 +88,7 @@ static int visible_at(const struct commit_list *l, uint64_t head, uint64_t **ret
 	return 0;
 }
 
-/* Does it name the steps that the entries have made visible? -ENOMEM. */
+/* Does it name the steps that the entries have made visible, and say of them what the entries do? -ENOMEM. */
 static int steps_true(const struct commit_list *l, const struct proto_entry *e, bool *ret_true)
 {
 	base_cleanup_free uint64_t *entries = NULL;
@@ -102,6 +102,7 @@ static int steps_true(const struct commit_list *l, const struct proto_entry *e, 
 		*ret_true = e->live[i].entry == entries[i] &&
 			(!step || commit_equal(&step->commit, &e->live[i].commit));
 	}
+	*ret_true = *ret_true && list_facts_true(l, e);
 	return r;
 }
 

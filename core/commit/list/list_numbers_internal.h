@@ -17,6 +17,7 @@ struct list_numbers {
 
 /* Ascending, for qsort: of numbers, and of structs that begin with one. */
 int list_number_order(const void *a, const void *b);
+bool list_number_in(const uint64_t *all, size_t n, uint64_t number); /* of an ascending array */
 #define LIST_END_MAX (UINT64_C(1) << 61) /* no entry has this number or a higher one */
 #define LIST_MISSING_MAX 16u             /* entries in a row that decide nothing are looked for one by one */
 int list_numbers_read(struct commit_list *l, struct base_error *err); /* unless this reading has */

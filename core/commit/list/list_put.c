@@ -108,8 +108,8 @@ static int put_snapshot(struct commit_list *l, struct base_error *err)
 	int r = list_snapshot_put(l, err);
 
 	/* Left out where it has no room: on a full disk the reserve may do for a removal and not for ten thousand
-	 * steps. */
-	return r == -BASE_ELIMIT || r == -ENOSPC || r == -EDQUOT ? 1 : r;
+	 * steps. And where no one could read it: it says of very many steps that they have no facts any more. */
+	return r == -BASE_ELIMIT || r == -BASE_EFORMAT || r == -ENOSPC || r == -EDQUOT ? 1 : r;
 }
 
 /* What the entry, or the snapshot that is due before it, has to say of what is not known. -EAGAIN: the list was read
@@ -195,8 +195,7 @@ bool commit_list_put_known(struct commit_list *l)
 	return !l->open;
 }
 
-/* A full disk is met with the reserve. */
-static int64_t put_reserved(struct commit_list *l, const struct proto_entry *entry,
+int64_t list_put_reserved(struct commit_list *l, const struct proto_entry *entry,
 	int (*check)(void *arg, struct commit_list *l), void *arg, struct base_error *err)
 {
 	int64_t n = commit_list_put(l, entry, check, arg, err);
@@ -232,7 +231,7 @@ int commit_list_abort(struct commit_list *l, const char *attempt, uint32_t rank,
 	snprintf(text, sizeof text, "%s", reason ? reason : "");
 	for (size_t len = strlen(text); len && !proto_utf8_valid(text, len);)
 		text[--len] = 0;
-	n = put_reserved(l, &e, abort_check, (void *)attempt, err);
+	n = list_put_reserved(l, &e, abort_check, (void *)attempt, err);
 	return n >= 0 ? 0 : n == -BASE_EABORTED ? 1 : (int)n;
 }
 
@@ -275,19 +274,23 @@ struct removal { uint64_t entry; struct base_error *err; };
 static int remove_allowed(void *arg, struct commit_list *l)
 {
 	const struct removal *x = arg;
+	const struct commit_list_step *s;
 	int r = commit_list_know_entry(l, x->entry, x->err);
 
-	return r < 0 || commit_list_entry_live(l, x->entry) ? r : -ESTALE;
+	if (r < 0)
+		return r;
+	s = list_step_of_entry(l, x->entry);
+	return s ? commit_list_unpinned(l, s, "removed", x->err) : -ESTALE;
 }
 
 /* model: rm. Removes the entry that it saw, not the one that the step may have by then. Where the put fails the list is
  * asked what became of it. */
-static int64_t remove_seen(struct commit_list *l, uint64_t entry, struct base_error *err)
+static int64_t remove_seen(struct commit_list *l, uint64_t entry, const char *reason, struct base_error *err)
 {
-	struct proto_entry e = {
-		.kind = PROTO_ENTRY_REMOVE, .time_ns = base_realtime_ns(), .host = store_hostname(), .removes = entry};
+	struct proto_entry e = {.kind = PROTO_ENTRY_REMOVE, .time_ns = base_realtime_ns(), .host = store_hostname(),
+		.removes = entry, .reason = reason};
 	struct removal x = {entry, err};
-	int64_t n = put_reserved(l, &e, remove_allowed, &x, err);
+	int64_t n = list_put_reserved(l, &e, remove_allowed, &x, err);
 
 	if (n >= 0 || !commit_list_put_open(l, (int)n))
 		return n;
@@ -296,9 +299,10 @@ static int64_t remove_seen(struct commit_list *l, uint64_t entry, struct base_er
 	return commit_list_entry_live(l, entry) ? n : 0;
 }
 
-int commit_list_remove(struct commit_list *l, uint64_t step, uint64_t entry, struct base_error *err)
+int commit_list_remove(struct commit_list *l, uint64_t step, uint64_t entry, const char *reason,
+	struct base_error *err)
 {
-	int64_t n = remove_seen(l, entry, err);
+	int64_t n = remove_seen(l, entry, reason, err);
 
 	if (n == -ESTALE)
 		return base_error_set(err, -ESTALE, "%s: step %llu was removed or replaced by another writer just now",
@@ -310,7 +314,7 @@ int commit_list_remove(struct commit_list *l, uint64_t step, uint64_t entry, str
 	return n < 0 ? (int)n : 0;
 }
 
-int commit_step_remove(struct store *s, const char *run, uint64_t step, struct base_error *err)
+int commit_step_remove(struct store *s, const char *run, uint64_t step, const char *reason, struct base_error *err)
 {
 	const struct commit_list_step *seen;
 	struct commit_list *l;
@@ -321,7 +325,7 @@ int commit_step_remove(struct store *s, const char *run, uint64_t step, struct b
 	r = commit_list_know_step(l, step, err);
 	seen = r == 0 ? commit_list_find(l, step) : NULL;
 	if (seen)
-		r = commit_list_remove(l, step, seen->entry, err);
+		r = commit_list_remove(l, step, seen->entry, reason, err);
 	else if (r == 0)
 		r = base_error_set(err, -ENOENT, "%s has no step %llu", run, (unsigned long long)step);
 	commit_list_close(l);

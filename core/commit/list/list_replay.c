@@ -160,12 +160,17 @@ static int apply_commit(struct commit_list *l, uint64_t n, struct list_hold *h)
 		return 0;
 	if (c->replaces != (now ? now->entry : PROTO_NONE))
 		return 0;
-	if (list_attempts_reserve(l, 1) < 0 || list_steps_reserve(l, 1, back) < 0 || list_dropped_reserve(l, 1) < 0)
+	if (list_attempts_reserve(l, 1) < 0 || list_steps_reserve(l, 1, back) < 0 || list_dropped_reserve(l, 1) < 0 ||
+		list_facts_reserve(&l->facts, c->facts, c->facts != NULL) < 0)
 		return -ENOMEM;
 	attempt_decide(l, c->attempt, COMMIT_ATTEMPT_COMMITTED, n, NULL);
-	if (c->replaces != PROTO_NONE)
+	if (c->replaces != PROTO_NONE) {
 		list_dropped_add(l, c->replaces, n);
+		list_facts_drop(l, c->replaces, n);
+	}
 	list_step_set(l, n, c, h);
+	if (c->facts)
+		list_facts_say(l, n, c->facts, n, h);
 	return 0;
 }
 
@@ -216,6 +221,7 @@ static int apply_remove(struct commit_list *l, uint64_t n, const struct proto_en
 	if (list_dropped_reserve(l, 1) < 0)
 		return -ENOMEM;
 	list_dropped_add(l, e->removes, n);
+	list_facts_drop(l, e->removes, n);
 	if (s)
 		list_step_remove(l, s->step);
 	return 0;
@@ -270,6 +276,7 @@ int list_apply(struct commit_list *l, uint64_t n, struct proto_entry *e)
 	case PROTO_ENTRY_REMOVE: r = apply_remove(l, n, &h->entry); break;
 	case PROTO_ENTRY_SNAPSHOT: r = apply_snapshot(l, n, h); break;
 	case PROTO_ENTRY_ACCEPT: r = apply_accept(l, &h->entry); break;
+	case PROTO_ENTRY_FACTS: r = list_facts_apply(l, n, h); break;
 	case PROTO_ENTRY_COLLECTED: break; /* never comes here: list_jump */
 	}
 	list_hold_drop(h);
@@ -303,6 +310,7 @@ void list_state_release(struct commit_list *l)
 		free(l->attempts[i].reason);
 	list_skips_release(l);
 	list_numbers_release(l);
+	list_facts_release(&l->facts);
 	free(l->steps);
 	free(l->holds);
 	free(l->late);

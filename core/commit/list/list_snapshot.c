@@ -32,9 +32,6 @@
 
 /* ---- a chain ---- */
 
-/* Snapshots from a newer one to an older one; each entry is held. */
-struct list_chain { struct list_hold **all; size_t n; };
-
 static void chain_release(struct list_chain *c)
 {
 	for (size_t i = 0; i < c->n; i++)
@@ -116,7 +113,7 @@ static int row_compare(const void *a, const void *b)
 	return (x->entry > y->entry) - (x->entry < y->entry);
 }
 
-static bool number_in(const uint64_t *all, size_t n, uint64_t number)
+bool list_number_in(const uint64_t *all, size_t n, uint64_t number)
 {
 	size_t at = base_bisect(i, 0, n, all[i] < number);
 
@@ -152,7 +149,7 @@ static int rows_of(struct rows *x, const struct list_chain *c, const struct comm
 		if (base_array_room(x->all, x->room, x->n + e->nlive) < 0)
 			return -ENOMEM;
 		for (size_t k = 0; k < e->nlive; k++)
-			if (!number_in(x->dead, x->ndead, e->live[k].entry))
+			if (!list_number_in(x->dead, x->ndead, e->live[k].entry))
 				x->all[x->n++] = (struct row){&e->live[k], c->all[i]};
 	}
 	return 0;
@@ -257,6 +254,7 @@ static void rows_show(struct commit_list *l, const struct rows *x)
 /* Its steps take the place of what is visible. Attempts keep what is known of them: a snapshot decides nothing. */
 static int chain_adopt(struct commit_list *l, const struct list_chain *c)
 {
+	struct list_facts facts = {0}, known_facts;
 	struct rows x = {0};
 	size_t ngone, known = l->ndropped;
 	int r;
@@ -264,9 +262,14 @@ static int chain_adopt(struct commit_list *l, const struct list_chain *c)
 	l->ndropped = 0; /* what went away in a list with a gap is not known any more */
 	r = rows_of(&x, c, l);
 	if (r == 0 && (chain_known_reserve(l, c, &ngone) < 0 || list_attempts_reserve(l, x.n) < 0 ||
-		list_steps_reserve(l, x.n, true) < 0))
+		list_steps_reserve(l, x.n, true) < 0 || list_facts_chain_reserve(&facts, c) < 0))
 		r = -ENOMEM;
 	if (r == 0) {
+		list_facts_chain(&facts, c, x.dead, x.ndead);
+		list_facts_policy(&facts, c->all[0]);
+		known_facts = l->facts;
+		l->facts = facts;
+		facts = known_facts; /* released below */
 		l->gap = false;
 		l->nnodes = 0;
 		l->rest = 0;
@@ -276,6 +279,7 @@ static int chain_adopt(struct commit_list *l, const struct list_chain *c)
 	} else {
 		l->ndropped = known;
 	}
+	list_facts_release(&facts);
 	rows_release(&x);
 	return r;
 }
@@ -308,7 +312,7 @@ static bool chain_shows(const struct list_chain *c, uint64_t entry)
 		const struct proto_entry *e = &c->all[i]->entry;
 		size_t at = base_bisect(k, 0, e->nlive, e->live[k].entry < entry);
 
-		if (number_in(e->gone, e->ngone, entry))
+		if (list_number_in(e->gone, e->ngone, entry))
 			return false;
 		shown |= at < e->nlive && e->live[at].entry == entry;
 	}
@@ -384,6 +388,7 @@ static int rest_join(struct commit_list *l, struct rows *x, const struct list_ch
 	struct list_hold **holds = calloc(all + 1, sizeof *holds);
 
 	if (!steps || !holds || list_attempts_reserve(l, x->n) < 0 || chain_known_reserve(l, c, &ngone) < 0 ||
+		list_facts_chain_reserve(&l->facts, c) < 0 ||
 		base_array_room(l->commits, l->commits_size, l->ncommits + x->n) < 0) {
 		free(steps);
 		free(holds);
@@ -400,6 +405,7 @@ static int rest_join(struct commit_list *l, struct rows *x, const struct list_ch
 		qsort(x->all, x->n, sizeof *x->all, row_compare);
 		rows_one_each(x);
 	}
+	list_facts_chain(&l->facts, c, x->dead, x->ndead);
 	rest_gone(l, c, oldest->from);
 	chain_known(l, c, ngone);
 	rest_merge(l, x, steps, holds);
@@ -498,7 +504,7 @@ static bool rest_enough(const struct commit_list *l, uint64_t from)
 {
 	bool gone = false;
 
-	if (from < l->rest || !commit_list_snapshot_whole(l, from))
+	if (from < l->rest || !commit_list_snapshot_whole(l, from) || !list_facts_enough(l, from))
 		return false;
 	for (size_t i = 0; i < l->ndropped; i++) {
 		if (l->dropped[i].entry >= l->rest)
@@ -524,6 +530,7 @@ void list_made_release(struct list_made *m)
 {
 	free(m->live);
 	free(m->gone);
+	free(m->facts);
 }
 
 static void made_live(const struct commit_list *l, struct proto_entry *e, struct list_made *m)
@@ -563,7 +570,7 @@ int list_snapshot_make(const struct commit_list *l, struct proto_entry *e, struc
 	e->from_digest = from ? *from : (struct base_digest){0};
 	made_live(l, e, m);
 	made_gone(l, e, m);
-	return 0;
+	return list_facts_make(l, e, &m->facts);
 }
 
 int list_snapshot_put(struct commit_list *l, struct base_error *err)
@@ -597,6 +604,8 @@ bool list_snapshot_equal(const struct proto_entry *a, const struct proto_entry *
 	for (size_t i = 0; i < a->nlive; i++)
 		if (a->live[i].entry != b->live[i].entry || !commit_equal(&a->live[i].commit, &b->live[i].commit))
 			return false;
+	if (!list_facts_equal(&a->facts, &b->facts))
+		return false;
 	return !a->ngone || memcmp(a->gone, b->gone, a->ngone * sizeof *a->gone) == 0;
 }
 

@@ -19,6 +19,9 @@ struct list_node { uint64_t entry, from; struct base_digest self, from_digest; }
 /* A commit entry that is not visible any more, since entry `at`; or a snapshot `at` says so. */
 struct list_dropped { uint64_t entry, at; };
 
+/* Snapshots from a newer one to an older one; each entry is held. */
+struct list_chain { struct list_hold **all; size_t n; };
+
 /* ---- list_snapshot.c ---- */
 
 int list_node_reserve(struct commit_list *l, size_t more);
@@ -39,7 +42,7 @@ int list_snapshot_know(struct commit_list *l, struct base_error *err);
 int list_snapshot_put(struct commit_list *l, struct base_error *err);
 /* Fills `e` as a snapshot of what is visible that goes on from e->from; `m` keeps its arrays. -ENOMEM. What it needs
  * is known. */
-struct list_made { struct proto_live *live; uint64_t *gone; };
+struct list_made { struct proto_live *live; uint64_t *gone; struct proto_step_facts *facts; };
 int list_snapshot_make(const struct commit_list *l, struct proto_entry *e, struct list_made *m);
 void list_made_release(struct list_made *m);
 bool list_snapshot_equal(const struct proto_entry *a, const struct proto_entry *b);

@@ -11,6 +11,7 @@
 #include "core/base/array.h"
 #include "core/base/clock.h"
 #include "core/base/log.h"
+#include "core/commit/list/list_facts.h"
 #include "core/save/write/catalog.h"
 #include "core/save/write/write_internal.h"
 
@@ -73,6 +74,7 @@ static int writer_set_attributes(struct save_writer *w, const struct proto_attri
 
 static int writer_check_step(struct save_writer *w, struct base_error *err)
 {
+	const struct commit_list_step *now = NULL;
 	struct commit_list *list;
 	int r;
 
@@ -83,7 +85,11 @@ static int writer_check_step(struct save_writer *w, struct base_error *err)
 		return r;
 	if (w->options.step != PROTO_NONE)
 		r = commit_list_know_step(list, w->options.step, err);
-	if (r == 0 && w->options.step != PROTO_NONE && !w->options.replace && commit_list_find(list, w->options.step))
+	if (r == 0 && w->options.step != PROTO_NONE)
+		now = commit_list_find(list, w->options.step);
+	if (now && w->options.replace)
+		r = commit_list_unpinned(list, now, "replaced", err);
+	else if (now)
 		r = base_error_set(err, -EEXIST, "%s has a step %llu already, and replace was not asked for",
 			w->options.run, (unsigned long long)w->options.step);
 	commit_list_close(list);

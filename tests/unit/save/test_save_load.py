@@ -448,7 +448,7 @@ def test_a_base_that_is_gone_is_written_anew(make, cache):
     tensors = {("model", "x"): Tensor.random(np.random.default_rng(6), "bf16", (777, 1024))}
     store.save("a", tensors, step=0, no_index=False)
     store.update_index()
-    call(store.api.commit_step_remove, store.handle, b"a", c.c_uint64(0))
+    call(store.api.commit_step_remove, store.handle, b"a", c.c_uint64(0), None)
     again = store.save("b", tensors, step=0, no_index=False)
     assert again.pieces_reused == 0 and again.pieces_new > 0
     check_all(store, "b", 0, tensors, {}, cache)
@@ -461,7 +461,7 @@ def test_the_index_follows_what_is_removed(make, cache):
     store.update_index()
     store.save("b", tensors, step=0, no_index=False)
     assert store.update_index().commits == 2
-    call(store.api.commit_step_remove, store.handle, b"b", c.c_uint64(0))
+    call(store.api.commit_step_remove, store.handle, b"b", c.c_uint64(0), None)
     assert store.update_index().commits == 1
     again = store.save("c", tensors, step=0, no_index=False)
     assert again.pieces_new == 0 and again.bases == 1
@@ -790,7 +790,7 @@ def test_rows_that_are_damaged_are_as_if_they_were_not_there(make, cache, scale)
         # three are inline
         assert result.pieces_new + result.pieces_reused == result.pieces - 3 - result.pieces_duplicate
         check_all(again, "a", 1, tensors, {}, cache)
-        call(again.api.commit_step_remove, again.handle, b"a", c.c_uint64(1))
+        call(again.api.commit_step_remove, again.handle, b"a", c.c_uint64(1), None)
         again.close()
         path.write_bytes(good)
     assert 0 in outcomes
@@ -802,7 +802,8 @@ def test_a_base_that_goes_meanwhile_is_written_anew(make, cache):
     store, tensors = make(), several()
     first = store.save("a", tensors, step=0)
     result = store.save("a", tensors, step=1, no_index=False,
-                        at_first_read=lambda: call(store.api.commit_step_remove, store.handle, b"a", c.c_uint64(0)))
+                        at_first_read=lambda: call(store.api.commit_step_remove, store.handle, b"a", c.c_uint64(0),
+                                                   None))
     assert result.pieces_new == first.pieces_new and result.pieces_reused == 0 and result.pieces_believed > 0
     check_all(store, "a", 1, tensors, {}, cache)
 

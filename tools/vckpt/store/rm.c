@@ -351,7 +351,7 @@ static int remove_entry(struct tool *t, const struct victim *v, struct base_erro
 		commit_list_close(base_steal(t->list));
 	if (!t->list)
 		r = commit_list_open_newest(t->store, v->run, &t->list, err);
-	return r < 0 ? r : commit_list_remove(t->list, v->step, v->entry, err);
+	return r < 0 ? r : commit_list_remove(t->list, v->step, v->entry, NULL, err);
 }
 
 /* ret_stuck: the step is there, but could not be removed */
