@@ -4,6 +4,7 @@
  * entries are accepted before steps are committed in it again. Each action looks again at what is there by then. */
 #include "core/base/array.h"
 #include "core/base/clock.h"
+#include "core/commit/list/list_facts.h"
 #include "core/upkeep/mend_pack.h"
 
 #include <stdio.h>
@@ -124,11 +125,41 @@ static int commit_make(struct mend *m, const struct mend_action *a, const char *
 	return r < 0 ? r : store_manifest_put(m->store, a->run, &body, &ret_c->manifest, m->err);
 }
 
+/* What entry a->said says of the lost commit, for the one that takes its place, but for tags that other steps have. 1:
+ * it is in *ret_f, and *e has the texts; 0: nothing. */
+static int commit_said(struct mend *m, const struct mend_action *a, const struct commit_list *l, struct proto_entry *e,
+	struct proto_step_facts *ret_f, const char ***ret_tags)
+{
+	const struct proto_step_facts *f;
+	size_t n = 0;
+
+	if (a->said == PROTO_NONE || !m->store->info.list_4 || mend_entry_read(m->store, a->run, a->said, e) < 0)
+		return 0;
+	f = e->commit.facts;
+	for (size_t i = 0; i < e->facts.nsteps && !f; i++)
+		if (e->facts.steps[i].entry == a->entry)
+			f = &e->facts.steps[i];
+	*ret_tags = f ? calloc(f->ntags + 1, sizeof **ret_tags) : NULL;
+	if (!*ret_tags)
+		return f ? base_no_memory(m->err) : 0;
+	*ret_f = *f;
+	for (size_t i = 0; i < f->ntags; i++)
+		if (!commit_list_tagged(l, f->tags[i]))
+			(*ret_tags)[n++] = f->tags[i];
+	ret_f->entry = PROTO_NONE;
+	ret_f->tags = *ret_tags;
+	ret_f->ntags = n;
+	return 1;
+}
+
 static int do_commit(struct mend *m, const struct mend_action *a)
 {
 	struct proto_entry e = {.kind = PROTO_ENTRY_COMMIT, .time_ns = base_realtime_ns(), .host = store_hostname()};
 	char attempt[PROTO_ATTEMPT_MAX], old[PROTO_ATTEMPT_MAX] = "";
+	base_cleanup_free const char **tags = NULL;
 	struct proto_manifest man = {0};
+	struct proto_step_facts facts;
+	struct proto_entry said = {0};
 	struct commit_list *l;
 	uint64_t random, step = a->step;
 	int64_t n;
@@ -143,18 +174,41 @@ static int do_commit(struct mend *m, const struct mend_action *a)
 		return (int)n;
 	n = commit_make(m, a, attempt, &man, old, &e.commit);
 	if (n == 0)
+		n = commit_said(m, a, l, &said, &facts, &tags);
+	e.commit.facts = n > 0 ? &facts : NULL;
+	if (n >= 0)
 		n = commit_list_put(l, &e, step_free, &step, m->err);
 	if (n >= 0 || n == -EEXIST) /* so that the list decides the old attempt, too */
 		n = attempt_end(m->store, l, old, m->err);
 	commit_list_close(l);
+	proto_entry_release(&said);
 	proto_manifest_release(&man);
 	return n < 0 ? (int)n : 0;
 }
 
+/* A pin cannot keep what is gone. */
+static int step_unpin(struct mend *m, const struct mend_action *a)
+{
+	const struct commit_facts_change unpin = {.step = a->step, .entry = PROTO_NONE, .pin = -1};
+	struct commit_list *l;
+	int r;
+
+	if (!m->store->info.list_4)
+		return 0;
+	r = commit_list_open_newest(m->store, a->run, &l, m->err);
+	if (r < 0)
+		return r;
+	r = commit_list_facts_change(l, &unpin, m->err);
+	commit_list_close(l);
+	return r;
+}
+
 static int do_remove(struct mend *m, const struct mend_action *a)
 {
-	int r = commit_step_remove(m->store, a->run, a->step, "its manifest is gone", m->err);
+	int r = step_unpin(m, a);
 
+	if (r >= 0)
+		r = commit_step_remove(m->store, a->run, a->step, "its manifest is gone", m->err);
 	return r == -ENOENT || r == -ESTALE ? 0 : r;
 }
 

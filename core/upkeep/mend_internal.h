@@ -40,6 +40,7 @@ struct mend_action {
 	uint64_t step;                  /* COMMIT, REMOVE */
 	struct base_digest manifest;    /* COMMIT */
 	int64_t time_ns;                /* COMMIT; 0: not known */
+	uint64_t entry, said;           /* COMMIT: the lost one, the newest that says facts of it; or PROTO_NONE */
 	struct mend_pack *pack;         /* PACK: owned */
 };
 

@@ -19,6 +19,7 @@
 #include "core/base/array.h"
 #include "core/base/bisect.h"
 #include "core/base/plural.h"
+#include "core/commit/list/list_facts.h"
 #include "core/commit/notes/stats.h"
 
 /* Is the file an entry of that run? */
@@ -409,6 +410,19 @@ static void treat_traces(struct mend *m, const char *run)
 	}
 }
 
+/* Facts from a copy, which may have been changed, set no policy, by which steps go, and unpin no step. */
+static bool facts_harmless(const struct commit_list *l, const struct proto_facts *f)
+{
+	bool harmless = !f->policed;
+
+	for (size_t i = 0; i < f->nsteps && harmless; i++) {
+		const struct proto_step_facts *now = commit_list_facts(l, f->steps[i].entry);
+
+		harmless = f->steps[i].pinned || !now || !now->pinned;
+	}
+	return harmless;
+}
+
 /* May an entry of the copy be put behind the end? Not one that takes away steps which this list shows (a removal, an
  * acceptance; nor a snapshot, because a later one says the same), and no commit that must not be trusted. If a removal
  * was lost too, its step is visible again. */
@@ -419,6 +433,8 @@ static bool end_takes(struct mend *m, const struct commit_list *l, const struct 
 			&& !commit_list_entry_live(l, e->commit.replaces));
 	if (e->kind == PROTO_ENTRY_REMOVE)
 		return !commit_list_entry_live(l, e->removes);
+	if (e->kind == PROTO_ENTRY_FACTS)
+		return facts_harmless(l, &e->facts);
 	return e->kind == PROTO_ENTRY_LAUNCH || e->kind == PROTO_ENTRY_ABORT;
 }
 

@@ -12,6 +12,8 @@
  * aborted attempt deletes its own). If there are no more such manifests than lost entries of which nothing else is
  * known (after a lost end: however many), they are committed again, too. Otherwise they are reported.
  *
+ * What was said of a lost commit is said of the one that takes its place.
+ *
  * A lost removal makes its step visible again. If the collector has deleted the manifest since, the step is removed
  * again.
  */
@@ -21,8 +23,10 @@
 #include <stdio.h>
 
 #include "core/base/array.h"
+#include "core/base/bisect.h"
 #include "core/commit/notes/stats.h"
 
+struct step_said { uint64_t entry, at; };       /* entry `at` says facts of commit `entry` */
 struct step_commit { uint64_t entry, step, replaces; struct base_digest manifest; int64_t time_ns; };
 struct steps {
 	struct mend *m;
@@ -30,6 +34,7 @@ struct steps {
 	const uint64_t *lost; size_t nlost;
 	struct step_commit *commits; size_t ncommits; /* all that can be read, by entry */
 	uint64_t *removed; size_t nremoved;           /* entries that a removal names */
+	struct step_said *said; size_t nsaid;         /* by entry, of commits that are not visible */
 	uint64_t snapshot;                            /* the newest one, which says what was visible before it; 0 */
 	uint64_t unknown, first_unknown;              /* lost entries of which nothing is known: how many; the first */
 	uint64_t likely;                              /* how many manifests may be theirs */
@@ -53,8 +58,40 @@ static int number_add(uint64_t **numbers, size_t *n, uint64_t number)
 	return 0;
 }
 
+static int said_add(struct steps *k, uint64_t entry, uint64_t at)
+{
+	if (commit_list_entry_live(k->list, entry))
+		return 0;
+	if (base_array_more(k->said, k->nsaid) < 0)
+		return -ENOMEM;
+	k->said[k->nsaid++] = (struct step_said){entry, at};
+	return 0;
+}
+
+static int said_order(const void *a, const void *b)
+{
+	const struct step_said *x = a, *y = b;
+	uint64_t p = x->entry == y->entry ? x->at : x->entry, q = x->entry == y->entry ? y->at : y->entry;
+
+	return (p > q) - (p < q);
+}
+
+/* The newest entry that says facts of the commit; PROTO_NONE. */
+static uint64_t said_newest(const struct steps *k, uint64_t entry)
+{
+	size_t end = base_bisect(i, 0, k->nsaid, k->said[i].entry <= entry);
+
+	return end && k->said[end - 1].entry == entry ? k->said[end - 1].at : PROTO_NONE;
+}
+
 static int steps_add(struct steps *k, uint64_t n, const struct proto_entry *e)
 {
+	int r = e->kind == PROTO_ENTRY_COMMIT && e->commit.facts ? said_add(k, n, n) : 0;
+
+	for (size_t i = 0; i < e->facts.nsteps && e->kind == PROTO_ENTRY_FACTS && r == 0; i++)
+		r = said_add(k, e->facts.steps[i].entry, n);
+	if (r < 0)
+		return r;
 	if (e->kind == PROTO_ENTRY_COMMIT) {
 		if (base_array_more(k->commits, k->ncommits) < 0)
 			return -ENOMEM;
@@ -81,6 +118,8 @@ static int steps_read(struct steps *k)
 		r = steps_add(k, n, &e);
 		proto_entry_release(&e);
 	}
+	if (k->nsaid)
+		qsort(k->said, k->nsaid, sizeof *k->said, said_order);
 	return r;
 }
 
@@ -179,7 +218,7 @@ static bool step_known(const struct steps *k, const struct base_digest *digest)
 }
 
 static int step_recommit(struct steps *k, const struct proto_manifest *man, const struct base_digest *digest,
-	const struct step_proof *p, const char *file)
+	const struct step_proof *p, bool sure, const char *file)
 {
 	struct base_error why = {0};
 	struct mend_action *a;
@@ -195,6 +234,8 @@ static int step_recommit(struct steps *k, const struct proto_manifest *man, cons
 	a->step = man->step;
 	a->manifest = *digest;
 	a->time_ns = p->time_ns;
+	a->entry = p->entry;
+	a->said = sure ? said_newest(k, p->entry) : PROTO_NONE;
 	mend_line(k->m, UPKEEP_MEND_MEND, file,
 		"step %" PRIu64 " is committed anew: it vanished with a lost entry of the list", man->step);
 	return 0;
@@ -217,7 +258,7 @@ static int step_hidden(struct steps *k, unsigned pass, const char *file, const s
 		if (is == STEP_PROVED)
 			r = number_add(&k->proved, &k->nproved, proof.entry);
 	} else if (is == STEP_PROVED || (is == STEP_LIKELY && k->likely <= k->unknown)) {
-		r = step_recommit(k, &man, digest, &proof, file);
+		r = step_recommit(k, &man, digest, &proof, is == STEP_PROVED || k->unknown == 1, file);
 	} else if (is == STEP_LIKELY && (k->nlost || !k->m->again)) { /* the next round gives the attempt up */
 		char why[160];
 
@@ -367,6 +408,7 @@ int mend_steps(struct mend *m, struct commit_list *l, const uint64_t *lost, size
 		r = step_reappeared(&k, commit_list_at(l, i));
 	free(k.commits);
 	free(k.removed);
+	free(k.said);
 	free(k.proved);
 	return r;
 }
