@@ -8,7 +8,7 @@
 #include "core/pack/codec.h"
 #include "core/save/plan/keep.h"
 #include "core/step/manifest.h"
-#include "core/upkeep/frees.h"
+#include "core/upkeep/usage.h"
 #include "core/view/tree.h"
 #include "tools/vckpt/list/sums.h"
 #include "tools/vckpt/tool.h"
@@ -50,35 +50,50 @@ static void print_sums(const struct tool_sums *s, const struct load_step *before
 
 /* ---- the store ---- */
 
-static int store_info(struct info *in)
+static uint64_t runs_shown(const struct upkeep_usage *u)
+{
+	uint64_t n = 0;
+
+	for (uint32_t i = 0; i < u->nruns; i++)
+		n += u->runs[i].n > 0;
+	return n;
+}
+
+static int store_print(struct info *in, const struct upkeep_usage *u)
 {
 	const struct proto_store *p = &in->t->store->info;
-	struct upkeep_needs n;
-	uint64_t packs, bytes, spare;
+	uint64_t runs = runs_shown(u);
 	char id[33];
 
-	if (upkeep_needs(in->t->store, NULL, NULL, &n, &in->err) < 0 ||
-		upkeep_packs_bytes(in->t->store, &packs, &bytes, &in->err) < 0)
-		return tool_fail(in->t, &in->err);
-	spare = bytes - base_min(n.kept_bytes, bytes);
 	tool_format_id(p->id, id);
 	if (in->t->json)
-		return tool_print_json(json_pack("{s:o, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "store",
+		return tool_print_json(json_pack("{s:o, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "store",
 			tool_json_text(in->t->store->path, strlen(in->t->store->path)),
 			"format", (json_int_t)p->version, "id", id,
-			"runs", (json_int_t)n.runs, "steps", (json_int_t)n.steps, "logical_bytes", (json_int_t)n.bytes,
-			"packs", (json_int_t)packs, "disk_bytes", (json_int_t)bytes, "needed_bytes",
-			(json_int_t)n.kept_bytes));
+			"runs", (json_int_t)runs, "steps", (json_int_t)u->nsteps, "logical_bytes",
+			(json_int_t)u->logical_bytes, "packs", (json_int_t)u->packs, "disk_bytes",
+			(json_int_t)u->pack_bytes, "needed_bytes", (json_int_t)u->needed_bytes, "spare_bytes",
+			(json_int_t)u->spare_bytes));
 	tool_print(stdout, "%s\n", in->t->store->path);
 	printf("  format       %u, id %s\n", p->version, id);
-	printf("  content      %s, %s, %s logical\n", TOOL_COUNT(n.runs, "run", "runs"),
-		TOOL_COUNT(n.steps, "step", "steps"), TOOL_BYTES(n.bytes));
-	printf("  on disk      %s in %s, %s of it in packs that these steps need\n", TOOL_BYTES(bytes),
-		TOOL_COUNT(packs, "pack", "packs"), TOOL_BYTES(n.kept_bytes));
-	if (spare)
-		printf("  the rest     %s are needed by no step: of removed steps (vckpt gc frees them), or of saves "
-			"under way\n", TOOL_BYTES(spare));
+	printf("  content      %s, %s, %s logical\n", TOOL_COUNT(runs, "run", "runs"),
+		TOOL_COUNT(u->nsteps, "step", "steps"), TOOL_BYTES(u->logical_bytes));
+	printf("  on disk      %s in %s, %s of it in packs that these steps need\n", TOOL_BYTES(u->pack_bytes),
+		TOOL_COUNT(u->packs, "pack", "packs"), TOOL_BYTES(u->needed_bytes));
+	if (u->spare_bytes)
+		printf("  the rest     %s, with records, are needed by no step: of removed steps (vckpt gc frees "
+			"them), or of saves under way\n", TOOL_BYTES(u->spare_bytes));
 	return TOOL_DONE;
+}
+
+static int store_info(struct info *in)
+{
+	const struct upkeep_usage_question q = {.store = in->t->store};
+	struct upkeep_usage u;
+	int code = upkeep_usage_read(&q, &u, &in->err) < 0 ? tool_fail(in->t, &in->err) : store_print(in, &u);
+
+	upkeep_usage_release(&u);
+	return code;
 }
 
 /* ---- one tensor ---- */

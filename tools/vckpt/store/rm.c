@@ -10,7 +10,7 @@
 
 #include "core/base/array.h"
 #include "core/save/write/catalog.h"
-#include "core/upkeep/frees.h"
+#include "core/upkeep/usage.h"
 #include "tools/vckpt/tool.h"
 
 enum wanted_kind { WANTED_STEP, WANTED_LATEST, WANTED_RANGE, WANTED_RUN };
@@ -269,13 +269,15 @@ static bool goes(void *arg, const char *run, const struct commit_list_step *step
  * the store are read, which a removal does not otherwise need: so it is done for --dry-run only. */
 static void find_freed(struct rm *rm)
 {
+	const struct upkeep_usage_question q = {.store = rm->t->store, .goes = goes, .arg = rm};
 	struct base_error err = {0};
-	struct upkeep_needs needs;
+	struct upkeep_usage u;
 
 	if (!rm->dry_run || rm->nvictims == 0 || rm->t->quiet)
 		return;
-	rm->frees = upkeep_needs(rm->t->store, goes, rm, &needs, &err) == 0;
-	rm->freed_bytes = rm->frees ? needs.freed_bytes : 0;
+	rm->frees = upkeep_usage_read(&q, &u, &err) == 0;
+	rm->freed_bytes = rm->frees ? u.freed_bytes : 0;
+	upkeep_usage_release(&u);
 	if (!rm->frees)
 		base_warning("what the removal frees is not known: %s", err.text);
 }
