@@ -78,7 +78,8 @@ def test_a_command_like_no_other(vckpt, typed):
 AFTER_STORE = {
     "import": ["new/7", "w.npy"], "ls": ["run"], "info": ["run/1"], "cat": ["run/1/manifest.json"],
     "export": ["run/1", "out"], "verify": ["run"], "mend": [], "rm": ["run/1"],
-    "gc": [], "abort": ["run"], "index": [], "stalls": ["run/1"], "mount": ["mnt", "--fake"],
+    "du": ["run/1", "--packs"], "gc": [], "abort": ["run"], "index": [], "stalls": ["run/1"],
+    "mount": ["mnt", "--fake"],
 }
 NO_STORE = {"umount", "mesh", "layout", "reshard"}
 
