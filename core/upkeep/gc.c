@@ -10,6 +10,7 @@
  *     lists        of all runs, made durable (invariant 6)                                gc_lists_read     [top]
  *     incoming     folders and bases                                                      commit_folders_read [inc]
  *     lists        again                                                                  gc_lists_read     [again]
+ *     plan         a sweep that changes nothing, where the caller wants to hear of it first    gc_plan
  *     sweep        marks what nothing reaches, deletes what was marked a grace period ago gc_sweep [mark, sweep]
  *     entries      of lists, that later snapshots cover                                   gc_entries
  *
@@ -42,6 +43,25 @@ void gc_report(struct gc *g, const char *what, const char *name, uint64_t bytes,
 {
 	if (g->o->report)
 		g->o->report(g->o->arg, what, name, bytes, detail ? detail : "");
+}
+
+void gc_reason(struct gc *g, const char *what, const char *why, uint64_t files, uint64_t bytes, int64_t due_ns)
+{
+	struct upkeep_gc_result *all = &g->result;
+	struct upkeep_gc_reason *x = all->reasons;
+
+	while (x < all->reasons + all->nreasons && (strcmp(x->what, what) != 0 || strcmp(x->why, why) != 0))
+		x++;
+	if (x == all->reasons + UPKEEP_GC_REASONS)
+		x--;
+	if (x == all->reasons + all->nreasons) {
+		*x = (struct upkeep_gc_reason){.what = what, .due_ns = due_ns};
+		snprintf(x->why, sizeof x->why, "%s", why);
+		all->nreasons++;
+	}
+	x->files += files;
+	x->bytes += bytes;
+	x->due_ns = x->due_ns > due_ns ? x->due_ns : due_ns;
 }
 
 /* ---- heartbeats ---- */
@@ -303,6 +323,27 @@ static void gc_release(struct gc *g)
 	gc_names_release(&g->aborted);
 }
 
+/* What the sweep will do, found by a sweep that changes nothing. */
+static void gc_plan(struct gc *g)
+{
+	const struct upkeep_gc_options *o = g->o;
+	struct upkeep_gc_options dry = *o;
+	uint64_t aborted = g->result.aborted;
+
+	dry.dry_run = true;
+	dry.report = NULL;
+	dry.progress = NULL;
+	g->o = &dry;
+	gc_sweep(g);
+	gc_entries(g);
+	o->plan(o->arg, &g->result);
+	g->o = o;
+	g->fault = 0;
+	*g->err = (struct base_error){0};
+	g->result = (struct upkeep_gc_result){.aborted = aborted};
+	gc_names_release(&g->manifests_gone);
+}
+
 int upkeep_gc(struct store *s, const struct upkeep_gc_options *o, struct upkeep_gc_result *ret_r,
 	struct base_error *err)
 {
@@ -312,6 +353,8 @@ int upkeep_gc(struct store *s, const struct upkeep_gc_options *o, struct upkeep_
 
 	if (r == 0)
 		r = gc_read(&g);
+	if (r == 0 && o->plan)
+		gc_plan(&g);
 	if (r == 0) {
 		gc_sweep(&g);
 		gc_entries(&g);

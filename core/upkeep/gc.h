@@ -8,6 +8,7 @@
 
 #include "core/commit/attempt/attempt.h"
 
+struct upkeep_gc_result;
 struct upkeep_gc_options {
 	bool dry_run;                   /* changes nothing, reports what would be marked and deleted now */
 	/* default 86400; 0: mark and delete at once, -BASE_EBUSY while a writer is alive */
@@ -19,10 +20,23 @@ struct upkeep_gc_options {
 	void *arg;
 	/* counts manifests to read and files to look at; may be NULL. Called from the caller's thread, as report is */
 	void (*progress)(void *arg, uint64_t done, uint64_t total);
+	/* May be NULL: called once, when it is known what will be marked and deleted and nothing has been yet, with
+	 * what the result would be. */
+	void (*plan)(void *arg, const struct upkeep_gc_result *would);
+};
+/* Files by what is done with them (`what` as above, or "collect": entries of lists) and why. */
+#define UPKEEP_GC_REASONS 16u
+struct upkeep_gc_reason {
+	const char *what; char why[80];
+	uint64_t files, bytes;
+	/* of those that wait or are marked: since the epoch, when a collection may delete the last of them; 0: not
+	 * before a writer has ended */
+	int64_t due_ns;
 };
 /* entries: list entries that were collected; entries_bytes: of their files */
 struct upkeep_gc_result {
-	uint64_t aborted, marked, deleted, deleted_bytes, waiting, waiting_bytes, entries, entries_bytes;
+	uint64_t aborted, marked, marked_bytes, deleted, deleted_bytes, waiting, waiting_bytes, entries, entries_bytes;
+	struct upkeep_gc_reason reasons[UPKEEP_GC_REASONS]; unsigned nreasons;
 };
 /* -BASE_EDAMAGED: the list of a run, or a manifest that a visible step names, cannot be read. What is reached is then
  * unknown, and no pack of the store is deleted. */

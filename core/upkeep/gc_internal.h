@@ -51,6 +51,8 @@ struct gc {
 };
 
 void gc_report(struct gc *g, const char *what, const char *name, uint64_t bytes, const char *detail);
+/* Adds to the result's reasons, of which the last one takes what there is no room for. due_ns: as there. */
+void gc_reason(struct gc *g, const char *what, const char *why, uint64_t files, uint64_t bytes, int64_t due_ns);
 void gc_progress(struct gc *g); /* one more manifest or file is done */
 bool gc_launch_alive(const struct gc *g, const char *launch);
 /* Is this attempt decided in what has been read so far? first: in the first reading of the main pass. */

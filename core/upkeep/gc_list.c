@@ -189,6 +189,7 @@ static void entries_report(struct gc *g, const char *dir, uint64_t head, const s
 		return;
 	g->result.entries += c->files;
 	g->result.entries_bytes += c->bytes;
+	gc_reason(g, "collect", "entries of lists that later snapshots cover", c->files, c->bytes, 0);
 	snprintf(text, sizeof text, "%llu %s of the list before entry %llu: later snapshots cover %s",
 		(unsigned long long)c->files, base_plural(c->files, "entry", "entries"), (unsigned long long)head,
 		base_plural(c->files, "it", "them"));

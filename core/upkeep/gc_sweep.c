@@ -28,6 +28,7 @@ struct sweep_mark {
 	char name[STORAGE_NAME_MAX];    /* of the mark */
 	bool exists;                    /* and is good */
 	bool over;                      /* the grace period has passed */
+	int64_t due_ns;                 /* when it has */
 	bool writers;                   /* a launch that was alive at the marking still is */
 	bool newer;                     /* a newer vckpt made it: it stays, and so does what it marks */
 };
@@ -89,6 +90,14 @@ static int mark_read(struct gc *g, const char *name, struct proto_trash *ret_m)
 	return r;
 }
 
+/* When a mark's grace period is over: at most the last moment that there is. */
+static int64_t sweep_due(const struct gc *g, int64_t since_ns)
+{
+	uint64_t grace_ns = base_min(g->o->grace_s, INT64_MAX / 2 / 1000000000) * 1000000000;
+
+	return since_ns < INT64_MAX / 2 ? since_ns + (int64_t)grace_ns : INT64_MAX;
+}
+
 /* A mark that cannot be read, or that names another file, is deleted; a later collection marks the file again. */
 static void mark_find(struct gc *g, const char *file, struct sweep_mark *ret_mark)
 {
@@ -105,6 +114,7 @@ static void mark_find(struct gc *g, const char *file, struct sweep_mark *ret_mar
 		uint64_t age_ns = g->now_ns > m.time_ns ? (uint64_t)(g->now_ns - m.time_ns) : 0;
 
 		ret_mark->exists = true;
+		ret_mark->due_ns = sweep_due(g, m.time_ns);
 		ret_mark->over = age_ns / 1000000000 >= g->o->grace_s;
 		for (uint32_t i = 0; i < m.nheartbeats; i++)
 			ret_mark->writers |= gc_launch_alive(g, m.heartbeats[i]);
@@ -166,14 +176,16 @@ static void sweep_keep(struct gc *g, const struct commit_file *f)
 /* After a pack was deleted: deletes the note of its damage. */
 static void sweep_forget(struct gc *g, const struct commit_file *f)
 {
+	const struct commit_file *note;
 	char name[STORAGE_NAME_MAX];
 	struct file_name n;
 
 	if (file_name_parse(f->name, &n) != FILE_PACK)
 		return;
 	snprintf(name, sizeof name, "damaged/%s", n.pack);
-	if (commit_files_find(&g->files, name))
-		sweep_remove(g, name);
+	note = commit_files_find(&g->files, name);
+	if (note && sweep_remove(g, name))
+		g->result.deleted_bytes += note->size;
 }
 
 /* model: sweep */
@@ -188,12 +200,14 @@ static void sweep_delete(struct gc *g, const struct commit_file *f, const char *
 		gc_fault(g, -ENOMEM, f->name, "remembered");
 	g->result.deleted++;
 	g->result.deleted_bytes += f->size;
+	gc_reason(g, "delete", why, 1, f->size, 0);
 	gc_report(g, "delete", f->name, f->size, why);
 }
 
 /* model: mark. owned: its attempt is known to be over, so no writer has to be waited for. */
 static void sweep_free(struct gc *g, const struct commit_file *f, bool owned, const char *why)
 {
+	const char *waits = "a writer that was alive when it was marked still is";
 	struct sweep_mark mark;
 
 	mark_find(g, f->name, &mark);
@@ -209,13 +223,15 @@ static void sweep_free(struct gc *g, const struct commit_file *f, bool owned, co
 		if (!mark_put(g, f->name, mark.name))
 			return;
 		g->result.marked++;
+		g->result.marked_bytes += f->size;
+		gc_reason(g, "mark", why, 1, f->size, sweep_due(g, g->now_ns));
 		gc_report(g, "mark", f->name, f->size, why);
 		return;
 	}
 	g->result.waiting++;
 	g->result.waiting_bytes += f->size;
-	gc_report(g, "keep", f->name, f->size,
-		mark.over ? "a writer that was alive when it was marked still is" : "its grace period is not over");
+	gc_reason(g, "keep", mark.over ? waits : why, 1, f->size, mark.over ? 0 : mark.due_ns);
+	gc_report(g, "keep", f->name, f->size, mark.over ? waits : "its grace period is not over");
 }
 
 static void sweep_foreign(struct gc *g, const struct commit_file *f)
@@ -379,6 +395,7 @@ static void sweep_stats_end(struct gc *g, const struct commit_file *next)
 		g->store->storage->ops->remove_dir(g->store->storage, g->measures);
 	g->result.deleted++;
 	g->result.deleted_bytes += g->measures_bytes;
+	gc_reason(g, "delete", "measures of a step that is gone", 1, g->measures_bytes, 0);
 	gc_report(g, "delete", g->measures, g->measures_bytes, "measures of a step that is gone");
 	g->measures[0] = 0;
 	g->measures_bytes = 0;
@@ -428,6 +445,7 @@ static void sweep_folder(struct gc *g, const struct commit_folder *f)
 		bytes = commit_folder_delete(g->store, f->info.run, f->info.attempt, &files);
 	g->result.deleted++;
 	g->result.deleted_bytes += bytes;
+	gc_reason(g, "delete", "folder of an attempt that is decided", 1, bytes, 0);
 	gc_report(g, "delete", name, bytes, "its attempt is decided");
 }
 

@@ -120,13 +120,19 @@ ListFunc = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p)
 
 class GcOptions(c.Structure):
     _fields_ = [("dry_run", c.c_bool), ("grace_s", c.c_uint64), ("heartbeat_s", c.c_uint64), ("report", Report),
-                ("arg", c.c_void_p),
-                ("progress", Progress)]
+                ("arg", c.c_void_p), ("progress", Progress),
+                ("plan", c.c_void_p)]
+
+
+class GcReason(c.Structure):
+    _fields_ = [("what", c.c_char_p), ("why", c.c_char * 80), ("files", c.c_uint64), ("bytes", c.c_uint64),
+                ("due_ns", c.c_int64)]
 
 
 class GcResult(c.Structure):
-    _fields_ = [(n, c.c_uint64) for n in ("aborted", "marked", "deleted", "deleted_bytes", "waiting", "waiting_bytes",
-                                            "entries", "entries_bytes")]
+    _fields_ = [(n, c.c_uint64) for n in ("aborted", "marked", "marked_bytes", "deleted", "deleted_bytes", "waiting",
+                                          "waiting_bytes", "entries", "entries_bytes")] + [
+        ("reasons", GcReason * 16), ("nreasons", c.c_uint)]
 
 
 class Failed(Exception):

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <inttypes.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "core/base/clock.h"
 #include "core/save/write/catalog.h"
 #include "core/upkeep/gc.h"
 #include "tools/vckpt/print/progress.h"
+#include "tools/vckpt/print/table.h"
 #include "tools/vckpt/tool.h"
 
 struct gc {
@@ -51,14 +54,75 @@ static void report(void *arg, const char *what, const char *name, uint64_t bytes
 	fflush(stdout); /* so that the lines about what was done are there if the command is interrupted */
 }
 
+/* ---- what is done, by reason ---- */
+
+/* Seconds from now on; 0: now; -1: when a writer has ended. */
+static int64_t due_s(const struct gc *g, const struct upkeep_gc_reason *x)
+{
+	if (strcmp(x->what, "delete") == 0 || strcmp(x->what, "collect") == 0)
+		return 0;
+	if (strcmp(x->what, "mark") == 0)
+		return (int64_t)base_min(g->options.grace_s, INT64_MAX / 1000000000);
+	return x->due_ns ? base_max(x->due_ns - base_min(x->due_ns, base_realtime_ns()), 1000000000) / 1000000000 : -1;
+}
+
+/* What is freed now comes first. */
+static json_t *reasons_json(const struct gc *g, const struct upkeep_gc_result *result, bool text)
+{
+	json_t *rows = json_array();
+
+	for (unsigned i = 0; i < 2 * result->nreasons; i++) {
+		const struct upkeep_gc_reason *x = &result->reasons[i % result->nreasons];
+		int64_t s = due_s(g, x);
+		json_t *o;
+
+		if ((s == 0) != (i < result->nreasons))
+			continue;
+		o = json_pack("{s:s, s:s, s:I, s:I}", "action", x->what, "why", x->why, "files", (json_int_t)x->files,
+			"bytes", (json_int_t)x->bytes);
+		if (text)
+			json_object_set_new(o, "when", json_string(s == 0 ? "now" : s < 0 ? "later"
+				: TOOL_DURATION((uint64_t)s * 1000000000)));
+		else
+			json_object_set_new(o, "after_s", s < 0 ? json_null() : json_integer(s));
+		json_array_append_new(rows, o);
+	}
+	return rows;
+}
+
+/* Before it begins: what is freed now, and what by a later collection, from when on. */
+static void plan(void *arg, const struct upkeep_gc_result *would)
+{
+	static const struct tool_column columns[] = {{"AFTER", "when"}, {"FILES", "files", .right = true},
+		{"SIZE", "bytes", TOOL_AS_BYTES, .right = true}, {"WHY", "why", .shorten = true}};
+	struct gc *g = arg;
+	struct tool_table *table = tool_table_new(columns, BASE_COUNT(columns), false, false);
+	json_t *rows = reasons_json(g, would, true), *row;
+	size_t i;
+
+	json_array_foreach(rows, i, row)
+		tool_table_add(table, json_incref(row));
+	tool_progress_clear(&g->progress);
+	if (would->nreasons == 0)
+		puts("there is nothing to free");
+	else if (tool_table_print(table, stdout, false, tool_terminal_width(STDOUT_FILENO)) == 0)
+		printf("%s now, %s by a later vckpt gc\n\n", TOOL_BYTES(would->deleted_bytes + would->entries_bytes),
+			TOOL_BYTES(would->marked_bytes + would->waiting_bytes));
+	fflush(stdout);
+	tool_table_free(table);
+	json_decref(rows);
+}
+
 static json_t *result_json(const struct gc *g, const struct upkeep_gc_result *result)
 {
-	return json_pack("{s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:O}", "dry_run", g->options.dry_run, "aborted",
-		(json_int_t)result->aborted, "marked", (json_int_t)result->marked, "deleted",
-		(json_int_t)result->deleted, "deleted_bytes", (json_int_t)result->deleted_bytes, "waiting",
+	return json_pack("{s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:O}", "dry_run",
+		g->options.dry_run, "aborted", (json_int_t)result->aborted, "marked",
+		(json_int_t)result->marked, "marked_bytes",
+		(json_int_t)result->marked_bytes, "deleted", (json_int_t)result->deleted, "deleted_bytes",
+		(json_int_t)result->deleted_bytes, "waiting",
 		(json_int_t)result->waiting, "waiting_bytes", (json_int_t)result->waiting_bytes,
 		"entries", (json_int_t)result->entries, "entries_bytes", (json_int_t)result->entries_bytes,
-		"actions", g->actions);
+		"reasons", reasons_json(g, result, false), "actions", g->actions);
 }
 
 static void print_grace(uint64_t grace_s)
@@ -111,6 +175,8 @@ static int gc_run(struct tool *t, int argc, char **argv)
 		(code = tool_open_store(t, g.options.dry_run ? STORE_OPEN_READ_ONLY : 0)))
 		return code;
 	g.actions = json_array();
+	if (!t->json && !t->quiet && (g.options.dry_run || isatty(STDOUT_FILENO)))
+		g.options.plan = plan;
 	tool_interrupt_ends(t, g.options.dry_run ? "nothing was changed"
 		: "what was marked or deleted so far stays so; the next vckpt gc does the rest");
 	tool_progress_start(&g.progress, t->quiet, "gc");
@@ -133,7 +199,8 @@ const struct tool_command tool_gc = {"gc", "delete what nothing reaches",
 	"usage: vckpt gc STORE [OPTION...]\n\n"
 	"Ends attempts whose writer is dead, marks packs and other files that no step, no save under way and\n"
 	"no base of one reaches, and deletes what an earlier collection marked at least a grace period ago.\n"
-	"Whole files only.\n\n"
+	"Whole files only. On a terminal, and with -n, it says first what it frees now, what a later vckpt gc\n"
+	"can free, after how long, and why no one needs it.\n\n"
 	"  -n, --dry-run       change nothing; list what would be done\n"
 	"  --grace TIME        time between mark and deletion: 24h by default; with 0 both at once, refused while a\n"
 	"                      writer is alive\n"
