@@ -56,7 +56,7 @@ def test_it_is_bound_to_the_command(stores):
 def test_commands(vckpt, offered):
     all_ = set(re.findall(r"^  (\w+) ", vckpt("--help").stdout, re.M)) | {"help", "version"}
     assert set(offered("")) == set(offered("help", "")) == all_
-    assert offered("im") == ["import"] and offered("l") == ["layout", "ls"] and offered("xyz") == []
+    assert offered("im") == ["import"] and offered("la") == ["layout"] and offered("xyz") == []
 
 
 def test_options(vckpt, offered):

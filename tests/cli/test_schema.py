@@ -104,6 +104,7 @@ def outputs(vckpt, tmp_path_factory):
     out["du STORE"] = vckpt.json("du", store, "--packs", "--freed", "a/0")
     out["du STORE RUN"] = vckpt.json("du", store, "a", "--tensors", "1")
     out["du STORE RUN/STEP"] = vckpt.json("du", store, "a/1", "--packs")
+    out["log"] = vckpt.json("log", store, "a")
     out["stalls"] = vckpt.json("stalls", store, "a/1")
     out["ls STORE --incoming"] = vckpt.json("ls", store, "--incoming")
     out["export"] = vckpt.json("export", store, "a/1", tmp / "out")
@@ -125,7 +126,7 @@ def outputs(vckpt, tmp_path_factory):
 
 
 def test_the_manual_has_a_schema_for_every_command():
-    assert len(manual()) == 25
+    assert len(manual()) == 26
 
 
 # these have tests of their own
