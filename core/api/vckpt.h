@@ -334,6 +334,8 @@ struct vckpt_saver_options {
 	int check_replicas;              /* VCKPT_REPLICAS_... */
 	uint32_t threads;                /* at most 1024; 0: usable cores / ranks of the node (docs/save.md) */
 	uint32_t flags;                  /* VCKPT_SAVER_... */
+	uint64_t warn_free;              /* after a save, rank 0 logs a warning if the file system has less free than so
+	                                    many bytes; 0: than two more such saves need; VCKPT_NONE: none is logged */
 };
 
 /* Shows a heartbeat and meets the other ranks: rank 0 appends the launch entry, the others wait for it. Blocks. */

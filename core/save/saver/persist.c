@@ -277,7 +277,35 @@ static int persist_given_up(struct save_flight *f, struct base_error *err)
 /* A job of one rank has no others that wait, so a refused save never begins and takes no number. */
 static int persist_refused(struct save_flight *f, struct base_error *err)
 {
-	return f->given_up ? persist_given_up(f, err) : persist_named_bases(f, false, err);
+	int r = f->given_up ? persist_given_up(f, err) : persist_named_bases(f, false, err);
+
+	return r < 0 ? r : save_space_check(f->s->store, &f->s->space, f->s->run, 0, err);
+}
+
+/* What the last save added is the best guess of what this one will; before the first, all that is to be stored. */
+static int persist_space(struct save_flight *f, struct base_error *err)
+{
+	struct save_saver *s = f->s;
+	uint64_t expect = s->added;
+
+	if (!expect && base_mul_overflows(f->plan->bytes, s->options.world, &expect))
+		expect = UINT64_MAX;
+	return save_space_check(s->store, &s->space, s->run, s->options.rank == 0 ? expect : 0, err);
+}
+
+/* All ranks together; rank 0 speaks for them. */
+static void persist_space_warn(struct save_flight *f)
+{
+	struct save_saver *s = f->s;
+	struct proto_entry e = {0};
+
+	if (s->options.rank != 0)
+		return;
+	s->added = f->info.stats.bytes_written;
+	if (s->options.world > 1 && commit_list_commit_read(s->store, s->run, f->entry, &e, NULL) == 0)
+		s->added = e.commit.new_bytes;
+	proto_entry_release(&e);
+	save_space_warn(s->store, &s->space, s->run, s->added);
 }
 
 static int persist_attempt(struct save_flight *f, struct base_error *err)
@@ -293,6 +321,8 @@ static int persist_attempt(struct save_flight *f, struct base_error *err)
 		f->step = commit_attempt_step(f->attempt);
 		r = f->given_up ? persist_given_up(f, err) : persist_prepared(f, err);
 	}
+	if (r == 0)
+		r = persist_space(f, err);
 	if (r == 0)
 		r = persist_write(f, err);
 	if (r == 0)
@@ -310,7 +340,7 @@ static int persist_abort(struct save_flight *f, int r, struct base_error *err)
 	int decided;
 
 	if ((r == -ENOSPC || r == -EDQUOT) && !undecided)
-		base_error_set(err, r, "%s is full: nothing of this save is kept", f->s->store->path);
+		save_space_full(f->s->store, r, f->plan ? f->plan->bytes : 0, err);
 	else if (!err->code)
 		base_error_set(err, r, "the save of %s failed: %s", saver_name(f).text, base_error_name(r));
 	if (!f->attempt)
@@ -341,6 +371,7 @@ static void persist_flight(struct save_flight *f)
 		saver_same_keep(f);
 	pthread_mutex_unlock(&s->lock);
 	if (r == 0) {
+		persist_space_warn(f);
 		persist_stats(f);
 		save_writer_leave(f->w, &s->past);
 	}

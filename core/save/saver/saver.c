@@ -125,6 +125,7 @@ int save_saver_open(const struct save_saver_options *o, struct save_saver **ret_
 	s->pid = getpid();
 	s->store = o->store;
 	s->options = *o;
+	s->space.warn_free = o->warn_free;
 	s->run = strdup(o->run ? o->run : "");
 	s->plans = save_plan_cache_new();
 	if (!s->run || !s->plans)

@@ -26,6 +26,7 @@ struct save_saver_options {             /* as struct vckpt_saver_options says */
 	enum save_replicas_mode replicas;
 	unsigned threads;
 	bool low_priority, no_bases;
+	uint64_t warn_free;             /* as in core/save/write/space.h */
 };
 int save_saver_open(const struct save_saver_options *o, struct save_saver **ret_s, struct base_error *err);
 /* Waits until every flight is decided. Returns the error of the first failed flight whose error no caller has seen; a

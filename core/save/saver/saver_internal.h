@@ -32,6 +32,7 @@
 #include "core/save/saver/same_internal.h"
 #include "core/save/saver/saver.h"
 #include "core/save/write/rank.h"
+#include "core/save/write/space.h"
 
 #define SAVER_BATCH_BYTES (UINT64_C(2) << 20)    /* small bands are copied together up to that */
 #define SAVER_RING_MIN_BYTES (UINT64_C(64) << 20)
@@ -126,6 +127,7 @@ struct save_saver {
 	struct device_ring *ring; bool sizing; /* a thread is changing it: no slot is taken meanwhile */
 	unsigned node_ranks; bool node_known; /* 0: not known; set by the thread that prepares */
 	bool room_warned, again_warned, no_base_warned; struct save_past past; /* the persister's */
+	struct save_space space; uint64_t added; /* likewise; added: by all ranks' last save, 0: there was none */
 	bool pin_warned;                  /* of the thread that has `sizing` */
 	/* same.c: of the last commit; how many saves are copied whole; what the last answer took */
 	struct saver_pieces *pieces; unsigned same_rest; uint64_t answer_ns;

@@ -13,6 +13,7 @@
 #include "core/base/log.h"
 #include "core/commit/list/list_facts.h"
 #include "core/save/write/catalog.h"
+#include "core/save/write/space.h"
 #include "core/save/write/write_internal.h"
 
 #define WRITER_PROGRESS_NS UINT64_C(50000000)
@@ -497,6 +498,7 @@ int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct 
 {
 	struct commit_attempt_save o = {.step = w->options.step, .replace = w->options.replace};
 	struct commit_attempt *attempt;
+	struct save_space space = {.warn_free = w->options.warn_free};
 	struct base_error why = {0}, outcome = {0};
 	int r = save_writer_plan(w, NULL, err), decided;
 
@@ -504,15 +506,18 @@ int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct 
 		return r;
 	if (w->committed)
 		return base_error_set(err, -EINVAL, "save_writer_commit was called before on this writer");
+	r = save_space_check(w->store, &space, w->options.run, w->tensor_bytes + w->blob_bytes, err);
+	if (r < 0)
+		return r;
 	r = commit_attempt_begin_alone(w->store, w->options.run, &o, &attempt, err);
 	if (r == -ENOSPC || r == -EDQUOT)
-		return base_error_set(err, r, "%s is full", w->store->path);
+		return save_space_full(w->store, r, 0, err);
 	if (r < 0)
 		return r;
 	r = writer_run(w, attempt, &why);
 	if (r < 0) {
 		if (r == -ENOSPC || r == -EDQUOT)
-			base_error_set(&why, r, "%s is full; nothing of this save is kept", w->store->path);
+			save_space_full(w->store, r, w->tensor_bytes + w->blob_bytes, &why);
 		else if (!why.code)
 			base_error_set(&why, r, "the save failed: %s", base_error_name(r));
 		decided = commit_attempt_abort(attempt, r == -BASE_EUNDECIDED ? NULL : why.text, &w->result.entry,
@@ -530,6 +535,7 @@ int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct 
 		return r;
 	w->committed = true;
 	save_writer_progress(w, 0, true);
+	save_space_warn(w->store, &space, w->options.run, w->result.piece_bytes_new + w->result.meta_bytes);
 	if (ret_r)
 		*ret_r = w->result;
 	return 0;

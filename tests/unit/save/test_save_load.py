@@ -49,7 +49,7 @@ class Options(c.Structure):
     _fields_ = [("run", c.c_char_p), ("step", c.c_uint64), ("replace", c.c_bool), ("attributes", c.POINTER(Attribute)),
                 ("nattributes", c.c_size_t), ("threads", c.c_uint), ("no_index", c.c_bool), ("progress", c.c_void_p),
                 ("progress_arg", c.c_void_p),
-                ("cancelled", c.c_void_p)]
+                ("cancelled", c.c_void_p), ("warn_free", c.c_uint64)]
 
 
 class Result(c.Structure):

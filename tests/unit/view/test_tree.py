@@ -49,7 +49,7 @@ class Options(C.Structure):
     _fields_ = [("run", C.c_char_p), ("step", C.c_uint64), ("replace", C.c_bool), ("attributes", C.POINTER(Attribute)),
                 ("nattributes", C.c_size_t),
                 ("threads", C.c_uint), ("no_index", C.c_bool), ("progress", C.c_void_p), ("progress_arg", C.c_void_p),
-                ("cancelled", C.c_void_p)]
+                ("cancelled", C.c_void_p), ("warn_free", C.c_uint64)]
 
 
 class Buffer(C.Structure):

@@ -26,7 +26,7 @@ WATCH_S = 0.004             # how often it is looked whether a save is staged, a
 
 OPTIONS = {"heartbeat": 20.0, "start_timeout": 60.0, "deadline": 0.0, "ring_bytes": 0, "pin": "auto",
            "check_replicas": "sample", "threads": 0, "low_priority": False, "use_bases": True, "keep_cached": False,
-           "meet_timeout": 600.0}
+           "meet_timeout": 600.0, "warn_free": True}
 NUMBERS: list[tuple[str, Any, int, str]] = [
     ("meet_timeout", numbers.Real, 0, "seconds"), ("heartbeat", numbers.Real, 0, "seconds"),
     ("start_timeout", numbers.Real, 0, "seconds"), ("deadline", numbers.Real, 0, "seconds"),
@@ -50,6 +50,9 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
         value = chosen.get(name, least)
         if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < 1 << 63:
             raise invalid(f"{name}={value!r}: expected {wanted}")
+    free = chosen.get("warn_free", True)
+    if not isinstance(free, bool) and not (isinstance(free, int) and 0 < free < 1 << 63):
+        raise invalid(f"warn_free={free!r}: expected True, False or a number of bytes")
     return chosen
 
 
@@ -78,6 +81,8 @@ class Native:
         o.pin, o.check_replicas = _lib.PIN[chosen["pin"]], _lib.REPLICAS[chosen["check_replicas"]]
         o.flags = ((_lib.LOW_PRIORITY if chosen["low_priority"] else 0) | (0 if chosen["use_bases"] else _lib.NO_BASES)
                    | (_lib.KEEP_CACHED if chosen["keep_cached"] else 0))
+        free = chosen["warn_free"]
+        o.warn_free = (0 if free else _lib.NONE) if isinstance(free, bool) else free
         pointer = c_void_p()
         _lib.call("vckpt_saver_open", byref(o), byref(pointer))
         self._pointer = pointer.value

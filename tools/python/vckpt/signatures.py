@@ -36,6 +36,7 @@ class Options(TypedDict, total=False):
     low_priority: bool
     use_bases: bool
     keep_cached: bool
+    warn_free: bool | int
 
 
 class Save(TypedDict, total=False):
