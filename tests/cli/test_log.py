@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt log: what happened to a run, newest first, against a record of what was done to it."""
+import ctypes
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import socket
 import numpy as np
 import pytest
 
+from factslib import change
 from ranklib import api  # noqa: F401
 from storelib import save
 from test_incoming import close, opened, write
@@ -118,6 +120,25 @@ def test_failed_saves_have_their_reason(api, vckpt):  # noqa: F811
     assert out[0]["reason"].startswith("the node") and out[0]["attempt"] == attempts[0].name and "host" in out[0]
     said = vckpt("log", api.path, "r").stdout
     assert "failed" in said and "is to be repaired" in said and "\x1b" not in said
+
+
+def test_facts_and_reasons(api, vckpt):  # noqa: F811
+    """What was said of steps later, and why others were removed."""
+    for step in range(4):
+        save(api, "r", step)
+    with api.list("r") as l:
+        change(l, 1, 1, reason="the paper's", tags=("best", "sent"), set={"loss": "0.5"})
+        change(l, 2, 2, pin=1)
+    api.call(api.lib.commit_step_remove, api.p, b"r", ctypes.c_uint64(3), b"diverged")
+    rows = {row["step"]: row for row in log(vckpt, api.path, "r")["log"] if row.get("visible")}
+    removed = log(vckpt, api.path, "r", "-n", "1")["log"][0]
+    assert (removed["what"], removed["step"], removed["reason"]) == ("removed", 3, "diverged")
+    assert rows[1]["tags"] == ["best", "sent"] and rows[1]["attributes"] == {"loss": "0.5"}
+    assert "pinned" not in rows[1] and rows[2]["pinned"]["reason"] == "" and "tags" not in rows[0]
+    with api.list("r") as l:
+        change(l, 1, 1, pin=1, reason="the paper's")
+    said = vckpt("log", api.path, "r").stdout
+    assert "best, sent; pinned: the paper's" in said and "diverged" in said and "loss=0.5" in said
 
 
 def test_damage_is_shown(vckpt, history):

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/base/clock.h"
+#include "core/commit/list/list_facts.h"
 #include "core/commit/list/list_history.h"
 #include "tools/vckpt/print/table.h"
 #include "tools/vckpt/tool.h"
@@ -30,6 +31,20 @@ static const char *what_of(const struct commit_list_event *e)
 	return "unreadable";
 }
 
+static void add_attributes(json_t *row, const struct log *log, const struct commit_list_event *e)
+{
+	const struct proto_commit *c = e->commit;
+	const struct commit_list_step *s = commit_list_find(log->t->list, c->step);
+	base_cleanup_free struct proto_attribute *merged = NULL;
+	size_t n = 0;
+
+	if (!s || s->entry != e->entry || commit_list_attributes(log->t->list, s, &merged, &n) < 0)
+		n = 0; /* it is gone: as it was committed */
+	if (log->t->json || n || c->nattributes)
+		json_object_set_new(row, "attributes", n ? tool_json_attributes(merged, n)
+			: tool_json_attributes(c->attributes, c->nattributes));
+}
+
 static void add_commit(json_t *row, const struct log *log, const struct commit_list_event *e)
 {
 	const struct proto_commit *c = e->commit;
@@ -37,8 +52,35 @@ static void add_commit(json_t *row, const struct log *log, const struct commit_l
 	json_object_set_new(row, "step", json_integer((json_int_t)c->step));
 	json_object_set_new(row, "bytes", json_integer((json_int_t)c->bytes));
 	json_object_set_new(row, "new_bytes", json_integer((json_int_t)c->new_bytes));
-	if (log->t->json || c->nattributes)
-		json_object_set_new(row, "attributes", tool_json_attributes(c->attributes, c->nattributes));
+	add_attributes(row, log, e);
+}
+
+/* Of a visible step: its tags, and why it is pinned. In the note for people: "best, sent; pinned: REASON". */
+static void add_facts(json_t *row, const struct log *log, const struct commit_list_event *e)
+{
+	const struct proto_step_facts *f = commit_list_facts(log->t->list, e->entry);
+	base_cleanup_buf struct base_buf note = BASE_BUF_INIT;
+	json_t *tags;
+
+	if (!f || e->kind != COMMIT_LIST_SAVED || e->gone != PROTO_NONE)
+		return;
+	tags = json_array();
+	for (size_t i = 0; i < f->ntags; i++) {
+		json_array_append_new(tags, json_string(f->tags[i]));
+		base_buf_printf(&note, "%s%s", i ? ", " : "", f->tags[i]);
+	}
+	if (f->pinned)
+		base_buf_printf(&note, "%spinned%s%s", f->ntags ? "; " : "", f->reason && f->reason[0] ? ": " : "",
+			f->reason ? f->reason : "");
+	if (!log->t->json && note.len)
+		json_object_set_new(row, "note", tool_json_text((const char *)note.data, note.len));
+	if (log->t->json && f->pinned)
+		json_object_set_new(row, "pinned", json_pack("{s:o, s:s, s:s}", "reason",
+			tool_json_text(f->reason ? f->reason : "", f->reason ? strlen(f->reason) : 0), "time",
+			TOOL_TIME(f->pinned_ns), "host", f->pinned_by ? f->pinned_by : ""));
+	if (log->t->json)
+		json_object_set(row, "tags", tags);
+	json_decref(tags);
 }
 
 /* The columns that are for people: texts put together of several members. */
@@ -95,6 +137,7 @@ static int add(void *arg, const struct commit_list_event *e)
 		add_json(row, e, attempt);
 	else
 		add_columns(row, log, e, attempt);
+	add_facts(row, log, e);
 	if (log->t->json)
 		json_array_append_new(log->rows, row);
 	else
@@ -170,8 +213,9 @@ static int log_run(struct tool *t, int argc, char **argv)
 const struct tool_command tool_log = {"log", "say what happened to a run: saves, removals, failed saves",
 	"usage: vckpt log STORE RUN [OPTION...]\n\n"
 	"Lists what happened to a run, newest first: steps that were saved, with the host and the launch that\n"
-	"wrote them, steps that were removed, and saves that failed, with the reason. Where older entries of\n"
-	"the run's list were collected (vckpt gc), only steps that are still there are known, and it says so.\n\n"
+	"wrote them, their tags and pins; steps that were removed, and saves that failed, with the reason. Where\n"
+	"older entries of the run's list were collected (vckpt gc), only steps that are still there are known,\n"
+	"and it says so.\n\n"
 	"  -n, --number N      the newest N only, which cost what these cost\n"
 	"  -l, -v, --long      whole names of attempts: the launch (16 digits), and which of its saves\n"
 	"  --bytes             exact numbers of bytes\n"
