@@ -41,6 +41,9 @@
 #define PROTO_NONE UINT64_MAX    /* "no entry", "no step" */
 
 struct proto_attribute { const char *key, *value; };   /* sorted by key, keys unique */
+/* Those of a, with those of b in the place of equal keys. ret_all has room for na + nb. Returns how many. */
+size_t proto_attributes_merge(const struct proto_attribute *a, size_t na, const struct proto_attribute *b, size_t nb,
+	struct proto_attribute *ret_all);
 bool proto_attributes_equal(const struct proto_attribute *a, size_t na, const struct proto_attribute *b, size_t nb);
 
 /* Why decoding `body` gave -BASE_EVERSION, as the end of a sentence: "it needs the feature "x", which this vckpt does

@@ -47,6 +47,21 @@ bool proto_attributes_equal(const struct proto_attribute *a, size_t na, const st
 	return na == nb;
 }
 
+size_t proto_attributes_merge(const struct proto_attribute *a, size_t na, const struct proto_attribute *b, size_t nb,
+	struct proto_attribute *ret_all)
+{
+	size_t i = 0, k = 0, n = 0;
+
+	while (i < na || k < nb) {
+		int order = i == na ? 1 : k == nb ? -1 : strcmp(a[i].key, b[k].key);
+
+		ret_all[n++] = order < 0 ? a[i] : b[k];
+		i += order <= 0;
+		k += order >= 0;
+	}
+	return n;
+}
+
 bool proto_attributes_check(const struct proto_attribute *a, size_t n)
 {
 	size_t total = 0;

@@ -17,6 +17,7 @@
 #include <sys/types.h>
 
 #include "core/api/vckpt.h"
+#include "core/base/cleanup.h"
 #include "core/base/error.h"
 #include "core/load/open/step.h"
 #include "core/step/store.h"
@@ -34,8 +35,13 @@ struct vckpt_step {
 	struct store *store;
 	struct load_step *step;
 	pid_t pid;                       /* that opened it */
+	struct proto_entry said;         /* what was said of it when it was opened: facts.steps, or NULL */
 	struct vckpt_attribute *attributes; size_t nattributes;
 };
+/* Copies what the list says of the commit. 0, -ENOMEM. */
+int api_facts_take(struct vckpt_step *step, const struct commit_list *l, uint64_t entry);
+/* Fills step->attributes: those of the save, with those that were set later. */
+int api_facts_attributes(struct vckpt_step *step, struct base_error *err);
 /* -EINVAL: NULL; -BASE_EFORKED: this process is a child of the one that opened it. */
 int api_step_alive(const struct vckpt_step *step, struct base_error *err);
 

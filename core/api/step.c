@@ -128,6 +128,7 @@ static void step_free(struct vckpt_step *step)
 {
 	load_step_unref(step->step);
 	store_close(step->store);
+	proto_entry_release(&step->said);
 	free(step->attributes);
 	free(step);
 }
@@ -140,6 +141,8 @@ static int step_find(struct vckpt_step *step, const char *run, uint64_t number, 
 	const struct commit_list_step *entry;
 	int r = run_find(step->store, run, number, &l, &entry, err);
 
+	if (r == 0)
+		r = api_facts_take(step, l, entry->entry);
 	return r < 0 ? r : load_step_open(step->store, run, entry, &step->step, err);
 }
 
@@ -166,6 +169,8 @@ static int step_find_collected(struct vckpt_step *step, const char *run, const s
 
 	if (r == 0)
 		r = commit_list_know_entry(l, commit->entry, err);
+	if (r == 0)
+		r = api_facts_take(step, l, commit->entry);
 	if (r < 0)
 		return r;
 	number = commit_list_commit_step(l, commit->entry);
@@ -174,6 +179,18 @@ static int step_find_collected(struct vckpt_step *step, const char *run, const s
 		return base_error_set(err, -ENOENT, "run %s of %s has no commit entry %" PRIu64, run,
 			step->store->path, commit->entry);
 	return step_open_commit(step, run, commit, &found->commit, err);
+}
+
+/* What was said of a commit that its entry shows alone. Where the list cannot be read now, nothing: the step opens all
+ * the same. */
+static int step_find_facts(struct vckpt_step *step, const char *run, uint64_t entry)
+{
+	base_cleanup(commit_list_close_p) struct commit_list *l = NULL;
+
+	if (!step->store->info.list_4 || commit_list_open_newest(step->store, run, &l, NULL) < 0 ||
+		commit_list_know_entry(l, entry, NULL) < 0)
+		return 0;
+	return api_facts_take(step, l, entry);
 }
 
 static int step_find_commit(struct vckpt_step *step, const char *run, const struct vckpt_commit *commit,
@@ -191,20 +208,7 @@ static int step_find_commit(struct vckpt_step *step, const char *run, const stru
 		return r;
 	r = step_open_commit(step, run, commit, &e.commit, err);
 	proto_entry_release(&e);
-	return r;
-}
-
-static int step_attributes(struct vckpt_step *step, struct base_error *err)
-{
-	const struct load_step_info *info = load_step_info(step->step);
-
-	step->attributes = calloc(info->nattributes + 1, sizeof *step->attributes);
-	if (!step->attributes)
-		return base_no_memory(err);
-	for (size_t i = 0; i < info->nattributes; i++)
-		step->attributes[i] = (struct vckpt_attribute){info->attributes[i].key, info->attributes[i].value};
-	step->nattributes = info->nattributes;
-	return 0;
+	return r < 0 ? r : step_find_facts(step, run, commit->entry);
 }
 
 /* commit NULL: what is visible under the number. */
@@ -224,7 +228,7 @@ static int step_open(const char *store, const char *run, uint64_t step, const st
 	if (r == 0)
 		r = commit ? step_find_commit(opened, run, commit, e) : step_find(opened, run, step, e);
 	if (r == 0)
-		r = step_attributes(opened, e);
+		r = api_facts_attributes(opened, e);
 	if (r == 0)
 		*ret_step = base_steal(opened);
 	return api_result(r, e);

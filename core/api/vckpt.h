@@ -19,6 +19,7 @@
  *   saves              saver_open -> save_begin -> save_tensors, save_blob, ... -> save_submit -> wait -> saver_close
  *   runs and steps     which steps there are; step_open
  *   what a step has    tensors, components, attributes
+ *   facts of steps     pins, tags, attributes that are set after the save
  *   reading a tensor   one box of one tensor
  *   blobs              byte strings of a step
  *   loads              all that a rank holds, in one go: load_begin -> load_tensors, ... -> load_start -> load_wait
@@ -499,7 +500,8 @@ uint64_t vckpt_step_number(const struct vckpt_step *step);
 /* By how many ranks it was saved. */
 uint32_t vckpt_step_world(const struct vckpt_step *step);
 
-/* How many attributes it has; *ret_attributes points into the step. */
+/* How many attributes it has, with those that were set later (vckpt_facts_change) when it was opened; *ret_attributes
+ * points into the step. */
 size_t vckpt_step_attributes(const struct vckpt_step *step, const struct vckpt_attribute **ret_attributes);
 
 /* Tensors have the numbers 0 to count - 1, sorted by component and name. */
@@ -527,6 +529,44 @@ struct vckpt_component_info {            /* points into the step */
 };
 int vckpt_step_component(const struct vckpt_step *step, uint32_t component,
 	struct vckpt_component_info *ret_info); /* -ENOENT */
+
+/* ---- facts of steps --------------------------------------------------------------------------------------------- */
+
+/* What is said of a step after its save: in its run's list, so that every host sees the same. All of one change is
+ * made in one moment, on what other writers have said. */
+struct vckpt_facts_change {
+	size_t size;                     /* sizeof (struct vckpt_facts_change) */
+	int32_t pin;                     /* 1: pin: no one removes or replaces the step; -1: unpin; 0: neither */
+	uint32_t reserved;
+	const char *reason;              /* of the pin, for people, at most 1,024 bytes; NULL: none, or as it is */
+	const char *const *tags; size_t ntags;     /* names of the step; another step that has one loses it */
+	const char *const *untags; size_t nuntags; /* names that it has no longer */
+	/* Added, or in place of what was given with the save or set before. value NULL: no longer set later */
+	const struct vckpt_attribute *attributes; size_t nattributes;
+	const struct vckpt_commit *commit; /* that is to be the step still; NULL: whatever has its number */
+};
+/* Changes what is said of a visible step. 1: nothing would change. -ENOENT: there is no such step, or an attribute
+ * that is to be unset was not set later; -ESTALE: the step is not `commit` any more; -EINVAL: what cannot be a tag, a
+ * key, a value or a reason, or too many; -ENOTSUP: an earlier version made the store; -VCKPT_EUNDECIDED: the store
+ * failed, and the change may have been made or not. */
+int vckpt_facts_change(const char *store, const char *run, uint64_t step, const struct vckpt_facts_change *change,
+	struct vckpt_error *err);
+
+struct vckpt_facts {                     /* points into the step */
+	size_t size;                     /* sizeof (struct vckpt_facts) */
+	uint32_t pinned, reserved;
+	const char *reason;              /* of the pin; "": none */
+	int64_t pinned_ns;               /* since the epoch, by the clock of the host `pinned_by` */
+	const char *pinned_by;
+	const char *const *tags; size_t ntags; /* sorted */
+};
+/* What was said of it when it was opened. -EINVAL: ret_facts->size is another one. */
+int vckpt_step_facts(const struct vckpt_step *step, struct vckpt_facts *ret_facts);
+
+struct vckpt_tag { const char *tag; uint64_t step; };
+/* The tags of a run, sorted; free() the array, which has the texts, too. -ENOENT: there is no such run. */
+int vckpt_run_tags(const char *store, const char *run, struct vckpt_tag **ret_tags, size_t *ret_n,
+	struct vckpt_error *err);
 
 /* ---- reading a tensor -------------------------------------------------------------------------------------------- */
 

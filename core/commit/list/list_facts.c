@@ -371,21 +371,14 @@ int commit_list_attributes(const struct commit_list *l, const struct commit_list
 	struct proto_attribute **ret_a, size_t *ret_n)
 {
 	const struct proto_step_facts *f = commit_list_facts(l, s->entry);
-	size_t i = 0, k = 0, n = 0, nset = f ? f->nattributes : 0;
+	size_t nset = f ? f->nattributes : 0;
 	struct proto_attribute *all = calloc(s->commit.nattributes + nset + 1, sizeof *all);
 
 	if (!all)
 		return -ENOMEM;
-	while (i < s->commit.nattributes || k < nset) {
-		int order = i == s->commit.nattributes ? 1 : k == nset ? -1
-			: strcmp(s->commit.attributes[i].key, f->attributes[k].key);
-
-		all[n++] = order < 0 ? s->commit.attributes[i] : f->attributes[k];
-		i += order <= 0;
-		k += order >= 0;
-	}
+	*ret_n = proto_attributes_merge(s->commit.attributes, s->commit.nattributes, f ? f->attributes : NULL, nset,
+		all);
 	*ret_a = all;
-	*ret_n = n;
 	return 0;
 }
 

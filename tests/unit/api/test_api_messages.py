@@ -418,6 +418,7 @@ ELSEWHERE = {
     "for: this "
     "is another store, or a copy that went on by itself",
     "run %s of %s has no commit entry %PRIu64",             # test_api_step
+    "pin is %d: it is 1, -1 or 0", "no place for the tags is given",    # test_api_facts
     "run %s of %s has no step",                             # a list that only a launch has put
     "its name becomes longer than %u bytes", "its local shape: %s", "the save of %s failed: %s",
     "the load is not over yet",                             # a load that reads for long

@@ -35,6 +35,7 @@ from ._lib import (
     VersionError,
 )
 from .exchange import Exchanged
+from .facts import pin, set_attributes, tag, tags, unpin, untag
 from .lazy import LazyTensor
 from .load_handle import Loaded, LoadHandle
 from .loading import async_load, load
@@ -52,8 +53,8 @@ __all__ = ["Aborted", "BlobInfo", "Commit", "Damage", "Damaged", "Error", "Excha
            "Handle", "InvalidArgument", "LazyTensor", "LoadHandle", "Loaded", "Mesh", "NotAStore", "NotFound", "Record",
            "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping", "StoreExists", "TensorInfo",
            "Timeout", "Undecided", "VersionError", "async_load", "async_save", "close", "init", "latest", "load",
-           "on_sigterm", "open", "parameter_names", "presets", "rng_state", "save", "set_rng_state", "steps",
-           "version", "wait"]
+           "on_sigterm", "open", "parameter_names", "pin", "presets", "rng_state", "save", "set_attributes",
+           "set_rng_state", "steps", "tag", "tags", "unpin", "untag", "version", "wait"]
 
 
 def version() -> str:

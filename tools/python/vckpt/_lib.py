@@ -229,6 +229,21 @@ class Commit(Structure):
     _fields_ = [("step", c_uint64), ("entry", c_uint64), ("manifest", c_uint8 * 32)]
 
 
+class FactsChange(Structure):
+    _fields_ = [("size", c_size_t), ("pin", c_int32), ("reserved", c_uint32), ("reason", c_char_p),
+                ("tags", POINTER(c_char_p)), ("ntags", c_size_t), ("untags", POINTER(c_char_p)), ("nuntags", c_size_t),
+                ("attributes", POINTER(Attribute)), ("nattributes", c_size_t), ("commit", POINTER(Commit))]
+
+
+class Facts(Structure):
+    _fields_ = [("size", c_size_t), ("pinned", c_uint32), ("reserved", c_uint32), ("reason", c_char_p),
+                ("pinned_ns", c_int64), ("pinned_by", c_char_p), ("tags", POINTER(c_char_p)), ("ntags", c_size_t)]
+
+
+class Tag(Structure):
+    _fields_ = [("tag", c_char_p), ("step", c_uint64)]
+
+
 class LoadOptions(Structure):
     _fields_ = [("size", c_size_t), ("rank", c_uint32), ("threads", c_uint32), ("flags", c_uint32),
                 ("world", c_uint32), ("comm", c_void_p), ("exchange", c_uint32), ("reserved", c_uint32)]
@@ -299,6 +314,9 @@ FUNCTIONS = {
     "vckpt_step_number": (c_uint64, [P]),
     "vckpt_step_world": (c_uint32, [P]),
     "vckpt_step_attributes": (c_size_t, [P, POINTER(POINTER(Attribute))]),
+    "vckpt_step_facts": (c_int, [P, POINTER(Facts)]),
+    "vckpt_facts_change": (c_int, [c_char_p, c_char_p, c_uint64, POINTER(FactsChange), E]),
+    "vckpt_run_tags": (c_int, [c_char_p, c_char_p, POINTER(POINTER(Tag)), POINTER(c_size_t), E]),
     "vckpt_step_tensor_count": (c_uint32, [P]),
     "vckpt_step_tensor": (c_int, [P, c_uint32, POINTER(TensorInfo)]),
     "vckpt_step_tensors": (c_int, [P, c_uint32, c_uint32, P]),
@@ -464,8 +482,13 @@ def numbers(name: str, *arguments: Any, each: int = 1) -> list[int]:
     found, count = POINTER(c_uint64)(), c_size_t()
     call(name, *arguments, byref(found), byref(count))
     result = found[:count.value * each]
-    ctypes.CDLL(None).free(ctypes.cast(found, c_void_p))
+    free(found)
     return result
+
+
+def free(found: Any) -> None:
+    """What a function has allocated."""
+    ctypes.CDLL(None).free(ctypes.cast(found, c_void_p))
 
 
 def store_init(path: str) -> None:

@@ -154,9 +154,31 @@ class Step:
 
     @property
     def attributes(self) -> dict[str, str]:
+        """Of the save, and those that were set later (vckpt.set_attributes) when the step was opened."""
         found = ctypes.POINTER(_lib.Attribute)()
         count = _lib.lib().vckpt_step_attributes(self._at(), byref(found))
         return {found[i].key.decode(): found[i].value.decode() for i in range(count)}
+
+    def _facts(self) -> _lib.Facts:
+        found = _lib.Facts(size=ctypes.sizeof(_lib.Facts))
+        _lib.lib().vckpt_step_facts(self._at(), byref(found))
+        return found
+
+    @property
+    def pinned(self) -> bool:
+        """Was it pinned when it was opened? Then no one removes or replaces it."""
+        return bool(self._facts().pinned)
+
+    @property
+    def pin_reason(self) -> str:
+        """Of the pin; "": it is not pinned, or for no reason."""
+        return str(self._facts().reason.decode())
+
+    @property
+    def tags(self) -> list[str]:
+        """Its tags when it was opened, sorted."""
+        found = self._facts()
+        return [tag.decode() for tag in found.tags[:found.ntags]]
 
     def _stored(self, number: int) -> tuple[tuple[str, str], Stored]:
         """((component, name), what is known) of the tensor with that number."""
