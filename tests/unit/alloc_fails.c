@@ -41,6 +41,24 @@ void *reallocarray(void *p, size_t n, size_t size)
 	return (size && n > SIZE_MAX / size) || fails() ? NULL : __libc_realloc(p, n * size);
 }
 
+static void text_view(const char *text, struct base_buf *b)
+{
+	base_buf_append(b, text ? text : "", text ? strlen(text) + 1 : 1);
+}
+
+static void facts_view(const struct proto_step_facts *f, struct base_buf *b)
+{
+	base_buf_append(b, &f->entry, sizeof f->entry);
+	base_buf_append(b, &f->pinned, sizeof f->pinned);
+	text_view(f->reason, b);
+	for (size_t i = 0; i < f->ntags; i++)
+		text_view(f->tags[i], b);
+	for (size_t i = 0; i < f->nattributes; i++) {
+		text_view(f->attributes[i].key, b);
+		text_view(f->attributes[i].value, b);
+	}
+}
+
 static void steps_view(struct commit_list *l, struct base_buf *b)
 {
 	b->len = 0;
@@ -52,6 +70,8 @@ static void steps_view(struct commit_list *l, struct base_buf *b)
 		base_buf_append(b, &s->entry, sizeof s->entry);
 		base_buf_append(b, s->commit.attempt, strlen(s->commit.attempt) + 1);
 		base_buf_append(b, &s->commit.manifest, sizeof s->commit.manifest);
+		if (commit_list_facts(l, s->entry))
+			facts_view(commit_list_facts(l, s->entry), b);
 	}
 }
 
@@ -66,6 +86,15 @@ static void view(struct commit_list *l, struct base_buf *b)
 		base_buf_append(b, &a->state, sizeof a->state);
 		base_buf_append(b, a->reason ? a->reason : "", a->reason ? strlen(a->reason) + 1 : 1);
 	}
+	for (size_t i = 0; i < l->facts.n; i++) {
+		facts_view(&l->facts.all[i].is, b);
+		base_buf_append(b, &l->facts.all[i].at, sizeof l->facts.all[i].at);
+	}
+	for (size_t i = 0; i < l->facts.ntags; i++) {
+		text_view(l->facts.tags[i].name, b);
+		base_buf_append(b, &l->facts.tags[i].owner, sizeof l->facts.tags[i].owner);
+	}
+	base_buf_append(b, &l->facts.policy_at, sizeof l->facts.policy_at);
 	for (size_t i = 0; i < l->nlaunches; i++)
 		base_buf_append(b, l->launches[i].launch, 17);
 	for (size_t i = 0; i < l->nskips; i++)

@@ -357,10 +357,10 @@ def proto_ref(ref):
 class Attempt:
     """A save by a writer alone, in steps that a test can stop at."""
 
-    def __init__(self, api, run, step=NONE, replace=False):
+    def __init__(self, api, run, step=NONE, replace=False, **more):
         self.api, self.lib, self.run, self.p = api, api.lib, run, c.c_void_p()
-        api.call(self.lib.commit_attempt_begin_alone, api.p, run.encode(), c.byref(Save(step, replace)),
-                 c.byref(self.p))
+        self.options = Save(step, replace, **more)      # which may point to what lives as long as the attempt
+        api.call(self.lib.commit_attempt_begin_alone, api.p, run.encode(), c.byref(self.options), c.byref(self.p))
         self.name, self.step = self.lib.commit_attempt_name(self.p).decode(), self.lib.commit_attempt_step(self.p)
         self.own, self.piece, self.keep, self.base_pack, self.xxh = [], None, [], None, (c.c_uint8 * 16)()
 

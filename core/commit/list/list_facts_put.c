@@ -203,8 +203,10 @@ static int facts_put(struct commit_list *l, const struct proto_entry *e,
 	why = *err;
 	r = commit_list_put_known(l) ? check(arg, l) : -BASE_EUNDECIDED;
 	*err = why;
-	return r == -EALREADY ? 0 : r == 0 ? (int)n
-		: base_error_prefix(err, -BASE_EUNDECIDED, "%s: undecided whether this is in its list", l->run);
+	if (r == -EALREADY || r == 0)
+		return r == 0 ? (int)n : 0;
+	err->code = -BASE_EUNDECIDED;
+	return base_error_prefix(err, err->code, "%s: undecided whether this is in its list", l->run);
 }
 
 int commit_list_facts_change(struct commit_list *l, const struct commit_facts_change *c, struct base_error *err)

@@ -2,18 +2,22 @@
 """What is said of steps after their commits, and the policy of a run (docs/format/list.md, "Facts")."""
 import ctypes as c
 import errno
+import os
 import random
 import shutil
+import subprocess
+import time
 
 import pytest
 
 import reader
-from factslib import (EMPTY, FACTS, Model, all_said, change, facts_entry, fails, merged, policy, policy_put, row, said,
+from factslib import (EMPTY, Model, all_said, change, facts_entry, fails, merged, policy, policy_put, row, said, state,
                       tagged)
-from storelib import ABORT, COMMIT, NONE, REMOVE, SNAPSHOT, Failed, fresh
+from ranklib import Meddler
+from storelib import ABORT, NONE, REMOVE, SNAPSHOT, Attempt, Failed, Live, fresh, save
 from test_list import ruin
 from test_list_head import collect
-from test_list_snapshots import EVERY, Newest, entry_of, lie
+from test_list_snapshots import EVERY, Newest, entry_of, lie, reads
 
 RUN, TAGS, KEYS = "r", ["best", "eval", "x.1", "sent"], ["loss", "note", "k"]
 
@@ -189,7 +193,6 @@ def test_a_pinned_step_stays(api):
 def small(api, n, run=RUN):
     """{entry: state} and the policy of a snapshot."""
     e = entry_of(api, run, n)
-    from factslib import state
     found = {f.entry: state(f) for f in e.facts.steps[:e.facts.nsteps]}
     rules = [r.decode() for r in e.facts.policy.rules[:e.facts.policy.nrules]] if e.facts.policed else None
     assert e.kind == SNAPSHOT and e.facts.there == bool(found or rules)
@@ -233,7 +236,7 @@ def test_a_tag_that_one_of_the_rest_had(api, tmp_path):
         change(l, 3, tags=["best"], pin=1, reason="old")
         passes(l, EVERY * 6 + 8 - l.next)
     with Newest(api, RUN) as l:
-        assert l.lib.commit_list_find(l.p, c.c_uint64(3)) in (None, 0) or not l.lib.commit_list_find(l.p, c.c_uint64(3))
+        assert not l.lib.commit_list_find(l.p, c.c_uint64(3))       # it is in the rest
         n = commit(l, 1000, state=(None, ["best"], {}))
         l.put(api.entry(REMOVE, removes=n))
         passes(l, EVERY * 7 + 5 - l.next)
@@ -248,7 +251,6 @@ def test_a_tag_that_one_of_the_rest_had(api, tmp_path):
 
 def test_a_small_save_costs_what_it_did(api):
     """Lists with facts: a writer of the newest steps reads no chain for facts of these."""
-    from test_list_snapshots import reads
     with api.list(RUN) as l:
         seen = {}
         for n in (EVERY * 5, EVERY * 21):
@@ -392,7 +394,6 @@ def test_a_snapshot_that_lies(api):
         one = api.entry(SNAPSHOT, from_=0)
         with api.list(RUN) as l:
             live = l.lib.commit_list_find(l.p, c.c_uint64(1)).contents
-            from storelib import Live
             rows_ = (Live * 1)(Live(n, live.commit))
             one.live, one.nlive = rows_, 1
             was = l.lib.commit_list_facts(l.p, c.c_uint64(n)).contents
@@ -406,7 +407,6 @@ def test_a_snapshot_that_lies(api):
 
 def test_work_goes_by_bytes(api, lib):
     """Many rows in many entries: each costs what it has in bytes, whether its commit is there or not."""
-    import time
     with api.list(RUN) as l:
         commits(l, range(1000))
         live = [e for e, *_ in l.steps().values()]
@@ -436,4 +436,112 @@ def test_a_damaged_entry_of_facts(api):
         assert change(l, 1, pin=-1) == 0 and all_said(l) == {}
 
 
-assert (COMMIT, FACTS) == (2, 8)
+
+# ---- puts that fail, memory that fails ----
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("lands", [True, False])
+def test_what_the_list_says_of_a_put_that_failed(api, lands, shared):
+    """As of a removal: it is asked whether the entry has landed."""
+    with api.list(RUN) as l:
+        n = commit(l, 1)
+    m = Meddler(api)
+
+    def put(args):
+        if lands:
+            assert m.old.contents.put(args[0], c.string_at(args[1]), c.string_at(args[2], args[3]), args[3]) == 0
+        return -errno.EIO
+
+    def stat(args):
+        assert m.old.contents.stat(*args) == 0
+        args[1].contents.local = not shared
+        return 0
+    m.answer = {"put": put, "stat": stat}
+    with api.list(RUN) as l:
+        for call in lambda: change(l, 1, pin=1), lambda: policy_put(l, "x"):
+            if lands:
+                assert call() == 0
+                continue
+            with pytest.raises(Failed) as e:
+                call()
+            assert e.value.code == -(errno.EINPROGRESS if shared else errno.EIO), e.value.text
+            assert ("undecided whether" in e.value.text) == shared
+    m.end()
+    with api.list(RUN) as l:
+        assert (said(l, n), policy(l)) == ((("", (), {}), ["x"]) if lands else (EMPTY, None))
+
+
+def test_each_allocation_fails_in_turn(api, build):
+    if "asan" in os.environ.get("VCKPT_PRELOAD", ""):
+        pytest.skip("the sanitizer has an allocator of its own")
+    with api.list(RUN) as l:
+        for step in range(12):
+            commit(l, step, state=("x", ["best"], {"k": "v"}) if step % 4 == 0 else None)
+            change(l, step, tags=[f"t{step % 5}", "best"], pin=step % 2, set={"a": str(step)})
+        api.call(api.lib.commit_list_remove, l.p, c.c_uint64(2), c.c_uint64(l.steps()[2][0]), None)
+        policy_put(l, "keep-last=3")
+        change(l, 1, pin=-1)
+        for both in ((0, 3), (4, 5)):
+            l.put(facts_entry(api, *[row(l.steps()[s][0], "y", ["best"] if s == 3 else [], {"k": "w"}) for s in both]))
+        passes(l, EVERY + 1 - l.next)
+    for path in (api.path / "runs" / RUN).iterdir():       # the last one is a snapshot
+        if path.name.isdigit() and int(path.name) > EVERY:
+            path.unlink()
+    done = subprocess.run([build / "tests/alloc_fails", api.path, RUN], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with api.list(RUN) as l:
+        passes(l, 3 * EVERY + 8 - l.next)
+        change(l, 6, pin=1)                                     # of the rest, without tags
+        commit(l, 99, state=(None, ["best", "t4"], {}))         # which take these from steps of the rest
+    done = subprocess.run([build / "tests/alloc_fails", api.path, RUN, "rest"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- saves that replace a step ----
+
+def test_a_pinned_step_is_not_replaced(api):
+    """Neither by a save that begins after the pin, nor by one that was under way."""
+    one = save(api, RUN, 4)
+    late = Attempt(api, RUN, 4, replace=True)
+    with api.list(RUN) as l:
+        change(l, 4, pin=1, reason="paper")
+    late.write(b"x" * 100)
+    with pytest.raises(Failed, match=r"r/4 is pinned \(paper\), so it is not replaced \(vckpt unpin r/4\)"):
+        late.commit()
+    late.free()
+    with pytest.raises(Failed, match="r/4 is pinned") as e:
+        Attempt(api, RUN, 4, replace=True)
+    assert e.value.code == -errno.EPERM
+    with api.list(RUN) as l:
+        assert l.steps()[4][0] == one.entry and said(l, one.entry) == ("paper", (), {})
+
+
+def test_an_equal_step_keeps_what_was_said(api):
+    """What is said while it is made, too. And one that begins with facts of its own."""
+    save(api, RUN, 4)
+    with api.list(RUN) as l:
+        change(l, 4, pin=1, reason="paper")
+        again = Attempt(api, RUN, 4, replace=True, keep_facts=True)
+        change(l, 4, tags=["best"], set={"loss": "1"})
+        again.write(b"x" * 100)
+        again.commit()
+        again.free()
+        l.refresh()
+        assert l.steps()[4][0] == again.entry and said(l, again.entry) == ("paper", ("best",), {"loss": "1"})
+        own = row(NONE, "other", ["x.1"])
+        third = Attempt(api, RUN, 4, replace=True, facts=c.pointer(own))
+        third.write(b"y" * 100)
+        third.commit()
+        third.free()
+        l.refresh()
+        assert all_said(l) == {4: ("other", ("x.1",), {})} and tagged(l, "best") is None
+        fifth = Attempt(api, RUN, 5, keep_facts=True)       # there is nothing to keep
+        fifth.write(b"z" * 100)
+        fifth.commit()
+        fifth.free()
+    api.p.contents.info.list_4 = False
+    try:
+        with pytest.raises(Failed, match="the word list-4"):
+            Attempt(api, "other", 6, facts=c.pointer(own))
+    finally:
+        api.p.contents.info.list_4 = True
