@@ -254,6 +254,19 @@ int tool_open_store(struct tool *t, unsigned flags)
 	return store_open(t->arguments[0], flags, &t->store, &err) < 0 ? open_failed(t, &err) : 0;
 }
 
+int tool_count_parse(const struct tool *t, const char *option, const char *value, uint64_t *ret_n)
+{
+	char *end;
+
+	if (!value)
+		return 0;
+	errno = 0;
+	*ret_n = *value >= '0' && *value <= '9' ? strtoull(value, &end, 10) : 0;
+	if (!*ret_n || *end || errno)
+		return tool_usage(t, "%s %s: give a number from 1 on", option, value);
+	return 0;
+}
+
 int tool_step_parse(const char *text, size_t len, uint64_t *ret_step)
 {
 	static const char *const words[] = {"step", "global_step", "iter", "epoch", "checkpoint", "ckpt"};

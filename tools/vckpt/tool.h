@@ -97,6 +97,8 @@ struct tool_target {
 /* A number, alone or after a word (step-100, ckpt_100: docs/python.md, "What a path names"). 1, 0: it is none, or
  * -EOVERFLOW: it is above 2^63-1. */
 int tool_step_parse(const char *text, size_t len, uint64_t *ret_step);
+/* The value of an option that is a number from 1 on; NULL changes nothing. 0 or TOOL_USAGE. */
+int tool_count_parse(const struct tool *t, const char *option, const char *value, uint64_t *ret_n);
 /* The run of a step that is named alone. 0 or TOOL_USAGE, also if STORE and the target are swapped */
 #define TOOL_DEFAULT_RUN "default"
 int tool_target_parse(const struct tool *t, const char *text, struct tool_target *ret_target);

@@ -18,7 +18,7 @@ struct du {
 	struct tool_progress progress; /* first: gets the library's calls, too */
 	struct tool *t;
 	const char *sort;
-	bool reverse, bytes, bare, packs, sorted;
+	bool bytes, bare, packs;
 	uint64_t tensors;
 	struct tool_target target, *freed;
 	size_t nfreed;
@@ -30,68 +30,55 @@ static json_int_t number(uint64_t n) { return (json_int_t)base_min(n, INT64_MAX)
 
 /* ---- rows in order ---- */
 
-struct order { const char *key; bool up; };
-
-/* Texts ascend, numbers descend unless `up`; what lacks the key comes last. */
-static int compare(const void *a, const void *b, void *arg)
+/* By a member: names and steps ascend, other numbers descend; what lacks the member comes last. */
+static int compare(const void *a, const void *b, void *key)
 {
-	const struct order *o = arg;
-	json_t *x = json_object_get(*(json_t *const *)a, o->key), *y = json_object_get(*(json_t *const *)b, o->key);
-	int order;
+	json_t *x = json_object_get(*(json_t *const *)a, key), *y = json_object_get(*(json_t *const *)b, key);
+	json_int_t p = json_integer_value(x), q = json_integer_value(y);
 
-	if (json_is_string(x) && json_is_string(y))
-		order = -strcmp(json_string_value(x), json_string_value(y));
-	else
-		order = (json_integer_value(x) > json_integer_value(y)) -
-			(json_integer_value(x) < json_integer_value(y));
-	return (x && y) ? (o->up != json_is_string(x) ? order : -order) : !x - !y;
+	if (!x || !y)
+		return !x - !y;
+	if (json_is_string(x))
+		return strcmp(json_string_value(x), json_string_value(y));
+	return strcmp(key, "step") == 0 ? (p > q) - (p < q) : (p < q) - (p > q);
 }
 
-static const struct tool_column *column_of(const struct tool_column *columns, unsigned n, const char *head)
+/* What the first table is sorted by: --sort names one of its columns. NULL: none. */
+static const char *key_of(struct du *du, const struct tool_column *columns, unsigned n, const char *key)
 {
-	for (unsigned i = 0; i < n; i++)
+	const char *head = base_steal(du->sort);
+	char words[160] = "";
+
+	for (unsigned i = 0; head && i < n; i++) {
 		if (strcasecmp(columns[i].head, head) == 0)
-			return &columns[i];
+			return columns[i].key;
+		snprintf(words + strlen(words), sizeof words - strlen(words), "%s%s", i ? ", " : "", columns[i].head);
+	}
+	if (!head)
+		return key;
+	tool_usage(du->t, "--sort %s: give one of the columns here: %s", head, words);
 	return NULL;
 }
 
-/* Of the first table, --sort names the column. */
-static int order_of(struct du *du, const struct tool_column *columns, unsigned n, const char *head, struct order *ret_o)
-{
-	const struct tool_column *c = column_of(columns, n, du->sort && !du->sorted ? du->sort : head);
-	char words[160] = "";
-
-	for (unsigned i = 0; !c && i < n; i++)
-		snprintf(words + strlen(words), sizeof words - strlen(words), "%s%s", i ? ", " : "", columns[i].head);
-	if (!c)
-		return tool_usage(du->t, "--sort %s: give one of the columns here: %s", du->sort, words);
-	*ret_o = (struct order){c->key, (c->as == TOOL_AS_STEP) != (du->reverse && !du->sorted)};
-	if (!c->right && c->as != TOOL_AS_STEP)
-		ret_o->up = du->reverse && !du->sorted;
-	du->sorted = true;
-	return 0;
-}
-
-/* Sorts the rows, which it takes, by a column; prints them, and puts them into the document. */
+/* Sorts the rows, which it takes, prints them, and puts them into the document. An exit code. */
 static int show(struct du *du, const char *member, json_t *rows, const struct tool_column *columns, unsigned n,
-	const char *head)
+	const char *key)
 {
 	size_t count = json_array_size(rows);
 	base_cleanup_free json_t **all = calloc(count + 1, sizeof *all);
 	struct tool_table *table = du->t->json ? NULL : tool_table_new(columns, n, true, du->bytes);
 	json_t *shown = json_array();
-	struct order order = {0};
-	int code = all && shown ? order_of(du, columns, n, head, &order) : TOOL_FAILED;
+	int code = (key = key_of(du, columns, n, key)) ? all ? 0 : TOOL_FAILED : TOOL_USAGE;
 
 	for (size_t i = 0; code == 0 && i < count; i++)
 		all[i] = json_array_get(rows, i);
 	if (code == 0 && count)
-		qsort_r(all, count, sizeof *all, compare, &order);
+		qsort_r(all, count, sizeof *all, compare, (char *)key);
 	for (size_t i = 0; code == 0 && i < count; i++) {
 		json_array_append(shown, all[i]);
 		tool_table_add(table, json_incref(all[i]));
 	}
-	if (code == 0 && !du->t->json &&
+	if (code == 0 && table &&
 		tool_table_print(table, stdout, du->bare, tool_terminal_width(STDOUT_FILENO)) < 0)
 		code = tool_fail(du->t, &(struct base_error){.code = -ENOMEM});
 	json_object_set_new(du->all, member, shown);
@@ -130,7 +117,7 @@ static int show_runs(struct du *du)
 		add_bytes(o, &run->bytes);
 		json_array_append_new(rows, o);
 	}
-	return show(du, "runs", rows, columns, BASE_COUNT(columns), "STORED");
+	return show(du, "runs", rows, columns, BASE_COUNT(columns), "stored_bytes");
 }
 
 static const struct upkeep_usage_run *run_find(const struct du *du, const char *name)
@@ -155,7 +142,7 @@ static int show_steps(struct du *du, const struct upkeep_usage_run *run)
 		add_bytes(o, &step->bytes);
 		json_array_append_new(rows, o);
 	}
-	return show(du, "steps", rows, columns, BASE_COUNT(columns), "STEP");
+	return show(du, "steps", rows, columns, BASE_COUNT(columns), "step");
 }
 
 struct part { char name[72]; int64_t tensors; struct upkeep_bytes bytes; uint64_t used; };
@@ -251,7 +238,7 @@ static int show_components(struct du *du, const struct upkeep_usage_step *step)
 	for (size_t i = 0; i < n; i++)
 		json_array_append_new(rows, part_row(&parts[i]));
 	json_object_set_new(du->all, "used_bytes", json_integer(number(step->live_bytes)));
-	return show(du, "components", rows, columns, BASE_COUNT(columns), "STORED");
+	return show(du, "components", rows, columns, BASE_COUNT(columns), "stored_bytes");
 }
 
 /* ---- what else is asked for ---- */
@@ -322,7 +309,7 @@ static int show_packs(struct du *du, const struct upkeep_usage_run *run)
 			number(f->size), "live_bytes", number(f->live_bytes), "dead_bytes",
 			number(f->size - f->live_bytes), "steps", (json_int_t)f->steps));
 	}
-	return show(du, "packs", rows, columns, BASE_COUNT(columns), "DEAD");
+	return show(du, "packs", rows, columns, BASE_COUNT(columns), "dead_bytes");
 }
 
 struct sized { uint64_t bytes; uint32_t number; };
@@ -365,7 +352,7 @@ static int show_tensors(struct du *du)
 			"shape", tool_json_shape(&info.shape), "bytes", number(info.bytes), "stored_bytes",
 			number(sums.stored)));
 	}
-	return show(du, "tensors", rows, columns, BASE_COUNT(columns), "SIZE");
+	return show(du, "tensors", rows, columns, BASE_COUNT(columns), "bytes");
 }
 
 /* ---- the command ---- */
@@ -460,18 +447,6 @@ static int add_freed(struct tool *t, void *arg, const char *value)
 	return tool_target_parse(t, value, &du->freed[du->nfreed++]);
 }
 
-static int set_tensors(struct tool *t, void *arg, const char *value)
-{
-	struct du *du = arg;
-	char *end;
-
-	errno = 0;
-	du->tensors = *value >= '0' && *value <= '9' ? strtoull(value, &end, 10) : 0;
-	if (!du->tensors || *end || errno)
-		return tool_usage(t, "--tensors %s: give a number from 1 on", value);
-	return 0;
-}
-
 static int du_open(struct du *du)
 {
 	struct tool *t = du->t;
@@ -498,14 +473,15 @@ static int du_open(struct du *du)
 static int du_run(struct tool *t, int argc, char **argv)
 {
 	struct du du = {.t = t};
-	const struct tool_option options[] = {{"freed", .call = add_freed, .arg = &du},
-		{"tensors", .call = set_tensors, .arg = &du}, {"packs", .flag = &du.packs},
-		{"sort", 's', .text = &du.sort}, {"reverse", 'r', .flag = &du.reverse}, {"bytes", .flag = &du.bytes},
+	const char *tensors = NULL;
+	const struct tool_option options[] = {{"freed", .call = add_freed, .arg = &du}, {"tensors", .text = &tensors},
+		{"packs", .flag = &du.packs}, {"sort", 's', .text = &du.sort}, {"bytes", .flag = &du.bytes},
 		{"no-header", 'H', .flag = &du.bare}, {0}};
 	int code = tool_parse(t, argc, argv, options);
 
 	du.all = json_object();
-	if (code == 0 && (code = du_open(&du)) == 0)
+	if (code == 0 && (code = tool_count_parse(t, "--tensors", tensors, &du.tensors)) == 0 &&
+		(code = du_open(&du)) == 0)
 		code = measure(&du);
 	upkeep_usage_release(&du.u);
 	json_decref(du.all);
@@ -524,7 +500,6 @@ const struct tool_command tool_du = {"du", "say where the bytes of a store are, 
 	"  --packs             also the packs: how much of each the step that uses most of it refers to, and how much\n"
 	"                      is dead if no other step refers to other bytes of it\n"
 	"  -s, --sort COLUMN   order by a column of the first table; numbers descend\n"
-	"  -r, --reverse       in the opposite order\n"
 	"  --bytes             exact numbers of bytes\n"
 	"  -H, --no-header     for scripts: no header and no total, a tab between fields\n"
 	"  --json -q           print JSON; leave out the total\n",

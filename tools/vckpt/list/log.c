@@ -194,16 +194,10 @@ static int log_run(struct tool *t, int argc, char **argv)
 		{"time", .flag = &log.time}, {"long", 'l', .flag = &log.more}, {"no-header", 'H', .flag = &log.bare},
 		{0}};
 	int code = tool_parse(t, argc, argv, options);
-	char *end;
 
-	if (code)
-		return code;
 	log.more |= t->verbose > 0;
-	errno = 0;
-	log.most = most && *most >= '0' && *most <= '9' ? strtoull(most, &end, 10) : 0;
-	if (most && (!log.most || *end || errno))
-		return tool_usage(t, "--number %s: give a number from 1 on", most);
-	if ((code = tool_target_parse(t, t->arguments[1], &target)))
+	if (code || (code = tool_count_parse(t, "--number", most, &log.most)) ||
+		(code = tool_target_parse(t, t->arguments[1], &target)))
 		return code;
 	if (target.has_step)
 		return tool_usage(t, "%s: give a RUN without a step", t->arguments[1]);

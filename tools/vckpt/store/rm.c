@@ -42,20 +42,6 @@ struct rm {
 
 /* ---- arguments ---- */
 
-/* value NULL: it was not given */
-static int parse_count(struct tool *t, const char *name, const char *value, uint64_t *ret_n)
-{
-	char *end;
-
-	if (!value)
-		return 0;
-	errno = 0;
-	*ret_n = *value >= '0' && *value <= '9' ? strtoull(value, &end, 10) : 0;
-	if (!*ret_n || *end || errno)
-		return tool_usage(t, "%s %s: give a number from 1 on", name, value);
-	return 0;
-}
-
 /* One end of a range, written as RUN/STEP. */
 static int parse_end(const struct tool *t, const char *run_step, const char *whole, struct tool_target *ret_target)
 {
@@ -456,8 +442,8 @@ static int rm_run(struct tool *t, int argc, char **argv)
 		{0}};
 	int code = tool_parse(t, argc, argv, options);
 
-	if (code || (code = parse_count(t, "--keep-last", last, &rm.keep_last)) ||
-		(code = parse_count(t, "--keep-every", every, &rm.keep_every)))
+	if (code || (code = tool_count_parse(t, "--keep-last", last, &rm.keep_last)) ||
+		(code = tool_count_parse(t, "--keep-every", every, &rm.keep_every)))
 		return code;
 	rm.removed = json_array();
 	rm.failed = json_array();
