@@ -212,3 +212,7 @@ def test_damage_is_named(vckpt, two_steps, tmp_path):
         os.truncate(path, 100)
     done = vckpt("du", store, check=False)
     assert done.returncode == 3 and "manifests/" in done.stderr
+    for path in (store / "runs/run/manifests").iterdir():
+        path.unlink()
+    done = vckpt("du", store, check=False)
+    assert done.returncode != 0 and "manifests/" in done.stderr, done.stderr

@@ -6,6 +6,8 @@ import subprocess
 import numpy
 from safetensors.numpy import save_file
 
+from ranklib import api  # noqa: F401
+from storelib import Attempt, save
 from terminal import open_terminal, written
 
 
@@ -83,3 +85,19 @@ def test_a_note_of_damage_goes_with_its_pack(vckpt, store, tmp_path):
     vckpt("rm", store, "run", "-y")
     assert vckpt.json("gc", store, "--grace", "0")["deleted_bytes"] == freed
     assert not note.exists()
+
+
+def test_a_save_under_way_keeps_its_base(api, vckpt):  # noqa: F811
+    """What it may refer to is not freed by a removal, as the collector keeps it, until it has ended."""
+    base, _ = save(api, "r", 1), save(api, "r", 2)
+    alone = vckpt.json("rm", api.path, "r", "-y", "-n")["freed_bytes"]
+    attempt = Attempt(api, "r", 3)
+    attempt.base("r", base.entry, base.manifest)
+    freed = vckpt.json("rm", api.path, "r", "-y", "-n")["freed_bytes"]
+    sizes = [step["unique_bytes"] for step in vckpt.json("du", api.path, "r")["steps"]]
+    assert sizes[0] == 0 and sizes[1] == freed > 0 and alone > freed
+    api.remove_step("r", 1)
+    api.remove_step("r", 2)
+    assert vckpt.json("du", api.path)["spare_bytes"] == freed == vckpt.json("gc", api.path, "-n")["marked_bytes"]
+    attempt.free()
+    assert vckpt.json("du", api.path)["spare_bytes"] == alone

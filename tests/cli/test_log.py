@@ -130,11 +130,15 @@ def test_facts_and_reasons(api, vckpt):  # noqa: F811
         change(l, 1, 1, reason="the paper's", tags=("best", "sent"), set={"loss": "0.5"})
         change(l, 2, 2, pin=1)
     api.call(api.lib.commit_step_remove, api.p, b"r", ctypes.c_uint64(3), b"diverged")
+    vckpt("rm", api.path, "r/0", "--reason", "too\nearly")
+    assert log(vckpt, api.path, "r", "-n", "1")["log"][0]["reason"] == "too\nearly"
+    assert vckpt("log", api.path, "r", "-n", "1", "-H").stdout.count("\n") == 1
+    assert "at most 1024 bytes" in vckpt("rm", api.path, "r/1", "--reason", "x" * 1025, check=False).stderr
     rows = {row["step"]: row for row in log(vckpt, api.path, "r")["log"] if row.get("visible")}
-    removed = log(vckpt, api.path, "r", "-n", "1")["log"][0]
+    removed = log(vckpt, api.path, "r", "-n", "2")["log"][1]
     assert (removed["what"], removed["step"], removed["reason"]) == ("removed", 3, "diverged")
     assert rows[1]["tags"] == ["best", "sent"] and rows[1]["attributes"] == {"loss": "0.5"}
-    assert "pinned" not in rows[1] and rows[2]["pinned"]["reason"] == "" and "tags" not in rows[0]
+    assert "pinned" not in rows[1] and rows[2]["pinned"]["reason"] == "" and 0 not in rows
     with api.list("r") as l:
         change(l, 1, 1, pin=1, reason="the paper's")
     said = vckpt("log", api.path, "r").stdout

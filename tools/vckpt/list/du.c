@@ -9,6 +9,7 @@
 #include <strings.h>
 
 #include "core/base/array.h"
+#include "core/base/bisect.h"
 #include "core/upkeep/usage.h"
 #include "tools/vckpt/list/sums.h"
 #include "tools/vckpt/print/table.h"
@@ -285,10 +286,7 @@ static bool step_has(const struct du *du, const char *pack)
 {
 	const struct proto_manifest *m = load_step_manifest(du->t->step);
 
-	for (uint32_t i = 0; i < m->npacks; i++)
-		if (strcmp(m->packs[i].pack, pack) == 0)
-			return true;
-	return false;
+	return base_search(i, 0, m->npacks, strcmp(m->packs[i].pack, pack)) >= 0; /* sorted by name */
 }
 
 /* Packs that visible steps name: of the run, or of the step, that is asked about. */

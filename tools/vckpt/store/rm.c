@@ -31,6 +31,7 @@ struct rm {
 	struct tool *t;
 	bool dry_run, yes, missing_ok;
 	uint64_t keep_last, keep_every; /* 0: not given */
+	const char *reason;             /* NULL: none */
 	struct wanted *wanted;
 	size_t nwanted;
 	struct victim *victims;
@@ -331,7 +332,7 @@ static void say_one(struct rm *rm, const struct victim *v)
 }
 
 /* The list of the run at hand stays open: each removal reads on in it. */
-static int remove_entry(struct tool *t, const struct victim *v, struct base_error *err)
+static int remove_entry(struct tool *t, const struct victim *v, const char *reason, struct base_error *err)
 {
 	int r = 0;
 
@@ -339,14 +340,14 @@ static int remove_entry(struct tool *t, const struct victim *v, struct base_erro
 		commit_list_close(base_steal(t->list));
 	if (!t->list)
 		r = commit_list_open_newest(t->store, v->run, &t->list, err);
-	return r < 0 ? r : commit_list_remove(t->list, v->step, v->entry, NULL, err);
+	return r < 0 ? r : commit_list_remove(t->list, v->step, v->entry, reason, err);
 }
 
 /* ret_stuck: the step is there, but could not be removed */
 static int remove_one(struct rm *rm, const struct victim *v, size_t *ret_removed, bool *ret_stuck)
 {
 	struct base_error err = {0};
-	int r = rm->dry_run ? 0 : remove_entry(rm->t, v, &err);
+	int r = rm->dry_run ? 0 : remove_entry(rm->t, v, rm->reason, &err);
 	bool gone = r == -ENOENT || r == -ESTALE; /* another process removed it first */
 
 	*ret_stuck = r < 0 && !gone;
@@ -439,12 +440,15 @@ static int rm_run(struct tool *t, int argc, char **argv)
 	const char *last = NULL, *every = NULL;
 	const struct tool_option options[] = {{"dry-run", 'n', .flag = &rm.dry_run}, {"yes", 'y', .flag = &rm.yes},
 		{"missing-ok", .flag = &rm.missing_ok}, {"keep-last", .text = &last}, {"keep-every", .text = &every},
+		{"reason", .text = &rm.reason},
 		{0}};
 	int code = tool_parse(t, argc, argv, options);
 
 	if (code || (code = tool_count_parse(t, "--keep-last", last, &rm.keep_last)) ||
 		(code = tool_count_parse(t, "--keep-every", every, &rm.keep_every)))
 		return code;
+	if (rm.reason && strlen(rm.reason) > PROTO_REASON_MAX)
+		return tool_usage(t, "--reason: give at most %d bytes", PROTO_REASON_MAX);
 	rm.removed = json_array();
 	rm.failed = json_array();
 	if ((code = parse_all(&rm)) == 0)
@@ -476,5 +480,6 @@ const struct tool_command tool_rm = {"rm", "remove steps",
 	"  --missing-ok        pass over steps that are not there; a RUN without STEP must exist\n"
 	"  --keep-last N       of a whole RUN or a range, keep steps that are among the last N of the run\n"
 	"  --keep-every N      of a whole RUN or a range, keep steps whose number is a multiple of N\n"
+	"  --reason TEXT       why, for those who read vckpt log later\n"
 	"  --json -q -v        print JSON; print nothing but errors; say more\n",
 	rm_run};
