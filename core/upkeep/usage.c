@@ -199,6 +199,7 @@ static int list_steps(const struct upkeep_usage_question *q, struct upkeep_usage
 {
 	u->runs[run].next = commit_list_next(l);
 	u->runs[run].first = u->nsteps;
+	u->visible_runs += commit_list_count(l) > 0;
 	for (size_t i = 0; i < commit_list_count(l); i++) {
 		const struct commit_list_step *step = commit_list_at(l, i);
 

@@ -48,7 +48,7 @@ struct upkeep_usage {
 	struct upkeep_usage_step *steps; uint32_t nsteps;
 	struct upkeep_usage_file *files; uint32_t nfiles;       /* in no order */
 	struct base_table by_name;
-	uint64_t logical_bytes;
+	uint64_t visible_runs, logical_bytes;   /* runs with a visible step */
 	uint64_t packs, pack_bytes;             /* in the store */
 	uint64_t needed_packs, needed_bytes;    /* packs that visible steps name */
 	uint64_t stored_bytes;                  /* all that visible steps need: these packs, and records */

@@ -50,19 +50,9 @@ static void print_sums(const struct tool_sums *s, const struct load_step *before
 
 /* ---- the store ---- */
 
-static uint64_t runs_shown(const struct upkeep_usage *u)
-{
-	uint64_t n = 0;
-
-	for (uint32_t i = 0; i < u->nruns; i++)
-		n += u->runs[i].n > 0;
-	return n;
-}
-
 static int store_print(struct info *in, const struct upkeep_usage *u)
 {
 	const struct proto_store *p = &in->t->store->info;
-	uint64_t runs = runs_shown(u);
 	char id[33];
 
 	tool_format_id(p->id, id);
@@ -70,13 +60,13 @@ static int store_print(struct info *in, const struct upkeep_usage *u)
 		return tool_print_json(json_pack("{s:o, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "store",
 			tool_json_text(in->t->store->path, strlen(in->t->store->path)),
 			"format", (json_int_t)p->version, "id", id,
-			"runs", (json_int_t)runs, "steps", (json_int_t)u->nsteps, "logical_bytes",
+			"runs", (json_int_t)u->visible_runs, "steps", (json_int_t)u->nsteps, "logical_bytes",
 			(json_int_t)u->logical_bytes, "packs", (json_int_t)u->packs, "disk_bytes",
 			(json_int_t)u->pack_bytes, "needed_bytes", (json_int_t)u->needed_bytes, "spare_bytes",
 			(json_int_t)u->spare_bytes));
 	tool_print(stdout, "%s\n", in->t->store->path);
 	printf("  format       %u, id %s\n", p->version, id);
-	printf("  content      %s, %s, %s logical\n", TOOL_COUNT(runs, "run", "runs"),
+	printf("  content      %s, %s, %s logical\n", TOOL_COUNT(u->visible_runs, "run", "runs"),
 		TOOL_COUNT(u->nsteps, "step", "steps"), TOOL_BYTES(u->logical_bytes));
 	printf("  on disk      %s in %s, %s of it in packs that these steps need\n", TOOL_BYTES(u->pack_bytes),
 		TOOL_COUNT(u->packs, "pack", "packs"), TOOL_BYTES(u->needed_bytes));
@@ -134,62 +124,24 @@ static int tensor_info(struct info *in, uint32_t tensor)
 
 /* ---- a step ---- */
 
-/* Steps of the run that name the pack. Reads a manifest for each visible step. */
-static int count_steps(struct info *in, const char *const *names, uint32_t n, uint64_t *ret_steps)
-{
-	struct commit_list *l;
-	int r = 0;
-
-	if (commit_list_open(in->t->store, in->run, false, &l, &in->err) < 0)
-		return -1;
-	for (size_t i = 0; i < commit_list_count(l) && r == 0; i++) {
-		struct proto_manifest m;
-
-		r = store_manifest_get(in->t->store, in->run, &commit_list_at(l, i)->commit.manifest, &m, &in->err);
-		if (r == -BASE_EVERSION) { /* one of a newer vckpt is not counted */
-			base_warning("%s; its packs are not counted", in->err.text);
-			in->err = (struct base_error){0};
-			r = 0;
-			continue;
-		}
-		if (r < 0)
-			break;
-		for (uint32_t a = 0, b = 0; a < n && b < m.npacks;) { /* both sorted by name */
-			int order = strcmp(names[a], m.packs[b].pack);
-			if (order == 0)
-				ret_steps[a]++;
-			if (order <= 0)
-				a++;
-			if (order >= 0)
-				b++;
-		}
-		proto_manifest_release(&m);
-	}
-	commit_list_close(l);
-	return r;
-}
-
 static int packs_json(struct info *in, json_t *all)
 {
+	const struct upkeep_usage_question q = {.store = in->t->store};
 	const struct proto_manifest *m = load_step_manifest(in->t->step);
-	base_cleanup_free const char **names = calloc(m->npacks + 1, sizeof *names);
-	base_cleanup_free uint64_t *steps = calloc(m->npacks + 1, sizeof *steps);
+	struct upkeep_usage u = {0};
+	int r = in->packs ? upkeep_usage_read(&q, &u, &in->err) : 0;
 
-	if (!names || !steps)
-		return base_no_memory(&in->err);
-	for (uint32_t i = 0; i < m->npacks; i++)
-		names[i] = m->packs[i].pack;
-	if (in->packs && count_steps(in, names, m->npacks, steps) < 0)
-		return in->err.code;
-	for (uint32_t i = 0; i < m->npacks; i++) {
+	for (uint32_t i = 0; r == 0 && i < m->npacks; i++) {
+		const struct upkeep_usage_file *f = upkeep_usage_pack(&u, m->packs[i].pack);
 		json_t *o = json_pack("{s:s, s:I, s:I}", "pack", m->packs[i].pack, "bytes",
 			(json_int_t)m->packs[i].size, "live_bytes", (json_int_t)m->packs[i].live_bytes);
 
 		if (in->packs)
-			json_object_set_new(o, "steps", json_integer((json_int_t)steps[i]));
+			json_object_set_new(o, "steps", json_integer(f ? f->steps : 0));
 		json_array_append_new(all, o);
 	}
-	return 0;
+	upkeep_usage_release(&u);
+	return r;
 }
 
 static void print_packs(const json_t *packs)
@@ -204,7 +156,7 @@ static void print_packs(const json_t *packs)
 			TOOL_BYTES((uint64_t)json_integer_value(json_object_get(p, "bytes"))),
 			TOOL_BYTES((uint64_t)json_integer_value(json_object_get(p, "live_bytes"))));
 		if (steps)
-			printf(", named by %s of the run",
+			printf(", named by %s",
 				TOOL_COUNT((uint64_t)json_integer_value(steps), "step", "steps"));
 		putchar('\n');
 	}
@@ -354,5 +306,5 @@ const struct tool_command tool_info = {"info", "say what a store, a step or a te
 	"Says of a store: its format, its runs and steps, what it takes on disk, and how much of that its steps\n"
 	"need. Says of a step or of one tensor: shape, dtype, digest, pieces, stored bytes, codecs, and what it\n"
 	"shares with the step before.\n\n"
-	"  --packs   count for each pack how many steps of the run name it (reads the manifest of each)\n",
+	"  --packs   count for each pack how many steps name it (reads the manifests of all steps of the store)\n",
 	info_run};
