@@ -6,7 +6,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "core/commit/notes/stats.h"
 #include "core/step/manifest.h"
 #include "core/step/open.h"
 #include "core/step/part.h"
@@ -14,13 +13,15 @@
 
 /* ---- the table ---- */
 
-static void stalls_release(struct stalls *st)
+void stalls_release(struct stalls *st)
 {
 	for (uint32_t i = 0; i < st->nranks; i++)
 		free(st->ranks[i].times);
 	free(st->ranks);
 	for (unsigned i = 0; i < st->nphases; i++)
 		free(st->phases[i]);
+	commit_stats_free(st->measures, st->nmeasures);
+	proto_manifest_release(&st->manifest);
 }
 
 /* Number of a phase; STALLS_PHASES_MAX: no more room. */
@@ -143,10 +144,11 @@ static int rank_part(struct stalls *st, struct store *s, const struct proto_mani
 }
 
 /* `all`: by ascending rank. Measures of other attempts, or of ranks beyond the world, are not this save's. */
-static int stalls_fill(struct stalls *st, struct store *s, const struct proto_manifest *m,
-	const struct proto_stats *all, uint32_t n)
+static int stalls_fill(struct stalls *st, struct store *s)
 {
-	uint32_t next = 0;
+	const struct proto_manifest *m = &st->manifest;
+	const struct proto_stats *all = st->measures;
+	uint32_t next = 0, n = st->nmeasures;
 	int r = 0;
 
 	st->ranks = calloc(m->nranks ? m->nranks : 1, sizeof *st->ranks);
@@ -164,6 +166,22 @@ static int stalls_fill(struct stalls *st, struct store *s, const struct proto_ma
 			r = rank_part(st, s, m, i);
 	}
 	return r;
+}
+
+int stalls_read(struct stalls *st, struct store *s, const char *run, const struct commit_list_step *step,
+	struct base_error *err)
+{
+	static const char *const usual[] = {"plan", "copy", "digest", "encode", "write", "seal", "wait", "commit"};
+	int r;
+
+	*st = (struct stalls){.run = run, .step = step->step, .entry = step->entry, .attempt = step->commit.attempt};
+	r = store_manifest_get(s, run, &step->commit.manifest, &st->manifest, err);
+	if (r == 0)
+		r = commit_stats_read(s, run, step->step, step->entry, &st->measures, &st->nmeasures, &st->damaged,
+			err);
+	for (size_t i = 0; r >= 0 && i < BASE_COUNT(usual); i++) /* in this order, whichever rank names them first */
+		r = phase_number(st, usual[i]);
+	return r < 0 ? r : stalls_fill(st, s);
 }
 
 /* ---- the command ---- */
@@ -185,25 +203,13 @@ static int stalls_show(struct tool *t, const struct stalls *st, const char *trac
 
 static int stalls_step(struct tool *t, const char *run, const struct commit_list_step *step, const char *trace)
 {
-	static const char *const usual[] = {"plan", "copy", "digest", "encode", "write", "seal", "wait", "commit"};
-	struct stalls st = {.run = run, .step = step->step, .entry = step->entry, .attempt = step->commit.attempt};
+	struct stalls st;
 	struct base_error err = {0};
-	struct proto_manifest m = {0};
-	struct proto_stats *all = NULL;
-	uint32_t n = 0;
-	int r = store_manifest_get(t->store, run, &step->commit.manifest, &m, &err), code;
+	int code;
 
-	if (r == 0)
-		r = commit_stats_read(t->store, run, step->step, step->entry, &all, &n, &st.damaged, &err);
-	for (size_t i = 0; r >= 0 && i < BASE_COUNT(usual); i++) /* in this order, whichever rank names them first */
-		r = phase_number(&st, usual[i]);
-	if (r >= 0)
-		r = stalls_fill(&st, t->store, &m, all, n);
-	err.code = r;
-	code = r < 0 ? tool_fail(t, &err) : stalls_show(t, &st, trace);
+	err.code = stalls_read(&st, t->store, run, step, &err);
+	code = err.code < 0 ? tool_fail(t, &err) : stalls_show(t, &st, trace);
 	stalls_release(&st);
-	commit_stats_free(all, n);
-	proto_manifest_release(&m);
 	return code;
 }
 

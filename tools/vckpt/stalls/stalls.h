@@ -4,6 +4,7 @@
 #ifndef TOOLS_VCKPT_STALLS_STALLS_H
 #define TOOLS_VCKPT_STALLS_STALLS_H
 
+#include "core/commit/notes/stats.h"
 #include "tools/vckpt/tool.h"
 
 #define STALLS_PHASES_MAX 64u   /* names of phases; further ones are left out and counted */
@@ -40,7 +41,13 @@ struct stalls {
 	char *phases[STALLS_PHASES_MAX]; unsigned nphases;
 	uint64_t phases_left_out;
 	uint32_t damaged;               /* measures or parts that cannot be read */
+	struct proto_manifest manifest; /* these two own the names of hosts */
+	struct proto_stats *measures; uint32_t nmeasures;
 };
+/* Reads the measures of a step, whose strings must live as long as the table. Release it whatever this returns. */
+int stalls_read(struct stalls *st, struct store *s, const char *run, const struct commit_list_step *step,
+	struct base_error *err);
+void stalls_release(struct stalls *st);
 
 /* One value of each rank that has it. */
 struct stalls_sum { uint32_t n, slowest; uint64_t median, max, min; }; /* slowest: number in ranks */
@@ -63,6 +70,8 @@ int stalls_ranks_of(const struct stalls *st, enum stalls_source source, uint32_t
 
 int stalls_print(const struct stalls *st);      /* 0 or -ENOMEM */
 json_t *stalls_json(const struct stalls *st);   /* NULL: out of memory */
+/* Where the timeline begins: the first submit; where no rank has one, the first start. */
+uint64_t stalls_origin(const struct stalls *st);
 /* Writes the Chrome trace-event file. A negative errno, and the sentence. */
 int stalls_trace(const struct stalls *st, const char *path, struct base_error *err);
 

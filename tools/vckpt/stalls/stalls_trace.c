@@ -65,8 +65,7 @@ static void trace_rank(struct trace *tr, const struct stalls *st, const struct s
 	}
 }
 
-/* The first submit; where no rank has one, the first start. */
-static uint64_t trace_origin(const struct stalls *st)
+uint64_t stalls_origin(const struct stalls *st)
 {
 	uint64_t submitted = 0, started = 0;
 
@@ -84,7 +83,7 @@ static uint64_t trace_origin(const struct stalls *st)
 
 int stalls_trace(const struct stalls *st, const char *path, struct base_error *err)
 {
-	struct trace tr = {fopen(path, "we"), trace_origin(st), false, false};
+	struct trace tr = {fopen(path, "we"), stalls_origin(st), false, false};
 
 	if (!tr.to)
 		return base_error_set(err, -errno, "%s: %s", path, strerror(errno));
