@@ -79,7 +79,7 @@ AFTER_STORE = {
     "import": ["new/7", "w.npy"], "ls": ["run"], "info": ["run/1"], "cat": ["run/1/manifest.json"],
     "export": ["run/1", "out"], "verify": ["run"], "mend": [], "rm": ["run/1"],
     "du": ["run/1", "--packs"], "gc": [], "abort": ["run"], "index": [], "stalls": ["run/1"],
-    "mount": ["mnt", "--fake"], "log": ["run"], "metrics": ["-o", "m.prom"],
+    "mount": ["mnt", "--fake"], "log": ["run"], "metrics": ["-o", "m.prom"], "report": ["run", "--html", "-"],
 }
 NO_STORE = {"umount", "mesh", "layout", "reshard"}
 

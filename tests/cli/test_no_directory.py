@@ -18,6 +18,7 @@ COMMANDS = {"ls": ["ls", "{}"], "ls run": ["ls", "{}", "r"], "info": ["info", "{
             "abort": ["abort", "{}", "r", "aaaaaaaaaaaaaaaa-1-0"], "import": ["import", "{}", "r/9", "{source}"],
             "import next": ["import", "{}", "r", "{source}"], "export": ["export", "{}", "r/1", "{out}"],
             "cat": ["cat", "{}", "r/1/manifest.json"], "mend": ["mend", "{}"], "stalls": ["stalls", "{}", "r/1"],
+            "report": ["report", "{}", "r", "--html", "{out}.html"],
             "rm": ["rm", "{}", "r/1", "-q"]}
 ALL = set(COMMANDS)
 NEEDED_BY = {"runs": ALL, "runs/r": ALL,

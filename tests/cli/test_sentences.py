@@ -64,7 +64,8 @@ def test_a_file_in_a_store_of_ones_own(filled, foreign):
     ("rm", "nosuch/1"), ("rm", "nosuch/latest"), ("rm", "nosuch/1..2"), ("rm", "nosuch", "--yes"), ("info", "nosuch/1"),
     ("info", "nosuch/latest"), ("ls", "nosuch"), ("ls", "nosuch/1"), ("cat", "nosuch/1/model/w.npy"),
     ("export", "nosuch/1", "out"), ("verify", "nosuch"), ("verify", "nosuch/1"), ("stalls", "nosuch/1"),
-    ("abort", "nosuch"), ("abort", "nosuch", "aaaaaaaaaaaaaaaa-1-0")], ids=" ".join)
+    ("report", "nosuch", "--html", "-"), ("abort", "nosuch"),
+    ("abort", "nosuch", "aaaaaaaaaaaaaaaa-1-0")], ids=" ".join)
 def test_there_is_no_such_run(vckpt, filled, words):
     done = vckpt(words[0], filled, *words[1:], check=False)
     assert (done.returncode, done.stderr) == (
@@ -86,7 +87,7 @@ def test_there_is_no_such_step(vckpt, filled, words):
 
 SWAPPED = [("info", "run/1"), ("rm", "run/1"), ("cat", "run/1/model/w"), ("stalls", "run/1"), ("ls", "run"),
            ("verify", "run/1"), ("abort", "run"),
-           ("export", "run/1", "out"), ("import", "run/3", "w.npy")]
+           ("report", "run", "--html", "-"), ("export", "run/1", "out"), ("import", "run/3", "w.npy")]
 
 
 @pytest.mark.parametrize("command, target, more", [(c, t, more) for c, t, *more in SWAPPED])

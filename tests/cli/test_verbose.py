@@ -56,7 +56,7 @@ def test_quiet(vckpt, tmp_path, source, word):
     assert done.returncode == 1 and done.stderr
 
 
-@pytest.mark.parametrize("command", "init import ls info cat export verify mend rm gc abort index stalls mesh "
+@pytest.mark.parametrize("command", "init import ls info cat export verify mend rm gc abort index stalls report mesh "
                          "layout reshard".split())
 def test_help_names_both(vckpt, command):
     said = vckpt(command, "--help").stdout

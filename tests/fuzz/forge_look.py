@@ -184,6 +184,7 @@ class Look:
             steps = [x["step"] for x in told["steps"]] if code == 0 else []
             self.steps += [(run, n) for n in self.rng.sample(steps, min(2, len(steps)))]
             self.run("rm", s, run, "-n", "-y")
+            self.run("report", s, run, "--html", self.scratch / "report.html")
         for run, step in self.steps:
             self.commands_of(f"{run}/{step}")
 
