@@ -99,8 +99,10 @@ static int show_runs(struct report *rp)
 	report_put(p, "<th>run</th><th>steps</th><th>latest</th><th>newest "
 		"commit</th><th>logical</th><th>added</th></tr></thead><tbody>\n");
 	for (const struct summary *run = rp->runs; run < rp->runs + base_min(rp->nruns, RUNS_SHOWN); run++) {
-		report_put(p, "<tr><td>%s</td><td>%zu</td><td>%" PRIu64 "</td><td>%s</td>", run->name, run->steps,
-			run->last.step, TOOL_TIME(run->last.time_ns));
+		report_put(p, "<tr>");
+		report_tag(p, "td", "%s", run->name);
+		report_put(p, "<td>%zu</td><td>%" PRIu64 "</td><td>%s</td>", run->steps, run->last.step,
+			TOOL_TIME(run->last.time_ns));
 		report_number(p, REPORT_BYTES, run->last.all_bytes);
 		report_number(p, REPORT_BYTES, run->last.all_added);
 		report_put(p, "</tr>\n");

@@ -3,7 +3,7 @@
  * report: what the files of `vckpt report` share: the numbers of a run, the page, and its charts. One thread.
  *
  * Markup goes through report_put, whose arguments are numbers and texts of this program. Whatever comes from a store
- * goes through report_say or report_tag, which escape it. The page is well-formed XML, too. */
+ * goes through report_say or report_tag, which escape it. Elements are closed and attributes quoted, as in XML. */
 #ifndef TOOLS_VCKPT_REPORT_REPORT_H
 #define TOOLS_VCKPT_REPORT_REPORT_H
 

@@ -99,6 +99,7 @@ static int run_save(struct report_run *run, struct store *s, size_t i, struct ba
 		base_warning("%s/%" PRIu64 " is left out: %s", run->name, step->step, err->text);
 		run->unread++;
 		run->damaged += r == -BASE_EDAMAGED || r == -BASE_EFORMAT;
+		*err = (struct base_error){0};
 		r = 0;
 	} else if (r == 0) {
 		*save = (struct report_save){.step = step->step, .nranks = st.nranks};

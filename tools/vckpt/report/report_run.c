@@ -165,6 +165,7 @@ int report_run_show(struct report_page *p, struct report_run *run, struct store 
 	if (r == -BASE_EDAMAGED || r == -BASE_EFORMAT || r == -ENOENT || r == -ESTALE || r == -BASE_EVERSION) {
 		report_tag(p, "p class=\"warn\"", "What changed is not shown: %s.", err->text);
 		run->damaged += r == -BASE_EDAMAGED || r == -BASE_EFORMAT;
+		*err = (struct base_error){0};
 		r = 0;
 	}
 	return r < 0 ? r : report_run_growth(p, run);

@@ -42,7 +42,9 @@ const char report_style[] =
 	"--card:#fff;--a:#0072b2;--b:#d55e00;--c:#009e73;--f:#56b4e9;--g:#7a7a7a}body{font-size:11px}main{"
 	"max-width:none;padding:0}summary,#tip{display:none}*{print-color-adjust:exact;"
 	"-webkit-print-color-adjust:exact}h2,h3{break-after:avoid}figure{margin:14px 0}.small{"
-	"grid-template-columns:repeat(3,1fr)}}";
+	"grid-template-columns:repeat(3,1fr)}}"
+	"@media screen and (max-width:700px){figure{overflow-x:auto}figure>svg{"
+	"min-width:680px}.small svg{min-width:0}}";
 
 /* Without "<" and "&", so that it is the same text in HTML and in XML. */
 const char report_script[] =
