@@ -10,50 +10,14 @@
 #include "core/base/array.h"
 #include "tools/vckpt/report/report.h"
 
-#define SLOWEST_ROWS 6u
 #define TIMELINE_ROWS 12u
-#define TIMELINE_SLOWEST 8u
 
 /* A rank's value in a row of the sums; NAN: none. */
 static double rank_value(const struct stalls *st, uint32_t rank, unsigned row)
 {
-	const struct stalls_rank *of = &st->ranks[rank];
 	uint64_t ns;
 
-	if (row < STALLS_MILESTONES)
-		return stalls_since(of, (enum stalls_milestone)row, &ns) ? (double)ns : NAN;
-	for (unsigned k = 0; k < of->ntimes; k++)
-		if (of->times[k].phase + STALLS_MILESTONES == row)
-			return (double)of->times[k].busy_ns;
-	return NAN;
-}
-
-struct slow { uint32_t rank; double ns; };
-
-static int slow_order(const void *a, const void *b)
-{
-	const struct slow *x = a, *y = b;
-
-	if (x->ns != y->ns)
-		return x->ns < y->ns ? 1 : -1;
-	return (x->rank > y->rank) - (x->rank < y->rank);
-}
-
-/* Slowest first: by when the others had only to wait for it, else by its work. NULL: no memory. */
-static struct slow *slowest_first(const struct stalls *st)
-{
-	struct slow *all = calloc(st->nranks ? st->nranks : 1, sizeof *all);
-
-	for (uint32_t i = 0; all && i < st->nranks; i++) {
-		double ns = rank_value(st, i, STALLS_ANNOUNCED);
-
-		all[i] = (struct slow){i, isnan(ns) ? 0 : ns};
-		for (unsigned k = 0; isnan(ns) && k < st->ranks[i].ntimes; k++)
-			all[i].ns += (double)st->ranks[i].times[k].busy_ns;
-	}
-	if (all && st->nranks)
-		qsort(all, st->nranks, sizeof *all, slow_order);
-	return all;
+	return stalls_row_value(st, rank, row, &ns) ? (double)ns : NAN;
 }
 
 /* ---- the heat map ---- */
@@ -131,7 +95,8 @@ static void heat_row(struct ranks_heat *rh, const struct stalls *st, unsigned ro
 #define HEAT_ABOUT "Work of each rank in each phase; stall and announced are counted from submit. The colour leaves " \
 	"out wait: it is the fast ranks that wait."
 
-static int ranks_heat(struct report_page *p, const struct stalls *st, const struct slow *slowest)
+static int ranks_heat(struct report_page *p, const struct stalls *st, const struct stalls_value *slowest,
+	unsigned nslowest)
 {
 	base_cleanup_free struct ranks_heat *rh = calloc(1, sizeof *rh);
 	uint64_t n = st->nranks, bins;
@@ -142,7 +107,7 @@ static int ranks_heat(struct report_page *p, const struct stalls *st, const stru
 	rh->h.title = "Which rank was slow at what";
 	rh->h.unit = REPORT_NS;
 	rh->h.scale = "longer than the median rank";
-	rh->h.apart = n > REPORT_ROWS ? SLOWEST_ROWS : 0;
+	rh->h.apart = n > REPORT_ROWS ? nslowest : 0;
 	rh->h.nrows = n > REPORT_ROWS ? REPORT_ROWS : (unsigned)n;
 	rh->h.about = !rh->h.apart ? HEAT_ABOUT : HEAT_ABOUT " Above, the slowest ranks; below, neighbours share a "
 		"row, which shows the slowest of them.";
@@ -180,18 +145,20 @@ static bool timeline_shows(const struct stalls_time *time)
 	return time->start_ns && time->end_ns >= time->start_ns;
 }
 
-/* The slowest ranks, and of many also the fastest; which phases they have; when the last one ends. */
-static void timeline_measure(struct timeline *t, const struct slow *slowest)
+/* All ranks, or the slowest and some from everywhere; which phases they have; when the last one ends. */
+static void timeline_measure(struct timeline *t, const struct stalls_value *slowest, unsigned nslowest)
 {
-	uint32_t n = t->st->nranks;
+	uint64_t n = t->st->nranks;
 
-	for (; t->nrows < n && t->nrows < TIMELINE_ROWS; t->nrows++) {
-		bool fast = n > TIMELINE_ROWS && t->nrows >= TIMELINE_SLOWEST;
-		uint32_t i = slowest[fast ? n - TIMELINE_ROWS + t->nrows : t->nrows].rank;
-		const struct stalls_rank *rank = &t->st->ranks[i];
+	for (; n > TIMELINE_ROWS && t->nrows < nslowest; t->nrows++)
+		t->rows[t->nrows] = slowest[t->nrows].rank;
+	for (uint64_t k = t->nrows, of = base_min(n, TIMELINE_ROWS) - k, i = 0; i < of; i++)
+		t->rows[t->nrows++] = (uint32_t)(i * n / of);
+	t->nrows = (unsigned)base_array_unique(t->rows, t->nrows, sizeof *t->rows, base_compare_32);
+	for (unsigned i = 0; i < t->nrows; i++) {
+		const struct stalls_rank *rank = &t->st->ranks[t->rows[i]];
 		uint64_t ns;
 
-		t->rows[t->nrows] = i;
 		for (unsigned k = 0; k < rank->ntimes; k++)
 			if (timeline_shows(&rank->times[k])) {
 				t->lanes[rank->times[k].phase] = 1;
@@ -200,7 +167,6 @@ static void timeline_measure(struct timeline *t, const struct slow *slowest)
 		if (stalls_since(rank, STALLS_COMMITTED, &ns))
 			t->end_ns = report_most(t->end_ns, timeline_at(t, rank->at_ns[STALLS_COMMITTED]));
 	}
-	qsort(t->rows, t->nrows, sizeof *t->rows, base_compare_32);
 	for (unsigned i = 0; i < t->st->nphases; i++)
 		t->lanes[i] = t->lanes[i] ? ++t->nlanes : 0;
 	t->lane = t->nrows <= 2 ? 12 : t->nrows <= 4 ? 8 : t->nrows <= 8 ? 6 : 5;
@@ -251,9 +217,7 @@ static void timeline_legend(struct report_page *p, const struct timeline *t)
 	report_put(p, "<figure><figcaption><h3>Timeline</h3><p>A row a rank, a lane a phase, in the order of the "
 		"legend. Times are of the ranks' own clocks, since the first submit.");
 	if (t->st->nranks > TIMELINE_ROWS)
-		report_put(p, " Of %" PRIu32 " ranks, the %u slowest and the %u "
-			"fastest.", t->st->nranks, TIMELINE_SLOWEST,
-			TIMELINE_ROWS - TIMELINE_SLOWEST);
+		report_put(p, " Of %" PRIu32 " ranks, the slowest and some others.", t->st->nranks);
 	report_put(p, "</p></figcaption>\n<ul class=\"legend\">");
 	for (unsigned i = 0; i < t->st->nphases; i++)
 		if (t->lanes[i]) {
@@ -266,12 +230,13 @@ static void timeline_legend(struct report_page *p, const struct timeline *t)
 		"<path class=\"done\" d=\"M13 0v12\"/></svg>committed</li></ul>\n");
 }
 
-static void ranks_timeline(struct report_page *p, const struct stalls *st, const struct slow *slowest)
+static void ranks_timeline(struct report_page *p, const struct stalls *st, const struct stalls_value *slowest,
+	unsigned nslowest)
 {
 	struct timeline t = {.st = st, .origin_ns = stalls_origin(st)};
 	double each, bottom, step;
 
-	timeline_measure(&t, slowest);
+	timeline_measure(&t, slowest, nslowest);
 	if (!(t.end_ns > 0)) {
 		report_put(p, "<p class=\"soft\">No timeline: no rank recorded when its phases began and ended.</p>\n");
 		return;
@@ -326,11 +291,13 @@ static int ranks_table(struct report_page *p, const struct stalls *st)
 
 int report_ranks(struct report_page *p, const struct stalls *st)
 {
-	base_cleanup_free struct slow *slowest = slowest_first(st);
-	int r = !slowest ? -ENOMEM : st->nranks > 1 ? ranks_heat(p, st, slowest) : 0;
+	struct stalls_value slowest[STALLS_SLOWEST];
+	int n = stalls_slowest(st, STALLS_ANNOUNCED, slowest), r = n;
 
+	if (n >= 0 && st->nranks > 1)
+		r = ranks_heat(p, st, slowest, (unsigned)n);
 	if (r < 0)
 		return r;
-	ranks_timeline(p, st, slowest);
+	ranks_timeline(p, st, slowest, (unsigned)n);
 	return ranks_table(p, st);
 }

@@ -56,6 +56,8 @@ struct stalls_value { uint64_t ns; uint32_t rank; };    /* rank: number in ranks
 bool stalls_since(const struct stalls_rank *rank, enum stalls_milestone m, uint64_t *ret_ns);
 /* What is summed over the ranks: the milestones, then the phases. */
 const char *stalls_row_name(const struct stalls *st, unsigned row);
+/* What the rank with that number in ranks has there; false: nothing. */
+bool stalls_row_value(const struct stalls *st, uint32_t i, unsigned row, uint64_t *ret_ns);
 /* n 0: no rank has it. -ENOMEM. */
 int stalls_sum(const struct stalls *st, unsigned row, struct stalls_sum *ret_s);
 /* The last ones to reach a milestone, slowest first. Returns how many, or -ENOMEM. */

@@ -24,6 +24,20 @@ bool stalls_since(const struct stalls_rank *rank, enum stalls_milestone m, uint6
 	return true;
 }
 
+bool stalls_row_value(const struct stalls *st, uint32_t i, unsigned row, uint64_t *ret_ns)
+{
+	const struct stalls_rank *rank = &st->ranks[i];
+
+	if (row < STALLS_MILESTONES)
+		return stalls_since(rank, (enum stalls_milestone)row, ret_ns);
+	for (unsigned k = 0; k < rank->ntimes; k++)
+		if (rank->times[k].phase + STALLS_MILESTONES == row) {
+			*ret_ns = rank->times[k].busy_ns;
+			return true;
+		}
+	return false;
+}
+
 /* Slowest first; of equal ones the lowest rank. */
 static int value_order(const void *a, const void *b)
 {
@@ -40,15 +54,9 @@ static struct stalls_value *row_values(const struct stalls *st, unsigned row, ui
 	struct stalls_value *v = calloc(st->nranks ? st->nranks : 1, sizeof *v);
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; v && i < st->nranks; i++) {
-		const struct stalls_rank *rank = &st->ranks[i];
-
-		if (row < STALLS_MILESTONES && stalls_since(rank, (enum stalls_milestone)row, &v[n].ns))
+	for (uint32_t i = 0; v && i < st->nranks; i++)
+		if (stalls_row_value(st, i, row, &v[n].ns))
 			v[n++].rank = i;
-		for (unsigned k = 0; k < rank->ntimes; k++)
-			if (rank->times[k].phase + STALLS_MILESTONES == row)
-				v[n++] = (struct stalls_value){rank->times[k].busy_ns, i};
-	}
 	if (n)
 		qsort(v, n, sizeof *v, value_order);
 	*ret_n = n;
