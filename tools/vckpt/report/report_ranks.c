@@ -164,8 +164,9 @@ static void timeline_measure(struct timeline *t, const struct stalls_value *slow
 				t->lanes[rank->times[k].phase] = 1;
 				t->end_ns = report_most(t->end_ns, timeline_at(t, rank->times[k].end_ns));
 			}
-		if (stalls_since(rank, STALLS_COMMITTED, &ns))
-			t->end_ns = report_most(t->end_ns, timeline_at(t, rank->at_ns[STALLS_COMMITTED]));
+		for (unsigned m = STALLS_STAGED; m < STALLS_MILESTONES; m++)
+			if (stalls_since(rank, (enum stalls_milestone)m, &ns))
+				t->end_ns = report_most(t->end_ns, timeline_at(t, rank->at_ns[m]));
 	}
 	for (unsigned i = 0; i < t->st->nphases; i++)
 		t->lanes[i] = t->lanes[i] ? ++t->nlanes : 0;
@@ -182,8 +183,7 @@ static void timeline_rank(struct report_page *p, const struct timeline *t, const
 	report_label(p, 142, y + height / 2 + 4, "end", report_short(whole, 20, name));
 	if (stalls_since(rank, STALLS_STAGED, &ns)) {
 		report_put(p, "<g><rect class=\"stall\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" "
-			"height=\"%.1f\"/>", from, y - 2,
-			report_least(timeline_x(t, rank->at_ns[STALLS_STAGED]), 892) - from, height + 3);
+			"height=\"%.1f\"/>", from, y - 2, timeline_x(t, rank->at_ns[STALLS_STAGED]) - from, height + 3);
 		report_tag(p, "title", "%s: the trainer waited %s", whole, TOOL_DURATION(ns));
 		report_put(p, "</g>");
 	}
@@ -204,9 +204,8 @@ static void timeline_rank(struct report_page *p, const struct timeline *t, const
 		report_put(p, "</g>");
 	}
 	if (stalls_since(rank, STALLS_COMMITTED, &ns))
-		report_put(p, "<path class=\"done\" d=\"M%.1f "
-			"%.1fv%.1f\"/>", timeline_x(t, rank->at_ns[STALLS_COMMITTED]),
-			y - 2, height + 3);
+		report_put(p, "<path class=\"done\" d=\"M%.1f %.1fv%.1f\"/>",
+			timeline_x(t, rank->at_ns[STALLS_COMMITTED]), y - 2, height + 3);
 	report_put(p, "\n");
 }
 
