@@ -21,7 +21,16 @@
 
 enum { LOCK_TRIES = 6000, LOCK_TRIES_BRIEFLY = 100 }; /* of 10 ms */
 
-static const char *const table_names[INDEX_TABLES] = {"meta", "commits", "numbers", "packs", "places", "shadows"};
+const struct index_format *index_format(unsigned flags)
+{
+	static const struct index_format
+		places = {INDEX_FILE, INDEX_FILE ".new", INDEX_TABLES,
+			{"meta", "commits", "numbers", "packs", "places", "shadows"}},
+		steps = {"steps.mdb", "steps.mdb.new", 4, {"meta", "steps", "sets", "layouts"}},
+		digests = {"digests.mdb", "digests.mdb.new", 2, {"meta", "digests"}};
+
+	return flags & INDEX_STEPS ? &steps : flags & INDEX_DIGESTS ? &digests : &places;
+}
 
 int index_error(int r)
 {
@@ -73,10 +82,10 @@ int index_env_open(struct index *i)
 	return r == ENOENT ? ENOSYS : r;
 }
 
-int index_tables_open(MDB_txn *txn, bool create, MDB_dbi dbi[INDEX_TABLES])
+int index_tables_open(MDB_txn *txn, const struct index_format *format, bool create, MDB_dbi dbi[INDEX_TABLES])
 {
-	for (int t = 0; t < INDEX_TABLES; t++) {
-		int r = mdb_dbi_open(txn, table_names[t], create ? MDB_CREATE : 0, &dbi[t]);
+	for (unsigned t = 0; t < format->ntables; t++) {
+		int r = mdb_dbi_open(txn, format->tables[t], create ? MDB_CREATE : 0, &dbi[t]);
 		if (r != 0)
 			return r;
 	}
@@ -108,7 +117,7 @@ const char *index_dir_name(int parent, const char *dir)
 
 int index_dir_open(int parent, const char *dir, unsigned flags, int *ret_fd)
 {
-	int most = flags & INDEX_BRIEFLY ? LOCK_TRIES_BRIEFLY : LOCK_TRIES;
+	int most = flags & INDEX_AT_ONCE ? 0 : flags & INDEX_BRIEFLY ? LOCK_TRIES_BRIEFLY : LOCK_TRIES;
 	bool lock = !(flags & INDEX_READ_ONLY);
 	base_cleanup_close int fd = openat(parent >= 0 ? parent : AT_FDCWD, index_dir_name(parent, dir),
 		O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);

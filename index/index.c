@@ -20,7 +20,7 @@ static int tables(struct index *i, const uint8_t store_id[16])
 
 	if (r != 0)
 		return r;
-	r = index_tables_open(txn, writes, i->dbi);
+	r = index_tables_open(txn, i->format, writes, i->dbi);
 	if (r == 0)
 		r = mdb_stat(txn, i->dbi[INDEX_META], &st);
 	if (r == 0 && st.ms_entries == 0 && writes) {
@@ -40,7 +40,7 @@ static int tables(struct index *i, const uint8_t store_id[16])
 /* Does not follow a link or wait for a pipe. */
 static int file_open(const struct index *i)
 {
-	int fd = openat(i->dir, INDEX_FILE, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	int fd = openat(i->dir, i->format->file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	return fd >= 0 ? fd : errno == ELOOP ? -BASE_EDAMAGED : -errno;
 }
 
@@ -53,9 +53,9 @@ static int new_file(struct index *i)
 
 	if (from < 0 && from != -ENOENT)
 		return from;
-	if (unlinkat(i->dir, INDEX_NEW_FILE, 0) < 0 && errno != ENOENT) /* of a writer that died */
+	if (unlinkat(i->dir, i->format->new_file, 0) < 0 && errno != ENOENT) /* of a writer that died */
 		return -errno;
-	i->fd = openat(i->dir, INDEX_NEW_FILE, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+	i->fd = openat(i->dir, i->format->new_file, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
 	if (i->fd < 0)
 		return -errno;
 	r = index_identity(i->fd, &number); /* -EPERM: the file system gives all files to one user */
@@ -120,6 +120,7 @@ int index_open(int parent, const char *dir, const uint8_t store_id[16], uint64_t
 		return base_no_memory(err);
 	i->max_bytes = max_bytes;
 	i->flags = flags;
+	i->format = index_format(flags);
 	i->dir = i->fd = -1;
 	r = open_in(i, parent, dir, store_id);
 	if (r < 0)
@@ -138,7 +139,7 @@ int index_open(int parent, const char *dir, const uint8_t store_id[16], uint64_t
 static int still_ours(const struct index *i)
 {
 	struct stat named, made;
-	if (fstat(i->fd, &made) < 0 || fstatat(i->dir, INDEX_NEW_FILE, &named, AT_SYMLINK_NOFOLLOW) < 0)
+	if (fstat(i->fd, &made) < 0 || fstatat(i->dir, i->format->new_file, &named, AT_SYMLINK_NOFOLLOW) < 0)
 		return errno == ENOENT ? -ESTALE : -errno;
 	return named.st_dev == made.st_dev && named.st_ino == made.st_ino ? 0 : -ESTALE;
 }
@@ -149,12 +150,14 @@ int index_publish(struct index *i)
 
 	if (i->flags & INDEX_READ_ONLY)
 		return -EROFS;
+	r = index_rows_end(i);
 	mdb_env_close(i->env);
 	i->env = NULL;
-	r = index_seal(i->fd);
+	if (r == 0)
+		r = index_seal(i->fd);
 	if (r == 0)
 		r = still_ours(i);
-	if (r == 0 && renameat(i->dir, INDEX_NEW_FILE, i->dir, INDEX_FILE) < 0)
+	if (r == 0 && renameat(i->dir, i->format->new_file, i->dir, i->format->file) < 0)
 		r = -errno;
 	if (r < 0)
 		return r;
@@ -169,10 +172,12 @@ void index_close(struct index *i)
 {
 	if (!i)
 		return;
+	if (i->txn)
+		mdb_txn_abort(i->txn);
 	if (i->env)
 		mdb_env_close(i->env);
 	if (i->dir >= 0 && !(i->flags & INDEX_READ_ONLY))
-		unlinkat(i->dir, INDEX_NEW_FILE, 0); /* still locked, so it is this writer's */
+		unlinkat(i->dir, i->format->new_file, 0); /* still locked, so it is this writer's */
 	if (i->fd >= 0)
 		close(i->fd);
 	if (i->dir >= 0)
@@ -182,12 +187,18 @@ void index_close(struct index *i)
 
 void index_tidy(int parent, const char *dir)
 {
+	static const unsigned files[] = {0, INDEX_STEPS, INDEX_DIGESTS};
 	base_cleanup_close int fd = -1;
 	struct stat st;
-	if (index_dir_open(parent, dir, INDEX_READ_ONLY, &fd) == 0 &&
-		fstatat(fd, INDEX_NEW_FILE, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_uid == geteuid() &&
-		flock(fd, LOCK_EX | LOCK_NB) == 0)
-		unlinkat(fd, INDEX_NEW_FILE, 0);
+
+	for (unsigned n = 0; n < BASE_COUNT(files); n++) {
+		const char *left = index_format(files[n])->new_file;
+
+		if ((fd >= 0 || index_dir_open(parent, dir, INDEX_READ_ONLY, &fd) == 0) &&
+			fstatat(fd, left, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_uid == geteuid() &&
+			flock(fd, LOCK_EX | LOCK_NB) == 0)
+			unlinkat(fd, left, 0);
+	}
 }
 
 static int find_pack(struct index *i, MDB_txn *txn, uint64_t number, uint32_t n, struct index_place *ret_place)

@@ -37,13 +37,17 @@ enum index_flag {
 	INDEX_READ_ONLY = 1 << 0,
 	INDEX_ANEW = 1 << 1,            /* a writer starts with an empty index, even if there is one */
 	INDEX_BRIEFLY = 1 << 2,         /* a writer waits a second for another writer, not a minute */
+	INDEX_AT_ONCE = 1 << 3,         /* or not at all */
+	/* another file of the directory, which has rows: of steps, sets and layouts; of digests of tensors */
+	INDEX_STEPS = 1 << 4,
+	INDEX_DIGESTS = 1 << 5,
 };
 struct index;
 /* The index's directory is the last part of `dir` in `parent`, a descriptor (O_PATH will do), so that a user who can
  * change directories above it cannot redirect it. `parent` -1: `dir` is its path.
  * Reads the whole file once (a writer copies it). -ENOENT: there is no index for a reader. -BASE_EDAMAGED: the file is
  * damaged, is a copy that vckpt did not make, or is another user's or another store's index. -EBUSY: another writer has
- * been at work for a minute (INDEX_BRIEFLY: a second). -EPERM: the directory, or the file that a writer made, is
+ * been at work for a minute (INDEX_BRIEFLY: a second; INDEX_AT_ONCE: is at work). -EPERM: the directory, or the file that a writer made, is
  * another user's, or others may write in the directory. -ENOSYS: there is no /proc, through which LMDB opens the same
  * file that was checked. */
 int index_open(int parent, const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags,
@@ -75,5 +79,17 @@ int index_each_commit(struct index *i, int (*f)(void *arg, const struct base_dig
 /* held commits; places, dead ones included; bytes of pages in use */
 struct index_stats { uint64_t commits, places, bytes; };
 int index_stat(struct index *i, struct index_stats *ret_s);
+
+/* ---- rows.c: a file of INDEX_STEPS or INDEX_DIGESTS. One thread. ---- */
+
+/* What rows there are: docs/index.md. Those of INDEX_DIGESTS are in the table INDEX_OF_STEP, too. */
+enum index_rows { INDEX_OF_STEP = 1, INDEX_OF_SET, INDEX_OF_LAYOUT };
+/* Borrowed until the next put, drop or close, and of any alignment. NULL: there is none, or it is not valid. */
+const uint8_t *index_row(struct index *i, enum index_rows rows, const struct base_digest *key, size_t *ret_len);
+/* -ENOSPC: the file's bound would be exceeded. */
+int index_row_put(struct index *i, enum index_rows rows, const struct base_digest *key, const void *bytes, size_t len);
+/* Drops those for which f returns true; f must not call functions of the index. */
+int index_rows_drop(struct index *i, enum index_rows rows, bool (*f)(void *arg, const struct base_digest *key),
+	void *arg);
 
 #endif

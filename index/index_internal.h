@@ -14,6 +14,13 @@
  *             | u32 n | u16 codec | u8 kind | u8 own
  *   shadows   be64 number | be64 older         (empty): `number` took over places that `older` had
  *
+ * The files of rows (rows.c) have `meta` and tables of rows, whose value may be longer:
+ *
+ *   steps.mdb     steps     manifest digest (32)     id of the set (32) that the step's tensors are
+ *                 sets      id (32)                  digests of the layouts (32 each)
+ *                 layouts   digest of a layout (32)  the layout object
+ *   digests.mdb   digests   manifest digest (32)     digest of each tensor (32 each), in the order of the set's layouts
+ *
  * Numbers only grow, so the order of `numbers` is the order in which commits were added, or added again. A place whose
  * number has no row in `numbers` is dead: it is never found, and the next eviction removes it. */
 #ifndef INDEX_INDEX_INTERNAL_H
@@ -36,6 +43,11 @@
 #define INDEX_PLACE_BYTES 200u /* an estimate of the file's bytes for a place, in a tree with random keys */
 
 enum index_table { INDEX_META, INDEX_COMMITS, INDEX_NUMBERS, INDEX_PACKS, INDEX_PLACES, INDEX_SHADOWS, INDEX_TABLES };
+#define INDEX_FILE "index.mdb"
+/* A file in the directory of an index: its name, that of the file that a writer is making, and its tables, of which
+ * `meta` is the first. */
+struct index_format { const char *file, *new_file; unsigned ntables; const char *tables[INDEX_TABLES]; };
+const struct index_format *index_format(unsigned flags); /* of enum index_flag */
 /* State of a known commit. Incomplete: it lost places with a removed commit that had taken them over, and should be
  * added again. */
 enum { INDEX_HELD = 0, INDEX_EVICTED = 1, INDEX_INCOMPLETE = 2 };
@@ -43,13 +55,12 @@ enum { INDEX_HELD = 0, INDEX_EVICTED = 1, INDEX_INCOMPLETE = 2 };
 #define INDEX_OWN 0x80u
 static inline unsigned index_state(uint8_t byte) { return byte & ~INDEX_OWN; }
 
-/* Names in the directory: the sealed index, and the one that a writer is making. */
-#define INDEX_FILE "index.mdb"
-#define INDEX_NEW_FILE "index.mdb.new"
-
 struct index {
 	MDB_env *env;
 	MDB_dbi dbi[INDEX_TABLES];
+	const struct index_format *format;
+	MDB_txn *txn;               /* rows.c: the reader's only one, or the writer's current one; NULL */
+	uint64_t batch_bytes, file_bytes; /* rows.c: put in it; and in all, with what the file had */
 	uint64_t max_bytes;
 	unsigned flags;
 	int dir;                    /* locked by a writer until it is closed */
@@ -66,7 +77,7 @@ int index_write_error(const struct index *i, int r);
 /* Opens the environment of the file i->fd. 0 or LMDB's code; ENOSYS: there is no /proc. The caller closes i->env, also
  * after a failure. */
 int index_env_open(struct index *i);
-int index_tables_open(MDB_txn *txn, bool create, MDB_dbi dbi[INDEX_TABLES]);
+int index_tables_open(MDB_txn *txn, const struct index_format *format, bool create, MDB_dbi dbi[INDEX_TABLES]);
 /* Opens a directory for an index: not a link, on a local filesystem, and writable by this user alone (else -EPERM). All
  * files in it are reached through this descriptor. A writer locks it: -EBUSY if another writer keeps the lock for long.
  */
@@ -83,6 +94,9 @@ int index_copy(int fd, int to);
  * times it depends on the inode number and the owner alone. -EPERM: another user's file. */
 int index_identity(int fd, uint64_t *ret_number);
 int index_seal(int fd); /* appends the seal, durably */
+
+/* Commits what a writer has put since the last batch. 0 or a negative errno. */
+int index_rows_end(struct index *i);
 
 /* Values with key and check. For index_get a value that is not valid is MDB_NOTFOUND. */
 int index_get(MDB_txn *txn, const MDB_dbi dbi[INDEX_TABLES], enum index_table t, const void *key, size_t key_len,

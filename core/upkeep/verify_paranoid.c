@@ -61,6 +61,7 @@ const char *verify_paranoid_file(const struct commit_file *file)
 	if (file->temporary)
 		return "an unfinished file: its writer was killed or is at work, and what it holds is not known";
 	if (strncmp(file->name, "index/", 6) == 0 && strncmp(file->name, "index/index.mdb", 15) != 0 &&
+		strncmp(file->name, "index/steps.mdb", 15) != 0 && strncmp(file->name, "index/digests.mdb", 17) != 0 &&
 		strcmp(file->name, "index/data.mdb") != 0 && strcmp(file->name, "index/lock.mdb") != 0)
 		return UPKEEP_VERIFY_FOREIGN;
 	return NULL;

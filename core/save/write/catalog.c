@@ -112,13 +112,18 @@ int save_index_dir(const struct store *s, int *ret_store, char dir[static 4096])
 	return 0;
 }
 
-int save_index_open(const struct store *s, struct index **ret_i, struct base_error *err)
+static int catalog_read(const struct store *s, unsigned flags, struct index **ret_i, struct base_error *err)
 {
 	base_cleanup_close int store = -1;
 	char dir[4096];
 	int r = save_index_dir(s, &store, dir);
 
-	return r < 0 ? r : index_open(store, dir, s->info.id, INDEX_MAX_BYTES, INDEX_READ_ONLY, ret_i, err);
+	return r < 0 ? r : index_open(store, dir, s->info.id, INDEX_MAX_BYTES, flags | INDEX_READ_ONLY, ret_i, err);
+}
+
+int save_index_open(const struct store *s, struct index **ret_i, struct base_error *err)
+{
+	return catalog_read(s, 0, ret_i, err);
 }
 
 /* ---- which commits ---- */
@@ -385,6 +390,11 @@ static int catalog_open(const struct store *s, unsigned flags, struct index **re
 	}
 	return base_error_set(err, r, "there is no place for an index of %s: set XDG_CACHE_HOME or HOME (all else "
 		"works without an index)", s->path);
+}
+
+int save_index_open_rows(const struct store *s, unsigned flags, struct index **ret_i, struct base_error *err)
+{
+	return flags & INDEX_READ_ONLY ? catalog_read(s, flags, ret_i, err) : catalog_open(s, flags, ret_i, err);
 }
 
 static int catalog_fill(struct store *s, struct index *index, const struct catalog_commits *c, struct base_error *err)

@@ -16,6 +16,9 @@
 int save_index_dir(const struct store *s, int *ret_store, char dir[static 4096]);
 /* For reading. */
 int save_index_open(const struct store *s, struct index **ret_i, struct base_error *err);
+/* A file of rows; flags: of enum index_flag, that file and more. A writer makes the directory, and a damaged file
+ * anew. */
+int save_index_open_rows(const struct store *s, unsigned flags, struct index **ret_i, struct base_error *err);
 /* Removes what a writer of the index that died has left. Best effort. */
 void save_index_tidy(const struct store *s);
 /* flags: of enum index_flag, INDEX_ANEW and INDEX_BRIEFLY (-EBUSY: another process is at it; it takes in what became
