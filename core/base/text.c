@@ -83,3 +83,72 @@ const char *base_decimal(const char *at, char end, uint64_t max, uint64_t *ret_n
 	*ret_n = n;
 	return *at == end ? at + 1 : NULL;
 }
+
+/* ---- patterns ---- */
+
+/* Is the character in the set that begins behind `[`? *ret_end: behind its `]`; NULL: there is none. */
+static bool glob_set_has(const char *s, char c, const char **ret_end)
+{
+	bool not = *s == '!' || *s == '^', found = false;
+	const unsigned char *at = (const unsigned char *)s + not, *first = at;
+	unsigned char u = (unsigned char)c;
+
+	for (; *at && (*at != ']' || at == first); at++) {
+		if (at[1] == '-' && at[2] && at[2] != ']') {
+			found = found || (at[0] <= u && u <= at[2]);
+			at += 2;
+		} else {
+			found = found || *at == u;
+		}
+	}
+	*ret_end = *at ? (const char *)at + 1 : NULL;
+	return found != not;
+}
+
+/* Does one element of the pattern fit the character? *ret_next: the element behind it. */
+static bool glob_one_fits(const char *p, char c, const char **ret_next)
+{
+	const char *end;
+
+	if (*p == '[') {
+		bool has = glob_set_has(p + 1, c, &end);
+		*ret_next = end;
+		return has;
+	}
+	*ret_next = p + 1;
+	return *p == '?' || *p == c;
+}
+
+bool base_glob_fits(const char *p, const char *name, size_t len)
+{
+	const char *star = NULL, *next;
+	size_t at = 0, star_at = 0;
+
+	while (at < len) {
+		if (*p == '*') {
+			star = ++p;
+			star_at = at;
+		} else if (*p && glob_one_fits(p, name[at], &next)) {
+			p = next;
+			at++;
+		} else if (star) {
+			p = star;
+			at = ++star_at;
+		} else {
+			return false;
+		}
+	}
+	return p[strspn(p, "*")] == 0;
+}
+
+bool base_glob_valid(const char *pattern)
+{
+	const char *end = pattern;
+
+	while ((end = strchr(end, '[')) != NULL) {
+		glob_set_has(end + 1, 0, &end);
+		if (!end)
+			return false;
+	}
+	return true;
+}

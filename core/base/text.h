@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * text: what of a text that others chose may go to a terminal or into a log; numbers in names. Pure functions; any
- * thread. */
+ * text: what of a text that others chose may go to a terminal or into a log; numbers in names; patterns. Pure
+ * functions; any thread. */
 #ifndef CORE_BASE_TEXT_H
 #define CORE_BASE_TEXT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -22,5 +23,13 @@ void base_text_clean(char *text);
 /* Reads a decimal number of at most `max`, without leading zeros, that the character `end` (or the NUL, if that is 0)
  * follows. Returns where the text behind `end` begins; NULL: there is no such number. */
 const char *base_decimal(const char *at, char end, uint64_t max, uint64_t *ret_n);
+
+/* A pattern has `*`, `?`, and sets [abc], [a-z], [!abc] (or [^abc]); each is of bytes, whatever the locale. No byte is
+ * special to `*` and `?`, and none takes away the meaning of the next. valid: each [ has its ].
+ *
+ * Both texts may be a stranger's: it takes at most (length of the pattern) x (length of the name) steps, without
+ * recursion, for only the last `*` is ever matched again with more characters. */
+bool base_glob_valid(const char *pattern);
+bool base_glob_fits(const char *pattern, const char *name, size_t len); /* of a valid one */
 
 #endif

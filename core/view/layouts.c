@@ -6,8 +6,7 @@
  *   cut        = mesh dimension "=" placement
  *   comment    = "#" at the beginning of a word, up to the end of the line
  *
- * Since names come from the store, patterns are matched without recursion, in at most (length of the pattern) x (length
- * of the name) steps: only the last `*` is ever matched again with more characters. */
+ * Patterns are those of core/base/text.h. */
 #include "core/view/layouts.h"
 
 #include <fcntl.h>
@@ -15,6 +14,7 @@
 #include <sys/stat.h>
 
 #include "core/base/array.h"
+#include "core/base/text.h"
 
 #define BLANKS " \t\r"
 #define WORDS_MAX (TENSOR_MAX_DIMS + 2)
@@ -35,71 +35,9 @@ static int bad(const struct parse *p, const char *what, const char *word)
 
 /* ---- patterns ---- */
 
-/* Is the character in the set that begins behind `[`? *ret_end: behind its `]`; NULL: there is none. */
-static bool set_has(const char *s, char c, const char **ret_end)
-{
-	bool not = *s == '!' || *s == '^', found = false;
-	const unsigned char *at = (const unsigned char *)s + not, *first = at;
-	unsigned char u = (unsigned char)c;
-
-	for (; *at && (*at != ']' || at == first); at++) {
-		if (at[1] == '-' && at[2] && at[2] != ']') {
-			found = found || (at[0] <= u && u <= at[2]);
-			at += 2;
-		} else {
-			found = found || *at == u;
-		}
-	}
-	*ret_end = *at ? (const char *)at + 1 : NULL;
-	return found != not;
-}
-
-/* Does one element of the pattern fit the character? *ret_next: the element behind it. */
-static bool one_fits(const char *p, char c, const char **ret_next)
-{
-	const char *end;
-
-	if (*p == '[') {
-		bool has = set_has(p + 1, c, &end);
-		*ret_next = end;
-		return has;
-	}
-	*ret_next = p + 1;
-	return *p == '?' || *p == c;
-}
-
-static bool fits(const char *p, const char *name, size_t len)
-{
-	const char *star = NULL, *next;
-	size_t at = 0, star_at = 0;
-
-	while (at < len) {
-		if (*p == '*') {
-			star = ++p;
-			star_at = at;
-		} else if (*p && one_fits(p, name[at], &next)) {
-			p = next;
-			at++;
-		} else if (star) {
-			p = star;
-			at = ++star_at;
-		} else {
-			return false;
-		}
-	}
-	return p[strspn(p, "*")] == 0;
-}
-
 static int check_pattern(const struct parse *p, const char *pattern)
 {
-	const char *end = pattern;
-
-	while ((end = strchr(end, '[')) != NULL) {
-		set_has(end + 1, 0, &end);
-		if (!end)
-			return bad(p, "a set without its ] in", pattern);
-	}
-	return 0;
+	return base_glob_valid(pattern) ? 0 : bad(p, "a set without its ] in", pattern);
 }
 
 /* ---- lines ---- */
@@ -342,7 +280,7 @@ int64_t view_layouts_find(const struct view_layouts *l, const struct load_tensor
 		const struct view_layouts_line *line = &l->lines[i];
 		size_t skip = line->component ? 0 : component + 1;
 
-		if (line_applies(line, info->shape.ndim) && fits(line->pattern, whole + skip, len - skip))
+		if (line_applies(line, info->shape.ndim) && base_glob_fits(line->pattern, whole + skip, len - skip))
 			return i;
 	}
 	return -ENOENT;

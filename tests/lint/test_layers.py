@@ -10,11 +10,11 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LAYERS = ["core/base", "core/tensor", "proto", "index", "core/storage", "core/pack", "core/step", "core/commit/list",
-          "core/commit/incoming", "core/commit/notes", "core/commit/check", "core/commit/launch", "core/commit/attempt",
-          "core/upkeep", "core/device", "core/comm", "core/save/plan", "core/save/write", "core/save/saver",
-          "core/load/open", "core/load/read", "core/load/fill", "core/load/exchange", "core/load/loader",
-          "core/view", "core/foreign", "core/api", "fs", "tools"]
+LAYERS = ["core/base", "core/tensor", "proto", "core/query", "index", "core/storage", "core/pack", "core/step",
+          "core/commit/list", "core/commit/incoming", "core/commit/notes", "core/commit/check", "core/commit/launch",
+          "core/commit/attempt", "core/upkeep", "core/device", "core/comm", "core/save/plan", "core/save/write",
+          "core/save/saver", "core/load/open", "core/load/read", "core/load/fill", "core/load/exchange",
+          "core/load/loader", "core/view", "core/foreign", "core/api", "fs", "tools"]
 APART = [{"proto", "index"}]  # these do not include each other
 SOLE = {
     r"protobuf-c/|proto/vckpt\.pb-c\.h": {"proto"},
@@ -91,11 +91,11 @@ def test_names_say_their_room(room):
 
 # The first word of the names that other folders may use, so that a name shows its room. The rooms of core/commit,
 # core/load and core/save share one, but for the loader; among themselves they may use shorter names.
-WORDS = {"core/base": "base", "core/tensor": "tensor", "proto": "proto", "index": "index", "core/storage": "storage",
-         "core/pack": "pack", "core/step": "store", "core/commit": "commit", "core/commit/check": "check",
-         "core/upkeep": "upkeep", "core/device": "device", "core/comm": "comm", "core/save": "save",
-         "core/load": "load", "core/load/loader": "loader", "core/view": "view", "core/foreign": "foreign",
-         "core/api": "vckpt"}
+WORDS = {"core/base": "base", "core/tensor": "tensor", "proto": "proto", "core/query": "query", "index": "index",
+         "core/storage": "storage", "core/pack": "pack", "core/step": "store", "core/commit": "commit",
+         "core/commit/check": "check", "core/upkeep": "upkeep", "core/device": "device", "core/comm": "comm",
+         "core/save": "save", "core/load": "load", "core/load/loader": "loader", "core/view": "view",
+         "core/foreign": "foreign", "core/api": "vckpt"}
 
 
 def word_of(path):
