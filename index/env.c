@@ -24,7 +24,7 @@ enum { LOCK_TRIES = 6000, LOCK_TRIES_BRIEFLY = 100 }; /* of 10 ms */
 const struct index_format *index_format(unsigned flags)
 {
 	static const struct index_format
-		places = {INDEX_FILE, INDEX_FILE ".new", INDEX_TABLES,
+		places = {INDEX_FILE, INDEX_NEW_FILE, INDEX_TABLES,
 			{"meta", "commits", "numbers", "packs", "places", "shadows"}},
 		steps = {"steps.mdb", "steps.mdb.new", 4, {"meta", "steps", "sets", "layouts"}},
 		digests = {"digests.mdb", "digests.mdb.new", 2, {"meta", "digests"}};

@@ -44,6 +44,7 @@
 
 enum index_table { INDEX_META, INDEX_COMMITS, INDEX_NUMBERS, INDEX_PACKS, INDEX_PLACES, INDEX_SHADOWS, INDEX_TABLES };
 #define INDEX_FILE "index.mdb"
+#define INDEX_NEW_FILE "index.mdb.new"
 /* A file in the directory of an index: its name, that of the file that a writer is making, and its tables, of which
  * `meta` is the first. */
 struct index_format { const char *file, *new_file; unsigned ntables; const char *tables[INDEX_TABLES]; };

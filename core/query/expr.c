@@ -8,8 +8,10 @@
  *   value   = a word, or text in quotation marks ('…' or "…", where \ takes the meaning of the next character away)
  *
  * The parser descends at most QUERY_EXPR_DEPTH levels and leaves steps in postfix order: evaluating them needs no
- * recursion. There is no shortcut in `and` and `or`: nothing has an effect, and time stays bounded by the length. */
-#include "core/query/expr.h"
+ * recursion. In a chain of `and`, or of `or`, what asks for tensors only comes last, behind the step `one` if anything
+ * else is in the chain: that is a group, which is evaluated for one tensor at a time. There is no shortcut
+ * in `and` and `or` (expr_hold.c): nothing has an effect, and time stays bounded by the length. */
+#include "core/query/expr_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,24 +23,6 @@
 #include "core/base/text.h"
 #include "core/query/value.h"
 #include "proto/name.h"
-
-enum operation { OP_LESS, OP_LESS_EQUAL, OP_MORE, OP_MORE_EQUAL, OP_EQUAL, OP_NOT_EQUAL, OP_GLOB, OP_HAS, OP_NOT,
-	OP_AND, OP_OR };
-
-struct step {
-	enum operation op;
-	int known;                    /* of names, or -1: an attribute */
-	const char *name, *text;      /* in `words` */
-	bool is_number;
-	struct query_number number;   /* of an attribute's value */
-	uint64_t wanted;              /* of other kinds, as `value` in order() wants it */
-};
-
-struct query_expr {
-	const struct query_name *names;
-	struct step *steps; size_t nsteps;
-	char *words; /* of all names and values, each with its NUL */
-};
 
 BASE_CLEANUP_DEFINE(struct query_expr *, query_expr_free)
 
@@ -53,11 +37,12 @@ struct parser {
 	enum operation op;     /* OPERATOR */
 	char *free;            /* of the words' memory */
 	unsigned depth;
+	bool of_tensor;        /* what was parsed last asks for tensors only, and is in no group yet */
 	struct base_error *err;
 };
 
 static const char *const operators[] = {[OP_LESS] = "<", [OP_LESS_EQUAL] = "<=", [OP_MORE] = ">",
-	[OP_MORE_EQUAL] = ">=", [OP_EQUAL] = "==", [OP_NOT_EQUAL] = "!=", [OP_GLOB] = "~"};
+	[OP_MORE_EQUAL] = ">=", [OP_EQUAL] = "==", [OP_NOT_EQUAL] = "!=", [OP_GLOB] = "~", [OP_NOT_GLOB] = "!~"};
 
 /* ---- tokens ---- */
 
@@ -97,7 +82,9 @@ static int take_quoted(struct parser *p)
 
 static void take_word(struct parser *p)
 {
-	const size_t len = strcspn(p->at, " \t\r\n()<>=!~'\"");
+	const size_t inside = *p->at == '[' ? 1 + strspn(p->at + 1, "0123456789, ") : 0; /* of a shape */
+	const size_t shape = p->at[inside] == ']' ? inside : 0;
+	const size_t len = shape + strcspn(p->at + shape, " \t\r\n()<>=!~'\"");
 
 	p->word = p->free;
 	memcpy(p->free, p->at, len);
@@ -149,7 +136,7 @@ static bool is_word(const struct parser *p, const char *word)
 
 /* ---- parsing ---- */
 
-static int put(struct parser *p, const struct step *s)
+static int put(struct parser *p, const struct expr_step *s)
 {
 	if (base_array_more(p->e->steps, p->e->nsteps) < 0)
 		return base_no_memory(p->err);
@@ -158,7 +145,7 @@ static int put(struct parser *p, const struct step *s)
 }
 
 /* One name; the token is behind it then. */
-static int parse_name(struct parser *p, struct step *s)
+static int parse_name(struct parser *p, struct expr_step *s)
 {
 	static const char *const keywords[] = {"and", "or", "not", "has"};
 
@@ -177,14 +164,14 @@ static int parse_name(struct parser *p, struct step *s)
 	return next(p);
 }
 
-static int parse_glob(struct parser *p, const struct step *s, enum query_kind kind)
+static int parse_glob(struct parser *p, const struct expr_step *s, enum query_kind kind)
 {
 	if (s->known >= 0 && kind != QUERY_TEXT)
 		return bad_at(p, p->token_at, "~ compares text, and what is before it is none");
 	return base_glob_valid(s->text) ? 0 : bad_at(p, p->token_at, "this pattern has a [ without its ]");
 }
 
-static int parse_known(struct parser *p, struct step *s, enum query_kind kind)
+static int parse_known(struct parser *p, struct expr_step *s, enum query_kind kind)
 {
 	int64_t time_ns;
 
@@ -205,23 +192,27 @@ static int parse_known(struct parser *p, struct step *s, enum query_kind kind)
 	}
 }
 
-static int parse_value(struct parser *p, struct step *s)
+static int parse_value(struct parser *p, struct expr_step *s)
 {
-	const enum query_kind kind = s->known < 0 ? QUERY_TEXT : p->e->names[s->known].kind;
+	const struct query_name *name = s->known < 0 ? NULL : &p->e->names[s->known];
+	const enum query_kind kind = name ? name->kind : QUERY_TEXT;
+	const bool is_pattern = s->op == OP_GLOB || s->op == OP_NOT_GLOB;
 	int r;
 
 	if (p->token != TOKEN_WORD && p->token != TOKEN_QUOTED)
 		return expected(p, "a value");
 	s->text = p->word;
 	s->is_number = s->known < 0 && query_number_parse(s->text, &s->number);
-	r = s->op == OP_GLOB ? parse_glob(p, s, kind) : parse_known(p, s, kind);
+	if (name && name->take && !name->take((char *)s->text, is_pattern)) /* in e->words */
+		return expected(p, name->expects);
+	r = is_pattern ? parse_glob(p, s, kind) : parse_known(p, s, kind);
 	return r < 0 ? r : next(p);
 }
 
 /* `has` name, a flag, or a comparison */
 static int parse_leaf(struct parser *p)
 {
-	struct step s = {.op = OP_HAS};
+	struct expr_step s = {.op = OP_HAS};
 	const bool has = is_word(p, "has");
 	int r = has ? next(p) : 0;
 
@@ -234,7 +225,23 @@ static int parse_leaf(struct parser *p)
 		if ((r = next(p)) < 0 || (r = parse_value(p, &s)) < 0)
 			return r;
 	}
+	p->of_tensor = s.known >= 0 && p->e->names[s.known].of_tensor;
 	return put(p, &s);
+}
+
+/* The steps from `at` on become a group. */
+static int group(struct parser *p, size_t at)
+{
+	struct query_expr *e = p->e;
+	const struct expr_step one = {.op = OP_ONE, .wanted = e->nsteps - at};
+	int r = put(p, &one);
+
+	if (r < 0)
+		return r;
+	memmove(&e->steps[at + 1], &e->steps[at], (size_t)one.wanted * sizeof one);
+	e->steps[at] = one;
+	p->of_tensor = false;
+	return 0;
 }
 
 static int parse_or(struct parser *p);
@@ -242,12 +249,13 @@ static int parse_or(struct parser *p);
 /* Behind `not`, or an opening parenthesis. */
 static int parse_inner(struct parser *p, bool negated, int (*parse)(struct parser *p))
 {
+	const size_t at = p->e->nsteps;
 	int r = next(p);
 
-	if (r < 0 || (r = parse(p)) < 0)
+	if (r < 0 || (r = parse(p)) < 0 || (negated && p->of_tensor && (r = group(p, at)) < 0))
 		return r;
 	if (negated)
-		return put(p, &(struct step){.op = OP_NOT});
+		return put(p, &(struct expr_step){.op = OP_NOT});
 	return p->token == TOKEN_CLOSE ? next(p) : expected(p, "and, or, or )");
 }
 
@@ -266,24 +274,80 @@ static int parse_not(struct parser *p)
 	return r;
 }
 
+/* The steps from `from` on go before those from `to` on. */
+static int move_back(struct parser *p, size_t to, size_t from)
+{
+	struct expr_step *steps = p->e->steps;
+	const size_t n = p->e->nsteps - from;
+	base_cleanup_free struct expr_step *moved = malloc(n * sizeof *moved);
+
+	if (!moved)
+		return base_no_memory(p->err);
+	memcpy(moved, steps + from, n * sizeof *moved);
+	memmove(steps + to + n, steps + to, (from - to) * sizeof *steps);
+	memcpy(steps + to, moved, n * sizeof *moved);
+	return 0;
+}
+
+/* One member of a chain from `start` on, whose steps that ask for tensors only begin at *tensors. */
+static int parse_member(struct parser *p, const struct expr_step *join, size_t start, size_t *tensors,
+	int (*parse)(struct parser *p))
+{
+	const size_t at = p->e->nsteps;
+	int r = parse(p);
+
+	if (r >= 0 && (p->of_tensor ? at > *tensors : *tensors > start))
+		r = put(p, join);
+	if (r < 0 || p->of_tensor)
+		return r;
+	r = at > *tensors ? move_back(p, *tensors, at) : 0;
+	*tensors += p->e->nsteps - at;
+	return r;
+}
+
+static int parse_chain(struct parser *p, const char *word, enum operation op, int (*parse)(struct parser *p))
+{
+	const struct expr_step join = {.op = op};
+	const size_t start = p->e->nsteps;
+	size_t tensors = start;
+	int r = parse_member(p, &join, start, &tensors, parse);
+
+	while (r >= 0 && is_word(p, word))
+		if ((r = next(p)) >= 0)
+			r = parse_member(p, &join, start, &tensors, parse);
+	p->of_tensor = tensors == start;
+	if (r < 0 || tensors == start || tensors == p->e->nsteps)
+		return r;
+	r = group(p, tensors);
+	return r < 0 ? r : put(p, &join);
+}
+
 static int parse_and(struct parser *p)
 {
-	int r = parse_not(p);
-
-	while (r >= 0 && is_word(p, "and"))
-		if ((r = next(p)) >= 0 && (r = parse_not(p)) >= 0)
-			r = put(p, &(struct step){.op = OP_AND});
-	return r;
+	return parse_chain(p, "and", OP_AND, parse_not);
 }
 
 static int parse_or(struct parser *p)
 {
-	int r = parse_and(p);
+	return parse_chain(p, "or", OP_OR, parse_and);
+}
 
-	while (r >= 0 && is_word(p, "or"))
-		if ((r = next(p)) >= 0 && (r = parse_and(p)) >= 0)
-			r = put(p, &(struct step){.op = OP_OR});
-	return r;
+/* All is parsed. */
+static int number_groups(struct parser *p)
+{
+	struct query_expr *e = p->e;
+
+	if (p->of_tensor && group(p, 0) < 0)
+		return -ENOMEM;
+	for (size_t i = 0; i < e->nsteps; i++) {
+		if (e->steps[i].op != OP_ONE)
+			continue;
+		if (base_array_more(e->groups, e->ngroups) < 0)
+			return base_no_memory(p->err);
+		e->steps[i].known = (int)e->ngroups;
+		e->groups[e->ngroups++] = i + 1;
+	}
+	return 0;
 }
 
 int query_expr_parse(const char *text, const struct query_name *names, size_t nnames, struct query_expr **ret_e,
@@ -305,6 +369,8 @@ int query_expr_parse(const char *text, const struct query_name *names, size_t nn
 		return r;
 	if (p.token != TOKEN_END)
 		return expected(&p, "and, or, or the end");
+	if ((r = number_groups(&p)) < 0)
+		return r;
 	*ret_e = base_steal(e);
 	return 0;
 }
@@ -314,6 +380,7 @@ void query_expr_free(struct query_expr *e)
 	if (!e)
 		return;
 	free(e->steps);
+	free(e->groups);
 	free(e->words);
 	free(e);
 }
@@ -324,72 +391,4 @@ const char *query_expr_attribute(const struct query_expr *e, size_t i)
 		if (e->steps[k].name && e->steps[k].known < 0 && i-- == 0)
 			return e->steps[k].name;
 	return NULL;
-}
-
-/* ---- evaluating ---- */
-
-/* -1, 0, 1: value against what is wanted; 2: in no order */
-static int order(const struct query_expr *e, const struct step *s, const struct query_value *v)
-{
-	struct query_number number;
-	int order;
-
-	if (s->known >= 0 && e->names[s->known].kind == QUERY_TIME)
-		return ((int64_t)v->number > (int64_t)s->wanted) - ((int64_t)v->number < (int64_t)s->wanted);
-	if (s->known >= 0 && e->names[s->known].kind != QUERY_TEXT)
-		return (v->number > s->wanted) - (v->number < s->wanted);
-	if (s->is_number && query_number_parse(v->text, &number))
-		return query_number_compare(&number, &s->number);
-	order = strcmp(v->text, s->text);
-	return (order > 0) - (order < 0);
-}
-
-/* Does this value make the comparison true? Of OP_NOT_EQUAL: is it equal? */
-static bool one_fits(const struct query_expr *e, const struct step *s, const struct query_value *v)
-{
-	int o;
-
-	if (s->op == OP_HAS)
-		return true;
-	if (s->op == OP_GLOB)
-		return base_glob_fits(s->text, v->text, strlen(v->text));
-	o = order(e, s, v);
-	switch (s->op) {
-	case OP_LESS: return o == -1;
-	case OP_LESS_EQUAL: return o == -1 || o == 0;
-	case OP_MORE: return o == 1;
-	case OP_MORE_EQUAL: return o == 1 || o == 0;
-	default: return o == 0;
-	}
-}
-
-static bool leaf_holds(const struct query_expr *e, const struct step *s, const struct query_subject *q)
-{
-	struct query_value v = {0};
-	bool any = false;
-	size_t i = 0;
-
-	for (; !any && q->value(q->arg, s->known, s->name, i, &v); i++)
-		any = one_fits(e, s, &v);
-	return s->op == OP_NOT_EQUAL ? i && !any : any;
-}
-
-/* A leaf takes two bytes and more (with what parts it from the next), and each but the first is joined by an `and` or
- * `or`: fewer than that many results wait. */
-bool query_expr_holds(const struct query_expr *e, const struct query_subject *s)
-{
-	bool stack[QUERY_EXPR_BYTES / 2 + 2];
-	size_t n = 0;
-
-	for (const struct step *at = e->steps; at < e->steps + e->nsteps; at++) {
-		if (at->op == OP_NOT) {
-			stack[n - 1] = !stack[n - 1];
-		} else if (at->op == OP_AND || at->op == OP_OR) {
-			n--;
-			stack[n - 1] = at->op == OP_AND ? stack[n - 1] && stack[n] : stack[n - 1] || stack[n];
-		} else {
-			stack[n++] = leaf_holds(e, at, s);
-		}
-	}
-	return stack[0];
 }

@@ -5,7 +5,10 @@
  * for values; it allocates nothing and takes time in proportion to the expression. Read-only once parsed: any thread.
  *
  * A name may have no value, or several (tags). A comparison is true if one of the values makes it true; != is true if
- * there is a value, and none is equal. */
+ * there is a value, and none is equal.
+ *
+ * Names may also be of one of the step's parts: its tensors. Comparisons of these that are joined by `and` ask for one
+ * tensor that makes all of them true (a group): the caller goes through the tensors. */
 #ifndef CORE_QUERY_EXPR_H
 #define CORE_QUERY_EXPR_H
 
@@ -25,9 +28,18 @@ enum query_kind {
 	QUERY_AGE,    /* value.number, ns; written as 7d, 12h */
 	QUERY_TIME,   /* value.number, ns since 1970 as int64_t; written as a date */
 	QUERY_FLAG,   /* has a value (any), or none; used alone */
+	QUERY_DIGEST, /* value.text: the 32 bytes, compared with the first hexadecimal digits of one; NULL: not known, and
+	               * every comparison holds */
 };
 
-struct query_name { const char *name; enum query_kind kind; };
+struct query_name {
+	const char *name;
+	enum query_kind kind;
+	bool of_tensor;
+	/* QUERY_TEXT, QUERY_DIGEST: is this a value (pattern: of ~)? It may be made shorter in place. NULL: any is. */
+	bool (*take)(char *text, bool pattern);
+	const char *expects; /* what it takes, for an error */
+};
 struct query_value { const char *text; uint64_t number; };
 
 struct query_subject {
@@ -35,6 +47,9 @@ struct query_subject {
 	 * is compared as a number where both sides are numbers. false: there are no more. */
 	bool (*value)(const void *arg, int known, const char *name, size_t i, struct query_value *ret_value);
 	const void *arg;
+	/* Whether one tensor makes group number `group` true; the caller asks query_expr_group_holds of each. May be
+	 * NULL where no name is of a tensor. */
+	bool (*one)(const void *arg, size_t group);
 };
 
 struct query_expr;
@@ -44,6 +59,10 @@ int query_expr_parse(const char *text, const struct query_name *names, size_t nn
 	struct base_error *err);
 void query_expr_free(struct query_expr *e); /* NULL-safe */
 bool query_expr_holds(const struct query_expr *e, const struct query_subject *s);
+/* For one tensor; s->value is asked for names of tensors only. */
+size_t query_expr_groups(const struct query_expr *e);
+bool query_expr_group_holds(const struct query_expr *e, size_t group, const struct query_subject *s);
+bool query_expr_group_has(const struct query_expr *e, size_t group, int known); /* that name */
 /* The names of attributes in it, in order, with repetitions; NULL: no more. A caller asks whether any step has them. */
 const char *query_expr_attribute(const struct query_expr *e, size_t i);
 

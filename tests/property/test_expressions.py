@@ -19,7 +19,8 @@ UNITS = {"s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9, "w"
 
 
 class Name(c.Structure):
-    _fields_ = [("name", c.c_char_p), ("kind", c.c_int)]
+    _fields_ = [("name", c.c_char_p), ("kind", c.c_int), ("of_tensor", c.c_bool), ("take", c.c_void_p),
+                ("expects", c.c_char_p)]
 
 
 class Step(c.Structure):
@@ -29,7 +30,7 @@ class Step(c.Structure):
 
 
 class Subject(c.Structure):
-    _fields_ = [("value", c.c_void_p), ("arg", c.c_void_p)]
+    _fields_ = [("value", c.c_void_p), ("arg", c.c_void_p), ("one", c.c_void_p)]
 
 
 @pytest.fixture(scope="module")
