@@ -28,14 +28,13 @@ enum query_kind {
 	QUERY_AGE,    /* value.number, ns; written as 7d, 12h */
 	QUERY_TIME,   /* value.number, ns since 1970 as int64_t; written as a date */
 	QUERY_FLAG,   /* has a value (any), or none; used alone */
-	QUERY_DIGEST, /* value.text: the 32 bytes, compared with the first hexadecimal digits of one; NULL: not known, and
-	               * every comparison holds */
+	QUERY_DIGEST, /* value.text: the 32 bytes, compared with the first hexadecimal digits of one */
 };
 
 struct query_name {
 	const char *name;
 	enum query_kind kind;
-	bool of_tensor;
+	bool of_tensor; /* value.text may be NULL: it is not known, and every comparison holds */
 	/* QUERY_TEXT, QUERY_DIGEST: is this a value (pattern: of ~)? It may be made shorter in place. NULL: any is. */
 	bool (*take)(char *text, bool pattern);
 	const char *expects; /* what it takes, for an error */

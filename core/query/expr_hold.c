@@ -50,7 +50,7 @@ static bool one_fits(const struct query_expr *e, const struct expr_step *s, cons
 
 	if (s->op == OP_HAS)
 		return true;
-	if (s->known >= 0 && e->names[s->known].kind == QUERY_DIGEST && !v->text)
+	if (!v->text && s->known >= 0 && e->names[s->known].of_tensor) /* not known */
 		return !is_denied(s->op);
 	if (s->op == OP_GLOB || s->op == OP_NOT_GLOB)
 		return base_glob_fits(s->text, v->text, strlen(v->text));

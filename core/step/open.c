@@ -10,8 +10,8 @@
 #include "core/base/cleanup.h"
 #include "core/step/manifest.h"
 
-int store_open_layout(struct store *s, const struct proto_manifest *m, uint32_t number, struct store_layout **ret_l,
-	struct base_error *err)
+int store_open_layout_object(struct store *s, const struct proto_manifest *m, uint32_t number,
+	struct store_layout **ret_l, void **ret_object, struct base_error *err)
 {
 	const struct proto_manifest_layout *from = &m->layouts[number];
 	base_cleanup_free void *bytes = NULL;
@@ -22,7 +22,18 @@ int store_open_layout(struct store *s, const struct proto_manifest *m, uint32_t 
 	r = store_manifest_object(s, m, &from->ref, STORE_METADATA_MAX_BYTES, &bytes, err);
 	if (r == 0) /* it has been re-hashed */
 		r = store_layout_decode_known(bytes, from->ref.raw_len, &from->digest, ret_l, err);
-	return r < 0 ? base_error_prefix(err, r, "layout %u", number) : 0;
+	if (r < 0)
+		return base_error_prefix(err, r, "layout %u", number);
+	*ret_object = base_steal(bytes);
+	return 0;
+}
+
+int store_open_layout(struct store *s, const struct proto_manifest *m, uint32_t number, struct store_layout **ret_l,
+	struct base_error *err)
+{
+	base_cleanup_free void *object = NULL;
+
+	return store_open_layout_object(s, m, number, ret_l, &object, err);
 }
 
 static int part_packs(const struct proto_manifest *m, const struct proto_manifest_rank *from,

@@ -13,6 +13,9 @@
  * manifest means. The sentence gives its number. */
 int store_open_layout(struct store *s, const struct proto_manifest *m, uint32_t number, struct store_layout **ret_l,
 	struct base_error *err);
+/* The same, and the object that it was decoded from: ref.raw_len bytes, to be freed. */
+int store_open_layout_object(struct store *s, const struct proto_manifest *m, uint32_t number,
+	struct store_layout **ret_l, void **ret_object, struct base_error *err);
 
 struct store_opened_part {
 	struct proto_part part;

@@ -53,8 +53,7 @@ int ls_print(struct ls *ls, json_t *document)
 	return TOOL_DONE;
 }
 
-/* For the table: the column "when". */
-static void add_when(const struct ls *ls, json_t *row, int64_t time_ns)
+void ls_add_when(const struct ls *ls, json_t *row, int64_t time_ns)
 {
 	char text[40];
 
@@ -115,7 +114,7 @@ static int print_runs(struct ls *ls, const struct run *runs, const struct ls_ite
 			"bytes", (json_int_t)run->bytes, "new_bytes", (json_int_t)run->added);
 
 		if (!ls->t->json)
-			add_when(ls, row, run->time_ns);
+			ls_add_when(ls, row, run->time_ns);
 		ls_add(ls, row);
 		steps += run->steps;
 		bytes += run->bytes;
@@ -221,7 +220,7 @@ static int print_steps(struct ls *ls, const struct commit_list *l, const char *r
 		json_t *row = ls_step_json(run, s);
 
 		if (!ls->t->json)
-			add_when(ls, row, s->commit.time_ns);
+			ls_add_when(ls, row, s->commit.time_ns);
 		if (!ls->t->json && s == commit_list_latest(l))
 			json_object_set_new(row, "latest", json_true());
 		ls_add(ls, row);

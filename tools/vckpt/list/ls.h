@@ -43,6 +43,7 @@ void ls_add(struct ls *ls, json_t *row);
 json_t *ls_take(struct ls *ls);
 /* With --json prints the document, else the rows. Takes the document. An exit code. */
 int ls_print(struct ls *ls, json_t *document);
+void ls_add_when(const struct ls *ls, json_t *row, int64_t time_ns); /* for the table: the member "when" */
 bool ls_says(const struct ls *ls); /* are totals and notes wanted? */
 json_t *ls_step_json(const char *run, const struct commit_list_step *s);
 
