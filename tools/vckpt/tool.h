@@ -56,7 +56,7 @@ struct tool_option {
 
 extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, tool_cat, tool_export, tool_verify,
 	tool_mend, tool_mount, tool_umount, tool_rm, tool_gc, tool_abort, tool_index, tool_stalls, tool_mesh_command,
-	tool_layout, tool_reshard, tool_du, tool_log, tool_metrics, tool_report, tool_find;
+	tool_layout, tool_reshard, tool_du, tool_log, tool_metrics, tool_report, tool_find, tool_wait;
 
 /* Parses the options of a command: its own, up to one without a name, and the common ones (--json -q -v --help).
  * Positional arguments go to t->arguments, in order, as many as the usage line says, the store first. An option without
