@@ -1,20 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/completions/vckpt.bash: what bash offers behind a line as it is typed so far."""
+"""tools/vckpt/complete: what shells offer behind a line as it is typed so far, and what they make of it."""
+import json
 import os
 import pathlib
+import pty
 import re
+import select
 import shutil
+import signal
 import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tools/completions/vckpt.bash"
+SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "tools/vckpt/complete"
+SCRIPT = SCRIPTS / "vckpt.bash"
 SHELL = """
 source "$1"
 shift
-COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
-_vckpt
+printf -v COMP_LINE '%q ' "${@:1:$#-1}"
+COMP_LINE+=${!#} COMP_POINT=${#COMP_LINE}
+COMP_WORDBREAKS=$' \\t\\n"\\'><=;|&(:'
+_vckpt "$1"
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 
@@ -126,6 +135,12 @@ def test_presets_of_layout_files(vckpt, offered):
     (["rm", "one", "tuned"], ["tuned", "tuned/"]),
     (["ls", "one", ""], ["llama", "llama/", "tuned", "tuned/"]),
     (["ls", "one", "nothing/"], ["nothing/latest"]),
+    (["cat", "one", "llama/5"], ["llama/5/"]),
+    (["cat", "one", "llama/5/"], ["llama/5/config.json", "llama/5/manifest.json", "llama/5/model.safetensors",
+                                  "llama/5/model/"][1:]),
+    (["cat", "one", "llama/latest/model/"], ["llama/latest/model/w.npy"]),
+    (["ls", "one", "tuned/0/"], ["tuned/0/model"]),
+    (["export", "one", "llama/5", "out", "--format=s"], ["safetensors"]),
     (["info", "nowhere", ""], []),
     (["info", ""], []),                              # a store: bash completes file names
     (["import", "one", "llama/5", ""], []),
@@ -144,3 +159,108 @@ def test_the_store_of_the_variable(offered):
     assert offered("export", "tuned/0", "", store="one") == []
     assert offered("info", "two", "", store="one") == ["other/"]
     assert offered("import", "tu", store="one") == ["tuned", "tuned/"]
+
+
+# ---- in real shells ----
+
+EVIL = ["a b", "a:c=d", "$(touch hit)", "`touch hit`;touch hit", "q'\"\\", "new\nline", "tab\tbed", "\x1b[31mred",
+        "~x", "*", "-rf", "#c", "!!", "é"]
+
+
+@pytest.fixture(scope="module")
+def evil(vckpt, tmp_path_factory):
+    """A store whose step run/1 has tensors of such names, and a program `vckpt` that completes as ours, and else writes
+    its arguments to the file `args`."""
+    from safetensors.numpy import save_file
+    folder = tmp_path_factory.mktemp("evil")
+    save_file({name: np.zeros(1, "f4") for name in EVIL}, folder / "m.safetensors")
+    vckpt("init", folder / "s")
+    vckpt("import", folder / "s", "run", folder / "m.safetensors", "--step", "1", "-q")
+    (folder / "bin").mkdir()
+    (folder / "bin/vckpt").write_text(f"""#!{sys.executable}
+import json, os, sys
+if sys.argv[1:2] == ["complete"]:
+    os.execv({vckpt.path!r}, sys.argv)
+with open("args.new", "w") as file:
+    json.dump(sys.argv[1:], file)
+os.rename("args.new", "args")
+""")
+    (folder / "bin/vckpt").chmod(0o755)
+    return folder
+
+
+STARTS = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"], "fish": ["fish", "--no-config"]}
+SOURCES = {"bash": "source {}/vckpt.bash", "fish": "source {}/vckpt.fish",
+           "zsh": "fpath=({} $fpath); autoload -Uz compinit; compinit -u -D; compdef _vckpt vckpt"}
+
+
+class Terminal:
+    """A shell in a terminal."""
+    def __init__(self, shell, folder):
+        self.folder = folder
+        env = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HOME": str(folder), "TERM": "xterm", "PS1": "% ",
+               "LC_ALL": "C.UTF-8", "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "")}
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(folder)
+            os.execvpe(STARTS[shell][0], STARTS[shell], env)
+        self.run(SOURCES[shell].format(SCRIPTS))
+
+    def run(self, line):
+        """Types it, and waits until the shell has done it; the arguments of vckpt, or None."""
+        for name in "args", "done":
+            (self.folder / name).unlink(missing_ok=True)
+        os.write(self.fd, line.encode() + b"\n")
+        os.write(self.fd, b"touch done\n")
+        end = time.monotonic() + 120
+        while not (self.folder / "done").exists():
+            assert time.monotonic() < end
+            if select.select([self.fd], [], [], 0.02)[0]:
+                os.read(self.fd, 65536)
+        args = self.folder / "args"
+        return json.loads(args.read_text()) if args.exists() else None
+
+    def close(self):
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self.fd)
+
+
+@pytest.fixture(params=STARTS)
+def terminal(request, evil):
+    if not shutil.which(request.param):
+        pytest.skip(f"{request.param} is not installed")
+    terminal = Terminal(request.param, evil)
+    terminal.shell = request.param
+    yield terminal
+    terminal.close()
+
+
+def test_a_shell_completes(terminal):
+    assert terminal.run("vckpt in\t") == ["index"] or terminal.run("vckpt inf\t") == ["info"]
+    assert terminal.run("vckpt info s r\t1") == ["info", "s", "run/1"]
+    assert terminal.run("vckpt ls s run/1/\t") == ["ls", "s", "run/1/model"]
+    assert terminal.run("vckpt export s run/1 out --form\tsafe\t")[-2:] == ["--format", "safetensors"]
+
+
+def test_names_stay_words(terminal, evil):
+    """What is completed is one word, with the very bytes of the name; nothing of it is run."""
+    for name in EVIL:
+        file = re.sub(r"[\x00-\x1f\x7f/%]", lambda found: f"%{ord(found[0]):02X}", name)
+        typed = {"a b": "a\\ ", "a:c=d": "a:c", "q'\"\\": "q", "-rf": "-r", "!!": "\\!", "é": "é", "~x": "\\~",
+                 "*": "\\*", "#c": "\\#"}.get(name, {"$": "\\$", "`": "\\`", "\x1b": "%1B"}.get(name[0], file[:3]))
+        args = terminal.run(f"vckpt cat s run/1/model/{typed}\t")
+        if terminal.shell == "fish" and name == "*":    # it takes a word with a wildcard for one that it expands
+            continue
+        assert args == ["cat", "s", f"run/1/model/{file}.npy"], name
+    assert not (evil / "hit").exists()
+
+
+def test_open_quotation_marks(terminal, evil):
+    """What is in them already stays, and they are closed."""
+    for typed in "'run/1/model/$", '"run/1/model/\\$', "run/1/model/'$", 'run/1/model/"\\$', "'run/1'/model/'$":
+        assert terminal.run(f"vckpt cat s {typed}\t") == ["cat", "s", "run/1/model/$(touch hit).npy"], typed
+    assert terminal.run("vckpt cat s 'run/1/model/a b\t") == ["cat", "s", "run/1/model/a b.npy"]
+    assert terminal.run("vckpt cat s 'run/1/model/q\t") == ["cat", "s", "run/1/model/q'\"\\.npy"]
+    assert not (evil / "hit").exists()
+

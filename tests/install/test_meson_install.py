@@ -57,11 +57,10 @@ def test_everything_is_where_the_system_looks(installed):
                 f"{PREFIX}/lib/systemd/system/vckpt-mount@.service"}
     shared = {f"{PREFIX}/share/{name}" for name in (
         "man/man1/vckpt.1", "man/man3/vckpt.3", "man/man5/vckpt.5", "man/man8/mount.vckpt.8", "doc/vckpt/LICENSE",
+        "bash-completion/completions/vckpt", "zsh/site-functions/_vckpt", "fish/vendor_completions.d/vckpt.fish",
         "doc/vckpt/python.md", "doc/vckpt/format/store.md", "doc/vckpt/examples/train.py",
         "doc/vckpt/examples/save.c", "doc/vckpt/examples/load.c", "doc/vckpt/examples/read.c")}
     assert library | commands | shared | {f"{PREFIX}/include/{name}" for name in HEADERS} <= there
-    if (ROOT / "tools/completions/vckpt.bash").exists():
-        assert f"{PREFIX}/share/bash-completion/completions/vckpt" in there
     assert not [name for name in there if "/man/" in name and "doc/vckpt" in name or name.endswith("meson.build")]
     assert os.readlink(installed / "sbin/mount.vckpt") == f"/{PREFIX}/sbin/mount.vckpt"
 

@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def scripts():
     """By their first line; and what they source, and the completion."""
-    found = [ROOT / "tools/packages", ROOT / "tools/completions/vckpt.bash"]
+    found = [ROOT / "tools/packages", ROOT / "tools/vckpt/complete/vckpt.bash"]
     for folder in (".ci", "tools", "tests"):
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and path.suffix in ("", ".sh") and "corpus" not in path.parts:

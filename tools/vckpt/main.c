@@ -18,8 +18,7 @@ static const struct group {
 	{"think about layouts, without a store", {&tool_mesh_command, &tool_layout, &tool_reshard}},
 };
 
-/* the i-th of all, or NULL */
-static const struct tool_command *command_at(size_t i)
+const struct tool_command *tool_command_at(size_t i)
 {
 	for (size_t g = 0; g < BASE_COUNT(groups); g++)
 		for (size_t k = 0; groups[g].commands[k]; k++)
@@ -97,10 +96,10 @@ static const char *nearest(const char *wrong)
 	const char *found = NULL;
 	size_t best = 3, length = strlen(wrong), d;
 
-	for (size_t i = 0; command_at(i) && length < 32; i++)
-		if ((d = distance(wrong, command_at(i)->name)) < best && d < length) {
+	for (size_t i = 0; tool_command_at(i) && length < 32; i++)
+		if ((d = distance(wrong, tool_command_at(i)->name)) < best && d < length) {
 			best = d;
-			found = command_at(i)->name;
+			found = tool_command_at(i)->name;
 		}
 	return found;
 }
@@ -161,8 +160,10 @@ int main(int argc, char **argv)
 		return output_end(help(stdout, TOOL_DONE));
 	if (is_one_of(argv[1], "version", "--version", "-V"))
 		return output_end(printf("vckpt %s\n", VCKPT_VERSION) < 0 ? TOOL_FAILED : TOOL_DONE);
-	for (size_t i = 0; command_at(i); i++)
-		if (!strcmp(argv[1], command_at(i)->name))
-			return run_command(command_at(i), argc - 1, argv + 1);
+	if (!strcmp(argv[1], "complete"))
+		return tool_complete(argc, argv);
+	for (size_t i = 0; tool_command_at(i); i++)
+		if (!strcmp(argv[1], tool_command_at(i)->name))
+			return run_command(tool_command_at(i), argc - 1, argv + 1);
 	return argc > 4 && !strcmp(argv[3], "-o") ? mount_words(argv[1], argv[2], argv[4]) : unknown(argv[1]);
 }

@@ -58,6 +58,9 @@ extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, too
 	tool_mend, tool_mount, tool_umount, tool_rm, tool_gc, tool_abort, tool_index, tool_stalls, tool_mesh_command,
 	tool_layout, tool_reshard, tool_du, tool_log, tool_metrics, tool_report, tool_find, tool_wait;
 
+const struct tool_command *tool_command_at(size_t i); /* the i-th of all, or NULL */
+int tool_complete(int argc, char **argv); /* of the completions of shells; an exit code */
+
 /* Parses the options of a command: its own, up to one without a name, and the common ones (--json -q -v --help).
  * Positional arguments go to t->arguments, in order, as many as the usage line says, the store first. An option without
  * a name that has a function is called with each of them, so that an option can apply to the arguments after it.
