@@ -473,6 +473,13 @@ int vckpt_run_steps(const char *store, const char *run, uint64_t **ret_steps, si
 /* The number of the newest visible step of a run. -ENOENT: there is no such run, or it has no step. */
 int vckpt_run_latest(const char *store, const char *run, uint64_t *ret_step, struct vckpt_error *err);
 
+/* The steps of all runs that an expression holds for (docs/expressions.md), newest first, at most `limit` (0: all).
+ * Free *ret_found, one piece of memory. What steps consist of is read once, and kept in the user's index of the store.
+ * A step or run that cannot be read is an error. -EINVAL: the expression is wrong, and the sentence has the column. */
+struct vckpt_found { const char *run; uint64_t step; };
+int vckpt_find(const char *store, const char *expression, uint64_t limit, struct vckpt_found **ret_found, size_t *ret_n,
+	struct vckpt_error *err);
+
 /* Opens a step for reading; VCKPT_NONE: the newest. It stays readable until it is closed, even if it is removed or
  * replaced meanwhile, as long as the collector has left its data. */
 struct vckpt_step;

@@ -7,6 +7,7 @@
 
 #include "core/base/array.h"
 #include "core/base/cleanup.h"
+#include "core/commit/list/list_facts.h"
 
 struct failure { const char *run; uint64_t entry; struct base_error why; };
 
@@ -93,23 +94,39 @@ static void strike_attributes(struct find *f, const struct query_step *step)
 
 /* ---- steps ---- */
 
-static void subject_of(const struct find *f, const char *run, const struct commit_list_step *s,
-	struct query_step *ret_step)
+/* ret_own: what of the attributes was set later, to be freed. */
+static int subject_of(const struct find *f, const struct commit_list *l, const struct commit_list_step *s,
+	struct query_step *ret_step, struct proto_attribute **ret_own)
 {
-	*ret_step = (struct query_step){.run = run, .step = s->step, .bytes = s->commit.bytes,
+	const struct proto_step_facts *facts = commit_list_facts(l, s->entry);
+	int r = 0;
+
+	*ret_step = (struct query_step){.run = commit_list_run(l), .step = s->step, .bytes = s->commit.bytes,
 		.time_ns = s->commit.time_ns, .now_ns = f->o->now_ns, .attributes = s->commit.attributes,
 		.nattributes = s->commit.nattributes};
+	if (!facts)
+		return 0;
+	ret_step->pinned = facts->pinned;
+	ret_step->tags = facts->tags;
+	ret_step->ntags = facts->ntags;
+	if (facts->nattributes)
+		r = commit_list_attributes(l, s, ret_own, &ret_step->nattributes);
+	if (*ret_own)
+		ret_step->attributes = *ret_own;
+	return r;
 }
 
 /* 1: something was read from the store; 0; -ENOMEM. */
-static int ask_step(struct find *f, const char *run, const struct commit_list_step *s)
+static int ask_step(struct find *f, const char *run, const struct commit_list *l, const struct commit_list_step *s)
 {
+	base_cleanup_free struct proto_attribute *own = NULL;
 	struct base_error why = {0};
 	struct find_asking a = {.known = &f->known, .expr = f->expr, .run = run, .entry = s, .err = &why};
 	const struct query_subject subject = {.value = find_groups_value, .arg = &a, .one = find_groups_one};
 	bool holds;
 
-	subject_of(f, run, s, &a.step);
+	if (subject_of(f, l, s, &a.step, &own) < 0)
+		return -ENOMEM;
 	strike_attributes(f, &a.step);
 	holds = query_expr_holds(f->expr, &subject);
 	if (a.r < 0) {
@@ -121,7 +138,7 @@ static int ask_step(struct find *f, const char *run, const struct commit_list_st
 		return a.read;
 	if (base_array_more(f->found, f->nfound) < 0)
 		return -ENOMEM;
-	f->found[f->nfound++] = (struct find_step){.run = run, .step = s};
+	f->found[f->nfound++] = (struct find_step){.run = run, .list = l, .step = s};
 	return a.read;
 }
 
@@ -131,7 +148,7 @@ static int ask_all(struct find *f, struct base_error *err)
 
 	for (size_t i = 0; i < f->nruns; i++) {
 		for (size_t n = 0; f->lists[i] && n < commit_list_count(f->lists[i]); n++) {
-			int r = ask_step(f, f->runs[i], commit_list_at(f->lists[i], n));
+			int r = ask_step(f, f->runs[i], f->lists[i], commit_list_at(f->lists[i], n));
 
 			if (r < 0)
 				return base_no_memory(err);

@@ -21,7 +21,7 @@ struct find_options {
 	void (*failed)(void *arg, const struct base_error *why);
 	void *arg;
 };
-struct find_step { const char *run; const struct commit_list_step *step; };
+struct find_step { const char *run; const struct commit_list *list; const struct commit_list_step *step; };
 
 struct find;
 /* -EINVAL, -BASE_ELIMIT: the expression is wrong, and the sentence has the column. Release with find_close. */

@@ -40,7 +40,7 @@ from .lazy import LazyTensor
 from .load_handle import Loaded, LoadHandle
 from .loading import async_load, load
 from .loads import Damage
-from .paths import init, latest, steps, wait
+from .paths import find, init, latest, steps, wait
 from .preempt import Stopping, on_sigterm
 from .records import Mesh, Record
 from .rng import RngState, rng_state, set_rng_state
@@ -52,7 +52,7 @@ from .step import BlobInfo, Commit, Step, TensorInfo, open
 __all__ = ["Aborted", "BlobInfo", "Commit", "Damage", "Damaged", "Error", "Exchanged", "Forked", "FormatError",
            "Handle", "InvalidArgument", "LazyTensor", "LoadHandle", "Loaded", "Mesh", "NotAStore", "NotFound", "Record",
            "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping", "StoreExists", "TensorInfo",
-           "Timeout", "Undecided", "VersionError", "async_load", "async_save", "close", "init", "latest", "load",
+           "Timeout", "Undecided", "VersionError", "async_load", "async_save", "close", "find", "init", "latest", "load",
            "on_sigterm", "open", "parameter_names", "pin", "presets", "rng_state", "save", "set_attributes",
            "set_rng_state", "steps", "tag", "tags", "unpin", "untag", "version", "wait"]
 

@@ -194,6 +194,10 @@ class SaveOptions(Structure):
                 ("reserved", c_uint32)]
 
 
+class Found(Structure):
+    _fields_ = [("run", c_char_p), ("step", c_uint64)]
+
+
 class Committed(Structure):
     _fields_ = [("step", c_uint64), ("entry", c_uint64)]
 
@@ -293,6 +297,7 @@ FUNCTIONS = {
     "vckpt_store_init": (c_int, [c_char_p, E]),
     "vckpt_store_check": (c_int, [c_char_p, E]),
     "vckpt_run_steps": (c_int, [c_char_p, c_char_p, POINTER(POINTER(c_uint64)), POINTER(c_size_t), E]),
+    "vckpt_find": (c_int, [c_char_p, c_char_p, c_uint64, POINTER(POINTER(Found)), POINTER(c_size_t), E]),
     "vckpt_saver_open": (c_int, [POINTER(SaverOptions), POINTER(P), E]),
     "vckpt_saver_close": (c_int, [P, E]),
     "vckpt_saver_free": (None, [P]),
@@ -489,6 +494,15 @@ def numbers(name: str, *arguments: Any, each: int = 1) -> list[int]:
 def free(found: Any) -> None:
     """What a function has allocated."""
     ctypes.CDLL(None).free(ctypes.cast(found, c_void_p))
+
+
+def found(store: str, expression: str, limit: int) -> list[tuple[str, int]]:
+    """(run, step) of vckpt_find."""
+    steps, count = POINTER(Found)(), c_size_t()
+    call("vckpt_find", os.fsencode(store), expression.encode(), limit, byref(steps), byref(count))
+    result = [(one.run.decode(), one.step) for one in steps[:count.value]]
+    ctypes.CDLL(None).free(ctypes.cast(steps, c_void_p))
+    return result
 
 
 def store_init(path: str) -> None:

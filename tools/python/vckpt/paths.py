@@ -348,6 +348,15 @@ def latest(path: Path) -> int | None:
     return found.value
 
 
+def find(store: Path, expression: str, limit: int | None = None) -> list[str]:
+    """The steps of all runs of a store that an expression holds for (docs/expressions.md), as STORE/RUN/STEP, newest
+    first, at most `limit`. InvalidArgument says in which column the expression is wrong."""
+    path = os.fspath(store)
+    if "\0" in expression or (limit is not None and limit < 1):
+        raise invalid("an expression has no NUL, and a limit is 1 or more")
+    return [f"{path}/{run}/{step}" for run, step in _lib.found(path, expression, limit or 0)]
+
+
 def wait(path: Path, after: int | None = None, timeout: float | None = None) -> int:
     """Waits until STORE/RUN has a step above the number `after` (None: any step), and gives the highest. vckpt.Timeout,
     a TimeoutError: there was none for `timeout` seconds (None: for ever; 0: looks once). The store has to be there, the

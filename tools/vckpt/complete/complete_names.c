@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "core/commit/list/list_facts.h"
 #include "core/view/tree.h"
 #include "tools/vckpt/complete/complete.h"
 
@@ -33,6 +34,7 @@ static void offer_runs(const struct complete *c, struct store *s, bool mandatory
 /* before: "RUN/" */
 static void offer_steps(const struct complete *c, struct store *s, const char *run, const char *behind)
 {
+	const struct proto_step_facts *facts;
 	struct commit_list *l;
 	char before[PROTO_RUN_MAX + 2], number[24];
 
@@ -43,6 +45,9 @@ static void offer_steps(const struct complete *c, struct store *s, const char *r
 	for (size_t i = 0; i < commit_list_count(l); i++) {
 		snprintf(number, sizeof number, "%" PRIu64, commit_list_at(l, i)->step);
 		offer_joined(c, before, number, behind);
+		facts = commit_list_facts(l, commit_list_at(l, i)->entry);
+		for (size_t tag = 0; facts && tag < facts->ntags; tag++)
+			offer_joined(c, before, facts->tags[tag], behind);
 	}
 	commit_list_close(l);
 }
