@@ -62,4 +62,10 @@ struct upkeep_verify_result { uint64_t files, objects, bytes, steps, faults, new
 int upkeep_verify(struct store *s, const struct upkeep_verify_options *o, struct upkeep_verify_result *ret_r,
 	struct base_error *err);
 
+/* The records of one visible step: are all there and whole, do they agree, do the boxes cover each tensor exactly? No
+ * piece or blob is read, and no list. 0; -BASE_EDAMAGED, or -BASE_EVERSION (a newer vckpt's): the sentence has the
+ * first fault; -ENOMEM. header: as above. */
+int upkeep_verify_records(struct store *s, const char *run, const struct commit_list_step *step,
+	upkeep_verify_header_func header, struct base_error *err);
+
 #endif

@@ -448,3 +448,35 @@ int verify_walk(struct verify_walker *w)
 	proto_manifest_release(&m);
 	return r;
 }
+
+/* ---- records alone ---- */
+
+static int records_item(struct verify_walker *w, const struct verify_item *it)
+{
+	(void)w;
+	(void)it;
+	return 0;
+}
+
+static void records_broken(struct verify_walker *w, const char *file, const char *pack,
+	const struct pack_object_ref *ref, bool newer, const char *text)
+{
+	struct base_error *err = w->arg;
+
+	(void)ref;
+	if (!err->code)
+		base_error_set(err, newer ? -BASE_EVERSION : -BASE_EDAMAGED, "%s%s: %s", file ? "" : "pack ",
+			file ? file : pack, text);
+}
+
+int upkeep_verify_records(struct store *s, const char *run, const struct commit_list_step *step,
+	upkeep_verify_header_func header, struct base_error *err)
+{
+	const struct verify_step of = {.run = run, .step = step};
+	struct base_error why = {0};
+	struct verify_walker w = {.store = s, .step = &of, .item = records_item, .broken = records_broken,
+		.arg = &why, .cover = true, .header = header};
+	int r = verify_walk(&w);
+
+	return r < 0 ? base_no_memory(err) : why.code ? base_error_set(err, why.code, "%s", why.text) : 0;
+}

@@ -30,6 +30,7 @@
 #include "core/base/clock.h"
 #include "core/commit/attempt/attempt_internal.h"
 
+void commit_attempt_rank(struct commit_attempt *a, uint32_t rank) { a->rank = rank; }
 const char *commit_attempt_name(const struct commit_attempt *a) { return a->name; }
 uint64_t commit_attempt_step(const struct commit_attempt *a) { return a->step; }
 bool commit_attempt_announced(const struct commit_attempt *a) { return a->announced; }
@@ -84,7 +85,7 @@ int attempt_folder_sync(struct commit_attempt *a, struct base_error *err)
 int commit_attempt_pack_open(struct commit_attempt *a, const char *class, char name[static PACK_NAME_MAX],
 	struct pack_writer **ret_w)
 {
-	int r = pack_name_make(a->name, a->launch->rank, class, name);
+	int r = pack_name_make(a->name, a->rank, class, name);
 
 	if (r < 0)
 		return r;
@@ -135,21 +136,21 @@ void commit_attempt_packs_delete(struct commit_attempt *a)
 
 /* ---- announcement ---- */
 
-/* A launch of one rank has no other that could commit, so its announcement stays in memory. No file of it is put: after
- * an error the attempt has no announcement. */
+/* A launch of one rank has no other that could commit, so what it announces stays in memory. No file of it is put:
+ * after an error the attempt has no announcement. */
 static int announcement_keep(struct commit_attempt *a, const struct base_buf *body)
 {
 	int r;
 
-	a->announcements = calloc(1, sizeof *a->announcements);
-	if (!a->announcements)
+	if (!a->announcements && !(a->announcements = calloc(a->world, sizeof *a->announcements)))
 		return -ENOMEM;
-	r = proto_announcement_decode(body->data, body->len, &a->announcements[0]);
+	if (a->announcements[a->rank].arena)
+		return -EEXIST;
+	r = proto_announcement_decode(body->data, body->len, &a->announcements[a->rank]);
 	if (r < 0)
 		return r;
-	a->nannouncements = 1;
 	a->announced_ms = base_monotonic_ms();
-	a->announced = true;
+	a->announced = ++a->nannouncements == a->world;
 	return 0;
 }
 
@@ -169,8 +170,8 @@ int commit_attempt_announce(struct commit_attempt *a, struct proto_announcement 
 	announcement->run = a->run;
 	announcement->attempt = a->name;
 	announcement->step = a->step;
-	announcement->rank = a->launch->rank;
-	announcement->world = a->launch->world;
+	announcement->rank = a->rank;
+	announcement->world = a->world;
 	announcement->host = store_hostname();
 	announcement->commons = a->commons ? a->commons->groups : NULL;
 	announcement->ncommons = a->commons ? a->commons->ngroups : 0;
@@ -208,7 +209,7 @@ void commit_attempt_free(struct commit_attempt *a)
 	if (!a->launch->alone && commit_launch_check(a->launch, NULL) == 0 && a->begun && !a->announced
 	    && !a->decided)
 		commit_attempt_abort(a, "it ended without announcing its part", NULL, NULL);
-	for (uint32_t i = 0; a->announcements && i < a->launch->world; i++)
+	for (uint32_t i = 0; a->announcements && i < a->world; i++)
 		proto_announcement_release(&a->announcements[i]);
 	free(a->announcements);
 	for (size_t i = 0; i < a->nlists; i++)

@@ -28,6 +28,11 @@ struct commit_attempt_save {
 	 * nothing; lives as long as the attempt. A step that is pinned may be replaced only if these are, too. */
 	const struct proto_step_facts *facts;
 	bool keep_facts;        /* instead: what is said of the step that is replaced, when it is */
+	/* Of a writer alone: it announces the parts of so many ranks, one after another (0: its own); the number behind
+	 * its random name; when the step was first committed, in ns since the epoch (0: now). */
+	uint32_t world;
+	uint64_t count;
+	int64_t time_ns;
 };
 /* The next save of this rank. An attempt is a try at a step: the first rank to come puts `begin`; a rank that finds
  * other values there than its own aborts the attempt, and both learn which rank said what. -EEXIST: the step is
@@ -41,6 +46,8 @@ int commit_attempt_begin(struct commit_launch *l, const struct commit_attempt_sa
  * commit_attempt_step returns the step that was taken. -EEXIST: the step is visible. */
 int commit_attempt_begin_alone(struct store *s, const char *run, const struct commit_attempt_save *o,
 	struct commit_attempt **ret_a, struct base_error *err);
+/* Packs and the announcement that come next are of this rank, below its world. */
+void commit_attempt_rank(struct commit_attempt *a, uint32_t rank);
 const char *commit_attempt_name(const struct commit_attempt *a);  /* "<16 hex>-<decimal>" */
 uint64_t commit_attempt_step(const struct commit_attempt *a);
 /* Names a commit as base: puts base.<n>, then reads its run's list again. 0: its data may be used. -ESTALE: it is

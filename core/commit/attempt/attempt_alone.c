@@ -28,7 +28,7 @@ int attempt_alone_name(struct commit_attempt *a, uint64_t wanted, struct base_er
 {
 	const struct commit_list_step *latest = commit_list_latest(a->list);
 
-	snprintf(a->name, sizeof a->name, "%s-0", a->launch->name);
+	snprintf(a->name, sizeof a->name, "%s-%llu", a->launch->name, (unsigned long long)a->count);
 	a->unnumbered = wanted == PROTO_NONE;
 	if (a->unnumbered && latest && latest->step >= INT64_MAX)
 		return base_error_set(err, -EOVERFLOW, "run %s: there is no step after %llu", a->run,

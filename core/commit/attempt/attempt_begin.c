@@ -256,6 +256,10 @@ int commit_attempt_begin(struct commit_launch *l, const struct commit_attempt_sa
 	a->replace = o->replace;
 	a->facts = o->facts;
 	a->keep_facts = o->keep_facts;
+	a->rank = l->rank;
+	a->world = l->alone && o->world ? o->world : l->world;
+	a->count = o->count;
+	a->time_ns = o->time_ns;
 	a->commons = l->world > 1 ? o->commons : NULL;
 	snprintf(a->run, sizeof a->run, "%s", l->run);
 	commit_launch_attempt_begins(l);

@@ -58,7 +58,7 @@ static int batch_read(void *arg, uint32_t i, struct base_error *err)
 /* The next that were not read yet, from where the last batch ended; `left` of the ranks are still to be looked at. */
 static void batch_fill(struct read_batch *b, uint32_t most, uint32_t *left)
 {
-	uint32_t world = b->a->launch->world;
+	uint32_t world = b->a->world;
 
 	for (b->n = 0; *left && b->n < most; --*left) {
 		uint32_t rank = b->a->cursor;
@@ -75,12 +75,12 @@ static void batch_fill(struct read_batch *b, uint32_t most, uint32_t *left)
  * be missing has 16, one after a batch that was all there READ_BATCH. */
 static int announcements_read(struct commit_attempt *a, bool *ret_new, uint32_t *ret_rank, struct base_error *err)
 {
-	uint32_t left = a->launch->world, most = LOOK_AHEAD, missing = 0;
+	uint32_t left = a->world, most = LOOK_AHEAD, missing = 0;
 	struct read_batch b = {.a = a};
 
 	if (!a->announcements && !(a->announcements = calloc(left, sizeof *a->announcements)))
 		return base_no_memory(err);
-	while (left && a->nannouncements < a->launch->world && missing < LOOK_AHEAD) {
+	while (left && a->nannouncements < a->world && missing < LOOK_AHEAD) {
 		uint32_t before = missing;
 		int r;
 
@@ -223,7 +223,7 @@ static int commit_entry(struct commit_attempt *a, const struct proto_commit *wha
 
 	e.commit.step = a->step;
 	e.commit.attempt = a->name;
-	e.commit.time_ns = base_realtime_ns();
+	e.commit.time_ns = a->time_ns ? a->time_ns : base_realtime_ns();
 	e.commit.replaces = PROTO_NONE;
 	n = commit_list_put(a->list, &e, commit_check, &c, err);
 	r = n < 0 ? (int)n : 0;
@@ -331,7 +331,7 @@ int attempt_lead(struct commit_attempt *a, bool *ret_new, uint64_t *ret_entry, s
 			why.text);
 	if (r < 0)
 		return attempt_give_up(a, rank, "", why.text, ret_entry, err);
-	if (a->nannouncements == a->launch->world) {
+	if (a->nannouncements == a->world) {
 		uint64_t begin = base_monotonic_ns();
 
 		r = commit_all(a, ret_entry, err);

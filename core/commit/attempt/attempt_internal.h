@@ -25,6 +25,8 @@ struct commit_attempt {
 	struct commit_list *list;        /* the launch's, used under its lock */
 	char name[PROTO_ATTEMPT_MAX], run[PROTO_RUN_MAX + 1];
 	uint64_t step;
+	uint32_t rank, world;           /* the launch's; of a writer alone, the rank that it writes for, and how many */
+	int64_t time_ns;                /* of the commit; 0: when it is put */
 	bool unnumbered;                /* its caller named no step */
 	bool replace;
 	const struct proto_step_facts *facts; bool keep_facts;
@@ -42,12 +44,13 @@ struct commit_attempt {
 	size_t npacks;
 	const struct check_commons *commons; /* what this rank must hold as others do; NULL: nothing */
 	uint64_t try, order;            /* of the step, by this launch; among what this rank has begun */
+	uint64_t count;                 /* of a writer alone: in its name */
 
 	/* from the announcement on */
 	uint64_t announced_ms;          /* monotonic */
 	uint64_t commit_ns;             /* spent in committing */
 	/* [world], as they were read; arena NULL: not yet. Only a committing rank reads them; a launch of one rank has
-	 * its own */
+	 * what it announced */
 	struct proto_announcement *announcements;
 	uint32_t nannouncements, cursor; /* how many were read; where to look next */
 	uint64_t judge_ns;              /* monotonic: when those that are missing are judged again */

@@ -50,7 +50,7 @@ static int wait_over(struct commit_attempt *a, struct base_error *err)
 	char missing[200] = "";
 	size_t len = 0;
 
-	for (uint32_t i = 0; a->announcements && i < a->launch->world && len + 20 < sizeof missing; i++)
+	for (uint32_t i = 0; a->announcements && i < a->world && len + 20 < sizeof missing; i++)
 		if (!a->announcements[i].arena)
 			len += (size_t)snprintf(missing + len, sizeof missing - len, "%s%u", len ? ", " : "", i);
 	return base_error_set(err, -ETIMEDOUT, "%s: step %llu: undecided so far%s%s", a->run,

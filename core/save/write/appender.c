@@ -271,8 +271,10 @@ static int appender_write(struct save_appender *a, struct save_band *b, struct s
 static bool appender_compare(const struct save_appender *a, const struct save_band *b, const struct save_piece *p,
 	const struct index_place *place)
 {
-	base_cleanup_free void *room = malloc(p->len);
+	base_cleanup_free void *room = b->given.pieces ? NULL : malloc(p->len);
 
+	if (b->given.pieces)
+		return save_trust_rehash(a->w->store, place, NULL);
 	return room && save_trust_compare(a->w->store, place, b->raw + p->offset, room);
 }
 
@@ -366,11 +368,11 @@ static int appender_believe(struct save_appender *a, struct save_band *b, struct
 static int appender_encode(struct save_appender *a, struct save_band *b, struct save_piece *p, struct base_error *err)
 {
 	uint64_t begin = base_monotonic_ns();
-	int r = p->believed ? save_band_confirm(b, a->w, p) : 0;
+	int r = b->given.pieces ? save_given_fetch(b, a->w, p) : p->believed ? save_band_confirm(b, a->w, p) : 0;
 
-	if (r == 0)
+	if (r == 0 && !b->given.pieces)
 		save_band_encode(b, p);
-	else if (err)
+	if (r < 0 && err)
 		*err = b->err;
 	a->w->result.encode_ns += base_monotonic_ns() - begin;
 	return r;
@@ -448,13 +450,16 @@ static int appender_piece(struct save_appender *a, struct save_row *row, struct 
 	a->w->result.pieces_believed += p->believed != NULL;
 	a->w->result.pieces_checked += p->checked;
 	a->w->result.pieces_refuted += p->refuted;
-	piece->xxh = p->xxh;
+	if (b->given.pieces && p->repeats)
+		p->xxh = b->given.first[p - b->pieces]->xxh; /* that one was settled before */
 	piece->base = STORE_PIECE_NO_BASE;
 	if (p->len > STORE_INLINE_MAX_BYTES) {
 		r = appender_settle(a, b, p, &row->known[row->settled], err);
+		piece->xxh = p->xxh;
 		row->settled++; /* only now: settling may end an extent, which hands settled rows over */
 		return r;
 	}
+	piece->xxh = p->xxh;
 	piece->ref = (struct pack_object_ref){.digest = p->digest, .offset = row->inlined.len, .raw_len = p->len,
 		.stored_len = p->len,
 		.codec = PACK_CODEC_RAW, .kind = PACK_OBJECT_PIECE, .pack = UINT32_MAX};
@@ -510,13 +515,15 @@ static int appender_refer_layout(struct save_appender *a, struct base_error *err
 static int appender_append_layout(struct save_appender *a, struct base_error *err)
 {
 	struct save_writer *w = a->w;
-	int r = w->planned->stores_layout ? 0 : appender_refer_layout(a, err);
+	int r = w->planned->stores_layout || w->layout_elsewhere ? 0 : appender_refer_layout(a, err);
 
-	if (r)
-		return r < 0 ? r : 0;
-	a->layout_pack = a->meta_number;
-	r = pack_append_encoded(a->meta, PACK_OBJECT_LAYOUT, w->planned->layout_object.data,
-		w->planned->layout_object.len, &a->layout_ref);
+	if (w->layout_elsewhere)
+		a->layout_pack = UINT32_MAX;
+	if (r == 0 && !w->layout_elsewhere) {
+		a->layout_pack = a->meta_number;
+		r = pack_append_encoded(a->meta, PACK_OBJECT_LAYOUT, w->planned->layout_object.data,
+			w->planned->layout_object.len, &a->layout_ref);
+	}
 	for (uint32_t i = 0; r >= 0 && i < w->nheaders; i++)
 		r = pack_append_encoded(a->meta, PACK_OBJECT_VIEW_HEADER, w->headers[i].bytes,
 			w->headers[i].len, &w->headers[i].ref);

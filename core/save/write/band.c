@@ -620,8 +620,10 @@ int save_band_process(struct save_band *b, struct save_writer *w)
 
 	b->digest_ns = b->encode_ns = 0;
 	b->err = (struct base_error){0};
-	if (!band_room(b, 1) || !band_blocks_room(b))
+	if (!band_room(b, 1) || !band_blocks_room(b) || (b->given.pieces && !band_room(b, 0)))
 		return base_no_memory(&b->err);
+	if (b->given.pieces)
+		return save_given_process(b, w);
 	b->cut = b->staged || band_is_direct(b);
 	b->raw = b->cut ? b->in : b->memory[1];
 	b->out = b->cut ? b->memory[1] : b->in;

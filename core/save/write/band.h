@@ -16,6 +16,7 @@
 #define SAVE_ALIGN 4096u
 #define SAVE_BASES_MAX 12u                       /* commits that recognise pieces by position */
 
+struct save_band;
 struct save_base;
 struct save_base_row;
 struct store_piece;
@@ -44,6 +45,19 @@ struct save_piece {                 /* a piece on its way through the pipeline *
 #define SAVE_REPEATS 4u
 struct save_repeat { uint64_t word, len; struct base_digest digest; struct base_xxh128 xxh; };
 
+/* Pieces of which another store says what they are (a copy). Their bytes are fetched only if this store lacks them, and
+ * hashed then. */
+struct save_given {
+	/* Of the band, in order; NULL: its bytes are at hand. The XXH3-128 of each is set to that under this store's
+	 * seed, once it is known. */
+	struct store_piece *pieces;
+	struct store_piece **first;     /* by piece: an equal one before it in this save; NULL: there is none */
+	/* Reads the piece's stored bytes into b->out, their checks and lengths into b->checks and b->lens, decodes them
+	 * to b->raw; sets codec and stored_len. Any thread. Fills b->err too. */
+	int (*fetch)(void *arg, struct save_band *b, struct save_piece *p);
+	void *arg;
+};
+
 /* What encoding a piece is worth; one that is worth nothing is not encoded. */
 enum save_worth { SAVE_WORTH_UNKNOWN, SAVE_WORTH_IT, SAVE_WORTH_NOTHING } __attribute__((packed));
 
@@ -66,6 +80,7 @@ struct save_band {                  /* belongs to one thread at a time: worker, 
 	const struct base_xxh128 *staged;
 	const bool *absent;             /* these pieces are not in `in`; NULL: all are. `in` is NULL if none is */
 	enum save_worth *worth;         /* by piece: what encoding it was worth, set to what it is. NULL: not known */
+	struct save_given given;        /* then in is NULL */
 	bool cut;                       /* all pieces are in `raw`; else they are in `in` only, which is as it was */
 	uint64_t *checks; uint32_t *lens; uint32_t blocks_room;
 	uint8_t *scratch;

@@ -479,6 +479,27 @@ int save_base_layout_place(struct save_base *b, const struct base_digest *layout
 	return -ENOENT;
 }
 
+bool save_base_blob(struct save_base *b, const struct base_digest *digest, uint64_t len,
+	struct index_place *ret_place, bool *ret_trusted)
+{
+	struct save_base *whole = save_base_whole(b);
+	const struct store_opened_part *part = NULL;
+
+	if (whole && whole->open && whole->own_line != BASE_NO_LINE)
+		part = save_base_part(whole, whole->own_line);
+	for (uint32_t i = 0; part && i < part->part.nblobs; i++) {
+		const struct proto_blob *blob = &part->part.blobs[i];
+		struct pack_object_ref ref = pack_object_ref_from(&blob->ref);
+
+		if (blob->len != len || !base_digest_equal(&ref.digest, digest) || ref.pack >= part->npacks)
+			continue;
+		base_place(b, &ref, part->packs[ref.pack], ret_place);
+		*ret_trusted = whole->lines[whole->own_line].trusted;
+		return true;
+	}
+	return false;
+}
+
 int save_base_name(struct save_base *b, struct save_dedup *d, struct commit_attempt *a, struct base_error *err)
 {
 	int r = save_dedup_name(d, a, b->run, b->entry, &b->manifest, err);

@@ -144,7 +144,7 @@ static bool blob_find(struct save_appender *a, const struct save_blob *b, struct
 		return false;
 	if (ret_place->own)
 		return true;
-	if (!save_trust_rehash(w->store, ret_place)) {
+	if (!save_trust_rehash(w->store, ret_place, NULL)) {
 		w->result.pieces_refuted++;
 		return false;
 	}
@@ -152,26 +152,62 @@ static bool blob_find(struct save_appender *a, const struct save_blob *b, struct
 	return true;
 }
 
+/* A given one may be in the bases, too. */
+static bool blob_at_base(struct save_appender *a, const struct save_blob *b, unsigned base,
+	struct index_place *ret_place)
+{
+	bool trusted;
+
+	return save_base_blob(a->w->bases.all[base], &b->digest, b->len, ret_place, &trusted) &&
+		(trusted || save_trust_rehash(a->w->store, ret_place, NULL));
+}
+
+/* 0: it refers to what the store has. -ENOENT: it is written. */
+static int blob_refer(struct save_appender *a, struct save_blob *b, struct base_error *err)
+{
+	struct save_writer *w = a->w;
+	unsigned bases = b->given && !blobs_in_meta(w) ? save_bases_count(&w->bases) : 0;
+	struct index_place place;
+	struct save_known *k = save_dedup_find(&w->dedup, &b->digest, PACK_OBJECT_BLOB);
+	int r = k ? 0 : -ENOENT;
+
+	w->dedup.refused = false;
+	for (unsigned i = 0; r == -ENOENT && i < bases; i++)
+		if (blob_at_base(a, b, i, &place))
+			r = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, PACK_OBJECT_BLOB, b->len, &k,
+				err);
+	if (r == -ENOENT && blob_find(a, b, &place))
+		r = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, PACK_OBJECT_BLOB, b->len, &k, err);
+	if (r == 0)
+		b->known = k;
+	return r;
+}
+
+static int blob_given_read(struct save_appender *a, struct save_blob *b, struct save_encoding *m,
+	struct base_error *err)
+{
+	struct base_digest given = b->digest;
+	int r = blob_digest(a, b, m, err);
+
+	if (r == 0 && !base_digest_equal(&given, &b->digest))
+		r = base_error_set(err, -BASE_EDAMAGED, "blob %s is not what its record says: its bytes have another "
+			"digest (vckpt verify looks at all of them)", b->name);
+	return r;
+}
+
 static int blob_save(struct save_appender *a, struct save_blob *b, struct save_encoding *m, struct base_error *err)
 {
 	struct save_writer *w = a->w;
-	struct index_place place;
 	struct save_known *k;
-	int r = blob_digest(a, b, m, err);
+	int r = b->given ? 0 : blob_digest(a, b, m, err);
 
-	if (r < 0 || b->len == 0)
+	if (r < 0)
 		return r;
-	b->known = save_dedup_find(&w->dedup, &b->digest, PACK_OBJECT_BLOB);
-	if (b->known)
-		return 0;
-	w->dedup.refused = false;
-	if (blob_find(a, b, &place)) {
-		r = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, PACK_OBJECT_BLOB, b->len, &k, err);
-		if (r == 0)
-			b->known = k;
-		if (r != -ENOENT)
-			return r;
-	}
+	r = b->len ? blob_refer(a, b, err) : b->given ? -ENOENT : 0;
+	if (r != -ENOENT)
+		return r;
+	if (b->given && ((r = blob_given_read(a, b, m, err)) < 0 || b->len == 0))
+		return r;
 	w->result.bytes_again += w->dedup.refused ? b->len : 0;
 	k = save_dedup_add(&w->dedup, &b->digest, PACK_OBJECT_BLOB);
 	if (!k)

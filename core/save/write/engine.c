@@ -58,6 +58,7 @@ static struct save_band *engine_take(struct save_engine *e)
 	e->free = b->next;
 	b->staged = NULL;
 	b->absent = NULL;
+	b->given = (struct save_given){0};
 	b->worth = NULL;
 	b->lent = NULL;
 	b->read_ns = 0;

@@ -152,7 +152,7 @@ static int finish_announce(struct save_appender *a, const struct proto_part *par
 {
 	struct save_writer *w = a->w;
 	base_cleanup_free struct proto_view_header *headers = finish_headers(a);
-	struct proto_announcement ann = {.layout = w->planned->layout->digest, .stores_layout = true,
+	struct proto_announcement ann = {.layout = w->planned->layout->digest, .stores_layout = !w->layout_elsewhere,
 		.layout_ref = finish_ref(&a->layout_ref, a->layout_pack),
 		.headers = headers, .nheaders = w->nheaders, .part = finish_ref(part_ref, a->meta_number),
 			.packs = part->packs, .npacks = part->npacks,

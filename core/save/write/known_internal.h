@@ -136,6 +136,10 @@ void save_base_place(const struct save_base_row *row, const struct store_piece *
 /* Where the base has the layout object of that digest, which is read and hashed, once; -ENOENT: it has none. Any
  * thread. */
 int save_base_layout_place(struct save_base *b, const struct base_digest *layout, struct index_place *ret_place);
+/* The blob of that digest that the saving rank has in the base, if it may be referred to. false: it has none. The
+ * appender's thread. */
+bool save_base_blob(struct save_base *b, const struct base_digest *digest, uint64_t len,
+	struct index_place *ret_place, bool *ret_trusted);
 /* Names it; -ENOENT: it is gone, and recognises nothing any more. The appender's thread. */
 int save_base_name(struct save_base *b, struct save_dedup *d, struct commit_attempt *a, struct base_error *err);
 
@@ -143,8 +147,8 @@ int save_base_name(struct save_base *b, struct save_dedup *d, struct commit_atte
 
 /* Are the object's bytes in the store these, raw_len of them? `room` for as many. false: it cannot be read, too. */
 bool save_trust_compare(struct store *s, const struct index_place *place, const void *bytes, void *room);
-/* Have the object's bytes in the store its digest? */
-bool save_trust_rehash(struct store *s, const struct index_place *place);
+/* Have the object's bytes in the store its digest? ret_xxh (may be NULL): their XXH3-128 under the store's seed. */
+bool save_trust_rehash(struct store *s, const struct index_place *place, struct base_xxh128 *ret_xxh);
 
 /* Where the object is that `ref` names, in this pack; run, entry and manifest are zero. And the reverse. */
 static inline void save_place_of(const struct pack_object_ref *ref, const char *pack, struct index_place *ret_place)

@@ -404,12 +404,14 @@ static int past_list(struct past *s, bool replace)
 
 int save_writer_bases(struct save_writer *w, struct save_past *p, bool replace, struct base_error *err)
 {
-	struct save_past_tried *tried = &p->tried[p->ntried++ % SAVE_PAST_TRIED];
+	struct save_past_tried *tried = &p->tried[(p->ntried - 1) % SAVE_PAST_TRIED];
 	struct past s = {.p = p, .w = w, .step = w->result.step};
 	int r = past_list(&s, replace);
 
 	w->bases.last = &p->last;
 	w->bases.layout = w->planned->layout;
+	if (!p->ntried || strcmp(tried->attempt, w->result.attempt) != 0) /* else it is a further rank's */
+		tried = &p->tried[p->ntried++ % SAVE_PAST_TRIED];
 	tried->step = s.step;
 	memcpy(tried->attempt, w->result.attempt, sizeof tried->attempt);
 	if (r < 0)

@@ -43,8 +43,15 @@ void save_past_loaded(const struct store *s, const char *run, uint64_t step, uin
 int save_writer_new(struct store *s, const char *run, const struct proto_attribute *attributes, size_t nattributes,
 	uint32_t rank, uint32_t world, struct save_writer **ret_w, struct base_error *err);
 /* save_writer_blob declares them. */
+/* The same of a blob that another store says to have this digest: it is read only if the store lacks it. */
+int save_writer_blob_given(struct save_writer *w, const char *name, bool per_rank, uint64_t len,
+	const struct base_digest *digest, struct save_source source, struct base_error *err);
 bool save_writer_has_blob(const struct save_writer *w, const char *name, bool per_rank);
 uint64_t save_writer_blob_bytes(const struct save_writer *w);
+/* Another rank of this save, by the same process, stores the layout. */
+void save_writer_layout_elsewhere(struct save_writer *w);
+/* An index that is open for reading: borrowed until close. */
+void save_writer_index(struct save_writer *w, struct index *index);
 /* What is stored: borrowed until close. */
 void save_writer_prepared(struct save_writer *w, const struct save_planned *planned);
 
@@ -64,6 +71,10 @@ int save_writer_name(struct save_writer *w, const char *run, uint64_t entry, str
 bool save_writer_has(struct save_writer *w, struct save_band *b, struct save_piece *p);
 /* The layout object, then all bands out of the source, in order. The planned layout has its object by now. */
 int save_writer_append(struct save_writer *w, struct save_engine *e, const struct save_engine_source *source,
+	struct base_error *err);
+/* The same with so many threads (0: as there are processors) of its own, out of a source that has taken and appended
+ * alone; NULL: out of those that an import has declared. */
+int save_writer_append_all(struct save_writer *w, unsigned threads, const struct save_engine_source *source,
 	struct base_error *err);
 int save_writer_seal(struct save_writer *w, struct base_error *err);    /* blobs, the last packs */
 /* What a part and an announcement say besides: borrowed. */

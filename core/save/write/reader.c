@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * reader: an import's bands, read out of its sources by as many workers as there are processors; the calling thread
- * appends. */
+ * reader: bands out of an import's sources, or another source without threads of its own, by as many workers as there
+ * are processors; the calling thread appends. */
 #include <pthread.h>
 
 #include "core/base/pool.h"
@@ -9,6 +9,7 @@
 
 struct save_reader {
 	struct save_writer *w;
+	const struct save_engine_source *from; /* NULL: the writer's sources */
 	pthread_mutex_t lock;            /* protects the engine */
 	pthread_cond_t ready, work;
 	struct save_engine engine;
@@ -26,9 +27,16 @@ static void reader_appended(void *arg, const struct save_band *b, const struct s
 {
 	struct save_reader *reader = arg;
 
-	(void)b;
-	(void)cost;
+	if (reader->from && reader->from->appended)
+		reader->from->appended(reader->from->arg, b, cost);
 	pthread_cond_signal(&reader->work);
+}
+
+static void reader_taken(void *arg, struct save_band *b)
+{
+	const struct save_reader *reader = arg;
+
+	reader->from->taken(reader->from->arg, b);
 }
 
 static void reader_worker(void *arg, unsigned worker)
@@ -45,7 +53,8 @@ static void reader_worker(void *arg, unsigned worker)
 
 static int reader_append(struct save_reader *reader, unsigned threads, struct base_error *err)
 {
-	const struct save_engine_source source = {.read = reader_read, .appended = reader_appended, .arg = reader};
+	const struct save_engine_source source = {.taken = reader->from ? reader_taken : NULL,
+		.read = reader->from ? NULL : reader_read, .appended = reader_appended, .arg = reader};
 	struct base_pool *pool = base_pool_new(threads, threads);
 	int r = -ENOMEM;
 
@@ -65,12 +74,13 @@ static int reader_append(struct save_reader *reader, unsigned threads, struct ba
 	return r;
 }
 
-int save_reader_run(struct save_writer *w, struct base_error *err)
+int save_writer_append_all(struct save_writer *w, unsigned threads, const struct save_engine_source *source,
+	struct base_error *err)
 {
-	unsigned threads = w->options.threads ? w->options.threads : base_cpu_count();
-	struct save_reader reader = {.w = w};
+	struct save_reader reader = {.w = w, .from = source};
 	int r;
 
+	threads = threads ? threads : base_cpu_count();
 	pthread_mutex_init(&reader.lock, NULL);
 	pthread_cond_init(&reader.ready, NULL);
 	pthread_cond_init(&reader.work, NULL);

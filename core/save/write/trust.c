@@ -61,7 +61,8 @@ bool save_trust_compare(struct store *s, const struct index_place *place, const 
 	return same;
 }
 
-static int trust_hash(struct pack *pack, const struct pack_object_ref *ref, struct base_hasher *h, uint8_t *room)
+static int trust_hash(struct pack *pack, const struct pack_object_ref *ref, struct base_hasher *h,
+	struct base_xxh128_state *x, uint8_t *room)
 {
 	uint64_t blocks = base_block_count(ref->raw_len), left = ref->raw_len;
 	int r = 0;
@@ -72,25 +73,33 @@ static int trust_hash(struct pack *pack, const struct pack_object_ref *ref, stru
 		r = pack_object_read_blocks(pack, ref, at, base_min(blocks - at, TRUST_READ_BLOCKS), room, NULL);
 		if (r == 0)
 			base_hasher_update(h, room, len);
+		if (r == 0 && x)
+			base_xxh128_update(x, room, len);
 		left -= len;
 	}
 	return r;
 }
 
-bool save_trust_rehash(struct store *s, const struct index_place *place)
+bool save_trust_rehash(struct store *s, const struct index_place *place, struct base_xxh128 *ret_xxh)
 {
 	struct pack_object_ref ref = save_place_ref(place);
 	base_cleanup_free uint8_t *room = malloc(TRUST_READ_BLOCKS * BASE_BLOCK_BYTES);
 	struct base_hasher *h = base_hasher_new();
+	struct base_xxh128_state *x = ret_xxh ? base_xxh128_state_new() : NULL;
 	struct base_digest found;
 	struct pack *pack;
 	bool same = false;
 
-	if (room && h && store_pack_get(s, place->pack, &pack, NULL) == 0) {
-		same = trust_hash(pack, &ref, h, room) == 0 && base_hasher_final(h, &found) == 0 &&
+	if (x)
+		base_xxh128_begin(x, s->info.seed);
+	if (room && h && (x || !ret_xxh) && store_pack_get(s, place->pack, &pack, NULL) == 0) {
+		same = trust_hash(pack, &ref, h, x, room) == 0 && base_hasher_final(h, &found) == 0 &&
 			base_digest_equal(&found, &place->digest);
 		store_pack_put(s, pack);
 	}
+	if (x)
+		base_xxh128_final(x, ret_xxh);
+	base_xxh128_state_free(x);
 	base_hasher_free(h);
 	return same;
 }

@@ -5,6 +5,7 @@
  *   writer.c    what one save of one rank consists of, and its course    -> struct save_writer
  *   engine.c    workers, order, bounded memory                           -> engine.h
  *   reader.c    an import's bands out of its sources
+ *   given.c     a copy's bands: what the store lacks of pieces that are known by digest
  *   band.c      read, cut, digest, look up, encode one band              -> band.h
  *   appender.c  duplicates, packs, rows, in order                        -> struct save_appender
  *   dedup.c, base.c  what is known already                               -> known_internal.h
@@ -29,6 +30,7 @@
 struct save_blob {
 	char *name; bool per_rank; uint64_t len; struct save_source source;
 	const struct save_known *known; struct base_digest digest;
+	bool given;                     /* the digest is another store's; it is compared when the bytes are read */
 };
 struct save_header {
 	char *component, *view; void *bytes; size_t len; uint64_t data_bytes; struct pack_object_ref ref;
@@ -50,7 +52,8 @@ struct save_writer {
 	struct save_header *headers; uint32_t nheaders;
 	uint64_t tensor_bytes, blob_bytes;
 	uint64_t blob_slashes;          /* in the names of all blobs */
-	struct index *index;            /* NULL: none */
+	struct index *index; bool index_lent; /* NULL: none */
+	bool layout_elsewhere;          /* another rank of this process stores it */
 	struct commit_notes notes;      /* of damage, as they were when the save began */
 	struct save_bases bases;
 	struct save_base *named;        /* by save_writer_name; or NULL */
@@ -84,6 +87,11 @@ void save_band_rows(struct save_band *b, struct save_writer *w);
 int save_band_confirm(struct save_band *b, const struct save_writer *w, const struct save_piece *p);
 /* Cuts what is in b->in (which may be overwritten), digests, looks up, encodes. Fills b->err too. */
 int save_band_process(struct save_band *b, struct save_writer *w);
+
+/* given.c: the same of a band whose pieces are given; and one of its pieces whose bytes are needed after all. Both fill
+ * b->err too. */
+int save_given_process(struct save_band *b, struct save_writer *w);
+int save_given_fetch(struct save_band *b, const struct save_writer *w, struct save_piece *p);
 
 /* ---- appender: one thread ---- */
 
@@ -126,7 +134,5 @@ void save_appender_count(struct save_appender *a, uint32_t pack, struct save_kno
 /* The bands of a save to its appender, which the calling thread is. -ECANCELED: the source failed. */
 int save_engine_append(struct save_engine *e, struct save_writer *w, const struct save_engine_source *source,
 	struct base_error *err);
-/* save_writer_append out of an import's sources. */
-int save_reader_run(struct save_writer *w, struct base_error *err);
 
 #endif

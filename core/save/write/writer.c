@@ -212,6 +212,18 @@ int save_writer_blob(struct save_writer *w, const char *name, bool per_rank, uin
 	return 0;
 }
 
+int save_writer_blob_given(struct save_writer *w, const char *name, bool per_rank, uint64_t len,
+	const struct base_digest *digest, struct save_source source, struct base_error *err)
+{
+	int r = save_writer_blob(w, name, per_rank, len, source, err);
+
+	if (r == 0) {
+		w->blobs[w->nblobs - 1].given = true;
+		w->blobs[w->nblobs - 1].digest = *digest;
+	}
+	return r;
+}
+
 /* An import stores every tensor whole. */
 static int writer_plan_whole(struct save_planned *whole, uint64_t bytes, struct base_error *err)
 {
@@ -329,6 +341,14 @@ bool save_writer_has_blob(const struct save_writer *w, const char *name, bool pe
 		if (w->blobs[i].per_rank == per_rank && strcmp(w->blobs[i].name, name) == 0)
 			return true;
 	return false;
+}
+
+void save_writer_layout_elsewhere(struct save_writer *w) { w->layout_elsewhere = true; }
+
+void save_writer_index(struct save_writer *w, struct index *index)
+{
+	w->index = index;
+	w->index_lent = true;
 }
 
 uint64_t save_writer_blob_bytes(const struct save_writer *w) { return w->blob_bytes; }
@@ -483,7 +503,7 @@ static int writer_run(struct save_writer *w, struct commit_attempt *attempt, str
 		r = save_writer_bases(w, &past, w->options.replace, err);
 	save_past_release(&past);
 	if (r == 0)
-		r = save_reader_run(w, err);
+		r = save_writer_append_all(w, w->options.threads, NULL, err);
 	if (r == 0)
 		r = save_writer_seal(w, err);
 	if (r == 0 && w->options.cancelled && w->options.cancelled())
@@ -546,7 +566,8 @@ void save_writer_close(struct save_writer *w)
 	if (!w)
 		return;
 	save_writer_end(w);
-	index_close(w->index);
+	if (!w->index_lent)
+		index_close(w->index);
 	for (size_t i = 0; w->attributes && i < w->options.nattributes; i++) {
 		free((char *)w->attributes[i].key);
 		free((char *)w->attributes[i].value);
