@@ -19,11 +19,12 @@ def help_of(vckpt):
 
 
 @pytest.fixture
-def here(two_steps, tmp_path, monkeypatch):
-    """The working directory: a store `store` with run/1 and run/2, the file w.npy of which they are, and an empty
-    mnt."""
+def here(vckpt, two_steps, tmp_path, monkeypatch):
+    """The working directory: a store `store` with run/1 and run/2, the file w.npy of which they are, an empty store
+    `elsewhere` and an empty mnt."""
     shutil.copytree(two_steps, tmp_path, dirs_exist_ok=True)
     (tmp_path / "mnt").mkdir()
+    vckpt("init", tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -78,7 +79,8 @@ def test_a_command_like_no_other(vckpt, typed):
 AFTER_STORE = {
     "import": ["new/7", "w.npy"], "ls": ["run"], "info": ["run/1"], "cat": ["run/1/manifest.json"],
     "export": ["run/1", "out"], "verify": ["run"], "mend": [], "rm": ["run/1"],
-    "du": ["run/1", "--packs"], "gc": [], "abort": ["run"], "index": [], "stalls": ["run/1"],
+    "du": ["run/1", "--packs"], "copy": ["run/1", "--to", "elsewhere"],
+    "gc": [], "abort": ["run"], "index": [], "stalls": ["run/1"],
     "mount": ["mnt", "--fake"], "log": ["run"], "metrics": ["-o", "m.prom"], "report": ["run", "--html", "-"],
 }
 NO_STORE = {"umount", "mesh", "layout", "reshard"}
@@ -105,6 +107,8 @@ def test_the_store_may_be_left_out(vckpt, here, command):
         results.append((done.returncode, plain(done.stdout),
                         plain(done.stderr.replace(" (store store, from VCKPT_STORE)", ""))))
         shutil.rmtree("store")
+        shutil.rmtree("elsewhere")
+        vckpt("init", "elsewhere")
         shutil.copytree("copy", "store")
     assert results[0] == results[1]
     assert results[0][0] == 0 or command == "abort" and "no save under way" in results[0][2], results

@@ -486,17 +486,23 @@ void tool_json_touched(json_t *o, const char *run, uint64_t step, const char *co
 		json_object_set_new(o, component ? "tensor" : "blob", tool_json_text(name, strlen(name)));
 }
 
-bool tool_update_index(const char *store, const struct base_digest *wrote)
+bool tool_update_index(const char *store, const struct base_digest *wrote, size_t n)
 {
 	extern char **environ;
-	char part[BASE_DIGEST_HEX];
-	char *argv[] = {(char *)"vckpt", (char *)"index", (char *)"-q", (char *)"--no-wait", (char *)store,
-		wrote ? (char *)"--wrote" : NULL, part, NULL};
+	const char *const words[] = {"vckpt", "index", "-q", "--no-wait", store};
+	base_cleanup_free char (*parts)[BASE_DIGEST_HEX] = calloc(n + 1, sizeof *parts);
+	base_cleanup_free char **argv = calloc(BASE_COUNT(words) + 2 * n + 1, sizeof *argv);
 	int status = 0;
 	pid_t pid;
 
-	if (wrote)
-		base_digest_hex(wrote, part);
+	if (!parts || !argv)
+		return false;
+	memcpy(argv, words, sizeof words);
+	for (size_t i = 0; i < n; i++) {
+		base_digest_hex(&wrote[i], parts[i]);
+		argv[BASE_COUNT(words) + 2 * i] = (char *)"--wrote";
+		argv[BASE_COUNT(words) + 2 * i + 1] = parts[i];
+	}
 	return posix_spawn(&pid, "/proc/self/exe", NULL, NULL, argv, environ) == 0 && waitpid(pid, &status, 0) >= 0 &&
 		status == 0;
 }

@@ -56,7 +56,7 @@ struct tool_option {
 
 extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, tool_cat, tool_export, tool_verify,
 	tool_mend, tool_mount, tool_umount, tool_rm, tool_gc, tool_abort, tool_index, tool_stalls, tool_mesh_command,
-	tool_layout, tool_reshard, tool_du, tool_log, tool_metrics, tool_report, tool_find, tool_wait;
+	tool_layout, tool_reshard, tool_du, tool_log, tool_metrics, tool_report, tool_find, tool_wait, tool_copy;
 
 const struct tool_command *tool_command_at(size_t i); /* the i-th of all, or NULL */
 int tool_complete(int argc, char **argv); /* of the completions of shells; an exit code */
@@ -139,9 +139,9 @@ json_t *tool_json_shape(const struct tensor_shape *shape);
 /* What a fault touches: run, step, component, and tensor or blob, as far as they are given (NULL; PROTO_NONE). */
 void tool_json_touched(json_t *o, const char *run, uint64_t step, const char *component, const char *name);
 /* Brings a store's index up to date, in a process of its own, because a damaged file may make LMDB end the process. If
- * another process is at it, that is left to it. wrote: a part that this process wrote, so that the index believes it;
- * or NULL. */
-bool tool_update_index(const char *store, const struct base_digest *wrote);
+ * another process is at it, that is left to it. wrote: parts that this process wrote, so that the index believes them;
+ * at most SAVE_TRUST_PARTS. */
+bool tool_update_index(const char *store, const struct base_digest *wrote, size_t n);
 
 /* vckpt ls --incoming; run NULL: of all runs. */
 int tool_list_incoming(struct tool *t, const char *run);

@@ -467,7 +467,7 @@ static void update_index(const struct tool *t, const struct base_digest *part)
 
 	if (save_index_dir(t->store, &dir_of_store, dir) < 0)
 		base_info("the user has no place for an index: XDG_CACHE_HOME and HOME are not set");
-	else if (!tool_update_index(t->store->path, part))
+	else if (!tool_update_index(t->store->path, part, 1))
 		base_log(t->quiet ? BASE_LOG_DEBUG : BASE_LOG_WARNING,
 			"the index could not be brought up to date (the step is whole; vckpt index %s tries again)",
 			TOOL_WORD(t->store->path));

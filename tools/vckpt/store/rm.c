@@ -418,7 +418,7 @@ static int remove_and_say(struct rm *rm)
 	worst = remove_all(rm, &removed);
 
 	/* The index may have steps that share its data under its name only. */
-	if (removed && !rm->dry_run && has_index(rm->t->store) && !tool_update_index(rm->t->store->path, NULL))
+	if (removed && !rm->dry_run && has_index(rm->t->store) && !tool_update_index(rm->t->store->path, NULL, 0))
 		base_debug("the index could not be brought up to date");
 	if (worst && rm->nvictims > 1)
 		tool_failed(rm->t, "%zu of %zu steps were removed", removed, rm->nvictims);

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * copy: the course of a step.
+ *
+ *   is it there already?       compared by what the records of both say: equal, or refused, or replaced
+ *   the source's records       checked as vckpt verify checks them (upkeep_verify_records), before anything is written
+ *   an attempt of one writer   begun for the world of the source; each rank's part in turn (copy_rank.c)
+ *   the commit                 the manifest is made of these parts and checked as that of any save
+ *
+ * The attempt is a writer's alone, so a copy disturbs no job that saves into the run. If it is killed, the collector
+ * finds what it left; steps that were done before are done. Of two copies of a step that run at once the first to
+ * commit wins, and the other one compares its step with that. */
+#include "core/copy/copy_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/le.h"
+#include "core/base/log.h"
+#include "core/commit/notes/stats.h"
+#include "core/save/write/catalog.h"
+#include "core/step/manifest.h"
+
+#define ORIGIN_BITS 31u
+#define ORIGIN_COPY (UINT64_C(1) << (2 * ORIGIN_BITS))
+
+/* ---- where a step came from ---- */
+
+static uint64_t origin_of(const struct store *from, const char *run)
+{
+	struct base_digest digest;
+	char text[16 + PROTO_RUN_MAX + 1];
+
+	memcpy(text, from->info.id, 16);
+	memccpy(text + 16, run, 0, PROTO_RUN_MAX);
+	base_sha256(text, 16 + strnlen(run, PROTO_RUN_MAX), &digest);
+	return base_get64(digest.bytes) >> (64 - ORIGIN_BITS);
+}
+
+/* It is in the name of the attempt (docs/copy.md): for recognising copies, and proves nothing. */
+static uint64_t copy_origin(const struct store *from, const char *run, const struct base_digest *manifest)
+{
+	return ORIGIN_COPY | origin_of(from, run) << ORIGIN_BITS |
+		base_get64(manifest->bytes) >> (64 - ORIGIN_BITS);
+}
+
+/* ---- the session ---- */
+
+int copy_open(struct store *from, struct store *to, const struct copy_options *o, struct copy **ret_c,
+	struct base_error *err)
+{
+	struct base_error why = {0};
+	struct copy *c;
+
+	if (memcmp(from->info.id, to->info.id, sizeof from->info.id) == 0)
+		return base_error_set(err, -EINVAL, "%s and %s are the same store, or one is a copy of the other's "
+			"files", from->path, to->path);
+	c = calloc(1, sizeof *c);
+	if (!c)
+		return base_no_memory(err);
+	pthread_mutex_init(&c->pace_lock, NULL);
+	c->from = from;
+	c->to = to;
+	c->options = *o;
+	if (save_index_open(to, &c->index, &why) < 0) {
+		c->index = NULL;
+		base_debug("copying without an index: %s", why.text);
+	}
+	*ret_c = c;
+	return 0;
+}
+
+void copy_close(struct copy *c)
+{
+	if (!c)
+		return;
+	free(c->parts);
+	save_past_release(&c->past);
+	index_close(c->index);
+	pthread_mutex_destroy(&c->pace_lock);
+	free(c);
+}
+
+static void copy_turn_to(struct copy *c, const char *run)
+{
+	if (strcmp(c->run, run) == 0)
+		return;
+	save_past_release(&c->past);
+	c->past = (struct save_past){0};
+	snprintf(c->run, sizeof c->run, "%s", run);
+}
+
+/* ---- a step that is there ---- */
+
+/* What is visible there now: 1: an equal step, which *ret_r then describes; 0: none; -EEXIST: another. */
+static int copy_there(struct copy *c, const char *run, const struct commit_list_step *step, struct copy_result *ret_r,
+	struct base_error *err)
+{
+	const struct commit_list_step *there = NULL;
+	struct commit_list *l;
+	int r = commit_list_open_newest(c->to, c->run, &l, err);
+
+	if (r < 0)
+		return r;
+	r = commit_list_know_step(l, step->step, err);
+	if (r >= 0)
+		there = commit_list_find(l, step->step);
+	r = there ? copy_same(c->from, run, step, c->to, c->run, there, err) : base_min(r, 0);
+	if (r == 1) {
+		ret_r->outcome = COPY_EQUAL;
+		ret_r->entry = there->entry;
+		snprintf(ret_r->attempt, sizeof ret_r->attempt, "%s", there->commit.attempt);
+	} else if (r == 0 && there) {
+		r = base_error_set(err, -EEXIST, "%s has a step %" PRIu64 " of run %s that differs (--replace replaces "
+			"it)", c->to->path, step->step, c->run);
+	}
+	commit_list_close(l);
+	return r;
+}
+
+/* ---- the course ---- */
+
+static int copy_ranks(struct copy_work *k, uint64_t *ret_entry, struct base_error *err)
+{
+	int r = 0;
+
+	k->layouts = calloc((size_t)k->m.nlayouts + 1, sizeof *k->layouts);
+	free(k->c->parts);
+	k->result->parts = k->c->parts = calloc(k->m.nranks, sizeof *k->c->parts);
+	if (!k->layouts || !k->result->parts)
+		return base_no_memory(err);
+	for (uint32_t i = 0; r == 0 && i < k->m.nranks; i++)
+		r = copy_rank(k, i, err);
+	if (r == 0 && k->c->options.cancelled && k->c->options.cancelled())
+		r = base_error_set(err, -EINTR, "interrupted");
+	return r < 0 ? r : commit_attempt_wait(k->attempt, -1, ret_entry, err);
+}
+
+/* As save_writer_commit: what the list says counts, whatever failed. */
+static int copy_failed(struct copy_work *k, int r, struct base_error *why)
+{
+	struct base_error outcome = {0};
+	int decided;
+
+	if (r == -ENOSPC || r == -EDQUOT)
+		base_error_set(why, r, "%s is full; nothing of this step is kept", k->c->to->path);
+	decided = commit_attempt_abort(k->attempt, r == -BASE_EUNDECIDED ? NULL : why->text, &k->result->entry,
+		&outcome);
+	if (decided == 0 || r == -BASE_EUNDECIDED) {
+		*why = outcome;
+		return decided;
+	}
+	return r;
+}
+
+static int copy_write(struct copy_work *k, const char *run, bool replace, struct base_error *err)
+{
+	const struct commit_list_step *step = k->step;
+	struct commit_attempt_save o = {.step = step->step, .replace = replace, .world = k->m.world,
+		.count = copy_origin(k->c->from, run, &step->commit.manifest), .time_ns = step->commit.time_ns};
+	struct base_error why = {0};
+	int r = commit_attempt_begin_alone(k->c->to, k->c->run, &o, &k->attempt, err);
+
+	if (r == -ENOSPC || r == -EDQUOT)
+		return base_error_set(err, r, "%s is full", k->c->to->path);
+	if (r < 0)
+		return r;
+	snprintf(k->result->attempt, sizeof k->result->attempt, "%s", commit_attempt_name(k->attempt));
+	r = copy_ranks(k, &k->result->entry, &why);
+	if (r < 0)
+		r = copy_failed(k, r, &why);
+	commit_attempt_free(k->attempt);
+	if (r < 0 && err)
+		*err = why;
+	return r;
+}
+
+/* What the ranks measured when they saved the step: for people, so a failure is not one of the copy. */
+static void copy_stats(const struct copy_work *k, const char *run)
+{
+	struct proto_stats *all;
+	uint32_t n;
+
+	if (commit_stats_read(k->c->from, run, k->step->step, k->step->entry, &all, &n, NULL, NULL) < 0)
+		return;
+	for (uint32_t i = 0; i < n; i++) {
+		struct proto_stats m = all[i];
+
+		m.run = k->c->run;
+		m.attempt = k->result->attempt;
+		commit_stats_put(k->c->to, &m, k->result->entry, NULL);
+	}
+	commit_stats_free(all, n);
+}
+
+static void work_release(struct copy_work *k)
+{
+	for (uint32_t i = 0; k->layouts && i < k->m.nlayouts; i++)
+		store_layout_free(k->layouts[i]);
+	free(k->layouts);
+	proto_manifest_release(&k->m);
+}
+
+static int copy_new(struct copy *c, const char *run, const struct commit_list_step *step, struct copy_result *ret_r,
+	struct base_error *err)
+{
+	base_cleanup(work_release) struct copy_work k = {.c = c, .step = step, .result = ret_r};
+	int r = upkeep_verify_records(c->from, run, step, c->options.header, err);
+
+	if (r == 0)
+		r = store_manifest_get(c->from, run, &step->commit.manifest, &k.m, err);
+	if (r < 0)
+		return r;
+	r = copy_write(&k, run, c->options.replace, err);
+	if (r == 0)
+		copy_stats(&k, run);
+	return r;
+}
+
+int copy_step(struct copy *c, const char *run, const struct commit_list_step *step, const char *as,
+	struct copy_result *ret_r, struct base_error *err)
+{
+	uint64_t read = atomic_load(&c->read_bytes), done = c->done_bytes;
+	struct base_error own = {0};
+	int r;
+
+	err = err ? err : &own;
+	*ret_r = (struct copy_result){.step = step->step, .bytes = step->commit.bytes};
+	copy_turn_to(c, as);
+	r = copy_there(c, run, step, ret_r, err);
+	if (r == 0 || (r == -EEXIST && c->options.replace)) {
+		r = copy_new(c, run, step, ret_r, err);
+		if (r == -EEXIST) /* another writer was faster */
+			r = copy_there(c, run, step, ret_r, err);
+	}
+	ret_r->read_bytes = atomic_load(&c->read_bytes) - read;
+	c->done_bytes = done + step->commit.bytes;
+	if (r < 0)
+		return base_error_prefix(err, r, "%s: %s/%" PRIu64, c->from->path, run, step->step);
+	return 0;
+}

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * vckpt copy: steps into another store. First everything that was asked for is found, then the steps are copied, each
+ * run's by ascending number, so that each has the one before it as its base. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "tools/vckpt/copy/copy_steps.h"
+
+struct copying {
+	struct copy_steps steps;        /* first: gets the library's calls, too */
+	struct tool *t;
+	const char *as;
+	struct wanted { struct tool_target target; struct commit_list *list; } *wanted;
+	size_t nwanted;
+};
+
+/* ---- what is asked for ---- */
+
+static int parse_all(struct copying *c)
+{
+	struct tool *t = c->t;
+	int code = 0;
+
+	c->wanted = calloc((size_t)t->narguments, sizeof *c->wanted);
+	if (!c->wanted)
+		return TOOL_FAILED;
+	for (int i = 1; i < t->narguments && code == 0; i++) {
+		struct tool_target *target = &c->wanted[c->nwanted++].target;
+
+		code = tool_target_parse(t, t->arguments[i], target);
+		if (code == 0 && target->rest)
+			code = tool_usage(t, "%s: only whole steps are copied: RUN/STEP", t->arguments[i]);
+	}
+	if (code == 0 && c->as && !proto_run_valid(c->as))
+		code = tool_usage(t, "--as %s: a run's name is [A-Za-z0-9_][A-Za-z0-9._-]{0,127}", c->as);
+	if (code == 0 && c->as && c->nwanted != 1)
+		code = tool_usage(t, "--as is for one RUN or RUN/STEP");
+	return code;
+}
+
+/* No argument: all runs. */
+static int all_runs(struct copying *c)
+{
+	struct base_error err = {0};
+	char **runs;
+	size_t n;
+
+	if (c->nwanted)
+		return 0;
+	if (commit_runs(c->t->store, &runs, &n, &err) < 0)
+		return tool_fail(c->t, &err);
+	free(c->wanted);
+	c->wanted = calloc(n + 1, sizeof *c->wanted);
+	for (size_t i = 0; c->wanted && i < n; i++)
+		snprintf(c->wanted[c->nwanted++].target.run, PROTO_RUN_MAX + 1, "%s", runs[i]);
+	commit_runs_free(runs, n);
+	return c->wanted ? 0 : TOOL_FAILED;
+}
+
+static const struct commit_list_step *one_step(const struct wanted *w)
+{
+	return w->target.latest ? commit_list_latest(w->list) : commit_list_find(w->list, w->target.step);
+}
+
+static int find(struct copying *c, struct wanted *w)
+{
+	struct base_error err = {0};
+	char number[24];
+
+	if (commit_list_open(c->t->store, w->target.run, false, &w->list, &err) < 0)
+		return tool_fail(c->t, &err);
+	snprintf(number, sizeof number, "%" PRIu64, w->target.step);
+	if (w->target.has_step && !one_step(w))
+		return tool_no_step(c->t, w->list, number);
+	if (commit_list_next(w->list) == 0)
+		return tool_no_run(c->t, w->target.run);
+	for (size_t i = 0; i < (w->target.has_step ? 1 : commit_list_count(w->list)); i++)
+		c->steps.options.total_bytes += (w->target.has_step ? one_step(w)
+			: commit_list_at(w->list, i))->commit.bytes;
+	return 0;
+}
+
+/* ---- copying ---- */
+
+static void copy_wanted(struct copying *c, const struct wanted *w)
+{
+	const char *as = c->as ? c->as : w->target.run;
+
+	if (w->target.has_step) {
+		copy_steps_one(&c->steps, w->target.run, one_step(w), as);
+		return;
+	}
+	for (size_t i = 0; i < commit_list_count(w->list) && !c->steps.stop; i++)
+		copy_steps_one(&c->steps, w->target.run, commit_list_at(w->list, i), as);
+}
+
+static int report(const struct copying *c)
+{
+	const struct copy_steps *s = &c->steps;
+
+	if (c->t->json) {
+		int code = tool_print_json(json_pack("{s:I, s:I, s:I, s:I, s:I, s:O}", "copied", (json_int_t)s->copied,
+			"equal", (json_int_t)s->equal, "failed", (json_int_t)s->failed, "read_bytes",
+			(json_int_t)s->read_bytes, "stored_bytes", (json_int_t)s->stored_bytes, "steps", s->rows));
+
+		return s->worst ? s->worst : code;
+	}
+	if (!c->t->quiet && s->copied + s->equal + s->failed != 1)
+		printf("%s copied, %zu there already%s; read %s, stored %s\n", TOOL_COUNT(s->copied, "step", "steps"),
+			s->equal, s->failed ? ", others failed" : "", TOOL_BYTES(s->read_bytes),
+			TOOL_BYTES(s->stored_bytes));
+	return s->worst;
+}
+
+static int copy_all(struct copying *c, const char *to)
+{
+	int code = copy_steps_open(&c->steps, c->t, to);
+
+	if (code == 0)
+		code = all_runs(c);
+	for (size_t i = 0; i < c->nwanted && code == 0; i++)
+		code = find(c, &c->wanted[i]);
+	if (code)
+		return code;
+	tool_progress_start(&c->steps.progress, c->t->quiet, "copy");
+	for (size_t i = 0; i < c->nwanted && !c->steps.stop; i++)
+		copy_wanted(c, &c->wanted[i]);
+	tool_progress_end(&c->steps.progress);
+	return report(c);
+}
+
+static int copy_run(struct tool *t, int argc, char **argv)
+{
+	struct copying c = {.t = t};
+	const char *to = NULL;
+	const struct tool_option options[] = {{"to", .text = &to}, {"as", .text = &c.as},
+		{"replace", .flag = &c.steps.options.replace}, {"limit-rate", .call = copy_steps_rate, .arg = &c.steps},
+		{"threads", .call = copy_steps_threads, .arg = &c.steps}, {0}};
+	int code = tool_parse(t, argc, argv, options);
+
+	if (code == 0 && !to)
+		code = tool_usage(t, "--to STORE2 is missing: the store to copy to");
+	if (code == 0 && (code = parse_all(&c)) == 0)
+		code = copy_all(&c, to);
+	copy_steps_close(&c.steps);
+	for (size_t i = 0; i < c.nwanted; i++)
+		commit_list_close(c.wanted[i].list);
+	free(c.wanted);
+	return code;
+}
+
+const struct tool_command tool_copy = {"copy", "copy steps into another store",
+	"usage: vckpt copy STORE [RUN[/STEP]]... --to STORE2 [OPTION...]\n\n"
+	"Copies steps as they were saved: tensors, blobs, who held what, attributes, the time. Bytes that STORE2\n"
+	"has already, in whatever run, are not read from STORE. All bytes are compared with their digests on the\n"
+	"way. Each step appears whole or not at all, and stays when the command is ended later: the same command\n"
+	"goes on with the next one. Without RUN all runs are copied.\n\n"
+	"  --to STORE2         the store to copy to; vckpt init makes one\n"
+	"  --as RUN            name of the run there, for one RUN or RUN/STEP\n"
+	"  --replace           replace steps that are there and differ; equal ones are passed over in any case\n"
+	"  --limit-rate RATE   read at most so many bytes a second from STORE: 512K, 20M, 1G\n"
+	"  --threads N         threads to work with; by default all cores\n"
+	"  --json -q -v        print JSON; print nothing but errors; say more\n",
+	copy_run};

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * copy_steps: what vckpt copy and vckpt sync share: two open stores, their options, steps one after another, what is
+ * printed of each. One thread. */
+#ifndef TOOLS_VCKPT_COPY_COPY_STEPS_H
+#define TOOLS_VCKPT_COPY_COPY_STEPS_H
+
+#include "core/copy/copy.h"
+#include "tools/vckpt/tool.h"
+
+struct copy_steps {
+	struct tool_progress progress;  /* first: gets the library's calls, too */
+	struct tool *t;                 /* t->store is the source */
+	struct copy_options options;
+	struct store *to;
+	struct copy *copy;
+	json_t *rows;                   /* of --json */
+	size_t copied, equal, failed;
+	uint64_t read_bytes, stored_bytes;
+	struct base_digest *parts; size_t nparts; /* that the index has not been given yet */
+	int worst;                      /* exit code so far */
+	bool stop;                      /* an error that concerns every step */
+};
+
+/* Values of --limit-rate and --threads; as tool_option calls them, arg: the struct. */
+int copy_steps_rate(struct tool *t, void *arg, const char *value);
+int copy_steps_threads(struct tool *t, void *arg, const char *value);
+/* Opens both stores, and the session. An exit code. */
+int copy_steps_open(struct copy_steps *s, struct tool *t, const char *to);
+/* Copies one visible step and prints the line. false: it failed, and s->worst says how. */
+bool copy_steps_one(struct copy_steps *s, const char *run, const struct commit_list_step *step, const char *as);
+/* Brings the index of the other store up to date, and closes all. */
+void copy_steps_close(struct copy_steps *s);
+
+#endif
