@@ -3,9 +3,10 @@
  * copy: the course of a step.
  *
  *   is it there already?       compared by what the records of both say: equal, or refused, or replaced
- *   the source's records       checked as vckpt verify checks them (upkeep_verify_records), before anything is written
- *   an attempt of one writer   begun for the world of the source; each rank's part in turn (copy_rank.c)
- *   the commit                 the manifest is made of these parts and checked as that of any save
+ *   an attempt of one writer   begun for the world of the source
+ *   the source's records       read in one pass, and checked as vckpt verify checks them (upkeep_records_walk); each
+ *                              rank's part is copied when it has been read (copy_rank.c)
+ *   the commit                 the manifest is made of these parts and checked as that of any save, cover included
  *
  * The attempt is a writer's alone, so a copy disturbs no job that saves into the run. If it is killed, the collector
  * finds what it left; steps that were done before are done. Of two copies of a step that run at once the first to
@@ -38,11 +39,19 @@ static uint64_t origin_of(const struct store *from, const char *run)
 	return base_get64(digest.bytes) >> (64 - ORIGIN_BITS);
 }
 
-/* It is in the name of the attempt (docs/copy.md): for recognising copies, and proves nothing. */
 static uint64_t copy_origin(const struct store *from, const char *run, const struct base_digest *manifest)
 {
 	return ORIGIN_COPY | origin_of(from, run) << ORIGIN_BITS |
 		base_get64(manifest->bytes) >> (64 - ORIGIN_BITS);
+}
+
+bool copy_is_from(const char *attempt, const struct store *from, const char *run, const struct base_digest *manifest)
+{
+	static const struct base_digest any;
+	uint64_t count = strlen(attempt) > 17 ? strtoull(attempt + 17, NULL, 10) : 0;
+	uint64_t copy = copy_origin(from, run, manifest ? manifest : &any);
+
+	return manifest ? count == copy : count >> ORIGIN_BITS == copy >> ORIGIN_BITS;
 }
 
 /* ---- the session ---- */
@@ -62,7 +71,7 @@ int copy_open(struct store *from, struct store *to, const struct copy_options *o
 	pthread_mutex_init(&c->pace_lock, NULL);
 	c->from = from;
 	c->to = to;
-	c->options = *o;
+	c->options = o;
 	if (save_index_open(to, &c->index, &why) < 0) {
 		c->index = NULL;
 		base_debug("copying without an index: %s", why.text);
@@ -121,18 +130,22 @@ static int copy_there(struct copy *c, const char *run, const struct commit_list_
 
 /* ---- the course ---- */
 
-static int copy_ranks(struct copy_work *k, uint64_t *ret_entry, struct base_error *err)
+static int copy_ranks(struct copy_work *k, const char *run, uint64_t *ret_entry, struct base_error *err)
 {
-	int r = 0;
+	const struct upkeep_records calls = {.header = k->c->options->header, .row = copy_rank_row, .rank = copy_rank,
+		.arg = k};
+	struct base_error why = {0};
+	int r;
 
-	k->layouts = calloc((size_t)k->m.nlayouts + 1, sizeof *k->layouts);
 	free(k->c->parts);
 	k->result->parts = k->c->parts = calloc(k->m.nranks, sizeof *k->c->parts);
-	if (!k->layouts || !k->result->parts)
+	if (!k->c->parts)
 		return base_no_memory(err);
-	for (uint32_t i = 0; r == 0 && i < k->m.nranks; i++)
-		r = copy_rank(k, i, err);
-	if (r == 0 && k->c->options.cancelled && k->c->options.cancelled())
+	k->err = err;
+	r = upkeep_records_walk(k->c->from, run, k->step, &calls, &why);
+	if (r < 0 && !err->code)
+		*err = why;
+	if (r == 0 && k->c->options->cancelled && k->c->options->cancelled())
 		r = base_error_set(err, -EINTR, "interrupted");
 	return r < 0 ? r : commit_attempt_wait(k->attempt, -1, ret_entry, err);
 }
@@ -167,7 +180,7 @@ static int copy_write(struct copy_work *k, const char *run, bool replace, struct
 	if (r < 0)
 		return r;
 	snprintf(k->result->attempt, sizeof k->result->attempt, "%s", commit_attempt_name(k->attempt));
-	r = copy_ranks(k, &k->result->entry, &why);
+	r = copy_ranks(k, run, &k->result->entry, &why);
 	if (r < 0)
 		r = copy_failed(k, r, &why);
 	commit_attempt_free(k->attempt);
@@ -196,29 +209,25 @@ static void copy_stats(const struct copy_work *k, const char *run)
 
 static void work_release(struct copy_work *k)
 {
-	for (uint32_t i = 0; k->layouts && i < k->m.nlayouts; i++)
-		store_layout_free(k->layouts[i]);
-	free(k->layouts);
+	copy_rank_free(k->rank);
 	proto_manifest_release(&k->m);
 }
 
-static int copy_new(struct copy *c, const char *run, const struct commit_list_step *step, struct copy_result *ret_r,
-	struct base_error *err)
+static int copy_new(struct copy *c, const char *run, const struct commit_list_step *step, bool replace,
+	struct copy_result *ret_r, struct base_error *err)
 {
 	base_cleanup(work_release) struct copy_work k = {.c = c, .step = step, .result = ret_r};
-	int r = upkeep_verify_records(c->from, run, step, c->options.header, err);
+	int r = store_manifest_get(c->from, run, &step->commit.manifest, &k.m, err);
 
-	if (r == 0)
-		r = store_manifest_get(c->from, run, &step->commit.manifest, &k.m, err);
 	if (r < 0)
 		return r;
-	r = copy_write(&k, run, c->options.replace, err);
+	r = copy_write(&k, run, replace, err);
 	if (r == 0)
 		copy_stats(&k, run);
 	return r;
 }
 
-int copy_step(struct copy *c, const char *run, const struct commit_list_step *step, const char *as,
+int copy_step(struct copy *c, const char *run, const struct commit_list_step *step, const char *as, bool replace,
 	struct copy_result *ret_r, struct base_error *err)
 {
 	uint64_t read = atomic_load(&c->read_bytes), done = c->done_bytes;
@@ -229,8 +238,8 @@ int copy_step(struct copy *c, const char *run, const struct commit_list_step *st
 	*ret_r = (struct copy_result){.step = step->step, .bytes = step->commit.bytes};
 	copy_turn_to(c, as);
 	r = copy_there(c, run, step, ret_r, err);
-	if (r == 0 || (r == -EEXIST && c->options.replace)) {
-		r = copy_new(c, run, step, ret_r, err);
+	if (r == 0 || (r == -EEXIST && replace)) {
+		r = copy_new(c, run, step, replace, ret_r, err);
 		if (r == -EEXIST) /* another writer was faster */
 			r = copy_there(c, run, step, ret_r, err);
 	}

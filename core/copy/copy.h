@@ -13,10 +13,9 @@
 #include "core/upkeep/verify.h"
 
 struct copy_options {
-	bool replace;                   /* a step that the other store has, and that differs */
 	unsigned threads;               /* 0: all cores */
 	uint64_t rate;                  /* bytes of the source that are read in a second, at most; 0: any number */
-	uint64_t total_bytes;           /* of all steps that are to come, for progress */
+	uint64_t total_bytes;           /* of all steps, for progress; may change between two of them */
 	void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes); /* calls are serialised; may be NULL */
 	void *arg;
 	bool (*cancelled)(void);        /* any thread; may be NULL. true: -EINTR, and nothing of the step stays */
@@ -37,13 +36,13 @@ struct copy_result {
 };
 
 struct copy;
-/* Both stores are borrowed until copy_close. */
+/* The stores and the options are borrowed until copy_close. */
 int copy_open(struct store *from, struct store *to, const struct copy_options *o, struct copy **ret_c,
 	struct base_error *err);
 /* Copies a visible step of a run of the source as step of the same number of run `as`. -EEXIST: that is there, with
- * other content. -BASE_EDAMAGED, -BASE_EFORMAT: the source's records or bytes are wrong; nothing stays of it.
+ * other content, and it is not to be replaced. -BASE_EDAMAGED, -BASE_EFORMAT: the source's records or bytes are wrong; nothing stays of it.
  * -BASE_EUNDECIDED: the step may become visible. */
-int copy_step(struct copy *c, const char *run, const struct commit_list_step *step, const char *as,
+int copy_step(struct copy *c, const char *run, const struct commit_list_step *step, const char *as, bool replace,
 	struct copy_result *ret_r, struct base_error *err);
 void copy_close(struct copy *c); /* NULL-safe */
 
@@ -51,5 +50,9 @@ void copy_close(struct copy *c); /* NULL-safe */
  * or an error. */
 int copy_same(struct store *a, const char *run_a, const struct commit_list_step *step_a, struct store *b,
 	const char *run_b, const struct commit_list_step *step_b, struct base_error *err);
+
+/* Where a step came from is in the name of its attempt (docs/copy.md): is it a copy of that run; and of that very
+ * manifest (NULL: of any)? It is for recognising copies, and proves nothing. */
+bool copy_is_from(const char *attempt, const struct store *from, const char *run, const struct base_digest *manifest);
 
 #endif

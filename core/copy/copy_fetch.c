@@ -17,10 +17,10 @@ static int fetch_pace(struct copy *c, uint64_t bytes, struct base_error *err)
 	uint64_t now = base_monotonic_ns(), begin;
 
 	atomic_fetch_add_explicit(&c->read_bytes, bytes, memory_order_relaxed);
-	if (c->options.rate) {
+	if (c->options->rate) {
 		pthread_mutex_lock(&c->pace_lock);
 		begin = c->pace_ns = base_max(c->pace_ns, now);
-		c->pace_ns += (uint64_t)((double)bytes * 1e9 / (double)c->options.rate);
+		c->pace_ns += (uint64_t)((double)bytes * 1e9 / (double)c->options->rate);
 		pthread_mutex_unlock(&c->pace_lock);
 	} else {
 		begin = now;
@@ -29,7 +29,7 @@ static int fetch_pace(struct copy *c, uint64_t bytes, struct base_error *err)
 		uint64_t left = begin > now ? base_min(begin - now, FETCH_WAIT_NS) : 0;
 		struct timespec t = {.tv_nsec = (long)left};
 
-		if (c->options.cancelled && c->options.cancelled())
+		if (c->options->cancelled && c->options->cancelled())
 			return base_error_set(err, -EINTR, "interrupted");
 		if (!left)
 			return 0;

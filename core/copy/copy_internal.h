@@ -11,7 +11,7 @@
 
 struct copy {
 	struct store *from, *to;
-	struct copy_options options;
+	const struct copy_options *options; /* borrowed */
 	struct index *index;            /* of the other store; NULL: there is none */
 	struct save_past past;          /* of `run` there: what its steps have */
 	char run[PROTO_RUN_MAX + 1];
@@ -22,18 +22,25 @@ struct copy {
 	uint64_t pace_ns;               /* when the next bytes may be read, CLOCK_MONOTONIC */
 };
 
+struct copy_rank;
+
 /* A step on its way. */
 struct copy_work {
 	struct copy *c;
 	const struct commit_list_step *step;
 	struct proto_manifest m;        /* the source's */
-	struct store_layout **layouts;  /* by number in it; NULL: not needed yet */
 	struct commit_attempt *attempt;
+	struct copy_rank *rank;         /* whose rows are being read; NULL: none */
 	struct copy_result *result;
+	struct base_error *err;         /* why copy_rank_row or copy_rank failed */
 };
 
-/* copy_rank.c: what rank line `line` of the manifest stored, as far as its announcement. */
-int copy_rank(struct copy_work *k, uint32_t line, struct base_error *err);
+/* copy_rank.c: a row of the rank whose part is being read; then what it stored, as far as its announcement. Calls of
+ * upkeep_records_walk; arg: the work. */
+int copy_rank_row(void *arg, const struct store_layout *l, const struct store_row *row);
+int copy_rank(void *arg, uint32_t line, const struct store_layout *l, const struct proto_part *part,
+	const char *const *packs);
+void copy_rank_free(struct copy_rank *rk); /* NULL-safe */
 /* copy_fetch.c: reads a piece of the source's pack as save_given (band.h) wants it. */
 int copy_fetch(struct copy *c, const char *pack, const struct pack_object_ref *ref, struct save_band *b,
 	struct save_piece *p);

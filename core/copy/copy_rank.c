@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * copy_rank: one rank of a step: its part is read whole, which gives the plan of what to store (its boxes, in order)
- * and for each piece its digest and where the source has it. Then a rank's writer takes it to the announcement. Memory:
- * the rows of one rank. */
+ * copy_rank: one rank of a step: the rows of its part give the plan of what to store (its boxes, in order) and for each
+ * piece its digest and where the source has it. Then a rank's writer takes it to the announcement. Memory: the rows of
+ * one rank. */
 #include "core/copy/copy_internal.h"
 
 #include "core/base/array.h"
 #include "core/base/table.h"
 #include "core/base/le.h"
-#include "core/step/open.h"
 
 struct rank_blob { struct copy *c; const char *pack; struct pack_object_ref ref; };
 
 struct copy_rank {
 	struct copy_work *k;
-	const struct store_layout *layout;
-	struct store_opened_part part;
+	const struct store_layout *layout;      /* borrowed, like part and packs */
+	const struct proto_part *part;
+	const char *const *packs;
 	struct save_planned planned;            /* the layout is borrowed */
 	struct save_plan_box *boxes; size_t nboxes, boxes_room;
 	/* Of all boxes, one after another; the first of each box. Inline bytes are at ref.offset of `inlined`. */
@@ -26,18 +26,20 @@ struct copy_rank {
 	struct rank_blob *blobs;
 };
 
-static void rank_release(struct copy_rank *rk)
+void copy_rank_free(struct copy_rank *rk)
 {
+	if (!rk)
+		return;
 	rk->planned.layout = NULL;
 	rk->planned.plan.boxes = NULL;
 	save_planned_release(&rk->planned);
-	store_opened_part_release(&rk->part);
 	free(rk->boxes);
 	free(rk->pieces);
 	free(rk->from);
 	base_buf_release(&rk->inlined);
 	free(rk->first);
 	free(rk->blobs);
+	free(rk);
 }
 
 /* ---- what the source has ---- */
@@ -58,13 +60,12 @@ static int rank_add_pieces(struct copy_rank *rk, const struct store_row *row)
 	return rk->inlined.error ? -ENOMEM : 0;
 }
 
-static int rank_add_row(void *arg, const struct store_row *row)
+static int rank_add_row(struct copy_rank *rk, const struct store_layout *l, const struct store_row *row)
 {
-	struct copy_rank *rk = arg;
 	uint64_t first = rk->npieces;
 	struct tensor_grid grid;
 
-	store_layout_grid(rk->layout, row->tensor, &grid);
+	store_layout_grid(l, row->tensor, &grid);
 	if (base_array_room(rk->boxes, rk->boxes_room, rk->nboxes + row->nboxes) < 0 ||
 		base_array_room(rk->from, rk->from_room, rk->nboxes + row->nboxes) < 0)
 		return -ENOMEM;
@@ -110,20 +111,14 @@ static int rank_find_first(struct copy_rank *rk)
 	return r;
 }
 
-static int rank_read(struct copy_rank *rk, uint32_t line, struct base_error *err)
+int copy_rank_row(void *arg, const struct store_layout *l, const struct store_row *row)
 {
-	struct copy_work *k = rk->k;
-	int r = store_open_part(k->c->from, &k->m, line, &rk->part, err);
+	struct copy_work *k = arg;
 
-	for (uint32_t i = 0; r == 0 && i < rk->part.part.nchunks; i++)
-		r = store_part_read_chunk(k->c->from, rk->layout, &rk->part.part, rk->part.packs, rk->part.npacks, i,
-			rank_add_row, rk, err);
-	if (r == 0)
-		r = rank_find_first(rk);
-	rk->planned.plan.boxes = rk->boxes;
-	rk->planned.plan.nboxes = rk->nboxes;
-	rk->planned.plan.held_bytes = rk->planned.plan.bytes;
-	return r == -ENOMEM ? base_no_memory(err) : r;
+	if (!k->rank && !(k->rank = calloc(1, sizeof *k->rank)))
+		return -ENOMEM;
+	k->rank->k = k;
+	return rank_add_row(k->rank, l, row);
 }
 
 /* ---- what is written ---- */
@@ -133,7 +128,7 @@ static int rank_fetch(void *arg, struct save_band *b, struct save_piece *p)
 	struct copy_rank *rk = arg;
 	const struct store_piece *from = &b->given.pieces[p - b->pieces];
 
-	return copy_fetch(rk->k->c, rk->part.packs[from->ref.pack], &from->ref, b, p);
+	return copy_fetch(rk->k->c, rk->packs[from->ref.pack], &from->ref, b, p);
 }
 
 static void rank_taken(void *arg, struct save_band *b)
@@ -151,8 +146,8 @@ static void rank_appended(void *arg, const struct save_band *b, const struct sav
 
 	(void)cost;
 	c->done_bytes += b->len;
-	if (c->options.progress)
-		c->options.progress(c->options.arg, c->done_bytes, c->options.total_bytes);
+	if (c->options->progress)
+		c->options->progress(c->options->arg, c->done_bytes, c->options->total_bytes);
 }
 
 static int rank_blob_read(void *arg, uint64_t offset, void *bytes, size_t len, struct base_error *err)
@@ -164,7 +159,7 @@ static int rank_blob_read(void *arg, uint64_t offset, void *bytes, size_t len, s
 
 static int rank_add_blobs(struct copy_rank *rk, struct save_writer *w, struct base_error *err)
 {
-	const struct proto_part *part = &rk->part.part;
+	const struct proto_part *part = rk->part;
 	int r = 0;
 
 	rk->blobs = calloc(part->nblobs + 1, sizeof *rk->blobs);
@@ -174,7 +169,7 @@ static int rank_add_blobs(struct copy_rank *rk, struct save_writer *w, struct ba
 		const struct proto_blob *b = &part->blobs[i];
 		struct pack_object_ref ref = pack_object_ref_from(&b->ref);
 
-		rk->blobs[i] = (struct rank_blob){rk->k->c, b->len ? rk->part.packs[ref.pack] : NULL, ref};
+		rk->blobs[i] = (struct rank_blob){rk->k->c, b->len ? rk->packs[ref.pack] : NULL, ref};
 		r = save_writer_blob_given(w, b->name, b->per_rank, b->len, &ref.digest,
 			(struct save_source){rank_blob_read, &rk->blobs[i]}, err);
 	}
@@ -230,7 +225,7 @@ static int rank_add_layout(struct copy_rank *rk, uint32_t line, struct save_writ
 static int rank_finish(struct copy_rank *rk, struct save_writer *w, struct base_error *err)
 {
 	const struct save_result *result = save_writer_result(w);
-	const struct proto_part *part = &rk->part.part;
+	const struct proto_part *part = rk->part;
 	struct proto_timing timings[PROTO_TIMINGS_MAX];
 	struct save_measured m = {.timings = timings};
 
@@ -277,7 +272,7 @@ static int rank_write(struct copy_rank *rk, uint32_t line, struct save_writer *w
 	if (r == 0)
 		r = save_writer_bases(w, &k->c->past, true, err);
 	if (r == 0)
-		r = save_writer_append_all(w, k->c->options.threads, &source, err);
+		r = save_writer_append_all(w, k->c->options->threads, &source, err);
 	if (r == 0)
 		r = save_writer_seal(w, err);
 	if (r == 0)
@@ -289,24 +284,33 @@ static int rank_write(struct copy_rank *rk, uint32_t line, struct save_writer *w
 	return r;
 }
 
-int copy_rank(struct copy_work *k, uint32_t line, struct base_error *err)
+int copy_rank(void *arg, uint32_t line, const struct store_layout *l, const struct proto_part *part,
+	const char *const *packs)
 {
-	base_cleanup(rank_release) struct copy_rank rk = {.k = k};
-	uint32_t number = k->m.ranks[line].layout;
+	struct copy_work *k = arg;
+	struct copy_rank *rk = k->rank ? k->rank : calloc(1, sizeof *rk);
 	struct save_writer *w;
-	int r = k->layouts[number] ? 0 : store_open_layout(k->c->from, &k->m, number, &k->layouts[number], err);
+	int r;
 
-	if (r < 0)
-		return r;
-	rk.layout = rk.planned.layout = k->layouts[number];
-	r = rank_read(&rk, line, err);
-	if (r < 0)
-		return r;
+	k->rank = rk; /* it may have no row */
+	if (!rk)
+		return -ENOMEM;
+	rk->k = k;
+	rk->layout = l;
+	rk->part = part;
+	rk->packs = packs;
+	rk->planned.layout = (struct store_layout *)l;
+	rk->planned.plan.boxes = rk->boxes;
+	rk->planned.plan.nboxes = rk->nboxes;
+	rk->planned.plan.held_bytes = rk->planned.plan.bytes;
+	if (rank_find_first(rk) < 0)
+		return -ENOMEM;
 	r = save_writer_new(k->c->to, k->c->run, k->step->commit.attributes, k->step->commit.nattributes, line,
-		k->m.world, &w, err);
+		k->m.world, &w, k->err);
 	if (r < 0)
 		return r;
-	r = rank_write(&rk, line, w, err);
+	r = rank_write(rk, line, w, k->err);
 	save_writer_close(w);
+	copy_rank_free(base_steal(k->rank));
 	return r;
 }

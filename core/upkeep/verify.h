@@ -6,7 +6,7 @@
 #define CORE_UPKEEP_VERIFY_H
 
 #include "core/commit/attempt/attempt.h"
-#include "core/step/layout.h"
+#include "core/step/part.h"
 
 /* Does a view header agree with its layout? 0; -ENOMEM, which ends verify; or another error: err says what is wrong.
  * Unknown views are not checked. */
@@ -62,10 +62,19 @@ struct upkeep_verify_result { uint64_t files, objects, bytes, steps, faults, new
 int upkeep_verify(struct store *s, const struct upkeep_verify_options *o, struct upkeep_verify_result *ret_r,
 	struct base_error *err);
 
-/* The records of one visible step: are all there and whole, do they agree, do the boxes cover each tensor exactly? No
- * piece or blob is read, and no list. 0; -BASE_EDAMAGED, or -BASE_EVERSION (a newer vckpt's): the sentence has the
- * first fault; -ENOMEM. header: as above. */
-int upkeep_verify_records(struct store *s, const char *run, const struct commit_list_step *step,
-	upkeep_verify_header_func header, struct base_error *err);
+/* Reads the records of one visible step in one pass, with all checks that verify makes of records but for the cover of
+ * tensors (check_manifest_cover), and hands them on. No piece or blob is read, and no list. */
+struct upkeep_records {
+	upkeep_verify_header_func header;       /* as above */
+	/* Each row of a rank, to be read and not kept; then the rank. layout: of the manifest's number. packs: by number
+	 * in the part. A fault found so far ends the walk before the rank. Anything but 0 ends it, too. */
+	int (*row)(void *arg, const struct store_layout *l, const struct store_row *row);
+	int (*rank)(void *arg, uint32_t line, const struct store_layout *l, const struct proto_part *part,
+		const char *const *packs);
+	void *arg;
+};
+/* 0; what a call returned; -BASE_EDAMAGED, or -BASE_EVERSION (a newer vckpt's): err has the first fault; -ENOMEM. */
+int upkeep_records_walk(struct store *s, const char *run, const struct commit_list_step *step,
+	const struct upkeep_records *calls, struct base_error *err);
 
 #endif

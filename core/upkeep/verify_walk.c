@@ -172,7 +172,7 @@ static int on_row(void *arg, const struct store_row *row)
 		if (r == 0 && k->says)
 			r = verify_says_object(k->says, it.number, it.ref);
 	}
-	return r;
+	return r == 0 && k->w->records ? k->w->records->row(k->w->records->arg, k->layout, row) : r;
 }
 
 /* An object that the part names, whose pack is a number in the part's table. 1: the reference is bad. */
@@ -287,6 +287,9 @@ static int walk_part(struct walk *k, const struct proto_manifest_rank *rank, con
 		r = verify_says_part(k->says, rank, part);
 		check_samples(k, part);
 	}
+	if (r == 0 && k->w->records)
+		r = ((struct base_error *)k->w->arg)->code ? -ECANCELED
+			: k->w->records->rank(k->w->records->arg, rank->rank, k->layout, part, k->packs);
 	return r;
 }
 
@@ -376,12 +379,12 @@ static int walk_says(struct walk *k)
 	int r = 0;
 
 	if (!k->w->any_broken && !verify_says_wrong(k->says)) {
-		r = check_manifest_cover(k->w->store, k->m, &tensors, &err);
+		r = k->w->records ? 0 : check_manifest_cover(k->w->store, k->m, &tensors, &err);
 		if (r == -ENOMEM)
 			return r;
 		if (r < 0)
 			broken(k, r, err.code ? err.text : base_error_name(r));
-		else
+		else if (!k->w->records)
 			verify_says_tensors(k->says, tensors);
 		if (verify_says_blobs(k->says) < 0)
 			return -ENOMEM;
@@ -449,7 +452,7 @@ int verify_walk(struct verify_walker *w)
 	return r;
 }
 
-/* ---- records alone ---- */
+/* ---- for a reader of the records ---- */
 
 static int records_item(struct verify_walker *w, const struct verify_item *it)
 {
@@ -469,14 +472,16 @@ static void records_broken(struct verify_walker *w, const char *file, const char
 			file ? file : pack, text);
 }
 
-int upkeep_verify_records(struct store *s, const char *run, const struct commit_list_step *step,
-	upkeep_verify_header_func header, struct base_error *err)
+int upkeep_records_walk(struct store *s, const char *run, const struct commit_list_step *step,
+	const struct upkeep_records *calls, struct base_error *err)
 {
 	const struct verify_step of = {.run = run, .step = step};
 	struct base_error why = {0};
 	struct verify_walker w = {.store = s, .step = &of, .item = records_item, .broken = records_broken,
-		.arg = &why, .cover = true, .header = header};
+		.arg = &why, .cover = true, .header = calls->header, .records = calls};
 	int r = verify_walk(&w);
 
-	return r < 0 ? base_no_memory(err) : why.code ? base_error_set(err, why.code, "%s", why.text) : 0;
+	if (why.code)
+		return base_error_set(err, why.code, "%s", why.text);
+	return r == -ENOMEM ? base_no_memory(err) : r;
 }

@@ -4,7 +4,8 @@
  * was done. A command that can undo its work takes the first one as a request (tool_interrupted) and ends at once by
  * the second. Either way the process dies of the signal, so that a shell ends its loop, too. The library's threads
  * block signals, so the handler runs in the main thread; a child that was forked from here dies silently. Where
- * SIGINT was ignored from the start, as for background jobs of a script, it stays so. */
+ * SIGINT was ignored from the start, as for background jobs of a script, it stays so. A command that goes on until it is
+ * ended ends well by either signal. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -16,7 +17,7 @@ static struct {
 	char line[400];
 	size_t len;
 	pid_t pid;
-	bool waits;
+	bool waits, ends;
 	atomic_bool seen;
 } interrupt;
 
@@ -77,9 +78,17 @@ int tool_interrupt_check(struct base_error *err)
 	return tool_interrupted() ? base_error_set(err, -EINTR, "interrupted") : 0;
 }
 
+void tool_interrupt_is_end(void)
+{
+	struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
+
+	interrupt.ends = true;
+	sigaction(SIGTERM, &action, NULL);
+}
+
 void tool_interrupt_die(void)
 {
-	if (!tool_interrupted())
+	if (!tool_interrupted() || interrupt.ends)
 		return;
 	signal(SIGINT, SIG_DFL);
 	raise(SIGINT);

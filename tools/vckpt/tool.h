@@ -56,7 +56,7 @@ struct tool_option {
 
 extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, tool_cat, tool_export, tool_verify,
 	tool_mend, tool_mount, tool_umount, tool_rm, tool_gc, tool_abort, tool_index, tool_stalls, tool_mesh_command,
-	tool_layout, tool_reshard, tool_du, tool_log, tool_metrics, tool_report, tool_find, tool_wait, tool_copy;
+	tool_layout, tool_reshard, tool_du, tool_log, tool_metrics, tool_report, tool_find, tool_wait, tool_copy, tool_sync;
 
 const struct tool_command *tool_command_at(size_t i); /* the i-th of all, or NULL */
 int tool_complete(int argc, char **argv); /* of the completions of shells; an exit code */
@@ -129,6 +129,9 @@ void tool_interrupt_ends(const struct tool *t, const char *text);
 void tool_interrupt_waits(const struct tool *t, const char *text);
 bool tool_interrupted(void); /* any thread */
 int tool_interrupt_check(struct base_error *err); /* -EINTR when it was; any thread */
+/* Behind tool_interrupt_waits: SIGTERM does the same as SIGINT, and the process does not die of the first one, which is
+ * how the command is meant to end. */
+void tool_interrupt_is_end(void);
 void tool_interrupt_die(void); /* dies of a SIGINT that was remembered, else returns */
 
 /* one document and a newline on standard output; takes the reference; TOOL_DONE or TOOL_FAILED */

@@ -88,29 +88,11 @@ static void copy_wanted(struct copying *c, const struct wanted *w)
 	const char *as = c->as ? c->as : w->target.run;
 
 	if (w->target.has_step) {
-		copy_steps_one(&c->steps, w->target.run, one_step(w), as);
+		copy_steps_one(&c->steps, w->target.run, one_step(w), as, c->steps.replace);
 		return;
 	}
 	for (size_t i = 0; i < commit_list_count(w->list) && !c->steps.stop; i++)
-		copy_steps_one(&c->steps, w->target.run, commit_list_at(w->list, i), as);
-}
-
-static int report(const struct copying *c)
-{
-	const struct copy_steps *s = &c->steps;
-
-	if (c->t->json) {
-		int code = tool_print_json(json_pack("{s:I, s:I, s:I, s:I, s:I, s:O}", "copied", (json_int_t)s->copied,
-			"equal", (json_int_t)s->equal, "failed", (json_int_t)s->failed, "read_bytes",
-			(json_int_t)s->read_bytes, "stored_bytes", (json_int_t)s->stored_bytes, "steps", s->rows));
-
-		return s->worst ? s->worst : code;
-	}
-	if (!c->t->quiet && s->copied + s->equal + s->failed != 1)
-		printf("%s copied, %zu there already%s; read %s, stored %s\n", TOOL_COUNT(s->copied, "step", "steps"),
-			s->equal, s->failed ? ", others failed" : "", TOOL_BYTES(s->read_bytes),
-			TOOL_BYTES(s->stored_bytes));
-	return s->worst;
+		copy_steps_one(&c->steps, w->target.run, commit_list_at(w->list, i), as, c->steps.replace);
 }
 
 static int copy_all(struct copying *c, const char *to)
@@ -127,7 +109,7 @@ static int copy_all(struct copying *c, const char *to)
 	for (size_t i = 0; i < c->nwanted && !c->steps.stop; i++)
 		copy_wanted(c, &c->wanted[i]);
 	tool_progress_end(&c->steps.progress);
-	return report(c);
+	return copy_steps_report(&c->steps, NULL);
 }
 
 static int copy_run(struct tool *t, int argc, char **argv)
@@ -135,7 +117,7 @@ static int copy_run(struct tool *t, int argc, char **argv)
 	struct copying c = {.t = t};
 	const char *to = NULL;
 	const struct tool_option options[] = {{"to", .text = &to}, {"as", .text = &c.as},
-		{"replace", .flag = &c.steps.options.replace}, {"limit-rate", .call = copy_steps_rate, .arg = &c.steps},
+		{"replace", .flag = &c.steps.replace}, {"limit-rate", .call = copy_steps_rate, .arg = &c.steps},
 		{"threads", .call = copy_steps_threads, .arg = &c.steps}, {0}};
 	int code = tool_parse(t, argc, argv, options);
 

@@ -5,6 +5,7 @@
 #include "tools/vckpt/copy/copy_steps.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <string.h>
 
 #include "core/base/array.h"
@@ -76,7 +77,7 @@ int copy_steps_open(struct copy_steps *s, struct tool *t, const char *to)
 
 /* ---- the index of the other store ---- */
 
-static void index_update(struct copy_steps *s)
+void copy_steps_index(struct copy_steps *s)
 {
 	char dir[4096];
 	base_cleanup_close int dir_of_store = -1;
@@ -96,7 +97,7 @@ static void index_later(struct copy_steps *s, const struct copy_result *result)
 	uint32_t first = result->nparts > SAVE_TRUST_PARTS ? result->nparts - SAVE_TRUST_PARTS : 0;
 
 	if (s->nparts + result->nparts > SAVE_TRUST_PARTS)
-		index_update(s);
+		copy_steps_index(s);
 	for (uint32_t i = first; i < result->nparts && base_array_more(s->parts, s->nparts) == 0; i++)
 		s->parts[s->nparts++] = result->parts[i];
 }
@@ -136,11 +137,31 @@ static bool of_one_step(int r)
 		r == -ESTALE;
 }
 
+/* Was the step removed or replaced since it was found? */
+static bool is_gone(struct copy_steps *s, const char *run, const struct commit_list_step *step)
+{
+	struct commit_list *l;
+	bool gone;
+
+	if (commit_list_open_newest(s->t->store, run, &l, NULL) < 0)
+		return false;
+	gone = commit_list_know_step(l, step->step, NULL) >= 0 && !commit_list_entry_live(l, step->entry);
+	commit_list_close(l);
+	return gone;
+}
+
 static void fail(struct copy_steps *s, const char *run, const struct commit_list_step *step,
-	const struct base_error *err)
+	struct base_error *err)
 {
 	int code;
 
+	if (of_one_step(err->code) && is_gone(s, run, step)) {
+		s->gone++;
+		if (s->changes)
+			return;
+		base_error_set(err, -ESTALE, "%s step %" PRIu64 " was removed or replaced while it was copied", run,
+			step->step);
+	}
 	tool_progress_clear(&s->progress);
 	code = tool_fail(s->t, err);
 	s->worst = code > s->worst ? code : s->worst;
@@ -150,31 +171,68 @@ static void fail(struct copy_steps *s, const char *run, const struct commit_list
 		"outcome", "failed", "error", tool_json_text(err->text, strlen(err->text))));
 }
 
-bool copy_steps_one(struct copy_steps *s, const char *run, const struct commit_list_step *step, const char *as)
+void copy_steps_one(struct copy_steps *s, const char *run, const struct commit_list_step *step, const char *as,
+	bool replace)
 {
 	struct copy_result result;
 	struct base_error err = {0};
-	int r = copy_step(s->copy, run, step, as, &result, &err);
+	int r = copy_step(s->copy, run, step, as, replace, &result, &err);
 
 	s->read_bytes += result.read_bytes;
 	s->stored_bytes += result.stored_bytes;
+	if (r == -EINTR && s->is_end)
+		return;
 	if (r < 0) {
 		if (r != -BASE_EUNDECIDED && tool_interrupted())
 			base_error_set(&err, -EINTR, "interrupted: %s step %" PRIu64 " was not copied, and what was "
 				"written of it was removed; steps copied before stay", run, step->step);
 		fail(s, run, step, &err);
-		return false;
+		return;
 	}
 	*(result.outcome == COPY_DONE ? &s->copied : &s->equal) += 1;
 	index_later(s, &result);
 	say(s, run, as, &result);
-	return true;
+}
+
+void copy_steps_say(struct copy_steps *s, const char *format, ...)
+{
+	char text[1024];
+	va_list args;
+
+	if (s->t->json || s->t->quiet)
+		return;
+	va_start(args, format);
+	vsnprintf(text, sizeof text, format, args);
+	va_end(args);
+	tool_progress_clear(&s->progress);
+	tool_print(stdout, "%s\n", text);
+	fflush(stdout);
+}
+
+int copy_steps_report(struct copy_steps *s, json_t *more)
+{
+	if (s->t->json) {
+		json_t *all = json_pack("{s:I, s:I, s:I, s:I, s:I, s:O}", "copied", (json_int_t)s->copied, "equal",
+			(json_int_t)s->equal, "failed", (json_int_t)s->failed, "read_bytes", (json_int_t)s->read_bytes,
+			"stored_bytes", (json_int_t)s->stored_bytes, "steps", s->rows);
+		int code;
+
+		json_object_update(all, more);
+		json_decref(more);
+		code = tool_print_json(all);
+		return s->worst ? s->worst : code;
+	}
+	if (!s->t->quiet && s->copied + s->equal + s->failed != 1)
+		printf("%s copied, %zu there already%s; read %s, stored %s\n", TOOL_COUNT(s->copied, "step", "steps"),
+			s->equal, s->failed ? ", others failed" : "", TOOL_BYTES(s->read_bytes),
+			TOOL_BYTES(s->stored_bytes));
+	return s->worst;
 }
 
 void copy_steps_close(struct copy_steps *s)
 {
-	if (!tool_interrupted() && s->to)
-		index_update(s);
+	if (s->to && (s->is_end || !tool_interrupted()))
+		copy_steps_index(s);
 	copy_close(s->copy);
 	store_close(s->to);
 	json_decref(s->rows);

@@ -15,7 +15,11 @@ struct copy_steps {
 	struct store *to;
 	struct copy *copy;
 	json_t *rows;                   /* of --json */
-	size_t copied, equal, failed;
+	bool replace;                   /* steps that are there and differ */
+	/* A step of the source that was removed or replaced meanwhile is no failure. */
+	bool changes;
+	bool is_end;                    /* an interruption is no failure */
+	size_t copied, equal, failed, gone;
 	uint64_t read_bytes, stored_bytes;
 	struct base_digest *parts; size_t nparts; /* that the index has not been given yet */
 	int worst;                      /* exit code so far */
@@ -27,9 +31,17 @@ int copy_steps_rate(struct tool *t, void *arg, const char *value);
 int copy_steps_threads(struct tool *t, void *arg, const char *value);
 /* Opens both stores, and the session. An exit code. */
 int copy_steps_open(struct copy_steps *s, struct tool *t, const char *to);
-/* Copies one visible step and prints the line. false: it failed, and s->worst says how. */
-bool copy_steps_one(struct copy_steps *s, const char *run, const struct commit_list_step *step, const char *as);
-/* Brings the index of the other store up to date, and closes all. */
+/* Copies one visible step and prints the line. A failure is in s->worst. */
+void copy_steps_one(struct copy_steps *s, const char *run, const struct commit_list_step *step, const char *as,
+	bool replace);
+/* A line that is no step's, for people. */
+void copy_steps_say(struct copy_steps *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The last output: the document of --json, with `more` (takes the reference; NULL: none) beside its members; or a sum.
+ * An exit code. */
+int copy_steps_report(struct copy_steps *s, json_t *more);
+/* Brings the index of the other store up to date. */
+void copy_steps_index(struct copy_steps *s);
+/* The same, and closes all. */
 void copy_steps_close(struct copy_steps *s);
 
 #endif
