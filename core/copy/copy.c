@@ -2,7 +2,8 @@
  *
  * copy: the course of a step.
  *
- *   is it there already?       compared by what the records of both say: equal, or refused, or replaced
+ *   is it there already?       a copy of this manifest, or compared by what the records of both say: equal, or
+ *                              refused, or replaced
  *   an attempt of one writer   begun for the world of the source
  *   the source's records       read in one pass, and checked as vckpt verify checks them (upkeep_records_walk); each
  *                              rank's part is copied when it has been read (copy_rank.c)
@@ -19,6 +20,7 @@
 
 #include "core/base/le.h"
 #include "core/base/log.h"
+#include "core/commit/list/list_facts.h"
 #include "core/commit/notes/stats.h"
 #include "core/save/write/catalog.h"
 #include "core/step/manifest.h"
@@ -86,6 +88,7 @@ void copy_close(struct copy *c)
 		return;
 	free(c->parts);
 	save_past_release(&c->past);
+	commit_list_close(c->there);
 	index_close(c->index);
 	pthread_mutex_destroy(&c->pace_lock);
 	free(c);
@@ -97,40 +100,50 @@ static void copy_turn_to(struct copy *c, const char *run)
 		return;
 	save_past_release(&c->past);
 	c->past = (struct save_past){0};
+	commit_list_close(base_steal(c->there));
 	snprintf(c->run, sizeof c->run, "%s", run);
 }
 
 /* ---- a step that is there ---- */
 
-/* What is visible there now: 1: an equal step, which *ret_r then describes; 0: none; -EEXIST: another. */
-static int copy_there(struct copy *c, const char *run, const struct commit_list_step *step, struct copy_result *ret_r,
-	struct base_error *err)
+/* Reads the run's list there to its end, and what is visible under the step. NULL in *ret_there: nothing. */
+static int copy_look(struct copy *c, uint64_t step, const struct commit_list_step **ret_there, struct base_error *err)
 {
-	const struct commit_list_step *there = NULL;
-	struct commit_list *l;
-	int r = commit_list_open_newest(c->to, c->run, &l, err);
+	int r = c->there ? commit_list_refresh(c->there, err) : commit_list_open_newest(c->to, c->run, &c->there, err);
 
+	if (r >= 0)
+		r = commit_list_know_step(c->there, step, err);
+	*ret_there = r >= 0 ? commit_list_find(c->there, step) : NULL;
+	return base_min(r, 0);
+}
+
+/* 1: an equal step is there, which *ret_r then describes; 0: none; -EEXIST: another. */
+static int copy_is_there(struct copy *c, const struct commit_list *list, const struct commit_list_step *step,
+	struct copy_result *ret_r, struct base_error *err)
+{
+	const struct commit_list_step *there;
+	const char *run = commit_list_run(list);
+	int r = copy_look(c, step->step, &there, err);
+
+	if (r < 0 || !there)
+		return r;
+	r = copy_is_from(there->commit.attempt, c->from, run, &step->commit.manifest) ? 1
+		: copy_same(c->from, run, step, c->to, c->run, there, err);
+	if (r == 0)
+		return base_error_set(err, -EEXIST, "%s has a step %" PRIu64 " of run %s that differs (--replace "
+			"replaces it)", c->to->path, step->step, c->run);
 	if (r < 0)
 		return r;
-	r = commit_list_know_step(l, step->step, err);
-	if (r >= 0)
-		there = commit_list_find(l, step->step);
-	r = there ? copy_same(c->from, run, step, c->to, c->run, there, err) : base_min(r, 0);
-	if (r == 1) {
-		ret_r->outcome = COPY_EQUAL;
-		ret_r->entry = there->entry;
-		snprintf(ret_r->attempt, sizeof ret_r->attempt, "%s", there->commit.attempt);
-	} else if (r == 0 && there) {
-		r = base_error_set(err, -EEXIST, "%s has a step %" PRIu64 " of run %s that differs (--replace replaces "
-			"it)", c->to->path, step->step, c->run);
-	}
-	commit_list_close(l);
-	return r;
+	ret_r->outcome = COPY_EQUAL;
+	ret_r->entry = there->entry;
+	snprintf(ret_r->attempt, sizeof ret_r->attempt, "%s", there->commit.attempt);
+	r = copy_facts(c, list, step, c->there, there, false, err);
+	return r < 0 ? r : 1;
 }
 
 /* ---- the course ---- */
 
-static int copy_ranks(struct copy_work *k, const char *run, uint64_t *ret_entry, struct base_error *err)
+static int copy_ranks(struct copy_work *k, uint64_t *ret_entry, struct base_error *err)
 {
 	const struct upkeep_records calls = {.header = k->c->options->header, .row = copy_rank_row, .rank = copy_rank,
 		.arg = k};
@@ -142,7 +155,7 @@ static int copy_ranks(struct copy_work *k, const char *run, uint64_t *ret_entry,
 	if (!k->c->parts)
 		return base_no_memory(err);
 	k->err = err;
-	r = upkeep_records_walk(k->c->from, run, k->step, &calls, &why);
+	r = upkeep_records_walk(k->c->from, commit_list_run(k->list), k->step, &calls, &why);
 	if (r < 0 && !err->code)
 		*err = why;
 	if (r == 0 && k->c->options->cancelled && k->c->options->cancelled())
@@ -167,20 +180,27 @@ static int copy_failed(struct copy_work *k, int r, struct base_error *why)
 	return r;
 }
 
-static int copy_write(struct copy_work *k, const char *run, bool replace, struct base_error *err)
+static int copy_write(struct copy_work *k, bool replace, struct base_error *err)
 {
 	const struct commit_list_step *step = k->step;
+	const struct proto_step_facts *said = commit_list_facts(k->list, step->entry);
+	struct proto_step_facts facts = said ? *said : (struct proto_step_facts){0};
 	struct commit_attempt_save o = {.step = step->step, .replace = replace, .world = k->m.world,
-		.count = copy_origin(k->c->from, run, &step->commit.manifest), .time_ns = step->commit.time_ns};
+		.count = copy_origin(k->c->from, commit_list_run(k->list), &step->commit.manifest),
+		.time_ns = step->commit.time_ns};
 	struct base_error why = {0};
-	int r = commit_attempt_begin_alone(k->c->to, k->c->run, &o, &k->attempt, err);
+	int r;
+
+	facts.entry = PROTO_NONE;
+	o.facts = said && !proto_facts_empty(said) && copy_facts_able(k->c) ? &facts : NULL;
+	r = commit_attempt_begin_alone(k->c->to, k->c->run, &o, &k->attempt, err);
 
 	if (r == -ENOSPC || r == -EDQUOT)
 		return base_error_set(err, r, "%s is full", k->c->to->path);
 	if (r < 0)
 		return r;
 	snprintf(k->result->attempt, sizeof k->result->attempt, "%s", commit_attempt_name(k->attempt));
-	r = copy_ranks(k, run, &k->result->entry, &why);
+	r = copy_ranks(k, &k->result->entry, &why);
 	if (r < 0)
 		r = copy_failed(k, r, &why);
 	commit_attempt_free(k->attempt);
@@ -190,12 +210,12 @@ static int copy_write(struct copy_work *k, const char *run, bool replace, struct
 }
 
 /* What the ranks measured when they saved the step: for people, so a failure is not one of the copy. */
-static void copy_stats(const struct copy_work *k, const char *run)
+static void copy_stats(const struct copy_work *k)
 {
 	struct proto_stats *all;
 	uint32_t n;
 
-	if (commit_stats_read(k->c->from, run, k->step->step, k->step->entry, &all, &n, NULL, NULL) < 0)
+	if (commit_stats_read(k->c->from, commit_list_run(k->list), k->step->step, k->step->entry, &all, &n, NULL, NULL) < 0)
 		return;
 	for (uint32_t i = 0; i < n; i++) {
 		struct proto_stats m = all[i];
@@ -213,22 +233,22 @@ static void work_release(struct copy_work *k)
 	proto_manifest_release(&k->m);
 }
 
-static int copy_new(struct copy *c, const char *run, const struct commit_list_step *step, bool replace,
+static int copy_new(struct copy *c, const struct commit_list *list, const struct commit_list_step *step, bool replace,
 	struct copy_result *ret_r, struct base_error *err)
 {
-	base_cleanup(work_release) struct copy_work k = {.c = c, .step = step, .result = ret_r};
-	int r = store_manifest_get(c->from, run, &step->commit.manifest, &k.m, err);
+	base_cleanup(work_release) struct copy_work k = {.c = c, .list = list, .step = step, .result = ret_r};
+	int r = store_manifest_get(c->from, commit_list_run(list), &step->commit.manifest, &k.m, err);
 
 	if (r < 0)
 		return r;
-	r = copy_write(&k, run, replace, err);
+	r = copy_write(&k, replace, err);
 	if (r == 0)
-		copy_stats(&k, run);
+		copy_stats(&k);
 	return r;
 }
 
-int copy_step(struct copy *c, const char *run, const struct commit_list_step *step, const char *as, bool replace,
-	struct copy_result *ret_r, struct base_error *err)
+int copy_step(struct copy *c, const struct commit_list *list, const struct commit_list_step *step, const char *as,
+	bool replace, struct copy_result *ret_r, struct base_error *err)
 {
 	uint64_t read = atomic_load(&c->read_bytes), done = c->done_bytes;
 	struct base_error own = {0};
@@ -237,15 +257,15 @@ int copy_step(struct copy *c, const char *run, const struct commit_list_step *st
 	err = err ? err : &own;
 	*ret_r = (struct copy_result){.step = step->step, .bytes = step->commit.bytes};
 	copy_turn_to(c, as);
-	r = copy_there(c, run, step, ret_r, err);
+	r = copy_is_there(c, list, step, ret_r, err);
 	if (r == 0 || (r == -EEXIST && replace)) {
-		r = copy_new(c, run, step, replace, ret_r, err);
+		r = copy_new(c, list, step, replace, ret_r, err);
 		if (r == -EEXIST) /* another writer was faster */
-			r = copy_there(c, run, step, ret_r, err);
+			r = copy_is_there(c, list, step, ret_r, err);
 	}
 	ret_r->read_bytes = atomic_load(&c->read_bytes) - read;
 	c->done_bytes = done + step->commit.bytes;
 	if (r < 0)
-		return base_error_prefix(err, r, "%s: %s/%" PRIu64, c->from->path, run, step->step);
+		return base_error_prefix(err, r, "%s: %s/%" PRIu64, c->from->path, commit_list_run(list), step->step);
 	return 0;
 }

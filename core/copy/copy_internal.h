@@ -15,8 +15,10 @@ struct copy {
 	struct index *index;            /* of the other store; NULL: there is none */
 	struct save_past past;          /* of `run` there: what its steps have */
 	char run[PROTO_RUN_MAX + 1];
+	struct commit_list *there;      /* of that run, open for the newest steps; NULL: not opened yet */
 	uint64_t done_bytes;            /* for progress */
 	struct base_digest *parts;      /* of the last step */
+	bool no_facts;                  /* the other store has none; that was said */
 	atomic_uint_fast64_t read_bytes;
 	pthread_mutex_t pace_lock;      /* protects what follows */
 	uint64_t pace_ns;               /* when the next bytes may be read, CLOCK_MONOTONIC */
@@ -27,6 +29,7 @@ struct copy_rank;
 /* A step on its way. */
 struct copy_work {
 	struct copy *c;
+	const struct commit_list *list;
 	const struct commit_list_step *step;
 	struct proto_manifest m;        /* the source's */
 	struct commit_attempt *attempt;
@@ -35,6 +38,8 @@ struct copy_work {
 	struct base_error *err;         /* why copy_rank_row or copy_rank failed */
 };
 
+/* copy_facts.c: can the other store have them? Warns once if it cannot. */
+bool copy_facts_able(struct copy *c);
 /* copy_rank.c: a row of the rank whose part is being read; then what it stored, as far as its announcement. Calls of
  * upkeep_records_walk; arg: the work. */
 int copy_rank_row(void *arg, const struct store_layout *l, const struct store_row *row);

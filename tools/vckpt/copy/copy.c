@@ -88,11 +88,12 @@ static void copy_wanted(struct copying *c, const struct wanted *w)
 	const char *as = c->as ? c->as : w->target.run;
 
 	if (w->target.has_step) {
-		copy_steps_one(&c->steps, w->target.run, one_step(w), as, c->steps.replace);
+		copy_steps_one(&c->steps, w->list, one_step(w), as, c->steps.replace);
 		return;
 	}
 	for (size_t i = 0; i < commit_list_count(w->list) && !c->steps.stop; i++)
-		copy_steps_one(&c->steps, w->target.run, commit_list_at(w->list, i), as, c->steps.replace);
+		copy_steps_one(&c->steps, w->list, commit_list_at(w->list, i), as, c->steps.replace);
+	copy_steps_policy(&c->steps, w->list, as);
 }
 
 static int copy_all(struct copying *c, const char *to)

@@ -133,8 +133,17 @@ static void say(struct copy_steps *s, const char *run, const char *as, const str
 /* Does an error concern this step alone? */
 static bool of_one_step(int r)
 {
-	return r == -EEXIST || r == -BASE_EDAMAGED || r == -BASE_EFORMAT || r == -BASE_EVERSION || r == -ENOENT ||
+	return r == -EEXIST || r == -EPERM || r == -BASE_EDAMAGED || r == -BASE_EFORMAT || r == -BASE_EVERSION || r == -ENOENT ||
 		r == -ESTALE;
+}
+
+void copy_steps_failed(struct copy_steps *s, const struct base_error *err)
+{
+	int code;
+
+	tool_progress_clear(&s->progress);
+	code = tool_fail(s->t, err);
+	s->worst = code > s->worst ? code : s->worst;
 }
 
 /* Was the step removed or replaced since it was found? */
@@ -153,8 +162,6 @@ static bool is_gone(struct copy_steps *s, const char *run, const struct commit_l
 static void fail(struct copy_steps *s, const char *run, const struct commit_list_step *step,
 	struct base_error *err)
 {
-	int code;
-
 	if (of_one_step(err->code) && is_gone(s, run, step)) {
 		s->gone++;
 		if (s->changes)
@@ -162,21 +169,20 @@ static void fail(struct copy_steps *s, const char *run, const struct commit_list
 		base_error_set(err, -ESTALE, "%s step %" PRIu64 " was removed or replaced while it was copied", run,
 			step->step);
 	}
-	tool_progress_clear(&s->progress);
-	code = tool_fail(s->t, err);
-	s->worst = code > s->worst ? code : s->worst;
+	copy_steps_failed(s, err);
 	s->failed++;
 	s->stop = !of_one_step(err->code);
 	json_array_append_new(s->rows, json_pack("{s:s, s:I, s:s, s:o}", "run", run, "step", (json_int_t)step->step,
 		"outcome", "failed", "error", tool_json_text(err->text, strlen(err->text))));
 }
 
-void copy_steps_one(struct copy_steps *s, const char *run, const struct commit_list_step *step, const char *as,
-	bool replace)
+void copy_steps_one(struct copy_steps *s, const struct commit_list *list, const struct commit_list_step *step,
+	const char *as, bool replace)
 {
+	const char *run = commit_list_run(list);
 	struct copy_result result;
 	struct base_error err = {0};
-	int r = copy_step(s->copy, run, step, as, replace, &result, &err);
+	int r = copy_step(s->copy, list, step, as, replace, &result, &err);
 
 	s->read_bytes += result.read_bytes;
 	s->stored_bytes += result.stored_bytes;
@@ -192,6 +198,14 @@ void copy_steps_one(struct copy_steps *s, const char *run, const struct commit_l
 	*(result.outcome == COPY_DONE ? &s->copied : &s->equal) += 1;
 	index_later(s, &result);
 	say(s, run, as, &result);
+}
+
+void copy_steps_policy(struct copy_steps *s, const struct commit_list *list, const char *as)
+{
+	struct base_error err = {0};
+
+	if (!s->stop && copy_policy(s->copy, list, as, &err) < 0)
+		copy_steps_failed(s, &err);
 }
 
 void copy_steps_say(struct copy_steps *s, const char *format, ...)

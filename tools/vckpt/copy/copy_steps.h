@@ -32,8 +32,12 @@ int copy_steps_threads(struct tool *t, void *arg, const char *value);
 /* Opens both stores, and the session. An exit code. */
 int copy_steps_open(struct copy_steps *s, struct tool *t, const char *to);
 /* Copies one visible step and prints the line. A failure is in s->worst. */
-void copy_steps_one(struct copy_steps *s, const char *run, const struct commit_list_step *step, const char *as,
-	bool replace);
+void copy_steps_one(struct copy_steps *s, const struct commit_list *list, const struct commit_list_step *step,
+	const char *as, bool replace);
+/* The run's policy, after its steps. */
+void copy_steps_policy(struct copy_steps *s, const struct commit_list *list, const char *as);
+/* An error that is no step's. */
+void copy_steps_failed(struct copy_steps *s, const struct base_error *err);
 /* A line that is no step's, for people. */
 void copy_steps_say(struct copy_steps *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The last output: the document of --json, with `more` (takes the reference; NULL: none) beside its members; or a sum.

@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "core/base/array.h"
+#include "core/base/text.h"
 #include "tools/vckpt/copy/copy_steps.h"
 
 struct run {
@@ -30,16 +31,9 @@ struct sync {
 	bool follow, removes, all;      /* all: of the store, new ones too */
 	struct run *runs; size_t nruns;
 	json_t *removed;
+	size_t facts;                   /* entries that were put for what is said of steps */
+	char reason[PROTO_REASON_MAX];  /* of removals */
 };
-
-static void failed(struct sync *s, const struct base_error *err)
-{
-	int code;
-
-	tool_progress_clear(&s->steps.progress);
-	code = tool_fail(s->t, err);
-	s->steps.worst = code > s->steps.worst ? code : s->steps.worst;
-}
 
 /* ---- the runs ---- */
 
@@ -82,19 +76,19 @@ static bool may_remove(struct sync *s, const struct run *run)
 			s->steps.to->path);
 	else if (commit_list_newer(run->list, NULL, &err) == 0)
 		return true;
-	failed(s, &err);
+	copy_steps_failed(&s->steps, &err);
 	return false;
 }
 
 static void remove_one(struct sync *s, struct commit_list *there, const char *run, uint64_t step, uint64_t entry)
 {
 	struct base_error err = {0};
-	int r = commit_list_remove(there, step, entry, &err);
+	int r = commit_list_remove(there, step, entry, s->reason, &err);
 
-	if (r == -ENOENT || r == -ESTALE) /* another process was faster */
+	if (r == -ENOENT || r == -ESTALE || r == -EPERM) /* another process was faster; or it is pinned there */
 		return;
 	if (r < 0) {
-		failed(s, &err);
+		copy_steps_failed(&s->steps, &err);
 		return;
 	}
 	json_array_append_new(s->removed, json_pack("{s:s, s:I, s:I}", "run", run, "step", (json_int_t)step, "entry",
@@ -139,8 +133,26 @@ static void sync_step(struct sync *s, const struct run *run, const struct commit
 	if (is_there(s, run, step, there))
 		s->steps.equal++;
 	else
-		copy_steps_one(&s->steps, run->name, step, run->name, s->steps.replace ||
+		copy_steps_one(&s->steps, run->list, step, run->name, s->steps.replace ||
 			copy_is_from(attempt, s->t->store, run->name, NULL));
+}
+
+/* What is said of steps may change without a new commit. What is said there is looked at in memory alone. */
+static void sync_facts(struct sync *s, const struct run *run, struct commit_list *there)
+{
+	struct base_error err = {0};
+	int r = 0;
+
+	for (size_t i = 0; r >= 0 && i < commit_list_count(run->list); i++) {
+		const struct commit_list_step *step = commit_list_at(run->list, i),
+			*copy = commit_list_find(there, step->step);
+
+		if (copy && copy_is_from(copy->commit.attempt, s->t->store, run->name, NULL))
+			r = copy_facts(s->steps.copy, run->list, step, there, copy, true, &err);
+		s->facts += r == 1;
+	}
+	if (r < 0)
+		copy_steps_failed(&s->steps, &err);
 }
 
 static void sync_run(struct sync *s, struct run *run)
@@ -150,7 +162,7 @@ static void sync_run(struct sync *s, struct run *run)
 	size_t n = commit_list_count(run->list);
 
 	if (commit_list_open(s->steps.to, run->name, false, &there, &err) < 0) {
-		failed(s, &err);
+		copy_steps_failed(&s->steps, &err);
 		s->steps.stop = true;
 		return;
 	}
@@ -165,6 +177,14 @@ static void sync_run(struct sync *s, struct run *run)
 
 		if (step->entry >= run->seen)
 			sync_step(s, run, step, commit_list_find(there, step->step));
+	}
+	if (commit_list_refresh(there, &err) < 0) {
+		copy_steps_failed(&s->steps, &err);
+		s->steps.stop = true;
+	}
+	if (!s->steps.stop && !tool_interrupted()) {
+		sync_facts(s, run, there);
+		copy_steps_policy(&s->steps, run->list, run->name);
 	}
 	if (s->removes && !s->steps.stop && !tool_interrupted())
 		remove_gone(s, run, there);
@@ -181,7 +201,7 @@ static bool has_news(struct sync *s, struct run *run)
 		: commit_list_open(s->t->store, run->name, false, &run->list, &err);
 
 	if (r < 0) {
-		failed(s, &err);
+		copy_steps_failed(&s->steps, &err);
 		s->steps.stop = true;
 		return false;
 	}
@@ -197,7 +217,7 @@ static void pass(struct sync *s)
 	struct base_error err = {0};
 
 	if (find_runs(s, &err) < 0) {
-		failed(s, &err);
+		copy_steps_failed(&s->steps, &err);
 		s->steps.stop = true;
 	}
 	for (size_t i = 0; i < s->nruns && !s->steps.stop && !tool_interrupted(); i++)
@@ -217,12 +237,15 @@ static int sync_all(struct sync *s, const char *to)
 		tool_interrupt_is_end();
 	s->steps.is_end = s->follow;
 	s->removed = json_array();
+	snprintf(s->reason, sizeof s->reason, "removed in %.900s, from where it was copied", s->t->store->path);
+	base_text_clean(s->reason);
 	tool_progress_start(&s->steps.progress, s->t->quiet || s->follow, "sync");
 	do
 		pass(s);
 	while (s->follow && !s->steps.stop && !tool_interrupted() && (nanosleep(&second, NULL), !tool_interrupted()));
 	tool_progress_end(&s->steps.progress);
-	return copy_steps_report(&s->steps, json_pack("{s:o}", "removed", s->removed));
+	return copy_steps_report(&s->steps, json_pack("{s:o, s:I}", "removed", s->removed, "facts",
+		(json_int_t)s->facts));
 }
 
 static int parse_runs(struct sync *s)
