@@ -186,7 +186,8 @@ static int copy_write(struct copy_work *k, bool replace, struct base_error *err)
 	const struct proto_step_facts *said = commit_list_facts(k->list, step->entry);
 	struct proto_step_facts facts = said ? *said : (struct proto_step_facts){0};
 	struct commit_attempt_save o = {.step = step->step, .replace = replace, .world = k->m.world,
-		.count = copy_origin(k->c->from, commit_list_run(k->list), &step->commit.manifest),
+		.count = k->c->options->plain ? 0
+			: copy_origin(k->c->from, commit_list_run(k->list), &step->commit.manifest),
 		.time_ns = step->commit.time_ns};
 	struct base_error why = {0};
 	int r;

@@ -13,6 +13,7 @@
 #include "core/upkeep/verify.h"
 
 struct copy_options {
+	bool plain;                     /* copies do not say where they came from */
 	unsigned threads;               /* 0: all cores */
 	uint64_t rate;                  /* bytes of the source that are read in a second, at most; 0: any number */
 	uint64_t total_bytes;           /* of all steps, for progress; may change between two of them */

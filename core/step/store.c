@@ -130,7 +130,7 @@ static int store_writable(const struct store *s, struct base_error *err)
 		return 0;
 	return base_error_set(err, -EROFS,
 		"%s: this store is of format %u, which this vckpt reads and does not write; make a store of format %u "
-		"with vckpt init, and bring the steps there: vckpt export, then vckpt import",
+		"with vckpt init, and bring the steps there with vckpt copy",
 		s->path, s->info.version, PROTO_VERSION);
 }
 

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt copy: what arrives is what was there, byte for byte, and only what the other store lacked was read."""
 import json
+import pathlib
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from saverlib import ALONE, Vckpt, ranks
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
 
 
 @pytest.fixture
@@ -104,3 +109,165 @@ def test_what_ranks_saved_arrives_with_its_meshes(vckpt, api, store, other, tmp_
         assert vckpt("cat", store, f"run/0/{path}", text=False).stdout == \
             vckpt("cat", other, f"run/0/{path}", text=False).stdout, path
     assert vckpt("verify", "--paranoid", other).returncode == 0
+
+
+def model(path, tensors, changed=0):
+    """Files of 100 tensors of 64 KiB, of which the first few are changed."""
+    save_file({f"t{i:03}": tensors[i] + (i < changed) for i in range(len(tensors))}, path)
+
+
+@pytest.fixture(scope="module")
+def made(vckpt, tmp_path_factory):
+    """A store with run/0 and run/1, which differ in one of 100 tensors, and run/2, which is as run/0; and its data."""
+    folder = tmp_path_factory.mktemp("made")
+    tensors = np.random.default_rng(3).standard_normal((100, 128, 128)).astype("f4")
+    vckpt("init", folder / "store", "--no-reserve")
+    for step in range(3):
+        model(folder / "m.safetensors", tensors, step == 1)
+        vckpt("import", folder / "store", f"run/{step}", folder / "m.safetensors", "-q")
+    return folder / "store", tensors
+
+
+@pytest.fixture
+def steps(made, store):
+    shutil.rmtree(store)
+    shutil.copytree(made[0], store)
+    return made[1]
+
+
+def packs(store, kind):
+    return sorted(store.glob(f"packs/*/*-{kind}.pack"), key=lambda p: -p.stat().st_size)
+
+
+def spoil(pack, at=4096 + 1000, byte=b"\xa5"):
+    """Bytes of its first objects."""
+    data = bytearray(pack.read_bytes())
+    data[at:at + 4096] = byte * 4096
+    pack.write_bytes(data)
+
+
+def test_what_is_there_is_not_read(vckpt, store, other, steps, tmp_path):
+    """Of a step that the other store has but for 1 %, that is read and the records: all else could as well be gone."""
+    size = vckpt.json("info", store, "run/1")["bytes"]
+    assert vckpt.json("copy", store, "run/0", "--to", other)["read_bytes"] > size * 0.5
+    expected = {step: tree(vckpt, store, f"run/{step}", tmp_path / f"want{step}") for step in (1, 2)}
+    spoil(packs(store, "model")[0])
+    done = vckpt.json("copy", store, "run", "--to", other)
+    assert [s["outcome"] for s in done["steps"]] == ["equal", "copied", "copied"]
+    records = sum(p.stat().st_size for p in packs(store, "meta")[:1]) + 10000   # of one step, and the list
+    assert 0 < done["steps"][1]["read_bytes"] + records <= 0.015 * size and done["steps"][2]["read_bytes"] == 0
+    for step, files in expected.items():
+        assert tree(vckpt, other, f"run/{step}", tmp_path / f"got{step}") == files
+    vckpt("verify", other)
+
+
+def test_a_base_of_someone_else_is_hashed(vckpt, store, other, steps, tmp_path):
+    """Without an index of one's own the other store's bytes are read, not the source's; and where they are not what its
+    records say, the source's are."""
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    vckpt("copy", store, "run/0", "--to", other)
+    shutil.rmtree(other / "index")
+    assert vckpt.json("copy", store, "run/1", "--to", other, env=env)["steps"][0]["pieces_new"] < 10
+    shutil.rmtree(other / "index")
+    vckpt("rm", other, "run/1")
+    spoil(packs(other, "model")[0])
+    done = vckpt.json("copy", store, "run/2", "--to", other, env=env)["steps"][0]
+    assert done["pieces_new"] > 0
+    assert tree(vckpt, store, "run/2", tmp_path / "a") == tree(vckpt, other, "run/2", tmp_path / "b")
+
+
+def test_a_step_that_differs(vckpt, store, other, steps, tmp_path):
+    model(tmp_path / "x.safetensors", steps[:50], 3)
+    vckpt("import", other, "run/1", tmp_path / "x.safetensors", "-q")
+    done = vckpt("copy", store, "run", "--to", other, check=False)
+    assert done.returncode == 1 and "run/1: " in done.stderr and "--replace" in done.stderr
+    assert [s["step"] for s in vckpt.json("ls", other, "run")["steps"]] == [0, 1, 2]
+    assert vckpt.json("info", other, "run/1")["tensors"] == 50
+    vckpt("copy", store, "run/1", "--to", other, "--replace")
+    same(vckpt, store, other, "run/1", tmp_path)
+
+
+def test_an_equal_step_of_another_writer(vckpt, store, other, steps, tmp_path):
+    model(tmp_path / "m.safetensors", steps, 1)
+    vckpt("import", other, "run/1", tmp_path / "m.safetensors", "-q")
+    entry = vckpt.json("info", other, "run/1")["entry"]
+    done = vckpt.json("copy", store, "run/1", "--to", other)
+    assert (done["equal"], done["read_bytes"]) == (1, 0) and vckpt.json("info", other, "run/1")["entry"] == entry
+    assert vckpt.json("copy", store, "run/latest", "--to", other, "--as", "new.name")["copied"] == 1
+    same(vckpt, store, other, "run/2", tmp_path, as_step="new.name/2")
+
+
+def test_damage_ends_a_step_and_no_other(vckpt, store, other, steps, tmp_path):
+    pack = packs(store, "model")[0]                             # of run/0, and what others have of it
+    model(tmp_path / "y.safetensors", steps * 2)
+    vckpt("import", store, "run/3", tmp_path / "y.safetensors", "-q")
+    spoil(pack)
+    done = vckpt("copy", store, "--to", other, "--json", check=False)
+    found = json.loads(done.stdout)
+    outcomes = [s["outcome"] for s in found["steps"]]
+    assert done.returncode == 3 and sorted(set(outcomes)) == ["copied", "failed"] and outcomes[3] == "copied"
+    assert "run/0" in done.stderr and "tensor model/t000" in done.stderr and "pack " in done.stderr
+    same(vckpt, store, other, "run/3", tmp_path)
+    meta = packs(store, "meta")[0]
+    meta.write_bytes(meta.read_bytes()[:-5000])
+    assert vckpt("copy", store, "--to", other, check=False).returncode == 3
+    vckpt("verify", other)
+
+
+@pytest.mark.parametrize("words, code, text", [
+    (["store", "run/1"], 2, "--to STORE2 is missing"),
+    (["store", "run/1", "--to", "nowhere"], 1, "vckpt init nowhere makes a store there"),
+    (["store", "run/1", "--to", "."], 1, "vckpt init . makes a store there"),
+    (["store", "run/9", "--to", "other"], 1, "run has no step 9"),
+    (["store", "none", "--to", "other"], 1, "there is no run none"),
+    (["store", "run/1", "--to", "store"], 1, "are the same store"),
+    (["store", "run/1", "--to", "other", "--to-tar", "x"], 2, "one of them at once"),
+    (["store", "run/1/model", "--to", "other"], 2, "only whole steps"),
+    (["store", "run", "x", "--to", "other", "--as", "y"], 2, "--as is for one RUN"),
+    (["store", "run", "--to", "other", "--as", "a/b"], 2, "a run's name is"),
+    (["store", "run", "--to", "other", "--limit-rate", "5000"], 2, "with a unit"),
+    (["store", "run", "--to", "other", "--limit-rate", "3K"], 2, "4K at least"),
+    (["store", "run", "--to", "other", "--limit-rate", "99999999999999999G"], 2, "4K at least"),
+    (["store", "run", "--to", "other", "--threads", "0"], 2, "--threads"),
+])
+def test_errors(vckpt, two_steps, tmp_path, monkeypatch, words, code, text):
+    shutil.copytree(two_steps, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    vckpt("init", "other")
+    done = vckpt("copy", *words, check=False)
+    assert done.returncode == code and text in done.stderr and not done.stdout, done
+    assert vckpt.json("ls", "other")["runs"] == []
+
+
+def test_two_copies_at_once(vckpt, store, other, steps, tmp_path):
+    both = [subprocess.Popen([vckpt.path, "copy", store, "--to", other, "--json"], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [p.communicate(timeout=120) for p in both]
+    assert [p.returncode for p in both] == [0, 0], said
+    for step in range(3):
+        assert {json.loads(out)["steps"][step]["entry"] for out, _ in said} == {
+            vckpt.json("info", other, f"run/{step}")["entry"]}
+        same(vckpt, store, other, f"run/{step}", tmp_path)
+    assert vckpt.json("ls", other, "--incoming")["incoming"] == []
+
+
+def shown(vckpt, store, step):
+    """manifest.json without what is new in a copy: it has the digests of all tensors and blobs."""
+    found = json.loads(vckpt("cat", store, f"{step}/manifest.json").stdout)
+    return {k: v for k, v in found.items() if k not in ("attempt", "manifest", "totals")}
+
+
+@pytest.mark.parametrize("version", ["v1", "v2", "v2-grid-2", "v2-list-2", "v2-list-3"])
+def test_stores_of_older_formats(vckpt, other, tmp_path, version, scale):
+    """They are read, and what they have keeps its digests; into one of format 1 nothing is copied."""
+    shutil.unpack_archive(GOLDEN / version / "store.tar.xz", tmp_path)
+    old, names = tmp_path / "store", []
+    for run in vckpt.json("ls", old)["runs"]:
+        steps = [s["step"] for s in vckpt.json("ls", old, run["run"])["steps"]]
+        names += [f"{run['run']}/{step}" for step in steps[-scale(2, len(steps)):]]
+    vckpt("copy", old, *names, "--to", other)
+    assert names and [shown(vckpt, old, name) for name in names] == [shown(vckpt, other, name) for name in names]
+    vckpt("verify", other)
+    done = vckpt("copy", other, names[0], "--to", old, "--as", "x", check=False)
+    assert (done.returncode, "of format 1" in done.stderr) == ((1, True) if version == "v1" else (0, False)), done
+    same(vckpt, old, other, names[0], tmp_path)

@@ -5,12 +5,18 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
 #include "tools/vckpt/copy/copy_steps.h"
+#include "tools/vckpt/copy/tar.h"
 
 struct copying {
 	struct copy_steps steps;        /* first: gets the library's calls, too */
 	struct tool *t;
-	const char *as;
+	const char *as, *to, *to_tar, *from_tar, *tmp; /* NULL: not given */
+	char *room;                     /* of the tar's files, on their way */
 	struct wanted { struct tool_target target; struct commit_list *list; } *wanted;
 	size_t nwanted;
 };
@@ -96,10 +102,12 @@ static void copy_wanted(struct copying *c, const struct wanted *w)
 	copy_steps_policy(&c->steps, w->list, as);
 }
 
-static int copy_all(struct copying *c, const char *to)
+static int copy_all(struct copying *c, const char *from, const char *to)
 {
-	int code = copy_steps_open(&c->steps, c->t, to);
+	int code;
 
+	c->t->arguments[0] = from;
+	code = copy_steps_open(&c->steps, c->t, to);
 	if (code == 0)
 		code = all_runs(c);
 	for (size_t i = 0; i < c->nwanted && code == 0; i++)
@@ -110,23 +118,92 @@ static int copy_all(struct copying *c, const char *to)
 	for (size_t i = 0; i < c->nwanted && !c->steps.stop; i++)
 		copy_wanted(c, &c->wanted[i]);
 	tool_progress_end(&c->steps.progress);
-	return copy_steps_report(&c->steps, NULL);
+	return c->steps.worst;
+}
+
+/* ---- as one stream ---- */
+
+static bool is_stream(const char *name) { return strcmp(name, "-") == 0; }
+
+static int out_fail(struct copying *c, int fd, const struct base_error *err)
+{
+	if (fd > STDOUT_FILENO) {
+		unlink(c->to_tar);
+		close(fd);
+	}
+	return tool_fail(c->t, err);
+}
+
+/* The steps go into a new store, whose files are the stream. */
+static int copy_out(struct copying *c)
+{
+	struct base_error err = {0};
+	int fd = STDOUT_FILENO, code;
+
+	if (is_stream(c->to_tar) && (c->t->json || isatty(fd)))
+		return tool_usage(c->t, "--to-tar -: standard output is %s", c->t->json ? "what --json is printed to"
+			: "a terminal");
+	signal(SIGPIPE, SIG_IGN); /* it would leave the files behind */
+	c->t->quiet |= is_stream(c->to_tar);
+	c->steps.options.plain = true;
+	if (tar_room(c->tmp, &c->room, &err) < 0 || store_init(c->room, 0, &err) < 0)
+		return tool_fail(c->t, &err);
+	code = copy_all(c, c->t->arguments[0], c->room);
+	if (code)
+		return code;
+	if (!is_stream(c->to_tar))
+		fd = open(c->to_tar, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+	if (fd < 0)
+		return tool_failed(c->t, "%s: %s", c->to_tar, strerror(errno));
+	if (tar_write(c->room, fd, c->to_tar, &err) < 0)
+		return out_fail(c, fd, &err);
+	if (fd > STDOUT_FILENO && (fsync(fd) < 0 || close(fd) < 0))
+		return tool_failed(c->t, "%s: %s", c->to_tar, strerror(errno));
+	return 0;
+}
+
+static int copy_in(struct copying *c)
+{
+	const char *to = c->t->arguments[0];
+	struct base_error err = {0};
+	int fd = is_stream(c->from_tar) ? STDIN_FILENO : open(c->from_tar, O_RDONLY | O_CLOEXEC), r;
+
+	if (fd < 0)
+		return tool_failed(c->t, "%s: %s", c->from_tar, strerror(errno));
+	if (tar_room(c->tmp, &c->room, &err) < 0)
+		return tool_fail(c->t, &err);
+	tool_interrupt_waits(c->t, "ended at once");
+	r = tar_read(fd, c->from_tar, c->room, tool_interrupted, &err);
+	if (fd != STDIN_FILENO)
+		close(fd);
+	return r < 0 ? tool_fail(c->t, &err) : copy_all(c, c->room, to);
+}
+
+static int options_check(struct copying *c)
+{
+	int ways = (c->to != NULL) + (c->to_tar != NULL) + (c->from_tar != NULL);
+
+	if (ways == 1)
+		return 0;
+	return ways ? tool_usage(c->t, "--to, --to-tar and --from-tar: one of them at once")
+		: tool_usage(c->t, "--to STORE2 is missing: the store to copy to");
 }
 
 static int copy_run(struct tool *t, int argc, char **argv)
 {
 	struct copying c = {.t = t};
-	const char *to = NULL;
-	const struct tool_option options[] = {{"to", .text = &to}, {"as", .text = &c.as},
+	const struct tool_option options[] = {{"to", .text = &c.to}, {"as", .text = &c.as},
+		{"to-tar", .text = &c.to_tar}, {"from-tar", .text = &c.from_tar}, {"tmp", .text = &c.tmp},
 		{"replace", .flag = &c.steps.replace}, {"limit-rate", .call = copy_steps_rate, .arg = &c.steps},
 		{"threads", .call = copy_steps_threads, .arg = &c.steps}, {0}};
 	int code = tool_parse(t, argc, argv, options);
 
-	if (code == 0 && !to)
-		code = tool_usage(t, "--to STORE2 is missing: the store to copy to");
-	if (code == 0 && (code = parse_all(&c)) == 0)
-		code = copy_all(&c, to);
+	if (code == 0 && (code = options_check(&c)) == 0 && (code = parse_all(&c)) == 0)
+		code = c.to ? copy_all(&c, t->arguments[0], c.to) : c.to_tar ? copy_out(&c) : copy_in(&c);
+	if (code == 0 || c.steps.copied + c.steps.equal + c.steps.failed)
+		code = copy_steps_report(&c.steps, NULL, code);
 	copy_steps_close(&c.steps);
+	tar_room_remove(c.room);
 	for (size_t i = 0; i < c.nwanted; i++)
 		commit_list_close(c.wanted[i].list);
 	free(c.wanted);
@@ -134,12 +211,15 @@ static int copy_run(struct tool *t, int argc, char **argv)
 }
 
 const struct tool_command tool_copy = {"copy", "copy steps into another store",
-	"usage: vckpt copy STORE [RUN[/STEP]]... --to STORE2 [OPTION...]\n\n"
+	"usage: vckpt copy STORE [RUN[/STEP]]... --to STORE2 | --to-tar FILE | --from-tar FILE [OPTION...]\n\n"
 	"Copies steps as they were saved: tensors, blobs, who held what, attributes, the time. Bytes that STORE2\n"
 	"has already, in whatever run, are not read from STORE. All bytes are compared with their digests on the\n"
 	"way. Each step appears whole or not at all, and stays when the command is ended later: the same command\n"
 	"goes on with the next one. Without RUN all runs are copied.\n\n"
 	"  --to STORE2         the store to copy to; vckpt init makes one\n"
+	"  --to-tar FILE       write them to FILE (-: standard output) as one tar, with all that they need\n"
+	"  --from-tar FILE     take what such a tar holds into STORE\n"
+	"  --tmp DIR           where a tar's files are meanwhile; by default in $TMPDIR, else in /var/tmp\n"
 	"  --as RUN            name of the run there, for one RUN or RUN/STEP\n"
 	"  --replace           replace steps that are there and differ; equal ones are passed over in any case\n"
 	"  --limit-rate RATE   read at most so many bytes a second from STORE: 512K, 20M, 1G\n"

@@ -223,24 +223,24 @@ void copy_steps_say(struct copy_steps *s, const char *format, ...)
 	fflush(stdout);
 }
 
-int copy_steps_report(struct copy_steps *s, json_t *more)
+int copy_steps_report(struct copy_steps *s, json_t *more, int code)
 {
 	if (s->t->json) {
 		json_t *all = json_pack("{s:I, s:I, s:I, s:I, s:I, s:O}", "copied", (json_int_t)s->copied, "equal",
 			(json_int_t)s->equal, "failed", (json_int_t)s->failed, "read_bytes", (json_int_t)s->read_bytes,
 			"stored_bytes", (json_int_t)s->stored_bytes, "steps", s->rows);
-		int code;
+		int printed;
 
 		json_object_update(all, more);
 		json_decref(more);
-		code = tool_print_json(all);
-		return s->worst ? s->worst : code;
+		printed = tool_print_json(all);
+		return code ? code : printed;
 	}
 	if (!s->t->quiet && s->copied + s->equal + s->failed != 1)
 		printf("%s copied, %zu there already%s; read %s, stored %s\n", TOOL_COUNT(s->copied, "step", "steps"),
 			s->equal, s->failed ? ", others failed" : "", TOOL_BYTES(s->read_bytes),
 			TOOL_BYTES(s->stored_bytes));
-	return s->worst;
+	return code;
 }
 
 void copy_steps_close(struct copy_steps *s)

@@ -41,8 +41,8 @@ void copy_steps_failed(struct copy_steps *s, const struct base_error *err);
 /* A line that is no step's, for people. */
 void copy_steps_say(struct copy_steps *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The last output: the document of --json, with `more` (takes the reference; NULL: none) beside its members; or a sum.
- * An exit code. */
-int copy_steps_report(struct copy_steps *s, json_t *more);
+ * Returns the exit code, which was `code`. */
+int copy_steps_report(struct copy_steps *s, json_t *more, int code);
 /* Brings the index of the other store up to date. */
 void copy_steps_index(struct copy_steps *s);
 /* The same, and closes all. */

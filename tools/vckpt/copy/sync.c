@@ -245,7 +245,7 @@ static int sync_all(struct sync *s, const char *to)
 	while (s->follow && !s->steps.stop && !tool_interrupted() && (nanosleep(&second, NULL), !tool_interrupted()));
 	tool_progress_end(&s->steps.progress);
 	return copy_steps_report(&s->steps, json_pack("{s:o, s:I}", "removed", s->removed, "facts",
-		(json_int_t)s->facts));
+		(json_int_t)s->facts), s->steps.worst);
 }
 
 static int parse_runs(struct sync *s)
