@@ -114,7 +114,7 @@ static int copy_look(struct copy *c, uint64_t step, const struct commit_list_ste
 	if (r >= 0)
 		r = commit_list_know_step(c->there, step, err);
 	*ret_there = r >= 0 ? commit_list_find(c->there, step) : NULL;
-	return base_min(r, 0);
+	return r < 0 ? r : 0;
 }
 
 /* 1: an equal step is there, which *ret_r then describes; 0: none; -EEXIST: another. */

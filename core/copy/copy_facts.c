@@ -117,5 +117,5 @@ int copy_policy(struct copy *c, const struct commit_list *list, const char *as, 
 	if ((!q || q->time_ns < p->time_ns) && copies_alone(c, commit_list_run(list), there))
 		r = commit_list_policy_put(there, p->rules, p->nrules, err);
 	commit_list_close(there);
-	return base_min(r, 0);
+	return r < 0 ? r : 0;
 }

@@ -40,8 +40,6 @@ static int parse_all(struct copying *c)
 	}
 	if (code == 0 && c->as && !proto_run_valid(c->as))
 		code = tool_usage(t, "--as %s: a run's name is [A-Za-z0-9_][A-Za-z0-9._-]{0,127}", c->as);
-	if (code == 0 && c->as && c->nwanted != 1)
-		code = tool_usage(t, "--as is for one RUN or RUN/STEP");
 	return code;
 }
 
@@ -110,6 +108,8 @@ static int copy_all(struct copying *c, const char *from, const char *to)
 	code = copy_steps_open(&c->steps, c->t, to);
 	if (code == 0)
 		code = all_runs(c);
+	if (code == 0 && c->as && c->nwanted != 1)
+		code = tool_usage(c->t, "--as is for one RUN or RUN/STEP");
 	for (size_t i = 0; i < c->nwanted && code == 0; i++)
 		code = find(c, &c->wanted[i]);
 	if (code)

@@ -243,7 +243,7 @@ int tar_read(int fd, const char *name, const char *root, bool (*cancelled)(void)
 	if (r == 1)
 		for (ssize_t n = 1, all = 0; n > 0 && all < (ssize_t)sizeof rest; all += n) /* what fills the record */
 			n = read(fd, rest, sizeof rest);
-	return base_min(r, 0);
+	return r < 0 ? r : 0;
 }
 
 /* ---- room ---- */
