@@ -22,6 +22,7 @@
  *   facts of steps     pins, tags, attributes that are set after the save
  *   reading a tensor   one box of one tensor
  *   blobs              byte strings of a step
+ *   differences        what is different between two steps
  *   loads              all that a rank holds, in one go: load_begin -> load_tensors, ... -> load_start -> load_wait
  *   targets            loads into slices, other names, other dtypes and other sizes
  *
@@ -622,6 +623,54 @@ int64_t vckpt_step_next_blob(struct vckpt_step *step, const char *component, uin
 /* Looks before memory is taken for a blob: -ENOMEM if this process could not allocate its bytes now; of a long one
  * reads the first and the last bytes. */
 int vckpt_step_blob_look(struct vckpt_step *step, uint32_t blob, struct vckpt_error *err);
+
+/* ---- differences ------------------------------------------------------------------------------------------------- */
+
+/* What is different from step A to step B, of one store or of two. Names, dtypes, shapes and digests decide, and no
+ * data is read, but of tensors that the two steps cut differently: these are compared byte for byte. */
+struct vckpt_diff;
+enum {
+	VCKPT_DIFF_VALUES = 1 << 0,      /* measure how values changed: reads the pieces that differ */
+};
+struct vckpt_diff_options {
+	size_t size;                     /* sizeof (struct vckpt_diff_options) */
+	const char *component;           /* only this one, with the blobs COMPONENT.json and COMPONENT/...; NULL: all */
+	uint32_t flags;                  /* VCKPT_DIFF_... */
+	uint32_t reserved;
+};
+/* Both steps must stay open until vckpt_diff_free. o may be NULL. It may take long, and cannot be stopped. -ENOENT:
+ * neither step has the component. -VCKPT_EDAMAGED: also, that two pieces have other digests and equal bytes. */
+int vckpt_diff_steps(struct vckpt_step *a, struct vckpt_step *b, const struct vckpt_diff_options *o,
+	struct vckpt_diff **ret_diff, struct vckpt_error *err);
+void vckpt_diff_free(struct vckpt_diff *diff);
+
+/* The tensors and blobs that are different: tensors before blobs, by component and name. With values, those that have
+ * some come after the other tensors, by what changed most: a tensor that got a NaN or an infinity first, then by
+ * `relative`. */
+enum {
+	VCKPT_DIFF_ADDED,                /* only B has it */
+	VCKPT_DIFF_REMOVED,              /* only A has it */
+	VCKPT_DIFF_RETYPED,              /* another dtype, and maybe another shape */
+	VCKPT_DIFF_RESHAPED,
+	VCKPT_DIFF_CHANGED,              /* other bytes */
+};
+struct vckpt_diff_row {                  /* texts belong to the steps */
+	const char *component;           /* NULL: a blob */
+	const char *name;                /* name_len bytes: not followed by a NUL where it is a tensor's */
+	uint32_t name_len;
+	uint32_t change;                 /* VCKPT_DIFF_ADDED, ... */
+	int64_t rank;                    /* of a blob: whose own it is; -1: none's */
+	int64_t a, b;                    /* the number of the tensor or blob in each step; -1: it has none */
+	/* Of the values of pieces that differ; all 0 without VCKPT_DIFF_VALUES, of blobs, and unless it is CHANGED. The
+	 * two parts of a complex number are two values. */
+	uint64_t changed;                /* values whose bits differ */
+	uint64_t nan_a, nan_b, inf_a, inf_b; /* values in A and in B that are not finite */
+	double max;                      /* of |B - A|, where both are finite, as below */
+	double rms;                      /* of B - A over all values of the tensor */
+	double relative;                 /* the norm of B - A by that of A; may be infinite */
+};
+size_t vckpt_diff_count(const struct vckpt_diff *diff);
+int vckpt_diff_row(const struct vckpt_diff *diff, size_t i, struct vckpt_diff_row *ret_row); /* -ENOENT */
 
 /* ---- loads ------------------------------------------------------------------------------------------------------- */
 

@@ -389,6 +389,12 @@ uint32_t store_chunk_after(const struct store_chunk *c, uint32_t tensor)
 	return base_bisect(k, 0, c->t.nrows, store_chunk_tensor(c, k) < tensor);
 }
 
+void store_chunk_row_digest(const struct store_chunk *c, uint32_t i, bool *ret_whole, struct base_digest *ret_d)
+{
+	*ret_whole = base_get32(row_bytes(c, i) + 4) & CHUNK_ROW_WHOLE;
+	memcpy(ret_d->bytes, row_bytes(c, i) + 32, sizeof ret_d->bytes);
+}
+
 int64_t store_chunk_find(const struct store_chunk *c, uint32_t tensor)
 {
 	uint32_t i = store_chunk_after(c, tensor);

@@ -77,6 +77,10 @@ void store_part_kept_give(const struct store_part_kept *k, struct store_chunk_ca
 int store_part_read_row_cached(struct store_chunk_cache *c, struct store *s, const struct store_layout *l,
 	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t tensor,
 	struct store_row *ret_row, struct base_error *err);
+/* The digest of that row alone, and whether it has the whole tensor. */
+int store_part_row_digest(struct store_chunk_cache *c, struct store *s, const struct store_layout *l,
+	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t tensor, bool *ret_whole,
+	struct base_digest *ret_d, struct base_error *err);
 /* All rows of one chunk, in order, through a callback (the row is the callback's to read, not to keep). */
 int store_part_read_chunk(struct store *s, const struct store_layout *l, const struct proto_part *part,
 	const char *const *packs, uint32_t npacks, uint32_t chunk, int (*f)(void *arg, const struct store_row *row),
@@ -88,6 +92,7 @@ int store_chunk_decode(const void *object, size_t len, const struct store_layout
 void store_chunk_free(struct store_chunk *c);
 uint32_t store_chunk_rows(const struct store_chunk *c);
 int store_chunk_row(const struct store_chunk *c, uint32_t i, struct store_row *ret_row);
+void store_chunk_row_digest(const struct store_chunk *c, uint32_t i, bool *ret_whole, struct base_digest *ret_d);
 int64_t store_chunk_find(const struct store_chunk *c, uint32_t tensor); /* row number or -ENOENT */
 uint32_t store_chunk_after(const struct store_chunk *c, uint32_t tensor); /* number of the first row from it on */
 uint32_t store_chunk_tensor(const struct store_chunk *c, uint32_t i); /* of row i */

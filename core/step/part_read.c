@@ -86,27 +86,60 @@ static int part_chunk_hold(struct store_chunk_cache *cache, struct store *s, con
 	return r;
 }
 
-int store_part_read_row_cached(struct store_chunk_cache *cache, struct store *s, const struct store_layout *l,
+/* The chunk that has the row of `tensor`, held, and the row's number in it. -ENODATA: the part has none. */
+static int part_row_hold(struct store_chunk_cache *cache, struct store *s, const struct store_layout *l,
 	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t tensor,
-	struct store_row *ret_row, struct base_error *err)
+	struct store_chunk_held **ret_h, uint32_t *ret_row, struct base_error *err)
 {
 	int64_t number = part_chunk_find(part, tensor), row = -ENOENT;
 	struct store_chunk_held *h = NULL;
-	int r = 0;
 
 	if (number >= 0) {
-		r = part_chunk_hold(cache, s, l, part, packs, npacks, (uint32_t)number, tensor, &h, err);
+		int r = part_chunk_hold(cache, s, l, part, packs, npacks, (uint32_t)number, tensor, &h, err);
+
 		if (r < 0)
 			return r;
 		row = store_chunk_find(store_chunk_held_chunk(h), tensor);
 	}
-	if (row < 0)
-		r = base_error_set(err, -ENODATA, "rank %u stored nothing of tensor %u", part->rank, tensor);
-	else if ((r = store_chunk_row(store_chunk_held_chunk(h), (uint32_t)row, ret_row)) < 0)
+	if (row < 0) {
+		if (h)
+			store_chunk_release(h);
+		return base_error_set(err, -ENODATA, "rank %u stored nothing of tensor %u", part->rank, tensor);
+	}
+	*ret_h = h;
+	*ret_row = (uint32_t)row;
+	return 0;
+}
+
+int store_part_read_row_cached(struct store_chunk_cache *cache, struct store *s, const struct store_layout *l,
+	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t tensor,
+	struct store_row *ret_row, struct base_error *err)
+{
+	struct store_chunk_held *h;
+	uint32_t row;
+	int r = part_row_hold(cache, s, l, part, packs, npacks, tensor, &h, &row, err);
+
+	if (r < 0)
+		return r;
+	if ((r = store_chunk_row(store_chunk_held_chunk(h), row, ret_row)) < 0)
 		r = base_no_memory(err);
-	if (h)
-		store_chunk_release(h);
+	store_chunk_release(h);
 	return r;
+}
+
+int store_part_row_digest(struct store_chunk_cache *cache, struct store *s, const struct store_layout *l,
+	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t tensor, bool *ret_whole,
+	struct base_digest *ret_d, struct base_error *err)
+{
+	struct store_chunk_held *h;
+	uint32_t row;
+	int r = part_row_hold(cache, s, l, part, packs, npacks, tensor, &h, &row, err);
+
+	if (r < 0)
+		return r;
+	store_chunk_row_digest(store_chunk_held_chunk(h), row, ret_whole, ret_d);
+	store_chunk_release(h);
+	return 0;
 }
 
 int store_part_read_chunk(struct store *s, const struct store_layout *l, const struct proto_part *part,

@@ -14,7 +14,7 @@ LAYERS = ["core/base", "core/tensor", "proto", "core/query", "index", "core/stor
           "core/commit/list", "core/commit/incoming", "core/commit/notes", "core/commit/check", "core/commit/launch",
           "core/commit/attempt", "core/upkeep", "core/device", "core/comm", "core/save/plan", "core/save/write",
           "core/save/saver", "core/load/open", "core/load/read", "core/load/fill", "core/load/exchange",
-          "core/load/loader", "core/find", "core/copy", "core/view", "core/foreign", "core/api", "fs", "tools"]
+          "core/load/loader", "core/find", "core/copy", "core/diff", "core/view", "core/foreign", "core/api", "fs", "tools"]
 APART = [{"proto", "index"}]  # these do not include each other
 SOLE = {
     r"protobuf-c/|proto/vckpt\.pb-c\.h": {"proto"},
@@ -95,7 +95,7 @@ WORDS = {"core/base": "base", "core/tensor": "tensor", "proto": "proto", "core/q
          "core/storage": "storage", "core/pack": "pack", "core/step": "store", "core/commit": "commit",
          "core/commit/check": "check", "core/upkeep": "upkeep", "core/device": "device", "core/comm": "comm",
          "core/save": "save", "core/load": "load", "core/load/loader": "loader", "core/find": "find",
-         "core/copy": "copy", "core/view": "view",
+         "core/copy": "copy", "core/diff": "diff", "core/view": "view",
          "core/foreign": "foreign", "core/api": "vckpt"}
 
 

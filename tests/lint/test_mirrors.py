@@ -14,7 +14,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PREFIXES = ("", "base_", "tensor_", "proto_", "index_", "storage_", "pack_", "store_", "commit_", "upkeep_", "device_",
-            "query_", "save_", "load_", "view_", "foreign_", "vckpt_", "tool_", "check_", "launch_")
+            "query_", "save_", "load_", "diff_", "view_", "foreign_", "vckpt_", "tool_", "check_", "launch_")
 # Classes whose struct has another name than theirs. Of those with a `...` only the first fields are written down.
 NAMES = {
     "tensorlib.Line": "tensor_reshard_line", "test_grid.Params": "tensor_grid_params",

@@ -72,6 +72,7 @@ FOR_TESTS = {
     "load_cache_hash": "the tests give it references that somebody chose",
     "tool_progress_at": "the tests give the time",
     "view_layouts_parse": "the tests give it the text of a file",
+    "diff_measure_select": "the tests compare the vectors of this processor with those of every one",
     "saver_room_size": "the tests give the memory of the machine",
     "saver_same_patience": "the tests are patient, or not at all",
 }

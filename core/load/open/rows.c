@@ -335,3 +335,42 @@ int load_rows_ask(const struct load_step *step, struct load_question *questions,
 	}
 	return r < 0 ? base_no_memory(err) : 0;
 }
+
+/* ---- without pieces ---- */
+
+int load_tensor_row_digest(struct load_step *step, uint32_t tensor, struct base_digest *ret_d, struct base_error *err)
+{
+	uint64_t lines[4] = {0};
+	uint32_t line = 0, nranks = step->manifest.nranks;
+	const struct store_opened_part *part;
+	struct tensor_shard shard;
+	struct tensor_shape shape;
+	struct tensor_box box;
+	int64_t number;
+	bool whole;
+	int r;
+
+	if (nranks > 64 * BASE_COUNT(lines))
+		return 0;
+	if (load_step_holders(step, tensor, NULL, lines) < 0)
+		return base_no_memory(err);
+	while (line < nranks && !(lines[line / 64] >> line % 64 & 1))
+		line++;
+	number = line < nranks ? load_step_number_in(step, tensor, step->manifest.ranks[line].layout) : -ENOENT;
+	if (number < 0)
+		return 0;
+	r = load_step_part(step, line, &part, err);
+	if (r == 0)
+		r = store_part_row_digest(step->chunks, step->store,
+			step->layouts[step->manifest.ranks[line].layout].layout, &part->part, part->packs, part->npacks,
+			(uint32_t)number, &whole, ret_d, err);
+	if (r < 0)
+		return r == -ENODATA ? 0 : load_step_tensor_failed(step, tensor, base_error_prefix(err, r,
+			"part of rank %u", step->manifest.ranks[line].rank), err);
+	r = load_step_shard(step, line, (uint32_t)number, &shard);
+	if (r < 0)
+		return base_no_memory(err);
+	store_layout_shape(step->layouts[step->tensors[tensor].layout].layout, step->tensors[tensor].tensor, &shape);
+	tensor_box_whole(&shape, &box);
+	return whole && (r == 0 || tensor_shard_has(&shard, &box)); /* a row that may not be whole is refused there */
+}

@@ -82,6 +82,10 @@ struct load_object;
  * equal boxes the lowest rank's), which must cover it exactly; -BASE_EFORMAT names tensor, box and ranks. It reads one
  * chunk, or the chunks of all parts that may have rows of the tensor. A tensor without items may have no row. */
 int load_tensor_open(struct load_step *step, uint32_t tensor, struct load_object **ret_o, struct base_error *err);
+/* A tensor without its pieces: 1: the lowest rank that may have something of it has all of it, and this is the digest
+ * over its pieces; with equal dtypes, shapes and grids, two such tensors are equal if their digests are. 0: it is not
+ * so, or only load_tensor_open can say. Errors as there. */
+int load_tensor_row_digest(struct load_step *step, uint32_t tensor, struct base_digest *ret_d, struct base_error *err);
 int load_blob_open(struct load_step *step, uint32_t blob, struct load_object **ret_o, struct base_error *err);
 /* By its name; rank: whose own it is, -1: none's. Reads the head of one part, if the manifest says which part has it.
  * 1: opened; 0: there is none. ret_info may be NULL. */

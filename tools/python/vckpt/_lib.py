@@ -22,6 +22,7 @@ from ctypes import (
     byref,
     c_char,
     c_char_p,
+    c_double,
     c_int,
     c_int32,
     c_int64,
@@ -40,6 +41,7 @@ REPLICAS = {"sample": 0, "full": 1, "off": 2}
 LOW_PRIORITY, NO_BASES, KEEP_CACHED = 1, 2, 4
 DEVICE, BUFFER, BOXES, ALONE = 1, 2, 4, 8
 REPLACE = 1
+DIFF_VALUES = 1
 REHASH, SKIP_DAMAGED, DIRECT, CACHED = 1, 2, 8, 16
 STATES = ("open", "queued", "staging", "staged", "announced", "committed", "failed")
 PHASES = 9
@@ -229,6 +231,17 @@ class BlobInfo(Structure):
     _fields_ = [("name", c_char_p), ("bytes", c_uint64), ("per_rank", c_uint32), ("rank", c_uint32)]
 
 
+class DiffOptions(Structure):
+    _fields_ = [("size", c_size_t), ("component", c_char_p), ("flags", c_uint32), ("reserved", c_uint32)]
+
+
+class DiffRow(Structure):
+    _fields_ = [("component", c_char_p), ("name", c_void_p), ("name_len", c_uint32), ("change", c_uint32),
+                ("rank", c_int64), ("a", c_int64), ("b", c_int64),
+                *((name, c_uint64) for name in ("changed", "nan_a", "nan_b", "inf_a", "inf_b")),
+                *((name, c_double) for name in ("max", "rms", "relative"))]
+
+
 class Commit(Structure):
     _fields_ = [("step", c_uint64), ("entry", c_uint64), ("manifest", c_uint8 * 32)]
 
@@ -334,6 +347,10 @@ FUNCTIONS = {
     "vckpt_step_blob_count": (c_int64, [P, E]),
     "vckpt_step_blob": (c_int, [P, c_uint32, POINTER(BlobInfo)]),
     "vckpt_run_latest": (c_int, [c_char_p, c_char_p, POINTER(c_uint64), E]),
+    "vckpt_diff_steps": (c_int, [P, P, POINTER(DiffOptions), POINTER(P), E]),
+    "vckpt_diff_count": (c_size_t, [P]),
+    "vckpt_diff_row": (c_int, [P, c_size_t, POINTER(DiffRow)]),
+    "vckpt_diff_free": (None, [P]),
     "vckpt_load_begin": (c_int, [P, POINTER(LoadOptions), POINTER(P), E]),
     "vckpt_load_tensors": (c_int, [P, P, c_size_t, E]),
     "vckpt_convert": (c_int, [c_uint32, c_uint32, P, P, c_size_t, E]),

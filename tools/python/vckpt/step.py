@@ -27,6 +27,7 @@ import numpy as np
 
 from . import _lib, values
 from .arrays import destination, empty, installed, is_raw, memory_for, numpy_dtype, torch_tensor
+from .diffs import Difference, differences
 from .lazy import LazyTensor, Stored
 from .paths import split
 from .shard import _box
@@ -253,12 +254,8 @@ class Step:
     @functools.cached_property
     def _blobs(self) -> dict[tuple[str, int | None], int]:
         """{(name, rank): bytes} of all. Made at the first use: it needs something of every rank that has some."""
-        info, found = _lib.BlobInfo(), {}
-        for number in range(_lib.call("vckpt_step_blob_count", self._at())):
-            if _lib.lib().vckpt_step_blob(self._at(), number, byref(info)) < 0:
-                raise _lib.Error(errno.EIO, f"step {self.run}/{self.number}: blob {number} cannot be described")
-            found[info.name.decode(), info.rank if info.per_rank else None] = info.bytes
-        return found
+        blobs = map(self._blob_described, range(_lib.call("vckpt_step_blob_count", self._at())))
+        return {(name, rank): size for name, size, rank in blobs}
 
     def _blob_bytes(self, name: str, rank: int | None) -> int | None:
         """The size of a file, or None where there is none. Reads something of one rank, and not of all."""
@@ -273,6 +270,26 @@ class Step:
         while place is not None and _lib.call("vckpt_step_blob_rank", self._at(), place[0], first, byref(rank)):
             yield rank.value
             first = rank.value + 1
+
+    def _described(self, number: int) -> TensorInfo:
+        key, (_, dtype, shape, size) = self._stored(number)
+        return TensorInfo(*key, _lib.DTYPES[dtype] or "", shape, size)
+
+    def _blob_described(self, number: int) -> BlobInfo:
+        info = _lib.BlobInfo()
+        if _lib.lib().vckpt_step_blob(self._at(), number, byref(info)) < 0:
+            raise _lib.Error(errno.EIO, f"step {self.run}/{self.number}: blob {number} cannot be described")
+        return BlobInfo(info.name.decode(), info.bytes, info.rank if info.per_rank else None)
+
+    def diff(self, other: Step | Path, values: bool = False, component: str | None = None) -> list[Difference]:
+        """What is different from this step (A) to the other one (B), an open step or the path of one; [] where they are
+        equal. Digests decide; data is read only of tensors that ranks cut differently in the two steps. values: also
+        how much values changed, most first, which reads the pieces that differ. component: only this one, with its
+        files COMPONENT.json and COMPONENT/... Attributes are not compared."""
+        if isinstance(other, Step):
+            return differences(self, other, component, values)
+        with Step(other, self.framework) as opened:
+            return differences(self, opened, component, values)
 
     def tensors(self) -> list[TensorInfo]:
         """[TensorInfo(component, name, dtype, shape, bytes)], in the step's order."""
