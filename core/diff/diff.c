@@ -15,6 +15,8 @@
 #include "core/load/open/object.h"
 #include "core/storage/spread.h"
 
+const char *const diff_change_words[] = {"added", "removed", "retyped", "reshaped", "changed"};
+
 enum { PAIR_EQUAL = DIFF_CHANGED + 1, PAIR_COMPARE };   /* beside enum diff_change */
 
 struct diff_pair { uint32_t a, b; uint8_t what; bool blob; };
@@ -60,7 +62,7 @@ void diff_side_blob(const struct diff_side *s, uint32_t i, struct load_blob_info
 
 /* ---- pairs ---- */
 
-static int diff_names_compare(const struct load_tensor_info *a, const struct load_tensor_info *b)
+int diff_names_compare(const struct load_tensor_info *a, const struct load_tensor_info *b)
 {
 	int d = strcmp(a->component, b->component);
 

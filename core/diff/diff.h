@@ -9,7 +9,7 @@
 
 #include "core/load/open/step.h"
 
-/* A side that is no step. Its tensors are sorted by component and name, no name twice. */
+/* A side that is no step. Its tensors are sorted as diff_names_compare says, no name twice. */
 struct diff_other {
 	void *arg;
 	uint32_t ntensors, nblobs;
@@ -20,9 +20,11 @@ struct diff_other {
 };
 /* One of the two. A is a step. */
 struct diff_side { struct load_step *step; const struct diff_other *other; };
+int diff_names_compare(const struct load_tensor_info *a, const struct load_tensor_info *b);
 
 /* RETYPED: its shape may be another one, too. */
 enum diff_change { DIFF_ADDED, DIFF_REMOVED, DIFF_RETYPED, DIFF_RESHAPED, DIFF_CHANGED };
+extern const char *const diff_change_words[]; /* "added", ...; by enum diff_change */
 
 /* Of the values of pieces that differ (all values, where sides cut a tensor differently). An item of a complex dtype is
  * two values, as is one of f4_e2m1fn_x2. */

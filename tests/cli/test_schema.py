@@ -9,7 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 MANUAL = pathlib.Path(__file__).resolve().parents[2] / "docs/man/vckpt.1"
-TYPES = {"string": str, "integer": int, "boolean": bool, "null": type(None)}
+TYPES = {"string": str, "integer": int, "boolean": bool, "null": type(None),
+         "number": float}
 
 
 def parse(tokens):
@@ -105,6 +106,12 @@ def outputs(vckpt, tmp_path_factory):
     out["du STORE RUN"] = vckpt.json("du", store, "a", "--tensors", "1")
     out["du STORE RUN/STEP"] = vckpt.json("du", store, "a/1", "--packs")
     out["log"] = vckpt.json("log", store, "a")
+    vckpt("import", store, "b", source / "model.safetensors", "-q")
+    save_file({"w": numpy.ones((600, 300), "f4"), "b": numpy.ones(3)}, source / "model.safetensors")
+    vckpt("import", store, "b", source, "-q")
+    differ = vckpt("diff", store, "a/1", "b/1", "--values", "--json", check=False)
+    out["diff"], out["diff --stat"] = json.loads(differ.stdout), vckpt.json("diff", store, "b", "b/1", "--stat")
+    out["diff of blobs"] = json.loads(vckpt("diff", store, "b/0", "b/1", "--json", check=False).stdout)
     out["stalls"] = vckpt.json("stalls", store, "a/1")
     out["ls STORE --incoming"] = vckpt.json("ls", store, "--incoming")
     out["export"] = vckpt.json("export", store, "a/1", tmp / "out")
@@ -128,7 +135,7 @@ def outputs(vckpt, tmp_path_factory):
 
 
 def test_the_manual_has_a_schema_for_every_command():
-    assert len(manual()) == 2623
+    assert len(manual()) == 262323
 
 
 # these have tests of their own
@@ -140,6 +147,14 @@ def test_output_is_what_the_manual_says(outputs, name):
 def test_long_output_too(outputs):
     for name in ("ls STORE RUN/STEP", "ls STORE RUN/STEP/COMPONENT"):
         check(outputs[f"{name} --long"], manual()[name])
+
+
+def test_every_difference_too(outputs):
+    for name in "diff --stat", "diff of blobs":
+        check(outputs[name], manual()["diff"])
+    assert "differences" not in outputs["diff --stat"] and outputs["diff --stat"]["equal"]
+    assert any(d["blob"] for d in outputs["diff of blobs"]["differences"])
+    assert any("rms" in d for d in outputs["diff"]["differences"])
 
 
 def test_a_rank_outside_the_mesh_too(outputs):

@@ -198,6 +198,9 @@ class Look:
         self.run("stalls", s, step, "--json")
         self.run("verify", s, step, "--no-notes")
         self.run("cat", s, f"{step}/manifest.json")
+        for other in self.steps[:2]:            # 2: of diff, what failed
+            self.run("diff", s, step, "/".join(map(str, other)), codes=(0, 1, 2, 3, 4))
+            self.run("diff", s, "/".join(map(str, other)), step, "--values", "--json", codes=(0, 1, 2, 3, 4))
         self.run("layout", s, step, "--check", self.words["layout"], codes=(0, 1, 2, 3, 4))
         for component in [c["component"] for c in told["components"]][:3] if code == 0 else []:
             self.run("ls", s, f"{step}/{component}", "--long")

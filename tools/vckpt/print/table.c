@@ -10,7 +10,7 @@
 #include "core/base/le.h"
 #include "tools/vckpt/print/format.h"
 
-#define COLUMNS_MAX 8
+#define COLUMNS_MAX 12
 #define COLUMN_MIN 16 /* no column is shortened below this */
 #define DOTS "..."
 
@@ -68,6 +68,8 @@ static void write_cell(const struct tool_table *t, json_t *value, enum tool_as a
 		tool_print_text(t->to, json_string_value(value), json_string_length(value));
 	else if (json_is_integer(value))
 		write_number(t, (uint64_t)json_integer_value(value), as);
+	else if (json_is_real(value))
+		fprintf(t->to, "%.3g", json_real_value(value));
 	else if (!json_is_array(value) && !json_is_object(value))
 		putc('-', t->to);
 	json_object_foreach(value, key, part) {

@@ -13,7 +13,7 @@
 
 #include "tools/vckpt/print/terminal.h"
 
-/* How a number is written. An array of numbers is written as [4096, 1024], an object of texts as "a=1  b=2". */
+/* How an integer is written. A real has three digits, an array is [4096, 1024], an object of texts a=1  b=2. */
 enum tool_as { TOOL_AS_NUMBER, TOOL_AS_BYTES, TOOL_AS_STEP };
 
 struct tool_column {
