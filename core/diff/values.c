@@ -69,6 +69,11 @@ static INLINE void widen(const struct diff_type *t, const void *items, size_t n,
 	}
 }
 
+void diff_widen(const struct diff_type *t, const void *items, size_t n, double *ret_values)
+{
+	widen(t, items, n, ret_values);
+}
+
 /* ---- differences ---- */
 
 #define DISTANCES(type) do { \

@@ -16,6 +16,8 @@ struct diff_type {
 	double table[256];              /* of dtypes whose items have one byte: by code; of f4, by element */
 };
 void diff_type_init(struct diff_type *t, enum tensor_dtype dtype);
+/* n <= DIFF_BLOCK_VALUES values, whole items, aligned as the dtype wants it. 64-bit integers are rounded. */
+void diff_widen(const struct diff_type *t, const void *items, size_t n, double *ret_values);
 
 /* What was measured so far. Sums, max: of values that are finite on both sides. */
 struct diff_measure {

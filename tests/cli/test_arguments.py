@@ -78,7 +78,7 @@ def test_a_command_like_no_other(vckpt, typed):
 # What stands after STORE: of each command that takes one, but for init.
 AFTER_STORE = {
     "import": ["new/7", "w.npy"], "ls": ["run"], "info": ["run/1"], "cat": ["run/1/manifest.json"],
-    "diff": ["run/1", "run"], "export": ["run/1", "out"], "verify": ["run"], "mend": [],
+    "show": ["run/1/model/w"], "diff": ["run/1", "run"], "export": ["run/1", "out"], "verify": ["run"], "mend": [],
     "rm": ["run/1"],
     "du": ["run/1", "--packs"], "copy": ["run/1", "--to", "elsewhere"],
     "gc": [], "abort": ["run"], "index": [], "stalls": ["run/1"],

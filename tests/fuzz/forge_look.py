@@ -45,7 +45,7 @@ TORCH_S = 60                # until a process has imported torch
 WATCH_S = LIMIT_S + 20      # mend and gc watch heartbeats that they do not know; an export makes its files durable
 SANITIZER = re.compile(r"AddressSanitizer|UndefinedBehaviorSanitizer|runtime error:|LeakSanitizer|hard rss limit")
 CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f]")
-SOUND = {"ls", "info", "cat", "export", "layout", "stalls"}                     # commands that a sound store passes
+SOUND = {"ls", "info", "cat", "show", "export", "layout", "stalls"}             # commands that a sound store passes
 
 
 class Torch:
@@ -205,6 +205,7 @@ class Look:
         for component in [c["component"] for c in told["components"]][:3] if code == 0 else []:
             self.run("ls", s, f"{step}/{component}", "--long")
             self.run("ls", s, f"{step}/{component}", "--json", "-l")
+            self.run("show", s, f"{step}/{component}/*", "--json")
             self.run("cat", s, f"{step}/mesh/tp=2/rank-1/{component}.safetensors", binary=True)
 
     def export(self, step, form):

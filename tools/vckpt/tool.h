@@ -54,7 +54,7 @@ struct tool_option {
 	bool optional; /* the value may be left out; it is NULL then */
 };
 
-extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, tool_cat, tool_diff,
+extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, tool_cat, tool_show, tool_diff,
 	tool_export, tool_verify, tool_mend, tool_mount, tool_umount, tool_rm, tool_gc, tool_abort, tool_index,
 	tool_stalls, tool_mesh_command, tool_layout, tool_reshard, tool_du, tool_log, tool_metrics, tool_report, tool_find, tool_wait, tool_copy, tool_sync;
 

@@ -9,8 +9,8 @@
 #include "core/save/plan/keep.h"
 #include "core/step/manifest.h"
 #include "core/upkeep/usage.h"
-#include "core/view/tree.h"
 #include "tools/vckpt/list/sums.h"
+#include "tools/vckpt/list/tensors.h"
 #include "tools/vckpt/tool.h"
 
 struct info {
@@ -223,29 +223,6 @@ static int step_info(struct info *in)
 	return TOOL_DONE;
 }
 
-/* The tensor at a path: model/NAME as the mount shows it, or with the true name. */
-static int64_t find_tensor(struct info *in, const char *path)
-{
-	const char *slash = strchr(path, '/');
-	char component[PROTO_COMPONENT_MAX + 1];
-	struct view_tree *tree;
-	int64_t tensor, node;
-	const struct view_node *n;
-
-	if (!slash || (size_t)(slash - path) >= sizeof component)
-		return -ENOENT;
-	snprintf(component, sizeof component, "%.*s", (int)(slash - path), path);
-	tensor = load_step_tensor_find(in->t->step, component, slash + 1, strlen(slash + 1));
-	if (tensor >= 0 || view_tree_build(in->t->step, VIEW_SHOW_ALL, &tree, &in->err) < 0)
-		return tensor;
-	node = view_tree_walk(tree, path);
-	n = node >= 0 ? view_tree_node(tree, (uint32_t)node) : NULL;
-	if (n && n->kind == VIEW_TENSOR_NPY)
-		tensor = n->item;
-	view_tree_unref(tree);
-	return tensor;
-}
-
 /* The step before, to compare with. The command goes on without it. */
 static void before_open(struct info *in, uint64_t step)
 {
@@ -275,7 +252,7 @@ static int show(struct info *in, const struct tool_target *target)
 	before_open(in, step);
 	if (!target->rest)
 		return step_info(in);
-	tensor = find_tensor(in, target->rest);
+	tensor = tool_tensor_find(in->t->step, target->rest, &in->err);
 	if (tensor >= 0)
 		return tensor_info(in, (uint32_t)tensor);
 	if (!in->err.code)
