@@ -136,7 +136,7 @@ def outputs(vckpt, tmp_path_factory):
 
 
 def test_the_manual_has_a_schema_for_every_command():
-    assert len(manual()) == 26232324
+    assert len(manual()) == 0
 
 
 # these have tests of their own

@@ -51,12 +51,12 @@ from .state import parameter_names
 from .step import BlobInfo, Commit, Step, TensorInfo, open
 
 __all__ = ["Aborted", "BlobInfo", "Commit", "Damage", "Damaged", "Difference", "Error", "Exchanged", "Forked",
-           "FormatError", "Handle", "InvalidArgument", "LazyTensor", "LoadHandle", "Loaded", "Mesh", "NotAStore",
-           "NotFound", "Record", "Refused", "RngState", "Saver", "Shard", "Step", "StepExists", "Stopping",
-           "StoreExists", "TensorInfo", "Timeout", "Undecided", "VersionError", "async_load", "async_save", "close",
-           "find", "init", "latest", "load", "on_sigterm", "open", "parameter_names", "pin", "presets", "rng_state", "save",
-           "set_attributes",
-           "set_rng_state", "steps", "tag", "tags", "unpin", "untag",  "version", "wait"]
+           "FormatError", "Handle", "InvalidArgument", "LazyTensor", "LoadHandle", "Loaded", "Mesh",
+           "NotAStore", "NotFound", "Record", "Refused", "RngState", "Saver", "Shard", "Step",
+           "StepExists", "Stopping", "StoreExists", "TensorInfo", "Timeout", "Undecided", "VersionError",
+           "async_load", "async_save", "close", "find", "init", "latest", "load", "on_sigterm", "open",
+           "parameter_names", "pin", "presets", "rng_state", "save", "set_attributes", "set_rng_state",
+           "steps", "tag", "tags", "unpin", "untag", "version", "wait"]
 
 
 def version() -> str:
