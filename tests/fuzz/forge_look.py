@@ -45,7 +45,7 @@ TORCH_S = 60                # until a process has imported torch
 WATCH_S = LIMIT_S + 20      # mend and gc watch heartbeats that they do not know; an export makes its files durable
 SANITIZER = re.compile(r"AddressSanitizer|UndefinedBehaviorSanitizer|runtime error:|LeakSanitizer|hard rss limit")
 CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f]")
-SOUND = {"ls", "info", "cat", "show", "export", "layout", "stalls"}             # commands that a sound store passes
+SOUND = {"ls", "info", "du", "log", "cat", "show", "export", "layout", "stalls"}                     # commands that a sound store passes
 
 
 class Torch:
@@ -175,6 +175,8 @@ class Look:
         self.run("ls", s)
         self.run("ls", s, "--incoming", "--json")
         self.run("ls", s, "--incoming")
+        self.run("du", s, "--packs")
+        self.run("metrics", s)
         code, told = self.run("ls", s, "--json")
         runs = [r["run"] for r in told["runs"]] if code == 0 else self.words["runs"]
         self.steps = []
@@ -185,6 +187,9 @@ class Look:
             self.steps += [(run, n) for n in self.rng.sample(steps, min(2, len(steps)))]
             self.run("rm", s, run, "-n", "-y")
             self.run("report", s, run, "--html", self.scratch / "report.html")
+            self.run("du", s, run, "--freed", run, "--json")
+            self.run("log", s, run, "--long")
+            self.run("log", s, run, "--json")
         for run, step in self.steps:
             self.commands_of(f"{run}/{step}")
 
@@ -194,6 +199,7 @@ class Look:
         self.run("ls", s, step)
         self.run("info", s, step, "--packs")
         self.run("info", s, step, "--json")
+        self.run("du", s, step, "--tensors", "3", "--packs")
         self.run("stalls", s, step)
         self.run("stalls", s, step, "--json")
         self.run("verify", s, step, "--no-notes")
