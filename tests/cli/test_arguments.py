@@ -83,6 +83,7 @@ AFTER_STORE = {
     "du": ["run/1", "--packs"], "copy": ["run/1", "--to", "elsewhere"],
     "gc": [], "abort": ["run"], "index": [], "stalls": ["run/1"],
     "mount": ["mnt", "--fake"], "log": ["run"], "metrics": ["-o", "m.prom"], "report": ["run", "--html", "-"],
+    "find": ["step >= 0"], "wait": ["run/1"],
 }
 NO_STORE = {"umount", "mesh", "layout", "reshard"}
 
