@@ -1738,7 +1738,9 @@ def read(path):
                      "snapshots": entries.snapshots,
                      "chains": {n: entries.chain(n) for n in entries.snapshots},
                      "launches": list(entries.launches),
-                     "aborted": entries.aborted, "skipped": sorted(entries.skipped), "steps": steps}
+                     "aborted": entries.aborted, "skipped": sorted(entries.skipped), "steps": steps,
+                     "facts": {step: entries.facts.states[entry] for step, (entry, _) in sorted(entries.visible.items())
+                               if entry in entries.facts.states}, "policy": entries.facts.policy}
     told = {"version": store.version, "id": store.id.hex(), "runs": runs, "others": others, "packs": len(store.footers),
             "faults": store.faults, "newer": store.newer}
     return told, store

@@ -32,8 +32,12 @@ def test_a_golden_store_is_read(vckpt, tmp_path, version):
               for s in vckpt.json("ls", store, r["run"])["steps"]}
     assert set(listed) == set(expected)
     for i, (name, want) in enumerate(expected.items()):
-        assert {k: listed[name][k] for k in ["attributes", "manifest",
-                                             "time"]} == {k: want[k] for k in ["attributes", "manifest", "time"]}
+        assert {k: listed[name][k] for k in ["manifest", "time"]} == {k: want[k] for k in ["manifest", "time"]}
+        with package.open(store / name) as step:
+            assert step.attributes == want["attributes"]
+        if "facts" in want:
+            with package.open(store / name) as step:
+                assert want["facts"] == {"pinned": step.pinned, "reason": step.pin_reason, "tags": step.tags}
         if i % 8 and name.startswith("c/"):
             continue
         out = tmp_path / f"out{i}"

@@ -107,6 +107,19 @@ def test_a_golden_store(vckpt, tmp_path, version):
         long = told["runs"]["long"]
         assert long["chains"] == {str(n): chain(n) for n in range(long["head"] or 64, 449, 64)}
         assert len(long["launches"]) == 10
+    if version >= "v2-list-4":
+        of = {run: {step: (s["pinned"], s["reason"], s["tags"], s["attributes"]) for step, s in r["facts"].items()
+                    if s["pinned"] or s["tags"] or s["attributes"]} for run, r in told["runs"].items()}
+        assert of["e"] == {"1": (True, "paper", ["best"], {"loss": "1"})}
+        assert of["d"] == {"3": (True, "", [], {})} and told["runs"]["d"]["policy"] is None
+        assert long["policy"]["rules"] == ["keep-last=3", "of another version"]
+        assert of["long"]["248"] == (False, "", ["best", "of-9"], {"eval": "9"})
+        assert of["long"]["99"] == (True, 3 * "\u00fc", [], {}) and "49" not in of["long"]
+        assert {f"of-{n}" for n in range(10)} == {t for s in of["long"].values() for t in s[2] if t != "best"}
+        for run in told["runs"]:
+            assert {step: (s["pinned"], s["reason"], s["tags"]) for name, e in expected.items()
+                    for step, s in [(name.partition("/")[2], e["facts"])] if name.startswith(f"{run}/") and
+                    (s["pinned"] or s["tags"])} == {step: s[:3] for step, s in of[run].items() if s[0] or s[2]}
 
 
 def test_the_program(copy):
