@@ -45,7 +45,7 @@ TORCH_S = 60                # until a process has imported torch
 WATCH_S = LIMIT_S + 20      # mend and gc watch heartbeats that they do not know; an export makes its files durable
 SANITIZER = re.compile(r"AddressSanitizer|UndefinedBehaviorSanitizer|runtime error:|LeakSanitizer|hard rss limit")
 CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f]")
-SOUND = {"ls", "info", "du", "log", "cat", "show", "export", "layout", "stalls"}                     # commands that a sound store passes
+SOUND = {"ls", "info", "du", "log", "cat", "show", "export", "layout", "stalls"}  # commands that a sound store passes
 
 
 class Torch:
