@@ -44,7 +44,7 @@ NAMES = {
     "test_stats.Name": "commit_stats_name", "test_tree.Buffer": "base_buf", "test_tree.Vector": "iovec",
     "commlib.Functions": "comm_functions", "commlib.Gathered": "comm_gathered", "commlib.Pass": "comm_pass",
     "commrank.Head": "comm...",
-    "test_verify_index.Index": "verify_index", "_lib.ErrorText": "vckpt_error",
+    "test_retain.Row": "upkeep_retain_row", "test_verify_index.Index": "verify_index", "_lib.ErrorText": "vckpt_error",
 }
 FLAT = {"test_save_load.Piece": ("store_piece", {"ref": "pack_object_ref"})}       # a struct within, written out
 

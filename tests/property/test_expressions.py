@@ -82,6 +82,8 @@ def number(text):
 
 
 def compare(op, a, b):
+    if float in (type(a), type(b)):
+        a, b = float(a), float(b)
     return {"<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b, "==": a == b}[op]
 
 
