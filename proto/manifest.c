@@ -56,6 +56,8 @@ static const struct codec_field manifest_fields[] = {
 	CODEC_FIELD(NUMBER, Manifest, manifest, bytes),
 	CODEC_FIELD(NUMBER, Manifest, manifest, new_bytes),
 	CODEC_WHOLE(Manifest, blobs, &blob_names_message, .has = offsetof(struct proto_manifest, names_blobs)),
+	CODEC_LIST(TEXTS, Manifest, manifest, thinned, .max = PROTO_THINNED_MAX, .valid = proto_component_valid,
+		.sorted = true),
 };
 
 static bool manifest_layouts_check(const struct proto_manifest *m)

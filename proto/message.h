@@ -165,6 +165,7 @@ struct proto_manifest_rank {        /* one line per rank, fixed width on disk */
 struct proto_rank_range { uint32_t first, n; };
 struct proto_blob_name { const char *name; bool per_rank; const struct proto_rank_range *ranges; uint32_t nranges; };
 #define PROTO_BLOB_NAMES_MAX 1024u
+#define PROTO_THINNED_MAX 1024u
 struct proto_manifest {
 	const char *run, *attempt; uint64_t step; uint32_t world;
 	const struct proto_attribute *attributes; size_t nattributes;
@@ -177,6 +178,8 @@ struct proto_manifest {
 	uint64_t tensors, bytes, new_bytes;
 	bool names_blobs;               /* false: it does not say which there are */
 	const struct proto_blob_name *blobs; uint32_t nblobs;            /* sorted by (per_rank, name) */
+	/* components that were dropped since it was saved (core/upkeep/thin.h); sorted, unique */
+	const char *const *thinned; uint32_t nthinned;
 	void *arena;
 };
 int proto_manifest_encode(const struct proto_manifest *m, struct base_buf *b);

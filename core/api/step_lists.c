@@ -28,6 +28,13 @@ int vckpt_step_component(const struct vckpt_step *step, uint32_t component, stru
 	return 0;
 }
 
+const char *vckpt_step_thinned(const struct vckpt_step *step, uint32_t number)
+{
+	const struct proto_manifest *m = load_step_manifest(step->step);
+
+	return number < m->nthinned ? m->thinned[number] : NULL;
+}
+
 int64_t vckpt_step_next_blob(struct vckpt_step *step, const char *component, uint32_t from, struct vckpt_error *err)
 {
 	size_t len = component ? strlen(component) : 0;

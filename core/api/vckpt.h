@@ -537,6 +537,9 @@ struct vckpt_component_info {            /* points into the step */
 };
 int vckpt_step_component(const struct vckpt_step *step, uint32_t component,
 	struct vckpt_component_info *ret_info); /* -ENOENT */
+/* The name of a component that it has lost since it was saved (vckpt prune --thin), by number from 0 on; NULL: there
+ * are no more. */
+const char *vckpt_step_thinned(const struct vckpt_step *step, uint32_t number);
 
 /* ---- facts of steps --------------------------------------------------------------------------------------------- */
 

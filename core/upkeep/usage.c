@@ -208,6 +208,7 @@ static int list_steps(const struct upkeep_usage_question *q, struct upkeep_usage
 		u->steps[u->nsteps++] = (struct upkeep_usage_step){.step = step->step, .entry = step->entry,
 			.manifest = step->commit.manifest, .run = run,
 			.goes = q->goes && q->goes(q->arg, u->runs[run].name, step),
+			.rewritten = q->drops && q->drops(q->arg, u->runs[run].name, step->entry, NULL),
 			.bytes.logical = step->commit.bytes};
 		u->runs[run].n++;
 		u->runs[run].bytes.logical = add(u->runs[run].bytes.logical, step->commit.bytes);
@@ -237,12 +238,12 @@ static int lists_read(const struct upkeep_usage_question *q, struct upkeep_usage
 
 static uint64_t file_bytes(const struct upkeep_usage_file *f) { return add(f->size, f->note_bytes); }
 
-static int step_names(struct store *s, struct upkeep_usage *u, uint32_t number, const char *name, bool pack,
-	uint64_t live)
+static int step_names(const struct upkeep_usage_question *q, struct upkeep_usage *u, uint32_t number, const char *name,
+	bool pack, uint64_t live)
 {
 	struct upkeep_usage_step *step = &u->steps[number];
 	struct upkeep_usage_file *f;
-	int r = usage_file(s, u, name, pack, &f);
+	int r = usage_file(q->store, u, name, pack, &f);
 
 	if (r < 0)
 		return r;
@@ -254,7 +255,8 @@ static int step_names(struct store *s, struct upkeep_usage *u, uint32_t number, 
 	f->runs |= f->steps && f->run != step->run;
 	f->live_bytes = base_max(f->live_bytes, live);
 	f->steps++;
-	f->going += step->goes;
+	f->going += step->goes || (step->rewritten && (!pack ||
+		q->drops(q->arg, u->runs[step->run].name, step->entry, name)));
 	f->run = step->run;
 	f->step = number;
 	return 0;
@@ -273,12 +275,14 @@ static bool step_removed(struct store *s, const char *run, uint64_t entry)
 	return !live;
 }
 
-static int step_read(struct store *s, struct upkeep_usage *u, uint32_t number, struct base_error *err)
+static int step_read(const struct upkeep_usage_question *q, struct upkeep_usage *u, uint32_t number,
+	struct base_error *err)
 {
 	const struct upkeep_usage_step *step = &u->steps[number];
 	const char *run = u->runs[step->run].name;
 	struct proto_manifest m = {0};
 	struct base_error why = {0};
+	struct store *s = q->store;
 	char path[STORAGE_NAME_MAX];
 	int r = store_manifest_path(run, &step->manifest, path);
 
@@ -287,9 +291,9 @@ static int step_read(struct store *s, struct upkeep_usage *u, uint32_t number, s
 	if (r == -ENOENT && step_removed(s, run, step->entry))
 		return 0;
 	if (r == 0)
-		r = step_names(s, u, number, path, false, 0);
+		r = step_names(q, u, number, path, false, 0);
 	for (uint32_t i = 0; r == 0 && i < m.npacks; i++)
-		r = step_names(s, u, number, m.packs[i].pack, true, m.packs[i].live_bytes);
+		r = step_names(q, u, number, m.packs[i].pack, true, m.packs[i].live_bytes);
 	proto_manifest_release(&m);
 	return r < 0 ? base_error_set(err, r, "%s", why.code ? why.text : base_error_name(r)) : 0;
 }
@@ -302,7 +306,7 @@ static int steps_read(const struct upkeep_usage_question *q, struct upkeep_usage
 	for (uint32_t i = 0, done = 0; r == 0 && i < u->nsteps; i++) {
 		if ((q->last && strcmp(q->last, u->runs[u->steps[i].run].name) == 0) != last)
 			continue;
-		r = step_read(q->store, u, i, err);
+		r = step_read(q, u, i, err);
 		if (q->progress)
 			q->progress(q->progress_arg, last ? i : ++done, u->nsteps);
 	}
@@ -382,7 +386,7 @@ static void sum_measures(struct upkeep_usage *u, struct upkeep_usage_step *step)
 		b[i]->unique = add(b[i]->unique, step->measures);
 	}
 	u->stored_bytes = add(u->stored_bytes, step->measures);
-	u->freed_bytes = add(u->freed_bytes, step->goes ? step->measures : 0);
+	u->freed_bytes = add(u->freed_bytes, step->goes || step->rewritten ? step->measures : 0);
 }
 
 int upkeep_usage_read(const struct upkeep_usage_question *q, struct upkeep_usage *ret_u, struct base_error *err)

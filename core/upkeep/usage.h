@@ -32,7 +32,7 @@ struct upkeep_usage_step {
 	uint64_t step, entry;
 	struct base_digest manifest;
 	uint32_t run;
-	bool goes;
+	bool goes, rewritten;
 	struct upkeep_bytes bytes;
 	uint64_t live_bytes;    /* what it refers to in its packs */
 	uint64_t measures;      /* bytes; in `stored` and `unique`, too */
@@ -60,6 +60,9 @@ struct upkeep_usage_question {
 	struct store *store;
 	/* Would this step be removed? NULL: none would. */
 	bool (*goes)(void *arg, const char *run, const struct commit_list_step *step);
+	/* Of a step that stays, would it be written anew, and not need this pack any more? pack NULL: would it be
+	 * written anew at all? Its manifest and measures go then. NULL: none would. */
+	bool (*drops)(void *arg, const char *run, uint64_t entry, const char *pack);
 	void *arg;
 	/* Its steps are read last: `run` of a file is that run if one of its steps names the file. NULL: any order */
 	const char *last;

@@ -91,7 +91,8 @@ Manifest = structure("Manifest", run=text, attempt=text, step=u64, world=u32, at
                      layouts=P(ManifestLayout), nlayouts=u32, headers=P(ViewHeader), nheaders=u32, hosts=P(text),
                      nhosts=u32,
                      ranks=P(ManifestRank), nranks=u32, map=P(u32), nmap=u32, packs=P(PackUse), npacks=u32, tensors=u64,
-                     bytes=u64, new_bytes=u64, names_blobs=c.c_bool, blobs=P(BlobName), nblobs=u32, arena=ptr)
+                     bytes=u64, new_bytes=u64, names_blobs=c.c_bool, blobs=P(BlobName), nblobs=u32,
+                     thinned=P(c.c_char_p), nthinned=u32, arena=ptr)
 Base = structure("Base", run=text, entry=u64, manifest=Digest)
 BaseRecord = structure("BaseRecord", base=Base, arena=ptr)
 Begin = structure("Begin", run=text, attempt=text, step=u64, world=u32, alone=c.c_bool, position=u64, mesh=Digest,

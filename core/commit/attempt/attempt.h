@@ -68,6 +68,21 @@ int commit_attempt_wait(struct commit_attempt *a, int64_t timeout_ms, uint64_t *
 int commit_attempt_commit(struct commit_attempt *a, struct proto_announcement *announcement, uint64_t *ret_entry,
 	struct base_error *err);
 
+/* A step that is there, written anew by a writer alone in the name of all its ranks: what the manifest says of each. */
+struct commit_attempt_rewrite {
+	struct proto_announcement *all; uint32_t n; /* of all ranks, ascending; run, attempt, step, world are set */
+	uint64_t replaces;                      /* the entry that was seen; it has to be the step's still */
+	const char *const *thinned; uint32_t nthinned; /* components that it lacks now; sorted */
+};
+/* Commits it, with all that is said of the step then. 0; -ESTALE: the step was removed or replaced since; -EPERM: it
+ * is pinned, and would lose a component; else as commit_attempt_commit. */
+int commit_attempt_rewrite(struct commit_attempt *a, const struct commit_attempt_rewrite *w, uint64_t *ret_entry,
+	struct base_error *err);
+/* The number in the name of an attempt that rewrites a step, and saves nothing. */
+#define COMMIT_ATTEMPT_REWRITES (UINT64_C(1) << 63)
+/* Is it the name of such an attempt? */
+bool commit_attempt_rewritten(const char *attempt);
+
 bool commit_attempt_announced(const struct commit_attempt *a); /* or tried to: it may have landed */
 bool commit_attempt_undecided(const struct commit_attempt *a); /* as far as this rank has read the list */
 uint64_t commit_attempt_commit_ns(const struct commit_attempt *a); /* that this rank spent committing; 0: another did */

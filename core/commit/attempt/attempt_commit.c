@@ -137,6 +137,10 @@ static int commit_manifest(struct commit_attempt *a, struct proto_manifest *ret_
 	r = proto_manifest_decode(made.data, made.len, ret_m);
 	if (r < 0)
 		return base_error_set(err, r, "the manifest cannot be made: %s", base_error_name(r));
+	if (a->rewrite) {
+		ret_m->thinned = a->rewrite->thinned;
+		ret_m->nthinned = a->rewrite->nthinned;
+	}
 	r = commit_check_parts(a, all, ret_m, &body, ret_digest, err);
 	if (r < 0)
 		return r;
@@ -190,8 +194,13 @@ static int commit_check(void *arg, struct commit_list *l)
 		return base_error_set(c->err, -EEXIST,
 			"%s has a step %llu already: another writer committed it meanwhile", c->a->run,
 			(unsigned long long)c->a->step);
+	if (c->a->rewrite && (!now || now->entry != c->a->rewrite->replaces))
+		return base_error_set(c->err, -EEXIST,
+			"%s: step %llu was removed or replaced by another writer just now", c->a->run,
+			(unsigned long long)c->a->step);
 	c->e->commit.replaces = now ? now->entry : PROTO_NONE;
-	return commit_facts(c, l, now);
+	r = c->a->rewrite && c->a->rewrite->nthinned ? commit_list_unpinned(l, now, "thinned", c->err) : 0;
+	return r < 0 ? r : commit_facts(c, l, now);
 }
 
 /* model: open. After a put whose outcome is open. 0: committed. Otherwise `r`: aborted, or (not decided) undecided. */
@@ -223,7 +232,7 @@ static int commit_entry(struct commit_attempt *a, const struct proto_commit *wha
 
 	e.commit.step = a->step;
 	e.commit.attempt = a->name;
-	e.commit.time_ns = a->time_ns ? a->time_ns : base_realtime_ns();
+	e.commit.time_ns = a->time_ns ? a->time_ns : e.time_ns;
 	e.commit.replaces = PROTO_NONE;
 	n = commit_list_put(a->list, &e, commit_check, &c, err);
 	r = n < 0 ? (int)n : 0;
@@ -281,7 +290,7 @@ static void commit_manifest_drop(struct commit_attempt *a, const struct base_dig
 		storage_remove(a->store->storage, path);
 }
 
-static int commit_all(struct commit_attempt *a, uint64_t *ret_entry, struct base_error *err)
+int attempt_commit_all(struct commit_attempt *a, uint64_t *ret_entry, struct base_error *err)
 {
 	struct proto_manifest m = {0};
 	struct proto_commit what = {0};
@@ -334,7 +343,7 @@ int attempt_lead(struct commit_attempt *a, bool *ret_new, uint64_t *ret_entry, s
 	if (a->nannouncements == a->world) {
 		uint64_t begin = base_monotonic_ns();
 
-		r = commit_all(a, ret_entry, err);
+		r = attempt_commit_all(a, ret_entry, err);
 		a->commit_ns += base_monotonic_ns() - begin;
 		return r;
 	}

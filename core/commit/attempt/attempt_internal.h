@@ -29,6 +29,7 @@ struct commit_attempt {
 	int64_t time_ns;                /* of the commit; 0: when it is put */
 	bool unnumbered;                /* its caller named no step */
 	bool replace;
+	const struct commit_attempt_rewrite *rewrite; /* under way */
 	const struct proto_step_facts *facts; bool keep_facts;
 	uint64_t replaces;              /* the entry that was visible at begin; PROTO_NONE */
 	uint64_t position;              /* as `begin` says: entries that were read before it; PROTO_NONE: not begun */
@@ -100,6 +101,8 @@ int attempt_give_up_again(struct commit_attempt *a, uint64_t *ret_entry, struct 
 
 /* ---- attempt_commit.c ---- */
 
+/* Of all announcements, which were read: 1: the step is committed, by this rank or another; or an error. */
+int attempt_commit_all(struct commit_attempt *a, uint64_t *ret_entry, struct base_error *err);
 /* 1: read. 0: not there. */
 int attempt_announcement_read(struct commit_attempt *a, uint32_t rank, struct base_error *err);
 /* Commits, or gives up, or nothing yet: 1 it is committed, 0 it goes on, or an error as attempt_outcome has them.

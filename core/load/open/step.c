@@ -277,6 +277,21 @@ void load_step_unref(struct load_step *step)
 		step_free(step);
 }
 
+int load_step_lacks(const struct load_step *step, const char *what, const char *path, struct base_error *err)
+{
+	const struct proto_manifest *m = &step->manifest;
+	const size_t len = strcspn(path, "/");
+
+	for (uint32_t i = 0; i < m->nthinned; i++)
+		if (strncmp(m->thinned[i], path, len) == 0 && !m->thinned[i][len])
+			return base_error_set(err, -ENOENT,
+				"component '%s' of %s/%llu was thinned: it was dropped from the step after it was "
+				"saved (vckpt prune --thin)", m->thinned[i], step->info.run,
+				(unsigned long long)step->info.step);
+	return base_error_set(err, -ENOENT, "%s/%llu has no %s %.400s", step->info.run,
+		(unsigned long long)step->info.step, what, path);
+}
+
 const struct load_step_info *load_step_info(const struct load_step *step) { return &step->info; }
 const struct proto_manifest *load_step_manifest(const struct load_step *step) { return &step->manifest; }
 struct store *load_step_store(const struct load_step *step) { return step->store; }

@@ -29,6 +29,9 @@ struct load_step *load_step_ref(struct load_step *step);
 void load_step_unref(struct load_step *step); /* NULL-safe */
 const struct load_step_info *load_step_info(const struct load_step *step);
 const struct proto_manifest *load_step_manifest(const struct load_step *step);
+/* The step has no such component (or file in it). -ENOENT, and a sentence; it says so if the step has lost it since it
+ * was saved. path: COMPONENT or COMPONENT/...; what: "component", "file", ... */
+int load_step_lacks(const struct load_step *step, const char *what, const char *path, struct base_error *err);
 struct store *load_step_store(const struct load_step *step);
 size_t load_step_memory(const struct load_step *step); /* bytes held, roughly: for bounding caches of steps */
 

@@ -330,6 +330,7 @@ FUNCTIONS = {
     "vckpt_step_commit": (None, [P, POINTER(Commit)]),
     "vckpt_step_close": (None, [P]),
     "vckpt_step_number": (c_uint64, [P]),
+    "vckpt_step_thinned": (c_char_p, [P, c_uint32]),
     "vckpt_step_world": (c_uint32, [P]),
     "vckpt_step_attributes": (c_size_t, [P, POINTER(POINTER(Attribute))]),
     "vckpt_step_facts": (c_int, [P, POINTER(Facts)]),

@@ -16,7 +16,6 @@ import argparse
 import collections
 import copy
 import dataclasses
-import errno
 import functools
 import itertools
 import operator
@@ -437,6 +436,9 @@ class _Plan:
     # -- components and their trees --
 
     def component(self, component: str, value: Any) -> None:
+        if component in self.step.thinned:
+            self.missing.append(f"{component} (it was thinned: vckpt prune --thin dropped it after the save)")
+            return
         saved = self.tree(component, self.rank if self.step.world == self.world else None)
         if saved is ABSENT and component not in self.names:
             self.missing.append(component)
@@ -621,8 +623,7 @@ class _Plan:
         name = saved["name"]
         stored = self.tensors.get((component, name))
         if stored is None:
-            raise _lib.NotFound(errno.ENOENT, f"step {self.step.run}/{self.step.number} has no tensor "
-                                              f"{component}/{name}")
+            raise self.step._no_tensor(component, name)
         found = self.empty_like(like, *stored[1:3])
         if found is None:
             array = np.zeros(stored[2], numpy_dtype(stored[1]))

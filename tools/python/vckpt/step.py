@@ -344,6 +344,20 @@ class Step:
             return default
         return self[key]
 
+    @functools.cached_property
+    def thinned(self) -> tuple[str, ...]:
+        """The components that it has lost since it was saved (vckpt prune --thin)."""
+        found: list[str] = []
+        while (name := _lib.lib().vckpt_step_thinned(self._at(), len(found))) is not None:
+            found.append(name.decode())
+        return tuple(found)
+
+    def _no_tensor(self, component: str, name: str) -> _lib.NotFound:
+        said = (f"component {component!r} of {self.run}/{self.number} was thinned: it was dropped from the step after "
+                "it was saved (vckpt prune --thin)" if component in self.thinned
+                else f"step {self.run}/{self.number} has no tensor {component}/{name}")
+        return _lib.NotFound(errno.ENOENT, said)
+
     def _named(self, name: object) -> list[tuple[str, str]]:
         if not isinstance(name, str):
             return []
@@ -380,7 +394,7 @@ class Step:
         out: an array or CPU tensor of the box's shape and dtype, strided or not, that is filled and returned."""
         stored = self._find(component, name)
         if stored is None:
-            raise _lib.NotFound(errno.ENOENT, f"step {self.run}/{self.number} has no tensor {component}/{name}")
+            raise self._no_tensor(component, name)
         number, dtype, shape, _ = stored
         pairs, size = None, shape
         if box is not None:

@@ -327,7 +327,6 @@ static int check_outside(struct export *e, const char *dest)
 
 static int build_tree(struct export *e)
 {
-	const struct load_step_info *info = load_step_info(e->t->step);
 	uint32_t first, end;
 
 	if (!e->component)
@@ -335,8 +334,7 @@ static int build_tree(struct export *e)
 	for (uint32_t i = 0; i < load_step_component_count(e->t->step); i++)
 		if (!strcmp(load_step_component(e->t->step, i, &first, &end), e->component))
 			return view_tree_build_component(e->t->step, e->show, i, &e->tree, &e->err);
-	return base_error_set(&e->err, -ENOENT, "%s/%" PRIu64 " has no component %s (vckpt ls STORE %s/%" PRIu64
-		" shows them)", info->run, info->step, e->component, info->run, info->step);
+	return load_step_lacks(e->t->step, "component", e->component, &e->err);
 }
 
 static int export_step(struct export *e, const char *dest)

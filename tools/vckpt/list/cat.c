@@ -29,7 +29,7 @@ static int open_path(struct view_tree *tree, const struct view_layouts *layouts,
 		return r < 0 ? base_error_prefix(err, r, "%s/%" PRIu64, info->run, info->step) : 0;
 	}
 	if (node < 0)
-		return base_error_set(err, (int)node, "%s/%" PRIu64 " has no file %s", info->run, info->step, path);
+		return load_step_lacks(view_tree_step(tree), "file", path, err);
 	if (view_tree_node(tree, (uint32_t)node)->kind == VIEW_TENSOR_NPY)
 		*ret_skip = VIEW_NPY_DATA_OFFSET;
 	return view_file_open(tree, (uint32_t)node, ret_f, err);

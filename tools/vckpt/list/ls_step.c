@@ -24,10 +24,13 @@ static void add_sums(const struct ls *ls, json_t *row, const struct tool_sums *s
 static int find_component(const struct ls *ls, struct load_step *step, const char *component, uint32_t *ret_first,
 	uint32_t *ret_end)
 {
+	struct base_error err = {0};
+
 	for (uint32_t c = 0; c < load_step_component_count(step); c++)
 		if (!strcmp(load_step_component(step, c, ret_first, ret_end), component))
 			return 0;
-	return tool_failed(ls->t, "step %" PRIu64 " has no component %s", load_step_info(step)->step, component);
+	load_step_lacks(step, "component", component, &err);
+	return tool_fail(ls->t, &err);
 }
 
 /* Tensors in the order of `items`. */
