@@ -68,7 +68,6 @@ FOR_TESTS = {
     "transform_select": "the tests compare the implementations for each processor",
     "base_sha256_select": "the tests compare the methods of each processor",
     "base_sha256_method_ns": "the tests give it a method that hashes wrongly",
-    "commit_list_policy_put": "the command that sets a policy is to use it",
     "load_cache_hash": "the tests give it references that somebody chose",
     "tool_progress_at": "the tests give the time",
     "view_layouts_parse": "the tests give it the text of a file",

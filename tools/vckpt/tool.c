@@ -12,6 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/save/write/catalog.h"
+
 enum { OPTION_JSON = 0x100, OPTION_COLOR, OPTION_OWN }; /* and the numbers of the command's own above */
 
 #define OPTIONS_MAX 64
@@ -163,6 +165,17 @@ int tool_usage(const struct tool *t, const char *format, ...)
 	complain(t, text);
 	fprintf(stderr, " (see vckpt %s --help)\n", t->command->name);
 	return TOOL_USAGE;
+}
+
+bool tool_confirm(const char *question)
+{
+	char answer[16] = "";
+
+	fprintf(stderr, "%s [y/N] ", question);
+	fflush(stderr);
+	if (!fgets(answer, sizeof answer, stdin))
+		fputc('\n', stderr);
+	return answer[0] == 'y' || answer[0] == 'Y';
 }
 
 int tool_failed(const struct tool *t, const char *format, ...)
@@ -505,4 +518,14 @@ bool tool_update_index(const char *store, const struct base_digest *wrote, size_
 	}
 	return posix_spawn(&pid, "/proc/self/exe", NULL, NULL, argv, environ) == 0 && waitpid(pid, &status, 0) >= 0 &&
 		status == 0;
+}
+
+void tool_index_follow(const struct tool *t)
+{
+	base_cleanup_close int store = -1;
+	char dir[4096];
+
+	if (save_index_dir(t->store, &store, dir) == 0 && access(dir, W_OK) == 0 &&
+		!tool_update_index(t->store->path, NULL, 0))
+		base_debug("the index could not be brought up to date");
 }

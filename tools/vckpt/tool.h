@@ -57,7 +57,7 @@ struct tool_option {
 extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, tool_cat, tool_show, tool_diff,
 	tool_export, tool_verify, tool_mend, tool_mount, tool_umount, tool_rm, tool_gc, tool_abort, tool_index,
 	tool_stalls, tool_mesh_command, tool_layout, tool_reshard, tool_du, tool_log, tool_metrics, tool_report,
-	tool_find, tool_wait, tool_copy, tool_sync;
+	tool_find, tool_wait, tool_copy, tool_sync, tool_prune, tool_policy;
 
 const struct tool_command *tool_command_at(size_t i); /* the i-th of all, or NULL */
 int tool_complete(int argc, char **argv); /* of the completions of shells; an exit code */
@@ -82,6 +82,9 @@ bool tool_takes_run(const struct tool *t); /* by its help */
 bool tool_arguments_apart(const struct tool *t, char *text, size_t size);
 /* tool_usage, and the usage line after it */
 int tool_arguments_wrong(const struct tool *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Asks on standard error, "QUESTION [y/N] "; false: anything but yes. */
+bool tool_confirm(const char *question);
 
 /* prints the sentence; returns TOOL_FAILED */
 int tool_failed(const struct tool *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -146,6 +149,8 @@ void tool_json_touched(json_t *o, const char *run, uint64_t step, const char *co
  * another process is at it, that is left to it. wrote: parts that this process wrote, so that the index believes them;
  * at most SAVE_TRUST_PARTS. */
 bool tool_update_index(const char *store, const struct base_digest *wrote, size_t n);
+/* The same after steps were removed, if the store has an index: it may have steps under their names only. */
+void tool_index_follow(const struct tool *t);
 
 /* vckpt ls --incoming; run NULL: of all runs. */
 int tool_list_incoming(struct tool *t, const char *run);

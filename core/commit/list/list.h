@@ -185,6 +185,9 @@ void commit_runs_free(char **runs, size_t n);
  * yet. */
 int commit_list_remove(struct commit_list *l, uint64_t step, uint64_t entry, const char *reason,
 	struct base_error *err);
+/* The same, if goes(arg, l) allows it by the newest state: an error of it, which sets `err`, is returned. */
+int commit_list_remove_if(struct commit_list *l, uint64_t step, uint64_t entry, const char *reason,
+	int (*goes)(void *arg, struct commit_list *l), void *arg, struct base_error *err);
 
 /* The same for the visible step, whatever its entry is. */
 int commit_step_remove(struct store *s, const char *run, uint64_t step, const char *reason, struct base_error *err);

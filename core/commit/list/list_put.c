@@ -268,7 +268,11 @@ int64_t commit_list_accept(struct commit_list *l, const uint64_t *numbers, size_
 
 /* ---- removal ---- */
 
-struct removal { uint64_t entry; struct base_error *err; };
+struct removal {
+	uint64_t entry;
+	int (*goes)(void *arg, struct commit_list *l); void *arg; /* NULL: it does */
+	struct base_error *err;
+};
 
 /* model: rm */
 static int remove_allowed(void *arg, struct commit_list *l)
@@ -280,29 +284,36 @@ static int remove_allowed(void *arg, struct commit_list *l)
 	if (r < 0)
 		return r;
 	s = list_step_of_entry(l, x->entry);
-	return s ? commit_list_unpinned(l, s, "removed", x->err) : -ESTALE;
+	r = s ? commit_list_unpinned(l, s, "removed", x->err) : -ESTALE;
+	return r < 0 || !x->goes ? r : x->goes(x->arg, l);
 }
 
 /* model: rm. Removes the entry that it saw, not the one that the step may have by then. Where the put fails the list is
  * asked what became of it. */
-static int64_t remove_seen(struct commit_list *l, uint64_t entry, const char *reason, struct base_error *err)
+static int64_t remove_seen(struct commit_list *l, const struct removal *x, const char *reason, struct base_error *err)
 {
 	struct proto_entry e = {.kind = PROTO_ENTRY_REMOVE, .time_ns = base_realtime_ns(), .host = store_hostname(),
-		.removes = entry, .reason = reason};
-	struct removal x = {entry, err};
-	int64_t n = list_put_reserved(l, &e, remove_allowed, &x, err);
+		.removes = x->entry, .reason = reason};
+	int64_t n = list_put_reserved(l, &e, remove_allowed, (void *)x, err);
 
 	if (n >= 0 || !commit_list_put_open(l, (int)n))
 		return n;
-	if (!commit_list_put_known(l) || commit_list_know_entry(l, entry, NULL) < 0)
+	if (!commit_list_put_known(l) || commit_list_know_entry(l, x->entry, NULL) < 0)
 		return err->code = -BASE_EUNDECIDED;
-	return commit_list_entry_live(l, entry) ? n : 0;
+	return commit_list_entry_live(l, x->entry) ? n : 0;
 }
 
 int commit_list_remove(struct commit_list *l, uint64_t step, uint64_t entry, const char *reason,
 	struct base_error *err)
 {
-	int64_t n = remove_seen(l, entry, reason, err);
+	return commit_list_remove_if(l, step, entry, reason, NULL, NULL, err);
+}
+
+int commit_list_remove_if(struct commit_list *l, uint64_t step, uint64_t entry, const char *reason,
+	int (*goes)(void *arg, struct commit_list *l), void *arg, struct base_error *err)
+{
+	const struct removal x = {entry, goes, arg, err};
+	int64_t n = remove_seen(l, &x, reason, err);
 
 	if (n == -ESTALE)
 		return base_error_set(err, -ESTALE, "%s: step %llu was removed or replaced by another writer just now",

@@ -6,10 +6,8 @@
  * error with --missing-ok, too: "vckpt rm STORE RUN 5" would remove all of RUN, where RUN/5 was meant. */
 #include <inttypes.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core/base/array.h"
-#include "core/save/write/catalog.h"
 #include "core/upkeep/usage.h"
 #include "tools/vckpt/tool.h"
 
@@ -284,17 +282,6 @@ static void describe(const struct wanted *w, char *text, size_t len)
 			w->target.run, w->steps, w->lowest, w->highest, bytes);
 }
 
-static int read_answer(struct rm *rm)
-{
-	char answer[16] = "";
-
-	fputs("Remove them? [y/N] ", stderr);
-	fflush(stderr);
-	if (!fgets(answer, sizeof answer, stdin))
-		fputc('\n', stderr);
-	return answer[0] == 'y' || answer[0] == 'Y' ? 0 : tool_failed(rm->t, "nothing was removed");
-}
-
 /* 0: go on */
 static int ask(struct rm *rm)
 {
@@ -312,7 +299,7 @@ static int ask(struct rm *rm)
 		fprintf(stderr, "%s\n", text);
 		asked = true;
 	}
-	return asked ? read_answer(rm) : 0;
+	return !asked || tool_confirm("Remove them?") ? 0 : tool_failed(rm->t, "nothing was removed");
 }
 
 /* ---- removing ---- */
@@ -400,14 +387,6 @@ static void say_space(const struct rm *rm, size_t removed)
 			"after 24 h (--grace 0: at once)\n", TOOL_WORD(rm->t->arguments[0]));
 }
 
-static bool has_index(const struct store *s)
-{
-	base_cleanup_close int store = -1;
-	char dir[4096];
-
-	return save_index_dir(s, &store, dir) == 0 && access(dir, W_OK) == 0;
-}
-
 static int remove_and_say(struct rm *rm)
 {
 	size_t removed = 0;
@@ -417,9 +396,8 @@ static int remove_and_say(struct rm *rm)
 		: "steps removed so far stay removed; vckpt ls lists the others");
 	worst = remove_all(rm, &removed);
 
-	/* The index may have steps that share its data under its name only. */
-	if (removed && !rm->dry_run && has_index(rm->t->store) && !tool_update_index(rm->t->store->path, NULL, 0))
-		base_debug("the index could not be brought up to date");
+	if (removed && !rm->dry_run)
+		tool_index_follow(rm->t);
 	if (worst && rm->nvictims > 1)
 		tool_failed(rm->t, "%zu of %zu steps were removed", removed, rm->nvictims);
 	if (rm->t->json) {
