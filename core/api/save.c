@@ -61,7 +61,8 @@ static int saver_open(const struct vckpt_saver_options *o, struct vckpt_saver *v
 		.deadline_ms = o->deadline_ms, .ring_bytes = o->ring_bytes, .pin = (enum device_pin)o->pin,
 		.replicas = (enum save_replicas_mode)o->check_replicas, .threads = o->threads,
 		.low_priority = o->flags & VCKPT_SAVER_LOW_PRIORITY, .no_bases = o->flags & VCKPT_SAVER_NO_BASES,
-		.warn_free = o->warn_free};
+		.warn_free = o->warn_free,
+		.keep = o->keep, .nkeep = o->nkeep};
 	unsigned flags = o->flags & VCKPT_SAVER_KEEP_CACHED ? STORE_OPEN_KEEP_CACHED : 0;
 	int r = api_store_open(o->store, flags, &v->store, err);
 

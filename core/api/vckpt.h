@@ -338,6 +338,9 @@ struct vckpt_saver_options {
 	uint32_t flags;                  /* VCKPT_SAVER_... */
 	uint64_t warn_free;              /* after a save, rank 0 logs a warning if the file system has less free than so
 	                                    many bytes; 0: than two more such saves need; VCKPT_NONE: none is logged */
+	const char *const *keep;         /* nkeep rules (docs/prune.md): after each commit rank 0 removes the steps that
+	                                    neither they nor the run's policy keep, in the background */
+	size_t nkeep;
 };
 
 /* Shows a heartbeat and meets the other ranks: rank 0 appends the launch entry, the others wait for it. Blocks. */

@@ -352,7 +352,8 @@ static int persist_abort(struct save_flight *f, int r, struct base_error *err)
 	return decided;
 }
 
-static void persist_flight(struct save_flight *f)
+/* 0: the step is visible and durable. */
+static int persist_flight(struct save_flight *f)
 {
 	struct save_saver *s = f->s;
 	struct base_error err = {0};
@@ -377,6 +378,7 @@ static void persist_flight(struct save_flight *f)
 	}
 	commit_attempt_free(base_steal(f->attempt));
 	saver_bands_drop(f);
+	return r;
 }
 
 /* Callers are woken last, when nothing works for the flight any more. */
@@ -427,8 +429,11 @@ void *saver_persister_main(void *arg)
 	if (s->options.low_priority)
 		saver_yield_to_others();
 	while ((f = persist_next(s)) != NULL) {
-		persist_flight(f);
+		const bool committed = persist_flight(f) == 0;
+
 		persist_over(f);
+		if (committed && s->options.rank == 0)
+			saver_keep_apply(s);
 	}
 	return NULL;
 }

@@ -43,6 +43,7 @@ static void saver_release(struct save_saver *s)
 	pthread_mutex_destroy(&s->lock);
 	pthread_mutex_destroy(&s->meshes_lock);
 	free(s->meshes);
+	saver_keep_release(&s->keep);
 	free(s->workers);
 	free(s->run);
 	free(s);
@@ -133,12 +134,15 @@ int save_saver_open(const struct save_saver_options *o, struct save_saver **ret_
 	if (r == 0 && (o->world == 0 || o->rank >= o->world))
 		r = base_error_set(err, -EINVAL, "there is no rank %u in a world of %u", o->rank, o->world);
 	if (r == 0)
+		r = saver_keep_init(&s->keep, o->keep, o->nkeep, err);
+	if (r == 0)
 		r = saver_set_mesh(s, o->mesh, err);
 	if (r == 0)
 		r = saver_launch(s, o->launch_id, err);
 	if (r == 0)
 		r = saver_start(s, err);
 	s->options.run = s->options.launch_id = NULL;
+	s->options.keep = NULL;
 	if (r < 0) {
 		saver_stop(s);
 		saver_release(s);

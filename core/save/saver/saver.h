@@ -27,6 +27,8 @@ struct save_saver_options {             /* as struct vckpt_saver_options says */
 	unsigned threads;
 	bool low_priority, no_bases;
 	uint64_t warn_free;             /* as in core/save/write/space.h */
+	/* which steps stay, as in core/upkeep/retain.h; besides the run's policy */
+	const char *const *keep; size_t nkeep;
 };
 int save_saver_open(const struct save_saver_options *o, struct save_saver **ret_s, struct base_error *err);
 /* Waits until every flight is decided. Returns the error of the first failed flight whose error no caller has seen; a

@@ -29,6 +29,7 @@
 #include "core/device/ring.h"
 #include "core/save/plan/plan_cache.h"
 #include "core/save/saver/lanes_internal.h"
+#include "core/save/saver/keep_internal.h"
 #include "core/save/saver/same_internal.h"
 #include "core/save/saver/saver.h"
 #include "core/save/write/rank.h"
@@ -128,6 +129,7 @@ struct save_saver {
 	unsigned node_ranks; bool node_known; /* 0: not known; set by the thread that prepares */
 	bool room_warned, again_warned, no_base_warned; struct save_past past; /* the persister's */
 	struct save_space space; uint64_t added; /* likewise; added: by all ranks' last save, 0: there was none */
+	struct saver_keep keep;           /* the persister's */
 	bool pin_warned;                  /* of the thread that has `sizing` */
 	/* same.c: of the last commit; how many saves are copied whole; what the last answer took */
 	struct saver_pieces *pieces; unsigned same_rest; uint64_t answer_ns;

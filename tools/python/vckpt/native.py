@@ -26,7 +26,8 @@ WATCH_S = 0.004             # how often it is looked whether a save is staged, a
 
 OPTIONS = {"heartbeat": 20.0, "start_timeout": 60.0, "deadline": 0.0, "ring_bytes": 0, "pin": "auto",
            "check_replicas": "sample", "threads": 0, "low_priority": False, "use_bases": True, "keep_cached": False,
-           "meet_timeout": 600.0, "warn_free": True}
+           "meet_timeout": 600.0, "warn_free": True, "keep": None}
+KEEP = ("last", "every", "within", "daily", "weekly", "best", "step", "if")     # rules of docs/prune.md
 NUMBERS: list[tuple[str, Any, int, str]] = [
     ("meet_timeout", numbers.Real, 0, "seconds"), ("heartbeat", numbers.Real, 0, "seconds"),
     ("start_timeout", numbers.Real, 0, "seconds"), ("deadline", numbers.Real, 0, "seconds"),
@@ -53,7 +54,20 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     free = chosen.get("warn_free", True)
     if not isinstance(free, bool) and not (isinstance(free, int) and 0 < free < 1 << 63):
         raise invalid(f"warn_free={free!r}: expected True, False or a number of bytes")
+    if "keep" in chosen:
+        _keep(chosen["keep"])
     return chosen
+
+
+def _keep(rules: Any) -> list[bytes]:
+    """{"last": 3, "best": "2:loss:min", "if": "..."} as the library has rules; several of a kind are a list."""
+    if not isinstance(rules, Mapping) or not rules:
+        raise invalid(f"keep={rules!r}: expected a mapping of rules, such as {{'last': 3, 'every': 1000}}")
+    unknown = [name for name in rules if name not in KEEP]
+    if unknown:
+        raise invalid(f"keep: there is no rule {unknown[0]!r}: expected one of {', '.join(KEEP)}")
+    return [_lib.text(f"keep-{name}={value}", "keep") for name, values in rules.items()
+            for value in (values if isinstance(values, (list, tuple)) else [values])]
 
 
 class Native:
@@ -83,6 +97,8 @@ class Native:
                    | (_lib.KEEP_CACHED if chosen["keep_cached"] else 0))
         free = chosen["warn_free"]
         o.warn_free = (0 if free else _lib.NONE) if isinstance(free, bool) else free
+        keep = _keep(chosen["keep"]) if chosen["keep"] is not None else []
+        o.keep, o.nkeep = (c_char_p * max(len(keep), 1))(*keep), len(keep)
         pointer = c_void_p()
         _lib.call("vckpt_saver_open", byref(o), byref(pointer))
         self._pointer = pointer.value

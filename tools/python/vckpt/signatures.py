@@ -37,6 +37,7 @@ class Options(TypedDict, total=False):
     use_bases: bool
     keep_cached: bool
     warn_free: bool | int
+    keep: Mapping[str, Any] | None
 
 
 class Save(TypedDict, total=False):

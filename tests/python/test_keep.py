@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stays of a run while a job saves: Saver(keep=) and the run's policy (docs/prune.md, "In a job")."""
+import json
+import subprocess
+
+import numpy as np
+import pytest
+
+import vckpt
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "store/run"
+
+
+def state(n):
+    return {"model": {"w": np.full(100, n, "f4")}}
+
+
+def save(path, steps, **options):
+    with vckpt.Saver(path, pin="no", **options) as saver:
+        for step in steps:
+            saver.save(state(step), step=step, attributes={"loss": abs(step - 30)})
+
+
+@pytest.fixture
+def steps(vckpt_json, path):
+    return lambda: [s["step"] for s in vckpt_json("ls", path.parent, "run")["steps"]]
+
+
+@pytest.fixture
+def vckpt_json(build):
+    def run(*words):
+        done = subprocess.run([build / "tools/vckpt/vckpt", *map(str, words), "--json"], capture_output=True, text=True,
+                              check=True)
+        return json.loads(done.stdout)
+    return run
+
+
+def test_rules_of_a_saver(path, steps):
+    save(path, range(0, 100, 10), keep={"last": 2, "best": "1:loss", "step": [0, 10], "if": "loss == 20"})
+    assert steps() == [0, 10, 30, 50, 80, 90]
+
+
+def test_the_policy_of_a_run(path, steps, vckpt_json):
+    save(path, [0])
+    vckpt_json("policy", path.parent, "run", "set", "--keep-last", "2")
+    save(path, range(10, 60, 10))
+    assert steps() == [40, 50]
+    save(path, range(60, 100, 10), keep={"every": 20})          # both together
+    assert steps() == [40, 60, 80, 90]
+    vckpt_json("policy", path.parent, "run", "clear")
+    save(path, [100, 110])
+    assert steps() == [40, 60, 80, 90, 100, 110]
+
+
+def test_a_policy_that_is_set_meanwhile(path, steps, vckpt_json):
+    with vckpt.Saver(path, pin="no") as saver:
+        for step in range(3):
+            saver.save(state(step), step=step)
+        vckpt_json("policy", path.parent, "run", "set", "--keep-last", "1")
+        for step in range(3, 5):
+            saver.save(state(step), step=step)
+    assert steps() == [4]
+
+
+@pytest.mark.parametrize("bases", [True, False])
+def test_a_failure_is_a_warning_once(path, steps, capfd, bases, vckpt_json):
+    save(path, range(4), keep={"best": "1:score"}, use_bases=bases)
+    assert steps() == [0, 1, 2, 3]
+    said = capfd.readouterr().err
+    assert said.count("old steps are not removed") == 1 and "no step has attribute 'score'" in said
+
+
+def test_a_policy_of_a_newer_vckpt(path, steps, capfd, lib):
+    from factslib import policy_put
+    from storelib import Api
+    save(path, [0])
+    api = Api(lib, path.parent, init=False)
+    with api.list("run") as l:
+        policy_put(l, "keep-last=1", "keep-moon=full")
+    api.close()
+    save(path, [1, 2])
+    assert steps() == [0, 1, 2]
+    assert "the rule 'keep-moon=full' is none that this vckpt knows" in capfd.readouterr().err
+
+
+def test_a_pinned_step_stays(path, steps, lib):
+    from factslib import change
+    from storelib import Api
+    save(path, [0, 1])
+    api = Api(lib, path.parent, init=False)
+    with api.list("run") as l:
+        assert change(l, 0, pin=1) == 0
+    api.close()
+    save(path, [2, 3], keep={"last": 1})
+    assert steps() == [0, 3]
+
+
+def test_a_job_that_went_back(path, steps):
+    save(path, [10, 20, 30], keep={"last": 1})
+    assert steps() == [30]
+    save(path, [5], keep={"last": 1})                           # what it goes on from is the one that it saved last
+    assert steps() == [5, 30]
+    save(path, [6], keep={"last": 1})
+    assert steps() == [6, 30]
+
+
+def test_ranks(path, steps, threads):
+    launch = "keep-ranks"
+
+    def rank(number):
+        with vckpt.Saver(path, pin="no", rank=number, world=2, launch_id=launch, keep={"last": 2}) as saver:
+            for step in range(6):
+                saver.save({"model": {"w": np.full(10, step, "f4")}}, step=step)
+        return True
+    vckpt.init(path.parent)
+    assert threads({0: rank, 1: rank}) == {0: True, 1: True}
+    assert steps() == [4, 5]
+
+
+@pytest.mark.parametrize("keep, said", [
+    ({"last": 0}, "keep-last=0: give a number from 1 on"), ({"lst": 3}, "there is no rule 'lst'"),
+    ("last=3", "expected a mapping of rules"), ({}, "expected a mapping of rules"),
+    ({"if": "loss <"}, "column 7"), ({"best": "loss"}, "K:ATTRIBUTE"), ({"last": [1, "x"]}, "keep-last=x")])
+def test_wrong_rules(path, keep, said):
+    with pytest.raises(ValueError, match="keep") as error:
+        save(path, [0], keep=keep)
+    assert said in str(error.value)
+
+
+def test_thinned(path, vckpt_json):
+    with vckpt.Saver(path, pin="no") as saver:
+        for step in range(2):
+            saver.save({"model": {"w": np.full(9, step, "f4")}, "optimizer": {"m": np.ones(9), "lr": 0.5}}, step=step)
+    done = vckpt_json("prune", path.parent, "run", "--thin", "optimizer", "--older-than", "0s", "--yes")
+    assert [s["step"] for s in done["thinned"]] == [0]
+    with vckpt.Step(path.parent / "run/0", framework="numpy") as step:
+        assert step.thinned == ("optimizer",) and [t.component for t in step.tensors()] == ["model"]
+        assert step["model", "w"].numpy().tolist() == [0] * 9
+        with pytest.raises(vckpt.NotFound, match=r"component 'optimizer' of run/0 was thinned"):
+            step.read("optimizer", "m")
+    like = {"model": {"w": np.zeros(9, "f4")}, "optimizer": {"m": np.zeros(9), "lr": 0.0}}
+    with pytest.raises(ValueError, match=r"the step lacks optimizer \(it was thinned"):
+        vckpt.load(path.parent / "run/0", like)
+    vckpt.load(path.parent / "run/0", like, strict=False)
+    assert like["model"]["w"].tolist() == [0] * 9 and like["optimizer"]["m"].tolist() == [0] * 9
+    with vckpt.Step(path.parent / "run/1") as step:
+        assert step.thinned == ()
+
+
+def test_thinned_of_several_ranks(path, vckpt_json, threads):
+    """Each rank has a layout of its own, with a component that only it has; both have rows of one tensor."""
+    vckpt.init(path.parent)
+
+    def rank(number):
+        with vckpt.Saver(path, pin="no", rank=number, world=2, launch_id="thin-ranks") as saver:
+            for step in range(2):
+                own = vckpt.Shard(np.full(3000, step + number, "f4"), alone=True)
+                moment = vckpt.Shard(np.full(4000, step, "f4"), alone=True)
+                saver.save({"model": {f"own{number}": own, "both": np.full(500, step)},
+                            "optimizer": {f"m{number}": moment, "both": np.ones(700)}}, step=step)
+        return True
+    assert threads({0: rank, 1: rank}) == {0: True, 1: True}
+    done = vckpt_json("prune", path.parent, "run", "--thin", "optimizer", "--older-than", "0s", "--yes")
+    assert [s["step"] for s in done["thinned"]] == [0] and not done["failed"]
+    for _ in range(2):
+        vckpt_json("gc", path.parent, "--grace", "0")
+    assert not any(vckpt_json("verify", path.parent, *how)["faults"] for how in ([], ["--paranoid"]))
+    with vckpt.Step(path.parent / "run/0", framework="numpy") as step:
+        assert step.world == 2 and step.thinned == ("optimizer",)
+        assert sorted(t.name for t in step.tensors()) == ["both", "own0", "own1"]
+        assert step["model", "own1"].numpy().tolist() == [1] * 3000
