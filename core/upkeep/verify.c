@@ -207,7 +207,8 @@ static void entry_fault(struct verify *v, const struct commit_list *l, uint64_t 
 
 static void report_snapshot(struct verify *v, const struct commit_list *l, uint64_t snapshot)
 {
-	entry_fault(v, l, snapshot, false, "readers from this snapshot see other steps than readers from the start");
+	entry_fault(v, l, snapshot, false, "readers from this snapshot see other steps than readers from the start, or "
+		"other facts of them");
 }
 
 /* A reader that starts at the newest snapshot must see what one sees that starts at entry 0. */
@@ -233,6 +234,7 @@ static int compare_snapshot(struct verify *v, const struct commit_list *whole, s
 		same = same && commit_list_count(l) == commit_list_count(whole);
 		for (size_t i = 0; same && i < commit_list_count(whole); i++)
 			same = steps_equal(commit_list_at(l, i), commit_list_at(whole, i));
+		same = same && commit_list_facts_same(l, whole);
 	}
 	commit_list_close(l);
 	if (r == 0 && !same)

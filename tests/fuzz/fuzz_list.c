@@ -23,6 +23,7 @@
 
 #include "core/base/log.h"
 #include "core/commit/list/list_compare.h"
+#include "core/commit/list/list_facts.h"
 #include "tests/fuzz/fuzz_memory.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -155,7 +156,7 @@ static void put_before(struct made *made, unsigned n, bool snapshots)
 
 /* ---- what writers put ---- */
 
-struct writer { struct made *made; struct proto_entry e; };
+struct writer { struct made *made; struct proto_entry e; struct proto_step_facts row; };
 
 /* A writer has itself read everything since its launch: an attempt that is decided commits nothing. */
 static int writer_check(void *arg, struct commit_list *l)
@@ -168,6 +169,12 @@ static int writer_check(void *arg, struct commit_list *l)
 		return -EINVAL;
 	if (w->e.kind == PROTO_ENTRY_REMOVE && commit_list_count(whole))
 		w->e.removes = commit_list_at(whole, w->e.removes % commit_list_count(whole))->entry;
+	if (w->e.kind == PROTO_ENTRY_FACTS && w->e.facts.nsteps && commit_list_count(whole)) {
+		w->row = w->e.facts.steps[0];
+		w->row.entry = commit_list_at(whole, w->row.entry % commit_list_count(whole))->entry;
+		w->e.facts.steps = &w->row;
+		w->e.facts.nsteps = 1;
+	}
 	if (w->e.kind != PROTO_ENTRY_COMMIT)
 		return 0;
 	if (commit_list_attempt(whole, w->e.commit.attempt, NULL, NULL) != COMMIT_ATTEMPT_UNDECIDED ||
@@ -215,7 +222,7 @@ static void writer_put(struct made *made, struct writer *w, bool newest)
 /* Number i of what is meant: a launch that was not there before, or an attempt of the same one. */
 static void put_one_more(struct made *made, const struct proto_entry *e, unsigned i, bool newest)
 {
-	struct writer w = {made, *e};
+	struct writer w = {.made = made, .e = *e};
 	char attempt[PROTO_ATTEMPT_MAX], launch[17];
 
 	w.e.version = 0;
@@ -240,14 +247,17 @@ static void put_by_writer(struct made *made, const uint8_t *body, size_t len, ui
 
 	if (proto_entry_decode(body, len, &e) < 0)
 		return;
-	for (unsigned i = 0; e.kind <= PROTO_ENTRY_REMOVE && i <= flags >> MORE; i++)
+	if (!made->s.info.list_4) /* no writer puts facts there */
+		e.commit.facts = NULL;
+	for (unsigned i = 0; (e.kind <= PROTO_ENTRY_REMOVE || (e.kind == PROTO_ENTRY_FACTS && made->s.info.list_4)) &&
+		i <= flags >> MORE; i++)
 		put_one_more(made, &e, i, flags & NEWEST);
 	proto_entry_release(&e);
 }
 
 static void put_all(struct made *made, const uint8_t *data, size_t size)
 {
-	made->s.info.list_2 = made->s.info.list_3 = data[0] & 0x40;
+	made->s.info.list_2 = made->s.info.list_3 = made->s.info.list_4 = data[0] & 0x40;
 	put_before(made, data[0] % 0x40 % BEFORE + (data[0] & 0x80 ? BEFORE_SNAPSHOT : 0), false);
 	data++, size--;
 	while (size >= 3 && base_get16(data + 1) <= size - 3u && made->number < MEMORY_FILES) {
@@ -272,6 +282,15 @@ static void put_all(struct made *made, const uint8_t *data, size_t size)
 
 /* ---- what readers see ---- */
 
+/* Each of its tags is its own. */
+static void check_tags(const struct commit_list *l, const struct commit_list_step *s)
+{
+	const struct proto_step_facts *f = commit_list_facts(l, s->entry);
+
+	for (size_t k = 0; f && k < f->ntags; k++)
+		must(commit_list_tagged(l, f->tags[k]) == s);
+}
+
 static void check(const struct commit_list *l)
 {
 	const char *why;
@@ -283,20 +302,25 @@ static void check(const struct commit_list *l)
 		must(i == 0 || commit_list_at(l, i - 1)->step < s->step);
 		must(s->entry < commit_list_next(l) && s->commit.step == s->step && commit_list_find(l, s->step) == s);
 		must(commit_list_entry_live(l, s->entry) && commit_list_commit_step(l, s->entry) == s->step);
+		check_tags(l, s);
 	}
 	while (commit_list_damaged_next(l, &at, &why) != PROTO_NONE)
 		damaged += why[0] != 0;
 	must(damaged == commit_list_damaged(l));
 }
 
-/* Both see the same steps, and skip as many entries. */
+/* Both see the same steps, with the same facts, and skip as many entries. */
 static void same(const struct commit_list *a, const struct commit_list *b)
 {
 	must(commit_list_count(a) == commit_list_count(b) && commit_list_next(a) == commit_list_next(b));
 	must(commit_list_damaged(a) == commit_list_damaged(b));
-	for (size_t i = 0; i < commit_list_count(a); i++)
-		must(commit_list_at(a, i)->entry == commit_list_at(b, i)->entry &&
+	for (size_t i = 0; i < commit_list_count(a); i++) {
+		uint64_t entry = commit_list_at(a, i)->entry;
+
+		must(entry == commit_list_at(b, i)->entry &&
 			commit_equal(&commit_list_at(a, i)->commit, &commit_list_at(b, i)->commit));
+	}
+	must(commit_list_facts_same(a, b));
 }
 
 static struct commit_list *opened_by(struct store *s,

@@ -11,8 +11,9 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "unit"), str(HERE.parent / "unit/step")]
 
-from protolib import (ATTEMPT, COLLECTED, NONE, P_, SNAPSHOT, Base, Begin, Buf, Heartbeat, Layout, Live, Params,  # noqa: E402
-                      Proto, Range, Damage, chunk_bytes, commit, digest, entry, field, parse, samples, table, unparse)
+from protolib import (ATTEMPT, COLLECTED, FACTS, NONE, P_, SNAPSHOT, Base, Begin, Buf, Heartbeat, Layout, Live, Params,  # noqa: E402
+                      Proto, Range, Damage, chunk_bytes, commit, digest, entry, facts, field, parse, samples,
+                      step_facts, table, unparse)
 from test_layout_part import random_pieces  # noqa: E402
 
 
@@ -21,7 +22,8 @@ STORE, BEGIN, BASE, PART, HEARTBEAT, NOTE = 1, 4, 5, 6, 7, 10                  #
 LAUNCH = b"0123456789abcdef"
 PACK = LAUNCH + b"-0-0-model"
 AT_56 = 128                                                                    # and 2: 56 entries before
-LATER = ("accept", "launch-with-word", "snapshot-with-word", "no-blobs", "blobs")      # than format 1
+LATER = ("accept", "launch-with-word", "snapshot-with-word", "no-blobs", "blobs", "facts", "policy", "no-policy",
+         "facts-and-policy", "commit-with-facts", "snapshot-with-facts", "remove-with-reason")      # than format 1
 STATS_ENTRY = 23                                                              # field of a record of measures
 
 
@@ -95,7 +97,7 @@ def incoming(proto, bodies):
 
 def lists(proto, bodies):
     """What fuzz_list takes: (flags, body), behind so many entries that decide nothing."""
-    launch, commit_, abort, remove, snapshot, accept, launch_2, snapshot_2 = bodies["entry"]
+    launch, commit_, abort, remove, snapshot, accept, launch_2, snapshot_2 = bodies["entry"][:8]
     skipped, as_it_is, writer, newest, fill = 1, 2, 4, 8, 8
     many, word = writer | 15 << 4, 64
 
@@ -114,6 +116,11 @@ def lists(proto, bodies):
 
     def collected(number):
         return proto.encode("entry", entry(COLLECTED, number=number or 1 << 20, before=digest(3)))
+    def said(*rows, rules=None):
+        return proto.encode("entry", entry(FACTS, number=2**60, facts=facts(*rows, rules=rules)))
+    some = [said(step_facts(i, [b"best", b"t%d" % i][:1 + i % 2], i % 3 == 0, loss=str(i))) for i in range(6)]
+    facts_ = [(writer, launch), (many, commit_), *[(writer, body) for body in some], (writer, said(rules=[b"x"])),
+              (writer | 3 << 4, remove)]
     up_to_192 = [(fill, first), *[(0, remove)] * 63]            # `first` is entry 128
     history = [(writer, launch), (many, commit_), (many, commit_), (writer | 3 << 4, remove)]
     for name, before, all_entries in [
@@ -138,6 +145,9 @@ def lists(proto, bodies):
                                          (0, commit_)]),
         ("collected-twice", word, [*history * 3, (0, collected(0)), *history * 3, (0, collected(70)),
                                    (0, collected(3))]),
+        ("facts", word, facts_ * 4), ("facts-of-newest", word, [(flags | newest, body) for flags, body in facts_ * 5]),
+        ("facts-of-none", word, [(0, commit_), *[(0, body) for body in some], (0, said(step_facts(2**59, [b"a"])))]),
+        ("facts-without-word", 0, facts_ + [(0, some[1])]),
         ("gone-that-was-not-there", word | AT_56 + 7, [(0, first), (0, *bodies_of(goes_on(63, 7, 11, 62, older=3)))]),
     ]:
         write("list", name, bytes([before]) + b"".join(struct.pack("<BH", flags, len(body)) + body
@@ -292,7 +302,8 @@ def main(build):
     for target, names in (("begin", ["alone", "commons"]), ("base", ["one"]), ("heartbeat", ["two-ranks", "idle"]),
                           ("trash", ["two-heartbeats"]), ("damage", ["two-ranges", "all"]), ("store", ["one"]),
                           ("entry", ["launch", "commit", "abort", "remove", "snapshot", "accept", "launch-with-word",
-                                     "snapshot-with-word"]),
+                                     "snapshot-with-word", "facts", "policy", "no-policy", "facts-and-policy",
+                                     "commit-with-facts", "snapshot-with-facts", "remove-with-reason"]),
                           ("manifest", ["two-ranks", "no-blobs", "blobs"]), ("layout", ["five"]),
                           ("part", ["one", "compared"]),
                           ("announcement", ["rank-0", "rank-1", "compared", "commons"]), ("stats", ["one", "least"])):

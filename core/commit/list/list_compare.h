@@ -11,6 +11,8 @@
 int commit_list_open_compared(struct store *s, const char *run, struct commit_list **ret_l, struct base_error *err);
 /* The number of the first snapshot that says something else; 0: none does, or it was not compared. */
 uint64_t commit_list_lie(const struct commit_list *l);
+/* Do two lists of the same steps say the same of them (list_facts.h), and have the same policy? */
+bool commit_list_facts_same(const struct commit_list *a, const struct commit_list *b);
 /* Do two commits say the same, with attributes and fields that are not known? */
 bool commit_equal(const struct proto_commit *a, const struct proto_commit *b);
 

@@ -322,6 +322,20 @@ bool list_facts_equal(const struct proto_facts *a, const struct proto_facts *b)
 	return true;
 }
 
+bool commit_list_facts_same(const struct commit_list *a, const struct commit_list *b)
+{
+	const struct proto_policy *p = commit_list_policy(a), *q = commit_list_policy(b);
+	bool same = p && q ? policy_equal(p, q) : !p && !q;
+
+	for (size_t i = 0; same && i < a->nsteps; i++) {
+		const struct proto_step_facts *x = commit_list_facts(a, a->steps[i].entry),
+			*y = commit_list_facts(b, a->steps[i].entry);
+
+		same = x && y ? proto_facts_equal(x, y) : !x && !y;
+	}
+	return same;
+}
+
 bool list_facts_true(const struct commit_list *l, const struct proto_entry *mark)
 {
 	const struct proto_facts *said = &mark->facts;
