@@ -44,10 +44,10 @@ enum index_flag {
 };
 struct index;
 /* The index's directory is the last part of `dir` in `parent`, a descriptor (O_PATH will do), so that a user who can
- * change directories above it cannot redirect it. `parent` -1: `dir` is its path.
- * Reads the whole file once (a writer copies it). -ENOENT: there is no index for a reader. -BASE_EDAMAGED: the file is
- * damaged, is a copy that vckpt did not make, or is another user's or another store's index. -EBUSY: another writer has
- * been at work for a minute (INDEX_BRIEFLY: a second; INDEX_AT_ONCE: is at work). -EPERM: the directory, or the file that a writer made, is
+ * change directories above it cannot redirect it. `parent` -1: `dir` is its path. Reads the whole file once (a writer
+ * copies it). -ENOENT: there is no index for a reader. -BASE_EDAMAGED: the file is damaged, is a copy that vckpt did
+ * not make, or is another user's or another store's index. -EBUSY: another writer has been at work for a minute
+ * (INDEX_BRIEFLY: a second; INDEX_AT_ONCE: is at work). -EPERM: the directory, or the file that a writer made, is
  * another user's, or others may write in the directory. -ENOSYS: there is no /proc, through which LMDB opens the same
  * file that was checked. */
 int index_open(int parent, const char *dir, const uint8_t store_id[16], uint64_t max_bytes, unsigned flags,

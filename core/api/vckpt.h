@@ -480,7 +480,10 @@ int vckpt_run_latest(const char *store, const char *run, uint64_t *ret_step, str
 /* The steps of all runs that an expression holds for (docs/expressions.md), newest first, at most `limit` (0: all).
  * Free *ret_found, one piece of memory. What steps consist of is read once, and kept in the user's index of the store.
  * A step or run that cannot be read is an error. -EINVAL: the expression is wrong, and the sentence has the column. */
-struct vckpt_found { const char *run; uint64_t step; };
+struct vckpt_found {
+	const char *run;
+	uint64_t step;
+};
 int vckpt_find(const char *store, const char *expression, uint64_t limit, struct vckpt_found **ret_found, size_t *ret_n,
 	struct vckpt_error *err);
 

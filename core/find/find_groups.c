@@ -62,7 +62,8 @@ const struct query_name find_names[FIND_NAMES] = {QUERY_STEP_NAMES,
 	[FIND_COMPONENT] = {"component", QUERY_TEXT, true},
 	[FIND_DTYPE] = {"dtype", QUERY_TEXT, true, take_dtype, "a dtype, such as bf16 or f32,"},
 	[FIND_SHAPE] = {"shape", QUERY_TEXT, true, take_shape, "a shape, such as [4096,1024] (of a pattern '4096,*'),"},
-	[FIND_DIGEST] = {"digest", QUERY_DIGEST, true, take_digest, "the first 4 to 64 hexadecimal digits of a digest"}};
+	[FIND_DIGEST] = {"digest", QUERY_DIGEST, true, take_digest,
+		"the first 4 to 64 hexadecimal digits of a digest"}};
 
 /* ---- one tensor ---- */
 

@@ -134,28 +134,52 @@ static struct find_set *set_from_index(struct find_known *k, const struct base_d
 	return set_add(k, id, base_steal(layouts), n, true);
 }
 
+static int by_digest(const void *a, const void *b, void *layouts)
+{
+	const struct proto_manifest_layout *all = layouts;
+
+	return base_digest_compare(&all[*(const uint32_t *)a].digest, &all[*(const uint32_t *)b].digest);
+}
+
+/* The layouts of a manifest by number, sorted by digest, each once: a stranger's may name one many times. */
+static uint32_t unique_layouts(const struct proto_manifest *m, uint32_t *numbers)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < m->nlayouts; i++)
+		numbers[i] = i;
+	if (m->nlayouts)
+		qsort_r(numbers, m->nlayouts, sizeof *numbers, by_digest, (void *)m->layouts);
+	for (uint32_t i = 0; i < m->nlayouts; i++)
+		if (n == 0 || by_digest(&numbers[n - 1], &numbers[i], (void *)m->layouts) != 0)
+			numbers[n++] = numbers[i];
+	return n;
+}
+
 static int set_from_manifest(struct find_known *k, const struct proto_manifest *m, struct find_set **ret_set,
 	struct base_error *err)
 {
 	base_cleanup_free struct base_digest *digests = calloc(m->nlayouts + 1u, sizeof *digests);
 	base_cleanup_free uint32_t *layouts = calloc(m->nlayouts + 1u, sizeof *layouts);
 	struct base_digest id;
+	uint32_t n;
 
 	if (!digests || !layouts)
 		return base_no_memory(err);
-	for (uint32_t i = 0; i < m->nlayouts; i++)
-		digests[i] = m->layouts[i].digest;
-	base_digest_of(digests, m->nlayouts * sizeof *digests, &id);
+	n = unique_layouts(m, layouts);
+	for (uint32_t i = 0; i < n; i++)
+		digests[i] = m->layouts[layouts[i]].digest;
+	base_digest_of(digests, n * sizeof *digests, &id);
 	*ret_set = set_by_id(k, &id);
-	for (uint32_t i = 0; !*ret_set && i < m->nlayouts; i++) {
+	for (uint32_t i = 0; !*ret_set && i < n; i++) {
 		int64_t number = layout_number(k, &digests[i]);
 
-		if (number < 0 && (number = layout_from_store(k, m, i, err)) < 0)
+		if (number < 0 && (number = layout_from_store(k, m, layouts[i], err)) < 0)
 			return (int)number;
 		layouts[i] = (uint32_t)number;
 	}
 	if (!*ret_set)
-		*ret_set = set_add(k, &id, base_steal(layouts), m->nlayouts, false);
+		*ret_set = set_add(k, &id, base_steal(layouts), n, false);
 	return *ret_set ? 0 : base_no_memory(err);
 }
 

@@ -77,7 +77,8 @@ static bool leaf_holds(const struct query_expr *e, const struct expr_step *s, co
 
 /* A leaf takes two bytes and more (with what parts it from the next), and each but the first is joined by an `and` or
  * `or`: fewer than that many results wait. */
-static bool steps_hold(const struct query_expr *e, const struct expr_step *at, size_t nsteps, const struct query_subject *s)
+static bool steps_hold(const struct query_expr *e, const struct expr_step *at, size_t nsteps,
+	const struct query_subject *s)
 {
 	const struct expr_step *const end = at + nsteps;
 	bool stack[QUERY_EXPR_BYTES / 2 + 2];

@@ -263,4 +263,3 @@ def test_open_quotation_marks(terminal, evil):
     assert terminal.run("vckpt cat s 'run/1/model/a b\t") == ["cat", "s", "run/1/model/a b.npy"]
     assert terminal.run("vckpt cat s 'run/1/model/q\t") == ["cat", "s", "run/1/model/q'\"\\.npy"]
     assert not (evil / "hit").exists()
-

@@ -54,7 +54,8 @@ CASES = [
     ("shape == [4,6] and step == 2", [("a", 2), ("b", 2)]), ("shape ~ '2,*' and step < 2", [("a", 1), ("b", 1)]),
     ("component == optimizer and run == b", [("b", n) for n in range(5)]),
     ("not component == optimizer and step < 6", [("a", 5), ("b", 5)]),
-    ("tensor ~ layers* and tensor !~ '*.bias' and dtype == f64", []), ("has tensor and step == 1", [("a", 1), ("b", 1)]),
+    ("tensor ~ layers* and tensor !~ '*.bias' and dtype == f64", []),
+    ("has tensor and step == 1", [("a", 1), ("b", 1)]),
     ("not (tensor == extra and dtype == f32) and step == 1", [("a", 1), ("b", 1)]),
 ]
 
@@ -63,6 +64,65 @@ CASES = [
 def test_questions(steps, full, expression, found):
     assert steps(full, expression) == sorted(found)
     assert steps(full, expression, "--no-index") == sorted(found)
+
+
+# ---- random expressions, and a model of what the page says ----
+
+TENSOR_LEAVES = {
+    "tensor == extra": lambda t: t[1] == "extra", "tensor ~ layers*": lambda t: t[1].startswith("layers"),
+    "tensor !~ '*.bias'": lambda t: not t[1].endswith(".bias"), "dtype == f32": lambda t: t[2].dtype == "f4",
+    "dtype != float32": lambda t: t[2].dtype != "f4", "shape == [6]": lambda t: t[2].shape == (6,),
+    "component == optimizer": lambda t: t[0] == "optimizer", "has tensor": lambda t: True,
+}
+STEP_LEAVES = {"step < 4": lambda step: step < 4, "loss < 1": lambda step: 4 - step / 10 < 1,
+               "has nothing": lambda step: False, "run ~ ?": lambda step: True}
+
+
+def draw(rng, depth):
+    if depth == 0 or rng.random() < 0.3:
+        return rng.choice([*TENSOR_LEAVES, *TENSOR_LEAVES, *STEP_LEAVES])
+    if rng.random() < 0.25:
+        return ("not", draw(rng, depth - 1))
+    return (rng.choice(["and", "or"]), *(draw(rng, depth - 1) for _ in range(rng.randrange(2, 5))))
+
+
+def written(tree):
+    if isinstance(tree, str):
+        return tree
+    if tree[0] == "not":
+        return f"not ({written(tree[1])})"
+    return f" {tree[0]} ".join(one if isinstance(one, str) else f"({written(one)})" for one in tree[1:])
+
+
+def of_tensors(tree):
+    return tree in TENSOR_LEAVES if isinstance(tree, str) else tree[0] != "not" and all(map(of_tensors, tree[1:]))
+
+
+def one_holds(tree, tensor):
+    if isinstance(tree, str):
+        return TENSOR_LEAVES[tree](tensor)
+    return (all if tree[0] == "and" else any)(one_holds(one, tensor) for one in tree[1:])
+
+
+def holds(tree, step, tensors):
+    if of_tensors(tree):
+        return any(one_holds(tree, tensor) for tensor in tensors)
+    if isinstance(tree, str):
+        return STEP_LEAVES[tree](step)
+    if tree[0] == "not":
+        return not holds(tree[1], step, tensors)
+    together = [one for one in tree[1:] if of_tensors(one)]
+    rest = [holds(one, step, tensors) for one in tree[1:] if not of_tensors(one)]
+    return (all if tree[0] == "and" else any)(rest + [holds((tree[0], *together), step, tensors)] * bool(together))
+
+
+def test_random_questions(steps, full, rng, scale):
+    tensors = [[(c, name, array) for c, part in state(step).items() for name, array in part.items()]
+               for step in range(40)]
+    for _ in range(scale(60, 2000)):
+        tree = draw(rng, 3)
+        wanted = [(run, step) for run in "ab" for step in range(40) if holds(tree, step, tensors[step])]
+        assert steps(full, written(tree)) == wanted, written(tree)
 
 
 def test_digests(vckpt, steps, full):
@@ -162,7 +222,8 @@ def test_facts(vckpt, steps, full, tmp_path):
 
 @pytest.mark.parametrize("expression, said", [
     ("loss <", "column 7"), ("dtype == f31", "column 10"), ("shape == [2,x]", "a shape, such as"),
-    ("digest == 12", "4 to 64 hexadecimal digits"), ("digest ~ 1234*", "4 to 64 hexadecimal"), ("x" * 5000, "4096 bytes"),
+    ("digest == 12", "4 to 64 hexadecimal digits"), ("digest ~ 1234*", "4 to 64 hexadecimal"),
+    ("x" * 5000, "4096 bytes"),
 ])
 def test_wrong(vckpt, full, expression, said):
     done = vckpt("find", full, expression, check=False)

@@ -27,8 +27,8 @@ def waiting(vckpt, store):
     started = []
 
     def waiting(*words, stdin=None):
-        process = subprocess.Popen([vckpt.path, "wait", "-v", store, *map(str, words)], stdin=stdin, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True, preexec_fn=reset)
+        process = subprocess.Popen([vckpt.path, "wait", "-v", store, *map(str, words)], stdin=stdin,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=reset)
         started.append(process)
         assert "waiting for" in process.stderr.readline()
         return process
@@ -146,4 +146,3 @@ def test_a_signal_ends_the_command_too(save, waiting, tmp_path):
 def test_wrong(vckpt, store, words, said):
     done = vckpt("wait", store, *words, check=False)
     assert done.returncode == 2 and said in done.stderr
-

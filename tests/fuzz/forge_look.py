@@ -190,6 +190,8 @@ class Look:
             self.run("du", s, run, "--freed", run, "--json")
             self.run("log", s, run, "--long")
             self.run("log", s, run, "--json")
+        self.run("find", s, "has tensor and digest != 0000 and not tensor ~ '*x'", "--json")
+        self.run("find", s, "shape == [4] or dtype == f32 and component ~ m* or has tag")
         for run, step in self.steps:
             self.commands_of(f"{run}/{step}")
 

@@ -8,8 +8,9 @@
  *
  * It prints candidates, each with a NUL behind it: for bash in quotation marks where they need it, for zsh as they are,
  * because that quotes what it inserts. So a name from a stranger's store never is a part of a command. fish quotes,
- * too; it takes lines, in which a tab begins a description, so it gets no candidate with a control character. Commands, options and arguments are read from the help texts. Where nothing
- * fits, the shell completes file names. It is silent, writes nothing, and gives up after five seconds. */
+ * too; it takes lines, in which a tab begins a description, so it gets no candidate with a control character.
+ * Commands, options and arguments are read from the help texts. Where nothing fits, the shell completes file names. It
+ * is silent, writes nothing, and gives up after five seconds. */
 #include "tools/vckpt/complete/complete.h"
 
 #include <string.h>
@@ -157,7 +158,7 @@ static bool offer_known(const struct complete *c, const char *option)
 	const char *command = c->command->name;
 
 	for (size_t i = 0; i < BASE_COUNT(known); i++) {
-		if (strcmp(known[i].option, option) != 0 || (known[i].command && strcmp(known[i].command, command) != 0))
+		if (strcmp(known[i].option, option) || (known[i].command && strcmp(known[i].command, command)))
 			continue;
 		offer_words(c, known[i].words);
 		return true;

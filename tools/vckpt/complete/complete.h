@@ -14,12 +14,11 @@ struct complete {
 	const char *words[COMPLETE_WORDS]; /* as the program would get them; the last is the one at the cursor */
 	size_t nwords;
 	const char *current;            /* what of the last word is to be completed: all, or what follows --option= */
-	/* bash: bytes of that word that it keeps as they are typed, and the quotation mark that is open at the cursor, or
-	 * 0 */
+	/* bash: bytes of that word that it keeps as they are typed; the quotation mark that is open there, or 0 */
 	size_t skip;
 	char quote;
 	const struct tool_command *command;
-	const char *given[COMPLETE_WORDS]; /* positional arguments before the cursor, the store of the environment first */
+	const char *given[COMPLETE_WORDS]; /* arguments before the cursor, the store of the environment first */
 	size_t ngiven;
 };
 
