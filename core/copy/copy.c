@@ -216,7 +216,8 @@ static void copy_stats(const struct copy_work *k)
 	struct proto_stats *all;
 	uint32_t n;
 
-	if (commit_stats_read(k->c->from, commit_list_run(k->list), k->step->step, k->step->entry, &all, &n, NULL, NULL) < 0)
+	if (commit_stats_read(k->c->from, commit_list_run(k->list), k->step->step, k->step->entry, &all, &n, NULL,
+		NULL) < 0)
 		return;
 	for (uint32_t i = 0; i < n; i++) {
 		struct proto_stats m = all[i];

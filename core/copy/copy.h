@@ -40,15 +40,16 @@ struct copy;
 /* The stores and the options are borrowed until copy_close. */
 int copy_open(struct store *from, struct store *to, const struct copy_options *o, struct copy **ret_c,
 	struct base_error *err);
-/* Copies a visible step of a list of the source, with what is said of it, as step of the same number of run `as`. -EEXIST: that is there, with
- * other content, and it is not to be replaced. -BASE_EDAMAGED, -BASE_EFORMAT: the source's records or bytes are wrong; nothing stays of it.
- * -BASE_EUNDECIDED: the step may become visible. */
+/* Copies a visible step of a list of the source, with what is said of it, as step of the same number of run `as`.
+ * -EEXIST: that is there, with other content, and it is not to be replaced; -EPERM: it is pinned. -BASE_EDAMAGED,
+ * -BASE_EFORMAT: the source's records or bytes are wrong; nothing stays of it. -BASE_EUNDECIDED: the step may become
+ * visible. */
 int copy_step(struct copy *c, const struct commit_list *list, const struct commit_list_step *step, const char *as,
 	bool replace, struct copy_result *ret_r, struct base_error *err);
 void copy_close(struct copy *c); /* NULL-safe */
-/* Makes the other store say of an equal step what is said here: pins, tags, attributes that were set later. mirror: takes
- * away those that are not said here, pins excepted. 1: it put an entry; 0. `there`: a list of the other store; the step
- * is void after it. */
+/* Makes the other store say of an equal step what is said here: pins, tags, attributes that were set later. mirror:
+ * takes away those that are not said here, pins excepted. 1: it put an entry; 0. `there`: a list of the other store;
+ * the step is void after it. */
 int copy_facts(struct copy *c, const struct commit_list *list, const struct commit_list_step *step,
 	struct commit_list *there, const struct commit_list_step *step_there, bool mirror, struct base_error *err);
 /* The run's policy, to a run `as` that has only copies of it and no newer policy. */

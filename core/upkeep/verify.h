@@ -66,8 +66,8 @@ int upkeep_verify(struct store *s, const struct upkeep_verify_options *o, struct
  * tensors (check_manifest_cover), and hands them on. No piece or blob is read, and no list. */
 struct upkeep_records {
 	upkeep_verify_header_func header;       /* as above */
-	/* Each row of a rank, to be read and not kept; then the rank. layout: of the manifest's number. packs: by number
-	 * in the part. A fault found so far ends the walk before the rank. Anything but 0 ends it, too. */
+	/* Each row of a rank, to be read and not kept; then the rank. packs: by number in the part. A fault found so
+	 * far ends the walk before the rank. Anything but 0 ends it, too. */
 	int (*row)(void *arg, const struct store_layout *l, const struct store_row *row);
 	int (*rank)(void *arg, uint32_t line, const struct store_layout *l, const struct proto_part *part,
 		const char *const *packs);

@@ -145,8 +145,7 @@ struct verify_walker {
 	bool cover;      /* check the boxes, too, when nothing is broken, and what records say of each other */
 	bool paranoid;   /* with `cover`: unknown fields are reported as a newer vckpt's */
 	upkeep_verify_header_func header; /* NULL: view headers are not looked into */
-	/* Not NULL: rows, and a rank after its rows, are for a reader that checks the cover itself. */
-	const struct upkeep_records *records;
+	const struct upkeep_records *records; /* not NULL: they are for a reader, who checks the cover himself */
 	bool any_broken; /* set by the walk */
 };
 int verify_walk(struct verify_walker *w); /* 0, what item returned, or -ENOMEM */

@@ -81,7 +81,7 @@ AFTER_STORE = {
     "show": ["run/1/model/w"], "diff": ["run/1", "run"], "export": ["run/1", "out"], "verify": ["run"], "mend": [],
     "rm": ["run/1"],
     "du": ["run/1", "--packs"], "copy": ["run/1", "--to", "elsewhere"],
-    "prune": ["run", "--keep-last", "1", "-n"], "policy": ["run"],
+    "prune": ["run", "--keep-last", "1", "-n"], "policy": ["run"], "sync": ["run", "--to", "elsewhere"],
     "gc": [], "abort": ["run"], "index": [], "stalls": ["run/1"],
     "mount": ["mnt", "--fake"], "log": ["run"], "metrics": ["-o", "m.prom"], "report": ["run", "--html", "-"],
     "find": ["step >= 0"], "wait": ["run/1"],

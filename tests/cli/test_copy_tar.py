@@ -136,4 +136,3 @@ def test_tars_that_are_cut_or_changed(vckpt, made, store, tmp_path, room, scale,
             assert done.stderr.startswith("vckpt copy: ") and done.returncode in (1, 3, 4), done
             assert vckpt.json("ls", store)["runs"] == [] or "run" in done.stderr
     vckpt("verify", store)
-

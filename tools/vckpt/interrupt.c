@@ -4,8 +4,8 @@
  * was done. A command that can undo its work takes the first one as a request (tool_interrupted) and ends at once by
  * the second. Either way the process dies of the signal, so that a shell ends its loop, too. The library's threads
  * block signals, so the handler runs in the main thread; a child that was forked from here dies silently. Where
- * SIGINT was ignored from the start, as for background jobs of a script, it stays so. A command that goes on until it is
- * ended ends well by either signal. */
+ * SIGINT was ignored from the start, as for background jobs of a script, it stays so. A command that goes on until it
+ * is ended ends well by SIGINT and SIGTERM. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>

@@ -133,8 +133,8 @@ static void say(struct copy_steps *s, const char *run, const char *as, const str
 /* Does an error concern this step alone? */
 static bool of_one_step(int r)
 {
-	return r == -EEXIST || r == -EPERM || r == -BASE_EDAMAGED || r == -BASE_EFORMAT || r == -BASE_EVERSION || r == -ENOENT ||
-		r == -ESTALE;
+	return r == -EEXIST || r == -EPERM || r == -BASE_EDAMAGED || r == -BASE_EFORMAT || r == -BASE_EVERSION ||
+		r == -ENOENT || r == -ESTALE;
 }
 
 void copy_steps_failed(struct copy_steps *s, const struct base_error *err)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tar: headers of 512 bytes ("ustar"), each followed by its file's bytes, zero padded to 512; two blocks of zeros at the
- * end. The names of a store's files fit into name and prefix; a size of 8 GiB or more is in binary, as all tars take it.
- */
+ * tar: headers of 512 bytes ("ustar"), each followed by its file's bytes, zero padded to 512; two blocks of zeros at
+ * the end. The names of a store's files fit into name and prefix; a size of 8 GiB or more is in binary, as all tars
+ * read it. */
 #include "tools/vckpt/copy/tar.h"
 
 #include <fcntl.h>
