@@ -117,9 +117,10 @@ static int copy_look(struct copy *c, uint64_t step, const struct commit_list_ste
 	return r < 0 ? r : 0;
 }
 
-/* 1: an equal step is there, which *ret_r then describes; 0: none; -EEXIST: another. */
+/* 1: an equal step is there, which *ret_r then describes; 0: none, or one that is to be replaced; -EEXIST, -EPERM:
+ * another, or one that is pinned there, whatever is said of the step here. */
 static int copy_is_there(struct copy *c, const struct commit_list *list, const struct commit_list_step *step,
-	struct copy_result *ret_r, struct base_error *err)
+	bool replace, struct copy_result *ret_r, struct base_error *err)
 {
 	const struct commit_list_step *there;
 	const char *run = commit_list_run(list);
@@ -129,6 +130,8 @@ static int copy_is_there(struct copy *c, const struct commit_list *list, const s
 		return r;
 	r = copy_is_from(there->commit.attempt, c->from, run, &step->commit.manifest) ? 1
 		: copy_same(c->from, run, step, c->to, c->run, there, err);
+	if (r == 0 && replace)
+		return commit_list_unpinned(c->there, there, "replaced", err);
 	if (r == 0)
 		return base_error_set(err, -EEXIST, "%s has a step %" PRIu64 " of run %s that differs (--replace "
 			"replaces it)", c->to->path, step->step, c->run);
@@ -195,7 +198,6 @@ static int copy_write(struct copy_work *k, bool replace, struct base_error *err)
 	facts.entry = PROTO_NONE;
 	o.facts = said && !proto_facts_empty(said) && copy_facts_able(k->c) ? &facts : NULL;
 	r = commit_attempt_begin_alone(k->c->to, k->c->run, &o, &k->attempt, err);
-
 	if (r == -ENOSPC || r == -EDQUOT)
 		return base_error_set(err, r, "%s is full", k->c->to->path);
 	if (r < 0)
@@ -259,11 +261,11 @@ int copy_step(struct copy *c, const struct commit_list *list, const struct commi
 	err = err ? err : &own;
 	*ret_r = (struct copy_result){.step = step->step, .bytes = step->commit.bytes};
 	copy_turn_to(c, as);
-	r = copy_is_there(c, list, step, ret_r, err);
-	if (r == 0 || (r == -EEXIST && replace)) {
+	r = copy_is_there(c, list, step, replace, ret_r, err);
+	if (r == 0) {
 		r = copy_new(c, list, step, replace, ret_r, err);
 		if (r == -EEXIST) /* another writer was faster */
-			r = copy_is_there(c, list, step, ret_r, err);
+			r = copy_is_there(c, list, step, false, ret_r, err);
 	}
 	ret_r->read_bytes = atomic_load(&c->read_bytes) - read;
 	c->done_bytes = done + step->commit.bytes;

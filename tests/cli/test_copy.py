@@ -4,6 +4,7 @@ import json
 import pathlib
 import shutil
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -237,6 +238,15 @@ def test_errors(vckpt, two_steps, tmp_path, monkeypatch, words, code, text):
     done = vckpt("copy", *words, check=False)
     assert done.returncode == code and text in done.stderr and not done.stdout, done
     assert vckpt.json("ls", "other")["runs"] == []
+
+
+def test_a_rate(vckpt, store, other, tmp_path, rng):
+    """The first bytes come at once, others after the time that those before take."""
+    save_file({name: np.frombuffer(rng.randbytes(50000), "u1") for name in "abc"}, tmp_path / "m.safetensors")
+    vckpt("import", store, "run/0", tmp_path / "m.safetensors")
+    begin = time.monotonic()
+    vckpt("copy", store, "--to", other, "--limit-rate", "100K")
+    assert time.monotonic() - begin > 0.9
 
 
 def test_two_copies_at_once(vckpt, store, other, steps, tmp_path):

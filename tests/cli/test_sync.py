@@ -170,6 +170,22 @@ def test_what_is_said_later_follows(pair):
     assert all_said(pair.list(pair.b))[0] == ("why", ("kept",), {"l": "3"})
 
 
+def test_a_pinned_step_is_not_replaced(pair):
+    """Also where the step that is to take its place is pinned, too."""
+    pair.put("r/0", 0)
+    pair.put("r/1", 1)
+    pair.sync()
+    change(pair.list(pair.b), 0, pin=1, reason="mine")
+    pair.put("r/0", 5, None, "--replace")
+    change(pair.list(pair.a), 0, pin=1, reason="theirs")
+    for words in ["sync"], ["copy", "--replace"]:
+        done = pair.vckpt(words[0], pair.a, "--to", pair.b, *words[1:], check=False)
+        assert done.returncode == 1 and "mine" in done.stderr and pair.value(pair.b, "r/0") == 0, done
+    change(pair.list(pair.b), 0, pin=-1)
+    pair.sync()
+    assert pair.value(pair.b, "r/0") == 5 and all_said(pair.list(pair.b)) == {0: ("theirs", (), {})}
+
+
 def test_a_policy_is_for_copies_alone(pair):
     """A stranger's rule never applies to steps of one's own; a newer one there stays."""
     pair.put("r/0", 0)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores with all checksums right and wrong intentions (forge.py) as the source of a copy, and as what is copied to:
-what arrives is what reading the source gives, or there is an error, and the other store stays sound."""
+what arrives is what reading the source gives, or there is an error, and the other store stays sound. (A field that this
+vckpt does not know comes along in a layout; --paranoid names it.)"""
 import json
 import shutil
 
@@ -47,8 +48,7 @@ def test_a_forged_source(vckpt, bases, tmp_path, scale, seed, shape):
         done = vckpt("copy", tmp_path / "from", *runs, "--to", tmp_path / "to", check=False)
         assert done.returncode in ENDS and (done.returncode == 0 or "vckpt copy: " in done.stderr), (
             number, lies, done)
-        assert vckpt("verify", tmp_path / "to", "--paranoid", check=False).stdout.rstrip().endswith("sound"), (
-            number, lies, done)
+        assert vckpt("verify", tmp_path / "to", "--paranoid", check=False).returncode in (0, 4), (number, lies, done)
         for step in steps(vckpt, tmp_path / "to"):
             here = files(vckpt, tmp_path / "from", step, tmp_path / "a")
             there = files(vckpt, tmp_path / "to", step, tmp_path / "b")
