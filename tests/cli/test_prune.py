@@ -237,6 +237,12 @@ def test_thin(vckpt, store, left, facts):
     assert [s["kept_by"] for s in plan] == [[], ["tagged", "keep-if=score == 7"], [], [], ["highest", "newest", "last"]]
 
 
+def test_rm_knows_what_was_saved_last(vckpt, store, left):
+    vckpt("prune", store, "a", *THIN, "-y", "-q")
+    done = vckpt("rm", store, "a", "--keep-last", "1", "-y")
+    assert left() == [20] and "was saved last" not in done.stderr, done.stderr
+
+
 def test_a_thinned_component_is_named(vckpt, store):
     vckpt("prune", store, "a", *THIN, "-y", "-q")
     for words in (["cat", store, "a/5/optimizer/m"], ["ls", store, "a/5/optimizer"]):

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/base/array.h"
+#include "core/commit/attempt/attempt.h"
 #include "core/upkeep/usage.h"
 #include "tools/vckpt/tool.h"
 
@@ -129,13 +130,19 @@ static int add_victim(struct rm *rm, struct wanted *w, const struct commit_list_
 	return 0;
 }
 
+/* When it was saved, in the order of the list; 0: its entry is no save, but took the place of one. */
+static uint64_t saved_at(const struct commit_list_step *s)
+{
+	return commit_attempt_rewritten(s->commit.attempt) ? 0 : s->entry + 1;
+}
+
 /* Number of the step that was saved last. It is not the one with the highest number where a job went back. */
 static size_t saved_last(const struct commit_list *l)
 {
 	size_t last = 0;
 
 	for (size_t i = 1; i < commit_list_count(l); i++)
-		if (commit_list_at(l, i)->entry > commit_list_at(l, last)->entry)
+		if (saved_at(commit_list_at(l, i)) >= saved_at(commit_list_at(l, last)))
 			last = i;
 	return last;
 }
