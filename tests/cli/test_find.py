@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt find: which steps an expression holds for, with an index, without one, and with one that is damaged."""
-import errno
 import json
 import os
-import random
 import shutil
 import subprocess
 
@@ -11,6 +9,8 @@ import numpy as np
 import pytest
 
 import vckpt as package
+from factslib import change
+from storelib import Api
 
 
 def state(step):
@@ -179,6 +179,7 @@ def test_steps_that_go_and_come(vckpt, steps, full, tmp_path):
     package.save(store / "c", {"model": {"extra": np.zeros(3)}}, step=2)
     wanted = sorted(set(ODD) - {("a", 1), ("b", 3)} | {("a", 2), ("c", 2)})
     assert steps(store, "tensor == extra") == wanted
+    package.close()
     vckpt("gc", store, "--grace", "0", "-q")
     assert steps(store, "tensor == extra") == wanted == steps(store, "tensor == extra", "--no-index")
 
@@ -207,13 +208,16 @@ def test_order_and_limit(vckpt, full):
         assert "model/extra" in step
 
 
-def test_facts(vckpt, steps, full, tmp_path):
+def test_facts(vckpt, lib, steps, full, tmp_path):
     """What was said of a step later is asked for, and shown."""
     store = tmp_path / "store"
     shutil.copytree(full, store)
-    package.set_attributes(f"{store}/a/4", {"score": 0.5, "loss": 9})
-    package.tag(f"{store}/a/4", "best")
-    package.pin(f"{store}/b/5", "keep")
+    api = Api(lib, store, init=False)
+    for run, what in ("a", {"step": 4, "tags": ["best"], "set": {"score": "0.5", "loss": "9"}}), ("b", {"step": 5,
+                      "pin": 1, "reason": "keep"}):
+        with api.list(run) as l:
+            assert change(l, **what) == 0
+    api.close()
     assert steps(store, "score > 0.4") == steps(store, "tag == best") == steps(store, "loss == 9") == [("a", 4)]
     assert steps(store, "pinned") == [("b", 5)]
     row = json.loads(vckpt("find", store, "tag == best", "--json").stdout)["steps"][0]

@@ -115,7 +115,6 @@ def outputs(vckpt, tmp_path_factory):
     out["diff of blobs"] = json.loads(vckpt("diff", store, "b/0", "b/1", "--json", check=False).stdout)
     out["find"] = vckpt.json("find", store, "has tensor")
     out["wait"] = json.loads(vckpt("wait", store, "a/1", "--json", "--exec", "true").stdout)
-    assert len(out["find"]["steps"]) == 2
     out["stalls"] = vckpt.json("stalls", store, "a/1")
     out["ls STORE --incoming"] = vckpt.json("ls", store, "--incoming")
     out["export"] = vckpt.json("export", store, "a/1", tmp / "out")
