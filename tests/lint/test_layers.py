@@ -14,7 +14,8 @@ LAYERS = ["core/base", "core/tensor", "proto", "core/query", "index", "core/stor
           "core/commit/list", "core/commit/incoming", "core/commit/notes", "core/commit/check", "core/commit/launch",
           "core/commit/attempt", "core/upkeep", "core/device", "core/comm", "core/save/plan", "core/save/write",
           "core/save/saver", "core/load/open", "core/load/read", "core/load/fill", "core/load/exchange",
-          "core/load/loader", "core/find", "core/copy", "core/diff", "core/view", "core/foreign", "core/api", "fs", "tools"]
+          "core/load/loader", "core/find", "core/copy", "core/diff", "core/view", "core/foreign", "core/api", "fs",
+          "tools"]
 APART = [{"proto", "index"}]  # these do not include each other
 SOLE = {
     r"protobuf-c/|proto/vckpt\.pb-c\.h": {"proto"},

@@ -28,8 +28,8 @@
 #include "core/commit/launch/launch.h"
 #include "core/device/ring.h"
 #include "core/save/plan/plan_cache.h"
-#include "core/save/saver/lanes_internal.h"
 #include "core/save/saver/keep_internal.h"
+#include "core/save/saver/lanes_internal.h"
 #include "core/save/saver/same_internal.h"
 #include "core/save/saver/saver.h"
 #include "core/save/write/rank.h"
@@ -122,15 +122,14 @@ struct save_saver {
 
 	pthread_mutex_t lock;           /* protects all below and what flights say */
 	pthread_cond_t work, ready, callers; /* workers; the persister; callers */
-	struct save_flight *first, *last; uint64_t count;
-	struct save_flight *preparing;  /* at most one */
+	struct save_flight *first, *last, *preparing; uint64_t count; /* preparing: at most one */
 	bool closing, closed, stop;
-	struct device_ring *ring; bool sizing; /* a thread is changing it: no slot is taken meanwhile */
+	/* sizing: a thread is changing the ring, and no slot is taken meanwhile; that thread's: pin_warned */
+	struct device_ring *ring; bool sizing, pin_warned;
 	unsigned node_ranks; bool node_known; /* 0: not known; set by the thread that prepares */
-	bool room_warned, again_warned, no_base_warned; struct save_past past; /* the persister's */
-	struct save_space space; uint64_t added; /* likewise; added: by all ranks' last save, 0: there was none */
-	struct saver_keep keep;           /* the persister's */
-	bool pin_warned;                  /* of the thread that has `sizing` */
+	/* the persister's; added: by all ranks' last save, 0: there was none */
+	bool room_warned, again_warned, no_base_warned; struct save_past past;
+	struct save_space space; struct saver_keep keep; uint64_t added;
 	/* same.c: of the last commit; how many saves are copied whole; what the last answer took */
 	struct saver_pieces *pieces; unsigned same_rest; uint64_t answer_ns;
 	/* the flight whose bands are wanted, and its bands */
@@ -147,8 +146,7 @@ struct save_saver {
 
 /* The saver's lock is held for these. */
 uint64_t saver_disk_ns(const struct save_flight *f); /* by the persister */
-void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t start_ns, uint64_t busy_ns,
-	uint64_t bytes);
+void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t start_ns, uint64_t busy_ns, uint64_t bytes);
 void saver_flight_fail(struct save_flight *f, int r, const struct base_error *err);
 int saver_flight_error(const struct save_flight *f, struct base_error *err); /* why it failed; 0: it did not */
 bool saver_flight_drop(struct save_flight *f); /* a holder less; true: the last, to release it without the lock */

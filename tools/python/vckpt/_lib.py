@@ -171,7 +171,8 @@ class SaverOptions(Structure):
     _fields_ = [("size", c_size_t), ("store", c_char_p), ("run", c_char_p), ("launch_id", c_char_p), ("rank", c_uint32),
                 ("world", c_uint32), ("mesh", c_void_p), ("heartbeat_ms", c_uint64), ("start_ms", c_uint64),
                 ("deadline_ms", c_uint64), ("ring_bytes", c_uint64), ("pin", c_int), ("check_replicas", c_int),
-                ("threads", c_uint32), ("flags", c_uint32), ("warn_free", c_uint64), ("keep", POINTER(c_char_p)), ("nkeep", c_size_t)]
+                ("threads", c_uint32), ("flags", c_uint32), ("warn_free", c_uint64), ("keep", POINTER(c_char_p)),
+                ("nkeep", c_size_t)]
 
 
 class Tensor(Structure):
