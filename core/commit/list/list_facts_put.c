@@ -183,8 +183,9 @@ static int change_check(void *arg, struct commit_list *l)
 
 /* ---- puts ---- */
 
-/* As a removal: where the put fails the list is asked what became of it. 1: check says -EALREADY. */
-static int facts_put(struct commit_list *l, const struct proto_entry *e,
+/* As a removal: where the put fails the list is asked what became of it. 1: check says -EALREADY. frees: a full disk is
+ * met with the reserve, since what follows makes room. */
+static int facts_put(struct commit_list *l, const struct proto_entry *e, bool frees,
 	int (*check)(void *arg, struct commit_list *l), void *arg, struct base_error *err)
 {
 	struct base_error why;
@@ -194,8 +195,9 @@ static int facts_put(struct commit_list *l, const struct proto_entry *e,
 	if (!l->store->info.list_4)
 		return base_error_set(err, -ENOTSUP, "%s: an earlier vckpt made this store: its lists have no pins, "
 			"tags, policies or attributes that are set later (the word list-4)", l->store->path);
-	n = list_put_reserved(l, e, check, arg, err);
-	store_reserve_restore(l->store);
+	n = (frees ? list_put_reserved : commit_list_put)(l, e, check, arg, err);
+	if (frees)
+		store_reserve_restore(l->store);
 	if (n >= 0 || n == -EALREADY)
 		return n >= 0 ? 0 : 1;
 	if (!commit_list_put_open(l, (int)n))
@@ -217,7 +219,7 @@ int commit_list_facts_change(struct commit_list *l, const struct commit_facts_ch
 	int r = change_valid(c, err);
 
 	if (r == 0)
-		r = facts_put(l, &x.e, change_check, &x, x.err);
+		r = facts_put(l, &x.e, c->pin < 0, change_check, &x, x.err);
 	free(x.tags);
 	free(x.attributes);
 	return r;
@@ -246,5 +248,5 @@ int commit_list_policy_put(struct commit_list *l, const char *const *rules, size
 		if (!proto_text_valid(rules[i], 1, PROTO_RULE_MAX))
 			return base_error_set(err, -EINVAL, "a rule of a policy is UTF-8 of 1 to %u bytes",
 				PROTO_RULE_MAX);
-	return facts_put(l, &e, policy_check, &e, err ? err : &own);
+	return facts_put(l, &e, false, policy_check, &e, err ? err : &own);
 }

@@ -493,6 +493,22 @@ def test_what_the_list_says_of_a_put_that_failed(api, lands, shared):
         assert (said(l, n), policy(l)) == ((("", (), {}), ["x"]) if lands else (EMPTY, None))
 
 
+def test_a_full_disk(api):
+    """Only what makes room is met with the reserve: the others fail, and leave it to removals."""
+    with api.list(RUN) as l:
+        n = commit(l, 1)
+        change(l, 1, pin=1)
+        m, reserve = Meddler(api), api.path / "reserve"
+        m.answer["put"] = lambda args: -errno.ENOSPC if reserve.exists() else None
+        for f in (lambda: change(l, 1, set={"k": "v"}), lambda: policy_put(l, "keep-last=1")):
+            with fails(errno.ENOSPC):
+                f()
+            assert reserve.exists()
+        assert change(l, 1, pin=-1) == 0 and said(l, n) == EMPTY
+        m.end()
+    assert reserve.exists()         # it is made again as soon as there is room
+
+
 def test_each_allocation_fails_in_turn(api, build):
     if "asan" in os.environ.get("VCKPT_PRELOAD", ""):
         pytest.skip("the sanitizer has an allocator of its own")
