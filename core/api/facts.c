@@ -120,37 +120,24 @@ int vckpt_facts_change(const char *store, const char *run, uint64_t step, const 
 
 /* ---- the tags of a run ---- */
 
-static int tag_order(const void *a, const void *b)
-{
-	return strcmp(((const struct vckpt_tag *)a)->tag, ((const struct vckpt_tag *)b)->tag);
-}
-
 /* In one piece of memory: the rows, and the texts behind them. */
 static int tags_copy(const struct commit_list *l, struct vckpt_tag **ret_tags, size_t *ret_n)
 {
+	base_cleanup_free struct commit_list_tag *tags = NULL;
 	size_t n = 0, bytes = 0;
 	char *text;
 
-	for (unsigned pass = 0; pass < 2; pass++) {
-		text = pass ? (char *)(*ret_tags + n) : NULL;
-		n = 0;
-		for (size_t i = 0; i < commit_list_count(l); i++) {
-			const struct commit_list_step *s = commit_list_at(l, i);
-			const struct proto_step_facts *f = commit_list_facts(l, s->entry);
-
-			for (size_t k = 0; f && k < f->ntags; k++, n++) {
-				size_t len = strlen(f->tags[k]) + 1;
-
-				if (pass)
-					(*ret_tags)[n] = (struct vckpt_tag){memcpy(text, f->tags[k], len), s->step};
-				text += pass ? len : 0;
-				bytes += len;
-			}
-		}
-		if (!pass && !(*ret_tags = malloc(n * sizeof **ret_tags + bytes + 1)))
-			return -ENOMEM;
+	if (commit_list_tags(l, &tags, &n) < 0)
+		return -ENOMEM;
+	for (size_t i = 0; i < n; i++)
+		bytes += strlen(tags[i].tag) + 1;
+	if (!(*ret_tags = malloc(n * sizeof **ret_tags + bytes + 1)))
+		return -ENOMEM;
+	text = (char *)(*ret_tags + n);
+	for (size_t i = 0; i < n; i++) {
+		(*ret_tags)[i] = (struct vckpt_tag){text, tags[i].step->step};
+		text = stpcpy(text, tags[i].tag) + 1;
 	}
-	qsort(*ret_tags, n, sizeof **ret_tags, tag_order);
 	*ret_n = n;
 	return 0;
 }

@@ -85,6 +85,7 @@ AFTER_STORE = {
     "gc": [], "abort": ["run"], "index": [], "stalls": ["run/1"],
     "mount": ["mnt", "--fake"], "log": ["run"], "metrics": ["-o", "m.prom"], "report": ["run", "--html", "-"],
     "find": ["step >= 0"], "wait": ["run/1"],
+    "set": ["run/1", "a=b"], "tag": ["run/1", "best"], "pin": ["run/1"], "unpin": ["run/1"],
 }
 NO_STORE = {"umount", "mesh", "layout", "reshard"}
 

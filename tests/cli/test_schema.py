@@ -93,6 +93,11 @@ def outputs(vckpt, tmp_path_factory):
     out = {"init": vckpt.json("init", store)}
     vckpt("import", store, "a", source, "-q")
     out["import"] = vckpt.json("import", store, "a", source, "--set", "loss=1.5")
+    out["tag with a name"] = vckpt.json("tag", store, "a/1", "best", "new")
+    out["pin"] = vckpt.json("pin", store, "a/best", "a/0", "--reason", "first two")
+    out["unpin"] = vckpt.json("unpin", store, "a/0")
+    out["set"] = vckpt.json("set", store, "a/1", "loss=1.25", "accuracy=0.5")
+    out["tag"] = vckpt.json("tag", store)
     out["ls STORE"] = vckpt.json("ls", store)
     out["ls STORE RUN"] = vckpt.json("ls", store, "a")
     out["ls STORE RUN/STEP"] = vckpt.json("ls", store, "a/latest")
@@ -142,7 +147,7 @@ def outputs(vckpt, tmp_path_factory):
 
 
 def test_the_manual_has_a_schema_for_every_command():
-    assert len(manual()) == 34
+    assert len(manual()) == 3428
 
 
 # these have tests of their own
@@ -162,6 +167,12 @@ def test_every_difference_too(outputs):
     assert "differences" not in outputs["diff --stat"] and outputs["diff --stat"]["equal"]
     assert any(d["blob"] for d in outputs["diff of blobs"]["differences"])
     assert any("rms" in d for d in outputs["diff"]["differences"])
+
+
+@pytest.mark.parametrize("name", ["pin", "unpin", "tag with a name"])
+def test_what_is_said_of_steps_too(outputs, name):
+    check(outputs[name], manual()["set"])
+    assert all(row["changed"] for row in outputs[name]["changes"])
 
 
 def test_a_rank_outside_the_mesh_too(outputs):

@@ -3,6 +3,8 @@
  * What the sub-commands share; see tool.h. */
 #include "tools/vckpt/tool.h"
 
+#include "core/commit/list/list_facts.h"
+
 #include <ctype.h>
 #include <getopt.h>
 #include <inttypes.h>
@@ -313,12 +315,16 @@ static int parse_step(const struct tool *t, const char *text, size_t len, struct
 	if (target->latest)
 		return 0;
 	if (len == 0)
-		return tool_usage(t, "the step is missing: give RUN/STEP, where STEP is a number or latest");
+		return tool_usage(t, "the step is missing: give RUN/STEP, where STEP is a number, latest or a tag");
 	r = tool_step_parse(text, len, &target->step);
 	if (r < 0)
 		return tool_usage(t, "step %.*s is above 2^63-1", (int)len, text);
-	return r ? 0 : tool_usage(t, "\"%.*s\" is not a step: a number, alone or after step, global_step, iter, epoch, "
-		"checkpoint or ckpt, or latest", (int)len, text);
+	if (r == 0 && len <= PROTO_TAG_MAX) {
+		memcpy(target->tag, text, len);
+		target->tag[len] = 0;
+	}
+	return r || proto_tag_valid(target->tag) ? 0 : tool_usage(t, "\"%.*s\" is not a step: a number, alone or after "
+		"step, global_step, iter, epoch, checkpoint or ckpt, latest or a tag", (int)len, text);
 }
 
 /* A step without a run is in the run `default`, unless a run has that name. */
@@ -372,10 +378,17 @@ int tool_target_find(struct tool *t, const struct tool_target *target, const str
 	struct base_error err = {0};
 	char number[24];
 	bool latest = !target->has_step || target->latest;
+	int r = commit_list_open_newest(t->store, target->run, &t->list, &err);
 
-	if (commit_list_open_newest(t->store, target->run, &t->list, &err) < 0 ||
-		(!latest && commit_list_know_step(t->list, target->step, &err) < 0))
+	if (r == 0 && target->tag[0])
+		r = commit_list_know_all(t->list, &err);
+	else if (r == 0 && !latest)
+		r = commit_list_know_step(t->list, target->step, &err);
+	if (r < 0)
 		return tool_fail(t, &err);
+	if (target->tag[0])
+		return (*ret_step = commit_list_tagged(t->list, target->tag)) ? 0
+			: tool_no_tag(t, t->list, target->tag);
 	*ret_step = latest ? commit_list_latest(t->list) : commit_list_find(t->list, target->step);
 	snprintf(number, sizeof number, "%" PRIu64, target->step);
 	return *ret_step ? 0 : tool_no_step(t, t->list, number);

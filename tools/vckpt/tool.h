@@ -57,7 +57,7 @@ struct tool_option {
 extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, tool_cat, tool_show, tool_diff,
 	tool_export, tool_verify, tool_mend, tool_mount, tool_umount, tool_rm, tool_gc, tool_abort, tool_index,
 	tool_stalls, tool_mesh_command, tool_layout, tool_reshard, tool_du, tool_log, tool_metrics, tool_report,
-	tool_find, tool_wait, tool_copy, tool_sync, tool_prune, tool_policy;
+	tool_find, tool_wait, tool_copy, tool_sync, tool_prune, tool_policy, tool_set, tool_pin, tool_unpin, tool_tag;
 
 const struct tool_command *tool_command_at(size_t i); /* the i-th of all, or NULL */
 int tool_complete(int argc, char **argv); /* of the completions of shells; an exit code */
@@ -93,11 +93,12 @@ int tool_fail(const struct tool *t, const struct base_error *err);
 
 int tool_open_store(struct tool *t, unsigned flags); /* t->store; 0 or an exit code */
 
-/* RUN, RUN/STEP or RUN/STEP/REST. STEP: decimal or `latest` (left to the caller: *ret_latest). rest: points into
- * `text`, or NULL. */
+/* RUN, RUN/STEP or RUN/STEP/REST. STEP: a number, `latest` or a tag, tried in this order; which step the last two mean
+ * is known with the list only. rest: points into `text`, or NULL. */
 struct tool_target {
 	char run[PROTO_RUN_MAX + 1];
 	bool has_step, latest;
+	char tag[PROTO_TAG_MAX + 1]; /* "": none */
 	uint64_t step;
 	const char *rest;
 };
@@ -119,6 +120,22 @@ int tool_no_step(const struct tool *t, const struct commit_list *l, const char *
 int tool_target_find(struct tool *t, const struct tool_target *target, const struct commit_list_step **ret_step);
 /* The same with t->store, open for reading, and t->step. ret_step may be NULL. */
 int tool_step_open(struct tool *t, const struct tool_target *target, const struct commit_list_step **ret_step);
+
+/* ---- facts.c: what a run's list says of its steps (core/commit/list/list_facts.h) ---- */
+struct proto_step_facts;
+/* A sentence that no step of the run has the tag, and which tags there are; an exit code. */
+int tool_no_tag(const struct tool *t, const struct commit_list *l, const char *tag);
+/* Adds "tags", and "pinned" if it is; facts NULL: there are none. */
+void tool_json_facts(json_t *row, const struct proto_step_facts *facts);
+/* For people: "best, sent; pinned: REASON"; b stays empty where there are none. */
+void tool_facts_note(const struct proto_step_facts *facts, struct base_buf *b);
+/* The list of a run, in t->list, where it stays until that of another run is asked for; the newest steps of it are
+ * known. 0, or a negative errno. */
+int tool_list_open(struct tool *t, const char *run, struct base_error *err);
+
+/* Adds KEY=VALUE of an option or argument to the array, whose strings are the caller's. what: "--set " or "". */
+int tool_attribute_add(const struct tool *t, const char *what, const char *text, struct proto_attribute **attributes,
+	size_t *n);
 
 /* Calls f for each entry below a directory, sorted by name, so that the order is the same everywhere; links are not
  * followed. f returns 0, 1 to leave out what is below the entry, or a negative errno. */

@@ -403,6 +403,31 @@ const struct commit_list_step *commit_list_tagged(const struct commit_list *l, c
 	return t && t->owner != PROTO_NONE ? list_step_of_entry(l, t->owner) : NULL;
 }
 
+static int tag_order(const void *a, const void *b)
+{
+	return strcmp(((const struct commit_list_tag *)a)->tag, ((const struct commit_list_tag *)b)->tag);
+}
+
+int commit_list_tags(const struct commit_list *l, struct commit_list_tag **ret_tags, size_t *ret_n)
+{
+	struct commit_list_tag *tags = calloc(l->facts.ntags + 1, sizeof *tags);
+	size_t n = 0;
+
+	if (!tags)
+		return -ENOMEM;
+	for (size_t i = 0; i < l->facts.ntags; i++) {
+		const char *name = l->facts.tags[i].name;
+		const struct commit_list_step *s = commit_list_tagged(l, name);
+
+		if (s)
+			tags[n++] = (struct commit_list_tag){name, s};
+	}
+	qsort(tags, n, sizeof *tags, tag_order);
+	*ret_tags = tags;
+	*ret_n = n;
+	return 0;
+}
+
 const struct proto_policy *commit_list_policy(const struct commit_list *l)
 {
 	const struct list_hold *h = l->facts.policy;

@@ -16,6 +16,10 @@ int commit_list_attributes(const struct commit_list *l, const struct commit_list
 	struct proto_attribute **ret_a, size_t *ret_n);
 /* The step that has the tag; NULL: none. Of a list that knows all (commit_list_know_all). */
 const struct commit_list_step *commit_list_tagged(const struct commit_list *l, const char *tag);
+/* All tags of such a list, sorted. *ret_tags is malloc'ed, an array alone: what it points to is the list's, until it
+ * changes. -ENOMEM. */
+struct commit_list_tag { const char *tag; const struct commit_list_step *step; };
+int commit_list_tags(const struct commit_list *l, struct commit_list_tag **ret_tags, size_t *ret_n);
 /* The run's policy; NULL: it has none. Every list knows it. Borrowed until the list changes. */
 const struct proto_policy *commit_list_policy(const struct commit_list *l);
 /* May the visible step go? 0; or -EPERM: it is pinned, and the sentence says why and what to do. done: "removed". */

@@ -51,27 +51,8 @@ static bool is_set(const struct import *in, const char *key)
 static int set_attribute(struct tool *t, void *arg, const char *value)
 {
 	struct import *in = arg;
-	const char *equals = strchr(value, '=');
-	char *key, *text;
-	bool room, good;
 
-	if (!equals)
-		return tool_usage(t, "--set takes KEY=VALUE");
-	key = strndup(value, (size_t)(equals - value));
-	text = strdup(equals + 1);
-	room = base_array_more(in->attributes, in->nattributes) == 0;
-	good = key && text && room && proto_attribute_key_valid(key) && proto_utf8_valid(text, strlen(text)) &&
-		!is_set(in, key);
-	if (!good) {
-		int code = tool_usage(t,
-			"--set %s: a key is [A-Za-z_][A-Za-z0-9_.-]{0,63}, given once; a value is UTF-8", value);
-
-		free(key);
-		free(text);
-		return code;
-	}
-	in->attributes[in->nattributes++] = (struct proto_attribute){key, text};
-	return 0;
+	return tool_attribute_add(t, "--set ", value, &in->attributes, &in->nattributes);
 }
 
 static int set_step(struct tool *t, void *arg, const char *value)
@@ -86,7 +67,7 @@ static int set_step(struct tool *t, void *arg, const char *value)
 	code = tool_target_parse(t, text, &target);
 	if (code)
 		return code;
-	if (target.latest || target.rest)
+	if (target.latest || target.tag[0] || target.rest)
 		return tool_usage(t, "--step takes a number");
 	in->options.step = target.step;
 	return 0;
@@ -152,7 +133,7 @@ static int argument(struct tool *t, void *arg, const char *value)
 	if (is_source_file(value))
 		return tool_missing_run(t, value);
 	code = tool_target_parse(t, value, &in->target);
-	if (code == 0 && (in->target.rest || in->target.latest))
+	if (code == 0 && (in->target.rest || in->target.latest || in->target.tag[0]))
 		return tool_usage(t, "%s is not RUN or RUN/STEP, where STEP is a number", value);
 	return code;
 }

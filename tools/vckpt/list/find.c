@@ -25,29 +25,16 @@ static void failed(void *arg, const struct base_error *why)
 	c->code = tool_fail(c->t, why);
 }
 
-/* What is said of the step now. */
-static void add_facts(json_t *row, const struct find_step *found)
-{
-	const struct proto_step_facts *facts = commit_list_facts(found->list, found->step->entry);
-	base_cleanup_free struct proto_attribute *attributes = NULL;
-	json_t *tags = json_array();
-	size_t n;
-
-	for (size_t i = 0; facts && i < facts->ntags; i++)
-		json_array_append_new(tags, json_string(facts->tags[i]));
-	json_object_set_new(row, "pinned", json_boolean(facts && facts->pinned));
-	json_object_set_new(row, "tags", tags);
-	if (facts && commit_list_attributes(found->list, found->step, &attributes, &n) == 0)
-		json_object_set_new(row, "attributes", tool_json_attributes(attributes, n));
-}
-
 static void add_step(struct ls *ls, const struct find_step *found)
 {
-	json_t *row = ls_step_json(found->run, found->step);
+	base_cleanup_free struct proto_attribute *attributes = NULL;
 	char name[PROTO_RUN_MAX + 30];
+	size_t n;
+	json_t *row;
 
-	add_facts(row, found);
-
+	if (commit_list_attributes(found->list, found->step, &attributes, &n) < 0)
+		n = 0; /* no memory: the others of the step are shown */
+	row = ls_step_json(found->list, found->step, attributes, n);
 	snprintf(name, sizeof name, "%s/%" PRIu64, found->run, found->step->step);
 	if (!ls->t->json) {
 		json_object_set_new(row, "name", json_string(name));

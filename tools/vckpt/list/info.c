@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "core/commit/list/list_facts.h"
 #include "core/pack/codec.h"
 #include "core/save/plan/keep.h"
 #include "core/step/manifest.h"
@@ -17,6 +18,8 @@ struct info {
 	struct tool *t;
 	const char *run;
 	bool packs;
+	const struct proto_step_facts *facts; /* what the list says of the step; NULL: nothing */
+	struct proto_attribute *attributes; size_t nattributes; /* of the save, with those that were set later */
 	struct load_step *before; /* the next lower visible step of the run, or NULL */
 	uint64_t again, no_base;  /* load_step_again */
 	struct base_error err;
@@ -165,14 +168,16 @@ static void print_packs(const json_t *packs)
 static json_t *step_head(const struct info *in)
 {
 	const struct load_step_info *i = load_step_info(in->t->step);
-
-	return json_pack("{s:s, s:I, s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "run", in->run, "step",
-		(json_int_t)i->step, "attempt", i->attempt, "entry", (json_int_t)i->entry, "time",
+	json_t *head = json_pack("{s:s, s:I, s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "run", in->run,
+		"step", (json_int_t)i->step, "attempt", i->attempt, "entry", (json_int_t)i->entry, "time",
 		TOOL_TIME(i->time_ns), "manifest", TOOL_DIGEST(&i->manifest), "tensors", (json_int_t)i->tensors,
 		"blobs", (json_int_t)load_step_blob_count(in->t->step),
 		"logical_bytes", (json_int_t)i->bytes, "new_bytes", (json_int_t)i->new_bytes, "again_bytes",
 		(json_int_t)in->again, "no_base_bytes", (json_int_t)in->no_base, "attributes",
-		tool_json_attributes(i->attributes, i->nattributes));
+		tool_json_attributes(in->attributes, in->nattributes));
+
+	tool_json_facts(head, in->facts);
+	return head;
 }
 
 static void print_head(const struct info *in)
@@ -191,8 +196,14 @@ static void print_head(const struct info *in)
 	if (in->no_base)
 		printf("  again        up to %s of unchanged data was written again, because an earlier step could "
 			"not be used\n", TOOL_BYTES(in->no_base));
-	for (size_t k = 0; k < i->nattributes; k++)
-		tool_print(stdout, "  attribute    %s=%s\n", i->attributes[k].key, i->attributes[k].value);
+	for (size_t k = 0; k < in->nattributes; k++)
+		tool_print(stdout, "  attribute    %s=%s\n", in->attributes[k].key, in->attributes[k].value);
+	for (size_t k = 0; in->facts && k < in->facts->ntags; k++)
+		printf("  tag          %s\n", in->facts->tags[k]);
+	if (in->facts && in->facts->pinned)
+		tool_print(stdout, "  pinned       since %s, on %s%s%s\n", TOOL_TIME(in->facts->pinned_ns),
+			in->facts->pinned_by, in->facts->reason && *in->facts->reason ? ": " : "",
+			in->facts->reason ? in->facts->reason : "");
 }
 
 static int step_info(struct info *in)
@@ -241,6 +252,22 @@ static void before_open(struct info *in, uint64_t step)
 	in->err = (struct base_error){0};
 }
 
+/* What the list says of the step, of which the manifest has the save's attributes. */
+static int facts_find(struct info *in)
+{
+	const struct load_step_info *i = load_step_info(in->t->step);
+	size_t n;
+
+	in->facts = commit_list_facts(in->t->list, i->entry);
+	n = in->facts ? in->facts->nattributes : 0;
+	in->attributes = calloc(i->nattributes + n + 1, sizeof *in->attributes);
+	if (!in->attributes)
+		return base_no_memory(&in->err);
+	in->nattributes = proto_attributes_merge(i->attributes, i->nattributes,
+		in->facts ? in->facts->attributes : NULL, n, in->attributes);
+	return 0;
+}
+
 static int show(struct info *in, const struct tool_target *target)
 {
 	uint64_t step = load_step_info(in->t->step)->step;
@@ -251,7 +278,7 @@ static int show(struct info *in, const struct tool_target *target)
 		return tool_fail(in->t, &in->err);
 	before_open(in, step);
 	if (!target->rest)
-		return step_info(in);
+		return facts_find(in) < 0 ? tool_fail(in->t, &in->err) : step_info(in);
 	tensor = tool_tensor_find(in->t->step, target->rest, &in->err);
 	if (tensor >= 0)
 		return tensor_info(in, (uint32_t)tensor);
@@ -275,6 +302,7 @@ static int info_run(struct tool *t, int argc, char **argv)
 		return code;
 	code = show(&in, &target);
 	load_step_unref(in.before);
+	free(in.attributes);
 	return code;
 }
 

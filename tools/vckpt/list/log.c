@@ -55,32 +55,20 @@ static void add_commit(json_t *row, const struct log *log, const struct commit_l
 	add_attributes(row, log, e);
 }
 
-/* Of a visible step: its tags, and why it is pinned. In the note for people: "best, sent; pinned: REASON". */
+/* Of a visible step: its tags, and why it is pinned. */
 static void add_facts(json_t *row, const struct log *log, const struct commit_list_event *e)
 {
 	const struct proto_step_facts *f = commit_list_facts(log->t->list, e->entry);
 	base_cleanup_buf struct base_buf note = BASE_BUF_INIT;
-	json_t *tags;
 
 	if (!f || e->kind != COMMIT_LIST_SAVED || e->gone != PROTO_NONE)
 		return;
-	tags = json_array();
-	for (size_t i = 0; i < f->ntags; i++) {
-		json_array_append_new(tags, json_string(f->tags[i]));
-		base_buf_printf(&note, "%s%s", i ? ", " : "", f->tags[i]);
-	}
-	if (f->pinned)
-		base_buf_printf(&note, "%spinned%s%s", f->ntags ? "; " : "", f->reason && f->reason[0] ? ": " : "",
-			f->reason ? f->reason : "");
-	if (!log->t->json && note.len)
-		json_object_set_new(row, "note", tool_json_text((const char *)note.data, note.len));
-	if (log->t->json && f->pinned)
-		json_object_set_new(row, "pinned", json_pack("{s:o, s:s, s:s}", "reason",
-			tool_json_text(f->reason ? f->reason : "", f->reason ? strlen(f->reason) : 0), "time",
-			TOOL_TIME(f->pinned_ns), "host", f->pinned_by ? f->pinned_by : ""));
 	if (log->t->json)
-		json_object_set(row, "tags", tags);
-	json_decref(tags);
+		tool_json_facts(row, f);
+	else
+		tool_facts_note(f, &note);
+	if (note.len)
+		json_object_set_new(row, "note", tool_json_text((const char *)note.data, note.len));
 }
 
 /* The columns that are for people: texts put together of several members. */

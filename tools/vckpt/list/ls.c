@@ -3,6 +3,7 @@
  * vckpt ls: runs; the steps of a run; the components and blobs of a step; the tensors of a component. Listing runs and
  * steps reads lists only. */
 #include "core/base/clock.h"
+#include "core/commit/list/list_facts.h"
 #include "tools/vckpt/list/ls.h"
 
 #include <inttypes.h>
@@ -181,13 +182,24 @@ static int list_runs(struct ls *ls)
 
 /* ---- the steps of a run ---- */
 
-json_t *ls_step_json(const char *run, const struct commit_list_step *s)
+json_t *ls_step_json(const struct commit_list *l, const struct commit_list_step *s,
+	const struct proto_attribute *attributes, size_t n)
 {
-	return json_pack("{s:s, s:I, s:I, s:s, s:s, s:s, s:I, s:I, s:I, s:o}", "run", run, "step", (json_int_t)s->step,
-		"entry", (json_int_t)s->entry, "attempt", s->commit.attempt, "time", TOOL_TIME(s->commit.time_ns),
-		"manifest", TOOL_DIGEST(&s->commit.manifest), "tensors", (json_int_t)s->commit.tensors, "bytes",
-		(json_int_t)s->commit.bytes, "new_bytes", (json_int_t)s->commit.new_bytes, "attributes",
-		tool_json_attributes(s->commit.attributes, s->commit.nattributes));
+	json_t *row = json_pack("{s:s, s:I, s:I, s:s, s:s, s:s, s:I, s:I, s:I, s:o}", "run", commit_list_run(l), "step",
+		(json_int_t)s->step, "entry", (json_int_t)s->entry, "attempt", s->commit.attempt, "time",
+		TOOL_TIME(s->commit.time_ns), "manifest", TOOL_DIGEST(&s->commit.manifest), "tensors",
+		(json_int_t)s->commit.tensors, "bytes", (json_int_t)s->commit.bytes, "new_bytes",
+		(json_int_t)s->commit.new_bytes, "attributes", tool_json_attributes(attributes, n));
+
+	tool_json_facts(row, commit_list_facts(l, s->entry));
+	return row;
+}
+
+static void items_free(struct ls_item *items, size_t n)
+{
+	for (size_t i = 0; items && i < n; i++)
+		free(items[i].attributes);
+	free(items);
 }
 
 static struct ls_item *step_items(const struct commit_list *l)
@@ -199,9 +211,38 @@ static struct ls_item *step_items(const struct commit_list *l)
 		const struct commit_list_step *s = commit_list_at(l, i);
 
 		items[i] = (struct ls_item){.step = s->step, .time_ns = s->commit.time_ns, .bytes = s->commit.bytes,
-			.attributes = s->commit.attributes, .nattributes = s->commit.nattributes, .index = i};
+			.index = i};
+		if (commit_list_attributes(l, s, &items[i].attributes, &items[i].nattributes) < 0) {
+			items_free(items, n);
+			return NULL;
+		}
 	}
 	return items;
+}
+
+/* The members that only columns name. */
+static void add_columns(const struct ls *ls, json_t *row, const struct commit_list *l, const struct commit_list_step *s)
+{
+	base_cleanup_buf struct base_buf note = BASE_BUF_INIT;
+
+	ls_add_when(ls, row, s->commit.time_ns);
+	if (s == commit_list_latest(l))
+		json_object_set_new(row, "latest", json_true());
+	tool_facts_note(commit_list_facts(l, s->entry), &note);
+	if (note.len)
+		json_object_set_new(row, "note", tool_json_text((const char *)note.data, note.len));
+}
+
+/* For people the last column is there where it says something. */
+static bool has_notes(const struct commit_list *l)
+{
+	for (size_t i = 0; i < commit_list_count(l); i++) {
+		const struct proto_step_facts *f = commit_list_facts(l, commit_list_at(l, i)->entry);
+
+		if (f && (f->pinned || f->ntags))
+			return true;
+	}
+	return false;
 }
 
 static int print_steps(struct ls *ls, const struct commit_list *l, const char *run, const struct ls_item *items)
@@ -209,20 +250,19 @@ static int print_steps(struct ls *ls, const struct commit_list *l, const char *r
 	const struct tool_column columns[] = {{"STEP", "step", TOOL_AS_STEP, .style = TOOL_GOOD, .style_if = "latest"},
 		{ls->time ? "TIME" : "AGE", "when"}, {"TENSORS", "tensors", .right = true},
 		{"SIZE", "bytes", TOOL_AS_BYTES, .right = true}, {"ADDED", "new_bytes", TOOL_AS_BYTES, .right = true},
-		{"ATTEMPT", "attempt", .more = true}, {"ATTRIBUTES", "attributes", .shorten = true}};
+		{"ATTEMPT", "attempt", .more = true}, {"ATTRIBUTES", "attributes", .shorten = true},
+		{"NOTE", "note", .shorten = true}};
 	uint64_t bytes = 0, added = 0;
 	size_t n = commit_list_count(l);
 	int code;
 
-	ls_begin(ls, columns, BASE_COUNT(columns));
+	ls_begin(ls, columns, BASE_COUNT(columns) - !(ls->bare || has_notes(l)));
 	for (size_t i = 0; i < n; i++) {
 		const struct commit_list_step *s = commit_list_at(l, items[i].index);
-		json_t *row = ls_step_json(run, s);
+		json_t *row = ls_step_json(l, s, items[i].attributes, items[i].nattributes);
 
 		if (!ls->t->json)
-			ls_add_when(ls, row, s->commit.time_ns);
-		if (!ls->t->json && s == commit_list_latest(l))
-			json_object_set_new(row, "latest", json_true());
+			add_columns(ls, row, l, s);
 		ls_add(ls, row);
 		bytes += s->commit.bytes;
 		added += s->commit.new_bytes;
@@ -238,22 +278,23 @@ static int print_steps(struct ls *ls, const struct commit_list *l, const char *r
 static int list_steps(struct ls *ls, const char *run)
 {
 	struct base_error err = {0};
-	int code;
 	const struct commit_list *l;
-	base_cleanup_free struct ls_item *items = NULL;
+	struct ls_item *items;
+	int code;
 
 	if (commit_list_open(ls->t->store, run, false, &ls->t->list, &err) < 0)
 		return tool_fail(ls->t, &err);
 	l = ls->t->list;
-	items = step_items(l);
 	if (commit_list_next(l) == 0)
 		return tool_no_run(ls->t, run);
+	items = step_items(l);
 	if (!items)
 		return tool_fail(ls->t, &(struct base_error){.code = -ENOMEM});
-	if ((code = ls_sort(ls, "steps", LS_NAME | LS_STEP | LS_TIME | LS_SIZE | LS_ATTRIBUTE, items,
-			commit_list_count(l))))
-		return code;
-	return print_steps(ls, l, run, items);
+	code = ls_sort(ls, "steps", LS_NAME | LS_STEP | LS_TIME | LS_SIZE | LS_ATTRIBUTE, items, commit_list_count(l));
+	if (code == 0)
+		code = print_steps(ls, l, run, items);
+	items_free(items, commit_list_count(l));
+	return code;
 }
 
 /* ---- the command ---- */
@@ -307,8 +348,9 @@ const struct tool_command tool_ls = {"ls", "list runs, steps, components, tensor
 	"usage: vckpt ls STORE [RUN[/STEP[/COMPONENT]]] [OPTION...]\n"
 	"       vckpt ls STORE --incoming [RUN] [--json]\n\n"
 	"Lists the runs of a store, the steps of a run with their attributes, the components and files of a\n"
-	"step, or the tensors of a component. STEP is a number or latest. SIZE is what a step holds, ADDED\n"
-	"what its save stored that was not there before.\n\n"
+	"step, or the tensors of a component. STEP is a number, latest or a tag. SIZE is what a step holds, ADDED\n"
+	"what its save stored that was not there before. Attributes are shown with those that were set later;\n"
+	"NOTE are a step's tags, and why it is pinned.\n\n"
 	"  -l, -v, --long      also attempts of steps; of components and tensors stored bytes, pieces, codecs,\n"
 	"                      types, and how numpy reads those that it lacks\n"
 	"  --sort KEY          by name, step, time, size or, for steps, an attribute; ascending\n"

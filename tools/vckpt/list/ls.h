@@ -24,7 +24,7 @@ struct ls_item {
 	uint64_t step;
 	int64_t time_ns;
 	uint64_t bytes;
-	const struct proto_attribute *attributes;
+	struct proto_attribute *attributes; /* with those that were set later; the array is the item's */
 	size_t nattributes;
 	size_t index;
 };
@@ -45,7 +45,9 @@ json_t *ls_take(struct ls *ls);
 int ls_print(struct ls *ls, json_t *document);
 void ls_add_when(const struct ls *ls, json_t *row, int64_t time_ns); /* for the table: the member "when" */
 bool ls_says(const struct ls *ls); /* are totals and notes wanted? */
-json_t *ls_step_json(const char *run, const struct commit_list_step *s);
+/* What the list says of a visible step; attributes: with those that were set later. */
+json_t *ls_step_json(const struct commit_list *l, const struct commit_list_step *s,
+	const struct proto_attribute *attributes, size_t n);
 
 /* The components and blobs of a step; the tensors of a component. An exit code. */
 int ls_step(struct ls *ls, struct load_step *step, const struct commit_list_step *entry);

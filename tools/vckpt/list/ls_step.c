@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "core/commit/list/list_facts.h"
 #include "tools/vckpt/list/ls.h"
 #include "tools/vckpt/list/sums.h"
 
@@ -253,6 +254,32 @@ static void say_contents(const struct contents *c)
 		tool_sums_print_numpy(&c->total, "");
 }
 
+/* With everything that the list says of it. */
+static json_t *document(struct contents *c, const struct commit_list_step *entry)
+{
+	base_cleanup_free struct proto_attribute *attributes = NULL;
+	size_t n = 0;
+	json_t *all;
+
+	if (commit_list_attributes(c->ls->t->list, entry, &attributes, &n) < 0)
+		return NULL;
+	all = ls_step_json(c->ls->t->list, entry, attributes, n);
+	json_object_set_new(all, "components", c->components);
+	json_object_set_new(all, "blobs", ls_take(c->ls));
+	json_object_set_new(all, "again_bytes", json_integer((json_int_t)c->again));
+	json_object_set_new(all, "no_base_bytes", json_integer((json_int_t)c->no_base));
+	return all;
+}
+
+static void say_facts(const struct contents *c, const struct commit_list_step *entry)
+{
+	base_cleanup_buf struct base_buf note = BASE_BUF_INIT;
+
+	tool_facts_note(commit_list_facts(c->ls->t->list, entry->entry), &note);
+	if (note.len && ls_says(c->ls))
+		tool_print(stdout, "note: %.*s\n", (int)note.len, (const char *)note.data);
+}
+
 int ls_step(struct ls *ls, struct load_step *step, const struct commit_list_step *entry)
 {
 	static const struct tool_column columns[] = {{"NAME", "name", .shorten = true},
@@ -262,22 +289,19 @@ int ls_step(struct ls *ls, struct load_step *step, const struct commit_list_step
 		{"DTYPES", "dtypes", .more = true}};
 	struct contents c = {.ls = ls, .step = step};
 	struct base_error err = {0};
-	json_t *all;
 	int code;
 
 	if (load_step_again(step, &c.again, &c.no_base, &err) < 0 || load_step_blobs(step, &err) < 0)
 		return tool_fail(ls->t, &err);
 	ls_begin(ls, columns, BASE_COUNT(columns));
 	code = add_contents(&c);
-	all = ls_step_json(load_step_info(step)->run, entry);
-	json_object_set_new(all, "components", c.components);
-	json_object_set_new(all, "blobs", ls_take(ls));
-	json_object_set_new(all, "again_bytes", json_integer((json_int_t)c.again));
-	json_object_set_new(all, "no_base_bytes", json_integer((json_int_t)c.no_base));
 	if (code == 0)
-		code = ls_print(ls, base_steal(all));
+		code = ls_print(ls, document(&c, entry));
+	else
+		json_decref(c.components);
 	if (code == 0)
 		say_contents(&c);
-	json_decref(all);
+	if (code == 0)
+		say_facts(&c, entry);
 	return code;
 }

@@ -1,29 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * vckpt rm: removes steps. First everything that was asked for is found, then, where a step was not named by its
- * number, the user is asked, and only then the first step is removed: what was found, not what may have its
- * number by then. If a step cannot be removed, those of other runs still are. A whole run that does not exist is an
- * error with --missing-ok, too: "vckpt rm STORE RUN 5" would remove all of RUN, where RUN/5 was meant. */
+ * number (but by latest, a tag or its run), the user is asked, and only then the first step is removed: what was
+ * found, not what may have its number by then. If a step cannot be removed, those of other runs still are. A whole run
+ * that does not exist is an error with --missing-ok, too: "vckpt rm STORE RUN 5" would remove all of RUN, where RUN/5
+ * was meant. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "core/base/array.h"
+#include "core/commit/list/list_facts.h"
 #include "core/commit/attempt/attempt.h"
 #include "core/upkeep/usage.h"
 #include "tools/vckpt/tool.h"
 
-enum wanted_kind { WANTED_STEP, WANTED_LATEST, WANTED_RANGE, WANTED_RUN };
+enum wanted_kind { WANTED_STEP, WANTED_NAMED, WANTED_RANGE, WANTED_RUN }; /* NAMED: latest or a tag */
 
 struct wanted {
 	enum wanted_kind kind;
 	struct tool_target target;
 	uint64_t first, last; /* RANGE */
 	uint64_t steps, bytes, lowest, highest; /* found */
+	struct base_buf tags; /* of these: "best, sent" */
 };
 
 struct victim {
 	const char *run;
 	uint64_t step, entry, bytes;
+	json_t *tags; /* an array of texts */
 };
 
 struct rm {
@@ -47,7 +51,7 @@ static int parse_end(const struct tool *t, const char *run_step, const char *who
 {
 	int code = tool_target_parse(t, run_step, ret_target);
 
-	if (code == 0 && (ret_target->latest || ret_target->rest))
+	if (code == 0 && (ret_target->latest || ret_target->tag[0] || ret_target->rest))
 		return tool_usage(t, "%s: the ends of a range are numbers", whole);
 	return code;
 }
@@ -91,7 +95,7 @@ static int parse_wanted(const struct tool *t, const char *text, struct wanted *w
 	}
 	if (w->target.rest)
 		return tool_usage(t, "%s: only whole steps can be removed: RUN/STEP", text);
-	w->kind = w->target.latest ? WANTED_LATEST : WANTED_STEP;
+	w->kind = w->target.latest || w->target.tag[0] ? WANTED_NAMED : WANTED_STEP;
 	return 0;
 }
 
@@ -117,12 +121,28 @@ static int parse_all(struct rm *rm)
 
 /* ---- finding the steps ---- */
 
-static int add_victim(struct rm *rm, struct wanted *w, const struct commit_list_step *step)
+static json_t *victim_tags(struct wanted *w, const struct proto_step_facts *facts)
 {
+	json_t *tags = json_array();
+
+	for (size_t i = 0; facts && i < facts->ntags; i++) {
+		json_array_append_new(tags, json_string(facts->tags[i]));
+		base_buf_printf(&w->tags, "%s%s", w->tags.len ? ", " : "", facts->tags[i]);
+	}
+	return tags;
+}
+
+/* A step that is pinned stops the command before anything is removed. */
+static int add_victim(struct rm *rm, struct wanted *w, const struct commit_list *l, const struct commit_list_step *step)
+{
+	struct base_error err = {0};
+
+	if (commit_list_unpinned(l, step, "removed", &err) < 0)
+		return tool_fail(rm->t, &err);
 	if (base_array_more(rm->victims, rm->nvictims) < 0)
 		return TOOL_FAILED;
-	rm->victims[rm->nvictims++] =
-		(struct victim){w->target.run, step->step, step->entry, step->commit.bytes};
+	rm->victims[rm->nvictims++] = (struct victim){w->target.run, step->step, step->entry, step->commit.bytes,
+		victim_tags(w, commit_list_facts(l, step->entry))};
 	if (w->steps++ == 0)
 		w->lowest = step->step;
 	w->highest = step->step;
@@ -147,9 +167,13 @@ static size_t saved_last(const struct commit_list *l)
 	return last;
 }
 
-/* last: the step that a job goes on from; --keep-last always keeps it. */
+/* last: the step that a job goes on from; --keep-last always keeps it. Both options keep what is pinned, too. */
 static bool kept(const struct rm *rm, const struct commit_list *l, size_t i, size_t last)
 {
+	const struct proto_step_facts *facts = commit_list_facts(l, commit_list_at(l, i)->entry);
+
+	if (facts && facts->pinned && (rm->keep_last || rm->keep_every))
+		return true;
 	return (rm->keep_last && (commit_list_count(l) - i <= rm->keep_last || i == last)) ||
 		(rm->keep_every && commit_list_at(l, i)->step % rm->keep_every == 0);
 }
@@ -162,6 +186,8 @@ static int none_there(struct rm *rm, const struct wanted *w, const struct commit
 		return tool_no_run(rm->t, w->target.run);
 	if (rm->missing_ok)
 		return 0;
+	if (w->target.tag[0])
+		return tool_no_tag(rm->t, l, w->target.tag);
 	if (w->kind == WANTED_RANGE)
 		snprintf(which, sizeof which, "from %" PRIu64 " to %" PRIu64, w->first, w->last);
 	else
@@ -196,7 +222,7 @@ static int find_several(struct rm *rm, struct wanted *w, const struct commit_lis
 			continue;
 		any = true;
 		if (!kept(rm, l, i, last))
-			code = add_victim(rm, w, step);
+			code = add_victim(rm, w, l, step);
 	}
 	return any ? code : none_there(rm, w, l);
 }
@@ -212,12 +238,12 @@ static int find_wanted(struct rm *rm, struct wanted *w)
 		return tool_fail(rm->t, &err);
 	if (w->kind == WANTED_STEP)
 		step = commit_list_find(l, w->target.step);
-	else if (w->kind == WANTED_LATEST)
-		step = commit_list_latest(l);
+	else if (w->kind == WANTED_NAMED)
+		step = w->target.latest ? commit_list_latest(l) : commit_list_tagged(l, w->target.tag);
 	if (w->kind == WANTED_RANGE || w->kind == WANTED_RUN)
 		code = find_several(rm, w, l);
 	else
-		code = step ? add_victim(rm, w, step) : none_there(rm, w, l);
+		code = step ? add_victim(rm, w, l, step) : none_there(rm, w, l);
 	commit_list_close(l);
 	return code;
 }
@@ -244,6 +270,8 @@ static int find_all(struct rm *rm)
 	for (size_t i = 0; i < rm->nvictims; i++) /* named twice: once */
 		if (n == 0 || compare(&rm->victims[n - 1], &rm->victims[i]))
 			rm->victims[n++] = rm->victims[i];
+		else
+			json_decref(rm->victims[i].tags);
 	rm->nvictims = n;
 	return worst;
 }
@@ -276,34 +304,43 @@ static void find_freed(struct rm *rm)
 
 /* ---- the question ---- */
 
-static void describe(const struct wanted *w, char *text, size_t len)
+/* "run a: 3 steps from 0 to 9, 23 KiB logical; their tags: best, sent" */
+static void describe(const struct wanted *w, struct base_buf *text)
 {
 	const char *bytes = TOOL_BYTES(w->bytes);
 
-	if (w->kind == WANTED_LATEST)
-		snprintf(text, len, "%s/latest is step %" PRIu64 ", %s logical", w->target.run, w->highest, bytes);
+	if (w->kind == WANTED_NAMED)
+		base_buf_printf(text, "%s/%s is step %" PRIu64 ", %s logical", w->target.run,
+			w->target.latest ? "latest" : w->target.tag, w->highest, bytes);
 	else if (w->steps == 1)
-		snprintf(text, len, "run %s: 1 step, %" PRIu64 ", %s logical", w->target.run, w->lowest, bytes);
+		base_buf_printf(text, "run %s: 1 step, %" PRIu64 ", %s logical", w->target.run, w->lowest, bytes);
 	else
-		snprintf(text, len, "run %s: %" PRIu64 " steps from %" PRIu64 " to %" PRIu64 ", %s logical",
+		base_buf_printf(text, "run %s: %" PRIu64 " steps from %" PRIu64 " to %" PRIu64 ", %s logical",
 			w->target.run, w->steps, w->lowest, w->highest, bytes);
+	if (w->tags.len)
+		base_buf_printf(text, "; %s tags: %.*s", w->steps == 1 ? "its" : "their", (int)w->tags.len,
+			(const char *)w->tags.data);
+	base_buf_append_zero(text, 1);
 }
 
 /* 0: go on */
 static int ask(struct rm *rm)
 {
 	bool terminal = isatty(STDIN_FILENO) && isatty(STDERR_FILENO), asked = false;
-	char text[300];
 
 	for (size_t i = 0; i < rm->nwanted && !rm->yes; i++) {
+		base_cleanup_buf struct base_buf text = BASE_BUF_INIT;
 		const struct wanted *w = &rm->wanted[i];
 
-		if (!w->steps || (w->kind != WANTED_LATEST && w->kind != WANTED_RUN))
+		if (!w->steps || (w->kind != WANTED_NAMED && w->kind != WANTED_RUN))
 			continue;
-		describe(w, text, sizeof text);
+		describe(w, &text);
+		if (text.error)
+			return tool_fail(rm->t, &(struct base_error){.code = -ENOMEM});
 		if (!terminal)
-			return tool_usage(rm->t, "%s: there is no terminal to ask on: give --yes to remove it", text);
-		fprintf(stderr, "%s\n", text);
+			return tool_usage(rm->t, "%.800s: there is no terminal to ask on: give --yes to remove it",
+				(const char *)text.data);
+		fprintf(stderr, "%s\n", (const char *)text.data);
 		asked = true;
 	}
 	return !asked || tool_confirm("Remove them?") ? 0 : tool_failed(rm->t, "nothing was removed");
@@ -314,26 +351,26 @@ static int ask(struct rm *rm)
 static void say_one(struct rm *rm, const struct victim *v)
 {
 	if (rm->t->json) {
-		json_array_append_new(rm->removed, json_pack("{s:s, s:I, s:I, s:I}", "run", v->run, "step",
-			(json_int_t)v->step, "entry", (json_int_t)v->entry, "bytes", (json_int_t)v->bytes));
+		json_array_append_new(rm->removed, json_pack("{s:s, s:I, s:I, s:I, s:O}", "run", v->run, "step",
+			(json_int_t)v->step, "entry", (json_int_t)v->entry, "bytes", (json_int_t)v->bytes, "tags",
+			v->tags));
 		return;
 	}
 	if (rm->t->quiet)
 		return;
-	printf("%s/step-%08" PRIu64 " %s, %s logical\n", v->run, v->step, rm->dry_run ? "would be removed" : "removed",
+	printf("%s/step-%08" PRIu64 " %s, %s logical", v->run, v->step, rm->dry_run ? "would be removed" : "removed",
 		TOOL_BYTES(v->bytes));
+	for (size_t i = 0; i < json_array_size(v->tags); i++)
+		printf("%s%s", i ? ", " : "; its tags: ", json_string_value(json_array_get(v->tags, i)));
+	putchar('\n');
 	fflush(stdout); /* the line is true, whatever comes next */
 }
 
 /* The list of the run at hand stays open: each removal reads on in it. */
 static int remove_entry(struct tool *t, const struct victim *v, const char *reason, struct base_error *err)
 {
-	int r = 0;
+	int r = tool_list_open(t, v->run, err);
 
-	if (t->list && strcmp(commit_list_run(t->list), v->run) != 0)
-		commit_list_close(base_steal(t->list));
-	if (!t->list)
-		r = commit_list_open_newest(t->store, v->run, &t->list, err);
 	return r < 0 ? r : commit_list_remove(t->list, v->step, v->entry, reason, err);
 }
 
@@ -419,6 +456,16 @@ static int remove_and_say(struct rm *rm)
 	return worst;
 }
 
+static void rm_release(struct rm *rm)
+{
+	for (size_t i = 0; i < rm->nvictims; i++)
+		json_decref(rm->victims[i].tags);
+	for (size_t i = 0; i < rm->nwanted; i++)
+		base_buf_release(&rm->wanted[i].tags);
+	free(rm->victims);
+	free(rm->wanted);
+}
+
 static int rm_run(struct tool *t, int argc, char **argv)
 {
 	struct rm rm = {.t = t};
@@ -444,8 +491,7 @@ static int rm_run(struct tool *t, int argc, char **argv)
 	}
 	json_decref(rm.removed);
 	json_decref(rm.failed);
-	free(rm.victims);
-	free(rm.wanted);
+	rm_release(&rm);
 	return code;
 }
 
@@ -456,15 +502,16 @@ const struct tool_command tool_rm = {"rm", "remove steps",
 	"(vckpt gc --grace 0: at once).\n\n"
 	"  RUN/STEP            one step\n"
 	"  RUN/FIRST..LAST     the steps of a run from FIRST to LAST; one of both may be left out\n"
-	"  RUN/latest          the latest step, after a question\n"
+	"  RUN/latest, RUN/TAG the latest step, or the one that has the tag, after a question\n"
 	"  RUN                 all steps of a run, after a question\n\n"
-	"Everything that is named must be there before anything is removed. Where a question would be asked and\n"
-	"there is no terminal, --yes is needed.\n\n"
+	"Everything that is named must be there, and none of it pinned, before anything is removed. Where a\n"
+	"question would be asked and there is no terminal, --yes is needed. Tags go with their steps.\n\n"
 	"  -n, --dry-run       change nothing; list what would be removed, and say what that would free\n"
 	"  -y, --yes           ask nothing\n"
 	"  --missing-ok        pass over steps that are not there; a RUN without STEP must exist\n"
 	"  --keep-last N       of a whole RUN or a range, keep steps that are among the last N of the run\n"
 	"  --keep-every N      of a whole RUN or a range, keep steps whose number is a multiple of N\n"
 	"  --reason TEXT       why, for those who read vckpt log later\n"
+	"                      (with these two, pinned steps of the run stay as well)\n"
 	"  --json -q -v        print JSON; print nothing but errors; say more\n",
 	rm_run};
