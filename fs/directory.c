@@ -37,8 +37,8 @@ static int snapshot(struct fs_mount *m, struct fs_handle *h)
 		return snapshot_root(m, h);
 	case FS_RUN:
 		free(h->steps);
-		h->n = 0;
-		return fs_run_snapshot(h->node.run, &h->steps, &h->n);
+		free(h->tags);
+		return fs_run_snapshot(h->node.run, &h->steps, &h->n, &h->tags, &h->ntags);
 	default:
 		return 0;
 	}
@@ -55,7 +55,9 @@ void fs_op_opendir(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	r = fs_node_decode(q.m, id, &n);
 	if (!r && !(h = fs_handle_new(q.m, &n)))
 		r = -ENOMEM;
-	if (!r && n.commit) {
+	if (!r && n.kind == FS_TAG) {
+		r = -ENOTDIR;
+	} else if (!r && n.commit) {
 		const struct view_node *v;
 
 		r = fs_step_get(q.m->runs, n.commit, &h->step);
@@ -124,11 +126,13 @@ static int entry_at(struct fs_mount *m, struct fs_handle *h, uint64_t i, uint64_
 		d->name = fs_control_name(n.control);
 		break;
 	case FS_RUN:
-		if (i > h->n)
+		if (i > h->n + h->ntags)
 			return 0;
-		n.kind = i ? FS_STEP : FS_LATEST;
-		d->name = i ? d->text : "latest";
-		if (!i)
+		n.kind = i > h->n ? FS_TAG : i ? FS_STEP : FS_LATEST;
+		d->name = i > h->n ? h->tags[i - h->n - 1].name : i ? d->text : "latest";
+		if (n.kind == FS_TAG && fs_run_tagged(m->runs, n.run, d->name, &n.commit))
+			return -EAGAIN;
+		if (n.kind != FS_STEP)
 			break;
 		fs_step_name(h->steps[i - 1], d->text);
 		if (fs_run_commit(m->runs, n.run, h->steps[i - 1], &n.commit))

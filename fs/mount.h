@@ -91,12 +91,12 @@ void fs_mount_log_once(struct fs_mount *m, const char *text);
 void fs_mount_log_slow(struct fs_mount *m, const char *what, uint64_t offset, size_t len, int64_t ns);
 
 /* ---- nodes (node.c) ---- */
-enum fs_kind { FS_ROOT, FS_CONTROL, FS_CONTROL_FILE, FS_RUN, FS_LATEST, FS_STEP, FS_MESHES, FS_MESH };
+enum fs_kind { FS_ROOT, FS_CONTROL, FS_CONTROL_FILE, FS_RUN, FS_LATEST, FS_TAG, FS_STEP, FS_MESHES, FS_MESH };
 struct fs_node {
 	enum fs_kind kind;
 	unsigned control;               /* CONTROL_FILE: its number */
-	struct fs_run *run;             /* RUN, LATEST, STEP */
-	struct fs_commit *commit;       /* STEP, MESHES, MESH */
+	struct fs_run *run;             /* RUN, LATEST, TAG, STEP */
+	struct fs_commit *commit;       /* TAG, STEP, MESHES, MESH */
 	uint32_t file;                  /* STEP: number in the tree; 0: the step's directory */
 	struct fs_mesh *mesh;           /* MESH: a reference. rank, item, alias: mesh_nodes.c */
 	uint32_t rank, item;
@@ -146,7 +146,8 @@ struct fs_handle {
 	char *text; size_t text_len;    /* control files: the content when it was opened; MESHES: names */
 	/* directories: what was visible when the handle was last read from its start */
 	uint64_t *steps; struct fs_run **runs; size_t n;
-	pthread_mutex_t lock;           /* protects steps, runs, n: one handle may be read by several threads */
+	struct fs_tag *tags; size_t ntags;
+	pthread_mutex_t lock;           /* protects these five: one handle may be read by several threads */
 };
 struct fs_handle *fs_handle_new(struct fs_mount *m, const struct fs_node *n);
 static inline struct fs_handle *fs_handle_of(const struct fuse_file_info *fi)

@@ -15,7 +15,7 @@ int fs_node_decode(struct fs_mount *m, fuse_ino_t id, struct fs_node *ret_n)
 	if (id & FS_NODE_MESH)
 		return fs_mesh_decode(m, id, ret_n);
 	if (id >> 32) {
-		ret_n->kind = low == FS_FILE_MESHES ? FS_MESHES : FS_STEP;
+		ret_n->kind = low == FS_FILE_MESHES ? FS_MESHES : low == FS_FILE_TAG ? FS_TAG : FS_STEP;
 		ret_n->commit = fs_runs_commit(m->runs, (uint32_t)(id >> 32));
 		ret_n->file = ret_n->kind == FS_STEP ? low : 0;
 		if (!ret_n->commit)
@@ -58,6 +58,7 @@ fuse_ino_t fs_node_id(const struct fs_node *n)
 	case FS_CONTROL_FILE: return FS_NODE_CONTROL + 1 + n->control;
 	case FS_RUN: return FS_NODE_RUN + n->run->number;
 	case FS_LATEST: return FS_NODE_LATEST + n->run->number;
+	case FS_TAG: return (fuse_ino_t)n->commit->number << 32 | FS_FILE_TAG;
 	case FS_MESHES: return (fuse_ino_t)n->commit->number << 32 | FS_FILE_MESHES;
 	case FS_MESH: return fs_mesh_id(n);
 	case FS_STEP: break;
@@ -131,6 +132,12 @@ int fs_node_entry(struct fs_mount *m, const struct fs_node *n, struct fs_step *s
 		r = fs_stat_fill(m, n->run, &e.attr, fs_tree_ino(n->run->ino, "latest"), S_IFLNK, strlen(name),
 			time_ns);
 		break;
+	case FS_TAG: /* another step's is another node: what a node links to never changes */
+		fs_step_name(n->commit->step, name);
+		e.entry_timeout = 0;
+		r = fs_stat_fill(m, n->run, &e.attr, fs_tree_ino(n->commit->ino, "."), S_IFLNK, strlen(name),
+			n->commit->time_ns);
+		break;
 	case FS_MESHES:
 	case FS_MESH:
 		return fs_mesh_entry(m, n, step, ret_e);
@@ -185,6 +192,7 @@ void fs_handle_unref(struct fs_mount *m, struct fs_handle *h)
 	fs_node_release(&h->node);
 	free(h->text);
 	free(h->steps);
+	free(h->tags);
 	free(h->runs);
 	pthread_mutex_destroy(&h->lock);
 	free(h);

@@ -56,9 +56,9 @@ static int lookup_below(struct fs_mount *m, const char *name, struct fs_node *n,
 	struct fs_step *step;
 	bool found;
 
-	int r = fs_step_get(m->runs, commit, &step);
+	int r = n->kind == FS_TAG ? -ENOTDIR : fs_step_get(m->runs, commit, &step);
 	if (r)
-		return inside_step(commit, r);
+		return r == -ENOTDIR ? r : inside_step(commit, r);
 	r = n->kind == FS_STEP ? lookup_file(step, name, n) : fs_mesh_lookup(m, step, name, n);
 	found = r == 0;
 	if (found)
@@ -101,7 +101,10 @@ static int lookup_top(struct fs_mount *m, const char *name, struct fs_node *n)
 		if (strcmp(name, "latest") == 0)
 			return 0;
 		n->kind = FS_STEP;
-		return fs_step_parse(name, &step) ? fs_run_commit(m->runs, n->run, step, &n->commit) : -ENOENT;
+		if (fs_step_parse(name, &step))
+			return fs_run_commit(m->runs, n->run, step, &n->commit);
+		n->kind = FS_TAG;
+		return fs_run_tagged(m->runs, n->run, name, &n->commit);
 	default:
 		return -ENOTDIR;
 	}
@@ -187,10 +190,12 @@ static void op_readlink(fuse_req_t req, fuse_ino_t id)
 
 	fs_request_begin(&q, req, FS_OP_READLINK);
 	r = fs_node_decode(q.m, id, &n);
-	if (!r && n.kind != FS_LATEST && !n.alias)
+	if (!r && n.kind != FS_LATEST && n.kind != FS_TAG && !n.alias)
 		r = -EINVAL;
 	else if (!r && n.alias)
 		view_mesh_rank_name(n.rank, name);
+	else if (!r && n.kind == FS_TAG)
+		fs_step_name(n.commit->step, name);
 	else if (!r && fs_run_latest(n.run, &step, &time_ns))
 		fs_step_name(step, name);
 	else if (!r)

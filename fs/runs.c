@@ -279,20 +279,40 @@ bool fs_run_latest(struct fs_run *run, uint64_t *ret_step, int64_t *ret_time_ns)
 	return latest;
 }
 
-int fs_run_snapshot(struct fs_run *run, uint64_t **ret_steps, size_t *ret_n)
+/* Under run->lock. */
+static int tags_copy(const struct fs_run *run, struct fs_tag **ret_tags, size_t *ret_n)
 {
-	size_t n;
-	uint64_t *steps;
+	base_cleanup_free struct commit_list_tag *tags = NULL;
+	size_t n = 0;
 
+	if (run->list && commit_list_tags(run->list, &tags, &n) < 0)
+		return -ENOMEM;
+	*ret_n = n;
+	*ret_tags = calloc(n + 1, sizeof **ret_tags);
+	for (size_t i = 0; *ret_tags && i < n; i++)
+		snprintf((*ret_tags)[i].name, sizeof (*ret_tags)[i].name, "%s", tags[i].tag);
+	return *ret_tags ? 0 : -ENOMEM;
+}
+
+int fs_run_snapshot(struct fs_run *run, uint64_t **ret_steps, size_t *ret_n, struct fs_tag **ret_tags,
+	size_t *ret_ntags)
+{
+	uint64_t *steps;
+	size_t n;
+	int r;
+
+	*ret_tags = NULL;
+	*ret_ntags = 0;
 	pthread_rwlock_rdlock(&run->lock);
 	n = run->list ? commit_list_count(run->list) : 0;
 	steps = calloc(n + 1, sizeof *steps);
 	for (size_t i = 0; steps && i < n; i++)
 		steps[i] = commit_list_at(run->list, i)->step;
+	r = tags_copy(run, ret_tags, ret_ntags);
 	pthread_rwlock_unlock(&run->lock);
 	*ret_steps = steps;
-	*ret_n = n;
-	return steps ? 0 : -ENOMEM;
+	*ret_n = steps ? n : 0;
+	return steps ? r : -ENOMEM;
 }
 
 /* ---- commits ---- */
@@ -375,6 +395,30 @@ int fs_run_commit(struct fs_runs *runs, struct fs_run *run, uint64_t step, struc
 	}
 	*ret_commit = commit;
 	return commit ? 0 : r;
+}
+
+int fs_run_tagged(struct fs_runs *runs, struct fs_run *run, const char *tag, struct fs_commit **ret_commit)
+{
+	const struct commit_list_step *s;
+	uint64_t step = 0;
+
+	pthread_rwlock_rdlock(&run->lock);
+	s = run->list ? commit_list_tagged(run->list, tag) : NULL;
+	if (s)
+		step = s->step;
+	pthread_rwlock_unlock(&run->lock);
+	return s ? fs_run_commit(runs, run, step, ret_commit) : -ENOENT;
+}
+
+int fs_commit_said(struct fs_commit *commit, int (*f)(void *arg, const struct proto_step_facts *facts), void *arg)
+{
+	struct fs_run *run = commit->run;
+	int r;
+
+	pthread_rwlock_rdlock(&run->lock);
+	r = f(arg, run->list ? commit_list_facts(run->list, commit->entry) : NULL);
+	pthread_rwlock_unlock(&run->lock);
+	return r;
 }
 
 struct fs_commit *fs_runs_commit(struct fs_runs *runs, uint32_t number)

@@ -19,7 +19,7 @@
 #include <sys/queue.h>
 
 #include "core/base/table.h"
-#include "core/commit/list/list.h"
+#include "core/commit/list/list_facts.h"
 #include "core/view/tree.h"
 
 #define FS_NODE_ROOT UINT64_C(1)
@@ -28,6 +28,7 @@
 #define FS_NODE_LATEST UINT64_C(0x40000000)    /* + number of the run */
 #define FS_NODE_MESH (UINT64_C(1) << 63)       /* nodes in <step>/mesh/<mesh>: mesh_nodes.c */
 #define FS_FILE_MESHES UINT32_MAX              /* in place of a file's number: the step's directory `mesh` */
+#define FS_FILE_TAG (UINT32_MAX - 1)            /* the same: a link to the step. Its tags are names of one link */
 #define FS_COMMITS_MAX UINT32_C(0x7fffffff)
 #define FS_RUNS_MAX UINT32_C(0x3fffffff)
 
@@ -111,8 +112,14 @@ size_t fs_run_steps(struct fs_run *run);                       /* visible */
 bool fs_run_latest(struct fs_run *run, uint64_t *ret_step, int64_t *ret_time_ns);
 /* -ENOENT: not visible */
 int fs_run_commit(struct fs_runs *runs, struct fs_run *run, uint64_t step, struct fs_commit **ret_commit);
-/* A copy of the numbers of the visible steps, ascending, for a directory that is being read. */
-int fs_run_snapshot(struct fs_run *run, uint64_t **ret_steps, size_t *ret_n);
+/* The step that has the tag. -ENOENT: none. Asks the list in memory, whatever the name is. */
+int fs_run_tagged(struct fs_runs *runs, struct fs_run *run, const char *tag, struct fs_commit **ret_commit);
+/* A copy of the numbers of the visible steps, ascending, and of the tags, sorted, for a directory that is read. */
+struct fs_tag { char name[PROTO_TAG_MAX + 1]; };
+int fs_run_snapshot(struct fs_run *run, uint64_t **ret_steps, size_t *ret_n, struct fs_tag **ret_tags,
+	size_t *ret_ntags);
+/* Returns f(arg, what is said of the commit now, or NULL), under the run's lock. */
+int fs_commit_said(struct fs_commit *commit, int (*f)(void *arg, const struct proto_step_facts *facts), void *arg);
 
 struct fs_commit *fs_runs_commit(struct fs_runs *runs, uint32_t number); /* NULL: none */
 bool fs_commit_live(struct fs_commit *commit);                   /* is its entry still the visible one? */

@@ -6,7 +6,8 @@
  * runs in use, not with steps, and is nothing for other runs.
  *
  * The kernel need not be notified of new names: it never remembers a failed look-up in the root or in a run. Names that
- * have gone, `latest`, and a run's attributes are invalidated; they would also time out by themselves. */
+ * have gone, `latest`, and a run's attributes are invalidated; they would also time out by themselves. The names of
+ * tags need none of it: the kernel looks them up each time, and what each node links to stays as it is. */
 #include "fs/watch.h"
 
 #include <poll.h>

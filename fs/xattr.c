@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Extended attributes user.vckpt.*. Other names, which ls asks about for every file, are refused without a look at the
- * file. The listed attributes never change. `serving` does, so it is not listed and exists only for a request by name:
- * a backup then sees no change where someone has read a file. */
+ * file. The listed attributes change only where something was said of a step after its save. `serving` changes, so it
+ * is not listed and exists only for a request by name: a backup then sees no change where someone has read a file. */
 #include <stdio.h>
 #include <string.h>
 
@@ -34,6 +34,55 @@ static int take_key(void *arg, const char *key, const char *value)
 	return b->error;
 }
 
+/* ---- a step's directory ---- */
+
+struct said {
+	struct view_tree *tree;
+	int (*f)(void *arg, const char *key, const char *value);
+	void *arg;
+	struct base_error *err;
+	const struct proto_step_facts *facts;
+};
+
+/* An attribute of the save, unless it has another value by now. */
+static int give_unset(void *arg, const char *key, const char *value)
+{
+	const struct said *s = arg;
+
+	for (size_t i = 0; s->facts && strncmp(key, "attr.", 5) == 0 && i < s->facts->nattributes; i++)
+		if (strcmp(key + 5, s->facts->attributes[i].key) == 0)
+			return 0;
+	return s->f(s->arg, key, value);
+}
+
+static int give_tags(const struct said *s)
+{
+	base_cleanup_buf struct base_buf tags = BASE_BUF_INIT;
+
+	for (size_t i = 0; i < s->facts->ntags; i++)
+		base_buf_printf(&tags, "%s%s", i ? "," : "", s->facts->tags[i]);
+	base_buf_append_zero(&tags, 1);
+	return tags.error ? tags.error : s->f(s->arg, "tags", (const char *)tags.data);
+}
+
+/* Nothing is read for it, so the run's lock may be held. */
+static int step_attributes(void *arg, const struct proto_step_facts *facts)
+{
+	struct said *s = arg;
+	char key[sizeof "attr." + 64];
+	int r;
+
+	s->facts = facts;
+	r = view_node_attributes(s->tree, 0, give_unset, s, s->err);
+	for (size_t i = 0; facts && i < facts->nattributes && r >= 0; i++) {
+		snprintf(key, sizeof key, "attr.%s", facts->attributes[i].key);
+		r = s->f(s->arg, key, facts->attributes[i].value);
+	}
+	if (r >= 0 && facts && facts->pinned)
+		r = s->f(s->arg, "pinned", facts->reason ? facts->reason : "");
+	return r >= 0 && facts && facts->ntags ? give_tags(s) : r;
+}
+
 /* Calls f for the attributes of the node; with `all` also for the one that is not listed. */
 static int attributes(struct fs_mount *m, fuse_ino_t id, bool all,
 	int (*f)(void *arg, const char *key, const char *value), void *arg)
@@ -57,7 +106,10 @@ static int attributes(struct fs_mount *m, fuse_ino_t id, bool all,
 	r = fs_step_get(m->runs, n.commit, &step);
 	if (r)
 		return r;
-	r = view_node_attributes(step->tree, n.file, f, arg, &err);
+	if (n.file)
+		r = view_node_attributes(step->tree, n.file, f, arg, &err);
+	else
+		r = fs_commit_said(n.commit, step_attributes, &(struct said){step->tree, f, arg, &err, NULL});
 	if (!r && all && view_tree_node(step->tree, n.file)->kind != VIEW_DIRECTORY)
 		r = f(arg, "serving", fs_backing_ready(m->backings, id) ? "passthrough" : "cached");
 	fs_step_put(m->runs, step);
