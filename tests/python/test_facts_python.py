@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pins, tags and attributes that are set later, through the package."""
 import errno
+import os
 import pickle
+import subprocess
 
 import numpy
 import pytest
@@ -61,6 +63,46 @@ def test_tags(run):
     assert vckpt.untag(run / "1", "b", "none") and not vckpt.untag(run / "1", "b") and vckpt.tags(run) == {"best": 3}
     with pytest.raises(vckpt.InvalidArgument, match="\"latest\" cannot be a tag"):
         vckpt.tag(run / "1", "latest")
+    for name in ("7", "epoch3", "step-4"):
+        with pytest.raises(vckpt.InvalidArgument, match="it means another step"):
+            vckpt.tag(run / "1", name)
+
+
+def test_a_tag_is_a_step(run):
+    """Of a path that is read; behind RUN only, and after numbers and `latest`."""
+    vckpt.tag(run / "2", "best", "tag.2")
+    with vckpt.open(run / "best") as step, vckpt.open(run / "tag.2", commit=step.commit) as again:
+        assert step.number == again.number == 2 and step["w"][0] == 2
+    found = vckpt.load(run / "best", {"model": {"w": numpy.zeros(10, int)}})
+    assert found.step == 2
+    assert vckpt.set_attributes(run / "best", {"eval": 1}) and vckpt.pin(run / "tag.2")
+    assert vckpt.open(run / "2").attributes["eval"] == "1"
+    vckpt.tag(run / "3", "best")
+    assert vckpt.open(run / "best").number == 3 and vckpt.open(run / "tag.2").pinned
+    for f in (vckpt.open, lambda path: vckpt.load(path, {}, missing_ok=True), vckpt.pin):
+        with pytest.raises(vckpt.NotFound, match="has no step or tag none; its tags: best, tag.2"):
+            f(run / "none")
+    with pytest.raises(vckpt.NotFound, match="has no step or tag best, and no tags at all"):
+        vckpt.open(run.parent / "other/best")
+    with pytest.raises(vckpt.InvalidArgument, match="best, as a tag, can be read, not saved: give a number"):
+        vckpt.save(run / "best", {"model": {"w": numpy.arange(10)}})
+    with pytest.raises(vckpt.InvalidArgument, match="a Saver saves a run, not one step"):
+        vckpt.Saver(run / "best")
+
+
+def test_a_step_whose_tag_moves_while_it_is_opened(run, monkeypatch):
+    """The step that had the tag is removed before it is opened: then the one that has it now."""
+    vckpt.tag(run / "2", "best")
+    number = vckpt.paths.number
+
+    def moves(store, name, step):
+        found = number(store, name, step)
+        monkeypatch.setattr(vckpt.paths, "number", number)
+        vckpt.tag(run / "3", "best")
+        subprocess.run([f"{os.environ['VCKPT_BUILD']}/tools/vckpt/vckpt", "rm", "-q", run.parent, "run/2"], check=True)
+        return found
+    monkeypatch.setattr(vckpt.paths, "number", moves)
+    assert vckpt.open(run / "best").number == 3
 
 
 def test_what_is_refused(run):

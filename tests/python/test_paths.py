@@ -61,6 +61,8 @@ RULES = [
     (STORES,         "/data/ckpt/llama/ckpt-7",        Target("/data/ckpt", "llama", 7)),
     (STORES,         "/data/ckpt/llama/step-00000007", Target("/data/ckpt", "llama", 7)),
     (STORES,         "/data/ckpt/llama/latest",        Target("/data/ckpt", "llama", "latest")),
+    (STORES,         "/data/ckpt/llama/best",          Target("/data/ckpt", "llama", "best")),      # a tag, for reads
+    (STORES,         "/data/ckpt/best",                Target("/data/ckpt", "best")),
     (STORES,         "/data/ckpt/llama/../llama/./7",  Target("/data/ckpt", "llama", 7)),
     ({**STORES, "/data/ckpt/inner": STORE}, "/data/ckpt/inner/5", Target("/data/ckpt/inner", step=5)),     # the nearest
     ({**STORES, "/data/ckpt/step-1": STORE}, "/data/ckpt/step-1", Target("/data/ckpt/step-1")),
@@ -112,7 +114,7 @@ def test_the_path_names_the_same_while_another_rank_makes_the_store(there, path,
 
 @pytest.mark.parametrize("path, words", [
     ("/data/ckpt/llama/7/model", "expected RUN, RUN/STEP or STEP"),
-    ("/data/ckpt/llama/best", "expected RUN, RUN/STEP or STEP"),
+    ("/data/ckpt/llama/step-x", "expected RUN, RUN/STEP or STEP"), ("/data/ckpt/llama/.x", "of a RUN, a tag$"),
     ("/data/ckpt/packs", "folder of the store"), ("/data/ckpt/runs/5", "folder of the store"),
     ("/data/ckpt/-x", "name of a run"), ("/none/-x", "no parent directory is a store, and '-x' cannot be the name"),
     ("/none/step-١٢", "cannot be the name of a run"), ("/data/ckpt/step-١٢", "cannot be the name of a run"),

@@ -88,6 +88,17 @@ def collected(run):
     command("gc", "-q", "--grace", "0", os.path.dirname(run))
 
 
+def moved(run):
+    """The tag, to a newer step; and the step that had it is removed."""
+    newer(run)
+    vckpt.tag(f"{run}/20", "best")
+    removed(run)
+
+
+def untagged(run):
+    vckpt.untag(f"{run}/10", "best")
+
+
 def _loaded(run, path, then, how):
     to = state()
     load = how.pop("load", "load")
@@ -105,6 +116,12 @@ def _loaded(run, path, then, how):
 @pytest.mark.parametrize("how", [{}, {"load": "async_load"}, {"exchange": "always"}], ids=str)
 def test_every_rank_loads_what_rank_0_opened(pool2, run, path, then, how):
     assert pool2(_loaded, run, run + path, then, how) == [(10, 1, {1.0})] * 2
+
+
+@pytest.mark.parametrize("then", ["moved", "untagged"])
+def test_every_rank_loads_what_had_the_tag_for_rank_0(pool2, run, then):
+    vckpt.tag(f"{run}/10", "best")
+    assert pool2(_loaded, run, run + "/best", then, {}) == [(10, 1, {1.0})] * 2
 
 
 def test_a_commit_that_is_gone_is_refused_by_all(pool2, run):

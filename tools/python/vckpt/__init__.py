@@ -36,12 +36,12 @@ from ._lib import (
 )
 from .diffs import Difference
 from .exchange import Exchanged
-from .facts import pin, set_attributes, tag, tags, unpin, untag
+from .facts import pin, set_attributes, tag, unpin, untag
 from .lazy import LazyTensor
 from .load_handle import Loaded, LoadHandle
 from .loading import async_load, load
 from .loads import Damage
-from .paths import find, init, latest, steps, wait
+from .paths import find, init, latest, steps, tags, wait
 from .preempt import Stopping, on_sigterm
 from .records import Mesh, Record
 from .rng import RngState, rng_state, set_rng_state

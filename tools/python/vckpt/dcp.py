@@ -166,19 +166,18 @@ class StorageWriter(_Storage, _StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         target = paths.resolve(self.path)
-        if target.step == "latest":
-            raise _lib.invalid(f"{self.path}: latest can be read, not saved: give a number")
+        number = paths.saved(self.path, target.step)
         run = target.run if self.use_collectives or self.rank is None else RANK_RUN.format(target.run, self.rank)
         paths.begin(target.store, run)
         there = [] if self.overwrite else paths.steps(os.path.join(target.store, run))
-        if there and (target.step is None or target.step in there):
-            which = there[-1] if target.step is None else target.step
+        if there and (number is None or number in there):
+            which = there[-1] if number is None else number
             raise _lib.StepExists(errno.EEXIST, f"{self.path}: {run}/{which} exists already: save under another path, "
                                                 "or give overwrite=True")
         launch = _launch(target.store, run, (self.rank or 0) if self.use_collectives else 0, len(plans), self.origin)
-        step = target.step if target.step is not None or len(plans) == 1 else _next_step(target.store, run)
+        step = number if number is not None or len(plans) == 1 else _next_step(target.store, run)
         tickets = [Ticket(store=target.store, run=run, step=step, launch=launch, rank=rank, world=len(plans),
-                          replace=self.overwrite and target.step is not None) for rank in range(len(plans))]
+                          replace=self.overwrite and number is not None) for rank in range(len(plans))]
         _here.ticket, self.plans = tickets[0], plans        # without a process group nothing is sent
         return [dataclasses.replace(plan, storage_data=ticket) for plan, ticket in zip(plans, tickets)]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a step after its save: pins, tags, attributes. Every call names a step by its path, STORE/RUN/STEP or
-STORE/RUN/latest, or is given an open Step: then it fails if another one has its number by now. All give whether
-anything has changed, and what others have said meanwhile stays said."""
+"""What is said of a step after its save: pins, tags, attributes. Every call names a step by its path, STORE/RUN/STEP,
+STORE/RUN/latest or STORE/RUN/TAG, or is given an open Step: then it fails if another one has its number by now. All
+give whether anything has changed, and what others have said meanwhile stays said."""
 from __future__ import annotations
 
 import ctypes
@@ -31,27 +31,16 @@ def unpin(step: Path | Step) -> bool:
 
 
 def tag(step: Path | Step, *tags: str) -> bool:
-    """Names the step: another step of the run that has one of these tags loses it, in the same moment."""
+    """Names the step, for STORE/RUN/TAG: another step of the run that has one of these loses it, in the same moment."""
+    for one in tags:
+        if isinstance(one, str) and paths.step_of(one) is not None:
+            raise _lib.invalid(f"\"{one}\" cannot be a tag: where a STEP is expected, it means another step")
     return _change(step, tags=_texts(tags), ntags=len(tags))
 
 
 def untag(step: Path | Step, *tags: str) -> bool:
     """Tags that the step does not have do not matter."""
     return _change(step, untags=_texts(tags), nuntags=len(tags))
-
-
-def tags(path: Path) -> dict[str, int]:
-    """{tag: number of the step that has it} of STORE/RUN, sorted by tag; none where there is no such run."""
-    store, run, _ = paths.split(path)
-    found, count = ctypes.POINTER(_lib.Tag)(), ctypes.c_size_t()
-    try:
-        _lib.call("vckpt_run_tags", os.fsencode(store), run.encode(), ctypes.byref(found), ctypes.byref(count))
-    except FileNotFoundError:
-        return {}
-    try:
-        return {one.tag.decode(): one.step for one in found[:count.value]}
-    finally:
-        _lib.free(found)
 
 
 def _texts(tags: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
@@ -71,10 +60,9 @@ def _change(step: Path | Step, **members: object) -> bool:
 
 def _named(path: Path) -> tuple[str, str, int]:
     store, run, step = paths.split(path)
-    if step == "latest":
-        step = paths.latest(path)
-        if step is None:
-            raise _lib.NotFound(2, f"{os.fspath(path)}: the run has no step")
     if step is None:
-        raise _lib.invalid(f"{os.fspath(path)}: which step? Give STORE/RUN/STEP or STORE/RUN/latest")
-    return store, run, step
+        raise _lib.invalid(f"{os.fspath(path)}: which step? Give STORE/RUN/STEP, STORE/RUN/latest or STORE/RUN/TAG")
+    number = paths.latest(path) if step == "latest" else paths.number(store, run, step)
+    if number is None:
+        raise _lib.NotFound(2, f"{os.fspath(path)}: the run has no step")
+    return store, run, number

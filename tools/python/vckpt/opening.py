@@ -51,12 +51,13 @@ class _Where:
     """What a caller gave to load, resolved."""
 
     def __init__(self, path: Path | Step) -> None:
-        self.given, self.commit, self.number = _shown(path), None, None
+        self.given, self.commit, self.number, self.tag = _shown(path), None, None, None
         if isinstance(path, Step):
             self.store, self.run, self.commit = path.store, path.run, path.commit
         else:
             self.store, self.run, step = paths.split(path, making=True)
             self.number = step if isinstance(step, int) else None
+            self.tag = step if isinstance(step, str) and step != "latest" else None
         self.place = f"{self.store}/{self.run}"
 
     def look(self, missing_ok: bool) -> Step | None:
@@ -67,9 +68,9 @@ class _Where:
             if missing_ok and number is None and paths.file_above(self.store) is None:
                 return None
             raise paths.no_store(self.given, self.store)
-        if number is None:
+        if number is None and self.tag is None:
             return self.newest(missing_ok)
-        return Step(f"{self.place}/{number}", _framework())
+        return Step(f"{self.place}/{self.tag or number}", _framework())
 
     def newest(self, missing_ok: bool) -> Step | None:
         """Opens the newest step in one look: the list that says which step it is says which commit, too."""

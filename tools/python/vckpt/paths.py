@@ -9,7 +9,8 @@ at the file system only through the function that it is given, so that the rules
   3  Else the whole path becomes a store of its own, with the run `default`.
 
 So a folder that is there becomes a store only if it is empty and the path, or what is left of it without STEP. STEP is
-a number, or one of the words below followed by one; a run of such a name that is there keeps it. A path means the same
+a number, or one of the words below followed by one; a run of such a name that is there keeps it. Behind a RUN in a
+store it may also be `latest` or, where it is none of these, a tag, both of which can be read. A path means the same
 before and after its store is made, in every process: a store that was absent appears whole."""
 from __future__ import annotations
 
@@ -34,6 +35,7 @@ from .signatures import Path
 WORD = "(?:(?:step|global_step|iter|epoch|checkpoint|ckpt)[-_=.]?)?"
 STEP = re.compile(WORD + "([0-9]{1,18})", re.ASCII)
 RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
+TAG = re.compile(r"(?!step-)[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", re.ASCII)
 REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/", re.ASCII)     # one slash: pathlib takes the other away
 NUMBERED = re.compile(r"(.*?)[0-9]+(\.[A-Za-z]+)?", re.ASCII)      # model-10, ckpt_10.pt
 DEFAULT_RUN = "default"
@@ -51,8 +53,8 @@ _stores: dict[str, bool] = {}                            # directories that were
 class Target:
     store: str
     run: str = DEFAULT_RUN
-    step: int | Literal["latest"] | None = None     # None: the next one (a save), the newest one (a read)
-    init: bool = False                              # the store has to be made first
+    step: int | str | None = None       # None: the next one (a save), the newest one (a read); or "latest", or a tag
+    init: bool = False                  # the store has to be made first
 
 
 def is_store(path: str) -> bool:
@@ -100,7 +102,7 @@ def local(path: Path) -> str:
     return text
 
 
-def split(path: Path, making: bool = False) -> tuple[str, str, int | Literal["latest"] | None]:
+def split(path: Path, making: bool = False) -> tuple[str, str, int | str | None]:
     """(store, run, step) that a path names. making: also where no store is there yet."""
     target = resolve(path)
     if target.init and not making:
@@ -156,14 +158,17 @@ def _inside(given: str, store: str, parts: list[str], kind: Callable[[str], str]
             raise invalid(f"{given} is a store: name a run in it, {os.path.join(given, 'RUN')} (it has runs, and none "
                           f"of them is {DEFAULT_RUN})")
         return Target(store)
-    step = step_of(parts[-1])
+    step: int | str | None = step_of(parts[-1])
+    if len(parts) == 2 and step is None and TAG.fullmatch(parts[1]):
+        step = parts[1]
     if len(parts) == 1 and (step is None or has(parts[0])):
         step, run = None, parts[0]
     else:
         run = parts[0] if len(parts) == 2 else DEFAULT_RUN
     if len(parts) > 2 or (len(parts) == 2 and step is None):
         raise invalid(f"{given}: in the store {store} expected RUN, RUN/STEP or STEP, found {'/'.join(parts)}: a STEP "
-                      "is latest or a number, alone or after step, global_step, iter, epoch, checkpoint or ckpt")
+                      "is latest or a number, alone or after step, global_step, iter, epoch, checkpoint or ckpt, or, "
+                      "of a RUN, a tag")
     if run in OWN or not RUN.fullmatch(run):
         what = "is a folder of the store itself" if run in OWN else "cannot be the name of a run"
         raise invalid(f"{given}: in the store {store}, {run!r} {what}")
@@ -355,6 +360,46 @@ def find(store: Path, expression: str, limit: int | None = None) -> list[str]:
     if "\0" in expression or (limit is not None and limit < 1):
         raise invalid("an expression has no NUL, and a limit is 1 or more")
     return [f"{path}/{run}/{step}" for run, step in _lib.found(path, expression, limit or 0)]
+
+
+def tags(path: Path) -> dict[str, int]:
+    """{tag: number of the step that has it} of STORE/RUN, sorted by tag; none where there is no such run."""
+    store, run, _ = split(path)
+    return _tags(store, run)
+
+
+def _tags(store: str, run: str) -> dict[str, int]:
+    found, count = ctypes.POINTER(_lib.Tag)(), ctypes.c_size_t()
+    try:
+        _lib.call("vckpt_run_tags", os.fsencode(store), run.encode(), ctypes.byref(found), ctypes.byref(count))
+    except FileNotFoundError:
+        return {}
+    try:
+        return {one.tag.decode(): one.step for one in found[:count.value]}
+    finally:
+        _lib.free(found)
+
+
+def saved(path: Path, step: int | str | None) -> int | None:
+    """The number that a save's path names."""
+    if isinstance(step, str):
+        what = "latest" if step == "latest" else f"expected RUN, RUN/STEP or STEP: {step}, as a tag,"
+        raise invalid(f"{os.fsdecode(path)}: {what} can be read, not saved: give a number")
+    return step
+
+
+def number(store: str, run: str, step: int | str | None) -> int | None:
+    """The number of the step that is named; None: the newest. A tag is looked up now. NotFound: no step has it."""
+    if step is None or step == "latest":
+        return None
+    if isinstance(step, int):
+        return step
+    there = _tags(store, run)
+    if step not in there:
+        others = ", ".join([*there][:5]) + (f" and {len(there) - 5} more" if len(there) > 5 else "")
+        raise _lib.NotFound(errno.ENOENT, f"run {run} of {store} has no step or tag {step}" +
+                            (f"; its tags: {others}" if there else ", and no tags at all"))
+    return there[step]
 
 
 def wait(path: Path, after: int | None = None, timeout: float | None = None) -> int:

@@ -224,9 +224,8 @@ def _on_device(device: torch.device | None, handle: Handle, refs: list[object]) 
 
 def _place(path: Path, step: int | None) -> tuple[str, str, int | None]:
     """(store, run, step)."""
-    store, run, named = split(path, making=True)
-    if named == "latest":
-        raise invalid(f"{path}: latest can be read, not saved: give a number")
+    store, run, what = split(path, making=True)
+    named = paths.saved(path, what)
     if named is not None and step is not None and named != step:
         raise invalid(f"{path}: the path says step {named}, step= says {step}")
     return store, run, named if step is None else step

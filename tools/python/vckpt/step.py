@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from . import _lib, values
+from . import _lib, paths, values
 from .arrays import destination, empty, installed, is_raw, memory_for, numpy_dtype, torch_tensor
 from .diffs import Difference, differences
 from .lazy import LazyTensor, Stored
@@ -77,8 +77,8 @@ def _bytes_text(count: int) -> str:
 
 
 class Step:
-    """STORE/RUN/STEP, STORE/RUN/latest or STORE/RUN (its newest step). Use as a context, or close(), after which its
-    tensors cannot be read. Any thread.
+    """STORE/RUN/STEP, STORE/RUN/TAG, STORE/RUN/latest or STORE/RUN (its newest step). Use as a context, or close(),
+    after which its tensors cannot be read. Any thread.
 
     framework: "torch" or "numpy", whose tensors read() and values() give; None: torch's where torch is installed,
     whether the program has imported it or not. A LazyTensor gives both: t.numpy(), t.torch().
@@ -101,9 +101,8 @@ class Step:
         self.framework = framework or installed()
         pointer, run = c_void_p(), _lib.text(self.run, "run")
         if commit is None:
-            _lib.call("vckpt_step_open", os.fsencode(self.store), run, step if isinstance(step, int) else _lib.NONE,
-                      byref(pointer))
-        elif step in (None, "latest", commit[0]):
+            self._open(run, step, pointer)
+        elif step is None or isinstance(step, str) or step == commit[0]:
             _lib.call("vckpt_step_open_commit", os.fsencode(self.store), run, byref(_commit(*commit)), byref(pointer))
         else:
             raise _lib.invalid(f"{path}: the path names step {step}, commit= is of step {commit[0]}: give STORE/RUN "
@@ -114,6 +113,17 @@ class Step:
         self.commit = Commit(found.step, found.entry, bytes(found.manifest).hex())
         self.number: int = _lib.lib().vckpt_step_number(self._pointer)
         self.world: int = _lib.lib().vckpt_step_world(self._pointer)            # by how many ranks it was saved
+
+    def _open(self, run: bytes, step: int | str | None, pointer: c_void_p) -> None:
+        while True:
+            number = paths.number(self.store, self.run, step)
+            try:
+                _lib.call("vckpt_step_open", os.fsencode(self.store), run, _lib.NONE if number is None else number,
+                          byref(pointer))
+                return
+            except _lib.NotFound:           # the tag may have moved, and then the step that had it was removed
+                if not isinstance(step, str) or number == paths.number(self.store, self.run, step):
+                    raise
 
     def __enter__(self) -> Step:
         return self
