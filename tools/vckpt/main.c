@@ -11,7 +11,8 @@ static const struct group {
 	const char *title;
 	const struct tool_command *commands[16];
 } groups[] = {
-	{"write", {&tool_init, &tool_import, &tool_copy, &tool_sync, &tool_rm, &tool_set, &tool_tag, &tool_pin, &tool_unpin}},
+	{"write", {&tool_init, &tool_import, &tool_copy, &tool_sync, &tool_rm, &tool_set, &tool_tag, &tool_pin,
+		&tool_unpin}},
 	{"read", {&tool_ls, &tool_find, &tool_info, &tool_du, &tool_log, &tool_cat, &tool_show, &tool_diff,
 		&tool_export, &tool_stalls, &tool_report, &tool_wait, &tool_mount, &tool_umount}},
 	{"look after a store", {&tool_verify, &tool_mend, &tool_prune, &tool_policy, &tool_gc, &tool_abort,

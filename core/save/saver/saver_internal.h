@@ -137,16 +137,16 @@ struct save_saver {
 	struct save_engine engine;
 	/* failed flights whose error no caller has seen, ascending, while their handles live; and the first of those
 	 * whose handle is gone */
-	struct save_flight *unseen;
-	int first_r; struct base_error first_err; uint64_t first_failed;
+	struct save_flight *unseen; int first_r; struct base_error first_err; uint64_t first_failed;
 
 	struct saver_worker *workers; unsigned nworkers, threads; /* threads: of each kind, as started */
 	pthread_t persister; bool persister_started;
 };
 
-/* The saver's lock is held for these. */
-uint64_t saver_disk_ns(const struct save_flight *f); /* by the persister */
-void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t start_ns, uint64_t busy_ns, uint64_t bytes);
+/* The saver's lock is held for these. The first is the persister's. */
+uint64_t saver_disk_ns(const struct save_flight *f);
+void saver_phase_note(struct save_flight *f, enum save_phase phase, uint64_t start_ns, uint64_t busy_ns,
+	uint64_t bytes);
 void saver_flight_fail(struct save_flight *f, int r, const struct base_error *err);
 int saver_flight_error(const struct save_flight *f, struct base_error *err); /* why it failed; 0: it did not */
 bool saver_flight_drop(struct save_flight *f); /* a holder less; true: the last, to release it without the lock */
