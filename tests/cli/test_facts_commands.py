@@ -130,6 +130,7 @@ def test_a_tag_is_a_step(vckpt, store, tmp_path):
     assert vckpt.json("ls", store, "a/best")["step"] == vckpt.json("info", store, "a/best.2")["step"] == 5
     for words in (["cat", "a/{}/model/w.npy"], ["cat", "a/{}/mesh/dp=2/rank-0/model.safetensors"], ["ls", "a/{}/model"],
                   ["info", "a/{}/model/w"], ["stalls", "a/{}"], ["verify", "a/{}"], ["du", "a/{}"],
+                  ["show", "a/{}/model/w"], ["diff", "a/{}", "a/5"], ["wait", "a/{}"],
                   ["du", "--freed", "a/{}"], ["export", "a/{}", "OUT"]):
         by = {}
         for name in ("best", "5", "step-00000005"):
@@ -138,14 +139,19 @@ def test_a_tag_is_a_step(vckpt, store, tmp_path):
         if words[-1] != "OUT":
             assert by["best"] == by["5"] == by["step-00000005"], words
     assert (tmp_path / "out-best/manifest.json").read_bytes() == (tmp_path / "out-5/manifest.json").read_bytes()
+    vckpt("init", tmp_path / "other")
+    vckpt("copy", store, "a/best", "--to", tmp_path / "other", "-q")
+    assert [s["step"] for s in vckpt.json("ls", tmp_path / "other", "a")["steps"]] == [5]
     vckpt("tag", store, "a/10", "best", "-q")
+    assert vckpt.json("show", store, "a/best.2/model/w", "a/best/model/w")["tensors"][1]["max"] == 1009
     assert vckpt.json("ls", store, "a/best")["step"] == 10 and vckpt.json("ls", store, "a/best.2")["step"] == 5
 
 
 def test_a_tag_that_is_not_there(vckpt, store):
     vckpt("tag", store, "a/5", *(f"t{i}" for i in range(8)), "-q")
-    for command in ("ls", "info", "stalls", "verify", "rm"):
-        done = vckpt(command, store, "a/t9", *(["--yes"] if command == "rm" else []), check=False)
+    more = {"rm": ["--yes"], "copy": ["--to", store, "--as", "c"]}
+    for command in ("ls", "info", "stalls", "verify", "rm", "copy"):
+        done = vckpt(command, store, "a/t9", *more.get(command, []), check=False)
         assert (done.returncode, done.stderr) == (1, f"vckpt {command}: a has no step or tag t9; its tags: t0, t1, t2, "
                                                   f"t3, t4 and 3 more (vckpt tag {store} a lists them)\n")
     assert "there is no run c" in vckpt("ls", store, "c/best", check=False).stderr

@@ -59,6 +59,17 @@ def test_a_run_that_is_not_there_yet_and_a_step(save, waiting):
     assert step.communicate(timeout=120)[0] == "later/7\n"
 
 
+def test_a_tag(vckpt, store, save, waiting):
+    """The step that gets it, whichever that is."""
+    save("run/1")
+    save("run/2")
+    process = waiting("run/best")
+    vckpt("tag", store, "run/1", "best", "-q")
+    assert process.communicate(timeout=120)[0] == "run/1\n" and process.returncode == 0
+    done = vckpt("wait", store, "run/other", "--timeout", "0", check=False)
+    assert done.returncode == 1 and "run has no step with the tag other after" in done.stderr
+
+
 def test_what_is_there(vckpt, save, store):
     for step in 1, 5, 3:
         save(f"run/{step}")

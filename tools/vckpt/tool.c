@@ -373,25 +373,39 @@ int tool_no_step(const struct tool *t, const struct commit_list *l, const char *
 		run);
 }
 
+int tool_target_know(struct commit_list *l, const struct tool_target *target, struct base_error *err)
+{
+	if (target->tag[0])
+		return commit_list_know_all(l, err);
+	return !target->has_step || target->latest ? 0 : commit_list_know_step(l, target->step, err);
+}
+
+const struct commit_list_step *tool_target_in(const struct commit_list *l, const struct tool_target *target)
+{
+	if (target->tag[0])
+		return commit_list_tagged(l, target->tag);
+	return !target->has_step || target->latest ? commit_list_latest(l) : commit_list_find(l, target->step);
+}
+
+int tool_no_target(const struct tool *t, const struct commit_list *l, const struct tool_target *target)
+{
+	char number[24];
+
+	snprintf(number, sizeof number, "%" PRIu64, target->step);
+	return target->tag[0] ? tool_no_tag(t, l, target->tag) : tool_no_step(t, l, number);
+}
+
 int tool_target_find(struct tool *t, const struct tool_target *target, const struct commit_list_step **ret_step)
 {
 	struct base_error err = {0};
-	char number[24];
-	bool latest = !target->has_step || target->latest;
 	int r = commit_list_open_newest(t->store, target->run, &t->list, &err);
 
-	if (r == 0 && target->tag[0])
-		r = commit_list_know_all(t->list, &err);
-	else if (r == 0 && !latest)
-		r = commit_list_know_step(t->list, target->step, &err);
+	if (r == 0)
+		r = tool_target_know(t->list, target, &err);
 	if (r < 0)
 		return tool_fail(t, &err);
-	if (target->tag[0])
-		return (*ret_step = commit_list_tagged(t->list, target->tag)) ? 0
-			: tool_no_tag(t, t->list, target->tag);
-	*ret_step = latest ? commit_list_latest(t->list) : commit_list_find(t->list, target->step);
-	snprintf(number, sizeof number, "%" PRIu64, target->step);
-	return *ret_step ? 0 : tool_no_step(t, t->list, number);
+	*ret_step = tool_target_in(t->list, target);
+	return *ret_step ? 0 : tool_no_target(t, t->list, target);
 }
 
 int tool_step_open(struct tool *t, const struct tool_target *target, const struct commit_list_step **ret_step)

@@ -115,6 +115,11 @@ int tool_missing_run(const struct tool *t, const char *path);
 /* Say that there is no such run, or in this list no such step (a number, or what comes after "no step"); exit codes. */
 int tool_no_run(const struct tool *t, const char *run);
 int tool_no_step(const struct tool *t, const struct commit_list *l, const char *which);
+/* The step that a target means in a list that knows it (NULL: there is none), the sentence that there is none and its
+ * exit code, and what makes a list know it. A RUN alone means its newest step. */
+const struct commit_list_step *tool_target_in(const struct commit_list *l, const struct tool_target *target);
+int tool_no_target(const struct tool *t, const struct commit_list *l, const struct tool_target *target);
+int tool_target_know(struct commit_list *l, const struct tool_target *target, struct base_error *err);
 /* The visible step that a target means, in t->list: its run's list, open for the newest steps and that one. 0, or an
  * exit code. */
 int tool_target_find(struct tool *t, const struct tool_target *target, const struct commit_list_step **ret_step);

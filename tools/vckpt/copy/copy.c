@@ -62,25 +62,18 @@ static int all_runs(struct copying *c)
 	return c->wanted ? 0 : TOOL_FAILED;
 }
 
-static const struct commit_list_step *one_step(const struct wanted *w)
-{
-	return w->target.latest ? commit_list_latest(w->list) : commit_list_find(w->list, w->target.step);
-}
-
 static int find(struct copying *c, struct wanted *w)
 {
 	struct base_error err = {0};
-	char number[24];
 
 	if (commit_list_open(c->t->store, w->target.run, false, &w->list, &err) < 0)
 		return tool_fail(c->t, &err);
-	snprintf(number, sizeof number, "%" PRIu64, w->target.step);
-	if (w->target.has_step && !one_step(w))
-		return tool_no_step(c->t, w->list, number);
+	if (w->target.has_step && !tool_target_in(w->list, &w->target))
+		return tool_no_target(c->t, w->list, &w->target);
 	if (commit_list_next(w->list) == 0)
 		return tool_no_run(c->t, w->target.run);
 	for (size_t i = 0; i < (w->target.has_step ? 1 : commit_list_count(w->list)); i++)
-		c->steps.options.total_bytes += (w->target.has_step ? one_step(w)
+		c->steps.options.total_bytes += (w->target.has_step ? tool_target_in(w->list, &w->target)
 			: commit_list_at(w->list, i))->commit.bytes;
 	return 0;
 }
@@ -92,7 +85,7 @@ static void copy_wanted(struct copying *c, const struct wanted *w)
 	const char *as = c->as ? c->as : w->target.run;
 
 	if (w->target.has_step) {
-		copy_steps_one(&c->steps, w->list, one_step(w), as, c->steps.replace);
+		copy_steps_one(&c->steps, w->list, tool_target_in(w->list, &w->target), as, c->steps.replace);
 		return;
 	}
 	for (size_t i = 0; i < commit_list_count(w->list) && !c->steps.stop; i++)

@@ -281,7 +281,8 @@ static int show_open(struct show *w, const struct tool_target *target)
 	const struct commit_list_step *entry;
 
 	if (w->t->step && strcmp(w->target.run, target->run) == 0 && w->target.step == target->step &&
-		w->target.latest == target->latest && w->target.has_step == target->has_step)
+		w->target.latest == target->latest && w->target.has_step == target->has_step &&
+		strcmp(w->target.tag, target->tag) == 0)
 		return 0;
 	load_step_unref(base_steal(w->t->step));
 	commit_list_close(base_steal(w->t->list));

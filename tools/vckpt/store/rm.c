@@ -236,10 +236,8 @@ static int find_wanted(struct rm *rm, struct wanted *w)
 
 	if (commit_list_open(rm->t->store, w->target.run, false, &l, &err) < 0)
 		return tool_fail(rm->t, &err);
-	if (w->kind == WANTED_STEP)
-		step = commit_list_find(l, w->target.step);
-	else if (w->kind == WANTED_NAMED)
-		step = w->target.latest ? commit_list_latest(l) : commit_list_tagged(l, w->target.tag);
+	if (w->kind == WANTED_STEP || w->kind == WANTED_NAMED)
+		step = tool_target_in(l, &w->target);
 	if (w->kind == WANTED_RANGE || w->kind == WANTED_RUN)
 		code = find_several(rm, w, l);
 	else

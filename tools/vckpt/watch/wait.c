@@ -196,7 +196,7 @@ static const struct commit_list_step *next_step(const struct wait *w, const stru
 	const struct commit_list_step *next = NULL;
 
 	if (w->target.has_step)
-		return w->target.latest ? commit_list_latest(l) : commit_list_find(l, w->target.step);
+		return tool_target_in(l, &w->target);
 	for (size_t i = 0; i < commit_list_count(l); i++) {
 		const struct commit_list_step *s = commit_list_at(l, i);
 
@@ -212,16 +212,18 @@ static int look(const struct wait *w, bool first, struct base_error *err)
 	struct commit_list *l = w->t->list;
 	int r = commit_list_refresh(l, err);
 
-	if ((r > 0 || (r == 0 && first)) && w->target.has_step && !w->target.latest)
-		r = commit_list_know_step(l, w->target.step, err);
+	if ((r > 0 || (r == 0 && first)) && w->target.has_step)
+		r = tool_target_know(l, &w->target, err);
 	return r < 0 && !commit_error_passes(r) ? r : 0;
 }
 
 static int timed_out(const struct wait *w)
 {
-	char step[40] = "no new step", text[32];
+	char step[PROTO_TAG_MAX + 30] = "no new step", text[32];
 
-	if (w->target.has_step && !w->target.latest)
+	if (w->target.tag[0])
+		snprintf(step, sizeof step, "no step with the tag %s", w->target.tag);
+	else if (w->target.has_step && !w->target.latest)
 		snprintf(step, sizeof step, "no step %" PRIu64, w->target.step);
 	return tool_failed(w->t, "%s has %s after %s", w->target.run, step,
 		tool_format_duration(w->timeout_ns, text));
@@ -333,7 +335,7 @@ static int wait_run(struct tool *t, int argc, char **argv)
 const struct tool_command tool_wait = {"wait", "wait for new steps, and run a command for each",
 	"usage: vckpt wait STORE RUN[/STEP] [OPTION...] [--exec CMD [ARG...]]\n\n"
 	"Waits until the run has a new step, or has STEP, prints RUN/STEP, and ends. The run need not be there\n"
-	"yet. RUN/latest is any step, one that is there included.\n\n"
+	"yet. RUN/latest is any step, one that is there included, RUN/TAG the step that has or gets the tag.\n\n"
 	"  -f, --follow       go on: each new step, in the order in which they were committed\n"
 	"  --after N          steps above N count, too, although they are there already\n"
 	"  --timeout TIME     fail if no step came for so long: seconds, or 10m, 2h; 0 looks once\n"
