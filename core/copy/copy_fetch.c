@@ -59,53 +59,118 @@ static int fetch_whole(const struct pack_object_ref *ref, const uint8_t *checks,
 	return base_error_set(err, -BASE_EDAMAGED, "the stored lengths of its blocks are wrong");
 }
 
-static int fetch_from(struct copy *c, struct pack *pack, const struct pack_object_ref *ref, struct save_band *b,
-	struct save_piece *p)
+/* Pieces that lie one after another in a pack, with their checks behind the last of the extent: two reads. */
+struct run {
+	struct pack *pack;
+	const struct pack_object_ref *refs[SAVE_GIVEN_GROUP];
+	struct save_piece *const *pieces;
+	unsigned n;
+	uint64_t stored, checks;        /* bytes, gaps included; of all checks */
+};
+
+static int run_add(struct run *run, const struct pack_object_ref *ref, const struct save_piece *p,
+	struct base_error *err)
 {
-	bool raw = ref->codec == PACK_CODEC_RAW;
-	uint8_t *to = b->raw + p->offset, *stored = raw ? to : b->out + p->offset;
-	uint64_t blocks = base_block_count(ref->raw_len), at, len;
-	base_cleanup_free uint8_t *checks = NULL;
-	struct iovec iov[1];
-	int r = pack_object_ref_check(ref, pack_size(pack) - PACK_TAIL_BYTES);
+	int r = pack_object_ref_check(ref, pack_size(run->pack) - PACK_TAIL_BYTES);
 
 	if (r < 0 || ref->raw_len != p->len)
-		return base_error_set(&b->err, r == -BASE_EVERSION ? r : -BASE_EDAMAGED,
-			"pack %s: no such object at offset %llu", pack_name(pack), (unsigned long long)ref->offset);
-	pack_object_checks_of(ref, 0, blocks, &at, &len);
-	checks = malloc(len + 1);
-	if (!checks)
-		return base_no_memory(&b->err);
-	r = fetch_pace(c, len + ref->stored_len, &b->err);
-	iov[0] = (struct iovec){checks, len};
-	if (r == 0)
-		r = pack_readv(pack, at, iov, 1, &b->err);
-	if (r == 0)
-		r = fetch_whole(ref, checks, &b->err);
-	iov[0] = (struct iovec){stored, ref->stored_len};
-	if (r == 0)
-		r = pack_readv(pack, ref->offset, iov, 1, &b->err);
-	if (r == 0)
-		r = pack_object_take(pack, ref, 0, blocks, stored, checks, to, &b->err);
-	if (r < 0)
-		return r;
-	fetch_checks(ref, checks, b->checks + p->first_block, b->lens + p->first_block);
-	p->codec = ref->codec;
-	p->stored_len = ref->stored_len;
+		return base_error_set(err, r == -BASE_EVERSION ? r : -BASE_EDAMAGED,
+			"pack %s: no such object at offset %llu", pack_name(run->pack),
+			(unsigned long long)ref->offset);
+	run->refs[run->n++] = ref;
+	run->stored = ref->offset + ref->stored_len - run->refs[0]->offset;
+	run->checks += pack_object_checks_bytes(ref->codec, ref->raw_len);
 	return 0;
 }
 
-int copy_fetch(struct copy *c, const char *name, const struct pack_object_ref *ref, struct save_band *b,
-	struct save_piece *p)
+/* Does the object follow those of the run by the arithmetic of extents? */
+static bool run_goes_on(const struct run *run, const struct pack_object_ref *ref)
 {
-	struct pack *pack;
-	int r = store_pack_get(c->from, name, &pack, &b->err);
+	const struct pack_object_ref *last = run->refs[run->n - 1];
+
+	return ref->offset == base_align(last->offset + last->stored_len,
+		pack_object_align(ref->codec, ref->stored_len)) && ref->checks == run->refs[0]->checks + run->checks;
+}
+
+static uint8_t *run_stored(const struct run *run, unsigned i, const struct save_band *b)
+{
+	return (run->refs[i]->codec == PACK_CODEC_RAW ? b->raw : b->out) + run->pieces[i]->offset;
+}
+
+static int run_read(const struct run *run, struct save_band *b, uint8_t *checks)
+{
+	struct iovec iov[2 * SAVE_GIVEN_GROUP], all = {checks, run->checks};
+	uint64_t at = run->refs[0]->offset;
+	uint8_t gap[4096];
+	unsigned n = 0;
+	int r;
+
+	for (unsigned i = 0; i < run->n; i++) {
+		const struct pack_object_ref *ref = run->refs[i];
+
+		if (ref->offset > at)
+			iov[n++] = (struct iovec){gap, ref->offset - at};
+		iov[n++] = (struct iovec){run_stored(run, i, b), ref->stored_len};
+		at = ref->offset + ref->stored_len;
+	}
+	r = pack_readv(run->pack, run->refs[0]->checks, &all, 1, &b->err);
+	return r < 0 ? r : pack_readv(run->pack, run->refs[0]->offset, iov, n, &b->err);
+}
+
+static int run_fetch(struct copy *c, const struct run *run, struct save_band *b)
+{
+	base_cleanup_free uint8_t *checks = malloc(run->checks + 1);
+	int r = checks ? fetch_pace(c, run->stored + run->checks, &b->err) : base_no_memory(&b->err);
+
+	if (r == 0)
+		r = run_read(run, b, checks);
+	for (unsigned i = 0, at = 0; r == 0 && i < run->n; i++) {
+		const struct pack_object_ref *ref = run->refs[i];
+		struct save_piece *p = run->pieces[i];
+
+		r = fetch_whole(ref, checks + at, &b->err);
+		if (r == 0)
+			r = pack_object_take(run->pack, ref, 0, base_block_count(ref->raw_len), run_stored(run, i, b),
+				checks + at, b->raw + p->offset, &b->err);
+		fetch_checks(ref, checks + at, b->checks + p->first_block, b->lens + p->first_block);
+		p->codec = ref->codec;
+		p->stored_len = ref->stored_len;
+		at += pack_object_checks_bytes(ref->codec, ref->raw_len);
+	}
+	return r;
+}
+
+/* The first few of the pieces, as many as one run has. */
+static int fetch_some(struct copy *c, const char *const *packs, struct save_band *b, struct save_piece *const *pieces,
+	unsigned n)
+{
+	const struct store_piece *given = b->given.pieces, *first = &given[pieces[0] - b->pieces];
+	struct run run = {.pieces = pieces};
+	int r = store_pack_get(c->from, packs[first->ref.pack], &run.pack, &b->err);
 
 	if (r < 0)
 		return r;
-	r = fetch_from(c, pack, ref, b, p);
-	store_pack_put(c->from, pack);
-	return r;
+	for (unsigned i = 0; r == 0 && i < n; i++) {
+		const struct pack_object_ref *ref = &given[pieces[i] - b->pieces].ref;
+
+		if (i && (ref->pack != first->ref.pack || !run_goes_on(&run, ref)))
+			break;
+		r = run_add(&run, ref, pieces[i], &b->err);
+	}
+	if (r == 0)
+		r = run_fetch(c, &run, b);
+	store_pack_put(c->from, run.pack);
+	return r < 0 ? r : (int)run.n;
+}
+
+int copy_fetch(struct copy *c, const char *const *packs, struct save_band *b, struct save_piece *const *pieces,
+	unsigned n)
+{
+	int some = 0;
+
+	for (unsigned i = 0; i < n && some >= 0; i += (unsigned)some)
+		some = fetch_some(c, packs, b, pieces + i, n - i);
+	return some < 0 ? some : 0;
 }
 
 int copy_fetch_blob(struct copy *c, const char *name, const struct pack_object_ref *ref, uint64_t offset, void *bytes,

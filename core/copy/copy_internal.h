@@ -46,9 +46,9 @@ int copy_rank_row(void *arg, const struct store_layout *l, const struct store_ro
 int copy_rank(void *arg, uint32_t line, const struct store_layout *l, const struct proto_part *part,
 	const char *const *packs);
 void copy_rank_free(struct copy_rank *rk); /* NULL-safe */
-/* copy_fetch.c: reads a piece of the source's pack as save_given (band.h) wants it. */
-int copy_fetch(struct copy *c, const char *pack, const struct pack_object_ref *ref, struct save_band *b,
-	struct save_piece *p);
+/* copy_fetch.c: reads pieces of the source's packs as save_given (band.h) wants it; packs: by number. */
+int copy_fetch(struct copy *c, const char *const *packs, struct save_band *b, struct save_piece *const *pieces,
+	unsigned n);
 /* Bytes of a blob; ref->raw_len of them in all. offset: of a block. */
 int copy_fetch_blob(struct copy *c, const char *pack, const struct pack_object_ref *ref, uint64_t offset, void *bytes,
 	size_t len, struct base_error *err);

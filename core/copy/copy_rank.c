@@ -123,12 +123,11 @@ int copy_rank_row(void *arg, const struct store_layout *l, const struct store_ro
 
 /* ---- what is written ---- */
 
-static int rank_fetch(void *arg, struct save_band *b, struct save_piece *p)
+static int rank_fetch(void *arg, struct save_band *b, struct save_piece *const *pieces, unsigned n)
 {
-	struct copy_rank *rk = arg;
-	const struct store_piece *from = &b->given.pieces[p - b->pieces];
+	const struct copy_rank *rk = arg;
 
-	return copy_fetch(rk->k->c, rk->packs[from->ref.pack], &from->ref, b, p);
+	return copy_fetch(rk->k->c, rk->packs, b, pieces, n);
 }
 
 static void rank_taken(void *arg, struct save_band *b)

@@ -47,14 +47,16 @@ struct save_repeat { uint64_t word, len; struct base_digest digest; struct base_
 
 /* Pieces of which another store says what they are (a copy). Their bytes are fetched only if this store lacks them, and
  * hashed then. */
+#define SAVE_GIVEN_GROUP 64u
 struct save_given {
 	/* Of the band, in order; NULL: its bytes are at hand. The XXH3-128 of each is set to that under this store's
 	 * seed, once it is known. */
 	struct store_piece *pieces;
 	struct store_piece **first;     /* by piece: an equal one before it in this save; NULL: there is none */
-	/* Reads the piece's stored bytes into b->out, their checks and lengths into b->checks and b->lens, decodes them
-	 * to b->raw; sets codec and stored_len. Any thread. Fills b->err too. */
-	int (*fetch)(void *arg, struct save_band *b, struct save_piece *p);
+	/* Of each of the pieces, at most SAVE_GIVEN_GROUP and in order: reads its stored bytes into b->out (a raw one's
+	 * into b->raw), their checks and lengths into b->checks and b->lens, decodes them to b->raw; sets codec and
+	 * stored_len. Any thread. Fills b->err too. */
+	int (*fetch)(void *arg, struct save_band *b, struct save_piece *const *pieces, unsigned n);
 	void *arg;
 };
 

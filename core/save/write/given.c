@@ -10,8 +10,6 @@
 #include "core/base/clock.h"
 #include "core/save/write/write_internal.h"
 
-enum { GIVEN_GROUP = 64 };
-
 static int given_wrong(struct save_band *b, const struct save_piece *p)
 {
 	return base_error_set(&b->err, -BASE_EDAMAGED, "piece %llu is not what its record says: its bytes have another "
@@ -22,7 +20,7 @@ static int given_wrong(struct save_band *b, const struct save_piece *p)
 /* The bytes in `raw` are those of the pieces' digests. */
 static int given_hash(struct save_band *b, uint64_t seed, struct save_piece *const *pieces, unsigned n)
 {
-	struct base_object objects[GIVEN_GROUP];
+	struct base_object objects[SAVE_GIVEN_GROUP];
 
 	for (unsigned i = 0; i < n; i++)
 		objects[i] = (struct base_object){.bytes = b->raw + pieces[i]->offset, .len = pieces[i]->len};
@@ -37,7 +35,7 @@ static int given_hash(struct save_band *b, uint64_t seed, struct save_piece *con
 
 int save_given_fetch(struct save_band *b, const struct save_writer *w, struct save_piece *p)
 {
-	int r = b->given.fetch(b->given.arg, b, p);
+	int r = b->given.fetch(b->given.arg, b, &p, 1);
 
 	if (r == 0)
 		r = given_hash(b, w->store->info.seed, &p, 1);
@@ -99,10 +97,8 @@ static int given_piece(struct save_band *b, const struct save_writer *w, struct 
 static int given_fetch(struct save_band *b, const struct save_writer *w, struct save_piece **pieces, unsigned n)
 {
 	uint64_t begin = base_monotonic_ns(), middle;
-	int r = 0;
+	int r = b->given.fetch(b->given.arg, b, pieces, n);
 
-	for (unsigned i = 0; r == 0 && i < n; i++)
-		r = b->given.fetch(b->given.arg, b, pieces[i]);
 	middle = base_monotonic_ns();
 	b->read_ns += middle - begin;
 	if (r == 0)
@@ -115,7 +111,7 @@ static int given_fetch(struct save_band *b, const struct save_writer *w, struct 
 
 int save_given_process(struct save_band *b, struct save_writer *w)
 {
-	struct save_piece *fetched[GIVEN_GROUP];
+	struct save_piece *fetched[SAVE_GIVEN_GROUP];
 	unsigned n = 0;
 	int r = 0;
 
@@ -130,7 +126,7 @@ int save_given_process(struct save_band *b, struct save_writer *w)
 		r = given_piece(b, w, p, i);
 		if (r == 0)
 			fetched[n++] = p;
-		if (r >= 0 && (n == GIVEN_GROUP || (i + 1 == b->npieces && n))) {
+		if (r >= 0 && (n == SAVE_GIVEN_GROUP || (i + 1 == b->npieces && n))) {
 			r = given_fetch(b, w, fetched, n);
 			n = 0;
 		}
