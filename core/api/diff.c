@@ -19,8 +19,8 @@ static int options_check(const struct vckpt_diff_options *o, struct base_error *
 
 	if (r == 0)
 		r = api_flags_check(o->flags, VCKPT_DIFF_VALUES, "a difference", "VCKPT_DIFF_...", err);
-	if (r == 0 && o->reserved)
-		r = base_error_set(err, -EINVAL, "reserved members of vckpt_diff_options must be 0");
+	if (r == 0)
+		r = api_reserved_check(o->reserved, "vckpt_diff_options", err);
 	return r;
 }
 

@@ -147,9 +147,10 @@ def test_a_tag_is_a_step(vckpt, store, tmp_path):
     assert vckpt.json("ls", store, "a/best")["step"] == 10 and vckpt.json("ls", store, "a/best.2")["step"] == 5
 
 
-def test_a_tag_that_is_not_there(vckpt, store):
+def test_a_tag_that_is_not_there(vckpt, store, tmp_path):
     vckpt("tag", store, "a/5", *(f"t{i}" for i in range(8)), "-q")
-    more = {"rm": ["--yes"], "copy": ["--to", store, "--as", "c"]}
+    vckpt("init", tmp_path / "other")
+    more = {"rm": ["--yes"], "copy": ["--to", tmp_path / "other"]}
     for command in ("ls", "info", "stalls", "verify", "rm", "copy"):
         done = vckpt(command, store, "a/t9", *more.get(command, []), check=False)
         assert (done.returncode, done.stderr) == (1, f"vckpt {command}: a has no step or tag t9; its tags: t0, t1, t2, "

@@ -59,6 +59,9 @@ def compare(vckpt, store, tmp_path, some=12):
     for run in runs:
         steps = vckpt.json("ls", store, run)["steps"]
         found = told["runs"][run]["steps"]
+        for n, facts in told["runs"][run]["facts"].items():
+            if n in found:
+                found[n]["attributes"] |= facts["attributes"]   # ls shows what was set later, too
         assert {str(s["step"]): numbered(s) for s in steps} == {n: numbered(s) for n, s in found.items()}
         for listed in steps:
             assert time.strftime("%Y-%m-%dT%H:%M:%SZ",

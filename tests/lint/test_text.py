@@ -31,6 +31,12 @@ def wrong_lines(test):
             for number, line in enumerate(text.decode().splitlines(), 1) if test(path, line)]
 
 
+def test_names_of_test_files_are_unique():
+    """But in packages: pytest imports them by their names alone, and of two it collects one."""
+    names = [p.name for p in (ROOT / "tests").rglob("test_*.py") if not (p.parent / "__init__.py").exists()]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_files_are_utf8_text_and_end_in_one_newline():
     wrong = []
     for path, text in texts():

@@ -74,7 +74,7 @@ def alone(tmp_path, monkeypatch):
 
 
 def test_python_md(tmp_path):
-    saving, loading, reading, following, parts = blocks("docs/python.md", tmp_path)
+    saving, loading, reading, saying, following, parts = blocks("docs/python.md", tmp_path)
     known = names(tmp_path)
     exec(saving, known)
     assert vckpt.steps(tmp_path / "ckpt/llama") == [900, 1000] and known["handle"].done
@@ -83,6 +83,9 @@ def test_python_md(tmp_path):
     assert known["found"].step == 1001 and known["found"].rng and known["found"].values == {"plan": known["plan"]}
     exec(reading.replace("rank=3", "rank=0"), known)    # one process saved it
     assert known["step"].number == 1001 and torch.equal(known["tensor"], known["model"].layers[0].weight[:128])
+    exec(saying, known)
+    with vckpt.open(tmp_path / "ckpt/llama/best") as said:
+        assert said.number == 1000 and said.pinned and said.attributes["eval_loss"] == "2.2"
     exec("import numpy as np\n" + parts, known)
     assert known["w"].shape == (256, 8) and known["step"].number == 1001
     follow(following, tmp_path / "ckpt/llama", known)
