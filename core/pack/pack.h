@@ -132,6 +132,11 @@ int pack_object_stored_of(const struct pack_object_ref *ref, uint64_t first, uin
  * pack_object_read_blocks. `stored` may be `out` where the codec is raw. */
 int pack_object_take(struct pack *p, const struct pack_object_ref *ref, uint64_t first, uint64_t n,
 	const void *stored, const void *checks, void *out, struct base_error *err);
+/* The whole object as it is stored, for a writer of another pack: `stored` has room for stored_len bytes, `checks` and
+ * (of an encoded one) `lens` for an entry a block. Checked and decoded into `out`, which has raw_len bytes and may be
+ * `stored` where the codec is raw; the caller hashes that. */
+int pack_object_copy(struct pack *p, const struct pack_object_ref *ref, void *stored, void *out, uint64_t *checks,
+	uint32_t *lens, struct base_error *err);
 /* Bytes that this thread has read from packs so far: those that reads asked for, checks and footers included. */
 uint64_t pack_bytes_read(void);
 

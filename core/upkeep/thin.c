@@ -4,58 +4,16 @@
  * that no collection takes what it goes on needing; layouts, headers and parts are written, and the pack is sealed; the
  * step's entry is replaced, if it is still the one that was seen. A writer that is killed before that leaves an attempt
  * that the collector ends, and the step as it was. */
-#include "core/upkeep/thin.h"
+#include "core/upkeep/thin_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 
 #include "core/base/array.h"
 #include "core/base/bisect.h"
-#include "core/commit/attempt/attempt.h"
 #include "core/step/open.h"
-#include "core/upkeep/verify_internal.h"
 
-#define META 0u /* number of the new pack in the table of each new part */
-#define NONE UINT32_MAX
-
-struct thin_layout {
-	struct store_layout *from, *to;
-	uint32_t *number;               /* by tensor of `from`: in `to`; NONE: dropped */
-	struct base_buf object;         /* of `to` */
-	struct pack_object_ref ref;
-	bool stored;
-};
-
-struct thin_rank {
-	struct proto_announcement said;
-	struct proto_pack_use *packs;   /* the part's table */
-	struct proto_view_header *headers;
-	struct pack_object_ref part, *header_refs;
-};
-
-struct thin {
-	struct store *store;
-	const char *run, *component;
-	struct proto_manifest m;        /* of the step as it is */
-	struct thin_layout *layouts;
-	struct thin_rank *ranks;
-	uint64_t bytes, dropped;        /* raw; that stay, that go */
-	struct commit_attempt *attempt; /* NULL: it only looks */
-	struct pack_writer *meta;
-	char meta_name[PACK_NAME_MAX];
-	/* the rank under way */
-	struct thin_rank *rank;
-	struct thin_layout *layout;
-	const struct store_opened_part *part;
-	uint32_t *renumbered;           /* by pack of `part`: in the new table; 0: not used yet */
-	struct verify_set seen;         /* objects that were counted as live */
-	struct store_part_builder *builder;
-	struct store_piece *pieces; size_t pieces_room;
-	uint64_t rank_bytes;
-	struct base_error *err;
-};
-
-static void thin_release(struct thin *t)
+void thin_release(struct thin *t)
 {
 	for (uint32_t i = 0; t->layouts && i < t->m.nlayouts; i++) {
 		store_layout_free(t->layouts[i].from);
@@ -113,7 +71,7 @@ static int layout_make(struct thin *t, struct thin_layout *y, struct tensor_mesh
 	int r = b ? 0 : base_no_memory(t->err);
 
 	for (uint32_t i = 0; r == 0 && i < y->from->m.ntensors; i++) {
-		y->number[i] = NONE;
+		y->number[i] = THIN_NONE;
 		if (strcmp(store_layout_component(y->from, i), t->component) == 0)
 			t->dropped++;
 		else
@@ -126,6 +84,21 @@ static int layout_make(struct thin *t, struct thin_layout *y, struct tensor_mesh
 	return r;
 }
 
+/* Nothing is dropped: the same object again. */
+static int layout_same(struct thin *t, uint32_t i)
+{
+	struct thin_layout *y = &t->layouts[i];
+	base_cleanup_free void *object = NULL;
+	int r = store_open_layout_object(t->store, &t->m, i, &y->to, &object, t->err);
+
+	if (r < 0)
+		return r;
+	base_buf_append(&y->object, object, t->m.layouts[i].ref.raw_len);
+	for (uint32_t k = 0; k < y->to->m.ntensors; k++)
+		y->number[k] = k;
+	return y->object.error ? base_no_memory(t->err) : 0;
+}
+
 static int layout_open(struct thin *t, uint32_t i)
 {
 	struct thin_layout *y = &t->layouts[i];
@@ -135,6 +108,8 @@ static int layout_open(struct thin *t, uint32_t i)
 	if (r < 0)
 		return r;
 	y->number = calloc((size_t)y->from->m.ntensors + 1, sizeof *y->number);
+	if (!t->component)
+		return y->number ? layout_same(t, i) : base_no_memory(t->err);
 	meshes = calloc((size_t)y->from->m.nmeshes + 1, sizeof *meshes);
 	r = y->number && meshes ? layout_make(t, y, meshes) : base_no_memory(t->err);
 	for (uint32_t k = 0; meshes && k < y->from->m.nmeshes; k++)
@@ -157,8 +132,8 @@ static int layouts_open(struct thin *t)
 		r = layout_open(t, i);
 		left += r == 0 ? t->layouts[i].to->m.ntensors : 0;
 	}
-	if (r < 0 || !t->dropped)
-		return r < 0 ? r : 1;
+	if (r < 0 || !t->component || !t->dropped)
+		return r < 0 || !t->component ? r : 1;
 	t->dropped = 0; /* bytes from now on */
 	return left ? 0 : base_error_set(t->err, -EINVAL, "%s/%" PRIu64 " has no tensors but those of '%s': remove the "
 		"step instead", t->run, t->m.step, t->component);
@@ -166,27 +141,56 @@ static int layouts_open(struct thin *t)
 
 /* ---- parts ---- */
 
-/* The number of the object's pack in the new table; the object is live there. */
-static int use(struct thin *t, const struct pack_object_ref *ref, uint32_t *ret_pack)
+/* The number of a pack in the new table. */
+static uint32_t use_pack(struct thin *t, const char *pack, uint64_t size)
 {
 	struct thin_rank *k = t->rank;
+	uint32_t i = THIN_META;
+
+	while (i < k->said.npacks && strcmp(k->packs[i].pack, pack) != 0)
+		i++;
+	if (i == k->said.npacks)
+		k->packs[k->said.npacks++] = (struct proto_pack_use){pack, size, 0};
+	return i;
+}
+
+static int use_place(struct thin *t, const struct pack_object_ref *ref, struct pack_object_ref *to)
+{
+	const struct thin_rank *k = t->rank;
+	const uint32_t pack = ref->pack;
+	const struct proto_pack_use *from;
+	struct thin_place place;
 	int r;
 
-	if (ref->pack >= t->part->npacks)
+	if (pack >= t->part->npacks)
 		return base_error_set(t->err, -BASE_EFORMAT, "a part of %s/%" PRIu64 " names a pack that it does not "
 			"list", t->run, t->m.step);
-	if (!t->renumbered[ref->pack]) {
-		const struct proto_pack_use *from =
-			&t->m.packs[t->m.map[t->m.ranks[k->said.rank].first_map + ref->pack]];
-
-		k->packs[k->said.npacks] = (struct proto_pack_use){from->pack, from->size, 0};
-		t->renumbered[ref->pack] = k->said.npacks++;
+	from = &t->m.packs[t->m.map[t->m.ranks[k->said.rank].first_map + pack]];
+	r = t->place ? t->place(t, from->pack, ref, &place) : 0;
+	if (r < 0)
+		return r;
+	*to = r ? *place.ref : *ref;
+	if (r && place.pack != t->last) {
+		t->last = place.pack;
+		t->last_number = use_pack(t, place.pack, place.size);
+	} else if (!r && !t->renumbered[pack]) {
+		t->renumbered[pack] = use_pack(t, from->pack, from->size);
 	}
-	*ret_pack = t->renumbered[ref->pack];
-	r = verify_set_add(&t->seen, verify_place(NULL, ref, &ref->pack, sizeof ref->pack));
+	to->pack = r ? t->last_number : t->renumbered[pack];
+	return 0;
+}
+
+/* The object as the new part refers to it; it is live there. */
+static int use(struct thin *t, const struct pack_object_ref *ref, struct pack_object_ref *to)
+{
+	int r = use_place(t, ref, to);
+
+	if (r < 0)
+		return r;
+	r = verify_set_add(&t->seen, verify_place(NULL, to, &to->pack, sizeof to->pack));
 	if (r < 0)
 		return base_no_memory(t->err);
-	k->packs[*ret_pack].live_bytes += r ? ref->stored_len : 0;
+	t->rank->packs[to->pack].live_bytes += r ? to->stored_len : 0;
 	return 0;
 }
 
@@ -196,20 +200,28 @@ static int on_row(void *arg, const struct store_row *row)
 	const uint32_t number = t->layout->number[row->tensor];
 	int r = base_array_room(t->pieces, t->pieces_room, row->npieces) < 0 ? base_no_memory(t->err) : 0;
 
+	t->tensor = row->tensor;
 	for (uint64_t i = 0; r == 0 && i < row->npieces; i++) {
-		if (number == NONE) {
+		if (number == THIN_NONE) {
 			t->dropped += row->pieces[i].ref.raw_len;
 			continue;
 		}
 		t->rank_bytes += row->pieces[i].ref.raw_len;
 		t->pieces[i] = row->pieces[i];
 		if (!row->pieces[i].inline_bytes)
-			r = use(t, &row->pieces[i].ref, &t->pieces[i].ref.pack);
+			r = use(t, &row->pieces[i].ref, &t->pieces[i].ref);
 	}
-	if (r < 0 || number == NONE || !t->builder)
+	if (r < 0 || number == THIN_NONE || !t->builder)
 		return r;
 	return store_part_add_row(t->builder, number, row->whole ? NULL : row->boxes, row->whole ? 0 : row->nboxes,
 		t->pieces, row->npieces, t->err);
+}
+
+static struct proto_ref ref_said(const struct pack_object_ref *ref)
+{
+	return (struct proto_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
+		.raw_len = ref->raw_len, .stored_len = ref->stored_len, .pack = ref->pack, .codec = ref->codec,
+		.kind = ref->kind};
 }
 
 static int part_blobs(struct thin *t, struct proto_blob *blobs)
@@ -218,12 +230,13 @@ static int part_blobs(struct thin *t, struct proto_blob *blobs)
 	int r = 0;
 
 	for (uint32_t i = 0; r == 0 && i < from->nblobs; i++) {
-		struct pack_object_ref ref = pack_object_ref_from(&from->blobs[i].ref);
+		struct pack_object_ref ref = pack_object_ref_from(&from->blobs[i].ref), to;
 
 		blobs[i] = from->blobs[i];
 		t->rank_bytes += blobs[i].len;
-		if (blobs[i].len)
-			r = use(t, &ref, &blobs[i].ref.pack);
+		if (!blobs[i].len || (r = use(t, &ref, &to)) < 0)
+			continue;
+		blobs[i].ref = ref_said(&to);
 	}
 	return r;
 }
@@ -236,19 +249,12 @@ static uint32_t part_samples(const struct thin *t, struct proto_sample *samples)
 	for (uint32_t i = 0; i < from->nsamples; i++) {
 		const uint32_t tensor = from->samples[i].tensor;
 
-		if (tensor >= t->layout->from->m.ntensors || t->layout->number[tensor] == NONE)
+		if (tensor >= t->layout->from->m.ntensors || t->layout->number[tensor] == THIN_NONE)
 			continue;
 		samples[n] = from->samples[i];
 		samples[n++].tensor = t->layout->number[tensor];
 	}
 	return n;
-}
-
-static struct proto_ref ref_in_meta(const struct pack_object_ref *ref)
-{
-	return (struct proto_ref){.digest = ref->digest, .offset = ref->offset, .checks = ref->checks,
-		.raw_len = ref->raw_len, .stored_len = ref->stored_len, .pack = META, .codec = ref->codec,
-		.kind = ref->kind};
 }
 
 static int part_write(struct thin *t, const struct proto_blob *blobs, const struct proto_sample *samples,
@@ -262,7 +268,7 @@ static int part_write(struct thin *t, const struct proto_blob *blobs, const stru
 	int r = store_part_finish(t->builder, &part, &k->part, t->err);
 
 	for (uint32_t i = 0; r == 0 && i < part.nchunks; i++)
-		k->packs[META].live_bytes += part.chunks[i].ref.stored_len;
+		k->packs[THIN_META].live_bytes += part.chunks[i].ref.stored_len;
 	return r < 0 ? r : 0;
 }
 
@@ -277,6 +283,7 @@ static int part_copy(struct thin *t)
 	for (uint32_t i = 0; r == 0 && i < from->nchunks; i++)
 		r = store_part_read_chunk(t->store, t->layout->from, from, t->part->packs, t->part->npacks, i, on_row,
 			t, t->err);
+	t->tensor = THIN_NONE;
 	if (r == 0)
 		r = part_blobs(t, blobs);
 	return r == 0 && t->builder ? part_write(t, blobs, samples, part_samples(t, samples)) : r;
@@ -298,7 +305,7 @@ static int layout_write(struct thin *t)
 		const struct proto_view_header *h = &t->m.headers[i];
 		base_cleanup_free void *bytes = NULL;
 
-		if (h->layout != number || strcmp(h->component, t->component) == 0)
+		if (h->layout != number || (t->component && strcmp(h->component, t->component) == 0))
 			continue;
 		r = store_manifest_object(t->store, &t->m, &h->ref, STORE_METADATA_MAX_BYTES, &bytes, t->err);
 		if (r < 0)
@@ -320,18 +327,20 @@ static int rank_copy(struct thin *t, const struct store_opened_part *part)
 	struct thin_rank *k = t->rank;
 	int r = 0;
 
-	k->packs = calloc((size_t)part->npacks + 2, sizeof *k->packs);
+	free(k->packs);
+	k->packs = calloc((size_t)part->npacks + t->nplaces + 2, sizeof *k->packs);
 	if (!renumbered || !k->packs)
 		return base_no_memory(t->err);
-	k->packs[META].pack = t->meta_name;
-	k->said.npacks = META + 1;
+	k->packs[THIN_META].pack = t->meta_name;
+	k->said.npacks = THIN_META + 1;
 	t->renumbered = renumbered;
 	t->part = part;
 	t->rank_bytes = 0;
+	t->last = NULL;
 	verify_set_release(&t->seen);
-	if (t->attempt && !t->layout->stored)
+	if (t->writes && !t->layout->stored)
 		r = layout_write(t);
-	if (r == 0 && t->attempt && !(b = store_part_builder_new(t->layout->to, t->meta, META)))
+	if (r == 0 && t->writes && !(b = store_part_builder_new(t->layout->to, t->meta, THIN_META)))
 		r = base_no_memory(t->err);
 	t->builder = b;
 	if (r == 0)
@@ -342,10 +351,11 @@ static int rank_copy(struct thin *t, const struct store_opened_part *part)
 	return r;
 }
 
-static int ranks_copy(struct thin *t)
+int thin_ranks(struct thin *t)
 {
 	int r = 0;
 
+	t->bytes = 0;
 	for (uint32_t i = 0; r == 0 && i < t->m.nranks; i++) {
 		struct store_opened_part part = {0};
 
@@ -370,20 +380,20 @@ static void announce(struct thin *t, uint64_t size)
 	for (uint32_t i = 0; i < t->m.nranks; i++) {
 		struct thin_rank *k = &t->ranks[i];
 		const struct thin_layout *y = &t->layouts[t->m.ranks[i].layout];
-		struct proto_pack_use *meta = &k->packs[META];
+		struct proto_pack_use *meta = &k->packs[THIN_META];
 
-		k->said.part = ref_in_meta(&k->part);
-		k->said.layout_ref = ref_in_meta(&y->ref);
+		k->said.part = ref_said(&k->part);
+		k->said.layout_ref = ref_said(&y->ref);
 		meta->live_bytes += k->part.stored_len + (k->said.stores_layout ? y->ref.stored_len : 0);
 		for (uint32_t h = 0; h < k->said.nheaders; h++) {
-			k->headers[h].ref = ref_in_meta(&k->header_refs[h]);
+			k->headers[h].ref = ref_said(&k->header_refs[h]);
 			k->headers[h].layout = 0;
 			meta->live_bytes += k->header_refs[h].stored_len;
 		}
 		meta->size = size;
 		k->said.packs = k->packs;
 		k->said.headers = k->headers;
-		k->said.new_bytes = i == 0 ? size : 0;
+		k->said.new_bytes = i == 0 ? size + t->new_bytes : 0;
 	}
 }
 
@@ -392,16 +402,17 @@ static int thin_commit(struct thin *t, const struct commit_list_step *step, uint
 	base_cleanup_free struct proto_announcement *all = calloc((size_t)t->m.nranks + 1, sizeof *all);
 	base_cleanup_free const char **thinned = calloc((size_t)t->m.nthinned + 1, sizeof *thinned);
 	const struct commit_attempt_rewrite w = {.all = all, .n = t->m.nranks, .replaces = step->entry,
-		.thinned = thinned, .nthinned = t->m.nthinned + 1};
+		.thinned = thinned, .nthinned = t->m.nthinned + (t->component != NULL), .loses = t->component != NULL};
 	uint32_t at = 0;
 
 	if (!all || !thinned)
 		return base_no_memory(t->err);
 	for (uint32_t i = 0; i < t->m.nranks; i++)
 		all[i] = t->ranks[i].said;
-	for (; at < t->m.nthinned && strcmp(t->m.thinned[at], t->component) < 0; at++)
+	for (; at < t->m.nthinned && (!t->component || strcmp(t->m.thinned[at], t->component) < 0); at++)
 		thinned[at] = t->m.thinned[at];
-	thinned[at] = t->component;
+	if (t->component)
+		thinned[at] = t->component;
 	for (; at < t->m.nthinned; at++)
 		thinned[at + 1] = t->m.thinned[at];
 	return commit_attempt_rewrite(t->attempt, &w, ret_entry, t->err);
@@ -417,7 +428,11 @@ static int thin_write(struct thin *t, const struct commit_list_step *step, uint6
 		if (r < 0)
 			return base_error_set(t->err, r, "%s: a pack cannot be written: %s", t->store->path,
 				base_error_name(r));
-		r = ranks_copy(t);
+		if (t->prepare && (r = thin_ranks(t)) == 0)
+			r = t->prepare(t);
+		t->writes = true;
+		if (r == 0)
+			r = thin_ranks(t);
 	}
 	if (r < 0)
 		return r;
@@ -428,7 +443,7 @@ static int thin_write(struct thin *t, const struct commit_list_step *step, uint6
 	return thin_commit(t, step, ret_entry);
 }
 
-static int thin_attempt(struct thin *t, const struct commit_list_step *step, uint64_t *ret_entry)
+int thin_attempt(struct thin *t, const struct commit_list_step *step, uint64_t *ret_entry)
 {
 	const struct commit_attempt_save o = {.step = step->step, .replace = true, .keep_facts = true,
 		.count = COMMIT_ATTEMPT_REWRITES, .time_ns = step->commit.time_ns};
@@ -455,7 +470,7 @@ static bool thinned_before(const struct thin *t)
 	return base_search(i, (uint32_t)0, t->m.nthinned, strcmp(t->m.thinned[i], t->component)) >= 0;
 }
 
-static int thin_open(struct thin *t, const struct commit_list_step *step)
+int thin_open(struct thin *t, const struct commit_list_step *step)
 {
 	int r = store_manifest_get(t->store, t->run, &step->commit.manifest, &t->m, t->err);
 
@@ -470,7 +485,7 @@ static int say_kept(struct thin *t, int (*keeps)(void *arg, const char *pack), v
 	int r = 0;
 
 	for (uint32_t i = 0; i < t->m.nranks; i++)
-		for (uint32_t k = META + 1; r == 0 && k < t->ranks[i].said.npacks; k++)
+		for (uint32_t k = THIN_META + 1; r == 0 && k < t->ranks[i].said.npacks; k++)
 			r = keeps(arg, t->ranks[i].packs[k].pack);
 	return r < 0 ? base_no_memory(t->err) : 0;
 }
@@ -481,7 +496,7 @@ int upkeep_thin_look(struct store *s, const char *run, const struct commit_list_
 	base_cleanup(thin_release) struct thin t = {.store = s, .run = run, .component = component, .err = err};
 	int r = thin_open(&t, step);
 
-	if (r == 0 && keeps && (r = ranks_copy(&t)) == 0)
+	if (r == 0 && keeps && (r = thin_ranks(&t)) == 0)
 		r = say_kept(&t, keeps, arg);
 	*ret_t = (struct upkeep_thinned){0, t.dropped, thinned_before(&t)};
 	return r;

@@ -57,7 +57,8 @@ struct tool_option {
 extern const struct tool_command tool_init, tool_import, tool_ls, tool_info, tool_cat, tool_show, tool_diff,
 	tool_export, tool_verify, tool_mend, tool_mount, tool_umount, tool_rm, tool_gc, tool_abort, tool_index,
 	tool_stalls, tool_mesh_command, tool_layout, tool_reshard, tool_du, tool_log, tool_metrics, tool_report,
-	tool_find, tool_wait, tool_copy, tool_sync, tool_prune, tool_policy, tool_set, tool_pin, tool_unpin, tool_tag;
+	tool_find, tool_wait, tool_copy, tool_sync, tool_prune, tool_policy, tool_set, tool_pin, tool_unpin, tool_tag,
+	tool_repack;
 
 const struct tool_command *tool_command_at(size_t i); /* the i-th of all, or NULL */
 int tool_complete(int argc, char **argv); /* of the completions of shells; an exit code */

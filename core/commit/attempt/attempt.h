@@ -73,6 +73,7 @@ struct commit_attempt_rewrite {
 	struct proto_announcement *all; uint32_t n; /* of all ranks, ascending; run, attempt, step, world are set */
 	uint64_t replaces;                      /* the entry that was seen; it has to be the step's still */
 	const char *const *thinned; uint32_t nthinned; /* components that it lacks now; sorted */
+	bool loses;                             /* one of these just now: not of a pinned step */
 };
 /* Commits it, with all that is said of the step then. 0; -ESTALE: the step was removed or replaced since; -EPERM: it
  * is pinned, and would lose a component; else as commit_attempt_commit. */

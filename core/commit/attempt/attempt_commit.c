@@ -199,7 +199,7 @@ static int commit_check(void *arg, struct commit_list *l)
 			"%s: step %llu was removed or replaced by another writer just now", c->a->run,
 			(unsigned long long)c->a->step);
 	c->e->commit.replaces = now ? now->entry : PROTO_NONE;
-	r = c->a->rewrite && c->a->rewrite->nthinned ? commit_list_unpinned(l, now, "thinned", c->err) : 0;
+	r = c->a->rewrite && c->a->rewrite->loses ? commit_list_unpinned(l, now, "thinned", c->err) : 0;
 	return r < 0 ? r : commit_facts(c, l, now);
 }
 

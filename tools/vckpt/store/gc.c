@@ -8,13 +8,15 @@
 #include "core/upkeep/gc.h"
 #include "tools/vckpt/print/progress.h"
 #include "tools/vckpt/print/table.h"
+#include "tools/vckpt/store/repack.h"
 #include "tools/vckpt/tool.h"
 
 struct gc {
 	struct tool_progress progress; /* first: gets the library's calls, too */
 	struct tool *t;
 	struct upkeep_gc_options options;
-	json_t *actions;
+	uint64_t below; /* per cent; 0: nothing is written anew */
+	json_t *actions, *repack;
 };
 
 /* "36", "90s", "45m", "24h", "7d"; NULL changes nothing. 0 or TOOL_USAGE */
@@ -113,16 +115,84 @@ static void plan(void *arg, const struct upkeep_gc_result *would)
 	json_decref(rows);
 }
 
+/* ---- packs that are written anew ---- */
+
+static int parse_below(const struct tool *t, const char *text, uint64_t *ret_below)
+{
+	char *end;
+
+	if (!text)
+		return 0;
+	*ret_below = strtoull(text, &end, 10);
+	if (*text < '1' || *text > '9' || (*end && strcmp(end, "%") != 0) || *ret_below > 100)
+		return tool_usage(t, "--repack-below %s: give a share from 1%% to 100%%, such as 50%%", text);
+	return 0;
+}
+
+static void print_found(const struct gc *g, const struct upkeep_repack_found *f)
+{
+	if (g->t->json || g->t->quiet)
+		return;
+	for (size_t i = 0; g->options.dry_run && i < f->n; i++)
+		tool_print(stdout, "%-7s %9s  %s/step-%08" PRIu64 "\n", "repack", "", f->steps[i].run, f->steps[i].step);
+	if (f->n == 0)
+		printf("less than %" PRIu64 " %% lives of no pack\n", g->below);
+	else
+		printf("less than %" PRIu64 " %% lives of %s, %s; %s use what lives, %s, which %s written anew\n",
+			g->below, TOOL_COUNT(f->packs, "pack", "packs"), TOOL_BYTES(f->pack_bytes),
+			TOOL_COUNT(f->n, "step", "steps"), TOOL_BYTES(f->live_bytes),
+			g->options.dry_run ? "would be" : "is");
+	fflush(stdout);
+}
+
+static json_t *found_rows(const struct upkeep_repack_found *f)
+{
+	json_t *rows = json_array();
+
+	for (size_t i = 0; i < f->n; i++)
+		json_array_append_new(rows, json_pack("{s:s, s:I, s:I}", "run", f->steps[i].run, "step",
+			(json_int_t)f->steps[i].step, "entry", (json_int_t)f->steps[i].entry));
+	return rows;
+}
+
+/* Before the collection, so that it marks what is not needed any more. */
+static int repack_below(struct gc *g)
+{
+	struct upkeep_repack_found found = {0};
+	struct base_error err = {0};
+	struct tool_repack x = {0};
+	int code = tool_repack_open(&x, g->t);
+
+	tool_interrupt_waits(g->t, "steps that were repacked so far stay so; nothing was marked or deleted");
+	if (code == 0 && upkeep_repack_find(x.session, (unsigned)g->below, &found, &err) < 0)
+		code = tool_fail(g->t, &err);
+	if (code == 0) {
+		print_found(g, &found);
+		if (!g->options.dry_run && found.n) {
+			code = tool_repack_steps(&x, found.steps, found.n);
+			tool_index_follow(g->t);
+		}
+		g->repack = json_pack("{s:I, s:I, s:I, s:o, s:O, s:O}", "packs", (json_int_t)found.packs, "bytes",
+			(json_int_t)found.pack_bytes, "live_bytes", (json_int_t)found.live_bytes, "steps",
+			g->options.dry_run ? found_rows(&found) : json_incref(x.steps), "kept", x.kept, "failed",
+			x.failed);
+	}
+	tool_progress_end(&x.progress);
+	tool_repack_close(&x);
+	tool_interrupt_die();
+	return code;
+}
+
 static json_t *result_json(const struct gc *g, const struct upkeep_gc_result *result)
 {
-	return json_pack("{s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:O}", "dry_run",
+	return json_pack("{s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:O?, s:O}", "dry_run",
 		g->options.dry_run, "aborted", (json_int_t)result->aborted, "marked",
 		(json_int_t)result->marked, "marked_bytes",
 		(json_int_t)result->marked_bytes, "deleted", (json_int_t)result->deleted, "deleted_bytes",
 		(json_int_t)result->deleted_bytes, "waiting",
 		(json_int_t)result->waiting, "waiting_bytes", (json_int_t)result->waiting_bytes,
 		"entries", (json_int_t)result->entries, "entries_bytes", (json_int_t)result->entries_bytes,
-		"reasons", reasons_json(g, result, false), "actions", g->actions);
+		"reasons", reasons_json(g, result, false), "repack", g->repack, "actions", g->actions);
 }
 
 static void print_grace(uint64_t grace_s)
@@ -163,17 +233,20 @@ static int gc_run(struct tool *t, int argc, char **argv)
 {
 	struct gc g = {.t = t, .options = {.grace_s = 86400, .heartbeat_s = 20, .report = report,
 		.progress = tool_progress_update, .arg = &g}};
-	const char *grace = NULL, *heartbeat = NULL;
+	const char *grace = NULL, *heartbeat = NULL, *below = NULL;
 	const struct tool_option options[] = {{"dry-run", 'n', .flag = &g.options.dry_run}, {"grace", .text = &grace},
-		{"heartbeat", .text = &heartbeat}, {0}};
+		{"heartbeat", .text = &heartbeat}, {"repack-below", .text = &below}, {0}};
 	struct upkeep_gc_result result = {0};
 	struct base_error err = {0};
-	int r, code = tool_parse(t, argc, argv, options);
+	int r, code = tool_parse(t, argc, argv, options), repacked = 0;
 
-	if (code || (code = parse_duration(t, "--grace", grace, "24h", &g.options.grace_s)) ||
+	if (code || (code = parse_below(t, below, &g.below)) || (code = parse_duration(t, "--grace", grace, "24h", &g.options.grace_s)) ||
 		(code = parse_duration(t, "--heartbeat", heartbeat, "20s", &g.options.heartbeat_s)) ||
 		(code = tool_open_store(t, g.options.dry_run ? STORE_OPEN_READ_ONLY : 0)))
 		return code;
+	repacked = g.below ? repack_below(&g) : 0;
+	if (repacked && !g.repack)
+		return repacked;
 	g.actions = json_array();
 	if (!t->json && !t->quiet && (g.options.dry_run || isatty(STDOUT_FILENO)))
 		g.options.plan = plan;
@@ -192,7 +265,8 @@ static int gc_run(struct tool *t, int argc, char **argv)
 	else if (!t->quiet)
 		print_result(&g.options, &result);
 	json_decref(g.actions);
-	return code;
+	json_decref(g.repack);
+	return code > repacked ? code : repacked;
 }
 
 const struct tool_command tool_gc = {"gc", "delete what nothing reaches",
@@ -205,5 +279,7 @@ const struct tool_command tool_gc = {"gc", "delete what nothing reaches",
 	"  --grace TIME        time between mark and deletion: 24h by default; with 0 both at once, refused while a\n"
 	"                      writer is alive\n"
 	"  --heartbeat TIME    how long a writer on another host may be silent: 20s\n"
+	"  --repack-below N%   first write anew what lives of packs of which less than that lives, so that they can go:\n"
+	"                      the steps that use them are replaced by equal ones; needs that much space meanwhile\n"
 	"  --json -q -v        print JSON; print nothing but errors; list what is kept for now, too\n",
 	gc_run};
