@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vckpt repack and vckpt gc --repack-below: a step is the same before and after, in packs of one writer, and what nothing
-needs any more goes."""
+"""vckpt repack and vckpt gc --repack-below: a step is the same before and after, in packs of one writer, and what
+nothing needs any more goes."""
 import pathlib
 import shutil
 import subprocess
@@ -73,7 +73,7 @@ def test_what_ranks_saved_is_the_same(vckpt, api, store, tmp_path, rng):
 
     def all_of():
         row = vckpt.json("ls", store, "run")["steps"][0]
-        row = {k: v for k, v in row.items() if k not in ("entry", "new_bytes", "attempt", "host")}
+        row = {k: v for k, v in row.items() if k not in ("entry", "new_bytes", "manifest", "attempt")}
         return (shown(vckpt, store, "run/0", tmp_path / "out"), row,
                 [vckpt("cat", store, f"run/0/{path}", text=False).stdout for path in cats])
     want, many = all_of(), packs(store)
@@ -145,12 +145,13 @@ def test_older_stores(vckpt, tmp_path, version, said):
         assert done.returncode == 1 and said in done.stderr, done
 
 
-def test_every_kind_of_step(vckpt, tmp_path):
+def test_every_kind_of_step(vckpt, tmp_path, scale, rng):
     """Of the newest golden store."""
     shutil.unpack_archive(GOLDEN / "v2-list-4" / "store.tar.xz", tmp_path)
     store = next(p.parent for p in tmp_path.rglob("vckpt.store"))
     steps = [f"{run['run']}/{s['step']}" for run in vckpt.json("ls", store)["runs"]
              for s in vckpt.json("ls", store, run["run"])["steps"]]
+    steps = rng.sample(steps, min(len(steps), scale(5, 1000)))
     want = {step: shown(vckpt, store, step, tmp_path / "out") for step in steps}
     done = vckpt.json("repack", store, *steps)
     assert len(done["steps"]) == len(steps) > 1 and not done["kept"]
@@ -190,9 +191,9 @@ def test_a_reader_goes_on(vckpt, some, tmp_path):
     import vckpt as package
     want = vckpt("cat", some, "run/1/m.safetensors", text=False).stdout
     with package.open(f"{some}/run/1") as step:
-        first = np.array(step["m"]["a"])
+        first = np.array(step["a"])
         vckpt("gc", some, "--repack-below", "100%", "-q")
-        assert (np.array(step["m"]["d"]) != 0).any() and (np.array(step["m"]["a"]) == first).all()
+        assert (np.array(step["d"]) != 0).any() and (np.array(step["a"]) == first).all()
     collect(vckpt, some)
     assert vckpt("cat", some, "run/1/m.safetensors", text=False).stdout == want
 

@@ -138,7 +138,7 @@ def outputs(vckpt, tmp_path_factory):
     out["sync"] = vckpt.json("sync", store, "--to", tmp / "third")
     out["rm"] = vckpt.json("rm", store, "a/0")
     out["gc"] = vckpt.json("gc", store, "--dry-run", "--repack-below", "99%")
-    out["repack"] = vckpt.json("repack", store, "b/0")
+    out["repack"] = vckpt.json("repack", tmp / "third", "b/0")
     pack = max((store / "packs").rglob("*.pack"), key=lambda p: p.stat().st_size)
     with open(pack, "r+b") as f:
         f.seek(5000)

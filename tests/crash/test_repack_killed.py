@@ -21,12 +21,13 @@ class Repacks(Commands):
 
     def __init__(self, vckpt, build, folder):
         self.vckpt, self.build, self.dir, self.base = vckpt, build, folder, folder / "base"
+        (folder / "src").mkdir()
         vckpt("init", self.base, "--no-reserve")
         t = np.random.default_rng(4).integers(0, 1 << 32, (4, 30000), dtype="u4")
         for step, names in enumerate([[0, 1, 2, 3], [0, 1], [1], [2]]):
-            save_file({f"t{n}": t[n] for n in names}, folder / "model.safetensors")
-            (folder / "note").write_text(str(step))
-            vckpt("import", self.base, f"r/{step}", folder / "model.safetensors", folder / "note", "-q")
+            save_file({f"t{n}": t[n] for n in names}, folder / "src/model.safetensors")
+            (folder / "src/note").write_text(str(step))
+            vckpt("import", self.base, f"r/{step}", folder / "src", "-q")
         vckpt("rm", self.base, "r/0", "-q")
         self.want = self.files(self.base)
 

@@ -15,8 +15,8 @@ static const struct group {
 		&tool_unpin}},
 	{"read", {&tool_ls, &tool_find, &tool_info, &tool_du, &tool_log, &tool_cat, &tool_show, &tool_diff,
 		&tool_export, &tool_stalls, &tool_report, &tool_wait, &tool_mount, &tool_umount}},
-	{"look after a store", {&tool_verify, &tool_mend, &tool_prune, &tool_policy, &tool_gc, &tool_repack, &tool_abort,
-		&tool_index, &tool_metrics}},
+	{"look after a store", {&tool_verify, &tool_mend, &tool_prune, &tool_policy, &tool_gc, &tool_repack,
+		&tool_abort, &tool_index, &tool_metrics}},
 	{"think about layouts, without a store", {&tool_mesh_command, &tool_layout, &tool_reshard}},
 };
 

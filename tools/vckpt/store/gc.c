@@ -134,7 +134,7 @@ static void print_found(const struct gc *g, const struct upkeep_repack_found *f)
 	if (g->t->json || g->t->quiet)
 		return;
 	for (size_t i = 0; g->options.dry_run && i < f->n; i++)
-		tool_print(stdout, "%-7s %9s  %s/step-%08" PRIu64 "\n", "repack", "", f->steps[i].run, f->steps[i].step);
+		tool_print(stdout, "repack             %s/step-%08" PRIu64 "\n", f->steps[i].run, f->steps[i].step);
 	if (f->n == 0)
 		printf("less than %" PRIu64 " %% lives of no pack\n", g->below);
 	else
@@ -240,7 +240,8 @@ static int gc_run(struct tool *t, int argc, char **argv)
 	struct base_error err = {0};
 	int r, code = tool_parse(t, argc, argv, options), repacked = 0;
 
-	if (code || (code = parse_below(t, below, &g.below)) || (code = parse_duration(t, "--grace", grace, "24h", &g.options.grace_s)) ||
+	if (code || (code = parse_below(t, below, &g.below)) ||
+		(code = parse_duration(t, "--grace", grace, "24h", &g.options.grace_s)) ||
 		(code = parse_duration(t, "--heartbeat", heartbeat, "20s", &g.options.heartbeat_s)) ||
 		(code = tool_open_store(t, g.options.dry_run ? STORE_OPEN_READ_ONLY : 0)))
 		return code;
@@ -279,7 +280,7 @@ const struct tool_command tool_gc = {"gc", "delete what nothing reaches",
 	"  --grace TIME        time between mark and deletion: 24h by default; with 0 both at once, refused while a\n"
 	"                      writer is alive\n"
 	"  --heartbeat TIME    how long a writer on another host may be silent: 20s\n"
-	"  --repack-below N%   first write anew what lives of packs of which less than that lives, so that they can go:\n"
-	"                      the steps that use them are replaced by equal ones; needs that much space meanwhile\n"
+	"  --repack-below N%   first write anew what lives of packs of which less than that lives, so that they can\n"
+	"                      go: the steps that use them are replaced by equal ones; needs space meanwhile\n"
 	"  --json -q -v        print JSON; print nothing but errors; list what is kept for now, too\n",
 	gc_run};

@@ -30,10 +30,10 @@ void tool_repack_close(struct tool_repack *x)
 
 static void say_done(struct tool_repack *x, const struct upkeep_repack_step *s, const struct upkeep_repacked *now)
 {
-	json_array_append_new(x->steps, json_pack("{s:s, s:I, s:I, s:b, s:I, s:I, s:I, s:I}", "run", s->run, "step",
-		(json_int_t)s->step, "entry", (json_int_t)now->entry, "repacked", !now->before, "objects",
-		(json_int_t)now->objects, "bytes", (json_int_t)now->bytes, "packs", (json_int_t)now->packs, "packs_before",
-		(json_int_t)now->packs_before));
+	json_array_append_new(x->steps, json_pack("{s:s, s:I, s:I, s:b, s:I, s:I, s:I, s:I}", "run", s->run,
+		"step", (json_int_t)s->step, "entry", (json_int_t)now->entry, "repacked", !now->before,
+		"objects", (json_int_t)now->objects, "bytes", (json_int_t)now->bytes,
+		"packs", (json_int_t)now->packs, "packs_before", (json_int_t)now->packs_before));
 	if (x->t->json || x->t->quiet)
 		return;
 	if (now->before)
@@ -145,8 +145,9 @@ static int repack_run(struct tool *t, int argc, char **argv)
 
 const struct tool_command tool_repack = {"repack", "write steps anew, in packs of one writer",
 	"usage: vckpt repack STORE RUN/STEP... [OPTION...]\n\n"
-	"Writes all bytes of each step anew, one pack for each component, tensor by tensor, and replaces the step by an\n"
-	"equal one: a step that many ranks saved is in few files then, and shares none with steps that are not named.\n"
-	"Digests, meshes, views, time, tags and pins stay. The old packs are left to vckpt gc, and readers go on.\n\n"
+	"Writes all bytes of each step anew, one pack for each component, tensor by tensor, and replaces the step\n"
+	"by an equal one: a step that many ranks saved is in few files then, and shares none with steps that are\n"
+	"not named. Digests, meshes, views, time, tags and pins stay. The old packs are left to vckpt gc, and\n"
+	"readers go on.\n\n"
 	"  --json -q           print JSON; print nothing but errors\n",
 	repack_run};
