@@ -261,6 +261,29 @@ def test_two_copies_at_once(vckpt, store, other, steps, tmp_path):
     assert vckpt.json("ls", other, "--incoming")["incoming"] == []
 
 
+def test_a_thinned_step(vckpt, store, other, tmp_path):
+    """The copy knows what it has lost, also after another copy, and by way of a tar."""
+    source, data = tmp_path / "src", np.random.default_rng(1).standard_normal((3, 50, 50)).astype("f4")
+    source.mkdir()
+    for step in range(2):
+        for i, component in enumerate(["ema", "model", "optimizer"]):
+            save_file({"w": data[i] + step}, source / f"{component}.safetensors")
+        vckpt("import", store, f"run/{step}", source, "-q")
+    for component in "optimizer", "ema":
+        vckpt("prune", store, "run", "--thin", component, "--older-than", "0s", "-y", "-q")
+    third = tmp_path / "third"
+    vckpt("init", third)
+    vckpt("copy", store, "run", "--to", other, "-q")
+    vckpt("copy", other, "run", "--to-tar", tmp_path / "run.tar", "-q")
+    vckpt("copy", third, "--from-tar", tmp_path / "run.tar", "-q")
+    for path in store, other, third:
+        for component in "optimizer", "ema":
+            done = vckpt("cat", path, f"run/0/{component}/w", check=False)
+            assert done.returncode == 1 and f"component '{component}' of run/0 was thinned" in done.stderr, done
+        vckpt("cat", path, "run/1/optimizer/w", "--raw", text=False)
+    same(vckpt, store, third, "run/0", tmp_path)
+
+
 def shown(vckpt, store, step):
     """manifest.json without what is new in a copy: it has the digests of all tensors and blobs."""
     found = json.loads(vckpt("cat", store, f"{step}/manifest.json").stdout)

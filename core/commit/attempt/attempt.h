@@ -28,6 +28,8 @@ struct commit_attempt_save {
 	 * nothing; lives as long as the attempt. A step that is pinned may be replaced only if these are, too. */
 	const struct proto_step_facts *facts;
 	bool keep_facts;        /* instead: what is said of the step that is replaced, when it is */
+	/* Of a writer alone: components that the step has lost since it was saved, sorted; as long as the attempt */
+	const char *const *thinned; uint32_t nthinned;
 	/* Of a writer alone: it announces the parts of so many ranks, one after another (0: its own); the number behind
 	 * its random name; when the step was first committed, in ns since the epoch (0: now). */
 	uint32_t world;

@@ -256,6 +256,8 @@ int commit_attempt_begin(struct commit_launch *l, const struct commit_attempt_sa
 	a->replace = o->replace;
 	a->facts = o->facts;
 	a->keep_facts = o->keep_facts;
+	a->thinned = o->thinned;
+	a->nthinned = o->nthinned;
 	a->rank = l->rank;
 	a->world = l->alone && o->world ? o->world : l->world;
 	a->count = o->count;

@@ -137,10 +137,8 @@ static int commit_manifest(struct commit_attempt *a, struct proto_manifest *ret_
 	r = proto_manifest_decode(made.data, made.len, ret_m);
 	if (r < 0)
 		return base_error_set(err, r, "the manifest cannot be made: %s", base_error_name(r));
-	if (a->rewrite) {
-		ret_m->thinned = a->rewrite->thinned;
-		ret_m->nthinned = a->rewrite->nthinned;
-	}
+	ret_m->thinned = a->rewrite ? a->rewrite->thinned : a->thinned;
+	ret_m->nthinned = a->rewrite ? a->rewrite->nthinned : a->nthinned;
 	r = commit_check_parts(a, all, ret_m, &body, ret_digest, err);
 	if (r < 0)
 		return r;

@@ -31,6 +31,7 @@ struct commit_attempt {
 	bool replace;
 	const struct commit_attempt_rewrite *rewrite; /* under way */
 	const struct proto_step_facts *facts; bool keep_facts;
+	const char *const *thinned; uint32_t nthinned; /* the caller's */
 	uint64_t replaces;              /* the entry that was visible at begin; PROTO_NONE */
 	uint64_t position;              /* as `begin` says: entries that were read before it; PROTO_NONE: not begun */
 	pthread_mutex_t lock;           /* protects bases and lists, which many threads use; the rest is one thread's */
