@@ -131,6 +131,19 @@ def test_refused(vckpt, store, left, words, code, said):
     assert left() == STEPS and left("b") == [1, 2]
 
 
+def test_the_plan_of_several_runs(vckpt, store, template):
+    """Whatever a run before it loses: nothing, or steps of a higher number."""
+    for run in "abc":
+        vckpt("import", store, f"{run}/30", template / "w.npy", "-q")
+    for rules, goes in ((["--keep-last", "2"], {("a", n) for n in STEPS[:-1]} | {("b", 1)}),
+                        (["--keep-if", "run == a"], {("b", 1), ("b", 2)}),
+                        (["--keep-if", "run == b or step == 20"], {("a", n) for n in STEPS[:-1]})):
+        plan = vckpt.json("prune", store, *rules, "-n")
+        assert {(s["run"], s["step"]) for s in plan["steps"] if s["plan"] == "goes"} == goes, rules
+        said = vckpt("prune", store, *rules, "-n").stdout.splitlines()
+        assert sum(line.split()[-2:] == ["goes", "-"] for line in said) == len(goes)
+
+
 def test_an_attribute_that_is_no_number(vckpt, store, left, facts):
     facts(5, set={"loss": "much\x1b[2J"})
     done = vckpt("prune", store, "a", "--keep-best", "1:loss", "-y", check=False)
@@ -260,6 +273,15 @@ def test_a_pinned_step_is_not_thinned(vckpt, store, facts, left):
     assert code == 0 and "a/10 is pinned, so it is not thinned" in out, (out, said)
     names = {step: set(exported(vckpt, store, step)) for step in STEPS}
     assert [step for step in STEPS if "optimizer.safetensors" in names[step]] == [5, 10, 20]
+
+
+def test_a_component_that_only_steps_have_which_are_not_thinned(vckpt, store, facts, template):
+    """It is no mistake in the name."""
+    facts(5, pin=1)
+    for step in (0, 10, 12, 20, 30):
+        vckpt("import", store, f"a/{step}", template / "w.npy", "--replace", "-q")
+    done = vckpt.json("prune", store, "a", *THIN, "-y")
+    assert not done["thinned"] and {s["plan"] for s in done["steps"]} == {"stays"}
 
 
 @pytest.mark.parametrize("what", ["remove", "replace"])

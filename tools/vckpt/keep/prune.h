@@ -43,6 +43,8 @@ struct prune {
 
 /* prune_plan.c: what goes and what is thinned, and what that frees. 0 or an exit code. */
 int prune_plan(struct prune *p);
+/* NULL: the step stays as it is. */
+const struct prune_step *prune_step_find(const struct prune *p, const char *run, uint64_t step);
 void prune_step_release(struct prune_step *s);
 /* prune_print.c: what stays and why, and what goes */
 int prune_print_plan(struct prune *p);

@@ -73,18 +73,26 @@ static int thin_plan(struct prune *p, const struct prune_run *run, bool *ret_has
 	return code;
 }
 
-/* A name that no step has is a mistake; not one that only newer steps have. */
-static int thin_named(struct prune *p, bool has)
+/* Has a step of the run the component, or has one lost it before? The newest ones are looked at first. */
+static bool run_has(const struct prune *p, const struct prune_run *run)
 {
-	for (size_t i = 0; !has && i < p->nruns; i++) {
-		const struct commit_list_step *latest = commit_list_latest(p->runs[i].list);
+	bool has = false;
+
+	for (size_t i = commit_list_count(run->list); !has && i-- > 0;) {
 		struct upkeep_thinned t = {0};
 		struct base_error err = {0};
-		int r = latest ? upkeep_thin_look(p->t->store, p->runs[i].name, latest, p->thin, NULL, NULL, &t, &err)
-			: 1;
 
-		has = r != 1 || t.before;
+		has = upkeep_thin_look(p->t->store, run->name, commit_list_at(run->list, i), p->thin, NULL, NULL, &t,
+			&err) != 1 || t.before;
 	}
+	return has;
+}
+
+/* A name that no step has is a mistake; not one that only steps have that are not thinned. */
+static int thin_named(struct prune *p, bool has)
+{
+	for (size_t i = 0; !has && i < p->nruns; i++)
+		has = run_has(p, &p->runs[i]);
 	return has ? 0 : tool_failed(p->t, "--thin %s: no step has a component of that name (vckpt ls STORE RUN/STEP "
 		"shows them)", p->thin);
 }
@@ -167,12 +175,17 @@ static int compare_steps(const void *a, const void *b)
 	return order ? order : (x->step > y->step) - (x->step < y->step);
 }
 
+const struct prune_step *prune_step_find(const struct prune *p, const char *run, uint64_t step)
+{
+	const struct prune_run named = {.name = run};
+	const struct prune_step key = {.run = &named, .step = step};
+
+	return p->nsteps ? bsearch(&key, p->steps, p->nsteps, sizeof key, compare_steps) : NULL;
+}
+
 static bool goes(void *arg, const char *run, const struct commit_list_step *step)
 {
-	const struct prune *p = arg;
-	const struct prune_run named = {.name = run};
-	const struct prune_step key = {.run = &named, .step = step->step}, *s = p->nsteps
-		? bsearch(&key, p->steps, p->nsteps, sizeof key, compare_steps) : NULL;
+	const struct prune_step *s = prune_step_find(arg, run, step->step);
 
 	return s && s->entry == step->entry && !s->thinned;
 }

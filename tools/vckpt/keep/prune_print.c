@@ -38,20 +38,10 @@ static json_t *joined(json_t *by)
 	return all ? json_string(all) : NULL;
 }
 
-static const char *becomes(const struct prune *p, const struct prune_run *run, const struct upkeep_retain_row *row,
-	size_t *at)
+static json_t *step_json(const struct prune *p, const struct prune_run *run, const struct upkeep_retain_row *row)
 {
-	while (*at < p->nsteps && (p->steps[*at].run != run || p->steps[*at].step < row->step.step))
-		++*at;
-	if (*at == p->nsteps || p->steps[*at].run != run || p->steps[*at].step != row->step.step)
-		return "stays";
-	return p->steps[*at].thinned ? "thinned" : "goes";
-}
-
-static json_t *step_json(const struct prune *p, const struct prune_run *run, const struct upkeep_retain_row *row,
-	size_t *at)
-{
-	const char *plan = becomes(p, run, row, at);
+	const struct prune_step *s = prune_step_find(p, run->name, row->step.step);
+	const char *plan = !s ? "stays" : s->thinned ? "thinned" : "goes";
 	json_t *by = kept_by(run, row), *o = json_pack("{s:s, s:I, s:I, s:s, s:I, s:s, s:o}", "run", run->name, "step",
 		(json_int_t)row->step.step, "entry", (json_int_t)row->entry, "time", TOOL_TIME(row->step.time_ns),
 		"bytes", (json_int_t)row->step.bytes, "plan", plan, "kept_by", by);
@@ -124,7 +114,7 @@ int prune_print_plan(struct prune *p)
 		{"PLAN", "plan", .style = TOOL_BAD, .style_if = "gone"}, {"KEPT BY", "by", .shorten = true}};
 	struct tool_table *table = p->t->json || p->t->quiet ? NULL
 		: tool_table_new(columns, BASE_COUNT(columns), false, false);
-	size_t at = 0, n;
+	size_t n;
 	int r = 0;
 
 	for (size_t i = 0; i < p->nruns; i++) {
@@ -133,7 +123,7 @@ int prune_print_plan(struct prune *p)
 
 		json_array_append_new(p->runs_json, rules_json(run, rows, n));
 		for (size_t k = 0; k < n; k++) {
-			json_t *row = step_json(p, run, &rows[k], &at);
+			json_t *row = step_json(p, run, &rows[k]);
 
 			if (table)
 				tool_table_add(table, row);
