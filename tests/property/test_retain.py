@@ -57,26 +57,37 @@ def apply(lib, rules, rows):
 
 # ---- the model ----
 
-def when(row):
-    return datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=min(row["time"], NOW) // 1000)
+# Of keep-if: (the attribute that some step has to have, what it says of a step).
+CONDITIONS = {
+    "loss < 2": ("loss", lambda r: float(r["attributes"].get("loss", "nan")) < 2),
+    "not loss < 2 and step >= 3": ("loss", lambda r: not float(r["attributes"].get("loss", "nan")) < 2 and
+                                   r["step"] >= 3),
+    "has score or pinned": ("score", lambda r: "score" in r["attributes"] or r["pinned"]),
+    "tag == best or step == 1": (None, lambda r: "best" in r["tags"] or r["step"] == 1),
+}
 
 
-def kept(rule, rows):
+def when(row, now=NOW):
+    return datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=min(row["time"], now) // 1000)
+
+
+def kept(rule, rows, now=NOW):
     """The steps that the rule keeps; None: an error."""
     word, _, value = rule.partition("=")
-    newest_first = sorted(rows, key=lambda r: (min(r["time"], NOW), r["step"]), reverse=True)
+    newest_first = sorted(rows, key=lambda r: (min(r["time"], now), r["step"]), reverse=True)
     if word == "keep-last":
         return {r["step"] for r in rows[-int(value):]}
     if word == "keep-every":
         return {r["step"] for r in rows if r["step"] % int(value) == 0}
     if word == "keep-within":
-        return {r["step"] for r in rows if max(0, NOW - r["time"]) <= int(value[:-1]) * DAY}
+        return {r["step"] for r in rows if max(0, now - r["time"]) <= int(value[:-1]) * DAY}
     if word == "keep-step":
         return {r["step"] for r in rows if str(r["step"]) in value.split(",")}
     if word == "keep-if":
-        if not any("loss" in r["attributes"] for r in rows):
+        needs, holds = CONDITIONS[value]
+        if needs and not any(needs in r["attributes"] for r in rows):
             return None
-        return {r["step"] for r in rows if float(r["attributes"].get("loss", "nan")) < 2}
+        return {r["step"] for r in rows if holds(r)}
     if word == "keep-best":
         k, name, *order = value.split(":")
         have = [r for r in rows if name in r["attributes"]]
@@ -85,15 +96,16 @@ def kept(rule, rows):
         sign = -1 if order == ["max"] else 1
         have = [(sign * float(r["attributes"][name]), -r["step"]) for r in have]
         return {-step for value, step in sorted(h for h in have if not math.isnan(h[0]))[:int(k)]}
-    period = {"keep-daily": lambda r: when(r).date(), "keep-weekly": lambda r: when(r).isocalendar()[:2]}[word]
+    period = {"keep-daily": lambda r: when(r, now).date(),
+              "keep-weekly": lambda r: when(r, now).isocalendar()[:2]}[word]
     seen = {}
     for r in newest_first:
         seen.setdefault(period(r), r["step"])
     return set(list(seen.values())[:int(value)])
 
 
-def model(rules, rows):
-    by = [kept(rule, rows) for rule in rules]
+def model(rules, rows, now=NOW):
+    by = [kept(rule, rows, now) for rule in rules]
     if rows and None in by:
         return None
     saved = [r for r in rows if not r.get("rewritten")]
@@ -126,7 +138,7 @@ rule = st.one_of(
     st.tuples(st.sampled_from(["keep-last", "keep-every", "keep-daily", "keep-weekly"]), small).map("=".join),
     st.integers(0, 20).map(lambda d: f"keep-within={d}d"),
     st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda s: "keep-step=" + ",".join(map(str, s))),
-    st.just("keep-if=loss < 2"),
+    st.sampled_from(sorted(CONDITIONS)).map(lambda text: f"keep-if={text}"),
     st.tuples(small, st.sampled_from(["loss", "score"]), st.sampled_from(["", ":min", ":max"])).map(
         lambda t: f"keep-best={t[0]}:{t[1]}{t[2]}"))
 
