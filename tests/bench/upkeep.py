@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it costs to keep a store for years: copies, differences, packing anew, and questions about 10,000 steps.
+
+    tests/bench/run --only upkeep [--gib 2] [--steps 10000] [--repeat 5]
+
+Copies are compared with `cp -r` of the same store and a sync of what it wrote. What a copy reads of its source is
+counted by strace: every byte that calls returned from files below it, records included. The steps of the questions are
+made by aged.c: each has a manifest, and the 100 tensors of the first. restic has a snapshot of small files for every
+tenth of them."""
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import time
+
+import numpy
+
+TENSORS = 100
+LARGE = 10_000                  # tensors of a step whose digests are compared
+READS = "pread64", "preadv", "preadv2", "read", "readv", "copy_file_range", "sendfile"
+# (the file, how many bytes); sendfile names where to first
+CALL = re.compile(rf"^(?:{'|'.join(READS)})\((?:\d+<[^>]*>, )?\d+<([^>]*)>.* = (\d+)$")
+
+
+def timed(*words, ok=(0,), env=None):
+    begin = time.perf_counter()
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, env=env)
+    spent = time.perf_counter() - begin
+    if done.returncode not in ok:
+        raise SystemExit(f"{words}: {done.stderr}")
+    return spent
+
+
+class Upkeep:
+    def __init__(self, bench):
+        self.bench, self.vckpt, self.repeat = bench, bench.vckpt_path, bench.o.repeat
+        self.path = bench.dir / "upkeep"
+        self.path.mkdir()
+
+    def store(self, name="to"):
+        shutil.rmtree(self.path / name, ignore_errors=True)
+        self.bench.vckpt("init", self.path / name, "-q", "--no-reserve")
+        return self.path / name
+
+    def file(self, name, dtype, changed, tensors=TENSORS, items=None):
+        """A model of random values, of which some tensors are not those that each file has. Returns its path."""
+        word, item = {"BF16": ("BF16", 2), "F32": ("F32", 4)}[dtype]
+        items = items or max(1, int(self.bench.o.gib * (1 << 30) / tensors / item) // 1024)
+
+        def make(i, n):
+            if i >= changed:
+                seed = numpy.random.default_rng(i)
+            else:
+                seed = numpy.random.default_rng([i, 1])
+            return seed.bytes(2 * n) if item == 2 else seed.standard_normal(n, dtype="f4").tobytes()
+        return self.bench.safetensors(self.path / name, make, word, item, tensors, (1024 if items > 1 else 1, items))
+
+    # ---- copies ----
+
+    def copies(self):
+        store, size = self.store("from"), 0
+        for step, changed in enumerate([0, 1]):
+            file = self.file("model.safetensors", "BF16", changed)
+            size = file.stat().st_size
+            self.bench.vckpt("import", store, f"r/{step}", file, "-q")
+        os.sync()
+        self.empty(store, size)
+        self.but_a_hundredth(store, size)
+        shutil.rmtree(store)
+
+    def empty(self, store, size):
+        ours, plain, one = [], [], self.store("one")
+        self.bench.vckpt("copy", store, "r/0", "--to", one, "-q")       # with no second step in it
+        for _ in range(self.repeat):
+            to = self.store()
+            os.sync()
+            ours.append(size / timed(self.vckpt, "copy", one, "r/0", "--to", to, "-q") / 1e6)
+            shutil.rmtree(to)
+            os.sync()
+            plain.append(size / timed("sh", "-c", 'cp -r "$1" "$2" && sync -f "$2"', "sh", one, to) / 1e6)
+        self.bench.row("copy of a step to an empty store", "cp -r of its store, and sync", ours, plain, 0.8)
+        shutil.rmtree(one)
+        shutil.rmtree(to)
+
+    def but_a_hundredth(self, store, size):
+        name = "copy of a step of which the other store has all but 1 %: bytes read of the source"
+        if not shutil.which("strace"):
+            return self.bench.skip(name, "strace is not installed, which counts them")
+        to, traces = self.store(), self.path / "traces"                 # a file for each thread
+        traces.mkdir()
+        self.bench.vckpt("copy", store, "r/0", "--to", to, "-q")
+        timed("strace", "-ff", "-y", "-o", traces / "t", "-e", f"trace={','.join(READS)}",
+              self.vckpt, "copy", store, "r/1", "--to", to, "-q")
+        lines = [line for file in traces.iterdir() for line in file.read_text().splitlines()]
+        found = [m for m in map(CALL.match, lines) if m and m[1].startswith(f"{store.resolve()}/")]
+        assert found, "no call on the source was seen"
+        shutil.rmtree(traces)
+        return self.bench.figure(name, sum(int(m[2]) for m in found) / size, "of the step", 0.015)
+
+    # ---- differences ----
+
+    def values(self):
+        """Of two steps of float32, in which each value is another."""
+        store, files = self.store("from"), []
+        for step, changed in enumerate([0, TENSORS]):
+            files.append(self.file(f"{step}.safetensors", "F32", changed))
+            self.bench.vckpt("import", store, f"r/{step}", files[-1], "-q")
+        size, ours, plain = 2 * files[0].stat().st_size, [], []
+        for _ in range(self.repeat):
+            ours.append(size / timed(self.vckpt, "diff", store, "r/0", "r/1", "--values", ok=(1,)) / 1e6)
+            plain.append(size / self.subtract(files) / 1e6)
+        self.bench.row("diff --values of two steps, all changed", "reading both through numpy and subtracting", ours,
+                       plain, 1.5)
+        self.repack(store, files[0])
+        shutil.rmtree(store)
+        for file in files:
+            file.unlink()
+
+    @staticmethod
+    def subtract(files):
+        begin = time.perf_counter()
+        with open(files[0], "rb") as a, open(files[1], "rb") as b:
+            header = json.loads(a.read(int.from_bytes(a.read(8), "little")))
+            b.seek(a.tell())
+            for row in header.values():
+                count = (row["data_offsets"][1] - row["data_offsets"][0]) // 4
+                x, y = numpy.fromfile(a, "f4", count), numpy.fromfile(b, "f4", count)
+                numpy.subtract(y, x, out=y)
+        return time.perf_counter() - begin
+
+    def repack(self, store, file):
+        name, size = "repack of a step", file.stat().st_size
+        if subprocess.run([self.vckpt, "help", "repack"], capture_output=True).returncode:
+            return self.bench.skip(name, "this vckpt has no command repack")
+        ours, plain = [], []
+        for _ in range(self.repeat):
+            os.sync()
+            ours.append(size / timed(self.vckpt, "repack", store, "r/0", "-q") / 1e6)
+            to = self.store()
+            os.sync()
+            plain.append(size / timed(self.vckpt, "import", to, "r/0", file, "-q") / 1e6)
+        return self.bench.row(name, "import of the same bytes", ours, plain, 0.8)
+
+    def digests(self):
+        """Of two steps with many tensors, of which one is changed: no piece is read."""
+        store = self.store("from")
+        for step in range(2):
+            self.bench.vckpt("import", store, f"r/{step}", self.file("many.safetensors", "F32", step, LARGE, 1), "-q")
+        times = [1e3 * timed(self.vckpt, "diff", store, "r/0", "r/1", ok=(1,)) for _ in range(self.repeat)]
+        self.bench.figure(f"diff of two steps of {LARGE:,} tensors", statistics.median(times), "ms", 50)
+        shutil.rmtree(store)
+
+    # ---- questions ----
+
+    def questions(self):
+        steps, store = self.bench.o.steps, self.store("from")
+        for step in 0, 10**9:
+            file = self.file("small.safetensors", "F32", step and TENSORS, TENSORS, 1)
+            self.bench.vckpt("import", store, f"r/{step}", file, "-q", "--set", "loss=1")
+            if step == 0:
+                subprocess.run([self.bench.build / "tests/bench_aged", store, "r", str(steps), "0"], check=True)
+        reference = self.restic(max(2, steps // 10))
+        for name, words, ok, bar in [
+                ("diff", ["diff", store, "r/0", "r/latest"], (1,), None), ("log", ["log", store, "r"], (0,), 1000),
+                ("find", ["find", store, "tensor == layers.0001.weight and dtype == bf16"], (0,), 100),
+                ("ls", ["ls", store, "r"], (0,), 1000), ("du", ["du", store, "r"], (0,), 3000),
+                ("prune -n", ["prune", store, "r", "--keep-last", "100", "--keep-every", "50", "-n"], (0,), 1000)]:
+            timed(self.vckpt, *words, ok=ok)                            # the index is brought up to date
+            times = [1e3 * timed(self.vckpt, *words, ok=ok) for _ in range(self.repeat)]
+            what = f"{name}, {steps:,} steps of {TENSORS} tensors"
+            self.bench.figure(what, statistics.median(times), "ms", bar)
+            command, theirs = reference.get(name, ("", []))
+            if theirs:
+                self.bench.row(f"{what}, against restic", command, times, theirs, None, unit="ms", higher=False)
+            elif name in ("diff", "log", "prune -n"):
+                self.bench.skip(f"{what}, against restic", "restic is not installed")
+        shutil.rmtree(store)
+
+    def restic(self, snapshots):
+        """{what: (command, [ms])}"""
+        if not shutil.which("restic"):
+            return {}
+        repo, tree = self.path / "restic", self.path / "tree"
+        env = {**os.environ, "RESTIC_PASSWORD": "x", "RESTIC_CACHE_DIR": str(self.path / "cache")}
+        timed("restic", "-q", "-r", repo, "init", env=env)
+        tree.mkdir()
+        for i in range(snapshots):
+            (tree / str(i % TENSORS)).write_text(str(i))
+            timed("restic", "-q", "-r", repo, "backup", tree, env=env)
+        listed = subprocess.run(["restic", "-r", repo, "snapshots", "--json"], capture_output=True, env=env, check=True)
+        first, *_, last = (s["id"] for s in json.loads(listed.stdout))
+        commands = {"diff": ["diff", first, last], "log": ["snapshots"],
+                    "prune -n": ["forget", "--dry-run", "--keep-last", "100"]}
+        return {what: (f"restic {words[0]}, {snapshots:,} snapshots",
+                       [1e3 * timed("restic", "-r", repo, *words, env=env) for _ in range(self.repeat)])
+                for what, words in commands.items()}
+
+
+def rows(bench):
+    upkeep = Upkeep(bench)
+    try:
+        upkeep.copies()
+        upkeep.values()
+        upkeep.digests()
+        upkeep.questions()
+    finally:
+        shutil.rmtree(upkeep.path, ignore_errors=True)
