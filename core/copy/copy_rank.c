@@ -93,7 +93,7 @@ static int rank_find_first(struct copy_rank *rk)
 		r = -ENOMEM;
 	for (size_t i = 0; r == 0 && i < rk->npieces; i++) {
 		struct store_piece *p = &rk->pieces[i];
-		uint32_t hash = base_get32(p->ref.digest.bytes), at;
+		uint32_t hash = base_table_hash(p->ref.digest.bytes, sizeof p->ref.digest.bytes), at; /* a claim yet */
 		size_t next = 0;
 
 		if (p->inline_bytes) {
