@@ -27,7 +27,7 @@ struct find_asked { bool known; uint32_t *tensors, n; };
 struct find_set {
 	struct base_digest id;          /* of the digests of its layouts, one after another */
 	uint32_t *layouts, nlayouts;    /* numbers */
-	uint64_t tensors;
+	uint64_t *ends, tensors;        /* by layout: tensors up to its last one; all */
 	bool kept;                      /* the index has it */
 	struct find_asked *asked;       /* by group */
 };
@@ -63,6 +63,8 @@ int find_known_set(struct find_known *k, const char *run, const struct commit_li
  * error. */
 int find_known_digests(struct find_known *k, const char *run, const struct commit_list_step *step,
 	const struct find_set *set, const uint8_t **ret_digests, struct base_error *err);
+struct find_set *find_known_set_of(const struct find_known *k, const struct base_digest *id); /* NULL: not known */
+int64_t find_known_layout(const struct find_known *k, const struct base_digest *digest); /* its number, or -ENOENT */
 const struct store_layout *find_known_tensor(const struct find_known *k, const struct find_set *set, uint64_t tensor,
 	uint32_t *ret_number); /* the layout that has it, and its number there */
 void find_known_release(struct find_known *k);

@@ -31,20 +31,14 @@ static bool is_unused_set(void *arg, const struct base_digest *id)
 {
 	const struct find_known *k = arg;
 
-	for (size_t i = 0; i < k->nsets; i++)
-		if (base_digest_equal(&k->sets[i].id, id))
-			return false;
-	return true;
+	return !find_known_set_of(k, id);
 }
 
 static bool is_unused_layout(void *arg, const struct base_digest *digest)
 {
 	const struct find_known *k = arg;
 
-	for (size_t i = 0; i < k->nlayouts; i++)
-		if (base_digest_equal(&k->layouts[i].digest, digest))
-			return false;
-	return true;
+	return find_known_layout(k, digest) < 0;
 }
 
 /* After a failure nothing more is written; what was put stays if only the bound was met. */

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "core/base/array.h"
+#include "core/base/bisect.h"
 #include "core/base/cleanup.h"
 #include "core/load/open/step.h"
 #include "core/save/write/catalog.h"
@@ -27,7 +28,7 @@ static const uint8_t *known_row(struct find_known *k, struct find_file *file, en
 
 /* ---- layouts ---- */
 
-static int64_t layout_number(const struct find_known *k, const struct base_digest *digest)
+int64_t find_known_layout(const struct find_known *k, const struct base_digest *digest)
 {
 	const uint32_t hash = base_table_hash(digest->bytes, sizeof digest->bytes);
 	uint32_t n;
@@ -79,7 +80,7 @@ static int64_t layout_from_store(struct find_known *k, const struct proto_manife
 
 /* ---- sets ---- */
 
-static struct find_set *set_by_id(const struct find_known *k, const struct base_digest *id)
+struct find_set *find_known_set_of(const struct find_known *k, const struct base_digest *id)
 {
 	const uint32_t hash = base_table_hash(id->bytes, sizeof id->bytes);
 	uint32_t n;
@@ -95,15 +96,17 @@ static struct find_set *set_add(struct find_known *k, const struct base_digest *
 	bool kept)
 {
 	struct find_set set = {.id = *id, .layouts = layouts, .nlayouts = n, .kept = kept,
-		.asked = calloc(k->groups + 1, sizeof *set.asked)};
+		.asked = calloc(k->groups + 1, sizeof *set.asked), .ends = calloc(n + 1u, sizeof *set.ends)};
 
-	if (!set.asked || base_array_more(k->sets, k->nsets) < 0 || base_table_reserve(&k->sets_by_id, 1) < 0) {
+	if (!set.asked || !set.ends || base_array_more(k->sets, k->nsets) < 0 ||
+		base_table_reserve(&k->sets_by_id, 1) < 0) {
 		free(set.asked);
+		free(set.ends);
 		free(layouts);
 		return NULL;
 	}
 	for (uint32_t i = 0; i < n; i++)
-		set.tensors += k->layouts[layouts[i]].layout->m.ntensors;
+		set.ends[i] = set.tensors += k->layouts[layouts[i]].layout->m.ntensors;
 	base_table_add(&k->sets_by_id, base_table_hash(id->bytes, sizeof id->bytes), (uint32_t)k->nsets);
 	k->sets[k->nsets] = set;
 	return &k->sets[k->nsets++];
@@ -125,7 +128,7 @@ static struct find_set *set_from_index(struct find_known *k, const struct base_d
 	if (!base_digest_equal(&found, id))
 		return NULL;
 	for (uint32_t i = 0; i < n; i++) {
-		int64_t number = layout_number(k, &digests[i]);
+		int64_t number = find_known_layout(k, &digests[i]);
 
 		if (number < 0 && (number = layout_from_index(k, &digests[i])) < 0)
 			return NULL;
@@ -170,9 +173,9 @@ static int set_from_manifest(struct find_known *k, const struct proto_manifest *
 	for (uint32_t i = 0; i < n; i++)
 		digests[i] = m->layouts[layouts[i]].digest;
 	base_digest_of(digests, n * sizeof *digests, &id);
-	*ret_set = set_by_id(k, &id);
+	*ret_set = find_known_set_of(k, &id);
 	for (uint32_t i = 0; !*ret_set && i < n; i++) {
-		int64_t number = layout_number(k, &digests[i]);
+		int64_t number = find_known_layout(k, &digests[i]);
 
 		if (number < 0 && (number = layout_from_store(k, m, layouts[i], err)) < 0)
 			return (int)number;
@@ -195,7 +198,7 @@ int find_known_set(struct find_known *k, const char *run, const struct commit_li
 
 	if (at && len == sizeof id) {
 		memcpy(&id, at, sizeof id);
-		*ret_set = set_by_id(k, &id);
+		*ret_set = find_known_set_of(k, &id);
 		if (*ret_set || (*ret_set = set_from_index(k, &id)))
 			return 0;
 	}
@@ -214,15 +217,10 @@ int find_known_set(struct find_known *k, const char *run, const struct commit_li
 const struct store_layout *find_known_tensor(const struct find_known *k, const struct find_set *set, uint64_t tensor,
 	uint32_t *ret_number)
 {
-	for (uint32_t i = 0;; i++) {
-		const struct store_layout *l = k->layouts[set->layouts[i]].layout;
+	const uint32_t at = base_bisect(i, 0, set->nlayouts, set->ends[i] <= tensor);
 
-		if (tensor < l->m.ntensors) {
-			*ret_number = (uint32_t)tensor;
-			return l;
-		}
-		tensor -= l->m.ntensors;
-	}
+	*ret_number = (uint32_t)(tensor - (at ? set->ends[at - 1] : 0));
+	return k->layouts[set->layouts[at]].layout;
 }
 
 /* ---- digests ---- */
@@ -301,6 +299,7 @@ void find_known_release(struct find_known *k)
 			free(k->sets[i].asked[g].tensors);
 		free(k->sets[i].asked);
 		free(k->sets[i].layouts);
+		free(k->sets[i].ends);
 	}
 	free(k->layouts);
 	free(k->sets);
