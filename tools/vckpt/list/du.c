@@ -10,6 +10,7 @@
 
 #include "core/base/array.h"
 #include "core/base/bisect.h"
+#include "core/base/table.h"
 #include "core/upkeep/usage.h"
 #include "tools/vckpt/list/sums.h"
 #include "tools/vckpt/print/table.h"
@@ -148,24 +149,38 @@ static int show_steps(struct du *du, const struct upkeep_usage_run *run)
 
 struct part { char name[72]; int64_t tensors; struct upkeep_bytes bytes; uint64_t used; };
 
-static struct part *part_of(struct part *parts, size_t *n, const char *name, int64_t tensors)
+struct parts { struct part *all; size_t n; struct base_table by_name; }; /* with room for all there may be */
+
+static void parts_release(struct parts *parts)
 {
-	for (size_t i = 0; i < *n; i++)
-		if (strcmp(parts[i].name, name) == 0)
-			return &parts[i];
-	parts[*n] = (struct part){.tensors = tensors};
-	snprintf(parts[*n].name, sizeof parts[*n].name, "%s", name);
-	return &parts[(*n)++];
+	free(parts->all);
+	base_table_release(&parts->by_name);
 }
 
-static uint64_t parts_tensors(struct load_step *step, struct part *parts, size_t *n)
+static struct part *part_of(struct parts *parts, const char *name, int64_t tensors)
+{
+	const uint32_t hash = base_table_hash(name, strlen(name));
+	struct part *part = &parts->all[parts->n];
+	size_t at = 0;
+	uint32_t i;
+
+	while ((i = base_table_next(&parts->by_name, hash, &at)) != BASE_TABLE_NONE)
+		if (strcmp(parts->all[i].name, name) == 0)
+			return &parts->all[i];
+	*part = (struct part){.tensors = tensors};
+	snprintf(part->name, sizeof part->name, "%s", name);
+	base_table_add(&parts->by_name, hash, (uint32_t)parts->n++);
+	return part;
+}
+
+static uint64_t parts_tensors(struct load_step *step, struct parts *parts)
 {
 	uint64_t all = 0;
 
 	for (uint32_t c = 0; c < load_step_component_count(step); c++) {
 		uint32_t first, end;
 		const char *name = load_step_component(step, c, &first, &end);
-		struct part *p = part_of(parts, n, name, end - first);
+		struct part *p = part_of(parts, name, end - first);
 
 		for (uint32_t i = first; i < end; i++) {
 			struct load_tensor_info info;
@@ -179,7 +194,7 @@ static uint64_t parts_tensors(struct load_step *step, struct part *parts, size_t
 }
 
 /* By the packs that the step names: a pack is of one component, of files, or of records ("meta"). */
-static void parts_packs(struct du *du, struct part *parts, size_t *n)
+static void parts_packs(struct du *du, struct parts *parts)
 {
 	const struct proto_manifest *m = load_step_manifest(du->t->step);
 
@@ -191,7 +206,7 @@ static void parts_packs(struct du *du, struct part *parts, size_t *n)
 
 		if (!f || pack_name_parse(f->name, &name) < 0)
 			continue;
-		p = part_of(parts, n, name.class, -1);
+		p = part_of(parts, name.class, -1);
 		bytes = upkeep_bytes_add(f->size, f->note_bytes);
 		p->bytes.stored = upkeep_bytes_add(p->bytes.stored, bytes);
 		p->bytes.unique = upkeep_bytes_add(p->bytes.unique, f->steps == 1 && !f->base ? bytes : 0);
@@ -214,30 +229,30 @@ static int show_components(struct du *du, const struct upkeep_usage_step *step)
 	static const struct tool_column columns[] = {{"COMPONENT", "component", .shorten = true},
 		{"TENSORS", "tensors", .right = true}, BYTES("SIZE", "logical_bytes"), BYTES("USED", "used_bytes"),
 		COLUMNS_OF_BYTES};
-	size_t most = load_step_component_count(du->t->step) + load_step_manifest(du->t->step)->npacks, n = 0;
-	base_cleanup_free struct part *parts = calloc(most + 1, sizeof *parts);
+	size_t most = load_step_component_count(du->t->step) + load_step_manifest(du->t->step)->npacks;
+	base_cleanup(parts_release) struct parts parts = {.all = calloc(most + 1, sizeof *parts.all)};
 	uint64_t tensors, packs = 0, unique = 0;
 	struct part *records;
 	json_t *rows = json_array();
 
-	if (!parts)
+	if (!parts.all || base_table_reserve(&parts.by_name, most + 1) < 0)
 		return tool_fail(du->t, &(struct base_error){.code = -ENOMEM});
-	tensors = parts_tensors(du->t->step, parts, &n);
-	parts_packs(du, parts, &n);
-	for (size_t i = 0; i < n; i++) {
-		packs = upkeep_bytes_add(packs, parts[i].bytes.stored);
-		unique = upkeep_bytes_add(unique, parts[i].bytes.unique);
+	tensors = parts_tensors(du->t->step, &parts);
+	parts_packs(du, &parts);
+	for (size_t i = 0; i < parts.n; i++) {
+		packs = upkeep_bytes_add(packs, parts.all[i].bytes.stored);
+		unique = upkeep_bytes_add(unique, parts.all[i].bytes.unique);
 	}
-	records = part_of(parts, &n, "meta", -1); /* with the manifest, and measures */
+	records = part_of(&parts, "meta", -1); /* with the manifest, and measures */
 	records->bytes.stored += step->bytes.stored - base_min(packs, step->bytes.stored);
 	records->bytes.unique += step->bytes.unique - base_min(unique, step->bytes.unique);
-	for (size_t i = 0; i < n; i++)
-		if (parts[i].tensors < 0 && (strcmp(parts[i].name, "blobs") == 0 || &parts[i] == records)) {
-			parts[i].bytes.logical = step->bytes.logical - base_min(tensors, step->bytes.logical);
+	for (size_t i = 0; i < parts.n; i++)
+		if (parts.all[i].tensors < 0 && (strcmp(parts.all[i].name, "blobs") == 0 || &parts.all[i] == records)) {
+			parts.all[i].bytes.logical = step->bytes.logical - base_min(tensors, step->bytes.logical);
 			tensors = step->bytes.logical;
 		}
-	for (size_t i = 0; i < n; i++)
-		json_array_append_new(rows, part_row(&parts[i]));
+	for (size_t i = 0; i < parts.n; i++)
+		json_array_append_new(rows, part_row(&parts.all[i]));
 	json_object_set_new(du->all, "used_bytes", json_integer(number(step->live_bytes)));
 	return show(du, "components", rows, columns, BASE_COUNT(columns), "stored_bytes");
 }
