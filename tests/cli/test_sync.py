@@ -219,3 +219,22 @@ def test_wrong_words(pair):
         done = pair.vckpt("sync", pair.a, *words, "--to", pair.b, check=False)
         assert done.returncode in (1, 2) and text in done.stderr, done
     assert "--to STORE2 is missing" in pair.vckpt("sync", pair.a, check=False).stderr
+
+
+def test_delete_beside_another_copy(pair, build, tmp_path):
+    """What another process copies behind the back of a pass, from a step that this pass has not seen, stays."""
+    pair.put("r/1", 1)
+    pair.put("r/2", 2)
+    pair.sync()
+    pair.vckpt("rm", pair.a, "r/1", "-y", "-q")
+    preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
+    env = dict(os.environ, VCKPT_INTERPOSE=f"root={pair.b},reads=1,path=runs/r,do=stop,at=1", LD_PRELOAD=preload,
+               ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
+    p = subprocess.Popen([pair.vckpt.path, "sync", pair.a, "--to", pair.b, "--delete"], env=env, stderr=subprocess.PIPE,
+                         text=True)
+    assert os.WIFSTOPPED(os.waitpid(p.pid, os.WUNTRACED)[1])            # it has read the source's list
+    pair.put("r/3", 3)
+    pair.vckpt("copy", pair.a, "r/3", "--to", pair.b)
+    p.send_signal(signal.SIGCONT)
+    assert p.communicate(timeout=120)[1] == "" and p.returncode == 0
+    assert pair.steps(pair.b) == [2, 3]

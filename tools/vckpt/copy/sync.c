@@ -96,11 +96,19 @@ static void remove_one(struct sync *s, struct commit_list *there, const char *ru
 	copy_steps_say(&s->steps, "%s/step-%08" PRIu64 ": removed, as in %s", run, step, s->t->store->path);
 }
 
+/* Of the list there, as it was read last. The list here is read on behind it: another process may have copied a step
+ * that is newer than this pass. */
 static void remove_gone(struct sync *s, const struct run *run, struct commit_list *there)
 {
 	struct victim { uint64_t step, entry; } *victims = NULL;
+	struct base_error err = {0};
 	size_t n = 0;
 
+	if (commit_list_refresh(run->list, &err) < 0) {
+		copy_steps_failed(&s->steps, &err);
+		s->steps.stop = true;
+		return;
+	}
 	for (size_t i = 0; i < commit_list_count(there); i++) {
 		const struct commit_list_step *step = commit_list_at(there, i);
 
@@ -160,6 +168,7 @@ static void sync_run(struct sync *s, struct run *run)
 	struct commit_list *there = NULL;
 	struct base_error err = {0};
 	size_t n = commit_list_count(run->list);
+	uint64_t next = commit_list_next(run->list);
 
 	if (commit_list_open(s->steps.to, run->name, false, &there, &err) < 0) {
 		copy_steps_failed(&s->steps, &err);
@@ -189,7 +198,7 @@ static void sync_run(struct sync *s, struct run *run)
 	if (s->removes && !s->steps.stop && !tool_interrupted())
 		remove_gone(s, run, there);
 	commit_list_close(there);
-	run->seen = commit_list_next(run->list);
+	run->seen = next;
 	run->looked = true;
 }
 
@@ -209,7 +218,7 @@ static bool has_news(struct sync *s, struct run *run)
 		s->steps.worst = tool_no_run(s->t, run->name);
 		return false;
 	}
-	return r > 0 || !run->looked;
+	return r > 0 || !run->looked || run->seen < commit_list_next(run->list);
 }
 
 static void pass(struct sync *s)
