@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt copy --to-tar and --from-tar: any tar reads what is written; what is read is a stranger's."""
+import errno
 import io
+import os
 import subprocess
 import tarfile
 
@@ -136,3 +138,15 @@ def test_tars_that_are_cut_or_changed(vckpt, made, store, tmp_path, room, scale,
             assert done.stderr.startswith("vckpt copy: ") and done.returncode in (1, 3, 4), done
             assert vckpt.json("ls", store)["runs"] == [] or "run" in done.stderr
     vckpt("verify", store)
+
+
+def test_a_tar_that_does_not_last(vckpt, made, build, tmp_path, room):
+    """It is written, and the storage says at last that it is not: no file is left that looks whole."""
+    preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
+    env = dict(os.environ, VCKPT_INTERPOSE=f"root={tmp_path},calls=fsync,path=t.tar,do=fail,errno={errno.EIO},at=1",
+               LD_PRELOAD=preload,
+               ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
+    done = subprocess.run([vckpt.path, "copy", made / "store", "--to-tar", tmp_path / "t.tar"], env=env,
+                          capture_output=True, text=True)
+    assert done.returncode == 1 and "t.tar: Input/output error" in done.stderr, done
+    assert not (tmp_path / "t.tar").exists()

@@ -150,8 +150,12 @@ static int copy_out(struct copying *c)
 		return tool_failed(c->t, "%s: %s", c->to_tar, strerror(errno));
 	if (tar_write(c->room, fd, c->to_tar, &err) < 0)
 		return out_fail(c, fd, &err);
-	if (fd > STDOUT_FILENO && (fsync(fd) < 0 || close(fd) < 0))
-		return tool_failed(c->t, "%s: %s", c->to_tar, strerror(errno));
+	if (fd > STDOUT_FILENO && fsync(fd) < 0) {
+		base_error_set(&err, -errno, "%s: %s", c->to_tar, strerror(errno));
+		return out_fail(c, fd, &err);
+	}
+	if (fd > STDOUT_FILENO)
+		close(fd);
 	return 0;
 }
 
