@@ -263,3 +263,19 @@ def test_open_quotation_marks(terminal, evil):
     assert terminal.run("vckpt cat s 'run/1/model/a b\t") == ["cat", "s", "run/1/model/a b.npy"]
     assert terminal.run("vckpt cat s 'run/1/model/q\t") == ["cat", "s", "run/1/model/q'\"\\.npy"]
     assert not (evil / "hit").exists()
+
+
+def test_nothing_that_a_terminal_obeys(vckpt, tmp_path):
+    """Names of tensors with controls of any kind: bash gets them in octal digits, fish does not get them at all."""
+    from safetensors.numpy import save_file
+    names = ["plain", "csi\u009b2J", "turned\u202etxt", "esc\x1b[2J", "\u00e9"]
+    save_file({name: np.zeros(1, "f4") for name in names}, tmp_path / "m.safetensors")
+    vckpt("init", tmp_path / "s")
+    vckpt("import", tmp_path / "s", "run", tmp_path / "m.safetensors", "--step", "1", "-q")
+    word = f"{tmp_path}/s", "run/1/model/"
+    bash = vckpt("complete", "--shell", "bash", ":=", f"vckpt show {' '.join(word)}").stdout.split("\0")[:-1]
+    assert not re.search("[\0-\x1f\x7f-\x9f\u202a-\u202e]", "".join(bash))
+    quoted = subprocess.run(["bash", "-c", f"printf '%s\\0' {' '.join(bash)}"], capture_output=True, text=True).stdout
+    assert sorted(quoted.split("\0")[:-1]) == sorted(f"run/1/model/{name}" for name in names)
+    fish = vckpt("complete", "--shell", "fish", "vckpt", "show", *word).stdout.split("\n")[:-1]
+    assert sorted(fish) == ["run/1/model/plain", "run/1/model/\u00e9"]

@@ -25,11 +25,12 @@ void complete_offer(const struct complete *c, const char *text)
 {
 	const char *word = c->words[c->nwords - 1]; /* which may begin with --option= */
 	const size_t before = (size_t)(c->current - word), skip = c->skip > before ? c->skip - before : 0;
+	size_t n;
 
 	if (strncmp(text, c->current, strlen(c->current)) != 0)
 		return;
-	for (const char *at = text; c->shell == COMPLETE_FISH && *at; at++)
-		if ((unsigned char)*at < 0x20 || *at == 0x7f)
+	for (const char *at = text; c->shell == COMPLETE_FISH && *at; at += n)
+		if (base_text_unsafe(at, strnlen(at, 4), &n))
 			return;
 	if (c->skip < before)
 		printf("%.*s", (int)(before - c->skip), word + c->skip);

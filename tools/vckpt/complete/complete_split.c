@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/base/buf.h"
+#include "core/base/text.h"
 #include "tools/vckpt/complete/complete.h"
 
 struct split {
@@ -134,11 +135,12 @@ void complete_split(struct complete *c, const char *line, const char *breaks)
 
 /* ---- quoting ---- */
 
-static void put_plain(unsigned char c)
+/* unsafe: a terminal might obey it. */
+static void put_plain(unsigned char c, bool unsafe)
 {
 	const bool safe = isalnum(c) || strchr("_./-+,%^:=@", c) || c >= 0x80;
 
-	if (c < 0x20 || c == 0x7f)
+	if (unsafe)
 		printf("$'\\%03o'", c);
 	else
 		printf(safe ? "%c" : "\\%c", c);
@@ -146,14 +148,22 @@ static void put_plain(unsigned char c)
 
 void complete_quote(const char *text, char quote)
 {
-	for (; *text; text++) {
+	size_t left = 0, n; /* bytes of the character */
+	bool unsafe = false;
+
+	for (; *text; text++, left--) {
 		const unsigned char c = (unsigned char)*text;
 
+		if (!left) {
+			left = base_text_unsafe(text, strnlen(text, 4), &n);
+			unsafe = left;
+			left = unsafe ? left : n;
+		}
 		if (!quote) {
-			put_plain(c);
-		} else if (c == (unsigned char)quote || c < 0x20 || c == 0x7f || c == '!') { /* outside of it */
+			put_plain(c, unsafe);
+		} else if (c == (unsigned char)quote || unsafe || c == '!') { /* outside of it */
 			putchar(quote);
-			put_plain(c);
+			put_plain(c, unsafe);
 			putchar(quote);
 		} else {
 			printf(quote == '"' && strchr("\\$`", c) ? "\\%c" : "%c", c);
