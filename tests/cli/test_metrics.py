@@ -169,3 +169,16 @@ def test_promtool(vckpt, two_steps):
     text = vckpt("metrics", two_steps / "store").stdout
     subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=True)
     subprocess.run(["promtool", "check", "rules", ALERTS], check=True)
+
+
+def test_output_that_is_no_file(vckpt, two_steps, tmp_path):
+    """A link stays one, and what no file can take the place of is written to."""
+    (tmp_path / "link").symlink_to("true.prom")
+    (tmp_path / "true.prom").write_text("old")
+    vckpt("metrics", two_steps / "store", "-o", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and parse((tmp_path / "true.prom").read_text())
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE, text=True) as cat:
+        vckpt("metrics", two_steps / "store", "-o", tmp_path / "pipe")
+        assert parse(cat.communicate(timeout=120)[0])
+    assert (tmp_path / "pipe").is_fifo() and len(os.listdir(tmp_path)) == 3

@@ -148,6 +148,9 @@ int tool_attribute_add(const struct tool *t, const char *what, const char *text,
 int tool_walk(const char *root, int (*f)(void *arg, const FTSENT *entry), void *arg, struct base_error *err);
 /* Writes all of it; `name` of the file is for the sentence. */
 int tool_write(int fd, const char *name, const void *bytes, size_t len, struct base_error *err);
+/* The whole file, or nothing: into a file beside it that takes its name. What is no file (a terminal, a pipe) is
+ * written to as it is, and a link stays one. */
+int tool_file_put(const char *path, const char *bytes, size_t len, struct base_error *err);
 
 /* ---- interrupt.c ---- */
 /* From now on SIGINT ends the command at once; the line "interrupted: TEXT" goes to standard error first. */

@@ -3,11 +3,9 @@
  * vckpt metrics: how saving to a store goes, as Prometheus text for node_exporter's textfile collector. Cheap enough
  * for every minute: of each run it reads what is visible, the measures of the step that was saved last, and the newest
  * entries. A run that cannot be read hides no other. */
-#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "core/base/clock.h"
 #include "core/base/text.h"
@@ -253,40 +251,21 @@ static void write_all(FILE *to, const struct metrics *m)
 	}
 }
 
-/* The collector reads FILE at any time: it is there whole, or as it was before. Its name ends otherwise until then. */
-static int put_file(const struct metrics *m, const char *path, const char *text, size_t len)
-{
-	base_cleanup_free char *temporary = tool_string("%s.%d.tmp", path, (int)getpid());
-	struct base_error err = {0};
-	int fd = temporary ? open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1, code = TOOL_DONE;
-
-	if (fd < 0)
-		return tool_failed(m->t, "%s cannot be made: %s", temporary ? temporary : path, strerror(errno));
-	if (tool_write(fd, temporary, text, len, &err) < 0)
-		code = tool_fail(m->t, &err);
-	if (close(fd) < 0 && code == TOOL_DONE)
-		code = tool_failed(m->t, "%s cannot be written: %s", temporary, strerror(errno));
-	if (code == TOOL_DONE && rename(temporary, path) < 0)
-		code = tool_failed(m->t, "%s cannot be put in its place: %s", path, strerror(errno));
-	if (code != TOOL_DONE)
-		unlink(temporary);
-	return code;
-}
-
 static int print_all(const struct metrics *m, const char *output)
 {
 	char *text = NULL;
 	size_t len;
 	FILE *to = open_memstream(&text, &len);
+	struct base_error err = {0};
 	int code = TOOL_DONE;
 
 	if (to)
 		write_all(to, m);
 	if (!to || fclose(to) != 0)
 		code = tool_fail(m->t, &(struct base_error){.code = -ENOMEM});
-	else if (output)
-		code = put_file(m, output, text, len);
-	else
+	else if (output && tool_file_put(output, text, len, &err) < 0) /* the collector reads it at any time */
+		code = tool_fail(m->t, &err);
+	else if (!output)
 		fwrite(text, 1, len, stdout);
 	free(text);
 	return code;

@@ -3,10 +3,8 @@
  * vckpt report: a page that shows how saving goes and what a store holds. Of a whole store: its runs, its growth, and
  * the run with the newest commit in full. The page is made in memory (a few hundred KB at most, whatever the store has)
  * and becomes a file at once, or not. */
-#include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "core/base/array.h"
 #include "core/base/text.h"
@@ -140,33 +138,6 @@ static int make_page(struct report *rp, const char *run)
 	return r;
 }
 
-/* Into a file beside it that takes its name; what is no file (a terminal, a pipe) is written to as it is. */
-static int write_page(const char *path, const char *bytes, size_t len, struct base_error *err)
-{
-	base_cleanup_free char *true_path = realpath(path, NULL); /* a link stays one */
-	const char *name = true_path ? true_path : path;
-	base_cleanup_free char *temporary = tool_string("%s.XXXXXX", name);
-	base_cleanup_close int fd = -1;
-	struct stat st;
-	bool there = stat(name, &st) == 0, direct = there && !S_ISREG(st.st_mode);
-	mode_t mask = umask(0);
-	int r;
-
-	umask(mask);
-	if (!temporary)
-		return base_no_memory(err);
-	fd = direct ? open(name, O_WRONLY | O_CLOEXEC) : mkostemp(temporary, O_CLOEXEC);
-	if (fd < 0)
-		return base_error_set(err, -errno, "%s: %s", path, strerror(errno));
-	r = tool_write(fd, path, bytes, len, err);
-	if (r == 0 && !direct && (fchmod(fd, there ? st.st_mode & 07777 : 0666 & ~mask) < 0 || fsync(fd) < 0 ||
-			rename(temporary, name) < 0))
-		r = base_error_set(err, -errno, "%s: %s", path, strerror(errno));
-	if (r < 0 && !direct)
-		unlink(temporary);
-	return r;
-}
-
 static int report_store(struct report *rp, const char *run)
 {
 	base_cleanup_free char *bytes = NULL;
@@ -184,7 +155,7 @@ static int report_store(struct report *rp, const char *run)
 		r = fwrite(bytes, 1, len, stdout) == len && fflush(stdout) == 0 ? 0 : base_error_set(&rp->err, -errno,
 			"standard output: %s", strerror(errno));
 	else if (r == 0)
-		r = write_page(rp->html, bytes, len, &rp->err);
+		r = tool_file_put(rp->html, bytes, len, &rp->err);
 	rp->err.code = r;
 	if (r < 0)
 		return tool_fail(rp->t, &rp->err);
