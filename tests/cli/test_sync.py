@@ -186,6 +186,33 @@ def test_a_pinned_step_is_not_replaced(pair):
     assert pair.value(pair.b, "r/0") == 5 and all_said(pair.list(pair.b)) == {0: ("theirs", (), {})}
 
 
+def test_steps_that_are_thinned(pair):
+    """Here: the copy is replaced, and says what it lost. There: it is left alone."""
+    save_file({"w": np.arange(5000, dtype="f4")}, pair.folder / "model.safetensors")
+    save_file({"m": np.arange(9000, dtype="f4")}, pair.folder / "optimizer.safetensors")
+    for step in range(4):
+        pair.vckpt("import", pair.a, f"r/{step}", pair.folder / "model.safetensors", "--component", "optimizer",
+                   pair.folder / "optimizer.safetensors", "-q")
+    pair.sync()
+    thin = ["r", "--keep-last", "9", "--thin", "optimizer", "--older-than", "0s", "--yes", "-q"]
+    pair.vckpt("prune", pair.b, *thin)
+    assert len(components(pair, pair.b, 0)) == 1 and outcomes(pair.sync()) == []
+    entry = pair.vckpt.json("info", pair.b, "r/0")["entry"]
+    pair.vckpt("rm", pair.b, "r", "--yes")
+    pair.sync()
+    pair.vckpt("prune", pair.a, *thin)
+    done = outcomes(pair.sync())
+    assert (0, "copied") in done and pair.vckpt.json("info", pair.b, "r/0")["entry"] != entry
+    assert components(pair, pair.b, 0) == components(pair, pair.a, 0) == ["model"]
+    said = [pair.vckpt("cat", store, "r/0/optimizer/m.npy", check=False).stderr for store in (pair.a, pair.b)]
+    assert said[0] == said[1] and "was thinned" in said[0]
+    pair.vckpt("verify", pair.b)
+
+
+def components(pair, store, step):
+    return [c["component"] for c in pair.vckpt.json("ls", store, f"r/{step}")["components"]]
+
+
 def test_a_policy_is_for_copies_alone(pair):
     """A stranger's rule never applies to steps of one's own; a newer one there stays."""
     pair.put("r/0", 0)

@@ -5,6 +5,7 @@
  *
  *   not there                                copied
  *   there, a copy of this very manifest      nothing (no record but the lists is read)
+ *   there, thinned there                     nothing
  *   there, a copy of what was here before    replaced: the step was saved again, thinned or packed anew here
  *   there, another writer's                  compared, as vckpt copy does: an error if it differs
  *   not here, a copy of this run's           removed there, with --delete
@@ -127,10 +128,12 @@ static void remove_gone(struct sync *s, const struct run *run, struct commit_lis
 
 /* ---- a pass ---- */
 
+/* A step that was written anew there, because it was thinned there, has its time still. */
 static bool is_there(const struct sync *s, const struct run *run, const struct commit_list_step *step,
 	const struct commit_list_step *there)
 {
-	return there && copy_is_from(there->commit.attempt, s->t->store, run->name, &step->commit.manifest);
+	return there && (copy_is_from(there->commit.attempt, s->t->store, run->name, &step->commit.manifest) ||
+		(commit_attempt_rewritten(there->commit.attempt) && there->commit.time_ns == step->commit.time_ns));
 }
 
 static void sync_step(struct sync *s, const struct run *run, const struct commit_list_step *step,
