@@ -5,7 +5,6 @@
 #include <time.h>
 
 #include "core/base/clock.h"
-#include "core/base/le.h"
 #include "core/copy/copy_internal.h"
 #include "core/pack/codec.h"
 
@@ -38,28 +37,7 @@ static int fetch_pace(struct copy *c, uint64_t bytes, struct base_error *err)
 	}
 }
 
-static void fetch_checks(const struct pack_object_ref *ref, const uint8_t *from, uint64_t *checks, uint32_t *lens)
-{
-	uint64_t blocks = base_block_count(ref->raw_len);
-
-	for (uint64_t i = 0; i < blocks; i++)
-		checks[i] = base_get64(from + 8 * i);
-	for (uint64_t i = 0; ref->codec != PACK_CODEC_RAW && i < blocks; i++)
-		lens[i] = base_get32(from + 8 * blocks + 4 * i);
-}
-
-/* The stored lengths have to be those of all the stored bytes, as a writer's are. */
-static int fetch_whole(const struct pack_object_ref *ref, const uint8_t *checks, struct base_error *err)
-{
-	uint64_t from, len;
-
-	if (pack_object_stored_of(ref, 0, base_block_count(ref->raw_len), checks, &from, &len) == 0 &&
-		len == ref->stored_len)
-		return 0;
-	return base_error_set(err, -BASE_EDAMAGED, "the stored lengths of its blocks are wrong");
-}
-
-/* Pieces that lie one after another in a pack, with their checks behind the last of the extent: two reads. */
+/* Pieces that are one after another in a pack, with their checks behind the last of the extent: two reads. */
 struct run {
 	struct pack *pack;
 	const struct pack_object_ref *refs[SAVE_GIVEN_GROUP];
@@ -128,11 +106,8 @@ static int run_fetch(struct copy *c, const struct run *run, struct save_band *b)
 		const struct pack_object_ref *ref = run->refs[i];
 		struct save_piece *p = run->pieces[i];
 
-		r = fetch_whole(ref, checks + at, &b->err);
-		if (r == 0)
-			r = pack_object_take(run->pack, ref, 0, base_block_count(ref->raw_len), run_stored(run, i, b),
-				checks + at, b->raw + p->offset, &b->err);
-		fetch_checks(ref, checks + at, b->checks + p->first_block, b->lens + p->first_block);
+		r = pack_object_take_whole(run->pack, ref, run_stored(run, i, b), checks + at, b->raw + p->offset,
+			b->checks + p->first_block, b->lens + p->first_block, &b->err);
 		p->codec = ref->codec;
 		p->stored_len = ref->stored_len;
 		at += pack_object_checks_bytes(ref->codec, ref->raw_len);

@@ -137,6 +137,9 @@ int pack_object_take(struct pack *p, const struct pack_object_ref *ref, uint64_t
  * `stored` where the codec is raw; the caller hashes that. */
 int pack_object_copy(struct pack *p, const struct pack_object_ref *ref, void *stored, void *out, uint64_t *checks,
 	uint32_t *lens, struct base_error *err);
+/* The same, where the caller has read the stored bytes and, into `read`, all of pack_object_checks_of. */
+int pack_object_take_whole(struct pack *p, const struct pack_object_ref *ref, const void *stored, const void *read,
+	void *out, uint64_t *checks, uint32_t *lens, struct base_error *err);
 /* Bytes that this thread has read from packs so far: those that reads asked for, checks and footers included. */
 uint64_t pack_bytes_read(void);
 

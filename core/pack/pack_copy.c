@@ -26,6 +26,18 @@ static int stored_whole(const struct pack_object_ref *ref, const uint8_t *checks
 	return base_error_set(err, -BASE_EDAMAGED, "the stored lengths of its blocks are wrong");
 }
 
+int pack_object_take_whole(struct pack *p, const struct pack_object_ref *ref, const void *stored, const void *read,
+	void *out, uint64_t *checks, uint32_t *lens, struct base_error *err)
+{
+	int r = stored_whole(ref, read, err);
+
+	if (r == 0)
+		r = pack_object_take(p, ref, 0, base_block_count(ref->raw_len), stored, read, out, err);
+	if (r == 0)
+		checks_apart(ref, read, checks, lens);
+	return r;
+}
+
 int pack_object_copy(struct pack *p, const struct pack_object_ref *ref, void *stored, void *out, uint64_t *checks,
 	uint32_t *lens, struct base_error *err)
 {
@@ -43,14 +55,8 @@ int pack_object_copy(struct pack *p, const struct pack_object_ref *ref, void *st
 		return base_no_memory(err);
 	iov[0] = (struct iovec){read, len};
 	r = pack_readv(p, at, iov, 1, err);
-	if (r == 0)
-		r = stored_whole(ref, read, err);
 	iov[0] = (struct iovec){stored, ref->stored_len};
 	if (r == 0)
 		r = pack_readv(p, ref->offset, iov, 1, err);
-	if (r == 0)
-		r = pack_object_take(p, ref, 0, blocks, stored, read, out, err);
-	if (r == 0)
-		checks_apart(ref, read, checks, lens);
-	return r;
+	return r < 0 ? r : pack_object_take_whole(p, ref, stored, read, out, checks, lens, err);
 }

@@ -115,8 +115,8 @@ int store_part_read_row_cached(struct store_chunk_cache *cache, struct store *s,
 	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t tensor,
 	struct store_row *ret_row, struct base_error *err)
 {
-	struct store_chunk_held *h;
-	uint32_t row;
+	struct store_chunk_held *h = NULL;
+	uint32_t row = 0;
 	int r = part_row_hold(cache, s, l, part, packs, npacks, tensor, &h, &row, err);
 
 	if (r < 0)
@@ -131,8 +131,8 @@ int store_part_row_digest(struct store_chunk_cache *cache, struct store *s, cons
 	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t tensor, bool *ret_whole,
 	struct base_digest *ret_d, struct base_error *err)
 {
-	struct store_chunk_held *h;
-	uint32_t row;
+	struct store_chunk_held *h = NULL;
+	uint32_t row = 0;
 	int r = part_row_hold(cache, s, l, part, packs, npacks, tensor, &h, &row, err);
 
 	if (r < 0)

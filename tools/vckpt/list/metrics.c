@@ -20,30 +20,30 @@ enum of_run { READABLE, STEPS, NEWEST_STEP, LAST_COMMIT, DURATION, STALL, SAVED_
 	FAILED, FAILED_SINCE, LAST_FAILURE, OF_RUN };
 enum of_store { PACKS, PACK_BYTES, FREE_BYTES, SIZE_BYTES, DAMAGED, UNDER_WAY, LEFT_OVER, OF_STORE };
 
-struct metric { const char *name, *format, *help; };
+struct metric { const char *name; int decimals; const char *help; };
 static const struct metric of_run[OF_RUN] = {
-	[READABLE] = {"run_readable", "%.0f", "1 if the list of the run can be read, 0 if not."},
-	[STEPS] = {"run_steps", "%.0f", "Visible steps."},
-	[NEWEST_STEP] = {"run_newest_step", "%.0f", "Number of the step that was saved last, of the visible ones."},
-	[LAST_COMMIT] = {"run_last_commit_timestamp_seconds", "%.3f", "When it was committed, by its writer's clock."},
-	[DURATION] = {"run_last_save_seconds", "%.6f", "From its call to its commit, of the slowest rank."},
-	[STALL] = {"run_last_save_stall_seconds", "%.6f", "How long it held up the training, of the slowest rank."},
-	[SAVED_BYTES] = {"run_last_save_bytes", "%.0f", "What it holds."},
-	[WRITTEN_BYTES] = {"run_last_save_added_bytes", "%.0f", "What it stored that was not there before."},
-	[LOGICAL] = {"run_bytes", "%.0f", "What the visible steps hold, each by itself."},
-	[ADDED] = {"run_added_bytes", "%.0f", "What their saves have stored."},
-	[FAILED] = {"run_failed_saves", "%.0f", "Failed saves among the newest entries of the run's list."},
-	[FAILED_SINCE] = {"run_failed_saves_since_commit", "%.0f", "Failed saves since the newest save that did not."},
-	[LAST_FAILURE] = {"run_last_failure_timestamp_seconds", "%.3f", "When the newest failed save was given up."},
+	[READABLE] = {"run_readable", 0, "1 if the list of the run can be read, 0 if not."},
+	[STEPS] = {"run_steps", 0, "Visible steps."},
+	[NEWEST_STEP] = {"run_newest_step", 0, "Number of the step that was saved last, of the visible ones."},
+	[LAST_COMMIT] = {"run_last_commit_timestamp_seconds", 3, "When it was committed, by its writer's clock."},
+	[DURATION] = {"run_last_save_seconds", 6, "From its call to its commit, of the slowest rank."},
+	[STALL] = {"run_last_save_stall_seconds", 6, "How long it held up the training, of the slowest rank."},
+	[SAVED_BYTES] = {"run_last_save_bytes", 0, "What it holds."},
+	[WRITTEN_BYTES] = {"run_last_save_added_bytes", 0, "What it stored that was not there before."},
+	[LOGICAL] = {"run_bytes", 0, "What the visible steps hold, each by itself."},
+	[ADDED] = {"run_added_bytes", 0, "What their saves have stored."},
+	[FAILED] = {"run_failed_saves", 0, "Failed saves among the newest entries of the run's list."},
+	[FAILED_SINCE] = {"run_failed_saves_since_commit", 0, "Failed saves since the newest save that did not."},
+	[LAST_FAILURE] = {"run_last_failure_timestamp_seconds", 3, "When the newest failed save was given up."},
 };
 static const struct metric of_store[OF_STORE] = {
-	[PACKS] = {"store_packs", "%.0f", "Packs on disk, needed or not."},
-	[PACK_BYTES] = {"store_pack_bytes", "%.0f", "Their bytes."},
-	[FREE_BYTES] = {"store_free_bytes", "%.0f", "What the file system has free for users."},
-	[SIZE_BYTES] = {"store_size_bytes", "%.0f", "The size of the file system."},
-	[DAMAGED] = {"store_damaged_packs", "%.0f", "Packs in which vckpt verify found damage."},
-	[UNDER_WAY] = {"store_saves_under_way", "%.0f", "Saves under way whose writers are not known to be dead."},
-	[LEFT_OVER] = {"store_saves_left_over", "%.0f", "What dead writers left; vckpt gc deletes it."},
+	[PACKS] = {"store_packs", 0, "Packs on disk, needed or not."},
+	[PACK_BYTES] = {"store_pack_bytes", 0, "Their bytes."},
+	[FREE_BYTES] = {"store_free_bytes", 0, "What the file system has free for users."},
+	[SIZE_BYTES] = {"store_size_bytes", 0, "The size of the file system."},
+	[DAMAGED] = {"store_damaged_packs", 0, "Packs in which vckpt verify found damage."},
+	[UNDER_WAY] = {"store_saves_under_way", 0, "Saves under way whose writers are not known to be dead."},
+	[LEFT_OVER] = {"store_saves_left_over", 0, "What dead writers left; vckpt gc deletes it."},
 };
 
 /* NAN: not known. */
@@ -228,7 +228,7 @@ static void write_value(FILE *to, const struct metrics *m, const struct metric *
 		write_label(to, "run", run);
 	}
 	fputs("} ", to);
-	fprintf(to, x->format, value);
+	fprintf(to, "%.*f", x->decimals, value);
 	putc('\n', to);
 }
 
