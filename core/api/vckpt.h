@@ -337,7 +337,8 @@ struct vckpt_saver_options {
 	uint32_t threads;                /* at most 1024; 0: usable cores / ranks of the node (docs/save.md) */
 	uint32_t flags;                  /* VCKPT_SAVER_... */
 	uint64_t warn_free;              /* after a save, rank 0 logs a warning if the file system has less free than so
-	                                    many bytes; 0: than two more such saves need; VCKPT_NONE: none is logged */
+	                                    many bytes; 0: than the run's policy says (warn-free), or where it does not,
+	                                    than two more such saves need; VCKPT_NONE: none is logged */
 	const char *const *keep;         /* nkeep rules (docs/prune.md): after each commit rank 0 removes the steps that
 	                                    neither they nor the run's policy keep, in the background */
 	size_t nkeep;

@@ -14,6 +14,7 @@
 #include "core/base/le.h"
 #include "core/commit/attempt/attempt.h"
 #include "core/commit/list/list_facts.h"
+#include "core/query/value.h"
 
 struct upkeep_prune {
 	struct commit_list *l;
@@ -34,6 +35,19 @@ int upkeep_policy_add(const struct commit_list *l, struct upkeep_retain *k, stru
 	if (r < 0)
 		return base_error_prefix(err, r, "the policy of run %s", commit_list_run(l));
 	return policy && policy->nrules ? 0 : 1;
+}
+
+uint64_t upkeep_policy_warn_free(const struct commit_list *l)
+{
+	const struct proto_policy *policy = commit_list_policy(l);
+	static const char word[] = "warn-free=";
+	uint64_t most = 0, bytes;
+
+	for (size_t i = 0; policy && i < policy->nrules; i++)
+		if (strncmp(policy->rules[i], word, sizeof word - 1) == 0 &&
+			query_bytes_parse(policy->rules[i] + sizeof word - 1, &bytes))
+			most = base_max(most, bytes);
+	return most;
 }
 
 /* ---- rows ---- */

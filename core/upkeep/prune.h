@@ -10,6 +10,9 @@
 /* Adds the rules of the run's policy. 1: it has none. -BASE_EVERSION: a newer vckpt made it. */
 int upkeep_policy_add(const struct commit_list *l, struct upkeep_retain *k, struct base_error *err);
 
+/* Below how many free bytes the run's policy asks for a warning; 0: it does not ask, or not in a way that is known. */
+uint64_t upkeep_policy_warn_free(const struct commit_list *l);
+
 struct upkeep_prune;
 /* l knows all steps (commit_list_know_all); it and k are borrowed. Errors as upkeep_retain_apply. */
 int upkeep_prune_new(struct commit_list *l, const struct upkeep_retain *k, int64_t now_ns,

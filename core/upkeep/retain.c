@@ -87,7 +87,7 @@ static int parse_best(struct rule *rule, const char *value, struct base_error *e
 	const char *attribute = base_decimal(value, ':', UINT32_MAX, &rule->n), *order;
 
 	if (!attribute || !rule->n)
-		return wrong(err, rule, "keep-best=K:ATTRIBUTE, and :min or :max");
+		return wrong(err, rule, "K:ATTRIBUTE or K:ATTRIBUTE:max, K from 1 on");
 	order = strchrnul(attribute, ':');
 	rule->highest = strcmp(order, ":max") == 0;
 	if (*order && !rule->highest && strcmp(order, ":min") != 0)
@@ -158,7 +158,7 @@ int upkeep_retain_add(struct upkeep_retain *k, const char *text, struct base_err
 		k->rules[k->n++] = rule;
 		return 0;
 	}
-	rule_release(&rule); /* warn-free is for those who write */
+	rule_release(&rule); /* upkeep_policy_warn_free gives warn-free to writers */
 	return r;
 }
 

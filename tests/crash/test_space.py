@@ -103,6 +103,23 @@ def test_a_saver_warns_once(vckpt, small, warn_free, steps):  # noqa: F811
     assert found == steps, done.stderr
 
 
+@pytest.mark.parametrize("policy, warn_free, warns", [
+    ("900T", True, True), ("900T", False, False), ("900T", 1 * MIB, False), ("1M", True, False)])
+def test_the_limit_of_the_policy(vckpt, tmp_path, policy, warn_free, warns):
+    store = tmp_path / "store"
+    make(tmp_path / "a.safetensors", 1)
+    vckpt("init", store)
+    assert not warnings(vckpt("import", store, "run", tmp_path / "a.safetensors", "--step", 100).stderr)
+    vckpt("policy", store, "run", "set", "--warn-free", policy)
+    done = subprocess.run([os.sys.executable, "-c", SAVES, str(store), str(warn_free)], check=True,
+                          capture_output=True, text=True, timeout=120)
+    assert len(warnings(done.stderr)) == warns, done.stderr                         # once, of four saves
+    said = vckpt("import", store, "run", tmp_path / "a.safetensors", "--step", 101).stderr
+    assert len(warnings(said)) == (policy == "900T"), said
+    done = vckpt("prune", store, "run", check=False)
+    assert done.returncode == 2 and "no policy with a rule that keeps steps" in done.stderr
+
+
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, "1G", 1 << 63])
 def test_wrong_options(two_steps, tmp_path, wrong):
     with pytest.raises(ValueError, match="warn_free=.*: expected True, False or a number of bytes"):

@@ -63,6 +63,13 @@ static int keep_remove(struct save_saver *s, const struct upkeep_retain *k, uint
 	return r < 0 ? r : 0;
 }
 
+uint64_t saver_keep_warn_free(struct save_saver *s)
+{
+	if (s->options.warn_free)
+		return s->options.warn_free;
+	return s->past.list || keep_list(s, NULL) == 0 ? upkeep_policy_warn_free(s->past.list) : 0;
+}
+
 void saver_keep_apply(struct save_saver *s)
 {
 	struct upkeep_retain *k = upkeep_retain_new();

@@ -14,6 +14,9 @@ struct save_saver;
 /* -EINVAL, -BASE_EVERSION: a rule that cannot be. */
 int saver_keep_init(struct saver_keep *k, const char *const *rules, size_t n, struct base_error *err);
 void saver_keep_release(struct saver_keep *k);
+/* Below how many free bytes to warn: as the options say, else as the run's policy did when the bases of this save were
+ * chosen. 0: neither says. */
+uint64_t saver_keep_warn_free(struct save_saver *s);
 /* After a commit: removes the steps that neither these rules nor the run's policy keep. */
 void saver_keep_apply(struct save_saver *s);
 

@@ -305,6 +305,7 @@ static void persist_space_warn(struct save_flight *f)
 	if (s->options.world > 1 && commit_list_commit_read(s->store, s->run, f->entry, &e, NULL) == 0)
 		s->added = e.commit.new_bytes;
 	proto_entry_release(&e);
+	s->space.warn_free = saver_keep_warn_free(s);
 	save_space_warn(s->store, &s->space, s->run, s->added);
 }
 

@@ -26,7 +26,7 @@ struct save_saver_options {             /* as struct vckpt_saver_options says */
 	enum save_replicas_mode replicas;
 	unsigned threads;
 	bool low_priority, no_bases;
-	uint64_t warn_free;             /* as in core/save/write/space.h */
+	uint64_t warn_free;             /* as in core/save/write/space.h; 0: first as the policy says */
 	/* which steps stay, as in core/upkeep/retain.h; besides the run's policy */
 	const char *const *keep; size_t nkeep;
 };

@@ -15,6 +15,7 @@
 #include "core/save/write/catalog.h"
 #include "core/save/write/space.h"
 #include "core/save/write/write_internal.h"
+#include "core/upkeep/prune.h"
 
 #define WRITER_PROGRESS_NS UINT64_C(50000000)
 
@@ -494,6 +495,15 @@ static int writer_finish_alone(struct save_writer *w, struct base_error *err)
 	return r;
 }
 
+/* warn-free of the run's policy, where the options do not say. */
+static void writer_policy(struct save_writer *w, struct save_past *past)
+{
+	if (w->options.warn_free)
+		return;
+	if (past->list || commit_list_open_newest(w->store, w->options.run, &past->list, NULL) == 0)
+		w->options.warn_free = upkeep_policy_warn_free(past->list);
+}
+
 static int writer_run(struct save_writer *w, struct commit_attempt *attempt, struct base_error *err)
 {
 	struct save_past past = {0};
@@ -501,6 +511,7 @@ static int writer_run(struct save_writer *w, struct commit_attempt *attempt, str
 
 	if (r == 0 && !w->options.no_index)
 		r = save_writer_bases(w, &past, w->options.replace, err);
+	writer_policy(w, &past);
 	save_past_release(&past);
 	if (r == 0)
 		r = save_writer_append_all(w, w->options.threads, NULL, err);
@@ -555,6 +566,7 @@ int save_writer_commit(struct save_writer *w, struct save_result *ret_r, struct 
 		return r;
 	w->committed = true;
 	save_writer_progress(w, 0, true);
+	space.warn_free = w->options.warn_free;
 	save_space_warn(w->store, &space, w->options.run, w->result.piece_bytes_new + w->result.meta_bytes);
 	if (ret_r)
 		*ret_r = w->result;

@@ -31,7 +31,7 @@ struct save_options {
 	void *progress_arg;
 	/* May be NULL: asked by the committing thread when all is written; true: nothing is committed (-EINTR). */
 	bool (*cancelled)(void);
-	uint64_t warn_free;             /* as in space.h */
+	uint64_t warn_free;             /* as in space.h; 0: as the run's policy says, if it does */
 };
 
 struct save_result {

@@ -252,7 +252,7 @@ def async_save(path: Path, state: State, *, mesh: Any = None, step: int | None =
     blobs       {name: bytes}: files of the step ("config.json")
     rank, world, launch_id   where there is no torch process group (MPI, tests)
     options     of the saver, at the first save: heartbeat, start_timeout, deadline (s), ring_bytes, pin, check_replicas
-                ("sample", "full", "off"), threads, low_priority, use_bases, keep_cached,
+                ("sample", "full", "off"), threads, low_priority, use_bases, keep, keep_cached,
                 warn_free"""
     store, run, step = _place(path, step)
     found = None

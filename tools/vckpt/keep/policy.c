@@ -84,6 +84,6 @@ const struct tool_command tool_policy = {"policy", "show, set or clear a run's r
 	"applies it, and a job's rank 0 does after each step that it saved. set takes the place of all rules that\n"
 	"were set before.\n\n"
 	KEEP_HELP
-	"  --warn-free SIZE    warn when less than 10G, 500M, ... would be free\n"
+	"  --warn-free SIZE    jobs and import warn when less than 10G, 500M, ... is free after a save\n"
 	"  --json -q -v        print JSON; print nothing but errors; say more\n",
 	policy_run};

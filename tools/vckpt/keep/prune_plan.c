@@ -251,8 +251,8 @@ int prune_plan(struct prune *p)
 			code = thin_plan(p, run, &has);
 	}
 	if (code == 0 && !any && !p->thin)
-		code = tool_usage(p->t, "give rules, such as --keep-last 3: %s",
-			p->t->narguments > 1 ? "the run has no policy" : "no run has a policy");
+		code = tool_usage(p->t, "give rules, such as --keep-last 3: %s with a rule that keeps "
+			"steps", p->t->narguments > 1 ? "the run has no policy" : "no run has a policy");
 	if (code == 0 && p->thin)
 		code = thin_named(p, has);
 	if (code)
