@@ -41,6 +41,15 @@ def test_what_is_asked_for_has_to_be_printed(vckpt, arguments):
     assert (done.returncode, done.stderr) == (1, "vckpt: standard output: No space left on device\n")
 
 
+def test_output_that_is_lost_before_the_end(vckpt, filled, tmp_path):
+    """stdio forgets a write that failed once its buffer is empty."""
+    vckpt("init", tmp_path / "other")
+    for arguments in (["metrics", filled], ["copy", filled, "--to", tmp_path / "other"]):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([vckpt.path, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (1, "vckpt: standard output: some of it could not be written\n")
+
+
 @pytest.mark.parametrize("arguments", [["what\tis\xff"], ["ls", "--what\x1b\x1b"], ["ls", "/no/such/\x07store/ä"],
                                        ["import", "no", "r"]], ids=lambda a: " ".join(a)[:9])
 def test_a_line_of_an_error_is_written_at_once(vckpt, tmp_path, arguments):

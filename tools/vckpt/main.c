@@ -48,12 +48,17 @@ static int help(FILE *to, int code)
 	return code;
 }
 
-/* A command whose output cannot be written has failed. */
+/* A command whose output cannot be written has failed, also where the last of it can be and what came before could not. */
 static int output_end(int code)
 {
-	if (fflush(stdout) != EOF || code != TOOL_DONE)
+	const bool before = ferror(stdout), now = fflush(stdout) == EOF;
+
+	if (code != TOOL_DONE || (!before && !now))
 		return code;
-	perror("vckpt: standard output");
+	if (now)
+		perror("vckpt: standard output");
+	else
+		fputs("vckpt: standard output: some of it could not be written\n", stderr);
 	return TOOL_FAILED;
 }
 
