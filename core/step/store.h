@@ -23,6 +23,8 @@ enum store_open_flag { STORE_OPEN_READ_ONLY = STORAGE_READ_ONLY, /* each as in s
 	STORE_OPEN_NAMED_TEMPS = STORAGE_NAMED_TEMPS, STORE_OPEN_KEEP_CACHED = STORAGE_KEEP_CACHED };
 
 #define STORE_FILE "vckpt.store" /* what makes a directory a store */
+/* What to do where a store is too old for something. */
+#define STORE_COPY_ADVICE "make a new store with vckpt init, and bring the steps there with vckpt copy"
 #define STORE_RESERVE_BYTES (UINT64_C(1) << 20)
 /* -EINVAL: it is no path, but a URL (SCHEME://..., or SCHEME:/... where SCHEME: is no directory). store_init and
  * store_open call this. */

@@ -512,8 +512,8 @@ int upkeep_thin(struct store *s, const char *run, const struct commit_list_step 
 
 	*ret_t = (struct upkeep_thinned){0};
 	if (!s->info.list_4)
-		return base_error_set(err, -ENOTSUP, "%s was made by an older vckpt: its steps cannot be thinned",
-			s->path);
+		return base_error_set(err, -ENOTSUP, "%s was made by an older vckpt: its steps cannot be thinned; "
+			STORE_COPY_ADVICE, s->path);
 	r = thin_open(&t, step);
 	if (r == 0)
 		r = thin_attempt(&t, step, &ret_t->entry);

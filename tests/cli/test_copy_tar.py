@@ -76,7 +76,9 @@ def test_a_pipe_that_nobody_reads(vckpt, made, room):
 def test_what_is_there_is_not_written_over(vckpt, made, tmp_path, room):
     path = tmp_path / "x.tar"
     path.write_bytes(b"mine")
-    assert vckpt("copy", made / "store", "--to-tar", path, check=False).returncode == 1 and path.read_bytes() == b"mine"
+    done = vckpt("copy", made / "store", "--to-tar", path, check=False)                       # before it copies
+    assert done.returncode == 1 and not done.stdout and path.read_bytes() == b"mine"
+    assert f"{path} is there already: name a file that is not" in done.stderr
     done = vckpt("copy", made / "store", "run/7", "--to-tar", tmp_path / "y.tar", check=False)
     assert done.returncode == 1 and not (tmp_path / "y.tar").exists()
     assert vckpt("copy", made / "store", "--to-tar", "-", "--json", check=False).returncode == 2

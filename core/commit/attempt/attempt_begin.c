@@ -244,7 +244,7 @@ int commit_attempt_begin(struct commit_launch *l, const struct commit_attempt_sa
 			"so that all ranks mean the same one", l->run, l->world);
 	if (o->facts && !l->store->info.list_4)
 		return base_error_set(err, -ENOTSUP, "%s: an earlier vckpt made this store: its lists have no pins, "
-			"tags, or attributes that are set later (the word list-4)", l->store->path);
+			"tags, or attributes that are set later (the word list-4); " STORE_COPY_ADVICE, l->store->path);
 	a = commit_launch_abort_room(l) < 0 ? NULL : calloc(1, sizeof *a);
 	if (!a)
 		return base_no_memory_for(err, "run %s", l->run);

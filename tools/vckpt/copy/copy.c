@@ -127,6 +127,11 @@ static int out_fail(struct copying *c, int fd, const struct base_error *err)
 	return tool_fail(c->t, err);
 }
 
+static int out_exists(struct copying *c)
+{
+	return tool_failed(c->t, "%s is there already: name a file that is not, or remove it", c->to_tar);
+}
+
 /* The steps go into a new store, whose files are the stream. */
 static int copy_out(struct copying *c)
 {
@@ -139,6 +144,8 @@ static int copy_out(struct copying *c)
 	signal(SIGPIPE, SIG_IGN); /* it would leave the files behind */
 	c->t->quiet |= is_stream(c->to_tar);
 	c->steps.options.plain = true;
+	if (!is_stream(c->to_tar) && faccessat(AT_FDCWD, c->to_tar, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+		return out_exists(c);
 	if (tar_room(c->tmp, &c->room, &err) < 0 || store_init(c->room, 0, &err) < 0)
 		return tool_fail(c->t, &err);
 	code = copy_all(c, c->t->arguments[0], c->room);
@@ -147,8 +154,8 @@ static int copy_out(struct copying *c)
 	if (!is_stream(c->to_tar))
 		fd = open(c->to_tar, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
 	if (fd < 0)
-		return tool_failed(c->t, "%s: %s", c->to_tar, strerror(errno));
-	if (tar_write(c->room, fd, c->to_tar, &err) < 0)
+		return errno == EEXIST ? out_exists(c) : tool_failed(c->t, "%s: %s", c->to_tar, strerror(errno));
+	if (tar_write(c->room, fd, is_stream(c->to_tar) ? "standard output" : c->to_tar, &err) < 0)
 		return out_fail(c, fd, &err);
 	if (fd > STDOUT_FILENO && fsync(fd) < 0) {
 		base_error_set(&err, -errno, "%s: %s", c->to_tar, strerror(errno));
@@ -170,7 +177,7 @@ static int copy_in(struct copying *c)
 	if (tar_room(c->tmp, &c->room, &err) < 0)
 		return tool_fail(c->t, &err);
 	tool_interrupt_waits(c->t, "ended at once");
-	r = tar_read(fd, c->from_tar, c->room, tool_interrupted, &err);
+	r = tar_read(fd, is_stream(c->from_tar) ? "standard input" : c->from_tar, c->room, tool_interrupted, &err);
 	if (fd != STDIN_FILENO)
 		close(fd);
 	return r < 0 ? tool_fail(c->t, &err) : copy_all(c, c->room, to);

@@ -118,7 +118,7 @@ static void say_end(const struct prune *p)
 	if (p->dry_run)
 		puts("nothing was changed");
 	else if (!removed && !thinned)
-		puts("nothing to remove");
+		puts(json_array_size(p->failed) ? "nothing was removed" : "nothing to remove");
 	else
 		printf("%s removed, %zu thinned; vckpt gc %s gives the space back\n",
 			TOOL_COUNT(removed, "step was", "steps were"), thinned, TOOL_WORD(p->t->arguments[0]));
@@ -192,7 +192,8 @@ static int prune_run(struct tool *t, int argc, char **argv)
 	if (code == 0 && (code = parse(&p, older)) == 0)
 		code = tool_open_store(t, p.dry_run ? STORE_OPEN_READ_ONLY : 0);
 	if (code == 0 && p.thin && !t->store->info.list_4)
-		code = tool_failed(t, "%s was made by an older vckpt: its steps cannot be thinned", t->store->path);
+		code = tool_failed(t, "%s was made by an older vckpt: its steps cannot be thinned; "
+			STORE_COPY_ADVICE, t->store->path);
 	if (code == 0 && (code = prune_plan(&p)) == 0 && (code = prune_print_plan(&p)) == 0)
 		code = act(&p);
 	release(&p);
