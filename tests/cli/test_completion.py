@@ -147,6 +147,9 @@ def test_presets_of_layout_files(vckpt, offered):
     (["import", "one", "llama", "--set", ""], []),
     (["mend", "one", "--from", ""], []),
     (["layout", "--mesh", ""], []),
+    (["policy", "one", "llama", ""], ["clear", "set", "show"]),
+    (["policy", "one", "llama", "s"], ["set", "show"]),
+    (["prune", "one", "llama", "--thin", ""], ["model"]),
     (["nonsense", ""], []),
 ])
 def test_runs_and_steps(offered, words, found):

@@ -179,7 +179,7 @@ static bool offer_value(struct complete *c, const char *option)
 		return option[0] == '-';
 	if (is(value, "RUN") || is(value, "RUN/STEP") || is(value, "RUN[/STEP]"))
 		complete_target(c, strndupa(value.text, value.len));
-	else if (value.len && strcmp(option, "--component") == 0)
+	else if (is(value, "COMPONENT") || (value.len && strcmp(option, "--component") == 0))
 		complete_component(c);
 	return value.len > 0;
 }
@@ -214,6 +214,20 @@ static void find_given(struct complete *c)
 	c->given[0] = store;
 }
 
+/* "[show|set|clear]" */
+static bool is_choice(const char *text)
+{
+	return text[0] == '[' && text[1] >= 'a' && text[1] <= 'z' && strchr(text, '|') && text[strlen(text) - 1] == ']';
+}
+
+static void offer_choice(const struct complete *c, char *text)
+{
+	text[strlen(text) - 1] = 0;
+	for (char *at = text; (at = strchr(at, '|')); at++)
+		*at = ' ';
+	offer_words(c, text + 1);
+}
+
 static void offer_argument(struct complete *c)
 {
 	const char *at = c->command->help + strlen("usage: vckpt ") + strlen(c->command->name);
@@ -236,6 +250,8 @@ static void offer_argument(struct complete *c)
 		complete_target(c, text);
 	else if (strcmp(text, "MOUNTPOINT") == 0 && strcmp(c->command->name, "umount") == 0)
 		complete_mounts(c);
+	else if (is_choice(text))
+		offer_choice(c, text);
 }
 
 /* ---- the whole ---- */
