@@ -26,7 +26,7 @@ struct wait {
 	bool follow, has_after;
 	uint64_t after;
 	uint64_t from, start;           /* entries: not reported yet; that came after this command */
-	uint64_t timeout_ns;            /* 0: none */
+	uint64_t timeout_ns;            /* 0: none; 1: looks once */
 	char **command;                 /* NULL: none */
 	sigset_t stops, before;         /* signals that end the command; the mask of its children */
 	int stopped;                    /* by this signal */
@@ -69,7 +69,7 @@ static void rest(struct wait *w, int64_t ns, pid_t child)
 
 /* ---- the command ---- */
 
-/* The word with what stands for a step in it, in fresh memory; NULL: no memory. */
+/* The word with its marks ({}, {run}, ...) replaced, in fresh memory; NULL: no memory. */
 static char *substituted(const struct wait *w, const char *word, uint64_t step)
 {
 	const char *store = w->t->store->path, *run = w->target.run;
@@ -225,8 +225,9 @@ static int timed_out(const struct wait *w)
 		snprintf(step, sizeof step, "no step with the tag %s", w->target.tag);
 	else if (w->target.has_step && !w->target.latest)
 		snprintf(step, sizeof step, "no step %" PRIu64, w->target.step);
-	return tool_failed(w->t, "%s has %s after %s", w->target.run, step,
-		tool_format_duration(w->timeout_ns, text));
+	return w->timeout_ns == 1 ? tool_failed(w->t, "%s has %s", w->target.run, step)
+		: tool_failed(w->t, "%s has %s after %s", w->target.run, step,
+			tool_format_duration(w->timeout_ns, text));
 }
 
 static int watch(struct wait *w)
