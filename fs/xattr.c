@@ -2,7 +2,7 @@
  *
  * Extended attributes user.vckpt.*. Other names, which ls asks about for every file, are refused without a look at the
  * file. The listed attributes change only where something was said of a step after its save. `serving` changes, so it
- * is not listed and exists only for a request by name: a backup then sees no change where someone has read a file. */
+ * is not listed and exists only for a request by name: a backup then sees no change after a file was read. */
 #include <stdio.h>
 #include <string.h>
 

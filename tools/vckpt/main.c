@@ -48,7 +48,7 @@ static int help(FILE *to, int code)
 	return code;
 }
 
-/* A command whose output cannot be written has failed, also where the last of it can be and what came before could not. */
+/* A command whose output cannot be written has failed, also where only the last of it can be. */
 static int output_end(int code)
 {
 	const bool before = ferror(stdout), now = fflush(stdout) == EOF;

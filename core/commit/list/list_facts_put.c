@@ -194,7 +194,8 @@ static int facts_put(struct commit_list *l, const struct proto_entry *e, bool fr
 
 	if (!l->store->info.list_4)
 		return base_error_set(err, -ENOTSUP, "%s: an earlier vckpt made this store: its lists have no pins, "
-			"tags, policies or attributes that are set later (the word list-4); " STORE_COPY_ADVICE, l->store->path);
+			"tags, policies or attributes that are set later (the word list-4); "
+			STORE_COPY_ADVICE, l->store->path);
 	n = (frees ? list_put_reserved : commit_list_put)(l, e, check, arg, err);
 	if (frees)
 		store_reserve_restore(l->store);

@@ -299,7 +299,7 @@ static int metrics_run(struct tool *t, int argc, char **argv)
 
 const struct tool_command tool_metrics = {"metrics", "print how saving goes, for Prometheus",
 	"usage: vckpt metrics STORE [--output FILE] [-q] [-v]\n\n"
-	"Prints in the text format of Prometheus what it is well to watch: of each run its steps, when the last\n"
+	"Prints in the text format of Prometheus what should be watched: of each run its steps, when the last\n"
 	"one was committed, how long its save took and held up the training, its bytes, and saves that failed; of\n"
 	"the store its packs, the room that is left, damage that vckpt verify found, and saves under way. A run\n"
 	"that cannot be read has vckpt_run_readable 0, and the exit status says so, too.\n\n"
