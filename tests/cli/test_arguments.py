@@ -79,13 +79,11 @@ def test_a_command_like_no_other(vckpt, typed):
 AFTER_STORE = {
     "import": ["new/7", "w.npy"], "ls": ["run"], "info": ["run/1"], "cat": ["run/1/manifest.json"],
     "show": ["run/1/model/w"], "diff": ["run/1", "run"], "export": ["run/1", "out"], "verify": ["run"], "mend": [],
-    "rm": ["run/1"],
-    "du": ["run/1", "--packs"], "copy": ["run/1", "--to", "elsewhere"],
-    "prune": ["run", "--keep-last", "1", "-n"], "policy": ["run"], "sync": ["run", "--to", "elsewhere"],
-    "gc": [], "abort": ["run"], "index": [], "stalls": ["run/1"],
-    "mount": ["mnt", "--fake"], "log": ["run"], "metrics": ["-o", "m.prom"], "report": ["run", "--html", "-"],
-    "find": ["step >= 0"], "wait": ["run/1"],
-    "set": ["run/1", "a=b"], "tag": ["run/1", "best"], "pin": ["run/1"], "unpin": ["run/1"],
+    "rm": ["run/1"], "du": ["run/1", "--packs"], "copy": ["run/1", "--to", "elsewhere"],
+    "prune": ["run", "--keep-last", "1", "-n"], "policy": ["run"], "sync": ["run", "--to", "elsewhere"], "gc": [],
+    "abort": ["run"], "index": [], "stalls": ["run/1"], "mount": ["mnt", "--fake"], "log": ["run"],
+    "metrics": ["-o", "m.prom"], "report": ["run", "--html", "-"], "find": ["step >= 0"], "wait": ["run/1"],
+    "set": ["run/1", "a=b"], "tag": ["run/1", "best"], "pin": ["run/1"], "unpin": ["run/1"], "repack": ["run/1"],
 }
 NO_STORE = {"umount", "mesh", "layout", "reshard"}
 
