@@ -208,7 +208,8 @@ class World:
             here = self.steps(a, run)
             for n, step in sorted(here.items()):
                 there = self.steps(b, run).get(n)
-                if not there or there.origin != (run, step.version):
+                if not there or not (there.origin == (run, step.version) or            # or it was written anew there
+                                     (there.rewritten and there.time == step.time)):
                     ours = there and there.origin and there.origin[0] == run
                     code = max(code, self.copied(a, b, run, n, replace or bool(ours)))
             there = self.steps(b, run)
