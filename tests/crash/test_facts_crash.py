@@ -90,3 +90,18 @@ def test_each_call(build, vckpt, base, tmp_path, scale, rng):
         assert vckpt.json("verify", store)["faults"] == 0
         shutil.rmtree(store)
     assert {(-9, False), (-9, True)} <= outcomes, outcomes
+
+
+def test_an_unset_whose_answer_is_lost(build, vckpt, base, tmp_path):
+    """It is put, and making that durable fails once: the list says that it is done."""
+    preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
+    vckpt("set", shutil.copytree(base, tmp_path / "set"), "run/2", "loss=2")
+    for n in range(1, 4):
+        store = shutil.copytree(tmp_path / "set", tmp_path / str(n))
+        env = dict(os.environ, VCKPT_INTERPOSE=f"root={store}/runs/run,calls=fsync,do=fail,errno={errno.EIO},at={n}",
+                   LD_PRELOAD=preload,
+                   ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
+        done = subprocess.run([vckpt.path, "set", store, "run/2", "--unset", "loss"], capture_output=True, text=True,
+                              env=env)
+        assert done.returncode in (0, 1), done
+        assert said(store)[2] == ("", [], {} if done.returncode == 0 else {"loss": "2"}), done

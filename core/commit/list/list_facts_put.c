@@ -15,6 +15,7 @@ struct facts_put {
 	struct proto_step_facts row;
 	const char **tags;
 	struct proto_attribute *attributes;
+	bool passed;                    /* a check: what is to be unset was there */
 	struct base_error *err;
 };
 
@@ -114,6 +115,8 @@ static int change_one(struct facts_put *x, const struct commit_list_step *s, con
 	const struct proto_attribute *mine = key_find(x->attributes, n, set->key),
 		*theirs = key_find(s->commit.attributes, s->commit.nattributes, set->key);
 
+	if (!set->value && !mine && x->passed)
+		return 0; /* this put, or another writer, has unset it since */
 	if (!set->value && !mine)
 		return base_error_set(x->err, -ENOENT, "%s was not set later at step %llu%s", set->key,
 			(unsigned long long)s->step, theirs ? ": it is the save's own" : "");
@@ -178,6 +181,7 @@ static int change_check(void *arg, struct commit_list *l)
 	if (r == 0)
 		r = change_attributes(x, s);
 	x->e.facts = (struct proto_facts){.there = true, .steps = &x->row, .nsteps = 1};
+	x->passed |= r == 0;
 	return r == 0 && proto_facts_equal(&x->row, old ? old : &none) ? -EALREADY : r;
 }
 
