@@ -162,6 +162,9 @@ static int report_store(struct report *rp, const char *run)
 	if (!rp->t->quiet && strcmp(rp->html, "-"))
 		tool_print(stdout, "%s: %s, %s, the measures of %zu\n", rp->html, TOOL_BYTES(len),
 			TOOL_COUNT(rp->runs ? rp->ncommits : rp->run.ncommits, "step", "steps"), rp->run.nsaves);
+	if (rp->run.damaged)
+		tool_failed(rp->t, "run %s has damage, and what it hides is not on the page (vckpt verify says more)",
+			rp->run.name);
 	return rp->run.damaged ? TOOL_DAMAGE : TOOL_DONE;
 }
 
