@@ -25,9 +25,10 @@ struct commit_attempt_save {
 	struct base_digest mesh; /* of the world's mesh; zeros: none */
 	const struct check_commons *commons; /* finished; NULL: none; lives as long as the attempt */
 	/* Of a writer alone, in a store with the word list-4: what is said of the step from its commit on. NULL:
-	 * nothing; lives as long as the attempt. A step that is pinned may be replaced only if these are, too. */
+	 * nothing; lives as long as the attempt. */
 	const struct proto_step_facts *facts;
-	bool keep_facts;        /* instead: what is said of the step that is replaced, when it is */
+	/* instead: what is said of the step that is replaced, when it is; so alone a pinned one may be replaced */
+	bool keep_facts;
 	/* Of a writer alone: components that the step has lost since it was saved, sorted; as long as the attempt */
 	const char *const *thinned; uint32_t nthinned;
 	/* Of a writer alone: it announces the parts of so many ranks, one after another (0: its own); the number behind

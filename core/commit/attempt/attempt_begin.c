@@ -86,8 +86,7 @@ static int begin_check(struct commit_attempt *a, uint64_t wanted, struct base_er
 	if (now && !a->replace)
 		return base_error_set(err, -EEXIST, "%s has a step %llu already, and replace was not asked for", a->run,
 			(unsigned long long)a->step);
-	if (now && !a->keep_facts && !(a->facts && a->facts->pinned) &&
-		(r = commit_list_unpinned(a->list, now, "replaced", err)) < 0)
+	if (now && !a->keep_facts && (r = commit_list_unpinned(a->list, now, "replaced", err)) < 0)
 		return r;
 	a->replaces = now ? now->entry : PROTO_NONE;
 	a->position = commit_list_next(a->list);

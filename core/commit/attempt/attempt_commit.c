@@ -166,7 +166,7 @@ static int commit_facts(struct commit_state *c, const struct commit_list *l, con
 		c->kept.entry = PROTO_NONE;
 		c->e->commit.facts = &c->kept;
 	}
-	if (!now || (c->e->commit.facts && c->e->commit.facts->pinned))
+	if (!now || (f && f->pinned)) /* written anew, pin and all */
 		return 0;
 	return commit_list_unpinned(l, now, "replaced", c->err);
 }

@@ -567,6 +567,9 @@ def test_an_equal_step_keeps_what_was_said(api):
         l.refresh()
         assert l.steps()[4][0] == again.entry and said(l, again.entry) == ("paper", ("best",), {"loss": "1"})
         own = row(NONE, "other", ["x.1"])
+        with pytest.raises(Failed, match="r/4 is pinned"):      # pinned facts of its own are those of other bytes
+            Attempt(api, RUN, 4, replace=True, facts=c.pointer(own))
+        change(l, 4, pin=-1)
         third = Attempt(api, RUN, 4, replace=True, facts=c.pointer(own))
         third.write(b"y" * 100)
         third.commit()
