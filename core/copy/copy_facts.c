@@ -3,7 +3,7 @@
  * copy_facts: pins, tags and attributes that were set after the commit. Of a step that is written they are in its
  * commit entry. Of one that is there already they follow as a change: what is said here is said there, too. A mirror
  * also takes away tags and attributes that are not said here any more. A pin is never taken away: it is a promise of
- * whoever has the other store.
+ * the other store's owner.
  *
  * A policy says what may be removed. It comes along only to a run that has nothing but copies of this one, so that no
  * rule of a stranger ever applies to steps of one's own; and only if it is newer than the one there. */

@@ -416,9 +416,7 @@ bool save_band_is_checked(const struct save_band *b, const struct save_writer *w
 	return base_xxh64_of(w->check_seed, which, sizeof which) % SAVE_BELIEVE_CHECK == 0;
 }
 
-/* Does a base have it at its position? Then the appender will hardly need its encoded form. Where the base's record is
- * not believed the bytes that it names are compared: after that p->compared, or p->refuted, says how it went. */
-static bool band_at_position(const struct save_band *b, const struct save_writer *w, struct save_piece *p, bool trusted)
+bool save_band_at_position(const struct save_band *b, const struct save_writer *w, struct save_piece *p, bool trusted)
 {
 	for (unsigned i = 0; i < b->nrows && !p->refuted; i++) {
 		const char *pack;
@@ -428,10 +426,13 @@ static bool band_at_position(const struct save_band *b, const struct save_writer
 		if (!known || !base_digest_equal(&known->ref.digest, &p->digest) || !save_dedup_may(&w->dedup, pack) ||
 			save_base_trusts(b->rows[i], known) != trusted)
 			continue;
+		if (!b->in)
+			p->xxh = known->xxh;
 		if (trusted)
 			return true;
 		save_base_place(b->rows[i], known, pack, &place);
-		if (save_trust_compare(w->store, &place, b->raw + p->offset, b->out + p->offset))
+		if (b->in ? save_trust_compare(w->store, &place, b->raw + p->offset, b->out + p->offset)
+			: save_trust_rehash(w->store, &place, &p->xxh))
 			p->compared = known;
 		p->refuted = !p->compared;
 		return p->compared;
@@ -442,13 +443,13 @@ static bool band_at_position(const struct save_band *b, const struct save_writer
 /* Does the store have it anywhere? In this order: what costs nothing, the index, what has to be compared. */
 static bool band_is_stored(const struct save_band *b, const struct save_writer *w, struct save_piece *p)
 {
-	if (band_at_position(b, w, p, true))
+	if (save_band_at_position(b, w, p, true))
 		return true;
 	p->found = save_writer_lookup(w, &p->digest, PACK_OBJECT_PIECE, p->len, &p->place);
 	p->looked = true;
 	if (p->found && !save_dedup_may(&w->dedup, p->place.pack))
-		return band_at_position(b, w, p, false);
-	if ((p->found && p->place.own) || band_at_position(b, w, p, false))
+		return save_band_at_position(b, w, p, false);
+	if ((p->found && p->place.own) || save_band_at_position(b, w, p, false))
 		return true;
 	if (!p->found || p->refuted)
 		return false;

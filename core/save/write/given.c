@@ -43,29 +43,6 @@ int save_given_fetch(struct save_band *b, const struct save_writer *w, struct sa
 	return r;
 }
 
-/* At its position in one of the bases. Of a record that is not believed the stored bytes are hashed, once. */
-static bool given_at_position(struct save_band *b, const struct save_writer *w, struct save_piece *p, bool trusted)
-{
-	for (unsigned i = 0; i < b->nrows && !p->refuted; i++) {
-		const char *pack;
-		const struct store_piece *known = save_base_piece(b->rows[i], &p->box, p->len, &pack);
-		struct index_place place;
-
-		if (!known || !base_digest_equal(&known->ref.digest, &p->digest) || !save_dedup_may(&w->dedup, pack) ||
-			save_base_trusts(b->rows[i], known) != trusted)
-			continue;
-		if (trusted) {
-			p->xxh = known->xxh;
-			return true;
-		}
-		save_base_place(b->rows[i], known, pack, &place);
-		if (save_trust_rehash(w->store, &place, &p->xxh))
-			p->compared = known;
-		p->refuted = !p->compared;
-	}
-	return p->compared != NULL;
-}
-
 /* The index knows no XXH3-128, so what it finds is read in any case. */
 static bool given_in_index(struct save_piece *p, const struct save_writer *w)
 {
@@ -90,7 +67,7 @@ static int given_piece(struct save_band *b, const struct save_writer *w, struct 
 		return given_hash(b, w->store->info.seed, &p, 1) < 0 ? -BASE_EDAMAGED : 1;
 	}
 	p->repeats = b->given.first[i] != NULL;
-	return p->repeats || given_at_position(b, w, p, true) || given_at_position(b, w, p, false) ||
+	return p->repeats || save_band_at_position(b, w, p, true) || save_band_at_position(b, w, p, false) ||
 		(!p->refuted && given_in_index(p, w));
 }
 

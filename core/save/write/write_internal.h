@@ -83,6 +83,12 @@ uint16_t save_encode(const struct save_encoding *e, unsigned word_bytes, const s
 void save_band_encode(struct save_band *b, struct save_piece *p);
 /* The rows of its tensor in all bases that there are now. */
 void save_band_rows(struct save_band *b, struct save_writer *w);
+/* Does a base have it at its position? Then the appender will hardly need its encoded form. trusted: of bases whose
+ * record is believed; else the stored bytes that a record names are compared with the piece or, of a given piece,
+ * whose bytes are elsewhere, hashed: after that p->compared, or p->refuted, says how it went. A given piece gets its
+ * xxh. */
+bool save_band_at_position(const struct save_band *b, const struct save_writer *w, struct save_piece *p,
+	bool trusted);
 /* Hashes a piece that was believed. A mismatch: an error, in b->err. */
 int save_band_confirm(struct save_band *b, const struct save_writer *w, const struct save_piece *p);
 /* Cuts what is in b->in (which may be overwritten), digests, looks up, encodes. Fills b->err too. */
