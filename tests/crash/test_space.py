@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that fills is reported early: after a save, when two more like it would not fit, and before one that cannot."""
+"""A disk that fills is reported early: after a save, when two more would not fit, and before one that cannot."""
 import os
 import pathlib
 import subprocess
