@@ -118,7 +118,7 @@ int fs_run_tagged(struct fs_runs *runs, struct fs_run *run, const char *tag, str
 struct fs_tag { char name[PROTO_TAG_MAX + 1]; };
 int fs_run_snapshot(struct fs_run *run, uint64_t **ret_steps, size_t *ret_n, struct fs_tag **ret_tags,
 	size_t *ret_ntags);
-/* Returns f(arg, what is said of the commit now, or NULL), under the run's lock. */
+/* Returns f(arg, the facts of the commit now, or NULL), under the run's lock. */
 int fs_commit_said(struct fs_commit *commit, int (*f)(void *arg, const struct proto_step_facts *facts), void *arg);
 
 struct fs_commit *fs_runs_commit(struct fs_runs *runs, uint32_t number); /* NULL: none */

@@ -30,7 +30,7 @@ enum proto_entry_kind {
 };
 #define PROTO_ENTRY_KNOWN PROTO_ENTRY_FACTS    /* the highest kind */
 
-/* All that is said of a step after its commit: with the word "list-4". Texts may be NULL: as empty. */
+/* All facts of a step after its commit: with the word "list-4". Texts may be NULL: as empty. */
 struct proto_step_facts {
 	uint64_t entry;                 /* of its commit; PROTO_NONE in a commit */
 	bool pinned; const char *reason; int64_t pinned_ns; const char *pinned_by; /* the last three: if pinned */

@@ -550,7 +550,7 @@ const char *vckpt_step_thinned(const struct vckpt_step *step, uint32_t number);
 
 /* ---- facts of steps --------------------------------------------------------------------------------------------- */
 
-/* What is said of a step after its save: in its run's list, so that every host sees the same. All of one change is
+/* The facts of a step after its save: in its run's list, so that every host sees the same. All of one change is
  * made in one moment, on what other writers have said. */
 struct vckpt_facts_change {
 	size_t size;                     /* sizeof (struct vckpt_facts_change) */
@@ -563,7 +563,7 @@ struct vckpt_facts_change {
 	const struct vckpt_attribute *attributes; size_t nattributes;
 	const struct vckpt_commit *commit; /* that is to be the step still; NULL: whatever has its number */
 };
-/* Changes what is said of a visible step. 1: nothing would change. -ENOENT: there is no such step, or an attribute
+/* Changes the facts of a visible step. 1: nothing would change. -ENOENT: there is no such step, or an attribute
  * that is to be unset was not set later; -ESTALE: the step is not `commit` any more; -EINVAL: what cannot be a tag, a
  * key, a value or a reason, or too many; -ENOTSUP: an earlier version made the store; -VCKPT_EUNDECIDED: the store
  * failed, and the change may have been made or not. */

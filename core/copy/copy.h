@@ -40,7 +40,7 @@ struct copy;
 /* The stores and the options are borrowed until copy_close. */
 int copy_open(struct store *from, struct store *to, const struct copy_options *o, struct copy **ret_c,
 	struct base_error *err);
-/* Copies a visible step of a list of the source, with what is said of it, as step of the same number of run `as`.
+/* Copies a visible step of a list of the source, with its facts, as step of the same number of run `as`.
  * -EEXIST: that is there, with other content, and it is not to be replaced; -EPERM: it is pinned. -BASE_EDAMAGED,
  * -BASE_EFORMAT: the source's records or bytes are wrong; nothing stays of it. -BASE_EUNDECIDED: the step may become
  * visible. */

@@ -2,7 +2,7 @@
  *
  * find: the steps of a store, of any run, that an expression holds for (docs/expressions.md).
  *
- * Which steps there are, and what is said of them, is in the lists, which are read each time. What a step's tensors
+ * Which steps there are, and their facts, is in the lists, which are read each time. What a step's tensors
  * are is in its manifest and layouts, what their digests are in its parts: these are read once, and kept in the index.
  * Steps of the same layouts share one answer. Without an index that can be written all works, slower. One thread. */
 #ifndef CORE_FIND_FIND_H

@@ -12,7 +12,7 @@
  * aborted attempt deletes its own). If there are no more such manifests than lost entries of which nothing else is
  * known (after a lost end: however many), they are committed again, too. Otherwise they are reported.
  *
- * What was said of a lost commit is said of the one that takes its place.
+ * The facts of a lost commit go to the one that takes its place.
  *
  * A lost removal makes its step visible again. If the collector has deleted the manifest since, the step is removed
  * again.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * repack: a step's objects written anew by one writer (docs/gc.md, "Repacking"). The step is replaced by an equal one:
- * the same layouts, boxes, digests, blobs and view headers of all ranks, its time, and what is said of it. What was
+ * the same layouts, boxes, digests, blobs and view headers of all ranks, its time, and its facts. What was
  * stored by the ranks in packs of their own is in one pack for each component then, tensor by tensor, and nothing else
  * is in these packs. Each object is read once, compared with its digest, and appended as it is stored.
  *

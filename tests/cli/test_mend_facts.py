@@ -19,7 +19,7 @@ def run(lib, made):  # noqa: F811
 
 
 def now(l):
-    """{step: what is said of it}, and the policy, as others read it."""
+    """{step: its facts}, and the policy, as others read it."""
     with l.api.list("run", True) as whole:
         assert whole.damaged == 0
         return all_said(whole), policy(whole)

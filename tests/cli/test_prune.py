@@ -245,7 +245,7 @@ def test_thin(vckpt, store, left, facts):
     assert vckpt.json("verify", store)["faults"] == 0 and vckpt.json("verify", store, "--paranoid")["faults"] == 0
     again = vckpt.json("prune", store, "a", *THIN, "-y")
     assert not again["thinned"] and not again["removed"] and again["freed_bytes"] is None
-    # what is said of it stays, and the one that was saved last is still that
+    # its facts stay, and the one that was saved last is still that
     plan = vckpt.json("prune", store, "a", "--keep-if", "score == 7", "-n")["steps"]
     assert [s["kept_by"] for s in plan] == [[], ["tagged", "keep-if=score == 7"], [], [], ["highest", "newest", "last"]]
 

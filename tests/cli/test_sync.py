@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vckpt sync: another store follows; and what is said of steps (pins, tags, attributes, policies) in both commands."""
+"""vckpt sync: another store follows; and the facts of steps (pins, tags, attributes, policies) in both commands."""
 import os
 import shutil
 import signal
@@ -130,7 +130,7 @@ def wait_until(ready):
     raise AssertionError("it did not come")
 
 
-# ---- what is said of steps ----
+# ---- the facts of steps ----
 
 def test_what_is_said_comes_along(pair):
     for step in range(3):

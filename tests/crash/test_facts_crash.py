@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pin, a tag and an attribute that are put together: killed at each call by which that changes the store, or with a
-call that fails. What is said of the steps is as before or as asked for, the whole of it; a call that says so is right;
+call that fails. The facts of the steps are as before or as asked for, the whole of it; a call that says so is right;
 and again it does its work."""
 import errno
 import os

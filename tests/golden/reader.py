@@ -630,7 +630,7 @@ def without_lowest_bit(n):
 
 
 def state_of(s):
-    """What is said of one step."""
+    """The facts of one step."""
     need(s["pinned"] or not (s["reason"] or s["pinned_ns"] or s["pinned_by"]), "what is not pinned has a reason")
     need(len(s["reason"].encode()) <= 1024 and len(s["pinned_by"].encode()) < 256, "a pin has texts that are too long")
     need(len(s["tags"]) <= 64 and all(re.fullmatch(TAG, t) for t in s["tags"]), "a tag breaks the rules")
@@ -640,7 +640,7 @@ def state_of(s):
 
 
 class Facts:
-    """What is said of the commits of a run, and its policy."""
+    """The facts of the commits of a run, and its policy."""
 
     def __init__(self):
         self.states, self.changed, self.policy = {}, {}, None
@@ -1543,7 +1543,7 @@ class Step:
              "the manifest says that other ranks have blobs than their parts say")
 
     def sums(self):
-        """What is said of all ranks together, made anew."""
+        """The facts of all ranks together, made anew."""
         need(self.m["tensors"] == len(self.look), "the manifest says another number of tensors")
         held = sum(len(found) for p in self.parts for row in p.rows.values() for pieces in row.pieces.values()
                    for _, _, found in pieces)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of two stores: what is in each step, what is said of it, where it came from, and what each command makes of
+"""A model of two stores: what is in each step, its facts, where it came from, and what each command makes of
 that (docs/prune.md, docs/copy.md, docs/format/list.md "Facts"). It knows nothing of files but for names and bytes."""
 import copy
 import dataclasses
@@ -143,7 +143,7 @@ class World:
         steps[number] = dataclasses.replace(steps[number], version=next(COUNT), entry=None, origin=None, rewritten=True)
         return 0
 
-    # ---- what is said of steps ----
+    # ---- the facts of steps ----
 
     def tag(self, store, run, number, tags):
         steps = self.steps(store, run)
@@ -160,7 +160,7 @@ class World:
     # ---- another store ----
 
     def written(self, store, run, number, step, from_):
-        """A copy of a step, with all that is said of it."""
+        """A copy of a step, with all its facts."""
         steps = self.stores[store].setdefault(run, Run()).steps
         steps.pop(number, None)
         steps[number] = dataclasses.replace(step, version=next(COUNT), entry=None, origin=(from_, step.version),

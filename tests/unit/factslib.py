@@ -94,7 +94,7 @@ def facts_entry(api, *rows, rules=None):
 
 
 class Model:
-    """The visible steps and what is said of them."""
+    """The visible steps and their facts."""
 
     def __init__(self):
         self.live, self.said, self.policy = {}, {}, None

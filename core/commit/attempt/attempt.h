@@ -24,10 +24,10 @@ struct commit_attempt_save {
 	bool replace;           /* a visible step of that number is replaced, naming the entry seen now */
 	struct base_digest mesh; /* of the world's mesh; zeros: none */
 	const struct check_commons *commons; /* finished; NULL: none; lives as long as the attempt */
-	/* Of a writer alone, in a store with the word list-4: what is said of the step from its commit on. NULL:
+	/* Of a writer alone, in a store with the word list-4: the facts of the step from its commit on. NULL:
 	 * nothing; lives as long as the attempt. */
 	const struct proto_step_facts *facts;
-	/* instead: what is said of the step that is replaced, when it is; so alone a pinned one may be replaced */
+	/* instead: the facts of the step that is replaced, when it is; so alone a pinned one may be replaced */
 	bool keep_facts;
 	/* Of a writer alone: components that the step has lost since it was saved, sorted; as long as the attempt */
 	const char *const *thinned; uint32_t nthinned;
@@ -78,7 +78,7 @@ struct commit_attempt_rewrite {
 	const char *const *thinned; uint32_t nthinned; /* components that it lacks now; sorted */
 	bool loses;                             /* one of these just now: not of a pinned step */
 };
-/* Commits it, with all that is said of the step then. 0; -ESTALE: the step was removed or replaced since; -EPERM: it
+/* Commits it, with all facts of the step then. 0; -ESTALE: the step was removed or replaced since; -EPERM: it
  * is pinned, and would lose a component; else as commit_attempt_commit. */
 int commit_attempt_rewrite(struct commit_attempt *a, const struct commit_attempt_rewrite *w, uint64_t *ret_entry,
 	struct base_error *err);

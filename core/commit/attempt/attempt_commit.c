@@ -155,7 +155,7 @@ struct commit_state {
 	struct base_error *err;
 };
 
-/* What is said of the step from its commit on; whether it may take the place of `now`. */
+/* The facts of the step from its commit on; whether it may take the place of `now`. */
 static int commit_facts(struct commit_state *c, const struct commit_list *l, const struct commit_list_step *now)
 {
 	const struct proto_step_facts *f = c->a->keep_facts && now ? commit_list_facts(l, now->entry) : NULL;

@@ -2,7 +2,7 @@
  *
  * attempt_rewrite: a step that is there, written anew by a writer alone (vckpt prune --thin). It is an attempt like any
  * other, but this writer has the announcements of all ranks of the step, in memory, and the commit entry keeps the time
- * of the step and what is said of it. The name of the attempt shows that no job saved the step last by it. */
+ * of the step and its facts. The name of the attempt shows that no job saved the step last by it. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * list_facts: what is said of steps, as entries and snapshots say it (docs/format/list.md, "Facts"); list_facts_put.c
+ * list_facts: the facts of steps, as entries and snapshots say them (docs/format/list.md, "Facts"); list_facts_put.c
  * changes it.
  *
  * A row says the whole state of one commit, and is kept by the commit's number, whether the commit is known here or
  * not: a list that was opened for its newest steps knows rows of commits in the rest. A caller asks for a commit that
- * is visible, and all that is said of it is behind it: a list that knows the commit knows that, too.
+ * is visible, and all its facts are behind it: a list that knows the commit knows that, too.
  *
  * A tag is one step's. The step of which it is said last has it, and the one that had it loses it: `tags` has for each
  * tag whose it is. If the other may be in the rest, it loses the tag when the rest is read (list_facts_chain): a tag

@@ -7,7 +7,7 @@
 
 #include "core/commit/list/list.h"
 
-/* What is said of the visible commit `entry`; NULL: nothing. Borrowed until the list changes. Of a list that was opened
+/* The facts of the visible commit `entry`; NULL: nothing. Borrowed until the list changes. Of a list that was opened
  * for the newest steps: once the commit is known, so is this. */
 const struct proto_step_facts *commit_list_facts(const struct commit_list *l, uint64_t entry);
 /* The attributes of the step's commit with those that were set later, sorted by key. *ret_a is malloc'ed, an array

@@ -8,7 +8,7 @@
 #include "core/commit/list/list.h"
 #include "core/commit/list/list_snapshot_internal.h"
 
-/* What is said of one commit; is.entry is its number, whether it is known here or not. */
+/* The facts of one commit; is.entry is its number, whether it is known here or not. */
 struct list_fact {
 	struct proto_step_facts is;      /* is.tags: those that it has still. The array is this fact's alone */
 	uint64_t at;                     /* the last entry that changed it, or a snapshot that has it */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * list_facts_put: changes of what is said of steps, and of the policy. Each is made in the check of its put, on what
+ * list_facts_put: changes of the facts of steps, and of the policy. Each is made in the check of its put, on what
  * the list says then: so of two writers the second changes what the first has said. */
 #include "core/commit/list/list_internal.h"
 

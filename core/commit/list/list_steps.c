@@ -100,7 +100,7 @@ void list_step_set(struct commit_list *l, uint64_t n, const struct proto_commit 
 	struct commit_list_step s = {.step = c->step, .entry = n, .commit = *c};
 	struct step_at at = step_find(l, c->step);
 
-	s.commit.facts = NULL; /* what is said of it now: list_facts.c */
+	s.commit.facts = NULL; /* its facts now: list_facts.c */
 	if (at.step) {
 		l->ngone -= !*at.hold;
 		list_hold_drop(*at.hold);

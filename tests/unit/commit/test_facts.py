@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of steps after their commits, and the policy of a run (docs/format/list.md, "Facts")."""
+"""The facts of steps after their commits, and the policy of a run (docs/format/list.md, "Facts")."""
 import ctypes as c
 import errno
 import os

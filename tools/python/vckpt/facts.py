@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a step after its save: pins, tags, attributes. Every call names a step by its path, STORE/RUN/STEP,
+"""The facts of a step after its save: pins, tags, attributes. Every call names a step by its path, STORE/RUN/STEP,
 STORE/RUN/latest or STORE/RUN/TAG, or is given an open Step: then it fails if another one has its number by now. All
 give whether anything has changed, and what others have said meanwhile stays said."""
 from __future__ import annotations

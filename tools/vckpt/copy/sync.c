@@ -32,7 +32,7 @@ struct sync {
 	bool follow, removes, all;      /* all: of the store, new ones too */
 	struct run *runs; size_t nruns;
 	json_t *removed;
-	size_t facts;                   /* entries that were put for what is said of steps */
+	size_t facts;                   /* entries that were put for the facts of steps */
 	char reason[PROTO_REASON_MAX];  /* of removals */
 };
 
@@ -148,7 +148,7 @@ static void sync_step(struct sync *s, const struct run *run, const struct commit
 			copy_is_from(attempt, s->t->store, run->name, NULL));
 }
 
-/* What is said of steps may change without a new commit. What is said there is looked at in memory alone. */
+/* The facts of steps may change without a new commit. They are looked at in memory alone. */
 static void sync_facts(struct sync *s, const struct run *run, struct commit_list *there)
 {
 	struct base_error err = {0};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * vckpt set, pin, unpin, tag: what is said of steps after their saves. All steps are found before the first is changed;
+ * vckpt set, pin, unpin, tag: the facts of steps after their saves. All steps are found before the first is changed;
  * each change is one entry of its run's list, made on what others have said by then. Where another step has the number
  * meanwhile, nothing is changed. */
 #include <inttypes.h>
@@ -22,7 +22,7 @@ struct facts {
 	struct commit_facts_change c;   /* the same for all targets */
 	struct proto_attribute *set;    /* keys and values are ours */
 	size_t nset;
-	const char *same;               /* what is said of a step that is so already */
+	const char *same;               /* the message for a step that is so already */
 	struct target *targets;
 	size_t ntargets;
 	json_t *rows;
