@@ -20,7 +20,8 @@ _Static_assert(sizeof(struct vckpt_attribute) == sizeof(struct proto_attribute),
 _Static_assert((int)VCKPT_EDAMAGED == (int)BASE_EDAMAGED && (int)VCKPT_EFORMAT == (int)BASE_EFORMAT
 	&& (int)VCKPT_EVERSION == (int)BASE_EVERSION && (int)VCKPT_EFORKED == (int)BASE_EFORKED
 	&& (int)VCKPT_ENOSTORE == (int)BASE_ENOSTORE && (int)VCKPT_EABORTED == (int)BASE_EABORTED
-	&& (int)VCKPT_EUNDECIDED == (int)BASE_EUNDECIDED && (int)VCKPT_ETIMEDOUT == ETIMEDOUT, "errno(3)");
+	&& (int)VCKPT_EUNDECIDED == (int)BASE_EUNDECIDED && (int)VCKPT_ETIMEDOUT == ETIMEDOUT
+	&& (int)VCKPT_EPINNED == (int)BASE_EPINNED, "errno(3)");
 
 #define SAVER_THREADS_MAX 1024u
 

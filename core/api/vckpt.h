@@ -67,6 +67,7 @@ enum {
 	VCKPT_ENOSTORE = 124,            /* EMEDIUMTYPE: the directory is not a store */
 	VCKPT_EABORTED = 125,            /* ECANCELED: this rank or another gave up; the text says why */
 	VCKPT_EUNDECIDED = 115,          /* EINPROGRESS: the store failed this rank; others may still commit */
+	VCKPT_EPINNED = 68,              /* EADV: the step is pinned, so it is neither removed nor replaced */
 	VCKPT_ETIMEDOUT = 110,           /* a wait: not over yet, call again. A communicator: a rank did nothing */
 	VCKPT_EFORKED = 10,              /* ECHILD: this process is a child of the one that opened it */
 };

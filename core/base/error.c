@@ -122,6 +122,7 @@ const char *base_error_name(int code)
 	case BASE_EUNDECIDED: return "undecided: the step may still become visible";
 	case BASE_EFORKED: return "it belongs to the process that this one was forked from";
 	case BASE_EBUSY: return "it is in use";
+	case BASE_EPINNED: return "the step has to stay as it is";
 	case BASE_ELIMIT: return "a size maximum of the format is exceeded";
 	}
 	text = strerrordesc_np(-code);

@@ -21,6 +21,7 @@ enum {
 	BASE_EBUSY = EBUSY,               /* another writer or launch is at work */
 	BASE_EFORKED = ECHILD,            /* this process is a forked child of the one that opened the object */
 	BASE_ELIMIT = E2BIG,              /* a size maximum of the format is exceeded */
+	BASE_EPINNED = EADV,              /* the step has to stay as it is: it is pinned, say; no storage answers so */
 };
 
 struct base_error {

@@ -117,8 +117,8 @@ static int copy_look(struct copy *c, uint64_t step, const struct commit_list_ste
 	return r < 0 ? r : 0;
 }
 
-/* 1: an equal step is there, which *ret_r then describes; 0: none, or one that is to be replaced; -EEXIST, -EPERM:
- * another, or one that is pinned there, whatever its facts are here. */
+/* 1: an equal step is there, which *ret_r then describes; 0: none, or one that is to be replaced; -EEXIST: another;
+ * -BASE_EPINNED: one that is pinned there, whatever its facts are here. */
 static int copy_is_there(struct copy *c, const struct commit_list *list, const struct commit_list_step *step,
 	bool replace, struct copy_result *ret_r, struct base_error *err)
 {

@@ -41,7 +41,7 @@ struct copy;
 int copy_open(struct store *from, struct store *to, const struct copy_options *o, struct copy **ret_c,
 	struct base_error *err);
 /* Copies a visible step of a list of the source, with its facts, as step of the same number of run `as`.
- * -EEXIST: that is there, with other content, and it is not to be replaced; -EPERM: it is pinned. -BASE_EDAMAGED,
+ * -EEXIST: that is there, with other content, and it is not to be replaced; -BASE_EPINNED. -BASE_EDAMAGED,
  * -BASE_EFORMAT: the source's records or bytes are wrong; nothing stays of it. -BASE_EUNDECIDED: the step may become
  * visible. */
 int copy_step(struct copy *c, const struct commit_list *list, const struct commit_list_step *step, const char *as,

@@ -147,8 +147,8 @@ static int still_goes(void *arg, struct commit_list *l)
 	row = base_search(i, (size_t)0, p->n, (p->rows[i].step.step > x->step) - (p->rows[i].step.step < x->step));
 	if (row >= 0 && upkeep_prune_goes(&p->rows[row]))
 		return 0;
-	return base_error_set(x->err, -EPERM, "%s/%" PRIu64 " stays: another writer has changed what the rules keep",
-		commit_list_run(l), x->step);
+	return base_error_set(x->err, -BASE_EPINNED, "%s/%" PRIu64 " stays: another writer has changed what the rules "
+		"keep", commit_list_run(l), x->step);
 }
 
 int upkeep_prune_remove(struct upkeep_prune *p, uint64_t step, uint64_t entry, const char *reason,
@@ -159,7 +159,7 @@ int upkeep_prune_remove(struct upkeep_prune *p, uint64_t step, uint64_t entry, c
 
 	if (r == 0 && commit_list_next(p->l) == p->next + 1)
 		p->next++; /* its removal and nothing else */
-	return r == -EPERM ? 1 : r;
+	return r == -BASE_EPINNED ? 1 : r;
 }
 
 struct victim { uint64_t step, entry; };

@@ -18,7 +18,7 @@ struct upkeep_thinned {
  * ret_t->bytes is 0. 1: it has no such component. -EINVAL: it has no other tensors. */
 int upkeep_thin_look(struct store *s, const char *run, const struct commit_list_step *step, const char *component,
 	int (*keeps)(void *arg, const char *pack), void *arg, struct upkeep_thinned *ret_t, struct base_error *err);
-/* -ESTALE: the step was removed or replaced since `step` was seen. -EPERM: it is pinned. -ENOTSUP: the store lacks the
+/* -ESTALE: the step was removed or replaced since `step` was seen. -BASE_EPINNED. -ENOTSUP: the store lacks the
  * word list-4. 1 and -EINVAL as above. After any error the step is as it was, or (-BASE_EUNDECIDED) it may be thinned.
  * `step` is not used after the call. */
 int upkeep_thin(struct store *s, const char *run, const struct commit_list_step *step, const char *component,

@@ -2,6 +2,7 @@
 """vckpt prune and vckpt policy: what stays and why, what is asked, what is thinned, and writers beside it. The rules
 themselves: tests/property/test_retain.py."""
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -282,6 +283,29 @@ def test_a_component_that_only_steps_have_which_are_not_thinned(vckpt, store, fa
         vckpt("import", store, f"a/{step}", template / "w.npy", "--replace", "-q")
     done = vckpt.json("prune", store, "a", *THIN, "-y")
     assert not done["thinned"] and {s["plan"] for s in done["steps"]} == {"stays"}
+
+
+@pytest.mark.parametrize("command", ["prune", "thin", "sync", "rm"])
+def test_a_storage_that_does_not_permit(vckpt, build, store, left, tmp_path, command):
+    """EPERM of the storage is no pin: the command fails."""
+    words = ["prune", store, "a", "--keep-last", "2", "-y"]
+    if command == "thin":
+        words = ["prune", store, "a", *THIN, "-y"]
+    elif command == "sync":
+        shutil.move(store, tmp_path / "from")
+        vckpt("init", store)
+        vckpt("copy", tmp_path / "from", "a", "--to", store)
+        vckpt("rm", tmp_path / "from", "a/0..5")
+        words = ["sync", tmp_path / "from", "--to", store, "--delete"]
+    elif command == "rm":
+        words = ["rm", store, "a/0"]
+    preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
+    faults = f"root={store},calls=linkat,path=runs/a/,at=1,last=1000000,do=fail,errno={errno.EPERM}"
+    done = subprocess.run([vckpt.path, *map(str, words)], env=dict(os.environ, LD_PRELOAD=preload,
+                          VCKPT_INTERPOSE=faults), capture_output=True, text=True)
+    # a thinning that cannot be aborted either is undecided
+    assert done.returncode == (5 if command == "thin" else 1), done
+    assert "Operation not permitted" in done.stderr and left() == STEPS, done
 
 
 @pytest.mark.parametrize("what", ["remove", "replace"])

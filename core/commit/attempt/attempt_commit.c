@@ -234,7 +234,8 @@ static int commit_entry(struct commit_attempt *a, const struct proto_commit *wha
 	e.commit.replaces = PROTO_NONE;
 	n = commit_list_put(a->list, &e, commit_check, &c, err);
 	r = n < 0 ? (int)n : 0;
-	if (r < 0 && r != -EALREADY && r != -EEXIST && r != -EPERM && r != -BASE_EABORTED && r != -BASE_EDAMAGED)
+	if (r < 0 && r != -EALREADY && r != -EEXIST && r != -BASE_EPINNED && r != -BASE_EABORTED &&
+		r != -BASE_EDAMAGED)
 		r = commit_settle(a, r, err);
 	if (r == -BASE_EDAMAGED) /* nothing can be put, so nothing is decided by this writer */
 		return base_error_prefix(err, r, "%s: step %llu: undecided", a->run, (unsigned long long)a->step);
@@ -257,7 +258,7 @@ static int commit_put(struct commit_attempt *a, const struct proto_commit *what,
 	pthread_mutex_lock(&a->launch->lock);
 	r = commit_entry(a, what, ret_entry, err);
 	pthread_mutex_unlock(&a->launch->lock);
-	if (r == -EEXIST || r == -EPERM) { /* the step was taken or pinned meanwhile */
+	if (r == -EEXIST || r == -BASE_EPINNED) { /* the step was taken or pinned meanwhile */
 		struct base_error why = *err;
 
 		return attempt_give_up_own(a, r, why.text, ret_entry, err);

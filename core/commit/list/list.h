@@ -180,7 +180,7 @@ int commit_runs(struct store *s, char ***ret_runs, size_t *ret_n, struct base_er
 void commit_runs_free(char **runs, size_t n);
 
 /* vckpt rm: removes the step that this entry made; of many steps, by one list. reason: for people who read the list, at
- * most PROTO_REASON_MAX bytes; NULL: none. -ESTALE: it was removed or replaced since. -EPERM: it is pinned
+ * most PROTO_REASON_MAX bytes; NULL: none. -ESTALE: it was removed or replaced since. -BASE_EPINNED: it is pinned
  * (core/commit/list/list_facts.h). -BASE_EUNDECIDED: the removal could not be put, but it may have landed, or may land
  * yet. */
 int commit_list_remove(struct commit_list *l, uint64_t step, uint64_t entry, const char *reason,

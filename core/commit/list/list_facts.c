@@ -443,7 +443,8 @@ int commit_list_unpinned(const struct commit_list *l, const struct commit_list_s
 
 	if (!f || !f->pinned)
 		return 0;
-	return base_error_set(err, -EPERM, "%s/%llu is pinned%s%.300s%s, so it is not %s (vckpt unpin %s/%llu)", l->run,
+	return base_error_set(err, -BASE_EPINNED,
+		"%s/%llu is pinned%s%.300s%s, so it is not %s (vckpt unpin %s/%llu)", l->run,
 		(unsigned long long)s->step, why ? " (" : "", why ? f->reason : "", why ? ")" : "", done, l->run,
 		(unsigned long long)s->step);
 }

@@ -22,7 +22,7 @@ struct commit_list_tag { const char *tag; const struct commit_list_step *step; }
 int commit_list_tags(const struct commit_list *l, struct commit_list_tag **ret_tags, size_t *ret_n);
 /* The run's policy; NULL: it has none. Every list knows it. Borrowed until the list changes. */
 const struct proto_policy *commit_list_policy(const struct commit_list *l);
-/* May the visible step go? 0; or -EPERM: it is pinned, and the sentence says why and what to do. done: "removed". */
+/* May the visible step go? 0; or -BASE_EPINNED: it is, and the sentence says why and what to do. done: "removed". */
 int commit_list_unpinned(const struct commit_list *l, const struct commit_list_step *s, const char *done,
 	struct base_error *err);
 

@@ -176,7 +176,7 @@ def test_a_pinned_step_stays(api):
             with pytest.raises(Failed, match=r"r/7 is pinned \(sent to\?review\), so it is not removed \(vckpt unpin "
                                r"r/7\)") as e:
                 f()
-            assert e.value.code == -errno.EPERM
+            assert e.value.code == -errno.EADV
         l.refresh()
         assert l.steps().keys() == {7}
         change(l, 7, pin=-1)
@@ -289,7 +289,7 @@ def test_any_history(api, seed, tmp_path, scale):
             model.change(step, **what)
         elif roll < bias + 0.15 and step is not None:
             if model.pinned(step):
-                with fails(errno.EPERM):
+                with fails(errno.EADV):
                     api.call(api.lib.commit_list_remove, l.p, c.c_uint64(step), c.c_uint64(model.live[step]), None)
             else:
                 api.call(api.lib.commit_list_remove, l.p, c.c_uint64(step), c.c_uint64(model.live[step]), None)
@@ -549,7 +549,7 @@ def test_a_pinned_step_is_not_replaced(api):
     late.free()
     with pytest.raises(Failed, match="r/4 is pinned") as e:
         Attempt(api, RUN, 4, replace=True)
-    assert e.value.code == -errno.EPERM
+    assert e.value.code == -errno.EADV
     with api.list(RUN) as l:
         assert l.steps()[4][0] == one.entry and said(l, one.entry) == ("paper", (), {})
 

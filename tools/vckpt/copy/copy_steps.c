@@ -133,7 +133,7 @@ static void say(struct copy_steps *s, const char *run, const char *as, const str
 /* Does an error concern this step alone? */
 static bool of_one_step(int r)
 {
-	return r == -EEXIST || r == -EPERM || r == -BASE_EDAMAGED || r == -BASE_EFORMAT || r == -BASE_EVERSION ||
+	return r == -EEXIST || r == -BASE_EPINNED || r == -BASE_EDAMAGED || r == -BASE_EFORMAT || r == -BASE_EVERSION ||
 		r == -ENOENT || r == -ESTALE;
 }
 

@@ -86,7 +86,7 @@ static void remove_one(struct sync *s, struct commit_list *there, const char *ru
 	struct base_error err = {0};
 	int r = commit_list_remove(there, step, entry, s->reason, &err);
 
-	if (r == -ENOENT || r == -ESTALE || r == -EPERM) /* another process was faster; or it is pinned there */
+	if (r == -ENOENT || r == -ESTALE || r == -BASE_EPINNED) /* another process was faster; or it is pinned there */
 		return;
 	if (r < 0) {
 		copy_steps_failed(&s->steps, &err);

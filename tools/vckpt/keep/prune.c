@@ -72,11 +72,11 @@ static int one_step(struct prune *p, const struct prune_step *s)
 	int r = s->thinned ? thin_step(p, s, &bytes, &err)
 		: upkeep_prune_remove(s->run->plan, s->step, s->entry, "prune: no rule keeps it", &err);
 
-	if (r == 1 || r == -ESTALE || r == -EPERM)
+	if (r == 1 || r == -ESTALE || r == -BASE_EPINNED)
 		say_stays(p, s, err.text);
 	else if (r == 0)
 		say_done(p, s, bytes);
-	return r < 0 && r != -ESTALE && r != -EPERM ? say_failed(p, s, &err) : 0;
+	return r < 0 && r != -ESTALE && r != -BASE_EPINNED ? say_failed(p, s, &err) : 0;
 }
 
 static int all_steps(struct prune *p)
