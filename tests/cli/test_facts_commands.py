@@ -262,3 +262,34 @@ def test_a_storage_that_fails(vckpt, build, store, tmp_path):
         assert done.returncode == code and "\nvckpt tag: " in f"\n{done.stderr}" and tags == [], done
         if code == 5:
             assert "undecided" in done.stderr and f"look with vckpt ls {tmp_path}/hurt a/5" in done.stderr, done
+
+
+@pytest.mark.parametrize("command, error", [
+    (["set", "a/5", "x=1"], errno.EDQUOT), (["pin", "a/5"], errno.EACCES), (["unpin", "a/0"], errno.ENOSPC),
+    (["tag", "a/5", "t"], errno.ENOSPC), (["policy", "a", "set", "--keep-last", "2"], errno.ENOSPC),
+    (["rm", "a/5"], errno.ENOSPC), (["prune", "a", "--keep-last", "1", "-y"], errno.EDQUOT)])
+def test_a_directory_that_cannot_be_synced(vckpt, build, store, tmp_path, error, command):
+    """The entry has its name: readers see it, so the command does not call it failed."""
+    vckpt("pin", store, "a/0")
+
+    def hurt(words):
+        path = tmp_path / "hurt"
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(store, path)
+        preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
+        env = dict(os.environ, LD_PRELOAD=preload, VCKPT_INTERPOSE=f"root={path},{words}")
+        before = set(os.listdir(path / "runs/a"))
+        done = subprocess.run([vckpt.path, command[0], path, *command[1:]], env=env, capture_output=True, text=True)
+        return done, set(os.listdir(path / "runs/a")) != before
+
+    calls = tmp_path / "calls"
+    assert hurt(f"list={calls},at=0")[0].returncode == 0
+    put = next(i for i, line in enumerate(calls.read_text().splitlines(), 1) if line.startswith("linkat"))
+    fault = f"do=fail,errno={error},at={put + 1},last="
+    done, landed = hurt(f"{fault}1000000")
+    assert (done.returncode, landed, "undecided" in done.stderr) == (5, True, True), done
+    done, landed = hurt(f"{fault}{put + 1}")                # the next sync answers
+    assert (done.returncode, landed, f"vckpt {command[0]}: " in done.stderr) == (0, True, False), done
+    assert "nothing was changed" not in done.stdout
+    done, landed = hurt(f"do=fail,errno={error},at={put},last=1000000")
+    assert (done.returncode, landed) == (1, False) and "undecided" not in done.stderr, done

@@ -204,7 +204,7 @@ static int facts_put(struct commit_list *l, const struct proto_entry *e, bool fr
 	if (frees)
 		store_reserve_restore(l->store);
 	if (n >= 0 || n == -EALREADY)
-		return n >= 0 ? 0 : 1;
+		return n >= 0 || l->open ? 0 : 1; /* open: its own entry says so, and has become durable since */
 	if (!commit_list_put_open(l, (int)n))
 		return (int)n;
 	why = *err;

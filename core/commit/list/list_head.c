@@ -160,6 +160,7 @@ static void head_take(struct commit_list *l, struct commit_list *at)
 	list_accepts_move(at, l);
 	at->synced = l->synced;
 	at->open = l->open;
+	at->open_at = l->open_at;
 	at->lost = l->lost;
 	list_state_release(l);
 	*l = *at;

@@ -62,6 +62,7 @@ struct commit_list {
 	uint64_t failing_ms;             /* monotonic: since when reading only fails; 0: it does not */
 	bool warned;                     /* of that failure */
 	bool open;                       /* the entry of the last put may have landed, although the put failed */
+	uint64_t open_at;                /* its number */
 	bool unwarned;                   /* an entry was skipped, and no warning named it yet */
 	uint64_t lie;                    /* how.compare: the first snapshot that says something else; 0: none */
 	bool gap;                        /* an entry was skipped since the last snapshot: what is visible is not sure */

@@ -88,6 +88,7 @@ int list_put_number(struct commit_list *l, const struct proto_entry *entry, stru
 		return base_error_set(err, r, "%s: the entry cannot be written: %s", name, base_error_name(r));
 	r = store_record_put(l->store->storage, name, STORE_RECORD_ENTRY, l->store->info.id, body.data, body.len);
 	l->open = r < 0;
+	l->open_at = l->next;
 	if (r != STORAGE_PUT_MINE) {
 		proto_entry_release(&mine);
 		if (r == STORAGE_PUT_OTHER || store_denied(l->store, r, err))
@@ -179,19 +180,20 @@ int64_t commit_list_put(struct commit_list *l, const struct proto_entry *entry,
 	}
 }
 
-bool commit_list_put_open(const struct commit_list *l, int r)
+bool commit_list_put_open(struct commit_list *l, int r)
 {
-	return l->open && commit_error_passes(r);
+	if (l->open && !commit_error_passes(r))
+		l->open = commit_list_refresh(l, NULL) < 0 || l->next != l->open_at;
+	return l->open;
 }
 
 bool commit_list_put_known(struct commit_list *l)
 {
 	struct storage_stat stat;
-	uint64_t n = l->next;
 
 	if (commit_list_refresh(l, NULL) < 0 || l->damaged || commit_list_sync(l, NULL) < 0)
 		return false;
-	l->open = l->next == n && (l->store->storage->ops->stat(l->store->storage, &stat) < 0 || !stat.local);
+	l->open = l->next == l->open_at && (l->store->storage->ops->stat(l->store->storage, &stat) < 0 || !stat.local);
 	return !l->open;
 }
 
@@ -199,11 +201,15 @@ int64_t list_put_reserved(struct commit_list *l, const struct proto_entry *entry
 	int (*check)(void *arg, struct commit_list *l), void *arg, struct base_error *err)
 {
 	int64_t n = commit_list_put(l, entry, check, arg, err);
+	bool open;
 
 	if (n != -ENOSPC && n != -EDQUOT)
 		return n;
 	store_reserve_release(l->store);
-	return commit_list_put(l, entry, check, arg, err);
+	open = commit_list_put_open(l, (int)n);
+	n = commit_list_put(l, entry, check, arg, err);
+	l->open |= open && n < 0; /* what landed stopped the second: its check, or that it cannot be made durable */
+	return n;
 }
 
 /* ---- aborts ---- */
@@ -260,6 +266,13 @@ int64_t commit_list_accept(struct commit_list *l, const uint64_t *numbers, size_
 	struct accept_check check = {numbers, n, 0};
 	int64_t r = commit_list_put(l, &e, accept_allowed, &check, err);
 
+	if (r < 0 && commit_list_put_open(l, (int)r)) {
+		if (commit_list_put_known(l))
+			return list_accepted(l, numbers[0]) ? (int64_t)l->open_at : r;
+		base_error_prefix(err, (int)r, "run %s: undecided whether they are accepted (see vckpt verify)",
+			l->run);
+		return err ? err->code = -BASE_EUNDECIDED : -BASE_EUNDECIDED;
+	}
 	if (r == -EINVAL || r == -EALREADY)
 		return base_error_set(err, (int)r, "run %s: entry %llu %s", l->run, (unsigned long long)check.wrong,
 			r == -EINVAL ? "is not damaged" : "is accepted as damaged already");

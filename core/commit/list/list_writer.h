@@ -39,8 +39,9 @@ bool commit_list_launch_used(const struct commit_list *l, const char *launch);
 /* Was it a launch that aborted an attempt, as `entry` of commit_list_attempt says? */
 bool commit_list_launch_decided(const struct commit_list *l, uint64_t entry);
 
-/* A put failed with r: may the entry have landed all the same? */
-bool commit_list_put_open(const struct commit_list *l, int r);
+/* A put failed with r: may the entry have landed all the same? Where r itself does not leave that open (-ENOSPC, say),
+ * it may come from the sync after the entry got its name, so the list is read on. */
+bool commit_list_put_open(struct commit_list *l, int r);
 /* After such a put: reads the list again. true: it shows now what became of the entry. false: the storage still fails,
  * or is shared with other hosts, where what was sent may land yet. */
 bool commit_list_put_known(struct commit_list *l);
