@@ -135,8 +135,9 @@ static int layouts_open(struct thin *t)
 	if (r < 0 || !t->component || !t->dropped)
 		return r < 0 || !t->component ? r : 1;
 	t->dropped = 0; /* bytes from now on */
-	return left ? 0 : base_error_set(t->err, -EINVAL, "%s/%" PRIu64 " has no tensors but those of '%s': remove the "
-		"step instead", t->run, t->m.step, t->component);
+	t->only = !left;
+	return left ? 0 : base_error_set(t->err, -EINVAL, "%s/%" PRIu64 " has no tensors but those of '%s', so it "
+		"stays as it is (vckpt rm removes it)", t->run, t->m.step, t->component);
 }
 
 /* ---- parts ---- */
@@ -498,7 +499,7 @@ int upkeep_thin_look(struct store *s, const char *run, const struct commit_list_
 
 	if (r == 0 && keeps && (r = thin_ranks(&t)) == 0)
 		r = say_kept(&t, keeps, arg);
-	*ret_t = (struct upkeep_thinned){0, t.dropped, thinned_before(&t)};
+	*ret_t = (struct upkeep_thinned){0, t.dropped, thinned_before(&t), t.only};
 	return r;
 }
 

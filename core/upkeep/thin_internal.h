@@ -35,6 +35,7 @@ struct thin {
 	struct thin_layout *layouts;
 	struct thin_rank *ranks;
 	uint64_t bytes, dropped;        /* raw; that stay, that go */
+	bool only;                      /* it has no other component */
 	struct commit_attempt *attempt;
 	struct pack_writer *meta;
 	char meta_name[PACK_NAME_MAX];

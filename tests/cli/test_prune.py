@@ -124,8 +124,7 @@ def test_each_run_by_itself(vckpt, store, left):
     (["a", "--thin", "optimizer"], 2, "go together"), (["a", "--older-than", "7d"], 2, "go together"),
     (["a", "--thin", "optimizer", "--older-than", "7"], 2, "give a duration"),
     (["a", "--thin", "a/b", "--older-than", "7d"], 2, "not the name of a component"),
-    (["a", "--thin", "optimiser", "--older-than", "0s", "-y"], 1, "no step has a component of that name"),
-    (["b", "--thin", "model", "--older-than", "0s", "-y"], 1, "remove the step instead")])
+    (["a", "--thin", "optimiser", "--older-than", "0s", "-y"], 1, "no step has a component of that name")])
 def test_refused(vckpt, store, left, words, code, said):
     done = vckpt("prune", store, *words, check=False)
     assert (done.returncode, said in done.stderr) == (code, True), done
@@ -283,6 +282,21 @@ def test_a_component_that_only_steps_have_which_are_not_thinned(vckpt, store, fa
         vckpt("import", store, f"a/{step}", template / "w.npy", "--replace", "-q")
     done = vckpt.json("prune", store, "a", *THIN, "-y")
     assert not done["thinned"] and {s["plan"] for s in done["steps"]} == {"stays"}
+
+
+def test_a_step_of_that_component_alone_is_left(vckpt, store, left, template):
+    """And the others are thinned."""
+    thin = ["--thin", "model", "--older-than", "0s"]
+    vckpt("import", store, "a/10", template / "w.npy", "--replace", "-q")
+    vckpt("import", store, "a/20", template / "source", "--replace", "-q")
+    why = "a/10 has no tensors but those of 'model', so it stays as it is (vckpt rm removes it)"
+    said = vckpt("prune", store, "a", *thin, "-n")
+    assert why in said.stdout.splitlines() and "3 lose model" in said.stdout, said
+    done = vckpt.json("prune", store, "a", *thin, "-y")
+    assert [s["step"] for s in done["thinned"]] == [0, 5, 12] and left() == STEPS
+    assert [(s["step"], s["why"]) for s in done["kept"]] == [(10, why)] and not done["failed"]
+    assert {s["step"]: s["plan"] for s in done["steps"]}[10] == "stays"
+    assert vckpt("prune", store, "b", *thin, "-y").returncode == 0
 
 
 @pytest.mark.parametrize("command", ["prune", "thin", "sync", "rm"])

@@ -38,6 +38,16 @@ static int compare_names(const void *a, const void *b)
 	return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+/* It would have nothing left: it stays as it is, and the others are thinned. */
+static int thin_left(struct prune *p, const struct commit_list_step *step, const char *run, const char *why)
+{
+	json_t *o = json_pack("{s:s, s:I, s:I, s:I, s:o}", "run", run, "step", (json_int_t)step->step, "entry",
+		(json_int_t)step->entry, "bytes", (json_int_t)step->commit.bytes, "why",
+		tool_json_text(why, strlen(why)));
+
+	return json_array_append_new(p->kept, o) < 0 ? tool_failed(p->t, "out of memory") : 0;
+}
+
 /* *ret_has: a step has the component, or has lost it before. */
 static int thin_look(struct prune *p, const struct prune_run *run, const struct commit_list_step *step, bool *ret_has)
 {
@@ -46,11 +56,12 @@ static int thin_look(struct prune *p, const struct prune_run *run, const struct 
 	struct base_error err = {0};
 	int r = upkeep_thin_look(p->t->store, run->name, step, p->thin, keep_pack, &s, &t, &err), code;
 
-	*ret_has |= r == 0 || t.before;
+	*ret_has |= r == 0 || t.before || t.only;
 	s.bytes = t.bytes;
 	if (s.npacks)
 		qsort(s.packs, s.npacks, sizeof *s.packs, compare_names);
-	code = r < 0 ? tool_fail(p->t, &err) : r == 0 ? step_add(p, &s) : 0;
+	code = r < 0 && t.only ? thin_left(p, step, run->name, err.text)
+		: r < 0 ? tool_fail(p->t, &err) : r == 0 ? step_add(p, &s) : 0;
 	if (r != 0 || code)
 		prune_step_release(&s);
 	return code;

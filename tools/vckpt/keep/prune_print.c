@@ -91,6 +91,16 @@ static void say_run(const json_t *run)
 	putchar('\n');
 }
 
+/* Steps that were to be thinned and have nothing else. */
+static void say_left(const struct prune *p)
+{
+	size_t i;
+	json_t *row;
+
+	json_array_foreach(p->kept, i, row)
+		tool_print(stdout, "%s\n", json_string_value(json_object_get(row, "why")));
+}
+
 static void say_sum(const struct prune *p)
 {
 	size_t steps = 0, n;
@@ -135,6 +145,7 @@ int prune_print_plan(struct prune *p)
 		r = tool_table_print(table, stdout, false, tool_terminal_width(STDOUT_FILENO));
 		for (size_t i = 0; i < p->nruns; i++)
 			say_run(json_array_get(p->runs_json, i));
+		say_left(p);
 		say_sum(p);
 		fflush(stdout);
 	}
