@@ -342,6 +342,20 @@ static void apply_always(struct upkeep_retain_row *rows, size_t n)
 		rows[last].always |= UPKEEP_RETAIN_LAST;
 }
 
+uint64_t upkeep_retain_missing(const struct upkeep_retain *k, const struct upkeep_retain_row *rows, size_t n)
+{
+	uint64_t missing = PROTO_NONE;
+
+	for (unsigned i = 0; i < k->n; i++)
+		for (size_t s = 0; s < k->rules[i].nsteps; s++) {
+			const uint64_t step = k->rules[i].steps[s];
+
+			if (base_search(j, (size_t)0, n, (rows[j].step.step > step) - (rows[j].step.step < step)) < 0)
+				missing = base_min(missing, step);
+		}
+	return missing;
+}
+
 int upkeep_retain_apply(const struct upkeep_retain *k, struct upkeep_retain_row *rows, size_t n,
 	struct base_error *err)
 {

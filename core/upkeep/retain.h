@@ -38,5 +38,8 @@ struct upkeep_retain_row {
  * step has a value that is no number. -ENOMEM. Without rules every row has `always` only. */
 int upkeep_retain_apply(const struct upkeep_retain *k, struct upkeep_retain_row *rows, size_t n,
 	struct base_error *err);
+/* The lowest step that a rule keep-step names and that is not among those rows (by ascending step); PROTO_NONE: they
+ * all are. */
+uint64_t upkeep_retain_missing(const struct upkeep_retain *k, const struct upkeep_retain_row *rows, size_t n);
 
 #endif

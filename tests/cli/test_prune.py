@@ -124,7 +124,10 @@ def test_each_run_by_itself(vckpt, store, left):
     (["a", "--thin", "optimizer"], 2, "go together"), (["a", "--older-than", "7d"], 2, "go together"),
     (["a", "--thin", "optimizer", "--older-than", "7"], 2, "give a duration"),
     (["a", "--thin", "a/b", "--older-than", "7d"], 2, "not the name of a component"),
-    (["a", "--thin", "optimiser", "--older-than", "0s", "-y"], 1, "no step has a component of that name")])
+    (["a", "--thin", "optimiser", "--older-than", "0s", "-y"], 1, "no step has a component of that name"),
+    (["a", "--keep-step", "7777", "-y"], 1, "a has no step 7777: nothing is removed"),
+    (["a", "--keep-last", "1", "--keep-step", "5,7777,8888", "-y"], 1, "a has no step 7777: nothing is removed"),
+    (["--keep-step", "5", "-y"], 1, "b has no step 5: nothing is removed")])
 def test_refused(vckpt, store, left, words, code, said):
     done = vckpt("prune", store, *words, check=False)
     assert (done.returncode, said in done.stderr) == (code, True), done
@@ -380,6 +383,13 @@ def test_policy(vckpt, store, left):
 def test_policy_refused(vckpt, store, words, said):
     done = vckpt("policy", store, *words, check=False)
     assert done.returncode in (1, 2) and said in done.stderr, done.stderr
+
+
+def test_a_policy_keeps_a_step_that_is_gone(vckpt, store, left):
+    """It may have been removed by hand: the rule keeps nothing then."""
+    vckpt("policy", store, "a", "set", "--keep-step", "5,12", "--keep-step", "0")
+    vckpt("rm", store, "a/5", "a/0")
+    assert vckpt("prune", store, "a", "-y").returncode == 0 and left() == [12, 20]
 
 
 def test_a_policy_of_a_newer_vckpt(vckpt, lib, store, left):

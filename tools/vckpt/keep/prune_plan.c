@@ -141,16 +141,29 @@ static int run_rules(struct prune *p, struct prune_run *run, struct base_error *
 	return r < 0 ? r : 0;
 }
 
+/* As a name that no step has: a mistyped number must not remove everything. A policy may go on naming a step that was
+ * removed by hand. */
+static int steps_named(const struct prune *p, const struct prune_run *run)
+{
+	size_t n;
+	const struct upkeep_retain_row *rows = upkeep_prune_rows(run->plan, &n);
+	const uint64_t missing = n && !run->policy ? upkeep_retain_missing(run->rules, rows, n) : PROTO_NONE;
+
+	return missing == PROTO_NONE ? 0 : tool_failed(p->t, "--keep-step: %s has no step %" PRIu64 ": nothing is "
+		"removed (vckpt ls %s %s shows them)", run->name, missing, TOOL_WORD(p->t->arguments[0]), run->name);
+}
+
 static int run_plan(struct prune *p, struct prune_run *run)
 {
 	struct base_error err = {0};
-	int r = commit_list_open(p->t->store, run->name, false, &run->list, &err);
+	int code, r = commit_list_open(p->t->store, run->name, false, &run->list, &err);
 
 	if (r == 0)
 		r = run_rules(p, run, &err);
 	if (r == 0)
 		r = upkeep_prune_new(run->list, run->rules, p->now_ns, &run->plan, &err);
-	return r < 0 ? tool_fail(p->t, &err) : remove_plan(p, run);
+	code = r < 0 ? tool_fail(p->t, &err) : steps_named(p, run);
+	return code ? code : remove_plan(p, run);
 }
 
 static int runs_find(struct prune *p)
