@@ -27,6 +27,7 @@ static const char *const words[] = {[KEEP_LAST] = "keep-last", [KEEP_EVERY] = "k
 	[KEEP_BEST] = "keep-best", [KEEP_STEP] = "keep-step", [KEEP_IF] = "keep-if", [WARN_FREE] = "warn-free"};
 
 static const struct query_name names[] = {QUERY_STEP_NAMES};
+static const char *const of_tensors[] = {"tensor", "component", "dtype", "shape", "digest"}; /* of vckpt find */
 
 const char *const upkeep_retain_always[UPKEEP_RETAIN_ALWAYS] = {"highest", "newest", "last", "pinned", "tagged"};
 
@@ -237,7 +238,12 @@ static int apply_periods(const struct rule *rule, uint64_t bit, struct upkeep_re
 
 static int no_attribute(struct base_error *err, const struct rule *rule, const char *attribute)
 {
-	return base_error_set(err, -EINVAL, "%.300s: no step has attribute '%s'", rule->text, attribute);
+	const char *more = "";
+
+	for (size_t i = 0; rule->kind == KEEP_IF && i < BASE_COUNT(of_tensors); i++)
+		if (strcmp(attribute, of_tensors[i]) == 0)
+			more = ", and only vckpt find asks for tensors";
+	return base_error_set(err, -EINVAL, "%.300s: no step has attribute '%s'%s", rule->text, attribute, more);
 }
 
 static int apply_best(const struct rule *rule, uint64_t bit, struct upkeep_retain_row *rows, size_t n,

@@ -125,6 +125,7 @@ def test_each_run_by_itself(vckpt, store, left):
     (["a", "--thin", "optimizer", "--older-than", "7"], 2, "give a duration"),
     (["a", "--thin", "a/b", "--older-than", "7d"], 2, "not the name of a component"),
     (["a", "--thin", "optimiser", "--older-than", "0s", "-y"], 1, "no step has a component of that name"),
+    (["a", "--keep-if", "tensor ~ x", "-y"], 1, "no step has attribute 'tensor', and only vckpt find asks for tensors"),
     (["a", "--keep-step", "7777", "-y"], 1, "a has no step 7777: nothing is removed"),
     (["a", "--keep-last", "1", "--keep-step", "5,7777,8888", "-y"], 1, "a has no step 7777: nothing is removed"),
     (["--keep-step", "5", "-y"], 1, "b has no step 5: nothing is removed")])
