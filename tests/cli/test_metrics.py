@@ -113,6 +113,11 @@ def test_damage(vckpt, two_steps, tmp_path):
     assert parse(vckpt("metrics", store, check=False).stdout)["vckpt_store_damaged_packs", None] == 1
 
 
+def test_no_json(vckpt, two_steps):
+    done = vckpt("metrics", two_steps, "--json", check=False)
+    assert (done.returncode, done.stdout) == (2, "") and "Prometheus and has no --json" in done.stderr, done
+
+
 def test_output_is_put_in_one_moment(vckpt, two_steps, tmp_path):
     out = tmp_path / "vckpt.prom"
     out.write_text("old")

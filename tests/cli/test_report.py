@@ -336,7 +336,7 @@ def test_the_file(vckpt, store, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["link", "page.html", "store"]
 
 
-@pytest.mark.parametrize("args", [(), ("--html", ""), ("r/1", "--html", "-"),
+@pytest.mark.parametrize("args", [(), ("--html", ""), ("--html", "-", "--json"), ("r/1", "--html", "-"),
                                   ("--html", "-", "-n", "0"), ("--html", "-", "-n", "x"), ("a", "b", "--html", "-")])
 def test_usage(vckpt, store, args):
     done = vckpt("report", store, *args, check=False)

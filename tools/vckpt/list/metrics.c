@@ -281,6 +281,8 @@ static int metrics_run(struct tool *t, int argc, char **argv)
 	char **names;
 	size_t n;
 
+	if (code == 0 && t->json)
+		code = tool_usage(t, "the command prints the text format of Prometheus and has no --json");
 	if (code || (code = tool_open_store(t, STORE_OPEN_READ_ONLY)))
 		return code;
 	if (commit_runs(t->store, &names, &n, &err) < 0)

@@ -176,6 +176,8 @@ static int report_run(struct tool *t, int argc, char **argv)
 	int code = tool_parse(t, argc, argv, (const struct tool_option[]){{"html", .text = &rp.html},
 		{"steps", 'n', .text = &steps}, {0}});
 
+	if (code == 0 && t->json)
+		code = tool_usage(t, "the command writes an HTML page and has no --json");
 	if (code || (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &target))))
 		return code;
 	if (target.has_step || target.rest)
