@@ -47,13 +47,6 @@ def store(template, tmp_path):
     return tmp_path / "store"
 
 
-@pytest.fixture
-def left(vckpt, store):
-    def left(run="a"):
-        return [s["step"] for s in vckpt.json("ls", store, run)["steps"]]
-    return left
-
-
 @contextlib.contextmanager
 def listed(lib, store):
     with contextlib.closing(Api(lib, store, init=False)) as api, api.list("a") as l:

@@ -32,13 +32,6 @@ def store(template, tmp_path):
     return tmp_path / "store"
 
 
-@pytest.fixture
-def left(vckpt, store):
-    def left(run="a"):
-        return [s["step"] for s in vckpt.json("ls", store, run)["steps"]]
-    return left
-
-
 def on_terminal(vckpt, answer, *words):
     """The command with a terminal as standard input and error, on which `answer` is typed: exit code, what it wrote."""
     ours, theirs = open_terminal()

@@ -34,18 +34,6 @@ class Counter:
         self.count, self.seen, self.loaded = state["count"], state["seen"], self.loaded + 1
 
 
-@pytest.fixture
-def save(run, threads):
-    """save(step, world, state, ...): state(rank) of every rank, which is a thread."""
-    def one(step, world, state, **more):
-        vckpt.close()
-        call = {rank: lambda rank: vckpt.save(run, state(rank), step=step, rank=rank, world=world,
-                                              launch_id=f"save {step}", **more) for rank in range(world)}
-        assert threads(call) == {rank: step for rank in range(world)}
-        vckpt.close()
-    return one
-
-
 def test_all_kinds_of_values(run):
     w = np.arange(24.0).reshape(4, 6)
     saved = {"model": {"w": w, "deep": [{"b": np.arange(3, dtype="u1")}, np.array(7, "i8")]}, "count": Counter(5),

@@ -17,18 +17,6 @@ def run(tmp_path):
     vckpt.close()
 
 
-@pytest.fixture
-def save(run, threads):
-    """save(step, world, state): state(rank) of every rank, which is a thread."""
-    def one(step, world, state, **more):
-        vckpt.close()
-        call = {rank: lambda rank: vckpt.save(run, state(rank), step=step, rank=rank, world=world,
-                                              launch_id=f"save {step}", **more) for rank in range(world)}
-        assert threads(call) == {rank: step for rank in range(world)}
-        vckpt.close()
-    return one
-
-
 def rows(rank, w):
     return vckpt.Shard(w[200 * rank:200 * rank + 200].copy(), shape=w.shape, mesh="dp=3", placements="S(0)")
 
