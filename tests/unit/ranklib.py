@@ -231,6 +231,23 @@ class Meddler:
         told = self.answer.get(name, lambda args: None)(args)
         return told if told is not None else inner(*args)
 
+    def fail_puts(self, lands):
+        """Each put fails; `lands`: what it puts is there all the same."""
+        def put(args):
+            if lands:
+                data = c.string_at(args[2], args[3])
+                assert self.old.contents.put(args[0], c.string_at(args[1]), data, len(data)) == 0
+            return -errno.EIO
+        self.answer["put"] = put
+
+    def share(self, shared=True):
+        """What the storage says of its file system: that other hosts have it, too."""
+        def stat(args):
+            assert self.old.contents.stat(*args) == 0
+            args[1].contents.local = not shared
+            return 0
+        self.answer["stat"] = stat
+
     def end(self):
         self.head.ops = self.old
 

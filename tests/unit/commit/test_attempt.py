@@ -324,14 +324,9 @@ def test_a_removal_that_the_storage_leaves_open(api, lands):
     undecided."""
     save(api, "r", step=1)
     m = Meddler(api)
-
-    def put(args):
-        if lands:
-            assert m.old.contents.put(args[0], ctypes.string_at(args[1]), ctypes.string_at(args[2], args[3]),
-                                      args[3]) == 0
-        return -errno.EIO
     m.answer = dict.fromkeys(["size", "file_open", "read_whole"], lambda args: -errno.EIO if m.count.get("put")
-                             else None) | {"put": put}
+                             else None)
+    m.fail_puts(lands)
     with pytest.raises(Failed) as e:
         api.remove_step("r", 1)
     assert e.value.code == -errno.EINPROGRESS and "step 1" in e.value.text
@@ -351,18 +346,8 @@ def test_what_the_list_tells_of_a_put_that_failed(api, lands, shared):
     save(api, "r", step=1)
     left = Attempt(api, "r", 2)
     m = Meddler(api)
-
-    def put(args):
-        if lands:
-            assert m.old.contents.put(args[0], ctypes.string_at(args[1]), ctypes.string_at(args[2], args[3]),
-                                      args[3]) == 0
-        return -errno.EIO
-
-    def stat(args):
-        assert m.old.contents.stat(*args) == 0
-        args[1].contents.local = not shared
-        return 0
-    m.answer = {"put": put, "stat": stat}
+    m.fail_puts(lands)
+    m.share(shared)
     with api.list("r", whole=True) as l:
         stop = (api.lib.commit_attempt_stop, api.p, l.p, left.name.encode(), b"by hand",
                 ctypes.byref(ctypes.c_uint64()))

@@ -468,17 +468,8 @@ def test_what_the_list_says_of_a_put_that_failed(api, lands, shared):
     with api.list(RUN) as l:
         n = commit(l, 1)
     m = Meddler(api)
-
-    def put(args):
-        if lands:
-            assert m.old.contents.put(args[0], c.string_at(args[1]), c.string_at(args[2], args[3]), args[3]) == 0
-        return -errno.EIO
-
-    def stat(args):
-        assert m.old.contents.stat(*args) == 0
-        args[1].contents.local = not shared
-        return 0
-    m.answer = {"put": put, "stat": stat}
+    m.fail_puts(lands)
+    m.share(shared)
     with api.list(RUN) as l:
         for call in lambda: change(l, 1, pin=1), lambda: policy_put(l, "x"):
             if lands:
