@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which call interpose.c spoils, set while the process runs: the memory that its word `memory=FILE` maps."""
+"""Which calls interpose.c counts; and which it spoils, set while the process runs: the memory that its word
+`memory=FILE` maps."""
 import mmap
 import struct
 import subprocess
@@ -9,6 +10,16 @@ def past_the_cache(path):
     """Are packs there written past the page cache?"""
     return subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True,
                           check=True).stdout.strip() in ("ext2/ext3", "xfs")
+
+
+def count_calls(run, file, reads=False):
+    """How many calls that change the store a command makes; `reads`: with those that do not. run(words) has it run to
+    its end on a store of its own, and `file` is to have the calls meanwhile."""
+    done = run("reads=1," * reads + f"list={file}")
+    assert done.returncode == 0, done
+    calls = len(file.read_text().splitlines())
+    file.unlink()
+    return calls
 
 
 class Faults:

@@ -13,6 +13,7 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
+from faults import count_calls
 
 UNDECIDED = 5   # its exit status: the step may be there, or gone, for all that
 LIMIT_S = 240   # a list that cannot be read is asked for again for 3 s, several times over
@@ -73,9 +74,8 @@ class Commands:
     def calls(self, words):
         path = self.copy()
         shutil.copytree(self.base, path / "store")
-        done = self.run(path / "store", self.words(words, path), f"reads=1,list={path}/calls")
-        assert done.returncode == 0, done
-        return len((path / "calls").read_text().splitlines())
+        return count_calls(lambda more: self.run(path / "store", self.words(words, path), more), path / "calls",
+                           reads=True)
 
     def words(self, words, path):
         return [{"STORE": path / "store", "OUT": path / "out", "SOURCE": self.source}.get(word, word) for word in words]

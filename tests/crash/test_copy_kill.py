@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from faults import count_calls
 from test_commands import Commands
 from test_full_disk import make, small  # noqa: F401
 
@@ -63,15 +64,13 @@ def copies(vckpt, build, tmp_path_factory):
     return Copies(vckpt, build, tmp_path_factory.mktemp("copies"))
 
 
-def calls(copies, path, how):
-    done = copies.run(path, copies.store(path), f"{how}list={path.parent}/calls")
-    assert done.returncode == 0, done
-    return len((path.parent / "calls").read_text().splitlines())
+def calls(copies, path, reads=False):
+    return count_calls(lambda words: copies.run(path, copies.store(path), words), path.parent / "calls", reads)
 
 
 def test_killed_at_a_call(copies, tmp_path, scale, rng):
     path = tmp_path / "store"
-    n, kept, ends = calls(copies, path, ""), set(), set()
+    n, kept, ends = calls(copies, path), set(), set()
     for at in sorted(rng.sample(range(n // 3, n + 1), scale(4, n - n // 3))):
         ends.add(copies.run(path, copies.store(path), f"do=kill,at={at}").returncode)
         kept.add(copies.check(path, tmp_path))
@@ -81,7 +80,7 @@ def test_killed_at_a_call(copies, tmp_path, scale, rng):
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 def test_a_call_fails(copies, tmp_path, scale, rng, error):
     path = tmp_path / "store"
-    n = calls(copies, path, "reads=1,")
+    n = calls(copies, path, reads=True)
     for at in rng.sample(range(1, n + 1), scale(4, 300)):
         done = copies.run(path, copies.store(path), f"reads=1,do=fail,errno={error},at={at}")
         assert done.returncode in (0, 1, 3, 5) and (not done.returncode or "vckpt copy: " in done.stderr), done

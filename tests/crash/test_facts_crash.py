@@ -13,6 +13,8 @@ import pytest
 
 import vckpt as package
 
+from faults import count_calls
+
 WORK = """
 import ctypes, sys, vckpt
 from vckpt import _lib
@@ -62,13 +64,9 @@ AFTER = {1: ("", [], {}), 2: ("paper", ["best"], {"loss": "2"})}
 
 
 def test_each_call(build, vckpt, base, tmp_path, scale, rng):
-    shutil.copytree(base, tmp_path / "calls")
-    done = run(build, tmp_path / "calls", f"list={tmp_path}/list")
-    assert done.returncode == 0 and said(tmp_path / "calls") == AFTER, done
-    writes = len((tmp_path / "list").read_text().splitlines())
-    assert writes >= 3
-    run(build, shutil.copytree(base, tmp_path / "reads"), f"reads=1,list={tmp_path}/list")
-    reads = len((tmp_path / "list").read_text().splitlines())
+    writes, reads = (count_calls(lambda words, store=shutil.copytree(base, tmp_path / f"calls{reads}"):
+                                 run(build, store, words), tmp_path / "list", reads) for reads in (False, True))
+    assert writes >= 3 and said(tmp_path / "callsFalse") == AFTER
     cases = [f"do=kill,at={n}{when}" for n in range(2, writes) for when in ("", ",when=after")]
     cases = ["do=kill,at=1", f"do=kill,at={writes},when=after"] + rng.sample(cases, min(scale(2, 10**6), len(cases)))
     fails = [f"do=fail,errno={errno.EIO},at={n}" for n in range(1, writes + 1)]

@@ -2,19 +2,20 @@
 """vckpt prune that is killed, or whose storage fails, at any call: a step is there whole, or thinned, or (where no rule
 keeps it) gone; what must stay reads back bit for bit, and a second prune ends the work."""
 import errno
-import os
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from faults import count_calls
+from test_commands import Commands
+
 WORDS = ["--keep-last", "3", "--thin", "optimizer", "--older-than", "0s", "--yes", "-q"]
 STAYS, THINNED, GOES = {4}, {2, 3}, {0, 1}
 
 
-class Pruned:
+class Pruned(Commands):
     def __init__(self, vckpt, build, dir_):
         self.vckpt, self.build, self.dir, self.number = vckpt, build, dir_, 0
         self.base, source = dir_ / "base", dir_ / "source"
@@ -27,33 +28,21 @@ class Pruned:
                           source / f"{component}.safetensors")
             (source / "config.json").write_text(f'{{"n": {step}}}')
             vckpt("import", self.base, f"a/{step}", source, "-q")
-        self.want = self.content(self.base, set(range(5)))
+        self.want = self.exported(self.base)
 
-    def steps(self, store):
-        return {s["step"]: s["entry"] for s in self.vckpt.json("ls", store, "a")["steps"]}
-
-    def content(self, store, steps):
+    def exported(self, store):
         """{step: {file: bytes}} of what every step exports, but manifest.json."""
-        found = {}
-        for step in steps:
-            out = store.parent / f"{store.name}.out"
-            self.vckpt("export", store, f"a/{step}", out, "-q")
-            found[step] = {p.name: p.read_bytes() for p in out.iterdir() if p.name != "manifest.json"}
-            shutil.rmtree(out)
-        return found
+        return {int(name[2:]): {file: data for file, data in files.items() if file != "manifest.json"}
+                for name, files in self.content(store, store.parent / f"{store.name}.out").items()}
 
-    def run(self, store, interpose):
-        preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {self.build}/tests/libinterpose.so".strip()
-        env = dict(os.environ, VCKPT_INTERPOSE=f"root={store},{interpose}", LD_PRELOAD=preload,
-                   ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
-        return subprocess.run([self.vckpt.path, "prune", str(store), "a", *WORDS], capture_output=True, text=True,
-                              env=env, timeout=240)
+    def prune(self, store, interpose):
+        return self.run(store, ["prune", store, "a", *WORDS], interpose)
 
     def check(self, store, ended):
-        steps = self.steps(store)
+        steps = self.exported(store)
         assert STAYS | THINNED <= set(steps) <= set(range(5))
         assert not ended or set(steps) == STAYS | THINNED
-        for step, files in self.content(store, steps).items():
+        for step, files in steps.items():
             lost = set(self.want[step]) - set(files)
             assert lost in ([set(), {"optimizer.safetensors"}] if step in THINNED else [set()])
             assert not ended or bool(lost) == (step in THINNED)
@@ -64,7 +53,7 @@ class Pruned:
         self.number += 1
         store = self.dir / f"c{self.number}"
         shutil.copytree(self.base, store)
-        done = self.run(store, fault)
+        done = self.prune(store, fault)
         assert done.returncode in (0, 1, 3, 5, -9), done
         self.check(store, done.returncode == 0)
         if done.returncode:
@@ -87,12 +76,9 @@ def pruned(vckpt, build, tmp_path_factory):
 def calls(pruned):
     """(all calls, those that change the store)"""
     counts = []
-    for more in ("reads=1,", ""):
-        store = pruned.dir / "count"
-        shutil.copytree(pruned.base, store)
-        assert pruned.run(store, f"{more}list={store}.calls").returncode == 0
-        counts.append(len((pruned.dir / "count.calls").read_text().splitlines()))
-        (pruned.dir / "count.calls").unlink()
+    for reads in True, False:
+        store = shutil.copytree(pruned.base, pruned.dir / "count")
+        counts.append(count_calls(lambda words, store=store: pruned.prune(store, words), pruned.dir / "calls", reads))
         shutil.rmtree(store)
     assert counts[0] > counts[1] > 30
     return counts

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from faults import count_calls
 from test_commands import Commands
 from test_full_disk import make, small  # noqa: F401
 
@@ -65,12 +66,10 @@ def repacks(vckpt, build, tmp_path_factory):
 def calls(repacks):
     """(all calls, those that change the store)"""
     counts, path = [], repacks.dir / "count"
-    for more in ("reads=1,", ""):
+    for reads in True, False:
         shutil.copytree(repacks.base, path)
-        done = repacks.run(path, ["gc", path, *WORDS, "-q"], f"{more}list={repacks.dir}/calls")
-        assert done.returncode == 0, done
-        counts.append(len((repacks.dir / "calls").read_text().splitlines()))
-        (repacks.dir / "calls").unlink()
+        counts.append(count_calls(lambda words: repacks.run(path, ["gc", path, *WORDS, "-q"], words),
+                                  repacks.dir / "calls", reads))
         shutil.rmtree(path)
     assert counts[0] > counts[1] > 40
     return counts
