@@ -240,6 +240,24 @@ def test_errors(vckpt, two_steps, tmp_path, monkeypatch, words, code, text):
     assert vckpt.json("ls", "other")["runs"] == []
 
 
+@pytest.mark.parametrize("words", [["copy"], ["sync"], ["sync", "--delete"]])
+def test_a_store_that_cp_has_copied(vckpt, two_steps, tmp_path, words):
+    """Both go on by themselves, under one id: neither is taken for the other's mirror."""
+    shutil.copytree(two_steps, tmp_path, dirs_exist_ok=True)
+    one, two = tmp_path / "store", tmp_path / "two"
+    shutil.copytree(one, two)
+    vckpt("rm", one, "run/1")
+    vckpt("import", two, "run/3", tmp_path / "w.npy")
+    vckpt("prune", two, "run", "--keep-last", "2", "-y")
+    for a, b, steps in (one, two, [2, 3]), (two, one, [2]):
+        done = vckpt(words[0], a, "--to", b, *words[1:], check=False)
+        assert done.returncode == 1 and "one is a copy of the other's files" in done.stderr, done
+        assert [s["step"] for s in vckpt.json("ls", b, "run")["steps"]] == steps
+    for path in one, two:
+        vckpt("gc", path, "--grace", "0")
+        vckpt("verify", path)
+
+
 def test_a_rate(vckpt, store, other, tmp_path, rng):
     """The first bytes come at once, others after the time that those before take."""
     save_file({name: np.frombuffer(rng.randbytes(50000), "u1") for name in "abc"}, tmp_path / "m.safetensors")

@@ -64,6 +64,23 @@ def test_every_change_says_what_it_did(vckpt, store):
     assert step(vckpt, store, 5)["attributes"] == {"loss": "5.5", "note": ""}
 
 
+def test_a_tag_that_several_give_at_once(vckpt, store):
+    """Each moves it: it is at one step in the end, and what else is given meanwhile stays."""
+    numbers = [*STEPS, *STEPS]
+    jobs = [subprocess.Popen([vckpt.path, "tag", store, f"a/{n}", "best", f"of-{i}"], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True) for i, n in enumerate(numbers)]
+    said = [p.communicate(timeout=120) for p in jobs]
+    assert [p.returncode for p in jobs] == [0] * len(jobs), said
+    tags = {s["step"]: set(s.get("tags", [])) for s in vckpt.json("ls", store, "a")["steps"]}
+    assert sum("best" in names for names in tags.values()) == 1
+    assert {n: names - {"best"} for n, names in tags.items()} == {
+        n: {f"of-{i}" for i, m in enumerate(numbers) if m == n} for n in STEPS}
+    at = next(n for n, names in tags.items() if "best" in names)
+    assert vckpt.json("info", store, "a/best")["step"] == at
+    last = [line for out, _ in said for line in out.splitlines() if line.startswith(f"a/{at}: tagged best")]
+    assert last, said
+
+
 def test_several_steps(vckpt, store):
     """All are found before the first is changed; of several runs, too."""
     before = entries(store)

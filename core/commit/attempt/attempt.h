@@ -79,7 +79,7 @@ struct commit_attempt_rewrite {
 	bool loses;                             /* one of these just now: not of a pinned step */
 };
 /* Commits it, with all facts of the step then. 0; -ESTALE: the step was removed or replaced since;
- * -BASE_EPINNED: it would lose a component; else as commit_attempt_commit. */
+ * -BASE_EPINNED: it is pinned, and would lose a component; else as commit_attempt_commit. */
 int commit_attempt_rewrite(struct commit_attempt *a, const struct commit_attempt_rewrite *w, uint64_t *ret_entry,
 	struct base_error *err);
 /* The number in the name of an attempt that rewrites a step, and saves nothing. */
