@@ -144,7 +144,7 @@ static int mark_state(const struct commit_list *l, uint64_t head, bool accepts, 
 static int mark_make(struct commit_list *l, uint64_t head, bool accepts, struct commit_list_mark *k,
 	struct base_error *err)
 {
-	bool is_true;
+	bool is_true = false;
 	int r = mark_state(l, head, accepts, &k->at, err);
 
 	if (r < 0)
