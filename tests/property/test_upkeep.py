@@ -242,11 +242,13 @@ class History:
         self.do([kind, self.folder / store, f"{run}/{n}", *words, "-q"], store, 0, new)
 
     def rules(self):
+        there = sorted({n for runs in self.world.stores.values() for run in runs.values() for n in run.steps})
+        named = there if there and self.rng.random() < .8 else range(8)
         one = {"keep-last": lambda: self.rng.randint(1, 4), "keep-every": lambda: self.rng.randint(2, 4),
                "keep-within": lambda: self.rng.choice(["7d", "2w"]), "keep-daily": lambda: self.rng.randint(1, 2),
                "keep-weekly": lambda: 1, "keep-if": lambda: self.rng.choice(sorted(CONDITIONS)),
                "keep-best": lambda: f"{self.rng.randint(1, 3)}:{self.rng.choice(['loss', 'score:max', 'loss:min'])}",
-               "keep-step": lambda: ",".join(map(str, self.rng.sample(range(8), 2)))}
+               "keep-step": lambda: ",".join(map(str, self.rng.sample(named, min(2, len(named)))))}
         weights = [4 - 3 * (word == "keep-within") for word in one]
         return list(dict.fromkeys(f"{w}={one[w]()}" for w in self.rng.choices(list(one), weights,
                                                                              k=self.rng.randint(1, 3))))

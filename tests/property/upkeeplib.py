@@ -86,7 +86,7 @@ class World:
         step.entry, step.time = 10**9 + next(COUNT), time.time_ns()
         r.steps[number] = step
         rows = self.rows(store, run)
-        kept = test_retain.model(r.rules, rows, 2**63) if job and r.rules else None
+        kept = test_retain.model(r.rules, rows, time.time_ns()) if job and r.rules else None
         for row, why in zip(rows, kept or ()):
             if not any(why):
                 del r.steps[row["step"]]
@@ -123,6 +123,9 @@ class World:
         """(exit code, {(run, step): what plan() says})"""
         plans = {run: self.plan(store, run, rules or self.stores[store][run].rules, thin) for run in runs}
         all_ = [s for run in runs for s in self.steps(store, run).values()]
+        named = {int(n) for rule in rules if rule.startswith("keep-step=") for n in rule.partition("=")[2].split(",")}
+        if any(steps and named - steps.keys() for steps in (self.steps(store, run) for run in runs)):
+            return 1, {}
         if None in plans.values() or (thin and not any(s.thinned or s.has(THINS) for s in all_)):
             return 1, {}
         for run, plan in plans.items():
@@ -191,7 +194,7 @@ class World:
 
     def copy_policy(self, a, b, run):
         here, there = self.stores[a][run], self.stores[b].setdefault(run, Run())
-        if (here.rules and there.rules_set < here.rules_set and
+        if (here.rules and (not there.rules or there.rules_set < here.rules_set) and
                 all(s.origin and s.origin[0] == run for s in there.steps.values())):
             self.policy(b, run, here.rules)
 
