@@ -2,7 +2,8 @@
  *
  * The timeline of a save in the trace event format that chrome://tracing and Perfetto read: a process a rank, a thread
  * a phase, one complete event for each; on thread 0 the save as a whole and what the trainer waited for. Microseconds
- * since the first rank submitted. Differences between the hosts' clocks are not corrected. */
+ * since the first rank submitted. Differences between the hosts' clocks are not corrected. Spans have the names of
+ * Megatron's OpenTelemetry spans where both cover the same (docs/report.md), threads those of the phases. */
 #include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
@@ -30,6 +31,19 @@ static double trace_us(const struct trace *tr, uint64_t ns)
 	return ns >= tr->origin_ns ? (double)(ns - tr->origin_ns) / 1e3 : -(double)(tr->origin_ns - ns) / 1e3;
 }
 
+/* The name of a phase's span, into `text`. */
+static const char *trace_span_name(const char *phase, char *text, size_t size)
+{
+	static const struct { const char *phase, *span; } shared[] = {{"write", "megatron.checkpoint.save.io_write"},
+		{"commit", "megatron.checkpoint.save.finalize"}};
+
+	for (size_t i = 0; i < BASE_COUNT(shared); i++)
+		if (strcmp(shared[i].phase, phase) == 0)
+			return shared[i].span;
+	snprintf(text, size, "vckpt.checkpoint.save.%s", phase);
+	return text;
+}
+
 /* Nothing where a time is not recorded, or the clock was set back meanwhile. */
 static void trace_span(struct trace *tr, uint32_t rank, unsigned thread, const char *name, uint64_t start, uint64_t end,
 	json_t *args)
@@ -45,23 +59,25 @@ static void trace_span(struct trace *tr, uint32_t rank, unsigned thread, const c
 
 static void trace_rank(struct trace *tr, const struct stalls *st, const struct stalls_rank *rank)
 {
-	char name[PROTO_HOST_MAX + 32];
+	char name[PROTO_HOST_MAX + 32], span[128];
 
 	snprintf(name, sizeof name, "rank %" PRIu32 " (%s)", rank->rank, rank->host);
 	trace_name(tr, "process_name", rank->rank, 0, name);
 	trace_put(tr, json_pack("{s:s, s:s, s:I, s:I, s:{s:I}}", "ph", "M", "name", "process_sort_index", "pid",
 		(json_int_t)rank->rank, "tid", (json_int_t)0, "args", "sort_index", (json_int_t)rank->rank));
 	trace_name(tr, "thread_name", rank->rank, 0, "save");
-	trace_span(tr, rank->rank, 0, "save", rank->submitted_ns, rank->at_ns[STALLS_COMMITTED], json_object());
-	trace_span(tr, rank->rank, 0, "stall", rank->submitted_ns, rank->at_ns[STALLS_STAGED], json_object());
+	trace_span(tr, rank->rank, 0, "megatron.checkpoint.save", rank->submitted_ns, rank->at_ns[STALLS_COMMITTED],
+		json_object());
+	trace_span(tr, rank->rank, 0, "megatron.checkpoint.exposed_save", rank->submitted_ns,
+		rank->at_ns[STALLS_STAGED], json_object());
 	for (unsigned i = 0; i < rank->ntimes; i++) {
 		const struct stalls_time *t = &rank->times[i];
 		const char *phase = st->phases[t->phase];
 
 		trace_name(tr, "thread_name", rank->rank, t->phase + 1, phase);
-		trace_span(tr, rank->rank, t->phase + 1, phase, t->start_ns, t->end_ns,
-			json_pack("{s:I, s:I}", "busy_ns", (json_int_t)(t->busy_ns & INT64_MAX), "bytes",
-				(json_int_t)(t->bytes & INT64_MAX)));
+		trace_span(tr, rank->rank, t->phase + 1, trace_span_name(phase, span, sizeof span), t->start_ns,
+			t->end_ns, json_pack("{s:I, s:I}", "busy_ns", (json_int_t)(t->busy_ns & INT64_MAX),
+				"bytes", (json_int_t)(t->bytes & INT64_MAX)));
 	}
 }
 
