@@ -74,7 +74,9 @@ def test_options(vckpt, offered):
         if command not in ("help", "version"):
             usage, _, rest = vckpt(command, "--help").stdout.partition("\n\n")
             lines = [usage, *re.findall(r"^  -.*", rest, re.M)]
-            assert set(offered(command, "--")) == set(re.findall(r"--[a-z][a-z-]*", "\n".join(lines))) | {"--help",
+            options = offered(command, "--")
+            assert len(set(options)) == len(options)        # those of the usage line are described below it, too
+            assert set(options) == set(re.findall(r"--[a-z][a-z-]*", "\n".join(lines))) | {"--help",
                     "--quiet", "--verbose"}
     assert offered("rm", "--k") == ["--keep-every", "--keep-last"]
     assert "--grace" not in offered("rm", "one", "--") and "--grace" in offered("gc", "one", "--")
@@ -150,10 +152,31 @@ def test_presets_of_layout_files(vckpt, offered):
     (["policy", "one", "llama", ""], ["clear", "set", "show"]),
     (["policy", "one", "llama", "s"], ["set", "show"]),
     (["prune", "one", "llama", "--thin", ""], ["model"]),
+    (["prune", "one", "llama", "--keep-best", ""], []),     # bash begins a word behind a colon
+    (["prune", "one", "llama", "--keep-best", "2:"], ["step"]),
+    (["prune", "one", "--keep-best", "2:s"], ["step"]),
+    (["prune", "one", "nothing", "--keep-best", "2:"], []),
+    (["policy", "one", "tuned", "set", "--keep-best=12:"], ["step"]),
+    (["policy", "one", "tuned", "set", "--keep-best", "12:x"], []),
+    (["policy", "one", "tuned", "set", "--keep-best", "12:step:"], ["max", "min"]),
+    (["policy", "one", "tuned", "set", "--keep-best", "12:step:mi"], ["min"]),
     (["nonsense", ""], []),
 ])
 def test_runs_and_steps(offered, words, found):
     assert offered(*words) == found
+
+
+def test_attributes_of_a_rule(vckpt, stores, tmp_path):
+    """Of all steps, also those that were set later, each once."""
+    shutil.copytree(stores / "one", tmp_path / "s")
+    vckpt("set", tmp_path / "s", "llama/5", "eval=1", "-q")
+
+    def of(*words):
+        return vckpt("complete", "--shell", "zsh", "vckpt", *words).stdout.split("\0")[:-1]
+    assert sorted(of("prune", tmp_path / "s", "llama", "--keep-best", "2:")) == ["2:eval", "2:step"]
+    assert sorted(of("prune", tmp_path / "s", "--keep-best", "2:")) == ["2:eval", "2:step"]
+    assert of("policy", tmp_path / "s", "tuned", "set", "--keep-best=3:") == ["--keep-best=3:step"]
+    assert of("policy", tmp_path / "s", "tuned", "set", "--keep-best", "3:step:m") == ["3:step:min", "3:step:max"]
 
 
 def test_the_store_of_the_variable(offered):

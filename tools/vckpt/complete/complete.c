@@ -16,10 +16,35 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/base/array.h"
 #include "core/base/text.h"
 #include "core/tensor/dtype.h"
 
 enum { GIVE_UP_S = 5 };
+
+/* If memory runs out, a text may be offered again. */
+static bool offered_before(struct complete_offered *o, const char *text)
+{
+	const uint32_t hash = base_table_hash(text, strlen(text));
+	size_t at = 0;
+	uint32_t i;
+
+	while ((i = base_table_next(&o->by_text, hash, &at)) != BASE_TABLE_NONE)
+		if (strcmp(o->texts[i], text) == 0)
+			return true;
+	if (base_table_reserve(&o->by_text, 1) == 0 && base_array_more(o->texts, o->n) == 0 &&
+		(o->texts[o->n] = strdup(text)))
+		base_table_add(&o->by_text, hash, (uint32_t)o->n++);
+	return false;
+}
+
+static void offered_release(struct complete_offered *o)
+{
+	for (size_t i = 0; i < o->n; i++)
+		free(o->texts[i]);
+	free(o->texts);
+	base_table_release(&o->by_text);
+}
 
 void complete_offer(const struct complete *c, const char *text)
 {
@@ -27,7 +52,7 @@ void complete_offer(const struct complete *c, const char *text)
 	const size_t before = (size_t)(c->current - word), skip = c->skip > before ? c->skip - before : 0;
 	size_t n;
 
-	if (strncmp(text, c->current, strlen(c->current)) != 0)
+	if (strncmp(text, c->current, strlen(c->current)) != 0 || offered_before(c->offered, text))
 		return;
 	for (const char *at = text; c->shell == COMPLETE_FISH && *at; at += n)
 		if (base_text_unsafe(at, strnlen(at, 4), &n))
@@ -181,6 +206,8 @@ static bool offer_value(struct complete *c, const char *option)
 		complete_target(c, strndupa(value.text, value.len));
 	else if (is(value, "COMPONENT") || (value.len && strcmp(option, "--component") == 0))
 		complete_component(c);
+	else if (is(value, "K:ATTRIBUTE[:min|max]"))
+		complete_best(c);
 	return value.len > 0;
 }
 
@@ -293,7 +320,8 @@ static void offer(struct complete *c)
 int tool_complete(int argc, char **argv)
 {
 	static const char *const shells[] = {"bash", "zsh", "fish"};
-	struct complete c = {.shell = BASE_COUNT(shells)};
+	base_cleanup(offered_release) struct complete_offered offered = {0};
+	struct complete c = {.shell = BASE_COUNT(shells), .offered = &offered};
 	int end = argc < (int)COMPLETE_WORDS ? argc : (int)COMPLETE_WORDS;
 
 	for (unsigned i = 0; argc > 4 && i < BASE_COUNT(shells); i++)

@@ -180,6 +180,56 @@ void complete_component(const struct complete *c)
 	store_close(s);
 }
 
+static void offer_attributes(const struct complete *c, struct store *s, const char *run, const char *before)
+{
+	struct commit_list *l;
+
+	if (commit_list_open(s, run, false, &l, NULL) < 0)
+		return;
+	for (size_t i = 0; i < commit_list_count(l); i++) {
+		base_cleanup_free struct proto_attribute *a = NULL;
+		size_t n = 0;
+
+		if (commit_list_attributes(l, commit_list_at(l, i), &a, &n) < 0)
+			break;
+		for (size_t k = 0; k < n; k++)
+			offer_joined(c, before, a[k].key, "");
+	}
+	commit_list_close(l);
+}
+
+static void offer_attributes_of_all(const struct complete *c, struct store *s, const char *before)
+{
+	char **names;
+	size_t n;
+
+	if (commit_runs(s, &names, &n, NULL) < 0)
+		return;
+	for (size_t i = 0; i < n; i++)
+		offer_attributes(c, s, names[i], before);
+	commit_runs_free(names, n);
+}
+
+void complete_best(const struct complete *c)
+{
+	const char *colon = strrchr(c->current, ':');
+	base_cleanup_free char *before = strndup(c->current, colon ? (size_t)(colon + 1 - c->current) : 0);
+	struct store *s;
+
+	if (!colon || !before)
+		return;
+	if (colon != strchr(c->current, ':')) {
+		offer_joined(c, before, "min", "");
+		offer_joined(c, before, "max", "");
+	} else if ((s = given_store(c))) {
+		if (c->ngiven > 1)
+			offer_attributes(c, s, c->given[1], before);
+		else
+			offer_attributes_of_all(c, s, before);
+		store_close(s);
+	}
+}
+
 /* Blanks and the like are \040 in /proc/self/mounts. */
 static void unescape(char *text)
 {
