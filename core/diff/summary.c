@@ -5,6 +5,7 @@
  * there (Chan, Golub and LeVeque), which loses nothing where the mean is far from zero. */
 #include "core/diff/summary.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,7 @@ const double diff_quantiles[DIFF_QUANTILES] = {0.001, 0.01, 0.05, 0.25, 0.5, 0.7
 struct summing {
 	struct diff_type type;
 	struct diff_summary *s;
-	double squares;                 /* of distances from the mean */
+	long double squares;            /* of distances from the mean; those of large doubles do not fit one */
 	double *kept;                   /* s->finite values; NULL: too many */
 	uint64_t *counters;             /* by key */
 	bool half;                      /* a 16-bit integer, with a sign or not: the key is its value + 2^15 */
@@ -92,22 +93,31 @@ static size_t block_finite(struct diff_summary *s, double *values, size_t n)
 	return kept;
 }
 
+/* Rounding may have left the range of doubles. */
+static double moment(long double value)
+{
+	return (double)fminl(fmaxl(value, -DBL_MAX), DBL_MAX);
+}
+
 static void block_moments(struct summing *g, const double *values, size_t n)
 {
 	struct diff_summary *s = g->s;
-	double sum = 0, squares = 0, mean, apart, all = (double)(s->finite + n);
+	double sum = 0, squares = 0, mean, all = (double)(s->finite + n);
+	long double apart, wide = 0;
 
 	for (size_t i = 0; i < n; i++)
 		sum += values[i] / (double)n;
-	mean = sum;
+	mean = moment(sum);
 	for (size_t i = 0; i < n; i++) {
 		squares += (values[i] - mean) * (values[i] - mean);
 		s->min = fmin(s->min, values[i]);
 		s->max = fmax(s->max, values[i]);
 	}
-	apart = mean - s->mean;
-	g->squares += squares + apart * apart * ((double)s->finite * (double)n / all);
-	s->mean += apart * ((double)n / all);
+	for (size_t i = 0; !isfinite(squares) && i < n; i++)
+		wide += ((long double)values[i] - mean) * ((long double)values[i] - mean);
+	apart = (long double)mean - s->mean;
+	g->squares += (isfinite(squares) ? squares : wide) + apart * apart * ((double)s->finite * (double)n / all);
+	s->mean = moment(s->mean + apart * ((double)n / all));
 }
 
 static void summing_add(struct summing *g, const void *items, size_t n)
@@ -201,7 +211,8 @@ static bool point_next(const struct summing *g, uint64_t *at, struct point *ret_
 
 static unsigned bin_of(const struct diff_summary *s, double value)
 {
-	double width = s->max / DIFF_BINS - s->min / DIFF_BINS, at = width > 0 ? (value - s->min) / width : 0;
+	double width = s->max / DIFF_BINS - s->min / DIFF_BINS, from = value - s->min;
+	double at = width > 0 ? isfinite(from) ? from / width : (value / 2 - s->min / 2) / (width / 2) : 0;
 
 	return at >= DIFF_BINS ? DIFF_BINS - 1 : (unsigned)at;
 }
@@ -223,7 +234,7 @@ static void summing_end(struct summing *g)
 		for (; q < DIFF_QUANTILES && (double)n >= diff_quantiles[q] * (double)s->finite; q++)
 			s->quantile[q] = p.value;
 	}
-	s->std = s->finite ? sqrt(g->squares / (double)s->finite) : 0;
+	s->std = s->finite ? moment(sqrtl(g->squares / (double)s->finite)) : 0;
 	s->integers = tensor_dtype_is_integer(g->type.dtype);
 	if (s->integers && bits < 64) {
 		s->least = (int64_t)s->min;

@@ -98,9 +98,33 @@ def test_odd_values(vckpt, store, tmp_path):
     assert (found["top"]["min"], found["top"]["max"]) == (-2**63, 2**63 - 1)
     assert (found["bool"]["min"], found["bool"]["max"], found["bool"]["zeros"]) == (0, 1, 1)
     assert (found["huge"]["min"], found["huge"]["max"]) == (-1.7e308, 1.7e308)
-    assert sum(b["values"] for b in found["huge"]["histogram"]) == 3
+    assert [b["values"] for b in found["huge"]["histogram"]] == [1] + [0] * 9 + [1] + [0] * 8 + [1]
     for name in arrays:                             # the same as text, for people
         assert vckpt("show", store, f"run/1/model/{name}").stdout.count("\n") >= 5
+
+
+@pytest.mark.parametrize("n", [999, 300_000], ids=["kept", "counted"])
+def test_a_range_that_no_double_holds(vckpt, store, tmp_path, n):
+    """max - min is infinite: mean, deviation, limits and bars are right in spite of that."""
+    top = np.finfo("f8").max
+    a = np.linspace(-1, 1, n) * top
+    a[:n // 3] = -top                               # in blocks, each with another mean
+    a[-n // 3:] = top
+    put(vckpt, store, {"w": a}, tmp_path / "a.safetensors")
+    got = shown(vckpt, store, "run/1/model/w")
+    assert (got["min"], got["max"]) == (-top, top)
+    small = a / top                                 # the same, of a range that one holds
+    assert got["mean"] / top == pytest.approx(small.mean(), abs=1e-12)
+    assert got["std"] / top == pytest.approx(small.std(), rel=1e-9)
+    bars, width = got["histogram"], 0.1
+    counts = np.bincount(np.minimum((small + 1) / width, 19).astype(int), minlength=20)
+    assert [b["values"] for b in bars] == pytest.approx(counts.tolist(), abs=0 if n < 1000 else n // 500)
+    assert sum(b["values"] for b in bars) == n
+    assert [b["from"] / top for b in bars] == pytest.approx([-1 + width * i for i in range(20)])
+    assert [b["to"] for b in bars] == [b["from"] for b in bars[1:]] + [top]
+    lines = vckpt("show", store, "run/1/model/w").stdout.splitlines()[-20:]
+    assert [int(line.split()[1]) for line in lines] == [b["values"] for b in bars]
+    assert not any("inf" in line or "nan" in line for line in lines)
 
 
 @pytest.mark.parametrize("word,codes,values", [

@@ -122,7 +122,11 @@ static json_t *extreme(const struct shown *n, int64_t integer, double value)
 
 static double bin_at(const struct diff_summary *s, unsigned bin)
 {
-	return bin == DIFF_BINS ? s->max : s->min + (s->max / DIFF_BINS - s->min / DIFF_BINS) * bin;
+	double width = s->max / DIFF_BINS - s->min / DIFF_BINS, from = width * bin;
+
+	if (bin == DIFF_BINS)
+		return s->max;
+	return isfinite(from) ? s->min + from : 2 * (s->min / 2 + width / 2 * bin);
 }
 
 static void values_json(json_t *o, const struct shown *n)
