@@ -167,6 +167,10 @@ def test_what_people_see(vckpt, two_steps, tmp_path):
     assert steps == ["step-00000001", "step-00000002"]
     freed = vckpt.json("du", store, "--freed", "run")["freed"]
     assert "removing 2 steps together gives " in vckpt("du", store, "--freed", "run").stdout and freed["steps"] == 2
+    for steps, n in ("run/1..2", 2), ("run/..9", 2), ("run/2..", 1), ("run/0..1", 1):
+        freed = vckpt.json("du", store, "--freed", steps)["freed"]
+        assert (freed["steps"], freed["bytes"]) == (n, vckpt.json("rm", store, steps, "-n")["freed_bytes"])
+    assert vckpt.json("du", store, "--freed", "run/1..1", "--freed", "run/2..5")["freed"]["steps"] == 2
     vckpt("rm", store, "run/1")
     assert "no step needs" in vckpt("du", store).stdout
 
@@ -177,6 +181,10 @@ def test_what_people_see(vckpt, two_steps, tmp_path):
     (["run", "--tensors", "0"], 2, "--tensors 0: give a number from 1 on"),
     (["run", "-s", "age"], 2, "--sort age: give one of the columns here: STEP, SIZE, "),
     (["--freed", "run/9"], 1, "run has no step 9"), (["--freed", "run/1/model"], 2, "only whole steps"),
+    (["--freed", "run/3..9"], 1, "run has no step from 3 to 9"), (["--freed", "none/1.."], 1, "there is no run none"),
+    (["--freed", "run/2..1"], 2, "the first step is above the last one"),
+    (["--freed", "run/latest..3"], 2, "the ends of a range are numbers"),
+    (["--freed", "run/.."], 2, "a range has a first step, a last one, or both"),
 ])
 def test_what_is_refused(vckpt, two_steps, words, code, sentence):
     done = vckpt("du", two_steps / "store", *words, check=False)

@@ -6,6 +6,7 @@
  * Where VCKPT_STORE is set and the first argument is no store, STORE was left out: the variable's value is put before
  * the arguments, and the commands see what they would see if it had been typed. An argument that cannot be looked at is
  * taken to be a store, so that the error names it. */
+#include <inttypes.h>
 #include <stdarg.h>
 #include <string.h>
 #include <unistd.h>
@@ -204,4 +205,57 @@ int tool_arguments_end(struct tool *t)
 	if (again || t->narguments <= n)
 		return 0;
 	return n ? too_many(t, t->arguments[n]) : tool_usage(t, "unexpected argument \"%s\"", t->arguments[0]);
+}
+
+/* ---- ranges of steps ---- */
+
+/* One end, written as RUN/STEP. */
+static int parse_end(const struct tool *t, const char *run_step, const char *whole, struct tool_target *ret_target)
+{
+	int code = tool_target_parse(t, run_step, ret_target);
+
+	if (code == 0 && (ret_target->latest || ret_target->tag[0] || ret_target->rest))
+		return tool_usage(t, "%s: the ends of a range are numbers", whole);
+	return code;
+}
+
+int tool_steps_parse(const struct tool *t, const char *text, struct tool_target *ret_target,
+	struct tool_range *ret_range)
+{
+	const char *slash = strchr(text, '/'), *dots = slash ? strstr(slash, "..") : NULL;
+	base_cleanup_free char *first = NULL, *last = NULL;
+	struct tool_target end;
+	int code;
+
+	*ret_range = (struct tool_range){.given = dots};
+	if (!dots)
+		return tool_target_parse(t, text, ret_target);
+	first = strndup(text, (size_t)(dots - text));
+	last = tool_string("%.*s/%s", (int)(slash - text), text, dots + 2);
+	if (!first || !last)
+		return TOOL_FAILED;
+	if ((code = parse_end(t, first, text, ret_target)) || (code = parse_end(t, last, text, &end)))
+		return code;
+	if (!ret_target->has_step && !end.has_step)
+		return tool_usage(t, "%s: a range has a first step, a last one, or both", text);
+	ret_range->first = ret_target->step; /* 0 if it was left out */
+	ret_range->last = end.has_step ? end.step : INT64_MAX;
+	ret_target->has_step = false;
+	ret_target->step = 0;
+	if (ret_range->first > ret_range->last)
+		return tool_usage(t, "%s: the first step is above the last one", text);
+	return 0;
+}
+
+bool tool_range_has(const struct tool_range *range, uint64_t step)
+{
+	return !range->given || (step >= range->first && step <= range->last);
+}
+
+int tool_no_range(const struct tool *t, const struct commit_list *l, const struct tool_range *range)
+{
+	char which[64];
+
+	snprintf(which, sizeof which, "from %" PRIu64 " to %" PRIu64, range->first, range->last);
+	return tool_no_step(t, l, which);
 }

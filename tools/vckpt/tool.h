@@ -111,11 +111,18 @@ int tool_count_parse(const struct tool *t, const char *option, const char *value
 /* The run of a step that is named alone. 0 or TOOL_USAGE, also if STORE and the target are swapped */
 #define TOOL_DEFAULT_RUN "default"
 int tool_target_parse(const struct tool *t, const char *text, struct tool_target *ret_target);
+/* RUN/FIRST..LAST, steps by number; one of both may be left out. Else it is a target: range->given is false. Of a range
+ * the target is the run alone. 0 or TOOL_USAGE. */
+struct tool_range { bool given; uint64_t first, last; };
+int tool_steps_parse(const struct tool *t, const char *text, struct tool_target *ret_target,
+	struct tool_range *ret_range);
+bool tool_range_has(const struct tool_range *range, uint64_t step); /* one that is not given has all */
 /* a file is given where RUN should be; returns TOOL_USAGE */
 int tool_missing_run(const struct tool *t, const char *path);
 /* Say that there is no such run, or in this list no such step (a number, or what comes after "no step"); exit codes. */
 int tool_no_run(const struct tool *t, const char *run);
 int tool_no_step(const struct tool *t, const struct commit_list *l, const char *which);
+int tool_no_range(const struct tool *t, const struct commit_list *l, const struct tool_range *range);
 /* The step that a target means in a list that knows it (NULL: there is none), the sentence that there is none and its
  * exit code, and what makes a list know it. A RUN alone means its newest step. */
 const struct commit_list_step *tool_target_in(const struct commit_list *l, const struct tool_target *target);

@@ -22,7 +22,8 @@ struct du {
 	const char *sort;
 	bool bytes, bare, packs;
 	uint64_t tensors;
-	struct tool_target target, *freed;
+	struct tool_target target;
+	struct freed { struct tool_target target; struct tool_range range; } *freed;
 	size_t nfreed;
 	struct upkeep_usage u;
 	json_t *all;            /* the document */
@@ -263,10 +264,27 @@ static bool freed_goes(void *arg, const char *run, const struct commit_list_step
 {
 	const struct du *du = arg;
 
-	for (size_t i = 0; i < du->nfreed; i++)
-		if (strcmp(du->freed[i].run, run) == 0 && (!du->freed[i].has_step || du->freed[i].step == step->step))
+	for (size_t i = 0; i < du->nfreed; i++) {
+		const struct freed *f = &du->freed[i];
+
+		if (strcmp(f->target.run, run) == 0 && tool_range_has(&f->range, step->step) &&
+			(!f->target.has_step || f->target.step == step->step))
 			return true;
+	}
 	return false;
+}
+
+/* A range has one step at least. */
+static int range_find(struct du *du, const struct tool_range *range)
+{
+	struct base_error err = {0};
+
+	if (commit_list_know_all(du->t->list, &err) < 0)
+		return tool_fail(du->t, &err);
+	for (size_t i = 0; i < commit_list_count(du->t->list); i++)
+		if (tool_range_has(range, commit_list_at(du->t->list, i)->step))
+			return 0;
+	return tool_no_range(du->t, du->t->list, range);
 }
 
 /* --freed RUN/latest has its number from here on; what it names must be there. */
@@ -276,9 +294,13 @@ static int freed_find(struct du *du)
 	int code = 0;
 
 	for (size_t i = 0; code == 0 && i < du->nfreed; i++) {
-		code = tool_target_find(du->t, &du->freed[i], &step);
-		if (code == 0 && du->freed[i].has_step)
-			du->freed[i].step = step->step;
+		struct freed *f = &du->freed[i];
+
+		code = tool_target_find(du->t, &f->target, &step);
+		if (code == 0 && f->target.has_step)
+			f->target.step = step->step;
+		if (code == 0 && f->range.given)
+			code = range_find(du, &f->range);
 		commit_list_close(base_steal(du->t->list));
 	}
 	return code;
@@ -457,7 +479,8 @@ static int add_freed(struct tool *t, void *arg, const char *value)
 
 	if (base_array_more(du->freed, du->nfreed) < 0)
 		return TOOL_FAILED;
-	return tool_target_parse(t, value, &du->freed[du->nfreed++]);
+	du->nfreed++;
+	return tool_steps_parse(t, value, &du->freed[du->nfreed - 1].target, &du->freed[du->nfreed - 1].range);
 }
 
 static int du_open(struct du *du)
@@ -466,7 +489,7 @@ static int du_open(struct du *du)
 	int code;
 
 	for (size_t i = 0; i < du->nfreed; i++)
-		if (du->freed[i].rest)
+		if (du->freed[i].target.rest)
 			return tool_usage(t, "--freed: only whole steps can be removed: RUN/STEP, or RUN for all");
 	if (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &du->target)))
 		return code;
@@ -508,7 +531,8 @@ const struct tool_command tool_du = {"du", "say where the bytes of a store are, 
 	"STORED, the files that they need, whole; SHARED, how much of that others need, too; UNIQUE, what no other\n"
 	"needs, which is what removing just that run or step gives back; and USED, the bytes in their packs that a\n"
 	"step refers to. For that the manifests of all steps of the store are read.\n\n"
-	"  --freed RUN[/STEP]  also what removing these steps together gives back (may be given again)\n"
+	"  --freed RUN[/STEP]  also what removing these steps together gives back (may be given again);\n"
+	"                      RUN/FIRST..LAST: of the steps from FIRST to LAST, as vckpt rm takes them\n"
 	"  --tensors N         also the N largest tensors of the step, or of the latest step of a RUN\n"
 	"  --packs             also the packs: how much of each the step that uses most of it refers to, and how much\n"
 	"                      is dead if no other step refers to other bytes of it\n"

@@ -19,7 +19,7 @@ enum wanted_kind { WANTED_STEP, WANTED_NAMED, WANTED_RANGE, WANTED_RUN }; /* NAM
 struct wanted {
 	enum wanted_kind kind;
 	struct tool_target target;
-	uint64_t first, last; /* RANGE */
+	struct tool_range range;
 	uint64_t steps, bytes, lowest, highest; /* found */
 	struct base_buf tags; /* of these: "best, sent" */
 };
@@ -46,47 +46,19 @@ struct rm {
 
 /* ---- arguments ---- */
 
-/* One end of a range, written as RUN/STEP. */
-static int parse_end(const struct tool *t, const char *run_step, const char *whole, struct tool_target *ret_target)
-{
-	int code = tool_target_parse(t, run_step, ret_target);
-
-	if (code == 0 && (ret_target->latest || ret_target->tag[0] || ret_target->rest))
-		return tool_usage(t, "%s: the ends of a range are numbers", whole);
-	return code;
-}
-
-/* RUN/FIRST..LAST; one of both may be left out. */
-static int parse_range(const struct tool *t, const char *text, size_t run_len, const char *dots, struct wanted *w)
-{
-	base_cleanup_free char *first = strndup(text, (size_t)(dots - text));
-	base_cleanup_free char *last = tool_string("%.*s/%s", (int)run_len, text, dots + 2);
-	struct tool_target end;
-	int code = 0;
-
-	if (!first || !last)
-		return TOOL_FAILED;
-	w->kind = WANTED_RANGE;
-	if ((code = parse_end(t, first, text, &w->target)) || (code = parse_end(t, last, text, &end)))
-		return code;
-	if (!w->target.has_step && !end.has_step)
-		return tool_usage(t, "%s: a range has a first step, a last one, or both", text);
-	w->first = w->target.step; /* 0 if it was left out */
-	w->last = end.has_step ? end.step : INT64_MAX;
-	return w->first > w->last ? tool_usage(t, "%s: the first step is above the last one", text) : 0;
-}
-
 static int parse_wanted(const struct tool *t, const char *text, struct wanted *w)
 {
-	const char *slash = strchr(text, '/'), *dots = slash ? strstr(slash, "..") : NULL;
+	const char *slash = strchr(text, '/');
 	int code;
 
 	if (slash && !slash[1])
 		return tool_usage(t, "%s: the step is missing: give RUN/STEP, or RUN for all its steps", text);
-	if (dots)
-		return parse_range(t, text, (size_t)(slash - text), dots, w);
-	if ((code = tool_target_parse(t, text, &w->target)))
+	if ((code = tool_steps_parse(t, text, &w->target, &w->range)))
 		return code;
+	if (w->range.given) {
+		w->kind = WANTED_RANGE;
+		return 0;
+	}
 	if (!slash) { /* never a step, even if it looks like one: what is removed is named in full */
 		w->kind = WANTED_RUN;
 		w->target = (struct tool_target){0};
@@ -189,9 +161,8 @@ static int none_there(struct rm *rm, const struct wanted *w, const struct commit
 	if (w->target.tag[0])
 		return tool_no_tag(rm->t, l, w->target.tag);
 	if (w->kind == WANTED_RANGE)
-		snprintf(which, sizeof which, "from %" PRIu64 " to %" PRIu64, w->first, w->last);
-	else
-		snprintf(which, sizeof which, "%" PRIu64, w->target.step);
+		return tool_no_range(rm->t, l, &w->range);
+	snprintf(which, sizeof which, "%" PRIu64, w->target.step);
 	return tool_no_step(rm->t, l, which);
 }
 
@@ -218,7 +189,7 @@ static int find_several(struct rm *rm, struct wanted *w, const struct commit_lis
 	for (size_t i = 0; i < commit_list_count(l) && code == 0; i++) {
 		const struct commit_list_step *step = commit_list_at(l, i);
 
-		if (w->kind == WANTED_RANGE && (step->step < w->first || step->step > w->last))
+		if (!tool_range_has(&w->range, step->step))
 			continue;
 		any = true;
 		if (!kept(rm, l, i, last))
