@@ -1442,6 +1442,8 @@ class Step:
         self.layout_refs = [Ref(m["layouts"][i:i + 72], LAYOUT, self.packs) for i in range(0, len(m["layouts"]), 72)]
         ascending([r.digest for r in self.layout_refs], "the table of layouts")
         need(1 <= len(self.layout_refs) <= 65536, "it has no layouts, or too many")
+        ascending([name.encode() for name in m["thinned"]], "the table of thinned components")
+        need(len(m["thinned"]) <= 1024, "it has too many thinned components")
 
     def lines(self):
         m, self.ranks, first = self.m, [], 0
@@ -1469,6 +1471,8 @@ class Step:
                 need(self.look.setdefault(t.key, t).look() == t.look(), "tensor", t.name,
                      "looks otherwise in another layout")
         need({r["layout"] for r in self.ranks} == set(range(len(self.layouts))), "a layout is of no rank")
+        need(not {component for component, _ in self.look} & set(self.m["thinned"]),
+             "it has tensors of a component that it says was thinned")
 
     def part(self, line):
         return Part(self.store, line, self.layouts[line["layout"]], self.layout_refs[line["layout"]].digest,
@@ -1581,7 +1585,7 @@ class Step:
         return {"entry": self.entry, "attempt": c["attempt"], "time_ns": c["time_ns"], "manifest": c["manifest"].hex(),
                 "world": self.m["world"],
                 "tensors": self.m["tensors"], "bytes": self.m["bytes"], "new_bytes": self.m["new_bytes"],
-                "attributes": attributes_of(c["attributes"]),
+                "attributes": attributes_of(c["attributes"]), "thinned": self.m["thinned"],
                 "components": components, "blobs": {n: blob(d) for n, d in self.blobs.items()},
                 "rank_blobs": {r: {n: blob(d) for n, d in found.items()} for r, found in self.rank_blobs.items()},
                 "files": {path: hashlib.sha256(data).hexdigest() for path, data in self.files.items()}}

@@ -38,6 +38,7 @@ def test_a_golden_store_is_read(vckpt, tmp_path, version):
         if "facts" in want:
             with package.open(store / name) as step:
                 assert want["facts"] == {"pinned": step.pinned, "reason": step.pin_reason, "tags": step.tags}
+                assert list(step.thinned) == want.get("thinned", [])
         if i % 8 and name.startswith("c/"):
             continue
         out = tmp_path / f"out{i}"

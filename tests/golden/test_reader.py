@@ -99,7 +99,10 @@ def compare_step(vckpt, store, name, found, out, some):
 
 # ---- stores as they are ----
 
-@pytest.mark.parametrize("version", VERSIONS)
+KEPT = "v2-list-4-kept"
+
+
+@pytest.mark.parametrize("version", [v for v in VERSIONS if v != KEPT])
 def test_a_golden_store(vckpt, tmp_path, version):
     shutil.unpack_archive(HERE / version / "store.tar.xz", tmp_path)
     told = compare(vckpt, tmp_path / "store", tmp_path)
@@ -123,6 +126,40 @@ def test_a_golden_store(vckpt, tmp_path, version):
             assert {step: (s["pinned"], s["reason"], s["tags"]) for name, e in expected.items()
                     for step, s in [(name.partition("/")[2], e["facts"])] if name.startswith(f"{run}/") and
                     (s["pinned"] or s["tags"])} == {step: s[:3] for step, s in of[run].items() if s[0] or s[2]}
+
+
+def test_a_golden_store_of_what_upkeep_leaves(vckpt, tmp_path):
+    """Thinned steps in a snapshot and behind it, one written anew, of an import and of a job of two ranks; a step that
+    took the place of another keeps its tag."""
+    shutil.unpack_archive(HERE / KEPT / "store.tar.xz", tmp_path)
+    runs = compare(vckpt, tmp_path / "store", tmp_path)["runs"]
+    expected = json.loads((HERE / KEPT / "expected.json").read_text())
+    assert {f"{r}/{s}": step["thinned"] for r, run in runs.items() for s, step in run["steps"].items()} == {
+        name: e["thinned"] for name, e in expected.items()}
+    kept = runs["kept"]
+    assert kept["snapshots"] == [64] and kept["policy"]["rules"] == ["keep-last=3", "keep-best=2:loss"]
+    thinned = {step: s["entry"] for step, s in kept["steps"].items() if s["thinned"]}
+    assert set(thinned) == set("013456") and {n for n, entry in thinned.items() if entry < 64} == set("0134")
+    for step, s in kept["steps"].items():
+        assert set(s["components"]) == ({"model"} if step in thinned else {"model", "optimizer"})
+        assert s["attempt"].endswith(f"-{1 << 63}") == (step in thinned)
+    facts = {n: (s["pinned"], s["reason"], s["tags"], s["attributes"]) for n, s in kept["facts"].items()}
+    assert facts == {"0": (False, "", ["best"], {}), "1": (True, "\u00fc", [], {}), "2": (True, "paper", [], {}),
+                     "4": (False, "", [], {"eval": "59"})}
+    of_job = runs["kept-job"]
+    assert [(s["world"], s["thinned"]) for s in of_job["steps"].values()] == [(2, ["optimizer"]), (2, [])]
+    assert of_job["facts"]["3"]["tags"] == ["sent"] and len(of_job["steps"]["3"]["rank_blobs"]) == 2
+
+
+@pytest.mark.parametrize("names,words", [([b"b", b"a"], "the table of thinned components is not sorted"),
+                                         ([b"a", b"a"], "the table of thinned components is not sorted and unique"),
+                                         ([b"model"], "it has tensors of a component that it says was thinned")])
+def test_lies_about_what_was_thinned(copy, lib, tmp_path, names, words):
+    forge = Forge(lib, copy, "a")
+    for name in names:
+        forge.manifest.fields.append((18, 2, name))
+    forge.done(tmp_path / "scratch")
+    refused(copy, words)
 
 
 def test_the_program(copy):
