@@ -33,6 +33,8 @@
  *   6. No one puts the next number, deletes, or reports an outcome because of an entry before the list's directory is
  *      durable: commit_list_sync, called by commit_list_put before each check and put, and by the collector.
  *   7. The collector never removes what a live commit, an undecided attempt or a base named by one reaches: gc.c.
+ *   8. Facts are of one visible commit, and only an entry changes them. A pin keeps its step from every removal, and
+ *      from every replacement but by an equal one, which has the facts in its commit entry: list_facts.c.
  *
  * Snapshots. Entry 64 n says, with those that it goes on from (list_snapshot.c), which steps are visible, so that
  * opening reads a few snapshots and at most 63 entries. It says nothing about attempts. That is enough for readers,
