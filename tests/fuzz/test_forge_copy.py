@@ -46,16 +46,16 @@ def test_a_forged_source(vckpt, bases, tmp_path, scale, seed, shape):
     (path, runs), copied = bases[shape], 0
     for n in range(scale(3, 300)):
         number = seed % 10**6 + n
-        lies = forge.forge(path, tmp_path / "from", number, runs)
+        forged = forge.forge(path, tmp_path / "from", number, runs)
         vckpt("init", tmp_path / "to", "--no-reserve")
         done = vckpt("copy", tmp_path / "from", *runs, "--to", tmp_path / "to", check=False)
         assert done.returncode in ENDS and (done.returncode == 0 or "vckpt copy: " in done.stderr), (
-            number, lies, done)
-        assert vckpt("verify", tmp_path / "to", "--paranoid", check=False).returncode in (0, 4), (number, lies, done)
+            number, forged, done)
+        assert vckpt("verify", tmp_path / "to", "--paranoid", check=False).returncode in (0, 4), (number, forged, done)
         for step in steps(vckpt, tmp_path / "to"):
             here = files(vckpt, tmp_path / "from", step, tmp_path / "a")
             there = files(vckpt, tmp_path / "to", step, tmp_path / "b")
-            assert there is not None and (here is None or here == there), (number, lies, step)
+            assert there is not None and (here is None or here == there), (number, forged, step)
             copied += 1
         for name in "from", "to":
             shutil.rmtree(tmp_path / name)
@@ -72,14 +72,14 @@ def test_a_forged_target(vckpt, bases, tmp_path, scale, seed, shape):
     vckpt("copy", path, *runs, "--to", tmp_path / "from")
     for n in range(scale(3, 300)):
         number = seed % 10**6 + n
-        lies = forge.forge(path, tmp_path / "to", number, runs)
+        forged = forge.forge(path, tmp_path / "to", number, runs)
         for run in runs:
             done = vckpt("copy", tmp_path / "from", run, "--to", tmp_path / "to", "--as", f"{run}.new", check=False)
-            assert done.returncode in ENDS, (number, lies, done)
+            assert done.returncode in ENDS, (number, forged, done)
         for step in steps(vckpt, tmp_path / "to"):
             if ".new/" in step:
                 got = files(vckpt, tmp_path / "to", step, tmp_path / "b")
-                assert got == wanted[step.replace(".new/", "/")], (number, lies, step)
+                assert got == wanted[step.replace(".new/", "/")], (number, forged, step)
         shutil.rmtree(tmp_path / "to")
 
 

@@ -154,7 +154,7 @@ def test_a_golden_store_of_what_upkeep_leaves(vckpt, tmp_path):
 @pytest.mark.parametrize("names,words", [([b"b", b"a"], "the table of thinned components is not sorted"),
                                          ([b"a", b"a"], "the table of thinned components is not sorted and unique"),
                                          ([b"model"], "it has tensors of a component that it says was thinned")])
-def test_lies_about_what_was_thinned(copy, lib, tmp_path, names, words):
+def test_wrong_lists_of_what_was_thinned(copy, lib, tmp_path, names, words):
     forge = Forge(lib, copy, "a")
     for name in names:
         forge.manifest.fields.append((18, 2, name))

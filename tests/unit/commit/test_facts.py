@@ -381,14 +381,14 @@ def test_a_list_of_another_store(api):
         api.p.contents.info.list_4 = True
 
 
-def test_a_snapshot_that_lies(api):
+def test_a_snapshot_that_is_wrong(api):
     """Of facts alone: a reader of the whole list finds it."""
     with api.list(RUN) as l:
         n = commit(l, 1)
         change(l, 1, tags=["best"], pin=1, reason="x")
         passes(l, EVERY - 1 - l.next)
         l.put(api.entry(ABORT, attempt=b"%016x-9" % 1, reason=b"x"))
-    for rows, rules, lies in (([row(n, "x", ["best"])], None, False), ([], None, True),
+    for rows, rules, wrong in (([row(n, "x", ["best"])], None, False), ([], None, True),
                               ([row(n, "y", ["best"])], None, True), ([row(n, "x", [])], None, True),
                               ([row(n, "x", ["best"])], ["z"], True)):
         one = api.entry(SNAPSHOT, from_=0)
@@ -401,7 +401,7 @@ def test_a_snapshot_that_lies(api):
                 r.pinned_ns, r.pinned_by = was.pinned_ns, was.pinned_by
             one.facts = facts_entry(api, *rows, rules=rules).facts if rows or rules else one.facts
             api.put_raw(RUN, EVERY, one)
-        assert (lie(api, RUN) == EVERY) == lies
+        assert (lie(api, RUN) == EVERY) == wrong
         api.entry_path(RUN, EVERY).unlink()
 
 
