@@ -5,7 +5,6 @@
 #include "fs/backing_internal.h"
 
 #include <string.h>
-#include <time.h>
 
 #include "core/base/array.h"
 #include "core/base/clock.h"
@@ -79,23 +78,14 @@ static int no_memory(const struct fs_backing *b, int r, struct base_error *err)
 
 static bool is_given_up(const struct assembly *a) { return a->b->stop || a->all->ending; }
 
-/* Of this thread, which includes the making of huge pages: it does not depend on other load. */
-static uint64_t processor_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 /* Huge pages, unless a loader would have to wait until the kernel has made them. */
 static int take_memory(struct assembly *a, uint64_t at, uint64_t end)
 {
-	uint64_t start = processor_ns();
+	uint64_t start = base_thread_cpu_ns();
 	int64_t taken = fs_memfd_take(&a->b->map, at, end, !a->slow);
 
 	if (taken > 0 && a->b->early && !a->slow)
-		a->slow = processor_ns() - start > ((uint64_t)taken >> 20) * HUGE_NS;
+		a->slow = base_thread_cpu_ns() - start > ((uint64_t)taken >> 20) * HUGE_NS;
 	return taken < 0 ? (int)taken : 0;
 }
 

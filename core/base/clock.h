@@ -24,6 +24,15 @@ static inline uint64_t base_monotonic_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
+/* The processor time of this thread, with that of the kernel for it: it does not depend on other load. */
+static inline uint64_t base_thread_cpu_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
 static inline uint64_t base_monotonic_ms(void) { return base_monotonic_ns() / 1000000; }
 
 /* The time of that clock in `ms` milliseconds, for waits (which are by the monotonic one). ms below 0 counts as 0, what

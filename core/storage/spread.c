@@ -3,8 +3,9 @@
  * spread: the calling thread and up to 15 more take numbers from a counter. Threads are made for each call and joined:
  * some 20 us each, against requests that wait. The caller begins alone, and starts one more only while the work that is
  * left, judged by what its own numbers took, is much more than that for each thread. So 64 small files in the page
- * cache (5 us each) cost no thread; of as many over a network all but the first are requested at once. If there are few
- * numbers, or no thread can be started, the caller does all. */
+ * cache (5 us each) cost no thread; of as many over a network all but the first are requested at once. More threads
+ * than processors are started only while the caller waits for half of the time: what computes gains nothing from them.
+ * If there are few numbers, or no thread can be started, the caller does all. */
 #include "core/storage/spread.h"
 
 #include <pthread.h>
@@ -60,29 +61,41 @@ static void *spread_main(void *arg)
 	return NULL;
 }
 
-/* Is there work for one more thread, beside the caller and `count` others? The caller has done `done` in ns. */
-static bool spread_worth(const struct spread *s, unsigned count, uint64_t done, uint64_t ns)
+/* Of the caller: how much it has done, and since when on both clocks. */
+struct spread_pace { uint64_t done, begun, begun_cpu; unsigned cpus; };
+
+/* Is there work for one more thread, beside the caller and `count` others? */
+static bool spread_worth(const struct spread *s, struct spread_pace *p, unsigned count)
 {
 	uint64_t next = atomic_load_explicit(&s->next, memory_order_relaxed), left = s->n - base_min(next, s->n);
+	uint64_t ns = base_monotonic_ns() - p->begun;
 
-	return ns >= SPREAD_ALONE_NS && left > count && ns / done * left / (count + 1) > SPREAD_SHARE_NS;
+	if (ns < SPREAD_ALONE_NS || left <= count || ns / p->done * left / (count + 1) <= SPREAD_SHARE_NS)
+		return false;
+	if (!p->cpus)
+		p->cpus = base_cpu_count();
+	return count + 1 < p->cpus || base_thread_cpu_ns() - p->begun_cpu < ns / 2;
 }
 
 int storage_spread(uint32_t n, storage_spread_func f, void *arg, struct base_error *err)
 {
 	struct spread s = {.n = n, .f = f, .arg = arg, .failed = n};
 	unsigned count = 0, most = n / SPREAD_EACH > 1 ? base_min(n / SPREAD_EACH, SPREAD_THREADS) - 1 : 0;
-	uint64_t begun = most ? base_monotonic_ns() : 0;
+	struct spread_pace pace = {0};
 	pthread_t threads[SPREAD_THREADS - 1];
 
 	pthread_mutex_init(&s.lock, NULL);
-	for (uint64_t done = 1; spread_next(&s); done++)
-		while (count < most && spread_worth(&s, count, done, base_monotonic_ns() - begun)) {
+	if (most)
+		pace = (struct spread_pace){.begun = base_monotonic_ns(), .begun_cpu = base_thread_cpu_ns()};
+	while (spread_next(&s)) {
+		pace.done++;
+		while (count < most && spread_worth(&s, &pace, count)) {
 			if (base_thread_start(&threads[count], spread_main, &s) < 0)
 				most = count;
 			else
 				count++;
 		}
+	}
 	for (unsigned i = 0; i < count; i++)
 		pthread_join(threads[i], NULL);
 	pthread_mutex_destroy(&s.lock);
