@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * compare: units of one piece each, of many tensors, are collected into batches and compared by several threads. Each
- * unit measures for itself, and a batch is summed up in order, so that sums do not depend on threads. Memory: a batch
- * of units, the cache of decoded pieces, and two boxes a thread. */
+ * unit measures for itself, and a batch is summed up in order, so that sums do not depend on threads. Two pieces that
+ * are cut alike are read past the cache, a few blocks at a time: the cache's buffers are too many to stay in the
+ * processor's own, and to write them took half of the time. Memory: a batch of units, the cache of decoded pieces, and
+ * two boxes a thread. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -14,7 +16,9 @@
 #include "core/diff/read.h"
 #include "core/storage/spread.h"
 
-#define COMPARE_UNITS 1024u
+#define COMPARE_UNITS 8192u            /* of a batch, ... */
+#define COMPARE_BATCH_BYTES (UINT64_C(256) << 20) /* ... which has no more than this, so that the user sees progress */
+#define COMPARE_BLOCKS 8u             /* 128 KiB of each side */
 #define COMPARE_CACHE_BYTES (UINT64_C(32) << 20)
 
 struct compare_unit {
@@ -32,7 +36,7 @@ struct compare {
 	const struct diff_options *options;
 	struct load_cache *cache;
 	struct compare_unit units[COMPARE_UNITS]; unsigned n;
-	uint64_t done, total;           /* bytes */
+	uint64_t bytes, done, total;    /* bytes: of the units */
 	pthread_mutex_t lock;           /* protects the next */
 	struct compare_room *rooms;     /* that no thread uses */
 };
@@ -82,6 +86,20 @@ static void room_give(struct compare *c, struct compare_room *room)
 
 /* ---- a unit ---- */
 
+static bool unit_over(const struct compare *c, const struct compare_unit *u)
+{
+	return !c->options->values && atomic_load_explicit(&u->of->different, memory_order_relaxed);
+}
+
+static void unit_add(const struct compare *c, struct compare_unit *u, const struct compare_room *room,
+	const struct diff_type *type, uint64_t items)
+{
+	if (c->options->values)
+		diff_measure_add(&u->m, type, room->a, room->b, items);
+	if (c->options->values ? u->m.changed : memcmp(room->a, room->b, items * u->a->grid.item_bytes) != 0)
+		atomic_store_explicit(&u->of->different, true, memory_order_relaxed);
+}
+
 static int unit_box(struct compare *c, struct compare_unit *u, const struct diff_cut *cut, struct compare_room *room,
 	const struct diff_type *type, struct base_error *err)
 {
@@ -91,18 +109,44 @@ static int unit_box(struct compare *c, struct compare_unit *u, const struct diff
 	if (r == 0)
 		r = u->b ? diff_cut_read(cut, u->b, c->cache, room->b, err)
 			: c->b->other->read(c->b->other->arg, u->of->b, &cut->box, room->b, err);
-	if (r < 0)
-		return r;
-	if (memcmp(room->a, room->b, items * u->a->grid.item_bytes) != 0)
-		atomic_store_explicit(&u->of->different, true, memory_order_relaxed);
-	if (c->options->values)
-		diff_measure_add(&u->m, type, room->a, room->b, items);
-	return 0;
+	if (r == 0)
+		unit_add(c, u, room, type, items);
+	return r;
 }
 
-static bool unit_over(const struct compare *c, const struct compare_unit *u)
+static int unit_boxes(struct compare *c, struct compare_unit *u, struct compare_room *room,
+	const struct diff_type *type, struct base_error *err)
 {
-	return !c->options->values && atomic_load_explicit(&u->of->different, memory_order_relaxed);
+	struct tensor_box box;
+	struct diff_cut cut;
+	int r = 0;
+
+	diff_piece_box(u->a, u->piece, &box);
+	for (diff_cut_first(&cut, &u->a->grid, &box); r == 0 && !cut.done && !unit_over(c, u); diff_cut_next(&cut))
+		r = unit_box(c, u, &cut, room, type, err);
+	return r;
+}
+
+/* The items of two pieces that are cut alike have one order. */
+static int unit_blocks(struct compare *c, struct compare_unit *u, struct compare_room *room,
+	const struct diff_type *type, struct base_error *err)
+{
+	uint64_t len = u->a->pieces[u->piece].ref.raw_len, blocks = base_block_count(len), some;
+	struct pack *a = NULL, *b = NULL;
+	int r = 0;
+
+	for (uint64_t i = 0; r == 0 && i < blocks && !unit_over(c, u); i += some) {
+		some = base_min(blocks - i, COMPARE_BLOCKS);
+		r = load_piece_read(u->a, u->piece, i, some, &a, room->a, err);
+		if (r == 0)
+			r = load_piece_read(u->b, u->piece, i, some, &b, room->b, err);
+		if (r == 0)
+			unit_add(c, u, room, type, base_min(some * BASE_BLOCK_BYTES, len - i * BASE_BLOCK_BYTES) /
+				u->a->grid.item_bytes);
+	}
+	store_pack_put(load_step_store(u->a->step), a);
+	store_pack_put(load_step_store(u->b->step), b);
+	return r;
 }
 
 /* Two pieces of other digests have the same bytes. */
@@ -123,9 +167,7 @@ static int unit_compare(void *arg, uint32_t number, struct base_error *err)
 	struct compare_room *room;
 	struct load_tensor_info info;
 	struct diff_type type;
-	struct tensor_box box;
-	struct diff_cut cut;
-	int r = 0;
+	int r;
 
 	if (unit_over(c, u))
 		return 0;
@@ -134,9 +176,7 @@ static int unit_compare(void *arg, uint32_t number, struct base_error *err)
 		return base_no_memory(err);
 	load_step_tensor_info(u->a->step, u->of->a, &info);
 	diff_type_init(&type, info.dtype);
-	diff_piece_box(u->a, u->piece, &box);
-	for (diff_cut_first(&cut, &u->a->grid, &box); r == 0 && !cut.done && !unit_over(c, u); diff_cut_next(&cut))
-		r = unit_box(c, u, &cut, room, &type, err);
+	r = u->alike ? unit_blocks(c, u, room, &type, err) : unit_boxes(c, u, room, &type, err);
 	room_give(c, room);
 	if (r == 0 && u->alike && c->options->values && u->m.values && u->m.changed == 0)
 		r = unit_lies(u, err);
@@ -149,10 +189,10 @@ static int compare_batch(struct compare *c, struct base_error *err)
 {
 	int r = storage_spread(c->n, unit_compare, c, err);
 
-	for (unsigned i = 0; r == 0 && i < c->n; i++) {
+	for (unsigned i = 0; r == 0 && i < c->n; i++)
 		diff_measure_merge(&c->units[i].of->m, &c->units[i].m);
-		c->done += c->units[i].a->pieces[c->units[i].piece].ref.raw_len;
-	}
+	c->done += c->bytes;
+	c->bytes = 0;
 	compare_clear(c);
 	if (r == 0 && c->options->progress)
 		c->options->progress(c->options->arg, c->done, c->total);
@@ -198,7 +238,8 @@ static int compare_tensor(struct compare *c, const struct diff_side *a, struct d
 		load_object_ref(x);
 		u.b = y ? load_object_ref(y) : NULL;
 		c->units[c->n++] = u;
-		if (c->n == COMPARE_UNITS)
+		c->bytes += x->pieces[i].ref.raw_len;
+		if (c->n == COMPARE_UNITS || c->bytes >= COMPARE_BATCH_BYTES)
 			r = compare_batch(c, err);
 	}
 	return r;

@@ -206,6 +206,15 @@ def test_values_of_every_dtype(vckpt, store, tmp_path, scale):
     assert order == sorted(order, reverse=True)
 
 
+def test_values_of_long_pieces(vckpt, store, tmp_path):
+    """Of 146 KiB, which are read a few blocks at a time."""
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal((1500, 1600), "f4") for _ in range(2))
+    put(vckpt, store, "run/1", {"w": a}, tmp_path / "a.safetensors")
+    put(vckpt, store, "run/2", {"w": b}, tmp_path / "a.safetensors")
+    assert values_of(vckpt, store) == pytest.approx(expected(a, b), rel=1e-12)
+
+
 @pytest.mark.parametrize("word,codes,values", [
     ("F4", bytes([0x21, 0xf0, 0x7a]), [.5, 1, 0, -6, -1, 6]), ("F8_E8M0", bytes([127, 128, 255]), [1, 2, math.nan]),
     ("C64", np.array([1 + 2j, -3j], "c8").tobytes(), [1, 2, -0.0, -3]), ("BOOL", b"\0\1\1", [0, 1, 1])])

@@ -466,7 +466,7 @@ static int cache_take(struct load_cache *c, const struct load_object *o, struct 
 	for (size_t i = 0; i < n; i++) {
 		struct load_want *w = &wants[i];
 		const struct store_piece *p = &o->pieces[w->piece];
-		const char *pack = p->ref.pack < o->npacks ? o->packs[p->ref.pack] : ""; /* cache_read refuses it */
+		const char *pack = p->ref.pack < o->npacks ? o->packs[p->ref.pack] : ""; /* piece_read refuses it */
 		struct load_pin *e;
 
 		w->pin = NULL;
@@ -491,24 +491,39 @@ static int cache_take(struct load_cache *c, const struct load_object *o, struct 
 	return r;
 }
 
-/* *pack: open already, or NULL. */
-static int cache_read(const struct load_object *o, const struct load_want *w, struct pack **pack,
-	struct base_error *err)
+static int piece_read(const struct load_object *o, uint64_t piece, uint64_t first, uint64_t n, struct pack **pack,
+	void *out, struct base_error *err)
 {
-	const struct pack_object_ref *ref = &o->pieces[w->piece].ref;
-	uint64_t first = w->segment * (LOAD_SEGMENT_BYTES / BASE_BLOCK_BYTES);
+	const struct pack_object_ref *ref = &o->pieces[piece].ref;
+	int r = 0;
+
+	if (!*pack && ref->pack >= o->npacks)
+		return base_error_set(err, -BASE_EFORMAT, "pack %u of %u", ref->pack, o->npacks);
+	if (!*pack)
+		r = store_pack_get(load_step_store(o->step), o->packs[ref->pack], pack, err);
+	if (r < 0) {
+		*pack = NULL;
+		return r;
+	}
+	return pack_object_read_blocks(*pack, ref, first, n, out, err);
+}
+
+int load_piece_read(const struct load_object *o, uint64_t piece, uint64_t first, uint64_t n, struct pack **pack,
+	void *out, struct base_error *err)
+{
+	const struct store_piece *p = &o->pieces[piece];
+	uint64_t from = first * BASE_BLOCK_BYTES;
 	int r;
 
-	if (!*pack) {
-		if (ref->pack >= o->npacks)
-			return base_error_set(err, -BASE_EFORMAT, "pack %u of %u", ref->pack, o->npacks);
-		r = store_pack_get(load_step_store(o->step), o->packs[ref->pack], pack, err);
-		if (r < 0) {
-			*pack = NULL;
-			return r;
-		}
+	if (p->inline_bytes) {
+		memcpy(out, p->inline_bytes + from, base_min(n * BASE_BLOCK_BYTES, p->ref.raw_len - from));
+		return 0;
 	}
-	return pack_object_read_blocks(*pack, ref, first, base_block_count(w->pin->len), w->pin->bytes, err);
+	r = piece_read(o, piece, first, n, pack, out, err);
+	if (r == 0)
+		return 0;
+	base_error_prefix(err, r, "piece %llu", (unsigned long long)piece);
+	return load_object_fail(o, r, err);
 }
 
 /* The fill has ended, with success or not: threads that wait go on. A failed segment leaves the table, so that the next
@@ -558,13 +573,12 @@ static void cache_fill_one(struct load_cache *c, const struct load_object *o, st
 {
 	const struct pack_object_ref *ref = &o->pieces[w->piece].ref;
 	struct base_error why = {0};
-	int r = cache_read(o, w, pack, &why);
+	int r = load_piece_read(o, w->piece, w->segment * (LOAD_SEGMENT_BYTES / BASE_BLOCK_BYTES),
+		base_block_count(w->pin->len), pack, w->pin->bytes, &why);
 
 	if (r < 0) {
 		const char *name = ref->pack < o->npacks ? o->packs[ref->pack] : "?";
 
-		base_error_prefix(&why, r, "piece %llu", (unsigned long long)w->piece);
-		r = load_object_fail(o, r, &why);
 		if (!c->quiet && cache_warns(c, name, ref->offset + w->segment))
 			base_warning("%s", why.text);
 	}

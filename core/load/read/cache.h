@@ -46,4 +46,10 @@ int load_object_read(struct load_object *o, struct load_cache *c, uint64_t offse
 int load_object_read_box(struct load_object *o, struct load_cache *c, const struct tensor_box *box, void *out,
 	const uint64_t *stride, struct base_error *err);
 
+/* Blocks [first, first + n) of a piece, which has them, past the cache: for a caller that passes through a piece once,
+ * with a buffer that stays in the processor's cache. *pack: NULL, or as an earlier call for a piece in the same pack
+ * left it; the caller gives it to store_pack_put, after an error, too. */
+int load_piece_read(const struct load_object *o, uint64_t piece, uint64_t first, uint64_t n, struct pack **pack,
+	void *out, struct base_error *err);
+
 #endif
