@@ -4,7 +4,8 @@
  * exactly; the differences of these are taken before they are rounded. The sums of a block are added up in four
  * sums, and blocks after each other: so the error of a sum grows with the number of blocks, not of values.
  *
- * Values that are not finite are masked out, without a branch; a block that has one is walked again to count them. */
+ * Values that are not finite are masked out, without a branch; a block that has one is walked again to count them. Of
+ * floats, which most tensors have, a block is first added up as if all were finite: its sum says if that is so. */
 #include "core/diff/values.h"
 
 #include <float.h>
@@ -15,6 +16,10 @@
 #include "core/base/le.h"
 #include "core/tensor/convert.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define AVX2 __attribute__((target("avx2")))
+#endif
 #define INLINE inline __attribute__((always_inline)) /* so that what uses it decides the instructions */
 
 static const double elements_of_f4[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
@@ -104,7 +109,7 @@ static INLINE void distances(const struct diff_type *t, const void *a, const voi
 static INLINE size_t different(unsigned bytes, const void *a, const void *b, size_t n)
 {
 	const uint8_t *x = a, *y = b;
-	size_t changed = 0;
+	uint32_t changed = 0;
 
 	switch (bytes) {
 	case 8: DIFFERENT(uint64_t); break;
@@ -120,8 +125,8 @@ static INLINE size_t different(unsigned bytes, const void *a, const void *b, siz
 
 struct block_sums { double max, squares, squares_a; uint64_t finite; };
 
-/* Sums of n values, a multiple of 4, in vectors of `lanes`. It is inlined into a function for a processor that has such
- * vectors; two sums of each kind, so that an addition need not wait for the one before. */
+/* Sums of n values, a multiple of 2 * lanes, in vectors of `lanes`. It is inlined into a function for a processor that
+ * has such vectors; two sums of each kind, so that an addition need not wait for the one before. */
 #define BLOCK_ADD(name, lanes) \
 static INLINE struct block_sums name(const double *a, const double *b, \
 	const double *distance, size_t n) \
@@ -133,16 +138,19 @@ static INLINE struct block_sums name(const double *a, const double *b, \
 	vector max[2] = {0}, squares[2] = {0}, squares_a[2] = {0}; \
 	bits finite[2] = {0}; \
 	struct block_sums s = {0}; \
-	for (size_t i = 0, k = 0; i < n; i += (lanes), k ^= 1) { \
-		vector x = (vector)(*(const bits *)&a[i] & rest), y = (vector)(*(const bits *)&b[i] & rest); \
-		bits ok = (x <= most) & (y <= most), more; \
-		vector d = (vector)(*(const bits *)&distance[i] & rest & ok); \
-		x = (vector)((bits)x & ok); \
-		finite[k] -= ok; \
-		squares[k] += d * d; \
-		squares_a[k] += x * x; \
-		more = d > max[k]; \
-		max[k] = (vector)(((bits)d & more) | ((bits)max[k] & ~more)); \
+	for (size_t at = 0; at < n; at += 2 * (lanes)) { \
+		_Pragma("GCC unroll 2") /* so that the sums stay in registers */ \
+		for (size_t k = 0, i = at; k < 2; k++, i += (lanes)) { \
+			vector x = (vector)(*(const bits *)&a[i] & rest), y = (vector)(*(const bits *)&b[i] & rest); \
+			bits ok = (x <= most) & (y <= most), more; \
+			vector d = (vector)(*(const bits *)&distance[i] & rest & ok); \
+			x = (vector)((bits)x & ok); \
+			finite[k] -= ok; \
+			squares[k] += d * d; \
+			squares_a[k] += x * x; \
+			more = d > max[k]; \
+			max[k] = (vector)(((bits)d & more) | ((bits)max[k] & ~more)); \
+		} \
 	} \
 	for (unsigned i = 0; i < 2 * (lanes); i++) { \
 		s.max = fmax(s.max, max[i % 2][i / 2]); \
@@ -165,13 +173,26 @@ static void count_others(const double *values, size_t n, uint64_t *nan, uint64_t
 	}
 }
 
+/* Of a block of n values, of which the sums have some more, which are 0. */
+static INLINE void measure_sums(struct diff_measure *m, const struct diff_type *t, const void *a, const void *b,
+	size_t n, size_t more, const struct block_sums *s)
+{
+	m->max = fmax(m->max, s->max);
+	m->squares += s->squares;
+	m->squares_a += s->squares_a;
+	m->finite += s->finite - more;
+	m->changed += different(t->item_bytes / t->values, a, b, n);
+}
+
+static size_t block_whole(size_t n) { return (n + 7) & ~(size_t)7; } /* of the widest vectors, two */
+
 static INLINE void measure_block(struct diff_measure *m, const struct diff_type *t,
 	const void *a, const void *b, size_t n, struct block_sums (*add)(const double *, const double *, const double *,
 	size_t))
 {
 	double x[DIFF_BLOCK_VALUES] __attribute__((aligned(32))), y[DIFF_BLOCK_VALUES] __attribute__((aligned(32)));
 	double d[DIFF_BLOCK_VALUES] __attribute__((aligned(32)));
-	size_t whole = (n + 3) & ~(size_t)3;
+	size_t whole = block_whole(n);
 	struct block_sums s;
 
 	widen(t, a, n, x);
@@ -180,11 +201,7 @@ static INLINE void measure_block(struct diff_measure *m, const struct diff_type 
 	for (size_t i = n; i < whole; i++)
 		x[i] = y[i] = d[i] = 0;
 	s = add(x, y, d, whole);
-	m->max = fmax(m->max, s.max);
-	m->squares += s.squares;
-	m->squares_a += s.squares_a;
-	m->finite += s.finite - (whole - n);
-	m->changed += different(t->item_bytes / t->values, a, b, n);
+	measure_sums(m, t, a, b, n, whole - n, &s);
 	if (s.finite == whole)
 		return;
 	count_others(x, n, &m->nan_a, &m->inf_a);
@@ -197,10 +214,67 @@ static void measure_plain(struct diff_measure *m, const struct diff_type *t, con
 }
 
 #if defined(__x86_64__)
-static __attribute__((target("avx2"))) void measure_avx2(struct diff_measure *m, const struct diff_type *t,
-	const void *a, const void *b, size_t n)
+/* n values as floats: the items, or made in `room`, then zeros up to `whole`. */
+static AVX2 const float *floats_of(const struct diff_type *t, const void *items, size_t n, size_t whole, float *room)
 {
-	measure_block(m, t, a, b, n, block_add_wide);
+	if (t->item_bytes == 4 * t->values && n == whole)
+		return items;
+	if (t->item_bytes == 4 * t->values)
+		memcpy(room, items, n * sizeof *room);
+	else if (t->dtype == TENSOR_BF16)
+		for (size_t i = 0; i < n; i++)
+			((uint32_t *)room)[i] = (uint32_t)((const uint16_t *)items)[i] << 16;
+	else
+		tensor_convert(t->dtype, TENSOR_F32, items, room, n);
+	for (; n < whole; n++)
+		room[n] = 0;
+	return room;
+}
+
+/* What block_add_wide does, sum for sum, of values that are all finite. If one is not, neither is `squares`. */
+static AVX2 struct block_sums floats_add(const float *a, const float *b, size_t n)
+{
+	__m256d max[2] = {0}, squares[2] = {0}, squares_a[2] = {0};
+	struct block_sums s = {.finite = n};
+
+	for (size_t at = 0; at < n; at += 8) {
+		_Pragma("GCC unroll 2")
+		for (size_t k = 0, i = at; k < 2; k++, i += 4) {
+			__m256d x = _mm256_cvtps_pd(_mm_loadu_ps(a + i)), d = _mm256_cvtps_pd(_mm_loadu_ps(b + i)) - x;
+
+			squares[k] += d * d;
+			squares_a[k] += x * x;
+			max[k] = _mm256_max_pd(max[k], _mm256_andnot_pd(_mm256_set1_pd(-0.0), d));
+		}
+	}
+	for (unsigned i = 0; i < 8; i++) {
+		s.max = max[i % 2][i / 2] > s.max ? max[i % 2][i / 2] : s.max;
+		s.squares += squares[i % 2][i / 2];
+		s.squares_a += squares_a[i % 2][i / 2];
+	}
+	return s;
+}
+
+static AVX2 bool measure_floats(struct diff_measure *m, const struct diff_type *t, const void *a, const void *b,
+	size_t n)
+{
+	float x[DIFF_BLOCK_VALUES], y[DIFF_BLOCK_VALUES];
+	size_t whole = block_whole(n);
+	struct block_sums s = floats_add(floats_of(t, a, n, whole, x), floats_of(t, b, n, whole, y), whole);
+
+	if (!isfinite(s.squares))
+		return false;
+	measure_sums(m, t, a, b, n, whole - n, &s);
+	return true;
+}
+
+static AVX2 void measure_avx2(struct diff_measure *m, const struct diff_type *t, const void *a, const void *b, size_t n)
+{
+	bool floats = t->dtype == TENSOR_F32 || t->dtype == TENSOR_C64 || t->dtype == TENSOR_F16 ||
+		t->dtype == TENSOR_BF16;
+
+	if (!floats || !measure_floats(m, t, a, b, n))
+		measure_block(m, t, a, b, n, block_add_wide);
 }
 static int wide(void) { return __builtin_cpu_supports("avx2") ? 1 : 0; }
 #else

@@ -3,6 +3,7 @@
 import ctypes as c
 import itertools
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -33,17 +34,24 @@ def measure(lib, dtype, a, b, which):
     return m
 
 
-@pytest.mark.parametrize("word,dtype", [("f4", 12), ("f8", 13), ("f2", 10), ("i8", 9), ("u2", 3), ("u1", 2)])
+@pytest.mark.parametrize("word,dtype", [("f4", 12), ("f8", 13), ("f2", 10), ("i8", 9), ("u2", 3), ("u1", 2),
+                                        (ml_dtypes.bfloat16, 11)])
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 511, 512, 513, 2000])
-def test_vectors_agree(lib, word, dtype, n):
-    rng = np.random.default_rng(n)
-    a = np.frombuffer(rng.bytes(n * np.dtype(word).itemsize), word).copy()       # NaN and infinities among floats
-    b = np.where(rng.random(n) < .5, np.frombuffer(rng.bytes(n * a.itemsize), word), a)
+@pytest.mark.parametrize("finite", [False, True])
+def test_vectors_agree(lib, word, dtype, n, finite):
+    rng, item = np.random.default_rng(n), np.dtype(word).itemsize
+
+    def some():                                         # not finite: NaN and infinities among floats
+        return rng.standard_normal(n).astype(word) if finite else np.frombuffer(rng.bytes(n * item), word)
+    a = some().copy()
+    b = np.where(rng.random(n) < .5, some(), a)
     plain, wide = (measure(lib, dtype, a, b, which) for which in (0, 1))
     for name, _ in Measure._fields_:
         assert getattr(plain, name) == pytest.approx(getattr(wide, name), rel=1e-14, nan_ok=True), name
     assert plain.values == n and plain.changed == (a.view(f"u{a.itemsize}") != b.view(f"u{b.itemsize}")).sum()
-    if a.dtype.kind == "f":
+    if a.dtype.kind in "fV":
+        with np.errstate(invalid="ignore"):
+            a, b = a.astype("f8"), b.astype("f8")
         assert (plain.nan_a, plain.nan_b) == (np.isnan(a).sum(), np.isnan(b).sum())
         assert plain.finite == (np.isfinite(a) & np.isfinite(b)).sum()
 
