@@ -28,13 +28,11 @@
  *      it never becomes free. A step is never silently replaced (`replaces` must be what is live: apply_commit).
  *   4. The boxes of every tensor cover it exactly: check_manifest_cover, before the commit entry.
  *   5. What was announced is reported as failed only when the list says so: a writer that gives up appends `abort`
- *      first, and reports success if it finds a commit of the attempt instead; until then it is undecided:
- *      attempt_outcome.c.
+ *      first, and reports success if it finds a commit of the attempt; undecided until then: attempt_outcome.c.
  *   6. No one puts the next number, deletes, or reports an outcome because of an entry before the list's directory is
  *      durable: commit_list_sync, called by commit_list_put before each check and put, and by the collector.
  *   7. The collector never removes what a live commit, an undecided attempt or a base named by one reaches: gc.c.
- *   8. Facts are of one visible commit, and only an entry changes them. A pin keeps its step from every removal, and
- *      from every replacement but by an equal one, which has the facts in its commit entry: list_facts.c.
+ *   8. Facts are of one visible commit; only an entry changes them, and a pin is honoured by every put: list_facts.c.
  *
  * Snapshots. Entry 64 n says, with those that it goes on from (list_snapshot.c), which steps are visible, so that
  * opening reads a few snapshots and at most 63 entries. It says nothing about attempts. That is enough for readers,
