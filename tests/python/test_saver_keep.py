@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stays of a run while a job saves: Saver(keep=) and the run's policy (docs/prune.md, "In a job")."""
 import json
+import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -123,11 +125,86 @@ def test_ranks(path, steps, threads):
 @pytest.mark.parametrize("keep, said", [
     ({"last": 0}, "keep-last=0: give a number from 1 on"), ({"lst": 3}, "there is no rule 'lst'"),
     ("last=3", "expected a mapping of rules"), ({}, "expected a mapping of rules"),
+    ({"last": []}, "expected a mapping of rules"), ({"step": [1, "x"]}, "keep-step=1,x"),
+    ({"warn-free": "10G"}, "there is no rule 'warn-free'"),
     ({"if": "loss <"}, "column 7"), ({"best": "loss"}, "K:ATTRIBUTE"), ({"last": [1, "x"]}, "keep-last=x")])
 def test_wrong_rules(path, keep, said):
     with pytest.raises(ValueError, match="keep") as error:
         save(path, [0], keep=keep)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize("several", [list(range(0, 200, 2)), range(0, 200, 2), {*range(0, 200, 2)}])
+def test_more_steps_than_a_saver_may_have_rules(path, steps, several):
+    save(path, [0, 1, 2, 3, 100, 101, 102], keep={"step": several})
+    assert steps() == [0, 2, 100, 102]
+
+
+def test_one_step_alone(path, steps, vckpt_json):
+    save(path, [5], keep={"last": 3})
+    for rule in ("--keep-last", "3"), ("--keep-every", "3"):
+        assert vckpt_json("prune", path.parent, "run", *rule, "--yes")["removed"] == []
+    assert steps() == [5]
+
+
+def test_steps_in_any_order(path, steps):
+    """The two highest stay, and the one that was saved last."""
+    save(path, [10, 20, 5, 6], keep={"last": 2})
+    assert steps() == [6, 10, 20]
+
+
+def test_a_run_named_like_a_number(path, vckpt_json):
+    store = path.parent
+    save(path, [0])
+    np.save(store.parent / "w.npy", np.zeros(9))
+    vckpt_json("import", store, "7/1", store.parent / "w.npy")
+    save(store / "7", range(2, 6), keep={"last": 2})
+    assert vckpt.steps(store / "7") == [4, 5]
+    vckpt_json("policy", store, "7", "set", "--keep-last", "1")
+    assert [s["plan"] for s in vckpt_json("prune", store, "7", "--dry-run")["steps"]] == ["goes", "stays"]
+    assert vckpt_json("du", store, "--freed", "7")["freed"]["steps"] == 2
+    assert vckpt_json("du", store, "--freed", "7/5..")["freed"]["steps"] == 1
+    save(store / "7", [6])
+    assert vckpt.steps(store / "7") == [6] and vckpt.steps(path) == [0]
+
+
+def test_a_child_of_a_fork(path, steps):
+    """It cannot use the saver, also when it ends as a program does, and removes nothing; the parent goes on."""
+    code = f"""
+import os, sys
+import numpy as np
+import vckpt
+
+saver = vckpt.Saver({str(path)!r}, pin="no", keep={{"last": 2}})
+for step in range(6):
+    if step == 3 and os.fork() == 0:
+        try:
+            saver.save({{"model": {{"w": np.ones(9)}}}}, step=9)
+        except vckpt.Forked:
+            sys.exit(0)
+        os._exit(1)
+    saver.save({{"model": {{"w": np.full(9, step)}}}}, step=step)
+assert os.wait()[1] == 0
+saver.close()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    assert steps() == [4, 5]
+
+
+def test_a_copy_of_the_files(path, steps, vckpt_json):
+    """`cp -r` of a store: what is pruned in one is there in the other, and the job goes on in either."""
+    save(path, range(6))
+    vckpt.pin(path / "1")
+    copy = path.parents[1] / "copy"
+    shutil.copytree(path.parent, copy)
+    assert vckpt_json("prune", copy, "run", "--keep-last", "1", "--yes")["failed"] == []
+    vckpt_json("gc", copy, "--grace", "0")
+    save(copy / "run", [6, 7], keep={"last": 1})
+    assert vckpt.steps(copy / "run") == [1, 7] and steps() == list(range(6))
+    for store in copy, path.parent:
+        assert vckpt_json("verify", store)["faults"] == 0
+    with vckpt.Step(path / "0", framework="numpy") as step:
+        assert step["model", "w"].numpy().tolist() == [0] * 100
 
 
 def test_thinned(path, vckpt_json):

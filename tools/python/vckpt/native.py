@@ -28,6 +28,7 @@ OPTIONS = {"heartbeat": 20.0, "start_timeout": 60.0, "deadline": 0.0, "ring_byte
            "check_replicas": "sample", "threads": 0, "low_priority": False, "use_bases": True, "keep_cached": False,
            "meet_timeout": 600.0, "warn_free": True, "keep": None}
 KEEP = ("last", "every", "within", "daily", "weekly", "best", "step", "if")     # rules of docs/prune.md
+SEVERAL = (list, tuple, range, set, frozenset)
 NUMBERS: list[tuple[str, Any, int, str]] = [
     ("meet_timeout", numbers.Real, 0, "seconds"), ("heartbeat", numbers.Real, 0, "seconds"),
     ("start_timeout", numbers.Real, 0, "seconds"), ("deadline", numbers.Real, 0, "seconds"),
@@ -60,14 +61,19 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keep(rules: Any) -> list[bytes]:
-    """{"last": 3, "best": "2:loss:min", "if": "..."} as the library has rules; several of a kind are a list."""
-    if not isinstance(rules, Mapping) or not rules:
+    """{"last": 3, "best": "2:loss:min", "if": "..."} as the library has rules; several of a kind are a list. Steps
+    are one rule, however many."""
+    found: list[str] = []
+    for name, value in rules.items() if isinstance(rules, Mapping) else ():
+        if name not in KEEP:
+            raise invalid(f"keep: there is no rule {name!r}: expected one of {', '.join(KEEP)}")
+        values = [str(one) for one in (value if isinstance(value, SEVERAL) else [value])]
+        if name == "step" and values:
+            values = [",".join(values)]
+        found += [f"keep-{name}={one}" for one in values]
+    if not found:
         raise invalid(f"keep={rules!r}: expected a mapping of rules, such as {{'last': 3, 'every': 1000}}")
-    unknown = [name for name in rules if name not in KEEP]
-    if unknown:
-        raise invalid(f"keep: there is no rule {unknown[0]!r}: expected one of {', '.join(KEEP)}")
-    return [_lib.text(f"keep-{name}={value}", "keep") for name, values in rules.items()
-            for value in (values if isinstance(values, (list, tuple)) else [values])]
+    return [_lib.text(rule, "keep") for rule in found]
 
 
 class Native:
