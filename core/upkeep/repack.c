@@ -13,6 +13,7 @@
 #include "core/base/array.h"
 #include "core/base/le.h"
 #include "core/commit/incoming/incoming.h"
+#include "core/step/open.h"
 
 /* ---- the session ---- */
 
@@ -235,24 +236,60 @@ static void step_owns(struct upkeep_repack *p, struct thin *t, uint64_t entry, i
 	o->manifest = now.commit.manifest;
 	for (uint32_t i = 0; i < p->npacks; i++)
 		if (strcmp(p->packs[i].name, t->meta_name) == 0)
-			p->packs[i].size = t->ranks[0].packs[THIN_META].size;
+			p->packs[i].size = t->ranks[thin_first(t)].packs[THIN_META].size;
 	for (size_t i = 0; i < p->ntodo; i++)
 		ret_r->bytes += p->todo[i]->to.stored_len;
-	ret_r->objects = p->ntodo;
+	ret_r->objects += p->ntodo;
 }
 
-/* Of all ranks; each names many. */
-static uint32_t packs_count(const struct thin *t)
+/* That it needs now; not known where it is replaced already. */
+static uint32_t packs_count(struct upkeep_repack *p, const struct thin *t)
 {
-	struct verify_set all = {0};
+	struct proto_manifest m = {0};
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < t->m.nranks; i++)
-		for (uint32_t k = 0; k < t->ranks[i].said.npacks; k++)
-			n += verify_set_add(&all, verify_place(t->ranks[i].packs[k].pack, &(struct pack_object_ref){0},
-				NULL, 0)) == 1;
-	verify_set_release(&all);
+	if (store_manifest_get(p->store, t->run, &p->owners[p->nowners - 1].manifest, &m, NULL) == 0)
+		n = m.npacks;
+	proto_manifest_release(&m);
 	return n;
+}
+
+/* ---- whole tensors ---- */
+
+/* Has another rank than 0 a row? */
+static int step_is_cut(struct thin *t)
+{
+	int r = 0;
+
+	for (uint32_t i = 1; r == 0 && i < t->m.nranks; i++) {
+		struct store_opened_part part = {0};
+
+		r = store_open_part(t->store, &t->m, i, &part, t->err);
+		if (r == 0)
+			r = part.part.nchunks > 0;
+		store_opened_part_release(&part);
+	}
+	return r;
+}
+
+/* As rank 0, with what earlier steps of the session have. */
+static int repack_whole(struct thin *t)
+{
+	struct upkeep_repack *p = t->arg;
+	struct upkeep_whole_base bases[WHOLE_BASES];
+	struct upkeep_whole w = {.store = p->store, .run = t->run, .step = p->step, .m = &t->m,
+		.attempt = t->attempt, .bases = bases, .threads = p->options->threads, .progress = p->options->progress,
+		.arg = p->options->arg, .cancelled = p->options->cancelled};
+	int r;
+
+	for (uint32_t i = p->nowners - 1; i-- > 0 && w.nbases < WHOLE_BASES;)
+		if (!p->owners[i].gone)
+			bases[w.nbases++] = (struct upkeep_whole_base){p->owners[i].run, p->owners[i].entry,
+				p->owners[i].manifest};
+	r = p->options->whole(&w, t->err);
+	p->whole_objects = w.objects;
+	p->whole_bytes = w.bytes;
+	return r < 0 ? base_error_prefix(t->err, r, "%s/%" PRIu64, t->run, t->m.step) : 0;
 }
 
 static int step_write(struct upkeep_repack *p, struct thin *t, const struct commit_list_step *step,
@@ -272,10 +309,13 @@ static int step_write(struct upkeep_repack *p, struct thin *t, const struct comm
 	t->place = repack_place;
 	t->prepare = repack_move;
 	t->arg = p;
+	p->step = step;
+	p->whole_objects = p->whole_bytes = 0;
 	r = thin_attempt(t, step, &ret_r->entry);
-	if (r == 0)
-		ret_r->packs = packs_count(t);
+	ret_r->objects = p->whole_objects;
+	ret_r->bytes = p->whole_bytes;
 	step_owns(p, t, ret_r->entry, r, ret_r);
+	ret_r->packs = packs_count(p, t);
 	p->last_pack = NULL;
 	return r;
 }
@@ -298,9 +338,11 @@ int upkeep_repack_step(struct upkeep_repack *p, const char *run, uint64_t step, 
 	if (r < 0)
 		return r;
 	ret_r->packs = ret_r->packs_before = t.m.npacks;
-	ret_r->before = done_before(p, &t, now.commit.attempt);
-	if (ret_r->before)
-		return 0;
+	r = p->options->whole && t.m.nranks > 1 ? step_is_cut(&t) : 0;
+	t.whole = r > 0 ? repack_whole : NULL;
+	ret_r->before = r == 0 && done_before(p, &t, now.commit.attempt);
+	if (r < 0 || ret_r->before)
+		return r;
 	r = step_is_free(p, &now, t.err);
 	if (r == 0)
 		r = step_write(p, &t, &now, ret_r);

@@ -3,7 +3,8 @@
  * repack: a step's objects written anew by one writer (docs/gc.md, "Repacking"). The step is replaced by an equal one:
  * the same layouts, boxes, digests, blobs and view headers of all ranks, its time, and its facts. What was
  * stored by the ranks in packs of their own is in one pack for each component then, tensor by tensor, and nothing else
- * is in these packs. Each object is read once, compared with its digest, and appended as it is stored.
+ * is in these packs. Each object is read once, compared with its digest, and appended as it is stored. With `whole` a
+ * step that several ranks stored is cut anew: rank 0 has whole tensors then, and the other ranks no rows.
  *
  * A session does several steps, one after another, in one thread; a step refers to what an earlier one wrote. Memory:
  * some 250 bytes for each object that was written, and 64 MiB. */
@@ -12,11 +13,29 @@
 
 #include "core/commit/list/list.h"
 
+/* A step whose tensors are to be written whole, as rank 0 of an attempt, which it announces. */
+struct upkeep_whole {
+	struct store *store;
+	const char *run;
+	const struct commit_list_step *step;
+	const struct proto_manifest *m;         /* the step's */
+	struct commit_attempt *attempt;
+	const struct upkeep_whole_base { const char *run; uint64_t entry; struct base_digest manifest; } *bases;
+	unsigned nbases;                        /* steps that were written so, whose pieces may be used */
+	unsigned threads;
+	void (*progress)(void *arg, uint64_t done, uint64_t total);
+	void *arg;
+	bool (*cancelled)(void);
+	uint64_t objects, bytes;                /* result: that were written, as stored */
+};
+
 struct upkeep_repack_options {
 	unsigned threads;               /* 0: all cores */
 	void (*progress)(void *arg, uint64_t done, uint64_t total); /* bytes of the step under way; may be NULL */
 	void *arg;
 	bool (*cancelled)(void);        /* may be NULL. true: -EINTR, and the step is as it was */
+	/* copy_whole (core/copy/whole.h), which is above this folder; NULL: parts stay as they are */
+	int (*whole)(struct upkeep_whole *w, struct base_error *err);
 };
 struct upkeep_repacked {
 	bool before;                    /* nothing of it is to be written anew, and nothing was */

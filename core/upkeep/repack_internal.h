@@ -8,6 +8,8 @@
 #include "core/upkeep/repack.h"
 #include "core/upkeep/thin_internal.h"
 
+#define WHOLE_BASES 8u /* steps that share whole pieces: the last ones */
+
 /* An object that is written anew, or was by an earlier step of the session. Each is allocated by itself: a pack's
  * writer keeps the address of `to`. */
 struct repack_object {
@@ -43,6 +45,8 @@ struct upkeep_repack {
 	struct repack_object **objects; struct base_table by_digest;
 	struct repack_object **todo; size_t ntodo, todo_room; /* of the step under way */
 	uint64_t done_bytes, todo_bytes;
+	const struct commit_list_step *step; /* the one under way, as it was seen */
+	uint64_t whole_objects, whole_bytes; /* of it, that repack_whole has written */
 	const char *last_pack; bool last_drops; uint32_t last_class; /* of the last object that was looked at */
 	/* repack_find.c; finds: only these packs are dropped */
 	bool finds;

@@ -281,7 +281,7 @@ static int part_copy(struct thin *t)
 	base_cleanup_free struct proto_sample *samples = calloc((size_t)from->nsamples + 1, sizeof *samples);
 	int r = blobs && samples ? 0 : base_no_memory(t->err);
 
-	for (uint32_t i = 0; r == 0 && i < from->nchunks; i++)
+	for (uint32_t i = 0; r == 0 && !t->whole && i < from->nchunks; i++)
 		r = store_part_read_chunk(t->store, t->layout->from, from, t->part->packs, t->part->npacks, i, on_row,
 			t, t->err);
 	t->tensor = THIN_NONE;
@@ -357,7 +357,7 @@ int thin_ranks(struct thin *t)
 	int r = 0;
 
 	t->bytes = 0;
-	for (uint32_t i = 0; r == 0 && i < t->m.nranks; i++) {
+	for (uint32_t i = thin_first(t); r == 0 && i < t->m.nranks; i++) {
 		struct store_opened_part part = {0};
 
 		t->rank = &t->ranks[i];
@@ -378,7 +378,7 @@ int thin_ranks(struct thin *t)
 /* References are complete once the pack is sealed. */
 static void announce(struct thin *t, uint64_t size)
 {
-	for (uint32_t i = 0; i < t->m.nranks; i++) {
+	for (uint32_t i = thin_first(t); i < t->m.nranks; i++) {
 		struct thin_rank *k = &t->ranks[i];
 		const struct thin_layout *y = &t->layouts[t->m.ranks[i].layout];
 		struct proto_pack_use *meta = &k->packs[THIN_META];
@@ -394,7 +394,7 @@ static void announce(struct thin *t, uint64_t size)
 		meta->size = size;
 		k->said.packs = k->packs;
 		k->said.headers = k->headers;
-		k->said.new_bytes = i == 0 ? size + t->new_bytes : 0;
+		k->said.new_bytes = i == thin_first(t) ? size + t->new_bytes : 0;
 	}
 }
 
@@ -410,6 +410,8 @@ static int thin_commit(struct thin *t, const struct commit_list_step *step, uint
 		return base_no_memory(t->err);
 	for (uint32_t i = 0; i < t->m.nranks; i++)
 		all[i] = t->ranks[i].said;
+	if (t->whole)
+		all[0].host = t->m.hosts[t->m.ranks[0].host];
 	for (; at < t->m.nthinned && (!t->component || strcmp(t->m.thinned[at], t->component) < 0); at++)
 		thinned[at] = t->m.thinned[at];
 	if (t->component)
@@ -424,6 +426,8 @@ static int thin_write(struct thin *t, const struct commit_list_step *step, uint6
 	uint64_t size;
 	int r = commit_attempt_base(t->attempt, t->run, step->entry, &step->commit.manifest, t->err);
 
+	if (r == 0 && t->whole && (r = t->whole(t)) == 0)
+		commit_attempt_rank(t->attempt, 1); /* its pack of records */
 	if (r == 0) {
 		r = commit_attempt_pack_open(t->attempt, "meta", t->meta_name, &t->meta);
 		if (r < 0)
@@ -447,7 +451,8 @@ static int thin_write(struct thin *t, const struct commit_list_step *step, uint6
 int thin_attempt(struct thin *t, const struct commit_list_step *step, uint64_t *ret_entry)
 {
 	const struct commit_attempt_save o = {.step = step->step, .replace = true, .keep_facts = true,
-		.count = COMMIT_ATTEMPT_REWRITES, .time_ns = step->commit.time_ns};
+		.count = COMMIT_ATTEMPT_REWRITES, .time_ns = step->commit.time_ns,
+		.world = t->whole ? t->m.world : 0};
 	struct base_error why;
 	int r = commit_attempt_begin_alone(t->store, t->run, &o, &t->attempt, t->err), decided;
 

@@ -45,7 +45,9 @@ struct thin {
 	int (*place)(struct thin *t, const char *pack, const struct pack_object_ref *ref, struct thin_place *ret_p);
 	/* After the first look, before the parts are written. */
 	int (*prepare)(struct thin *t);
-	void *arg;                      /* of these two */
+	/* Before both: writes all rows as rank 0, and announces its part. The other ranks' parts have none then. */
+	int (*whole)(struct thin *t);
+	void *arg;                      /* of these three */
 	uint32_t nplaces;               /* at most so many packs are in places */
 	/* the rank under way */
 	struct thin_rank *rank;
@@ -68,5 +70,7 @@ int thin_ranks(struct thin *t);
 /* Writes the step anew. Errors as upkeep_thin. */
 int thin_attempt(struct thin *t, const struct commit_list_step *step, uint64_t *ret_entry);
 void thin_release(struct thin *t);
+/* The first rank whose part is written from the one that it has. */
+static inline uint32_t thin_first(const struct thin *t) { return t->whole != NULL; }
 
 #endif

@@ -73,7 +73,9 @@ int commit_attempt_commit(struct commit_attempt *a, struct proto_announcement *a
 
 /* A step that is there, written anew by a writer alone in the name of all its ranks: what the manifest says of each. */
 struct commit_attempt_rewrite {
-	struct proto_announcement *all; uint32_t n; /* of all ranks, ascending; run, attempt, step, world are set */
+	/* Of all ranks, ascending; run, attempt, step, world are set. One that was announced is taken as it was, with
+	 * the host that is given here. */
+	struct proto_announcement *all; uint32_t n;
 	uint64_t replaces;                      /* the entry that was seen; it has to be the step's still */
 	const char *const *thinned; uint32_t nthinned; /* components that it lacks now; sorted */
 	bool loses;                             /* one of these just now: not of a pinned step */

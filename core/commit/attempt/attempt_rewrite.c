@@ -18,6 +18,7 @@ bool commit_attempt_rewritten(const char *attempt)
 int commit_attempt_rewrite(struct commit_attempt *a, const struct commit_attempt_rewrite *w, uint64_t *ret_entry,
 	struct base_error *err)
 {
+	struct proto_announcement *announced = a->announcements;
 	uint64_t entry = PROTO_NONE;
 	int r = commit_launch_check(a->launch, err);
 
@@ -26,6 +27,11 @@ int commit_attempt_rewrite(struct commit_attempt *a, const struct commit_attempt
 	if (a->announced || a->decided || !commit_attempt_rewritten(a->name))
 		return base_error_set(err, -EINVAL, "attempt %s cannot rewrite a step", a->name);
 	for (uint32_t i = 0; i < w->n; i++) {
+		const char *host = w->all[i].host;
+
+		if (announced && announced[i].arena)
+			w->all[i] = announced[i];
+		w->all[i].host = host;
 		w->all[i].run = a->run;
 		w->all[i].attempt = a->name;
 		w->all[i].step = a->step;
@@ -37,7 +43,7 @@ int commit_attempt_rewrite(struct commit_attempt *a, const struct commit_attempt
 	a->announced = true;
 	r = attempt_commit_all(a, &entry, err);
 	a->rewrite = NULL;
-	a->announcements = NULL;
+	a->announcements = announced;
 	a->nannouncements = 0;
 	if (r == -BASE_EABORTED)
 		commit_attempt_packs_delete(a);

@@ -89,6 +89,12 @@ static int step_name_compare(const struct load_step *step, const struct load_ten
 	return d ? d : (mine_len > len) - (mine_len < len);
 }
 
+static bool place_held(const struct load_step *step, const struct load_tensor_place *p)
+{
+	return place_layout(step, p)->m.tensors[p->tensor].mesh != 0;
+}
+
+/* Of one tensor a layout that records who holds it comes first: that of a writer of whole tensors (repack) does not. */
 static int step_place_compare(const void *a, const void *b, void *arg)
 {
 	const struct load_step *step = arg;
@@ -97,6 +103,8 @@ static int step_place_compare(const void *a, const void *b, void *arg)
 	const char *name = store_layout_name(place_layout(step, y), y->tensor, &len);
 	int d = step_name_compare(step, x, store_layout_component(place_layout(step, y), y->tensor), name, len);
 
+	if (d == 0)
+		d = place_held(step, y) - place_held(step, x);
 	return d ? d : (x->layout > y->layout) - (x->layout < y->layout);
 }
 
@@ -303,6 +311,17 @@ const struct store_layout *load_step_layout(const struct load_step *step, uint32
 {
 	*ret_index = step->tensors[tensor].tensor;
 	return step->layouts[step->tensors[tensor].layout].layout;
+}
+
+const struct store_layout *load_step_layout_more(const struct load_step *step, uint32_t tensor, uint32_t *ret_index)
+{
+	const struct step_other *others = (const struct step_other *)step->others.data;
+	size_t n = step->others.len / sizeof *others, i = base_bisect(k, (size_t)0, n, others[k].number < tensor);
+
+	if (i == n || others[i].number != tensor)
+		return NULL;
+	*ret_index = others[i].place.tensor;
+	return place_layout(step, &others[i].place);
 }
 
 void load_step_tensor_info(const struct load_step *step, uint32_t tensor, struct load_tensor_info *ret_info)

@@ -16,6 +16,8 @@ struct save_planned {
 	uint32_t *numbers;              /* by the plan's tensor: in the layout. NULL: the same */
 	bool stores_layout;             /* this rank is the one that is sure to store the layout object */
 };
+/* Makes the plan of one writer that stores all tensors of the layout, each whole. -ENOMEM, -EOVERFLOW. */
+int save_planned_whole(struct save_planned *whole, struct base_error *err);
 void save_planned_release(struct save_planned *p); /* NULL-safe; what is zero is not there */
 /* The number in the layout of the tensor of a box of the plan. */
 static inline uint32_t save_planned_tensor(const struct save_planned *p, uint64_t box)

@@ -152,8 +152,9 @@ static bool band_blocks_room(struct save_band *b)
 }
 
 /* Reads the band's box, row-major, from the source, with one read for each contiguous range. */
-static int band_read_box(struct save_band *b, const struct save_source *source, uint8_t *to)
+static int band_read_box(void *arg, struct save_band *b)
 {
+	const struct save_source *source = arg;
 	const struct tensor_shape *s = &b->grid.shape;
 	uint64_t stride[TENSOR_MAX_DIMS], at[TENSOR_MAX_DIMS] = {0};
 	uint64_t together = b->grid.item_bytes, bytes = together, offset = 0;
@@ -171,7 +172,7 @@ static int band_read_box(struct save_band *b, const struct save_source *source, 
 		whole = whole && b->box.size[d] == s->dim[d];
 	}
 	for (uint64_t done = 0; done < b->len; done += together) {
-		int r = source->read(source->arg, offset, to + done, together, &b->err);
+		int r = source->read(source->arg, offset, b->in + done, together, &b->err);
 
 		if (r < 0)
 			return base_error_prefix(&b->err, r, "the source cannot be read");
@@ -600,7 +601,7 @@ static int band_recognised(struct save_band *b, const struct save_writer *w, str
 	return r;
 }
 
-int save_band_read(struct save_band *b, const struct save_source *source)
+int save_band_read_by(struct save_band *b, int (*read)(void *arg, struct save_band *b), void *arg)
 {
 	uint64_t begin = base_monotonic_ns();
 	int r;
@@ -609,9 +610,16 @@ int save_band_read(struct save_band *b, const struct save_source *source)
 	if (!band_room(b, 0))
 		return base_no_memory(&b->err);
 	b->in = b->memory[0];
-	r = b->len ? band_read_box(b, source, b->in) : 0;
+	r = b->len ? read(arg, b) : 0;
 	b->read_ns = base_monotonic_ns() - begin;
 	return r;
+}
+
+int save_band_read(struct save_band *b, const struct save_source *source)
+{
+	struct save_source from = *source;
+
+	return save_band_read_by(b, band_read_box, &from);
 }
 
 int save_band_process(struct save_band *b, struct save_writer *w)

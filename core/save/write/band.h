@@ -105,5 +105,7 @@ bool save_band_is_checked(const struct save_band *b, const struct save_writer *w
 void save_band_forget(struct save_band *b); /* lets the bases' rows go */
 /* Reads what an import is made of. Fills b->err too. */
 int save_band_read(struct save_band *b, const struct save_source *source);
+/* The same by a function that gets the band with memory for its box, row-major, in b->in, and fills b->err. */
+int save_band_read_by(struct save_band *b, int (*read)(void *arg, struct save_band *b), void *arg);
 
 #endif

@@ -180,7 +180,7 @@ int save_writer_finish(struct save_writer *w, const struct save_measured *m, uin
 	struct save_appender *a = w->appender;
 	base_cleanup_free struct proto_blob *blobs = finish_blobs(w);
 	base_cleanup_free struct proto_pack_use *packs = finish_packs(w);
-	struct proto_part part = {.rank = w->rank, .world = w->world, .host = store_hostname(),
+	struct proto_part part = {.rank = w->rank, .world = w->world, .host = m->host ? m->host : store_hostname(),
 		.layout = w->planned->layout->digest,
 		.packs = packs, .npacks = w->dedup.npacks,
 		.blobs = blobs, .nblobs = w->nblobs, .timings = m->timings, .ntimings = m->ntimings,

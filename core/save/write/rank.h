@@ -72,8 +72,8 @@ bool save_writer_has(struct save_writer *w, struct save_band *b, struct save_pie
 /* The layout object, then all bands out of the source, in order. The planned layout has its object by now. */
 int save_writer_append(struct save_writer *w, struct save_engine *e, const struct save_engine_source *source,
 	struct base_error *err);
-/* The same with so many threads (0: as there are processors) of its own, out of a source that has taken and appended
- * alone; NULL: out of those that an import has declared. */
+/* The same with so many threads (0: as there are processors) of its own, out of a source that has taken, read and
+ * appended alone; NULL: out of those that an import has declared. */
 int save_writer_append_all(struct save_writer *w, unsigned threads, const struct save_engine_source *source,
 	struct base_error *err);
 int save_writer_seal(struct save_writer *w, struct base_error *err);    /* blobs, the last packs */
@@ -82,6 +82,7 @@ struct save_measured {
 	const struct proto_timing *timings; uint32_t ntimings;
 	const struct proto_sample *samples; uint32_t nsamples;
 	const struct proto_replica *replicas; uint32_t nreplicas;
+	const char *host;               /* NULL: this one */
 };
 /* The part, and the announcement. ret_entry NULL: others may have to announce as well, and the list decides; else it is
  * committed. */

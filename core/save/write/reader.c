@@ -18,8 +18,11 @@ struct save_reader {
 
 static int reader_read(void *arg, struct save_band *b)
 {
-	const struct save_writer *w = ((struct save_reader *)arg)->w;
+	const struct save_reader *reader = arg;
+	const struct save_writer *w = reader->w;
 
+	if (reader->from)
+		return reader->from->read(reader->from->arg, b);
 	return save_band_read(b, &w->sources[w->tags[b->tensor]]);
 }
 
@@ -53,8 +56,9 @@ static void reader_worker(void *arg, unsigned worker)
 
 static int reader_append(struct save_reader *reader, unsigned threads, struct base_error *err)
 {
-	const struct save_engine_source source = {.taken = reader->from ? reader_taken : NULL,
-		.read = reader->from ? NULL : reader_read, .appended = reader_appended, .arg = reader};
+	const struct save_engine_source *from = reader->from;
+	const struct save_engine_source source = {.taken = from && from->taken ? reader_taken : NULL,
+		.read = !from || from->read ? reader_read : NULL, .appended = reader_appended, .arg = reader};
 	struct base_pool *pool = base_pool_new(threads, threads);
 	int r = -ENOMEM;
 

@@ -225,30 +225,6 @@ int save_writer_blob_given(struct save_writer *w, const char *name, bool per_ran
 	return r;
 }
 
-/* An import stores every tensor whole. */
-static int writer_plan_whole(struct save_planned *whole, uint64_t bytes, struct base_error *err)
-{
-	uint32_t n = whole->layout->m.ntensors;
-	struct save_plan *p = &whole->plan;
-
-	p->boxes = calloc(n + 1, sizeof *p->boxes);
-	if (!p->boxes)
-		return base_no_memory(err);
-	for (uint32_t i = 0; i < n; i++) {
-		struct save_plan_box *box = &p->boxes[p->nboxes++];
-		struct tensor_grid grid;
-
-		store_layout_grid(whole->layout, i, &grid);
-		box->tensor = i;
-		tensor_box_whole(&grid.shape, &box->at.box);
-		box->pieces = tensor_piece_count(&grid, &box->at.box);
-		p->pieces += box->pieces;
-	}
-	p->bytes = p->held_bytes = bytes;
-	whole->stores_layout = true;
-	return 0;
-}
-
 int save_writer_plan(struct save_writer *w, const struct store_layout **ret_layout, struct base_error *err)
 {
 	int r = 0;
@@ -258,7 +234,7 @@ int save_writer_plan(struct save_writer *w, const struct store_layout **ret_layo
 		if (r < 0)
 			w->whole.layout = NULL;
 		else
-			r = writer_plan_whole(&w->whole, w->tensor_bytes, err);
+			r = save_planned_whole(&w->whole, err);
 	}
 	if (r < 0)
 		return r;

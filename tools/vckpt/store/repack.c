@@ -4,6 +4,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "core/copy/whole.h"
+
 int tool_repack_open(struct tool_repack *x, struct tool *t)
 {
 	struct base_error err = {0};
@@ -106,6 +108,7 @@ static int repack_steps(struct tool *t, struct upkeep_repack_step *steps, size_t
 	struct tool_repack x = {0};
 	int code = tool_repack_open(&x, t), printed;
 
+	x.options.whole = copy_whole;
 	if (code == 0) {
 		tool_interrupt_waits(t, "steps that were repacked so far stay so; the others are as they were");
 		code = tool_repack_steps(&x, steps, n);
