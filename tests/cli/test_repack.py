@@ -3,10 +3,13 @@
 nothing needs any more goes."""
 import pathlib
 import shutil
+import struct
 import subprocess
 
 import numpy as np
+import placelib
 import pytest
+import xxhash
 from safetensors.numpy import save_file
 
 from saverlib import Vckpt
@@ -26,6 +29,20 @@ def shown(vckpt, store, step, out):
     files = tree(vckpt, store, step, out)
     shutil.rmtree(out)
     return files
+
+
+def uncut(files):
+    """Without the digests of tensors, which depend on how ranks cut them."""
+    tensors = [{k: v for k, v in t.items() if k != "digest"} for t in files["manifest.json"]["tensors"]]
+    return files | {"manifest.json": files["manifest.json"] | {"tensors": tensors}}
+
+
+def whole(path, number):
+    """Which ranks' parts have rows; those of rank 0 have to be whole. By tests/golden/reader.py."""
+    step = placelib.Step(path, "run", number)
+    for key, boxes in step.parts[0].rows.items():
+        assert list(boxes) == [step.look[key].grid.whole] or len(step.parts[1].rows), key
+    return [n for n, part in enumerate(step.parts) if part.rows]
 
 
 def packs(store):
@@ -63,8 +80,10 @@ def some(thirds, store):
 STEPS = ["run/1", "run/2", "other/0", "run/3"]
 
 
-def test_what_ranks_saved_is_the_same(vckpt, api, store, tmp_path, rng):
-    data = fill(rng)
+@pytest.mark.parametrize("shape", [(512, 512), (400, 300)], ids=["cut along the grid", "cut elsewhere"])
+def test_what_ranks_saved_is_the_same(vckpt, api, store, tmp_path, rng, shape):
+    data, along = fill(rng), shape == (512, 512)
+    data["m.layer"] = np.resize(data["m.layer"], shape) + np.arange(shape[1], dtype="f4")
     job(api, store, data)
     vckpt("pin", store, "run/0", "--reason", "ours")
     vckpt("tag", store, "run/0", "best")
@@ -74,23 +93,68 @@ def test_what_ranks_saved_is_the_same(vckpt, api, store, tmp_path, rng):
     def all_of():
         row = vckpt.json("ls", store, "run")["steps"][0]
         row = {k: v for k, v in row.items() if k not in ("entry", "new_bytes", "manifest", "attempt")}
-        return (shown(vckpt, store, "run/0", tmp_path / "out"), row,
+        files = shown(vckpt, store, "run/0", tmp_path / "out")
+        return (files if along else uncut(files), row,
                 [vckpt("cat", store, f"run/0/{path}", text=False).stdout for path in cats])
     want, many = all_of(), packs(store)
+    assert whole(store, 0) == [0, 1, 2, 3]
     done = vckpt.json("repack", store, "run/best")
     (step,) = done["steps"]
     assert step["repacked"] and step["packs"] == 6 < step["packs_before"] == len(many) and not done["failed"]
-    assert all_of() == want
+    assert all_of() == want and whole(store, 0) == [0]
     assert vckpt.json("verify", store, "--paranoid")["faults"] == 0
     collect(vckpt, store)
     left = packs(store)
-    assert sorted(name.split("-")[-1] for name in left) == ["blobs.pack", "meta.pack", "meta.pack", "model.pack",
-                                                            "optimizer.pack", "state.pack"]
+    assert sorted(name.split("-", 2)[-1] for name in left) == [         # optimizer's pieces are among model's
+        "0-blobs.pack", "0-meta.pack", "0-model.pack", "0-state.pack", "1-blobs.pack", "1-meta.pack"]
     assert not set(left) & set(many) and all_of() == want and vckpt.json("verify", store)["faults"] == 0
     done = vckpt.json("repack", store, "run/0")                 # again: nothing to do
     assert [s["repacked"] for s in done["steps"]] == [False] and packs(store) == left
-    job(api, store, data, step=1, launch="next")                # it is a base as any
-    assert vckpt.json("ls", store, "run")["steps"][1]["new_bytes"] < 100000
+    job(api, store, data, step=1, launch="next")                # it is a base as any: what ranks cut as the grid does
+    assert (vckpt.json("ls", store, "run")["steps"][1]["new_bytes"] < 100000) == along
+
+
+def test_whole_pieces_are_shared(vckpt, api, store, rng):
+    """By steps that are named together; and what was cut anew is equal to what ranks have saved."""
+    data = fill(rng)
+    job(api, store, data)
+    data["m.zeros"][5] = 1
+    job(api, store, data, step=1, launch="next")
+    job(api, store, data, step=2, launch="last")
+    first, second = vckpt.json("repack", store, "run/0", "run/1")["steps"]
+    assert first["bytes"] > 400000 and second["bytes"] < first["bytes"] / 2, (first, second)
+    assert whole(store, 0) == whole(store, 1) == [0] and whole(store, 2) != [0]
+    assert vckpt("diff", store, "run/1", "run/2", check=False).returncode == 0
+    done = vckpt.json("diff", store, "run/0", "run/2", "--values", check=False)
+    assert [(d["component"], d["name"]) for d in done["differences"]] == [("model", "zeros")], done
+    collect(vckpt, store)
+    assert vckpt.json("verify", store)["faults"] == 0
+
+
+@pytest.mark.parametrize("lies", [False, True], ids=["damaged", "a lie"])
+def test_a_wrong_piece_is_not_cut_anew(vckpt, api, store, rng, lies):
+    """Neither one that its check refutes, nor one whose check is that of its bytes, and whose digest is another's."""
+    data = fill(rng)
+    data["m.layer"] = np.frombuffer(rng.randbytes(data["m.layer"].nbytes), "f4").reshape(data["m.layer"].shape)
+    job(api, store, data)
+    o = next(o for _, o in placelib.Step(store, "run", 0).pieces("model/layer") if o.pack.endswith("-1-model"))
+    (path,) = store.glob(f"packs/*/{o.pack}.pack")
+    good = path.read_bytes()
+    bad, seed = bytearray(good), struct.unpack_from("<Q", o.ref.digest)[0]
+    bad[o.ref.offset] ^= 1
+    assert o.ref.codec == 0
+    if lies:
+        block = bytes(bad[o.ref.offset:o.ref.offset + min(o.ref.raw, 16384)])
+        struct.pack_into("<Q", bad, o.ref.checks, xxhash.xxh3_64_intdigest(block, seed))
+        path.write_bytes(bad)
+        vckpt("cat", store, "run/0/model.safetensors", text=False)      # readers do not see it
+    path.write_bytes(bad)
+    before, entry = packs(store), vckpt.json("ls", store, "run")["steps"][0]["entry"]
+    done = vckpt("repack", store, "run/0", check=False)
+    assert done.returncode == 3 and "run/0: tensor model/layer" in done.stderr and done.stderr.count("\n") == 1, done
+    assert packs(store) == before and vckpt.json("ls", store, "run")["steps"][0]["entry"] == entry
+    path.write_bytes(good)
+    vckpt("repack", store, "run/0")
 
 
 def test_below(vckpt, some, tmp_path):

@@ -149,8 +149,8 @@ static int repack_run(struct tool *t, int argc, char **argv)
 const struct tool_command tool_repack = {"repack", "write steps anew, in packs of one writer",
 	"usage: vckpt repack STORE RUN/STEP... [OPTION...]\n\n"
 	"Writes all bytes of each step anew, one pack for each component, tensor by tensor, and replaces the step\n"
-	"by an equal one: a step that many ranks saved is in few files then, and shares none with steps that are\n"
-	"not named. Digests, meshes, views, time, tags and pins stay. The old packs are left to vckpt gc, and\n"
-	"readers go on.\n\n"
+	"by an equal one: a step that many ranks saved has whole tensors in few files then, is read as one of one\n"
+	"writer is, and shares nothing with steps that are not named. Bytes, meshes, views, time, tags and pins\n"
+	"stay. The old packs are left to vckpt gc, and readers go on.\n\n"
 	"  --json -q           print JSON; print nothing but errors\n",
 	repack_run};
