@@ -180,7 +180,7 @@ static struct load_fill_memory target_memory(const struct target *t, uint8_t *da
 static int target_add(void *arg, const struct tensor_box *part, uint8_t *data, const int64_t *stride)
 {
 	const struct target *t = arg;
-	uint64_t stored_stride[TENSOR_MAX_DIMS];
+	uint64_t stored_stride[TENSOR_MAX_DIMS] = {0};
 	const struct load_fill_memory memory = target_memory(t, data, stored_stride);
 	struct tensor_box box = {0};
 
