@@ -18,7 +18,7 @@
 
 #define COMPARE_UNITS 8192u            /* of a batch, ... */
 #define COMPARE_BATCH_BYTES (UINT64_C(256) << 20) /* ... which has no more than this, so that the user sees progress */
-#define COMPARE_BLOCKS 8u             /* 128 KiB of each side */
+#define COMPARE_BLOCKS 12u            /* 192 KiB of each side */
 #define COMPARE_CACHE_BYTES (UINT64_C(32) << 20)
 
 struct compare_unit {

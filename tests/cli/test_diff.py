@@ -207,9 +207,9 @@ def test_values_of_every_dtype(vckpt, store, tmp_path, scale):
 
 
 def test_values_of_long_pieces(vckpt, store, tmp_path):
-    """Of 146 KiB, which are read a few blocks at a time."""
+    """Of some 240 KiB, which are read in two parts."""
     rng = np.random.default_rng(3)
-    a, b = (rng.standard_normal((1500, 1600), "f4") for _ in range(2))
+    a, b = (rng.standard_normal((1960, 2000), "f4") for _ in range(2))
     put(vckpt, store, "run/1", {"w": a}, tmp_path / "a.safetensors")
     put(vckpt, store, "run/2", {"w": b}, tmp_path / "a.safetensors")
     assert values_of(vckpt, store) == pytest.approx(expected(a, b), rel=1e-12)
