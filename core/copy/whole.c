@@ -3,9 +3,9 @@
  * whole: see whole.h. It is an import whose source is the step itself: the layout and the plan of one writer, bands of
  * them read by fills of a box, and the writer's own way from there (core/save/write).
  *
- * The layout has the tensors of all ranks, and no meshes: a rank stores nothing outside its shard (docs/format/layout.md),
- * and rank 0 now stores everything. Who holds what is said by the layouts of the other ranks, which stay. What rank 0's
- * own layout says alone is said here again, where it gives rank 0 the whole tensor. */
+ * The layout has the tensors of all ranks, and no meshes: a rank stores nothing outside its shard, and rank 0 stores
+ * everything now (docs/format/layout.md). Who holds what is said by the layouts of the other ranks, which stay. What
+ * rank 0's own layout says alone is said here again, where it gives rank 0 the whole tensor. */
 #include "core/copy/whole.h"
 
 #include "core/load/fill/fill.h"
@@ -49,8 +49,8 @@ static bool held_whole(const struct store_layout *l, uint32_t number, const stru
 
 	store_layout_shape(l, number, &s.shape);
 	tensor_box_whole(&s.shape, &box);
-	return tensor_sharding_check(&s, held->nplacements, NULL) == 0 && tensor_shard_of(&s, 0, NULL, &shard, NULL) == 0
-		&& !shard.absent && tensor_shard_has(&shard, &box);
+	return tensor_sharding_check(&s, held->nplacements, NULL) == 0 &&
+		tensor_shard_of(&s, 0, NULL, &shard, NULL) == 0 && !shard.absent && tensor_shard_has(&shard, &box);
 }
 
 /* What rank 0's layout says of a tensor that it alone lists so; placements are the caller's to free. */
@@ -215,7 +215,8 @@ static int write_part(struct whole *w, struct save_writer *writer, struct base_e
 		if (part->samples[i].tensor >= l->m.ntensors)
 			continue;
 		name = store_layout_name(l, part->samples[i].tensor, &len);
-		at = store_layout_find(w->planned.layout, store_layout_component(l, part->samples[i].tensor), name, len);
+		at = store_layout_find(w->planned.layout, store_layout_component(l, part->samples[i].tensor), name,
+			len);
 		samples[said.nsamples] = part->samples[i];
 		samples[said.nsamples].tensor = (uint32_t)at;
 		said.nsamples += at >= 0;
@@ -261,7 +262,8 @@ int copy_whole(struct upkeep_whole *q, struct base_error *err)
 	if (r == 0)
 		r = save_planned_whole(&w.planned, err);
 	if (r == 0)
-		r = save_writer_new(q->store, q->run, q->m->attributes, q->m->nattributes, 0, q->m->world, &writer, err);
+		r = save_writer_new(q->store, q->run, q->m->attributes, q->m->nattributes, 0, q->m->world, &writer,
+			err);
 	if (r < 0)
 		return r;
 	r = whole_write(&w, writer, err);

@@ -7,18 +7,23 @@ Copies are compared with `cp -r` of the same store and a sync of what it wrote. 
 counted by strace: every byte that calls returned from files below it, records included. The steps of the questions are
 made by aged.c: each has a manifest, and the 100 tensors of the first. restic has a snapshot of small files for every
 tenth of them."""
+import importlib
 import json
 import math
 import os
+import pathlib
 import re
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 
 import numpy
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 TENSORS = 100
+RANKS, BF16 = 64, 11
 LARGE = 10_000                  # tensors of a step whose digests are compared
 READS = "pread64", "preadv", "preadv2", "read", "readv", "copy_file_range", "sendfile"
 # (the file, how many bytes); sendfile names where to first
@@ -162,6 +167,68 @@ class Upkeep:
             plain.append(size / timed(self.vckpt, "import", to, "r/0", file, "-q") / 1e6)
         return self.bench.row(name, "import of the same bytes", ours, plain, 0.8)
 
+    # ---- a step of many ranks, cut anew ----
+
+    def ranks(self):
+        name, size = f"repack of a step of {RANKS} ranks", 0
+        if not (self.bench.build / "tests/libvckpt_internal.so").exists():
+            return self.bench.skip(name, "needs a build with the tests' programs (-Dtests=enabled)")
+        file, ours, plain, reads = self.file("ranks.safetensors", "BF16", 0), [], [], []
+        size = file.stat().st_size
+        for _ in range(self.repeat):
+            store, to = self.store("from"), self.store()
+            self.save(store, file)
+            reads.append(self.read(store))
+            os.sync()
+            ours.append(size / timed(self.vckpt, "repack", store, "r/0", "-q") / 1e6)
+            reads.append(self.read(store))
+            os.sync()
+            plain.append(size / timed(self.vckpt, "import", to, "r/0", file, "-q") / 1e6)
+        self.bench.row(name, "import of the same bytes", ours, plain, 0.8)
+        for n, what in enumerate(["time", "calls of openat", "calls that read"]):
+            if reads[0][n]:
+                self.bench.row(f"reading it whole afterwards: {what}", "before", [r[n] for r in reads[1::2]],
+                               [r[n] for r in reads[::2]], 1 if n else None, unit="calls" if n else "s", higher=False)
+        shutil.rmtree(store)
+        return shutil.rmtree(to)
+
+    def save(self, store, file):
+        """Each rank has some rows of each tensor."""
+        sys.path[:0] = [str(ROOT / "tools/python"), str(ROOT / "tests/unit")]
+        saverlib = importlib.import_module("saverlib")
+        api, data = saverlib.Vckpt(str(self.bench.build)), numpy.memmap(file, "u1", "r")
+        header = json.loads(data[8:8 + int(data[:8].view("<u8")[0])].tobytes())
+        base = 8 + int(data[:8].view("<u8")[0])
+
+        def one(rank, saver):
+            save, mesh = saver.begin(), api.mesh(f"dp={RANKS}")
+            for tensor, row in header.items():
+                first, end = row["data_offsets"]
+                whole = data[base + first:base + end].view("u2").reshape(row["shape"])
+                step = -(-len(whole) // RANKS)
+                save.tensor(f"model/{tensor}", numpy.ascontiguousarray(whole[rank * step:(rank + 1) * step]),
+                            shape=whole.shape, mesh=mesh, placements="S(0)", dtype=BF16)
+            save.submit()
+            save.committed(600_000)
+            save.free()
+        wrong = [e for e in saverlib.ranks(api, store, "r", RANKS, one, threads=1, ring=16 << 20) if e is not None]
+        if wrong:
+            raise wrong[0]
+
+    def read(self, store):
+        """(seconds, calls of openat, calls that read) of one export."""
+        out, trace, calls = self.path / "out", self.path / "calls", [0, 0]
+        seconds = timed(self.vckpt, "export", store, "r/0", out, "-q")
+        shutil.rmtree(out)
+        if shutil.which("strace"):
+            timed("strace", "-f", "-o", trace, "-e", f"trace=openat,{','.join(READS)}", self.vckpt, "export", store,
+                  "r/0", out, "-q")
+            lines = trace.read_text().splitlines()
+            calls = [sum(" openat(" in line for line in lines), sum(" = " in line and " openat(" not in line
+                                                                    for line in lines)]
+            shutil.rmtree(out)
+        return seconds, *calls
+
     def digests(self):
         """Of two steps with many tensors, of which one is changed: no piece is read."""
         store = self.store("from")
@@ -224,6 +291,7 @@ def rows(bench):
     try:
         upkeep.copies()
         upkeep.values()
+        upkeep.ranks()
         upkeep.digests()
         upkeep.questions()
     finally:

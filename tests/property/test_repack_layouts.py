@@ -66,7 +66,8 @@ def play(api, vckpt, path, seed, counts):
         if many:
             assert found[1] and {"/".join(key) for key in found[0][0]} == {t.name for t in job.tensors}
             assert not any(found[0][1:])
-            job.held = {t.name: np.arange(job.world)[:, None] == np.zeros(max(1, len(t.items))) for t in job.tensors}
+            first = np.arange(job.world)[:, None] == 0          # rank 0 has all items, the others none
+            job.held = {t.name: first & np.ones(max(1, len(t.items)), bool) for t in job.tensors}
         places = Step(path, "run", number)
         for _ in range(2):
             loads = test_load_layouts.Loads(job, places, counts)

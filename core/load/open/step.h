@@ -53,7 +53,7 @@ uint32_t load_step_component_count(const struct load_step *step);
 const char *load_step_component(const struct load_step *step, uint32_t component, uint32_t *ret_first,
 	uint32_t *ret_end);
 
-/* The layout that has a tensor, and the tensor's number there: of several the first that records a mesh, if any does. */
+/* The layout that has a tensor, and the tensor's number there; of several, the first that records a mesh. */
 const struct store_layout *load_step_layout(const struct load_step *step, uint32_t tensor, uint32_t *ret_index);
 /* The next of several by that order; NULL: there is no other. */
 const struct store_layout *load_step_layout_more(const struct load_step *step, uint32_t tensor, uint32_t *ret_index);
