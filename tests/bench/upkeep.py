@@ -229,8 +229,8 @@ class Upkeep:
         for path in store.glob("packs/*/*.pack"):
             with open(path, "rb") as f:
                 os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        trace, calls, env = self.path / "calls", [0, 0], {**os.environ, "PYTHONPATH": str(ROOT / "tools/python"),
-                                                          "VCKPT_LIBRARY": str(self.bench.build / "core/api/libvckpt.so")}
+        trace, calls, library = self.path / "calls", [0, 0], self.bench.build / "core/api/libvckpt.so"
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "tools/python"), "VCKPT_LIBRARY": str(library)}
         words = sys.executable, "-c", LOAD, store / "r/0", file
         done = subprocess.run(list(map(str, words)), capture_output=True, text=True, env=env, check=True)
         if shutil.which("strace"):

@@ -77,7 +77,8 @@ def play(api, vckpt, path, seed, counts):
         counts.update(many=many)
     except Exception as e:
         lines = [line for layout in job.layout + [loads.told() for loads in told] for line in layout]
-        raise AssertionError("\n".join([f"play(api, vckpt, path, {seed}, Counter()) repeats it.", *lines, f"{e}"])) from e
+        lines.insert(0, f"play(api, vckpt, path, {seed}, Counter()) repeats it.")
+        raise AssertionError("\n".join([*lines, f"{e}"])) from e
 
 
 def test_any_step_is_cut_anew(build, vckpt, tmp_path, scale, rng):
