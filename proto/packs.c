@@ -7,32 +7,52 @@
 
 #include <string.h>
 
+#include "core/base/cleanup.h"
+#include "core/base/table.h"
+
 #define PACKS_NAME_MAX 128u /* NUL included; as core/pack/pack.h */
 
 struct packs_builder {
 	struct proto_attempt_number *attempts;
 	const char **classes;
 	uint32_t nattempts, nclasses;
+	struct base_table by_attempt, by_class;
 };
 
-/* Few attempts and classes, and rows come in runs: the search begins at the one found last. */
+static void packs_builder_release(struct packs_builder *b)
+{
+	base_table_release(&b->by_attempt);
+	base_table_release(&b->by_class);
+}
+
+/* Rows come in runs: most have the attempt that was found last. */
 static uint32_t packs_attempt_number(struct packs_builder *b, const struct proto_attempt_number *a, uint32_t last)
 {
+	uint32_t hash, i;
+	size_t at = 0;
+
 	if (last < b->nattempts && memcmp(b->attempts[last].launch, a->launch, 8) == 0 &&
 		b->attempts[last].count == a->count)
 		return last;
-	for (uint32_t i = 0; i < b->nattempts; i++)
+	hash = base_table_hash_in(a->count, a->launch, 8);
+	while ((i = base_table_next(&b->by_attempt, hash, &at)) != BASE_TABLE_NONE)
 		if (memcmp(b->attempts[i].launch, a->launch, 8) == 0 && b->attempts[i].count == a->count)
 			return i;
+	base_table_add(&b->by_attempt, hash, b->nattempts);
 	b->attempts[b->nattempts] = *a;
 	return b->nattempts++;
 }
 
 static uint32_t packs_class_number(struct packs_builder *b, const char *class)
 {
-	for (uint32_t i = 0; i < b->nclasses; i++)
+	const uint32_t hash = base_table_hash(class, strlen(class));
+	size_t at = 0;
+	uint32_t i;
+
+	while ((i = base_table_next(&b->by_class, hash, &at)) != BASE_TABLE_NONE)
 		if (strcmp(b->classes[i], class) == 0)
 			return i;
+	base_table_add(&b->by_class, hash, b->nclasses);
 	b->classes[b->nclasses] = class;
 	return b->nclasses++;
 }
@@ -41,14 +61,15 @@ static int packs_builder_init(struct packs_builder *b, uint32_t n, struct proto_
 {
 	b->attempts = proto_arena_array(arena, n, sizeof *b->attempts);
 	b->classes = proto_arena_array(arena, n, sizeof *b->classes);
-	return b->attempts && b->classes ? 0 : proto_no_memory(arena);
+	return b->attempts && b->classes && base_table_reserve(&b->by_attempt, n) == 0 &&
+		base_table_reserve(&b->by_class, n) == 0 ? 0 : proto_no_memory(arena);
 }
 
 int proto_packs_pack(const struct proto_pack_use *p, uint32_t n, struct proto_arena *arena, Vckpt__Packs **ret_message)
 {
 	Vckpt__Packs *m = proto_arena_array(arena, 1, sizeof *m);
 	uint8_t *rows = proto_arena_array(arena, n, PROTO_PACK_ROW_BYTES), *attempts;
-	struct packs_builder b = {0};
+	base_cleanup(packs_builder_release) struct packs_builder b = {0};
 	uint32_t at = 0;
 	int r;
 
