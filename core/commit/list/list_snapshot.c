@@ -447,7 +447,7 @@ int commit_list_know_step(struct commit_list *l, uint64_t step, struct base_erro
 
 int commit_list_know_entry(struct commit_list *l, uint64_t entry, struct base_error *err)
 {
-	return l->rest && entry < l->rest ? rest_read(l, 0, err) : 0;
+	return rest_read(l, entry, err); /* a snapshot above it names it, and none below says that it went away */
 }
 
 int commit_list_know_below(struct commit_list *l, uint64_t step, struct base_error *err)
