@@ -16,6 +16,7 @@ struct taken { uint64_t entry, by; bool replaced; };
 
 struct history {
 	struct commit_list *l;
+	uint64_t most;                          /* entries that are read; UINT64_MAX: all */
 	int (*f)(void *arg, const struct commit_list_event *e);
 	void *arg;
 	struct taken *taken; size_t ntaken;     /* commits that entries which were met have taken away */
@@ -141,7 +142,7 @@ static int entries_meet(struct history *h, uint64_t *ret_n)
 	uint64_t n = commit_list_next(h->l);
 	int r = 0;
 
-	while (r == 0 && n > 0 && !h->ret->collected) {
+	while (r == 0 && n > 0 && !h->ret->collected && h->ret->entries < h->most) {
 		struct proto_entry e = {0};
 		struct base_error why = {0};
 
@@ -208,10 +209,11 @@ static int collected_meet(struct history *h, uint64_t n)
 	return r;
 }
 
-int commit_list_history_each(struct commit_list *l, int (*f)(void *arg, const struct commit_list_event *e), void *arg,
-	struct commit_list_history *ret_h, struct base_error *err)
+int commit_list_history_each(struct commit_list *l, uint64_t most,
+	int (*f)(void *arg, const struct commit_list_event *e), void *arg, struct commit_list_history *ret_h,
+	struct base_error *err)
 {
-	struct history h = {.l = l, .f = f, .arg = arg, .ret = ret_h, .err = err};
+	struct history h = {.l = l, .most = most ? most : UINT64_MAX, .f = f, .arg = arg, .ret = ret_h, .err = err};
 	bool listed = l->numbers.read;
 	uint64_t n;
 	int r;

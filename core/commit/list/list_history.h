@@ -26,10 +26,11 @@ struct commit_list_history {
 	uint64_t collected;             /* entries below it were collected; 0: none was met */
 	uint64_t entries;               /* that were read */
 };
-/* Calls f for each event until it returns another number than 0, and returns that; 0 at the end, or an error. After the
- * entries that there are come those visible commits whose entries were collected. A commit that never counted is no
- * event. Pointers into the list are void after it. */
-int commit_list_history_each(struct commit_list *l, int (*f)(void *arg, const struct commit_list_event *e), void *arg,
-	struct commit_list_history *ret_h, struct base_error *err);
+/* Calls f for each event of the newest `most` entries (0: of all) until it returns another number than 0, and returns
+ * that; 0 at the end, or an error. After the entries that there are come those visible commits whose entries were
+ * collected. A commit that never counted is no event. Pointers into the list are void after it. */
+int commit_list_history_each(struct commit_list *l, uint64_t most,
+	int (*f)(void *arg, const struct commit_list_event *e), void *arg, struct commit_list_history *ret_h,
+	struct base_error *err);
 
 #endif

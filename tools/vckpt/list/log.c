@@ -166,7 +166,7 @@ static int show(struct log *log, const char *run)
 		log->rows = json_array();
 	else
 		log->table = tool_table_new(columns, BASE_COUNT(columns), false, log->bytes);
-	r = commit_list_history_each(log->t->list, add, log, &h, &err);
+	r = commit_list_history_each(log->t->list, 0, add, log, &h, &err);
 	code = r < 0 ? tool_fail(log->t, &err) : print(log, run, &h);
 	tool_table_free(log->table);
 	json_decref(log->rows);

@@ -64,7 +64,7 @@ static int count_failures(void *arg, const struct commit_list_event *e)
 {
 	struct failures *f = arg;
 
-	if (f->seen.collected || f->seen.entries > NEWEST_ENTRIES)
+	if (f->seen.collected)
 		return 1;
 	f->committed |= e->kind == COMMIT_LIST_SAVED;
 	if (e->kind != COMMIT_LIST_ABORTED)
@@ -79,7 +79,7 @@ static int count_failures(void *arg, const struct commit_list_event *e)
 static int read_failures(struct commit_list *l, double *value, struct base_error *err)
 {
 	struct failures f = {.last = NAN};
-	int r = commit_list_history_each(l, count_failures, &f, &f.seen, err);
+	int r = commit_list_history_each(l, NEWEST_ENTRIES, count_failures, &f, &f.seen, err);
 
 	if (r < 0)
 		return r;
