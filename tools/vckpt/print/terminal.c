@@ -27,11 +27,17 @@ bool tool_terminal_rewrites(int fd)
 	return isatty(fd) && term && *term && strcmp(term, "dumb") != 0;
 }
 
+/* Asked for each cell of a table, so what is known of a file stays known. */
 static bool colored(FILE *to)
 {
+	static FILE *asked;
+	static bool is;
 	const char *no = getenv("NO_COLOR");
 
-	return color == ALWAYS || (color == AUTO && !(no && *no) && tool_terminal_rewrites(fileno(to)));
+	if (asked != to)
+		is = !(no && *no) && tool_terminal_rewrites(fileno(to));
+	asked = to;
+	return color == ALWAYS || (color == AUTO && is);
 }
 
 const char *tool_style(FILE *to, enum tool_style style)
