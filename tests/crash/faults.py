@@ -2,6 +2,7 @@
 """Which calls interpose.c counts; and which it spoils, set while the process runs: the memory that its word
 `memory=FILE` maps."""
 import mmap
+import os
 import struct
 import subprocess
 
@@ -10,6 +11,13 @@ def past_the_cache(path):
     """Are packs there written past the page cache?"""
     return subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True,
                           check=True).stdout.strip() in ("ext2/ext3", "xfs")
+
+
+def counting(build, store, file, words="reads=1"):
+    """The environment in which a program writes its calls on files of the store into `file`."""
+    preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
+    return dict(os.environ, LD_PRELOAD=preload, VCKPT_INTERPOSE=f"root={store},{words},list={file}",
+                ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
 
 
 def count_calls(run, file, reads=False):

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from faults import counting
 from storelib import scratch
 
 SAVE = """
@@ -44,10 +45,7 @@ def aged(request, build, vckpt):
 
 def asked(build, store, calls, *command):
     """Opens of what is in the run's directory, with its listings, by what the command said before."""
-    preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
-    env = dict(os.environ, LD_PRELOAD=preload,
-               VCKPT_INTERPOSE=f"root={store},reads=1,list={calls},calls=open+openat+openat2+getdents,path=runs/r",
-               ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
+    env = counting(build, store, calls, "reads=1,calls=open+openat+openat2+getdents,path=runs/r")
     subprocess.run(command, check=True, env=env, timeout=120, stdout=subprocess.PIPE, text=True)
     counts, what = collections.Counter(), None
     for line in calls.read_text().splitlines():

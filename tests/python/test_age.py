@@ -10,18 +10,13 @@ import sys
 
 import pytest
 
+from faults import counting
 from storelib import scratch
 
 GROWTH = pathlib.Path(__file__).resolve().parents[1] / "bench/growth.py"
 YOUNG, OLD = 100, 3_000
 ENTRIES = 64                                    # are read one by one behind a snapshot, by about two calls each
 ENTRY = 8192                                    # bytes of an entry's file
-
-
-def counting(build, store, calls):
-    preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
-    return dict(os.environ, LD_PRELOAD=preload, VCKPT_INTERPOSE=f"root={store},reads=1,list={calls}",
-                ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
 
 
 def disk_of(run):

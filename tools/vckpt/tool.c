@@ -398,7 +398,7 @@ int tool_no_target(const struct tool *t, const struct commit_list *l, const stru
 int tool_target_find(struct tool *t, const struct tool_target *target, const struct commit_list_step **ret_step)
 {
 	struct base_error err = {0};
-	int r = commit_list_open_newest(t->store, target->run, &t->list, &err);
+	int r = tool_list_open(t, target->run, &err);
 
 	if (r == 0)
 		r = tool_target_know(t->list, target, &err);

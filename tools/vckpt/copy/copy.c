@@ -17,7 +17,8 @@ struct copying {
 	struct tool *t;
 	const char *as, *to, *to_tar, *from_tar, *tmp; /* NULL: not given */
 	char *room;                     /* of the tar's files, on their way */
-	struct wanted { struct tool_target target; struct commit_list *list; } *wanted;
+	/* lent: the list is that of the one before */
+	struct wanted { struct tool_target target; struct commit_list *list; bool lent; } *wanted;
 	size_t nwanted;
 };
 
@@ -66,7 +67,10 @@ static int find(struct copying *c, struct wanted *w)
 {
 	struct base_error err = {0};
 
-	if (commit_list_open(c->t->store, w->target.run, false, &w->list, &err) < 0)
+	w->lent = w > c->wanted && strcmp(w[-1].target.run, w->target.run) == 0;
+	if (w->lent)
+		w->list = w[-1].list;
+	else if (commit_list_open(c->t->store, w->target.run, false, &w->list, &err) < 0)
 		return tool_fail(c->t, &err);
 	if (w->target.has_step && !tool_target_in(w->list, &w->target))
 		return tool_no_target(c->t, w->list, &w->target);
@@ -209,7 +213,8 @@ static int copy_run(struct tool *t, int argc, char **argv)
 	copy_steps_close(&c.steps);
 	tar_room_remove(c.room);
 	for (size_t i = 0; i < c.nwanted; i++)
-		commit_list_close(c.wanted[i].list);
+		if (!c.wanted[i].lent)
+			commit_list_close(c.wanted[i].list);
 	free(c.wanted);
 	return code;
 }

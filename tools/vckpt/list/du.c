@@ -301,8 +301,8 @@ static int freed_find(struct du *du)
 			f->target.step = step->step;
 		if (code == 0 && f->range.given)
 			code = range_find(du, &f->range);
-		commit_list_close(base_steal(du->t->list));
 	}
+	commit_list_close(base_steal(du->t->list));
 	return code;
 }
 

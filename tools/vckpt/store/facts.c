@@ -50,7 +50,6 @@ static int find(struct facts *f, const char *text, const char *tag)
 	}
 	if (!t->store)
 		code = tool_open_store(t, 0);
-	commit_list_close(base_steal(t->list));
 	if (code == 0)
 		code = tool_target_find(t, &is, &s);
 	if (code)

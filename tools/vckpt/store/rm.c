@@ -202,18 +202,18 @@ static int find_wanted(struct rm *rm, struct wanted *w)
 {
 	const struct commit_list_step *step = NULL;
 	struct base_error err = {0};
-	struct commit_list *l = NULL;
+	struct commit_list *l;
 	int code;
 
-	if (commit_list_open(rm->t->store, w->target.run, false, &l, &err) < 0)
+	if (tool_list_open(rm->t, w->target.run, &err) < 0 || commit_list_know_all(rm->t->list, &err) < 0)
 		return tool_fail(rm->t, &err);
+	l = rm->t->list;
 	if (w->kind == WANTED_STEP || w->kind == WANTED_NAMED)
 		step = tool_target_in(l, &w->target);
 	if (w->kind == WANTED_RANGE || w->kind == WANTED_RUN)
 		code = find_several(rm, w, l);
 	else
 		code = step ? add_victim(rm, w, l, step) : none_there(rm, w, l);
-	commit_list_close(l);
 	return code;
 }
 
