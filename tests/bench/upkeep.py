@@ -6,7 +6,7 @@
 Copies are compared with `cp -r` of the same store and a sync of what it wrote. What a copy reads of its source is
 counted by strace: every byte that calls returned from files below it, records included. The steps of the questions are
 made by aged.c: each has a manifest, and the 100 tensors of the first. restic has a snapshot of small files for every
-tenth of them."""
+tenth of them; each of its commands takes the time to derive a key."""
 import importlib
 import json
 import math
@@ -31,7 +31,9 @@ state = {name: numpy.ones(row["shape"], "u2") for name, row in header.items()}
 begin = time.perf_counter()
 vckpt.load(sys.argv[1], {"model": state})
 print(time.perf_counter() - begin)"""
+PACKAGE = str(pathlib.Path(__file__).resolve().parents[2] / "tools/python")
 LARGE = 10_000                  # tensors of a step whose digests are compared
+SAVES = 20                      # of a Saver, of which the mean is taken
 READS = "pread64", "preadv", "preadv2", "read", "readv", "copy_file_range", "sendfile"
 # (the file, how many bytes); sendfile names where to first
 CALL = re.compile(rf"^(?:{'|'.join(READS)})\((?:\d+<[^>]*>, )?\d+<([^>]*)>.* = (\d+)$")
@@ -253,28 +255,49 @@ class Upkeep:
     def questions(self):
         if not (self.bench.build / "tests/bench_aged").exists():
             return self.bench.skip("questions about many steps", "this build has no tests/bench_aged (-Dtests=enabled)")
-        steps, store = self.bench.o.steps, self.store("from")
-        for step in 0, 10**9:
-            file = self.file("small.safetensors", "F32", step and TENSORS, TENSORS, 1)
-            self.bench.vckpt("import", store, f"r/{step}", file, "-q", "--set", "loss=1")
-            if step == 0:
-                subprocess.run([self.bench.build / "tests/bench_aged", store, "r", str(steps), "0"], check=True)
+        steps, store = self.bench.o.steps, self.aged()
         reference = self.restic(max(2, steps // 10))
         for name, words, ok, bar in [
                 ("diff", ["diff", store, "r/0", "r/latest"], (1,), None), ("log", ["log", store, "r"], (0,), 1000),
-                ("find", ["find", store, "tensor == layers.0001.weight and dtype == bf16"], (0,), 100),
+                ("find, no step has it", ["find", store, "tensor == layers.0001.weight and dtype == bf16"], (0,), 100),
+                ("find, each step has it", ["find", store, "tensor == layers.0001.weight and dtype == f32"], (0,), 100),
                 ("ls", ["ls", store, "r"], (0,), 1000), ("du", ["du", store, "r"], (0,), 3000),
                 ("prune -n", ["prune", store, "r", "--keep-last", "100", "--keep-every", "50", "-n"], (0,), 1000)]:
+            what = f"{name}, {steps:,} steps of {TENSORS} tensors"
             timed(self.vckpt, *words, ok=ok)                            # the index is brought up to date
             times = [1e3 * timed(self.vckpt, *words, ok=ok) for _ in range(self.repeat)]
-            what = f"{name}, {steps:,} steps of {TENSORS} tensors"
             self.bench.figure(what, statistics.median(times), "ms", bar)
             command, theirs = reference.get(name, ("", []))
             if theirs:
                 self.bench.row(f"{what}, against restic", command, times, theirs, None, unit="ms", higher=False)
             elif name in ("diff", "log", "prune -n"):
                 self.bench.skip(f"{what}, against restic", "restic is not installed")
+        self.keeping(store, steps)
         shutil.rmtree(store)
+
+    def aged(self):
+        steps, store = self.bench.o.steps, self.store("from")
+        for step in 0, 10**9:
+            file = self.file("small.safetensors", "F32", step and TENSORS, TENSORS, 1)
+            self.bench.vckpt("import", store, f"r/{step}", file, "-q", "--set", "loss=1")
+            if step == 0:
+                self.bench.progress(f"{steps:,} steps are made")
+                subprocess.run([self.bench.build / "tests/bench_aged", store, "r", str(steps), "0"], check=True)
+        return store
+
+    def keeping(self, store, steps):
+        """Saves of a job that removes its oldest step after each, and of one that removes none."""
+        kept, plain, step = [], [], 10**9
+        env = {**os.environ, "VCKPT_BUILD": str(self.bench.build), "PYTHONPATH": PACKAGE}
+        for n in range(2 * self.repeat):
+            last = steps + 2 + (n // 2 + 1) * SAVES if n % 2 else 0     # what is visible before these saves
+            self.bench.progress("saves with keep= and without", n, 2 * self.repeat)
+            timed_ms = subprocess.run([sys.executable, __file__, f"{store}/r", str(step + 1), str(last)], env=env,
+                                      check=True, stdout=subprocess.PIPE, text=True).stdout
+            (kept if last else plain).append(float(timed_ms))
+            step += SAVES
+        self.bench.row(f"a save with keep=, {steps:,} steps kept", "without", kept, plain, None, unit="ms",
+                       higher=False)
 
     def restic(self, snapshots):
         """{what: (command, [ms])}"""
@@ -286,6 +309,7 @@ class Upkeep:
         tree.mkdir()
         for i in range(snapshots):
             (tree / str(i % TENSORS)).write_text(str(i))
+            self.bench.progress("restic's snapshots are made", i, snapshots)
             timed("restic", "-q", "-r", repo, "backup", tree, env=env)
         listed = subprocess.run(["restic", "-r", repo, "snapshots", "--json"], capture_output=True, env=env, check=True)
         first, *_, last = (s["id"] for s in json.loads(listed.stdout))
@@ -294,6 +318,19 @@ class Upkeep:
         return {what: (f"restic {words[0]}, {snapshots:,} snapshots",
                        [1e3 * timed("restic", "-r", repo, *words, env=env) for _ in range(self.repeat)])
                 for what, words in commands.items()}
+
+
+def saves(path, first, last):
+    """In a process of its own: how many ms one of SAVES saves takes, with the removals after it."""
+    import vckpt
+    state = {"m": {"w": numpy.arange(1000, dtype="f4")}}
+    with vckpt.Saver(path, pin="no", keep={"last": last} if last else None) as saver:
+        begin = time.perf_counter()
+        for step in range(first, first + SAVES):
+            state["m"]["w"][0] = step % 1000
+            saver.async_save(state, step=step).committed()
+    print(1e3 * (time.perf_counter() - begin) / SAVES)                  # a Saver that is closed has removed them
+    vckpt.close()
 
 
 def rows(bench):
@@ -306,3 +343,7 @@ def rows(bench):
         upkeep.questions()
     finally:
         shutil.rmtree(upkeep.path, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    saves(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
