@@ -3,6 +3,7 @@
 import ctypes as c
 import hashlib
 import random
+import time
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -510,6 +511,16 @@ def test_pack_tables(proto):
                 b"0000000000000000-0-00-a", b"0000000000000000-0-0-" + b"x" * 72):
         m.packs, m.npacks = packs(b"00000000000000aa-1-1-a", bad, b"00000000000000aa-1-1-b")
         assert proto.encode("part", m) == EFORMAT, bad
+
+
+def test_many_packs_of_as_many_classes(proto):
+    """30,000 packs: 450 million comparisons of names, if each were compared with all before."""
+    m = sample_part()
+    m.packs, m.npacks = packs(*(b"00000000000000aa-1-0-c%05d" % i for i in range(30_000)))
+    began = time.process_time()
+    data = proto.encode("part", m)
+    took = time.process_time() - began
+    assert isinstance(data, bytes) and took < 0.5, took
 
 
 @pytest.mark.parametrize("change", [
