@@ -4,6 +4,7 @@
 VCKPT_BUILD names the build directory (tools/test sets it). Random and numerous cases: some by default, with `--full`
 all that an hour allows.
 """
+import collections
 import ctypes
 import gc
 import importlib.util
@@ -45,7 +46,44 @@ def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="more cases, and tests that take long")
 
 
+SPENT = [0.0]       # of the processors by this process and by those that it started and that have ended, so far
+
+
+def spent_s():
+    before, SPENT[0] = SPENT[0], sum(os.times()[:4])
+    return SPENT[0] - before
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport():
+    """xdist hands on what a report has."""
+    outcome = yield
+    outcome.get_result().cpu_s = spent_s()
+
+
+def spent_by_folder(reports):
+    """Lines for the end of a run: what the tests of each folder took of the processors. In such seconds two runs can be
+    compared, whatever else the machine did; of processes that outlive their test (mounts, pools of ranks) there are
+    none."""
+    folders = collections.defaultdict(lambda: [0, 0.0, 0.0])
+    for report in reports:
+        parts = report.nodeid.split("::")[0].split("/")[:-1]
+        for name in "/".join(parts[:2]), "all folders":
+            row = folders[name]
+            row[0] += report.when == "call"
+            row[1] += report.cpu_s
+            row[2] += report.duration
+    rows = sorted(folders.items(), key=lambda row: -row[1][1])[:12]
+    yield from (f"{cpu_s:6.0f} s of a processor, {all_s:6.0f} s with waiting, {n:5} tests: {name}"
+                for name, (n, cpu_s, all_s) in rows)
+
+
 def pytest_terminal_summary(terminalreporter, exitstatus):
+    reports = [r for some in terminalreporter.stats.values() for r in some if hasattr(r, "cpu_s")]
+    if len(reports) > 1500:     # a few tests are rather looked at one by one: --durations
+        terminalreporter.section("time by folder")
+        for line in spent_by_folder(reports):
+            terminalreporter.write_line(line)
     if exitstatus:
         terminalreporter.write_line(f"VCKPT_SEED={SEED} repeats it")     # -q prints no header
 
@@ -86,6 +124,7 @@ def pytest_collection_modifyitems(config, items):
 def pytest_collection_finish():
     """Modules and tests stay until the end: 450,000 objects that no collection of garbage need go through again."""
     gc.freeze()
+    spent_s()
 
 
 def seed_generators(name):
