@@ -133,8 +133,7 @@ def named(pair):
     return f"{name}-without-{pair[1].replace(' ', '-')}" if pair[1] else name
 
 
-QUICK = {"relaunch": {"LAUNCH"}, "collect": {"OWN"}, "cover": {"COVER"}, "phase": {"TAG"},
-         "head, under way": {"POS"}}
+QUICK = {"relaunch": {"LAUNCH"}, "collect": {"OWN"}, "head, under way": {"POS"}}
 
 
 def sized(pairs):

@@ -60,6 +60,7 @@ def end(process):
     return rest[0]
 
 
+@pytest.mark.full
 def test_the_example_under_torchrun(pool2, vckpt_command, tmp_path):
     """The agent gets SIGTERM, and has 30 s until it kills; steps go on for some moments, and the last one is saved. The
     next start goes on from there to what an undisturbed job computes."""
