@@ -66,7 +66,7 @@ def measure(build, where, gib):
     host = gpu.pinned(count * TENSOR_BYTES)
     try:
         sets = [[gpu.array(rng.integers(0, 2**32, TENSOR, "u4")).view("f4") for _ in range(count)] for _ in range(2)]
-        stream, saver = gpu.stream(), api.saver(api.store(work / "store"), "run", threads=0)
+        stream, saver = gpu.stream(), api.saver(api.store(work / "store"), "run", ring=0, threads=0)
         for number in range(ROUNDS + WARM):
             row = {"reference": bandwidth(gpu, stream, host, sets[number % 2]), **save(saver, stream, sets[number % 2])}
             rounds.append(row)

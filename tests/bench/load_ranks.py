@@ -353,7 +353,8 @@ def resharded(bench, name, weights):
         save.submit()
         save.committed(600_000)
         save.free()
-    wrong = [one for one in saverlib.ranks(api, store, "run", came.world, save_part, threads=1) if one is not None]
+    saved = saverlib.ranks(api, store, "run", came.world, save_part, ring=0, threads=1)
+    wrong = [one for one in saved if one is not None]
     if wrong:
         raise wrong[0]
     read = wanted = 0

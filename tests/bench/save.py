@@ -368,7 +368,7 @@ sys.path.insert(0, sys.argv[1])
 import numpy, saverlib
 api, store, sharded = saverlib.Vckpt(sys.argv[2]), sys.argv[3], sys.argv[4] == "sharded"
 mesh = api.mesh("fsdp=2,tp=2") if sharded else None
-saver = api.saver(store, f"run{os.getpid()}", world=4 if sharded else 1, mesh=mesh,
+saver = api.saver(store, f"run{os.getpid()}", world=4 if sharded else 1, mesh=mesh, ring=0,
                   launch=str(os.getpid()) if sharded else None)
 weights = [(f"{c}/layers.{i:02}.{n}.weight", s) for c in ("model", "optimizer") for i in range(50) for n, s in [
     (f"attention.w{k}", numpy.ones((64, 64), "f4")) for k in "kqvo"] + [

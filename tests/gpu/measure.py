@@ -168,7 +168,7 @@ def registering(gpu, t, stream, size, reference):
 
 def new_data(gpu, api, stream, where, reference):
     """Two sets that alternate, so that a save has only new data."""
-    saver = api.saver(api.store(where / "new"), "run", pin=YES, threads=CORES, flags=2)
+    saver = api.saver(api.store(where / "new"), "run", ring=0, pin=YES, threads=CORES, flags=2)
     found = []
     for number in range(3):
         t = Tensors(gpu, 2 * GIB)
@@ -282,7 +282,7 @@ def small():
     store, data = api.store(where / "store"), numpy.random.default_rng(1).standard_normal((900, 700)).astype("f4")
     there, out, turned = gpu.array(data), gpu.array(numpy.zeros_like(data)), gpu.array(numpy.zeros_like(data))
     for pin in (YES, NO, ALLOCATE):
-        saver = api.saver(store, "run", pin=pin)
+        saver = api.saver(store, "run", ring=0, pin=pin)
         save(saver, gpu.stream(), {"model/w": there, "model/t": there.T, "model/c": there[:, ::2]})
         saver.close()
         saver.free()

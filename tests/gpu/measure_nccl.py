@@ -188,7 +188,7 @@ def stored():
     api, arrays = Vckpt(BUILD), arrays_of(SEED)
     with tempfile.TemporaryDirectory(dir=os.environ["VCKPT_GPU_MEMORY"]) as folder:
         store = api.store(f"{folder}/store")
-        saver = api.saver(store, "run")
+        saver = api.saver(store, "run", ring=0)
         saver.save(arrays).committed()
         saver.close()
         saver.free()

@@ -91,10 +91,15 @@ class Vckpt:
         return out
 
 
+# A ring that holds a band. The saver's own choice has 64 MiB at least, which takes longer to clear than a small save.
+SMALL_RING = 12 << 20
+
+
 class Saver:
-    def __init__(self, api, store, run, rank=0, world=1, launch=None, mesh=None, heartbeat_ms=0, start_ms=0, ring=0,
-                 pin=0, check=0,
-                 threads=2, flags=0, deadline_ms=0):
+    """ring: 0 for the saver's own choice."""
+
+    def __init__(self, api, store, run, rank=0, world=1, launch=None, mesh=None, heartbeat_ms=0, start_ms=0,
+                 ring=SMALL_RING, pin=0, check=0, threads=2, flags=0, deadline_ms=0):
         self.api, self.lib, self.p = api, api.lib, c.c_void_p()
         options = SaverOptions(c.sizeof(SaverOptions), str(store).encode(), run.encode(),
                                launch.encode() if launch else None, rank, world, mesh,

@@ -620,7 +620,7 @@ def test_memory_that_can_not_be_pinned(cuda, driver, api, store, rng, capfd, lat
     same(api.read(store, "run"), {"model/w": array})
     told = [line for line in capfd.readouterr().err.splitlines() if "is not pinned" in line]
     assert len(told) == (pin != YES and refused == 2), told
-    assert all("run run: the staging ring of 64 MiB is not pinned" in line and all(f in line for f in PINNING)
+    assert all("run run: the staging ring of 12 MiB is not pinned" in line and all(f in line for f in PINNING)
                for line in told)
 
 

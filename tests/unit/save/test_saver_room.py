@@ -34,7 +34,7 @@ def phase(t, name):
 # ---- the ring ----
 
 def test_a_first_save_that_is_small_does_not_hold_later_ones_back(api, store):
-    saver = api.saver(store, "run")
+    saver = api.saver(store, "run", ring=0)
     assert saved(saver, MIB)[0].ring_waits == 0
     for _ in range(2):
         t, data = saved(saver, 150 * MIB)
@@ -46,7 +46,7 @@ def test_a_first_save_that_is_small_does_not_hold_later_ones_back(api, store):
 def test_a_ring_in_use_grows_when_it_is_empty(api, store):
     """The large saves are declared while the small one is under way."""
     small, large = numpy.arange(MIB), numpy.random.default_rng(1).integers(0, 256, (4, 150 * MIB // 4), "u1")
-    saver = api.saver(store, "run")
+    saver = api.saver(store, "run", ring=0)
     saves = [saver.save({"model/w": a}) for a in (small, large, large[:2], small)]
     assert saves[-1].committed() == 3
     for step, (save, want) in enumerate(zip(saves, (small, large, large[:2], small))):
@@ -112,7 +112,7 @@ def run(build, tmp_path, script, **env):
 def test_memory_that_is_not_to_be_had_leaves_the_ring_as_it_is(build, tmp_path):
     """And a later save tries again."""
     run(build, tmp_path, '''
-saver = api.saver(store, "run", pin=1)
+saver = api.saver(store, "run", ring=0, pin=1)
 save(saver, MIB)
 used = int(open("/proc/self/statm").read().split()[0]) * 4096
 resource.setrlimit(resource.RLIMIT_AS, (used + 150 * MIB, resource.RLIM_INFINITY))
@@ -243,7 +243,7 @@ def test_workers_are_divided_by_what_the_launcher_says(build, tmp_path, many_cpu
     """A world of one has the machine; heartbeat and persister are a thread each."""
     counted(build, tmp_path, many_cpus, '''
 before = tasks()
-saver = api.saver(store, "run", rank=0, world=int(os.environ.get("W", 1)), launch="l", threads=0)
+saver = api.saver(store, "run", rank=0, world=int(os.environ.get("W", 1)), launch="l", ring=0, threads=0)
 settled(2 + %d)
 saver.free()
 ''' % workers, **{k: v for k, v in env.items()})
@@ -255,7 +255,7 @@ def test_workers_are_divided_by_the_ranks_that_show_this_machine(build, tmp_path
 import threading
 before, savers = tasks(), [None] * 4
 def open_one(rank):
-    savers[rank] = api.saver(store, "run", rank=rank, world=4, launch="l", threads=0)
+    savers[rank] = api.saver(store, "run", rank=rank, world=4, launch="l", ring=0, threads=0)
 openers = [threading.Thread(target=open_one, args=(r,)) for r in range(4)]
 [t.start() for t in openers]
 [t.join() for t in openers]
@@ -277,7 +277,7 @@ for s in savers:
 def test_threads_that_are_given_stay(build, tmp_path, many_cpus):
     counted(build, tmp_path, many_cpus, '''
 before = tasks()
-saver = api.saver(store, "run", rank=0, world=64, launch="l", threads=5)
+saver = api.saver(store, "run", rank=0, world=64, launch="l", ring=0, threads=5)
 settled(2 + 5)
 saver.free()
 ''', LOCAL_WORLD_SIZE="8")
