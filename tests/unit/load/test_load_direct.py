@@ -9,6 +9,7 @@ import tempfile
 
 import numpy as np
 import pytest
+from _pytest.tmpdir import tmp_path_factory  # noqa: F401 (O_DIRECT is for disks)
 
 from loadlib import CACHED, DIRECT, REHASH, SKIP_DAMAGED, Opened, described
 from saverlib import Failed, api, store  # noqa: F401 (fixtures)
