@@ -95,7 +95,11 @@ def _rank(rank, world, folder, pipe):
     import numpy
     import torch
     import torch.distributed as dist
+
+    import vckpt.native
+    from saverlib import SMALL_RING
     torch.set_num_threads(1)
+    vckpt.native.OPTIONS["ring_bytes"] = SMALL_RING
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     while True:
         job = pipe.recv()
