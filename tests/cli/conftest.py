@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
+from memorylib import tmp_path_factory  # noqa: F401
+
 
 @pytest.fixture
 def left(vckpt, store):

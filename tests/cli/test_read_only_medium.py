@@ -8,6 +8,7 @@ import sys
 
 import numpy
 import pytest
+from _pytest.tmpdir import tmp_path_factory  # noqa: F401 (chattr is for disks)
 from safetensors.numpy import save_file
 
 WRITING = [["import", "{}", "r/9", "{source}"], ["import", "{}", "r", "{source}"], ["import", "{}", "new", "{source}"],

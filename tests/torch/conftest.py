@@ -3,6 +3,7 @@
 import pytest
 
 from gloo_pool import Pool
+from memorylib import tmp_path_factory  # noqa: F401
 
 
 def pool_of(world):

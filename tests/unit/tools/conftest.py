@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+from memorylib import tmp_path_factory  # noqa: F401
