@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """dcp.load of what vckpt.save kept: model, optimizer with its groups, scheduler and plain values, into torch's state
 dicts; and vckpt.load of what dcp.save kept."""
+import json
+import subprocess
 
 import pytest
 import torch
@@ -40,7 +42,16 @@ def step(model, optimizer, scheduler, number):
     scheduler.step()
 
 
-def round_trip(path, flatten, wrap):
+def repack(command, path):
+    """By rank 0, while the others wait."""
+    if torch.distributed.get_rank() == 0:
+        store, run = path.rsplit("/", 1)
+        done = subprocess.run([command, "repack", store, f"{run}/3", "--json"], capture_output=True, check=True)
+        assert json.loads(done.stdout)["steps"][0]["repacked"]
+    torch.distributed.barrier()
+
+
+def round_trip(path, flatten, wrap, repacks=None):
     """The next steps are the same."""
     one, other = trainer(0, wrap), trainer(1, wrap, lr=0.5)
     for number in range(3):
@@ -49,6 +60,8 @@ def round_trip(path, flatten, wrap):
     vckpt.save(path, {"model": model, "optimizer": optimizer, "scheduler": scheduler,
                       "plan": {"tp": 1, "names": ["a"], "pair": (1, 2)}}, step=3, **PIN)
     vckpt.close(path)
+    if repacks:
+        repack(repacks, path)
     options = StateDictOptions(flatten_optimizer_state_dict=flatten)
     weights, moments = get_state_dict(other[0], other[1], options=options)
     state = {"model": weights, "optimizer": moments, "scheduler": other[2], "plan": {"tp": 0, "names": [], "pair": ()}}
@@ -136,6 +149,10 @@ def test_one_rank(run, flatten):
 @pytest.mark.parametrize("flatten", [False, True])
 def test_two_ranks(pool2, run, flatten):
     assert pool2(round_trip, run, flatten, sharded) == [True, True]
+
+
+def test_two_ranks_whose_step_was_cut_anew(pool2, build, run):
+    assert pool2(round_trip, run, False, sharded, str(build / "tools/vckpt/vckpt")) == [True, True]
 
 
 @pytest.mark.parametrize("flatten", [False, True])
