@@ -15,7 +15,7 @@ from test_saver_layouts import read_back
 
 
 HOW = {"attempt", "entry", "manifest", "new_bytes", "bytes", "logical_bytes", "pieces", "stored_bytes", "codecs",
-       "packs"}
+       "packs", "shared_with_step_before"}
 
 
 def shown(vckpt, store, step, meshes):
