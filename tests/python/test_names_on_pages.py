@@ -15,7 +15,8 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # The names that pages give to objects of a class.
 CLASSES = {"saver": vckpt.Saver, "handle": vckpt.Handle, "found": vckpt.Loaded, "step": vckpt.Step,
            "opened": vckpt.Step, "stopping": vckpt.Stopping}
-RECORDS = {"vckpt.PerRank", "vckpt.SameAs"}             # what stands in documents: no names of the package
+# Names in documents and of spans in traces, not of the package.
+RECORDS = {"vckpt.PerRank", "vckpt.SameAs", "vckpt.checkpoint.save"}
 
 
 def dcp_names():
