@@ -5,7 +5,7 @@
  * against the arithmetic of extents, inline bytes and rows against their digests. The pieces of a row then need no more
  * checks than those of the packs. No count is believed before memory is taken: the tables have to be in the object.
  *
- * A decoded chunk owns a copy of the object and where each row's shares begin; it is read-only afterwards. */
+ * A decoded chunk owns the object, or a copy of it, and where each row's shares begin; it is read-only afterwards. */
 #include "core/step/chunk_internal.h"
 
 #include <string.h>
@@ -18,7 +18,8 @@ struct store_chunk {
 	uint32_t npacks;
 	struct chunk_tables t;
 	struct chunk_start *starts;     /* nrows + 1 */
-	uint8_t object[];
+	uint8_t *object;                /* in `memory`, or behind this */
+	void *memory;                   /* malloc'ed; or NULL */
 };
 
 /* Walks the pieces of a row. */
@@ -178,21 +179,30 @@ static int row_pieces_check(const struct store_chunk *c, uint32_t row, const str
 	return base_digest_equal(&digest, &fields->digest) ? 0 : -BASE_EFORMAT;
 }
 
-/* Checks a row, and sets where the next one's shares begin. */
-static int row_check(struct store_chunk *c, uint32_t row)
+/* The grid of a tensor, which is often that of the one before. */
+static void row_grid(const struct store_layout *l, uint32_t tensor, int64_t last, struct tensor_grid *g)
+{
+	const struct proto_layout_tensor *t = &l->m.tensors[tensor], *u = last >= 0 ? &l->m.tensors[last] : NULL;
+
+	if (!u || t->dtype != u->dtype || t->ndim != u->ndim || (t->ndim && memcmp(l->m.dims + t->first_dim,
+		l->m.dims + u->first_dim, t->ndim * sizeof *l->m.dims) != 0))
+		store_layout_grid(l, tensor, g);
+}
+
+/* Checks a row, and sets where the next one's shares begin. g: the grid of the row before, and then of this one. */
+static int row_check(struct store_chunk *c, uint32_t row, struct tensor_grid *g)
 {
 	int64_t last_tensor = row > 0 ? (int64_t)base_get32(row_bytes(c, row - 1)) : -1;
 	const struct chunk_start *s = &c->starts[row];
 	struct chunk_row fields;
 	struct chunk_cursor k;
-	struct tensor_grid g;
 	int r = chunk_row_decode(row_bytes(c, row), c->layout, &c->t, s, last_tensor, &fields);
 
 	if (r < 0)
 		return r;
-	store_layout_grid(c->layout, fields.tensor, &g);
+	row_grid(c->layout, fields.tensor, last_tensor, g);
 	cursor_init(&k, c, row);
-	r = row_pieces_check(c, row, &fields, &g, &k);
+	r = row_pieces_check(c, row, &fields, g, &k);
 	if (r < 0)
 		return r;
 	c->starts[row + 1] = (struct chunk_start){
@@ -218,6 +228,7 @@ int chunk_refused(struct base_error *err, int r, const uint8_t head[static CHUNK
 static int chunk_check(struct store_chunk *c, size_t len)
 {
 	const struct chunk_start *end;
+	struct tensor_grid g;
 	int r = chunk_head_decode(c->object, len, &c->t);
 
 	if (r < 0)
@@ -226,7 +237,7 @@ static int chunk_check(struct store_chunk *c, size_t len)
 	if (!c->starts)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < c->t.nrows && r == 0; i++)
-		r = row_check(c, i);
+		r = row_check(c, i, &g);
 	end = &c->starts[c->t.nrows];
 	if (r == 0 &&
 		(end->extent != c->t.nextents || end->piece != c->t.npieces || end->pair != c->t.npairs ||
@@ -235,28 +246,43 @@ static int chunk_check(struct store_chunk *c, size_t len)
 	return r;
 }
 
-int store_chunk_decode(const void *object, size_t len, const struct store_layout *l, uint32_t npacks,
+int store_chunk_take(void *object, size_t len, const struct store_layout *l, uint32_t npacks,
 	struct store_chunk **ret_c, struct base_error *err)
 {
 	struct store_chunk *c;
 	int r;
 
-	if (len < CHUNK_HEAD_BYTES || len > STORE_METADATA_MAX_BYTES)
+	if (len < CHUNK_HEAD_BYTES || len > STORE_METADATA_MAX_BYTES) {
+		free(object);
 		return base_error_set(err, -BASE_EFORMAT,
 			"rows of a part cannot be read: a chunk of %zu bytes is too short or too long", len);
-	c = calloc(1, sizeof *c + len);
-	if (!c)
+	}
+	c = calloc(1, sizeof *c);
+	if (!c) {
+		free(object);
 		return base_no_memory(err);
-	c->layout = l;
-	c->npacks = npacks;
-	memcpy(c->object, object, len);
+	}
+	*c = (struct store_chunk){.layout = l, .npacks = npacks, .object = object, .memory = object};
 	r = chunk_check(c, len);
 	if (r < 0) {
+		chunk_refused(err, r, object);
 		store_chunk_free(c);
-		return chunk_refused(err, r, object);
+		return r;
 	}
 	*ret_c = c;
 	return 0;
+}
+
+int store_chunk_decode(const void *object, size_t len, const struct store_layout *l, uint32_t npacks,
+	struct store_chunk **ret_c, struct base_error *err)
+{
+	void *copy = malloc(len + 1);
+
+	if (!copy)
+		return base_no_memory(err);
+	if (len)
+		memcpy(copy, object, len);
+	return store_chunk_take(copy, len, l, npacks, ret_c, err);
 }
 
 /* ---- some rows ---- */
@@ -308,7 +334,7 @@ struct store_chunk *store_chunk_some(const struct store_chunk *c, uint32_t first
 	some = malloc(sizeof *some + bytes);
 	if (!some)
 		return NULL;
-	*some = (struct store_chunk){.layout = c->layout, .npacks = c->npacks,
+	*some = (struct store_chunk){.layout = c->layout, .npacks = c->npacks, .object = (uint8_t *)(some + 1),
 		.starts = malloc((end - first + 1) * sizeof *c->starts)};
 	if (!some->starts) {
 		free(some);
@@ -332,6 +358,7 @@ void store_chunk_free(struct store_chunk *c)
 	if (!c)
 		return;
 	free(c->starts);
+	free(c->memory);
 	free(c);
 }
 
@@ -393,6 +420,17 @@ void store_chunk_row_digest(const struct store_chunk *c, uint32_t i, bool *ret_w
 {
 	*ret_whole = base_get32(row_bytes(c, i) + 4) & CHUNK_ROW_WHOLE;
 	memcpy(ret_d->bytes, row_bytes(c, i) + 32, sizeof ret_d->bytes);
+}
+
+void store_chunk_face(const struct store_chunk *c, uint32_t i, struct store_row_face *ret_f)
+{
+	const struct chunk_start *from = &c->starts[i];
+
+	*ret_f = (struct store_row_face){.tensor = store_chunk_tensor(c, i),
+		.npieces = base_get64(row_bytes(c, i) + 16),
+		.boxes = item(c, c->t.boxes, from->pair, CHUNK_PAIR_BYTES),
+		.boxes_len = (size_t)(from[1].pair - from->pair) * CHUNK_PAIR_BYTES};
+	store_chunk_row_digest(c, i, &ret_f->whole, &ret_f->digest);
 }
 
 int64_t store_chunk_find(const struct store_chunk *c, uint32_t tensor)

@@ -81,18 +81,33 @@ int store_part_read_row_cached(struct store_chunk_cache *c, struct store *s, con
 int store_part_row_digest(struct store_chunk_cache *c, struct store *s, const struct store_layout *l,
 	const struct proto_part *part, const char *const *packs, uint32_t npacks, uint32_t tensor, bool *ret_whole,
 	struct base_digest *ret_d, struct base_error *err);
+/* A whole chunk, for callers that walk rows; store_chunk_free. chunk < part->nchunks. */
+struct store_chunk;
+int store_part_chunk(struct store *s, const struct store_layout *l, const struct proto_part *part,
+	const char *const *packs, uint32_t npacks, uint32_t chunk, struct store_chunk **ret_c, struct base_error *err);
 /* All rows of one chunk, in order, through a callback (the row is the callback's to read, not to keep). */
 int store_part_read_chunk(struct store *s, const struct store_layout *l, const struct proto_part *part,
 	const char *const *packs, uint32_t npacks, uint32_t chunk, int (*f)(void *arg, const struct store_row *row),
 	void *arg, struct base_error *err);
 /* The in-memory decoder behind both; it is fuzzed, and checks every index, count, length and offset. */
-struct store_chunk;
 int store_chunk_decode(const void *object, size_t len, const struct store_layout *l, uint32_t npacks,
+	struct store_chunk **ret_c, struct base_error *err);
+/* The same; `object` is malloc'ed, and the chunk's from now on, also on failure. */
+int store_chunk_take(void *object, size_t len, const struct store_layout *l, uint32_t npacks,
 	struct store_chunk **ret_c, struct base_error *err);
 void store_chunk_free(struct store_chunk *c);
 uint32_t store_chunk_rows(const struct store_chunk *c);
 int store_chunk_row(const struct store_chunk *c, uint32_t i, struct store_row *ret_row);
 void store_chunk_row_digest(const struct store_chunk *c, uint32_t i, bool *ret_whole, struct base_digest *ret_d);
+/* A row without its pieces; boxes: as they are stored (none, if it is whole), in the chunk's memory. */
+struct store_row_face {
+	uint32_t tensor;
+	bool whole;
+	const uint8_t *boxes; size_t boxes_len;
+	uint64_t npieces;
+	struct base_digest digest;
+};
+void store_chunk_face(const struct store_chunk *c, uint32_t i, struct store_row_face *ret_f);
 int64_t store_chunk_find(const struct store_chunk *c, uint32_t tensor); /* row number or -ENOENT */
 uint32_t store_chunk_after(const struct store_chunk *c, uint32_t tensor); /* number of the first row from it on */
 uint32_t store_chunk_tensor(const struct store_chunk *c, uint32_t i); /* of row i */

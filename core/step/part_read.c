@@ -32,11 +32,11 @@ int store_part_decode(const void *object, size_t len, struct proto_part *ret_par
 }
 
 /* Loads a chunk; its rows must be those that the part lists. */
-static int part_chunk_load(struct store *s, const struct store_layout *l, const struct proto_part *part,
+int store_part_chunk(struct store *s, const struct store_layout *l, const struct proto_part *part,
 	const char *const *packs, uint32_t npacks, uint32_t number, struct store_chunk **ret_c, struct base_error *err)
 {
 	const struct proto_chunk *from = &part->chunks[number];
-	base_cleanup_free void *bytes = NULL;
+	void *bytes = NULL;
 	struct store_chunk *c = NULL;
 	int r;
 
@@ -44,7 +44,7 @@ static int part_chunk_load(struct store *s, const struct store_layout *l, const 
 		return base_error_set(err, -BASE_EFORMAT, "a part of another layout");
 	r = part_chunk_bytes(s, from, packs, npacks, &bytes, err);
 	if (r == 0)
-		r = store_chunk_decode(bytes, from->ref.raw_len, l, npacks, &c, err);
+		r = store_chunk_take(bytes, from->ref.raw_len, l, npacks, &c, err);
 	if (r < 0)
 		return r;
 	if (store_chunk_rows(c) != from->nrows || store_chunk_find(c, from->first_tensor) != 0 ||
@@ -77,7 +77,7 @@ static int part_chunk_hold(struct store_chunk_cache *cache, struct store *s, con
 	*ret_h = store_chunk_cache_take(cache, &key, &mine);
 	if (*ret_h)
 		return 0;
-	r = part_chunk_load(s, l, part, packs, npacks, number, &c, err);
+	r = store_part_chunk(s, l, part, packs, npacks, number, &c, err);
 	if (r == 0) {
 		*ret_h = store_chunk_cache_add(cache, &key, from->first_tensor, from->last_tensor, c);
 		r = *ret_h ? 0 : base_no_memory(err);
@@ -151,7 +151,7 @@ int store_part_read_chunk(struct store *s, const struct store_layout *l, const s
 
 	if (chunk >= part->nchunks)
 		return base_error_set(err, -ENOENT, "a part has no chunk %u", chunk);
-	r = part_chunk_load(s, l, part, packs, npacks, chunk, &c, err);
+	r = store_part_chunk(s, l, part, packs, npacks, chunk, &c, err);
 	for (uint32_t i = 0; r == 0 && i < store_chunk_rows(c); i++) {
 		struct store_row row;
 

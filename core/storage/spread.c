@@ -5,7 +5,8 @@
  * left, judged by what its own numbers took, is much more than that for each thread. So 64 small files in the page
  * cache (5 us each) cost no thread; of as many over a network all but the first are requested at once. More threads
  * than processors are started only while the caller waits for half of the time: what computes gains nothing from them.
- * If there are few numbers, or no thread can be started, the caller does all. */
+ * Long numbers get a thread for each processor at once. If there are few numbers, or no thread can be started, the
+ * caller does all. */
 #include "core/storage/spread.h"
 
 #include <pthread.h>
@@ -16,7 +17,7 @@
 #include "core/base/pool.h"
 
 #define SPREAD_THREADS 16u
-#define SPREAD_EACH 8u          /* numbers that a thread is worth */
+#define SPREAD_EACH 8u          /* short numbers that a thread is worth */
 #define SPREAD_ALONE_NS 100000u /* the caller measures this long: the first number may take longest */
 #define SPREAD_SHARE_NS 500000u /* a thread is started only for as much work as this */
 
@@ -77,16 +78,20 @@ static bool spread_worth(const struct spread *s, struct spread_pace *p, unsigned
 	return count + 1 < p->cpus || base_thread_cpu_ns() - p->begun_cpu < ns / 2;
 }
 
-int storage_spread(uint32_t n, storage_spread_func f, void *arg, struct base_error *err)
+/* each: numbers that a thread is worth. */
+static int spread_run(uint32_t n, uint32_t each, storage_spread_func f, void *arg, struct base_error *err)
 {
 	struct spread s = {.n = n, .f = f, .arg = arg, .failed = n};
-	unsigned count = 0, most = n / SPREAD_EACH > 1 ? base_min(n / SPREAD_EACH, SPREAD_THREADS) - 1 : 0;
+	unsigned count = 0, most = n / each > 1 ? base_min(n / each, SPREAD_THREADS) - 1 : 0;
 	struct spread_pace pace = {0};
 	pthread_t threads[SPREAD_THREADS - 1];
 
 	pthread_mutex_init(&s.lock, NULL);
 	if (most)
 		pace = (struct spread_pace){.begun = base_monotonic_ns(), .begun_cpu = base_thread_cpu_ns()};
+	for (unsigned cpus = each == 1 && most ? base_cpu_count() : 0; count < most && count + 1 < cpus; count++)
+		if (base_thread_start(&threads[count], spread_main, &s) < 0)
+			most = count;
 	while (spread_next(&s)) {
 		pace.done++;
 		while (count < most && spread_worth(&s, &pace, count)) {
@@ -100,4 +105,14 @@ int storage_spread(uint32_t n, storage_spread_func f, void *arg, struct base_err
 		pthread_join(threads[i], NULL);
 	pthread_mutex_destroy(&s.lock);
 	return s.r < 0 ? base_error_set(err, s.r, "%s", s.err.text) : 0;
+}
+
+int storage_spread(uint32_t n, storage_spread_func f, void *arg, struct base_error *err)
+{
+	return spread_run(n, SPREAD_EACH, f, arg, err);
+}
+
+int storage_spread_long(uint32_t n, storage_spread_func f, void *arg, struct base_error *err)
+{
+	return spread_run(n, 1, f, arg, err);
 }

@@ -15,5 +15,7 @@ typedef int (*storage_spread_func)(void *arg, uint32_t i, struct base_error *err
  * Returns the result and the sentence of the lowest i that failed, so that the answer does not depend on threads; else
  * 0. */
 int storage_spread(uint32_t n, storage_spread_func f, void *arg, struct base_error *err);
+/* The same for numbers that take long, each worth a thread: a whole part, not a file. */
+int storage_spread_long(uint32_t n, storage_spread_func f, void *arg, struct base_error *err);
 
 #endif

@@ -402,7 +402,7 @@ def test_a_full_disk(lib, tmp_path):
 SPREAD = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_uint32, C.c_void_p)
 
 
-def spread(lib, n, seconds, fails=()):
+def spread(lib, n, seconds, fails=(), call="storage_spread"):
     """The result of asking for n things, each of which takes so long, and the threads that asked."""
     by = [0] * n
 
@@ -410,7 +410,7 @@ def spread(lib, n, seconds, fails=()):
         time.sleep(seconds) if seconds else None
         by[i] = threading.get_native_id()
         return -errno.EIO if i in fails else 0
-    return lib.storage_spread(n, SPREAD(one), None, None), by
+    return lib[call](n, SPREAD(one), None, None), by
 
 
 def test_what_waits_is_asked_for_at_once(lib):
@@ -420,6 +420,13 @@ def test_what_waits_is_asked_for_at_once(lib):
     assert r == 0 and set(by) == {threading.get_native_id()}
     r, by = spread(lib, 64, 0.002, {5, 9, 60})
     assert r == -errno.EIO and 0 not in by[:6] and by[-1] == 0
+
+
+def test_few_that_take_long_have_threads(lib):
+    r, by = spread(lib, 4, 0.02, call="storage_spread_long")
+    assert r == 0 and 0 not in by and len(set(by)) > 1
+    assert spread(lib, 4, 0, {1, 2}, "storage_spread_long")[0] == -errno.EIO
+    assert spread(lib, 1, 0, call="storage_spread_long") == (0, [threading.get_native_id()])
 
 
 def test_what_is_there_at_once_needs_no_thread(lib):
