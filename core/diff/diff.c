@@ -12,6 +12,7 @@
 #include "core/base/cleanup.h"
 #include "core/base/le.h"
 #include "core/diff/diff_internal.h"
+#include "core/load/open/alike.h"
 #include "core/load/open/object.h"
 #include "core/storage/spread.h"
 
@@ -19,7 +20,10 @@ const char *const diff_change_words[] = {"added", "removed", "retyped", "reshape
 
 enum { PAIR_EQUAL = DIFF_CHANGED + 1, PAIR_COMPARE };   /* beside enum diff_change */
 
-struct diff_pair { uint32_t a, b; uint8_t what; bool blob; };
+/* known: it has been decided, as far as digests decide, or can be by its class, of which another is the first. */
+struct diff_pair { uint32_t a, b; uint8_t what; bool blob, known; };
+/* Of a class of tensors (core/load/open/alike.h). first: 1 + the number of a pair. */
+struct diff_class { uint32_t first; bool all; /* every row counts */ };
 
 struct diffing {
 	const struct diff_side *a, *b;
@@ -27,12 +31,16 @@ struct diffing {
 	struct diff_pair *pairs; size_t n, room;
 	struct diff_compared *compared; size_t ncompared;
 	bool found;                     /* the component */
+	struct load_alike *alike;       /* or NULL */
+	struct diff_class *classes;
 };
 
 static void diffing_release(struct diffing *d)
 {
 	free(d->pairs);
 	free(d->compared);
+	free(d->classes);
+	load_alike_free(d->alike);
 }
 
 void diff_free(struct diff *d)
@@ -207,25 +215,71 @@ static int pair_decide_rows(const struct diffing *d, struct diff_pair *pair, str
 	return r;
 }
 
+/* NULL: only opened tensors can say. */
+static struct diff_class *pair_class(const struct diffing *d, const struct diff_pair *pair, bool *ret_equal,
+	uint64_t *ret_pieces)
+{
+	uint32_t class = d->alike && !pair->blob ? load_alike_class(d->alike, pair->a, ret_equal, ret_pieces)
+		: LOAD_ALIKE_NONE;
+
+	return class == LOAD_ALIKE_NONE ? NULL : &d->classes[class];
+}
+
 static int pair_decide(void *arg, uint32_t number, struct base_error *err)
 {
 	struct diffing *d = arg;
 	struct diff_pair *pair = &d->pairs[number];
 	base_cleanup(load_object_unref_p) struct load_object *x = NULL;
 	base_cleanup(load_object_unref_p) struct load_object *y = NULL;
+	struct diff_class *class;
+	uint64_t pieces;
+	bool equal;
 	int r;
 
-	if (pair->what != PAIR_COMPARE || !d->b->step)
+	if (pair->what != PAIR_COMPARE || !d->b->step || pair->known)
 		return 0;
-	r = pair_decide_rows(d, pair, err);
+	class = pair_class(d, pair, &equal, &pieces);
+	r = class ? 0 : pair_decide_rows(d, pair, err);
 	if (r)
 		return r < 0 ? r : 0;
 	r = load_tensor_open(d->a->step, pair->a, &x, err);
 	if (r == 0)
 		r = load_tensor_open(d->b->step, pair->b, &y, err);
+	if (r == 0 && class && class->first == number + 1)
+		class->all = x->npieces == pieces;
 	if (r == 0 && diff_cut_alike(x, y))
 		pair->what = base_digest_equal(&x->digest, &y->digest) ? PAIR_EQUAL : DIFF_CHANGED;
 	return r;
+}
+
+/* The first of each class is opened, whatever its rows say. If it can be, so can the others. */
+static int pairs_decide(struct diffing *d, struct base_error *err)
+{
+	uint64_t pieces;
+	bool equal;
+	int r = d->b->step ? load_alike_new(d->a->step, d->b->step, d->options->component, &d->alike) : 0;
+
+	d->classes = calloc(d->alike ? load_alike_classes(d->alike) : 1, sizeof *d->classes);
+	if (r < 0 || !d->classes)
+		return base_no_memory(err);
+	for (size_t i = 0; d->alike && i < d->n; i++) {
+		struct diff_pair *p = &d->pairs[i];
+		struct diff_class *class = p->what == PAIR_COMPARE ? pair_class(d, p, &equal, &pieces) : NULL;
+
+		p->known = class && class->first;
+		if (class && !class->first)
+			class->first = (uint32_t)i + 1;
+	}
+	r = storage_spread((uint32_t)d->n, pair_decide, d, err);
+	for (size_t i = 0; r == 0 && i < d->n; i++) {
+		struct diff_pair *p = &d->pairs[i];
+		const struct diff_class *class = p->known ? pair_class(d, p, &equal, &pieces) : NULL;
+
+		if (class && (equal || class->all))
+			p->what = equal ? PAIR_EQUAL : DIFF_CHANGED;
+		p->known = class ? p->what != PAIR_COMPARE : true;
+	}
+	return r < 0 || !d->alike ? r : storage_spread((uint32_t)d->n, pair_decide, d, err);
 }
 
 /* ---- what bytes say ---- */
@@ -355,7 +409,7 @@ int diff_run(const struct diff_side *a, const struct diff_side *b, const struct 
 	if (r == 0 && options->component && !d.found)
 		return base_error_set(err, -ENOENT, "neither side has a component %s", options->component);
 	if (r == 0)
-		r = storage_spread((uint32_t)d.n, pair_decide, &d, err);
+		r = pairs_decide(&d, err);
 	if (r == 0)
 		r = pairs_compare(&d, err);
 	return r < 0 ? r : rows_make(&d, ret_d, err);
