@@ -85,6 +85,9 @@ int store_part_row_digest(struct store_chunk_cache *c, struct store *s, const st
 struct store_chunk;
 int store_part_chunk(struct store *s, const struct store_layout *l, const struct proto_part *part,
 	const char *const *packs, uint32_t npacks, uint32_t chunk, struct store_chunk **ret_c, struct base_error *err);
+/* Puts it into the cache, which owns it then, also on failure. */
+void store_part_chunk_give(struct store_chunk_cache *cache, const struct store_layout *l, const struct proto_part *part,
+	uint32_t npacks, uint32_t number, struct store_chunk *chunk);
 /* All rows of one chunk, in order, through a callback (the row is the callback's to read, not to keep). */
 int store_part_read_chunk(struct store *s, const struct store_layout *l, const struct proto_part *part,
 	const char *const *packs, uint32_t npacks, uint32_t chunk, int (*f)(void *arg, const struct store_row *row),

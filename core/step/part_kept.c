@@ -36,15 +36,10 @@ void store_part_kept_give(const struct store_part_kept *k, struct store_chunk_ca
 
 	for (uint32_t i = 0; i < k->nchunks; i++) {
 		const struct proto_chunk *from = &k->part.chunks[i];
-		struct chunk_key key = {l, &from->ref.digest, k->part.npacks, from->first_tensor};
-		struct store_chunk_held *h;
 		struct store_chunk *c;
 
-		if (store_chunk_decode(at, from->ref.raw_len, l, k->part.npacks, &c, NULL) == 0) {
-			h = store_chunk_cache_add(cache, &key, from->first_tensor, from->last_tensor, c);
-			if (h)
-				store_chunk_release(h);
-		}
+		if (store_chunk_decode(at, from->ref.raw_len, l, k->part.npacks, &c, NULL) == 0)
+			store_part_chunk_give(cache, l, &k->part, k->part.npacks, i, c);
 		at += from->ref.raw_len;
 	}
 }

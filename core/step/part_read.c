@@ -56,6 +56,17 @@ int store_part_chunk(struct store *s, const struct store_layout *l, const struct
 	return 0;
 }
 
+void store_part_chunk_give(struct store_chunk_cache *cache, const struct store_layout *l, const struct proto_part *part,
+	uint32_t npacks, uint32_t number, struct store_chunk *chunk)
+{
+	const struct proto_chunk *from = &part->chunks[number];
+	struct chunk_key key = {l, &from->ref.digest, npacks, from->first_tensor};
+	struct store_chunk_held *h = store_chunk_cache_add(cache, &key, from->first_tensor, from->last_tensor, chunk);
+
+	if (h)
+		store_chunk_release(h);
+}
+
 int64_t part_chunk_find(const struct proto_part *part, uint32_t tensor)
 {
 	uint32_t at = base_bisect(i, 0, part->nchunks, part->chunks[i].last_tensor < tensor);

@@ -146,7 +146,16 @@ struct alike_walk {
 	struct store_row_face face;
 };
 
-static void walk_release(struct alike_walk *w) { store_chunk_free(w->chunk); }
+/* The first chunk goes into the step's cache: mostly it has the first tensors of classes, which are opened next. */
+static void walk_release(struct alike_walk *w)
+{
+	if (w->chunk && w->next == 1)
+		store_part_chunk_give(w->k->step[w->side]->chunks, line_layout(w->k, w->side, w->line), &w->part->part,
+			w->part->npacks, 0, w->chunk);
+	else
+		store_chunk_free(w->chunk);
+	w->chunk = NULL;
+}
 
 static bool chunk_wanted(const struct load_alike *k, const struct store_layout *l, const struct proto_chunk *c)
 {
@@ -162,7 +171,7 @@ static int walk_next(struct alike_walk *w, struct base_error *err)
 	int r = 0;
 
 	while (!w->chunk || w->row == store_chunk_rows(w->chunk)) {
-		store_chunk_free(base_steal(w->chunk));
+		walk_release(w);
 		w->row = 0;
 		while (w->next < w->part->part.nchunks && !chunk_wanted(w->k, l, &w->part->part.chunks[w->next]))
 			w->next++;
