@@ -9,9 +9,10 @@
  *                              rank's part is copied when it has been read (copy_rank.c)
  *   the commit                 the manifest is made of these parts and checked as that of any save, cover included
  *
- * The attempt is a writer's alone, so a copy disturbs no job that saves into the run. If it is killed, the collector
- * finds what it left; steps that were done before are done. Of two copies of a step that run at once the first to
- * commit wins, and the other one compares its step with that. */
+ * The attempt is a writer's alone, so a copy disturbs no job that saves into the run. If it is killed, the next copy of
+ * the step goes on with what it has written (copy_resume.c), or the collector finds it; steps that were done before are
+ * done. Of two copies of a step that run at once the first to commit wins, and the other one compares its step with
+ * that. */
 #include "core/copy/copy_internal.h"
 
 #include <inttypes.h>
@@ -174,6 +175,9 @@ static int copy_failed(struct copy_work *k, int r, struct base_error *why)
 
 	if (r == -ENOSPC || r == -EDQUOT)
 		base_error_set(why, r, "%s is full; nothing of this step is kept", k->c->to->path);
+	if (((commit_error_passes(r) && r != -ENOMEM) || (r == -EINTR && k->c->options->leaves &&
+		k->c->options->leaves())) && !commit_attempt_announced(k->attempt))
+		return r; /* as if it was killed: the next copy goes on with what was written */
 	decided = commit_attempt_abort(k->attempt, r == -BASE_EUNDECIDED ? NULL : why->text, &k->result->entry,
 		&outcome);
 	if (decided == 0 || r == -BASE_EUNDECIDED) {
@@ -181,6 +185,20 @@ static int copy_failed(struct copy_work *k, int r, struct base_error *why)
 		return decided;
 	}
 	return r;
+}
+
+/* Is it what the source shows, now that the attempt has begun? Else it may replace a copy of a later one. */
+static int copy_still_shown(const struct copy_work *k, struct base_error *err)
+{
+	struct commit_list *l = NULL;
+	int r = commit_list_open_newest(k->c->from, commit_list_run(k->list), &l, err);
+
+	if (r == 0)
+		r = commit_list_know_step(l, k->step->step, err);
+	if (r >= 0 && !commit_list_entry_live(l, k->step->entry))
+		r = base_error_set(err, -ESTALE, "it was removed or replaced while it was copied");
+	commit_list_close(l);
+	return r < 0 ? r : 0;
 }
 
 static int copy_write(struct copy_work *k, bool replace, struct base_error *err)
@@ -203,7 +221,11 @@ static int copy_write(struct copy_work *k, bool replace, struct base_error *err)
 	if (r < 0)
 		return r;
 	snprintf(k->result->attempt, sizeof k->result->attempt, "%s", commit_attempt_name(k->attempt));
-	r = copy_ranks(k, &k->result->entry, &why);
+	r = replace ? copy_still_shown(k, &why) : 0;
+	if (r == 0)
+		r = copy_resume(k, &why);
+	if (r == 0)
+		r = copy_ranks(k, &k->result->entry, &why);
 	if (r < 0)
 		r = copy_failed(k, r, &why);
 	commit_attempt_free(k->attempt);
@@ -233,6 +255,7 @@ static void copy_stats(const struct copy_work *k)
 
 static void work_release(struct copy_work *k)
 {
+	free(k->taken);
 	copy_rank_free(k->rank);
 	proto_manifest_release(&k->m);
 }

@@ -16,10 +16,13 @@ struct copy_options {
 	bool plain;                     /* copies do not say where they came from */
 	unsigned threads;               /* 0: all cores */
 	uint64_t rate;                  /* bytes of the source that are read in a second, at most; 0: any number */
+	uint64_t pack_bytes;            /* what a killed copy loses of a rank and component, about; 0: 4 GiB */
 	uint64_t total_bytes;           /* of all steps, for progress; may change between two of them */
 	void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes); /* calls are serialised; may be NULL */
 	void *arg;
 	bool (*cancelled)(void);        /* any thread; may be NULL. true: -EINTR, and nothing of the step stays */
+	/* Asked when that has happened; may be NULL. true: what was written of the step stays, for the next copy. */
+	bool (*leaves)(void);
 	upkeep_verify_header_func header; /* view_header_check; NULL: headers are not looked into */
 };
 

@@ -33,6 +33,7 @@ struct copy_work {
 	const struct commit_list_step *step;
 	struct proto_manifest m;        /* the source's */
 	struct commit_attempt *attempt;
+	struct copy_taken { uint32_t line; char pack[PACK_NAME_MAX]; } *taken; size_t ntaken;
 	struct copy_rank *rank;         /* whose rows are being read; NULL: none */
 	struct copy_result *result;
 	struct base_error *err;         /* why copy_rank_row or copy_rank failed */
@@ -40,6 +41,9 @@ struct copy_work {
 
 /* copy_facts.c: can the other store have them? Warns once if it cannot. */
 bool copy_facts_able(struct copy *c);
+/* copy_resume.c: takes over the packs that earlier copies of the step have left. What cannot be had is left: -EINTR or
+ * -ENOMEM. */
+int copy_resume(struct copy_work *k, struct base_error *err);
 /* copy_rank.c: a row of the rank whose part is being read; then what it stored, as far as its announcement. Calls of
  * upkeep_records_walk; arg: the work. */
 int copy_rank_row(void *arg, const struct store_layout *l, const struct store_row *row);

@@ -9,6 +9,8 @@
 #include "core/base/table.h"
 #include "core/base/le.h"
 
+#define COPY_PACK_BYTES (UINT64_C(4) << 30)
+
 struct rank_blob { struct copy *c; const char *pack; struct pack_object_ref ref; };
 
 struct copy_rank {
@@ -136,7 +138,7 @@ static void rank_taken(void *arg, struct save_band *b)
 	uint64_t at = rk->from[b->at] + b->first_piece;
 
 	b->given = (struct save_given){.pieces = &rk->pieces[at], .first = &rk->first[at], .fetch = rank_fetch,
-		.arg = rk};
+		.arg = rk, .cancelled = rk->k->c->options->cancelled};
 }
 
 static void rank_appended(void *arg, const struct save_band *b, const struct save_engine_appended *cost)
@@ -266,8 +268,12 @@ static int rank_write(struct copy_rank *rk, uint32_t line, struct save_writer *w
 		return r;
 	save_writer_prepared(w, &rk->planned);
 	save_writer_index(w, k->c->index);
+	save_writer_pack_bytes(w, k->c->options->pack_bytes ? k->c->options->pack_bytes : COPY_PACK_BYTES);
 	commit_attempt_rank(k->attempt, line);
 	r = save_writer_begin(w, k->attempt, err);
+	for (size_t i = 0; r == 0 && i < k->ntaken; i++)
+		if (k->taken[i].line == line)
+			r = save_writer_taken(w, k->taken[i].pack, err);
 	if (r == 0)
 		r = save_writer_bases(w, &k->c->past, true, err);
 	if (r == 0)

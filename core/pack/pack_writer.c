@@ -376,3 +376,17 @@ void pack_abandon(struct pack_writer *w)
 	w->storage->ops->writer_abandon(w->out);
 	writer_free(w);
 }
+
+int pack_take(struct storage *s, const uint8_t store_id[16], const char *pack, const char *from)
+{
+	char path[STORAGE_NAME_MAX], of[STORAGE_NAME_MAX];
+	uint8_t head[PACK_HEAD_BYTES];
+	int r = pack_path(pack, path);
+
+	if (r == 0)
+		r = pack_path(from, of);
+	if (r < 0)
+		return r;
+	pack_head_encode(store_id, pack, head);
+	return s->ops->take(s, path, of, head, sizeof head);
+}

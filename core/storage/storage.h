@@ -125,18 +125,18 @@ struct storage_ops {
 	 * host the file may be gone, but is never torn. On a medium that other hosts may use: as put, because their
 	 * writers may outlive this host. */
 	int (*put_passing)(struct storage *s, const char *name, const void *bytes, size_t len);
-
 	/* Optional (NULL). Has the open file lost its name? True where that is not known. */
 	bool (*file_gone)(struct storage_file *f);
-
 	/* Optional (NULL, both). As writer_append, of lent bytes, used until seal or abandon at the latest; `back` is
 	 * called in any thread. writer_keep: copies those that wait for more bytes to be written. */
 	int (*writer_append_lent)(struct storage_writer *w, const void *, size_t, struct storage_lent *);
 	void (*writer_keep)(struct storage_writer *w);
-
 	/* Optional (NULL). Makes `name` a further name of the file `of`, in one moment, as `replace`; not durably.
 	 * -ENOENT: there is no `of`; -EMLINK: it has all it can have; -EOPNOTSUPP, -EPERM: the medium has none. */
 	int (*replace_by_name)(struct storage *s, const char *name, const char *of);
+	/* Moves `of`, a file that no one needs, to the free name `name`, with other bytes at its beginning; durable on
+	 * return. -ENOENT: it is not there; -EPERM: another user's, or has other names; another error: it may be gone. */
+	int (*take)(struct storage *s, const char *name, const char *of, const void *bytes, size_t len);
 };
 
 struct storage {

@@ -306,6 +306,7 @@ static const struct storage_ops posix_ops = {
 	.put_passing = posix_put_passing,
 	.replace = posix_replace,
 	.replace_by_name = posix_replace_by_name,
+	.take = posix_take,
 	.read_whole = posix_read_whole,
 	.size = posix_size,
 	.list = posix_list,

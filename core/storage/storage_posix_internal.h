@@ -142,6 +142,7 @@ int posix_temp_name(int dir, struct posix_temp *t, const char *last);
 int posix_temp_replace(int dir, struct posix_temp *t, const char *last);
 int posix_replace(struct storage *s, const char *name, const void *bytes, size_t len);
 int posix_replace_by_name(struct storage *s, const char *name, const char *of);
+int posix_take(struct storage *s, const char *name, const char *of, const void *bytes, size_t len);
 
 /* ---- storage_posix_pace.c ---- */
 enum { POSIX_PACE_MAX = 16 };

@@ -6,9 +6,14 @@
  * leaves at most a temporary, which the collector deletes. A process that has the old file open keeps it.
  *
  * A file that has a name already can take the place, too, and gets a further name: linked beside the name, and renamed
- * over it. If both names are already of one file, rename(2) does nothing and leaves both. */
+ * over it. If both names are already of one file, rename(2) does nothing and leaves both.
+ *
+ * A file that is taken (a pack that no one needs) leaves its name before a byte of it is changed: of two processes that
+ * want it one gets it, and no name ever has a half-changed file. */
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "core/base/cleanup.h"
 #include "core/base/digest.h"
@@ -98,4 +103,52 @@ int posix_replace_by_name(struct storage *s, const char *name, const char *of)
 		r = -errno;
 	unlinkat(dir, temp, 0);
 	return posix_denied(p, name, r);
+}
+
+/* Into the temporary, which then has the only name. */
+static int take_out(int there, const char *from, int dir, struct posix_temp *t, const char *last)
+{
+	struct stat st;
+	int r;
+
+	if (fstatat(there, from, &st, AT_SYMLINK_NOFOLLOW) < 0)
+		return -errno;
+	if (!S_ISREG(st.st_mode) || st.st_nlink != 1 || st.st_uid != geteuid())
+		return -EPERM;
+	r = posix_random_name(last, t->name);
+	if (r == 0 && renameat(there, from, dir, t->name) < 0) {
+		r = -errno;
+		t->name[0] = '\0';
+	}
+	if (r == 0)
+		t->fd = openat(dir, t->name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+	return r < 0 || t->fd >= 0 ? r : -errno;
+}
+
+int posix_take(struct storage *s, const char *name, const char *of, const void *bytes, size_t len)
+{
+	struct posix_storage *p = posix_of(s);
+	struct posix_temp t = {.fd = -1};
+	const char *last, *from;
+	int r;
+	base_cleanup_close int dir = -1;
+	base_cleanup_close int there = -1;
+
+	if (p->flags & STORAGE_READ_ONLY)
+		return -EROFS;
+	there = posix_open_parent(p, of, POSIX_FIND, &from);
+	if (there < 0)
+		return posix_denied(p, of, there);
+	dir = posix_open_parent(p, name, POSIX_DURABLE, &last);
+	if (dir < 0)
+		return posix_denied(p, name, dir);
+	r = take_out(there, from, dir, &t, last);
+	if (r == 0)
+		r = posix_write_at(t.fd, 0, bytes, len);
+	if (r == 0)
+		r = posix_sync(t.fd);
+	if (r == 0)
+		r = posix_temp_publish(p, dir, &t, last);
+	posix_temp_drop(dir, &t);
+	return r < 0 ? r : posix_sync_names(p, dir);
 }

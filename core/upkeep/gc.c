@@ -186,7 +186,7 @@ static int gc_watch(struct gc *g, bool again)
 static int abort_folder(struct gc *g, const struct commit_folder *f)
 {
 	char name[STORAGE_NAME_MAX], reason[160];
-	struct commit_list *l = commit_list_among(g->lists, g->nlists, f->info.run);
+	struct commit_list *l = upkeep_list_among(g->lists, g->nlists, f->info.run);
 	int r = 0;
 
 	snprintf(name, sizeof name, "%s/%s", f->info.run, f->info.attempt);
@@ -199,7 +199,7 @@ static int abort_folder(struct gc *g, const struct commit_folder *f)
 			r = commit_list_open(g->store, f->info.run, true, &l, g->err);
 		if (r == 0)
 			r = commit_list_abort(l, f->info.attempt, 0, reason, g->err);
-		if (l && l != commit_list_among(g->lists, g->nlists, f->info.run))
+		if (l && l != upkeep_list_among(g->lists, g->nlists, f->info.run))
 			commit_list_close(l);
 	}
 	if (r == -EALREADY)

@@ -74,7 +74,7 @@ static int list_each(struct gc *g, char **runs, size_t n)
 	int r = 0;
 
 	for (size_t i = 0; r >= 0 && i < n; i++) {
-		struct commit_list *l = commit_list_among(g->lists, g->nlists, runs[i]);
+		struct commit_list *l = upkeep_list_among(g->lists, g->nlists, runs[i]);
 
 		r = l ? commit_list_refresh(l, g->err) : list_open_new(g, runs[i]);
 		if (r == -BASE_EVERSION)
@@ -259,7 +259,7 @@ int gc_reach_commits(struct gc *g)
 /* A base that is gone was gone when it was named, since named bases are kept: none of its data is used. */
 static int reach_base(struct gc *g, const struct proto_base *b)
 {
-	struct commit_list *l = commit_list_among(g->lists, g->nlists, b->run);
+	struct commit_list *l = upkeep_list_among(g->lists, g->nlists, b->run);
 	struct base_error why = {0};
 	char path[STORAGE_NAME_MAX];
 	int r;

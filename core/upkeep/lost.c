@@ -99,7 +99,7 @@ static void trace_report(const struct upkeep_lost_question *q, const struct comm
 	q->found(q->arg, t->file, t->run, text);
 }
 
-struct commit_list *commit_list_among(struct commit_list *const *lists, size_t n, const char *run)
+struct commit_list *upkeep_list_among(struct commit_list *const *lists, size_t n, const char *run)
 {
 	for (size_t i = 0; i < n; i++)
 		if (strcmp(commit_list_run(lists[i]), run) == 0)
@@ -110,7 +110,7 @@ struct commit_list *commit_list_among(struct commit_list *const *lists, size_t n
 /* Keeps a trace that the caller's list does not explain. A run without a list counts as one without entries. */
 static int trace_add(struct traces *t, const struct trace *what, const char *file)
 {
-	struct commit_list *l = commit_list_among(t->q->lists, t->q->nlists, what->run);
+	struct commit_list *l = upkeep_list_among(t->q->lists, t->q->nlists, what->run);
 
 	if (t->q->run && strcmp(t->q->run, what->run) != 0)
 		return 0;

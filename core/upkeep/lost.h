@@ -17,7 +17,7 @@ struct upkeep_lost_question {
 	void *arg;
 };
 /* The list of that run, or NULL. */
-struct commit_list *commit_list_among(struct commit_list *const *lists, size_t n, const char *run);
+struct commit_list *upkeep_list_among(struct commit_list *const *lists, size_t n, const char *run);
 /* 0, whether there are traces or not. An error: it is not known. */
 int upkeep_lost_find(const struct upkeep_lost_question *q, struct base_error *err);
 

@@ -192,7 +192,7 @@ static bool manifest_named(const struct file_name *n, const struct store_record 
  * reported elsewhere. */
 static bool stats_attempt(const struct verify *v, const struct proto_stats *m, const struct commit_stats_name *n)
 {
-	const struct commit_list *l = commit_list_among(v->lists, v->nlists, n->run);
+	const struct commit_list *l = upkeep_list_among(v->lists, v->nlists, n->run);
 	uint64_t entry;
 
 	if (!l || commit_list_commit_step(l, n->entry) != n->step)
@@ -219,7 +219,7 @@ static const char *stats_wrong(const struct verify *v, const struct file_name *n
 /* Did the list skip this entry? Then it was reported already, or is accepted as damaged. */
 static bool entry_skipped(const struct verify *v, const struct file_name *n)
 {
-	const struct commit_list *l = commit_list_among(v->lists, v->nlists, n->run);
+	const struct commit_list *l = upkeep_list_among(v->lists, v->nlists, n->run);
 
 	return l && !n->collected && commit_list_skipped(l, n->number);
 }
@@ -228,7 +228,7 @@ static bool entry_skipped(const struct verify *v, const struct file_name *n)
  * after the one before it. */
 static bool entry_unreached(const struct verify *v, const char *run, uint64_t n)
 {
-	const struct commit_list *l = commit_list_among(v->lists, v->nlists, run);
+	const struct commit_list *l = upkeep_list_among(v->lists, v->nlists, run);
 	char before[STORAGE_NAME_MAX];
 	uint64_t size;
 
@@ -242,7 +242,7 @@ static bool entry_unreached(const struct verify *v, const char *run, uint64_t n)
 static bool entry_stray(const struct verify *v, const struct file_name *n, const struct store_record *rec,
 	struct base_error *why)
 {
-	const struct commit_list *l = commit_list_among(v->lists, v->nlists, n->run);
+	const struct commit_list *l = upkeep_list_among(v->lists, v->nlists, n->run);
 	struct proto_entry e = {0};
 	int r = proto_entry_decode(rec->body, rec->len, &e);
 	bool source = n->collected;

@@ -72,6 +72,7 @@ class Ops(C.Structure):
         ("writer_append_lent", _f(P, P, C.c_size_t, P)),
         ("writer_keep", C.CFUNCTYPE(None, P)),
         ("replace_by_name", C.CFUNCTYPE(C.c_int, P, C.c_char_p, C.c_char_p)),
+        ("take", C.CFUNCTYPE(C.c_int, P, C.c_char_p, C.c_char_p, P, C.c_size_t)),
     ]
 
 

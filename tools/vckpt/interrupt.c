@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * SIGINT, which Ctrl-C sends. By default it ends a command at once, and the handler first writes one line about what
- * was done. A command that can undo its work takes the first one as a request (tool_interrupted) and ends at once by
- * the second. Either way the process dies of the signal, so that a shell ends its loop, too. The library's threads
- * block signals, so the handler runs in the main thread; a child that was forked from here dies silently. Where
+ * SIGINT, which Ctrl-C sends, and SIGTERM. By default they end a command at once, and the handler first writes one line
+ * about what was done. A command that can undo its work takes the first one as a request (tool_interrupted) and ends at
+ * once by the second. Either way the process dies of the signal, so that a shell ends its loop, too. The library's
+ * threads block signals, so the handler runs in the main thread; a child that was forked from here dies silently. Where
  * SIGINT was ignored from the start, as for background jobs of a script, it stays so. A command that goes on until it
- * is ended ends well by SIGINT and SIGTERM. */
+ * is ended ends well by both. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -18,7 +18,7 @@ static struct {
 	size_t len;
 	pid_t pid;
 	bool waits, ends;
-	atomic_bool seen;
+	atomic_int seen;                /* the signal; 0: none */
 } interrupt;
 
 static void end_now(int number)
@@ -34,7 +34,7 @@ static void handler(int number)
 	int saved = errno;
 
 	if (interrupt.waits && !atomic_load(&interrupt.seen))
-		atomic_store(&interrupt.seen, true);
+		atomic_store(&interrupt.seen, number);
 	else
 		end_now(number);
 	errno = saved;
@@ -42,19 +42,22 @@ static void handler(int number)
 
 static void install(const struct tool *t, const char *text, bool waits)
 {
+	static const int numbers[] = {SIGINT, SIGTERM};
 	struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, old;
 	sigset_t set, before;
 
 	sigemptyset(&set);
 	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGTERM);
 	sigprocmask(SIG_BLOCK, &set, &before); /* the line is whole when it is written */
 	snprintf(interrupt.line, sizeof interrupt.line, "%svckpt %s: interrupted: %.300s\n",
 		isatty(STDERR_FILENO) ? "\n" : "", t->command->name, text);
 	interrupt.len = strlen(interrupt.line);
 	interrupt.pid = getpid();
 	interrupt.waits = waits;
-	if (sigaction(SIGINT, NULL, &old) == 0 && old.sa_handler != SIG_IGN)
-		sigaction(SIGINT, &action, NULL);
+	for (unsigned i = 0; i < BASE_COUNT(numbers); i++)
+		if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+			sigaction(numbers[i], &action, NULL);
 	sigprocmask(SIG_SETMASK, &before, NULL);
 }
 
@@ -70,7 +73,12 @@ void tool_interrupt_waits(const struct tool *t, const char *text)
 
 bool tool_interrupted(void)
 {
-	return atomic_load(&interrupt.seen);
+	return atomic_load(&interrupt.seen) != 0;
+}
+
+bool tool_terminated(void)
+{
+	return atomic_load(&interrupt.seen) == SIGTERM;
 }
 
 int tool_interrupt_check(struct base_error *err)
@@ -80,16 +88,15 @@ int tool_interrupt_check(struct base_error *err)
 
 void tool_interrupt_is_end(void)
 {
-	struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
-
 	interrupt.ends = true;
-	sigaction(SIGTERM, &action, NULL);
 }
 
 void tool_interrupt_die(void)
 {
-	if (!tool_interrupted() || interrupt.ends)
+	int number = atomic_load(&interrupt.seen);
+
+	if (!number || interrupt.ends)
 		return;
-	signal(SIGINT, SIG_DFL);
-	raise(SIGINT);
+	signal(number, SIG_DFL);
+	raise(number);
 }

@@ -165,6 +165,7 @@ void tool_interrupt_ends(const struct tool *t, const char *text);
 /* From now on the first SIGINT is only remembered, and the second one ends the command as above. */
 void tool_interrupt_waits(const struct tool *t, const char *text);
 bool tool_interrupted(void); /* any thread */
+bool tool_terminated(void);  /* by SIGTERM; any thread */
 int tool_interrupt_check(struct base_error *err); /* -EINTR when it was; any thread */
 /* Behind tool_interrupt_waits: SIGTERM does the same as SIGINT, and the process does not die of the first one, which is
  * how the command is meant to end. */

@@ -25,6 +25,7 @@
 #include "core/commit/attempt/attempt.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "core/base/array.h"
 #include "core/base/clock.h"
@@ -81,11 +82,34 @@ int attempt_folder_sync(struct commit_attempt *a, struct base_error *err)
 
 /* ---- packs ---- */
 
+/* Has this attempt such a pack already? */
+static bool pack_known(const struct commit_attempt *a, const char *name)
+{
+	for (size_t i = a->npacks; i-- > 0;)
+		if (strcmp(a->packs[i].name, name) == 0)
+			return true;
+	return false;
+}
+
+static int pack_name_next(const struct commit_attempt *a, const char *class, bool again,
+	char name[static PACK_NAME_MAX])
+{
+	uint64_t rank = a->rank;
+	int r = again ? 0 : pack_name_make(a->name, a->rank, class, name);
+
+	while (r == 0 && (again || pack_known(a, name))) {
+		rank += a->world;
+		r = rank > UINT32_MAX ? -EOVERFLOW : pack_name_make(a->name, (uint32_t)rank, class, name);
+		again = false;
+	}
+	return r;
+}
+
 /* model: pack. The pack is remembered once the writer is open, because a name alone does not say whose pack has it. */
 int commit_attempt_pack_open(struct commit_attempt *a, const char *class, char name[static PACK_NAME_MAX],
 	struct pack_writer **ret_w)
 {
-	int r = pack_name_make(a->name, a->rank, class, name);
+	int r = pack_name_next(a, class, false, name);
 
 	if (r < 0)
 		return r;
@@ -114,6 +138,23 @@ int commit_attempt_pack_seal(struct commit_attempt *a, struct pack_writer *w, ui
 	if (r == -EEXIST)
 		a->packs[i - 1] = a->packs[--a->npacks];
 	return r;
+}
+
+int commit_attempt_pack_take(struct commit_attempt *a, const char *from, const char *class,
+	char name[static PACK_NAME_MAX])
+{
+	int r = pack_name_next(a, class, true, name);
+
+	if (r < 0)
+		return r;
+	if (base_array_more(a->packs, a->npacks) < 0)
+		return -ENOMEM;
+	r = pack_take(a->store->storage, a->store->info.id, name, from);
+	if (r < 0)
+		return r == -EPERM || r == -EACCES ? -ENOENT : r;
+	memcpy(a->packs[a->npacks].name, name, PACK_NAME_MAX);
+	a->packs[a->npacks++].w = NULL;
+	return 0;
 }
 
 /* Call it once the attempt is aborted or has announced nothing: then no one will ever name the packs. A pack that was

@@ -93,11 +93,16 @@ bool commit_attempt_announced(const struct commit_attempt *a); /* or tried to: i
 bool commit_attempt_undecided(const struct commit_attempt *a); /* as far as this rank has read the list */
 uint64_t commit_attempt_commit_ns(const struct commit_attempt *a); /* that this rank spent committing; 0: another did */
 
-/* Opens the writer of a pack of this attempt and rank, by its class. An attempt never deletes a pack that it has not
+/* Opens the writer of a pack of this attempt and rank, by its class; a further one of the same class is that of rank +
+ * world, then of rank + 2 world, ... An attempt never deletes a pack that it has not
  * opened itself, whatever its name. -EINVAL: no such class can be; -EEXIST: another writer has a pack of that name. */
 int commit_attempt_pack_open(struct commit_attempt *a, const char *class, char name[static PACK_NAME_MAX],
 	struct pack_writer **ret_w);
 int commit_attempt_pack_seal(struct commit_attempt *a, struct pack_writer *w, uint64_t *ret_size); /* frees w */
+/* Makes a sealed pack of an aborted attempt a further one of this attempt. -ENOENT: it is not there (any more), or
+ * cannot be taken. */
+int commit_attempt_pack_take(struct commit_attempt *a, const char *from, const char *class,
+	char name[static PACK_NAME_MAX]);
 /* Ends the attempt: appends `abort` to the list, unless it is decided or a writer alone has announced nothing. On a
  * full disk the reserve is given up for that. Returns what the list says: -BASE_EABORTED, with a sentence: the step
  * will never be visible; the packs of this attempt and rank are deleted. 0: the step is visible, because the commit

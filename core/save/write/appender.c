@@ -180,20 +180,33 @@ static int appender_open_pack(struct save_appender *a, const char *class, struct
 	return 0;
 }
 
+/* The pack of the class is long enough: the next object goes into a further one. */
+static int appender_turn(struct save_appender *a, struct base_error *err)
+{
+	char class[sizeof a->pack_class];
+	int r;
+
+	memcpy(class, a->pack_class, sizeof class);
+	r = save_appender_class(a, NULL, err);
+	memcpy(a->pack_class, class, sizeof class);
+	return r;
+}
+
 int save_appender_room(struct save_appender *a, uint64_t bytes, struct base_error *err)
 {
 	int r = 0;
 
-	if (!a->pack) {
-		r = appender_open_pack(a, a->pack_class, &a->pack, &a->pack_number, err);
-		if (r == 0)
-			a->extent_start = pack_writer_size(a->pack);
-		return r;
-	}
-	if (appender_extent_is_open(a) &&
+	if (a->pack && a->w->pack_bytes && pack_writer_size(a->pack) >= a->w->pack_bytes)
+		r = appender_turn(a, err);
+	else if (appender_extent_is_open(a) &&
 		pack_writer_size(a->pack) - a->extent_start + save_held_bytes(&a->held) + 2 * 4096 + bytes
 		> STORE_EXTENT_MAX_BYTES)
 		r = appender_end_extent(a, err);
+	if (r == 0 && !a->pack) {
+		r = appender_open_pack(a, a->pack_class, &a->pack, &a->pack_number, err);
+		if (r == 0)
+			a->extent_start = pack_writer_size(a->pack);
+	}
 	return r;
 }
 
@@ -428,7 +441,7 @@ static int appender_settle(struct save_appender *a, struct save_band *b, struct 
 		return 0;
 	}
 	w->dedup.refused = false;
-	r = appender_find(a, b, p, ret_known, err);
+	r = p->taken ? save_taken_admit(w, &p->place, ret_known, err) : appender_find(a, b, p, ret_known, err);
 	if (r == 0) {
 		w->result.pieces_reused++;
 		w->result.bytes_reused += p->len;

@@ -62,7 +62,7 @@ static int band_add_piece(struct save_band *b, const struct tensor_piece_iter *i
 	p->believed = NULL;
 	p->compared = NULL;
 	p->absent = p->repeats = false;
-	p->checked = p->looked = p->found = p->encoded = p->place_compared = p->refuted = false;
+	p->checked = p->looked = p->found = p->encoded = p->place_compared = p->refuted = p->taken = false;
 	b->len += len;
 	return 0;
 }

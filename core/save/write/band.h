@@ -34,6 +34,7 @@ struct save_piece {                 /* a piece on its way through the pipeline *
 	 * place that was to have them has others, or cannot be read. */
 	const struct store_piece *compared;
 	bool place_compared, refuted;
+	bool taken;                     /* `place` is in a pack that the save has taken over, and was compared */
 	bool repeats;                   /* an equal one was hashed before, so it is hardly new */
 	bool encoded;                   /* the fields below are set */
 	struct index_place place;
@@ -58,6 +59,7 @@ struct save_given {
 	 * stored_len. Any thread. Fills b->err too. */
 	int (*fetch)(void *arg, struct save_band *b, struct save_piece *const *pieces, unsigned n);
 	void *arg;
+	bool (*cancelled)(void);        /* any thread; may be NULL. true: the band fails with -EINTR */
 };
 
 /* What encoding a piece is worth; one that is worth nothing is not encoded. */

@@ -178,6 +178,8 @@ static int blob_refer(struct save_appender *a, struct save_blob *b, struct base_
 				err);
 	if (r == -ENOENT && blob_find(a, b, &place))
 		r = save_dedup_admit(&w->dedup, w->store, w->attempt, &place, PACK_OBJECT_BLOB, b->len, &k, err);
+	if (r == -ENOENT && save_taken_find(w, &b->digest, PACK_OBJECT_BLOB, b->len, NULL, &place))
+		r = save_taken_admit(w, &place, &k, err);
 	if (r == 0)
 		b->known = k;
 	return r;

@@ -56,6 +56,12 @@ static bool given_in_index(struct save_piece *p, const struct save_writer *w)
 	return p->place_compared;
 }
 
+static bool given_taken(struct save_piece *p, const struct save_writer *w)
+{
+	p->taken = save_taken_find(w, &p->digest, PACK_OBJECT_PIECE, p->len, &p->xxh, &p->place);
+	return p->taken;
+}
+
 /* 1: the store has it, or it is in its row; 0: it is fetched. */
 static int given_piece(struct save_band *b, const struct save_writer *w, struct save_piece *p, uint32_t i)
 {
@@ -68,7 +74,7 @@ static int given_piece(struct save_band *b, const struct save_writer *w, struct 
 	}
 	p->repeats = b->given.first[i] != NULL;
 	return p->repeats || save_band_at_position(b, w, p, true) || save_band_at_position(b, w, p, false) ||
-		(!p->refuted && given_in_index(p, w));
+		(!p->refuted && given_in_index(p, w)) || given_taken(p, w);
 }
 
 static int given_fetch(struct save_band *b, const struct save_writer *w, struct save_piece **pieces, unsigned n)
@@ -96,6 +102,8 @@ int save_given_process(struct save_band *b, struct save_writer *w)
 	b->cut = true;
 	b->raw = b->memory[1];
 	b->out = b->memory[0];
+	if (b->given.cancelled && b->given.cancelled())
+		return base_error_set(&b->err, -EINTR, "interrupted");
 	save_band_rows(b, w);
 	for (uint32_t i = 0; r >= 0 && i < b->npieces; i++) {
 		struct save_piece *p = &b->pieces[i];

@@ -6,6 +6,7 @@
  *   base.c   commits whose pieces are recognised by position; in base_fit.c, which components they have; in
  *            base_keep.c, which of their attempts the save goes on referring to      -> struct save_bases
  *   trust.c  whose records are believed, and what replaces belief                    -> save_trust_...
+ *   taken.c  packs that an attempt left which will never be visible                  -> struct save_taken
  *
  * dedup belongs to the appender's thread but where a function says otherwise; bases are read by any thread. */
 #ifndef CORE_SAVE_WRITE_KNOWN_INTERNAL_H
@@ -149,6 +150,21 @@ int save_base_name(struct save_base *b, struct save_dedup *d, struct commit_atte
 bool save_trust_compare(struct store *s, const struct index_place *place, const void *bytes, void *room);
 /* Have the object's bytes in the store its digest? ret_xxh (may be NULL): their XXH3-128 under the store's seed. */
 bool save_trust_rehash(struct store *s, const struct index_place *place, struct base_xxh128 *ret_xxh);
+
+/* ---- taken.c: packs of this attempt that it has not written ---- */
+
+struct save_taken {                 /* does not change once bands are processed */
+	struct pack_object_ref *objects; size_t n, room; /* by their footers; pack: in `packs` */
+	struct base_table by_digest;
+	struct save_pack *packs; uint32_t npacks;
+};
+void save_taken_release(struct save_taken *t);
+/* Any thread: is it in one of them, by its bytes? ret_xxh: as save_trust_rehash. */
+bool save_taken_find(const struct save_writer *w, const struct base_digest *digest, enum pack_object_kind kind,
+	uint64_t raw_len, struct base_xxh128 *ret_xxh, struct index_place *ret_place);
+/* What was found becomes an object of this save. 0, or -ENOMEM. */
+int save_taken_admit(struct save_writer *w, const struct index_place *place, struct save_known **ret_known,
+	struct base_error *err);
 
 /* Where the object is that `ref` names, in this pack; run, entry and manifest are zero. And the reverse. */
 static inline void save_place_of(const struct pack_object_ref *ref, const char *pack, struct index_place *ret_place)

@@ -50,6 +50,8 @@ bool save_writer_has_blob(const struct save_writer *w, const char *name, bool pe
 uint64_t save_writer_blob_bytes(const struct save_writer *w);
 /* Another rank of this save, by the same process, stores the layout. */
 void save_writer_layout_elsewhere(struct save_writer *w);
+/* A pack ends when it is so long, and another one follows. 0, the default: never. */
+void save_writer_pack_bytes(struct save_writer *w, uint64_t bytes);
 /* An index that is open for reading: borrowed until close. */
 void save_writer_index(struct save_writer *w, struct index *index);
 /* What is stored: borrowed until close. */
@@ -63,6 +65,9 @@ int save_writer_base(struct save_writer *w, const char *run, uint64_t entry, con
 /* The steps of the run that this save is most likely to share pieces with (past.c), which remembers its attempt. `past`
  * is borrowed until end. */
 int save_writer_bases(struct save_writer *w, struct save_past *past, bool replace, struct base_error *err);
+/* After begin: what is in this pack, which the attempt has taken over, need not be written. One that cannot be read has
+ * nothing. */
+int save_writer_taken(struct save_writer *w, const char *pack, struct base_error *err);
 /* Names the commit of that entry as a base, if it is among those that were opened; this decides which attempts are
  * kept. 1: it is named; 0: it is not there. */
 int save_writer_name(struct save_writer *w, const char *run, uint64_t entry, struct base_error *err);

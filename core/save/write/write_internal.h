@@ -53,6 +53,7 @@ struct save_writer {
 	uint64_t tensor_bytes, blob_bytes;
 	uint64_t blob_slashes;          /* in the names of all blobs */
 	struct index *index; bool index_lent; /* NULL: none */
+	uint64_t pack_bytes;            /* a pack that is longer is followed by another one; 0: never */
 	bool layout_elsewhere;          /* another rank of this process stores it */
 	struct commit_notes notes;      /* of damage, as they were when the save began */
 	struct save_bases bases;
@@ -63,6 +64,7 @@ struct save_writer {
 	struct save_appender *appender; /* from append to end */
 	bool committed;
 	struct save_dedup dedup;
+	struct save_taken taken;
 	struct save_last leaves;        /* a job's: for the next save, once it is announced */
 	struct save_result result;
 	struct base_error no_base;       /* why the first of result.bytes_no_base were written */

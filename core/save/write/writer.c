@@ -320,6 +320,7 @@ bool save_writer_has_blob(const struct save_writer *w, const char *name, bool pe
 	return false;
 }
 
+void save_writer_pack_bytes(struct save_writer *w, uint64_t bytes) { w->pack_bytes = bytes; }
 void save_writer_layout_elsewhere(struct save_writer *w) { w->layout_elsewhere = true; }
 
 void save_writer_index(struct save_writer *w, struct index *index)
@@ -418,6 +419,7 @@ void save_writer_end(struct save_writer *w)
 	save_appender_free(base_steal(w->appender));
 	save_bases_release(&w->bases);
 	save_dedup_release(&w->dedup);
+	save_taken_release(&w->taken);
 	w->named = NULL;
 	w->attempt = NULL;
 }

@@ -92,9 +92,10 @@ static void copy_wanted(struct copying *c, const struct wanted *w)
 		copy_steps_one(&c->steps, w->list, tool_target_in(w->list, &w->target), as, c->steps.replace);
 		return;
 	}
-	for (size_t i = 0; i < commit_list_count(w->list) && !c->steps.stop; i++)
+	for (size_t i = 0; i < commit_list_count(w->list) && !c->steps.stop && !tool_interrupted(); i++)
 		copy_steps_one(&c->steps, w->list, commit_list_at(w->list, i), as, c->steps.replace);
-	copy_steps_policy(&c->steps, w->list, as);
+	if (!tool_interrupted())
+		copy_steps_policy(&c->steps, w->list, as);
 }
 
 static int copy_all(struct copying *c, const char *from, const char *to)
@@ -112,10 +113,10 @@ static int copy_all(struct copying *c, const char *from, const char *to)
 	if (code)
 		return code;
 	tool_progress_start(&c->steps.progress, c->t->quiet, "copy");
-	for (size_t i = 0; i < c->nwanted && !c->steps.stop; i++)
+	for (size_t i = 0; i < c->nwanted && !c->steps.stop && !tool_interrupted(); i++)
 		copy_wanted(c, &c->wanted[i]);
 	tool_progress_end(&c->steps.progress);
-	return c->steps.worst;
+	return c->steps.worst || !tool_interrupted() ? c->steps.worst : TOOL_FAILED;
 }
 
 /* ---- as one stream ---- */
@@ -150,6 +151,7 @@ static int copy_out(struct copying *c)
 	c->steps.options.plain = true;
 	if (!is_stream(c->to_tar) && faccessat(AT_FDCWD, c->to_tar, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
 		return out_exists(c);
+	tool_interrupt_waits(c->t, "ended at once");
 	if (tar_room(c->tmp, &c->room, &err) < 0 || store_init(c->room, 0, &err) < 0)
 		return tool_fail(c->t, &err);
 	code = copy_all(c, c->t->arguments[0], c->room);
@@ -178,10 +180,10 @@ static int copy_in(struct copying *c)
 
 	if (fd < 0)
 		return tool_failed(c->t, "%s: %s", c->from_tar, strerror(errno));
+	tool_interrupt_waits(c->t, "ended at once");
 	if (tar_room(c->tmp, &c->room, &err) < 0)
 		return tool_fail(c->t, &err);
-	tool_interrupt_waits(c->t, "ended at once");
-	r = tar_read(fd, is_stream(c->from_tar) ? "standard input" : c->from_tar, c->room, tool_interrupted, &err);
+	r = tar_read(fd, is_stream(c->from_tar) ? "standard input" : c->from_tar, c->room, &err);
 	if (fd != STDIN_FILENO)
 		close(fd);
 	return r < 0 ? tool_fail(c->t, &err) : copy_all(c, c->room, to);

@@ -60,6 +60,7 @@ int copy_steps_open(struct copy_steps *s, struct tool *t, const char *to)
 	s->options.progress = tool_progress_update;
 	s->options.arg = s;
 	s->options.cancelled = tool_interrupted;
+	s->options.leaves = tool_terminated;
 	s->options.header = view_header_check;
 	if (store_open(to, 0, &s->to, &err) < 0) {
 		len = strlen(err.text);
@@ -191,7 +192,8 @@ void copy_steps_one(struct copy_steps *s, const struct commit_list *list, const 
 	if (r < 0) {
 		if (r != -BASE_EUNDECIDED && tool_interrupted())
 			base_error_set(&err, -EINTR, "interrupted: %s step %" PRIu64 " was not copied, and what was "
-				"written of it was removed; steps copied before stay", run, step->step);
+				"written of it %s; steps copied before stay", run, step->step, tool_terminated()
+				? "is left for the next copy" : "was removed");
 		fail(s, run, step, &err);
 		return;
 	}

@@ -5,10 +5,10 @@
  *
  *   not there                                copied
  *   there, a copy of this very manifest      nothing (no record but the lists is read)
- *   there, thinned there                     nothing
+ *   there, thinned there                     nothing but its facts
  *   there, a copy of what was here before    replaced: the step was saved again, thinned or packed anew here
  *   there, another writer's                  compared, as vckpt copy does: an error if it differs
- *   not here, a copy of this run's           removed there, with --delete
+ *   not here, a copy of this run's           removed there, with --delete; also if it was thinned there
  *
  * --follow looks for new entries of the lists once a second; a later pass looks only at steps whose commits are new. */
 #include <inttypes.h>
@@ -18,6 +18,8 @@
 #include "core/base/array.h"
 #include "core/base/text.h"
 #include "tools/vckpt/copy/copy_steps.h"
+
+#define REWRITTEN_MAX 64u       /* so often a step is thinned and repacked, at most */
 
 struct run {
 	char name[PROTO_RUN_MAX + 1];
@@ -97,31 +99,47 @@ static void remove_one(struct sync *s, struct commit_list *there, const char *ru
 	copy_steps_say(&s->steps, "%s/step-%08" PRIu64 ": removed, as in %s", run, step, s->t->store->path);
 }
 
-/* Of the list there, as it was read last. The list here is read on behind it: another process may have copied a step
- * that is newer than this pass. */
+/* Is it a copy of the run, or was it one before it was thinned or repacked there? Where the list there does not have the
+ * entry of the copy any more (docs/gc.md), that is not known, and it stays. */
+static bool is_of_run(const struct sync *s, const char *run, const struct commit_list_step *step)
+{
+	bool of = copy_is_from(step->commit.attempt, s->t->store, run, NULL);
+	bool rewritten = commit_attempt_rewritten(step->commit.attempt);
+	uint64_t entry = step->commit.replaces;
+
+	for (unsigned i = 0; rewritten && entry != PROTO_NONE && i < REWRITTEN_MAX; i++) {
+		struct proto_entry e = {0};
+
+		if (commit_list_commit_read(s->steps.to, run, entry, &e, NULL) < 0 || e.commit.step != step->step) {
+			proto_entry_release(&e);
+			break;
+		}
+		of = copy_is_from(e.commit.attempt, s->t->store, run, NULL);
+		rewritten = commit_attempt_rewritten(e.commit.attempt);
+		entry = e.commit.replaces;
+		proto_entry_release(&e);
+	}
+	return of;
+}
+
+/* Of both lists as they were read last, first that of the other store: another process may have copied a step that is
+ * newer than this pass. */
 static void remove_gone(struct sync *s, const struct run *run, struct commit_list *there)
 {
 	struct victim { uint64_t step, entry; } *victims = NULL;
-	struct base_error err = {0};
 	size_t n = 0;
 
-	if (commit_list_refresh(run->list, &err) < 0) {
-		copy_steps_failed(&s->steps, &err);
-		s->steps.stop = true;
-		return;
-	}
 	for (size_t i = 0; i < commit_list_count(there); i++) {
 		const struct commit_list_step *step = commit_list_at(there, i);
 
-		if (!copy_is_from(step->commit.attempt, s->t->store, run->name, NULL) ||
-			commit_list_find(run->list, step->step))
+		if (commit_list_find(run->list, step->step) || !is_of_run(s, run->name, step))
 			continue;
 		if (base_array_more(victims, n) < 0)
 			break; /* the next pass goes on */
 		victims[n++] = (struct victim){step->step, step->entry};
 	}
 	if (n && may_remove(s, run))
-		for (size_t i = 0; i < n; i++)
+		for (size_t i = 0; i < n && !tool_interrupted(); i++)
 			remove_one(s, there, run->name, victims[i].step, victims[i].entry);
 	free(victims);
 }
@@ -154,11 +172,11 @@ static void sync_facts(struct sync *s, const struct run *run, struct commit_list
 	struct base_error err = {0};
 	int r = 0;
 
-	for (size_t i = 0; r >= 0 && i < commit_list_count(run->list); i++) {
+	for (size_t i = 0; r >= 0 && i < commit_list_count(run->list) && !tool_interrupted(); i++) {
 		const struct commit_list_step *step = commit_list_at(run->list, i),
 			*copy = commit_list_find(there, step->step);
 
-		if (copy && copy_is_from(copy->commit.attempt, s->t->store, run->name, NULL))
+		if (is_there(s, run, step, copy))
 			r = copy_facts(s->steps.copy, run->list, step, there, copy, true, &err);
 		s->facts += r == 1;
 	}
@@ -190,7 +208,9 @@ static void sync_run(struct sync *s, struct run *run)
 		if (step->entry >= run->seen)
 			sync_step(s, run, step, commit_list_find(there, step->step));
 	}
-	if (commit_list_refresh(there, &err) < 0) {
+	/* The list here is read on behind the one there: what another process has made of the mirror meanwhile is not
+	 * undone by what is old here. Steps that are new in it are the next pass's. */
+	if (commit_list_refresh(there, &err) < 0 || commit_list_refresh(run->list, &err) < 0) {
 		copy_steps_failed(&s->steps, &err);
 		s->steps.stop = true;
 	}

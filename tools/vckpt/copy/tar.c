@@ -8,9 +8,11 @@
 #include <fcntl.h>
 #include <fts.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "core/step/store.h"
 #include "tools/vckpt/tool.h"
@@ -18,6 +20,7 @@
 #define TAR_BLOCK 512u
 #define TAR_OCTAL_MAX UINT64_C(077777777777)
 #define TAR_BUFFER (256u << 10)
+#define TAR_LOOK_MS 200         /* until the next look whether it is cancelled */
 
 struct tar_header {
 	char name[100], mode[8], uid[8], gid[8], size[12], mtime[12], sum[8], type, link[100], magic[6], version[2];
@@ -40,6 +43,31 @@ static unsigned header_sum(const struct tar_header *h)
 
 struct out { int fd; const char *name; size_t root; bool first; struct base_error *err; };
 
+/* A reader of the stream may stand still: then a signal is seen all the same. */
+static int stream_ready(int fd, short events, struct base_error *err)
+{
+	struct pollfd p = {.fd = fd, .events = events};
+
+	while (!tool_interrupted() && poll(&p, 1, TAR_LOOK_MS) == 0)
+		;
+	return tool_interrupt_check(err);
+}
+
+static int out_write(struct out *o, const void *bytes, size_t len)
+{
+	for (size_t done = 0; done < len;) {
+		int r = stream_ready(o->fd, POLLOUT, o->err);
+		ssize_t n = r < 0 ? r : write(o->fd, (const char *)bytes + done, len - done);
+
+		if (r < 0)
+			return r;
+		if (n < 0 && errno != EINTR)
+			return base_error_set(o->err, -errno, "%s: %s", o->name, strerror(errno));
+		done += n < 0 ? 0 : (size_t)n; /* a signal ends a write of which a part is done */
+	}
+	return 0;
+}
+
 /* A name that is too long is split at a slash. */
 static int out_header(struct out *o, const char *path, uint64_t size)
 {
@@ -59,14 +87,14 @@ static int out_header(struct out *o, const char *path, uint64_t size)
 		h.size[sizeof h.size - 1 - i] = (char)(size >> 8 * i);
 	snprintf(h.sum, sizeof h.sum, "%06o", header_sum(&h));
 	h.sum[7] = ' ';
-	return tool_write(o->fd, o->name, &h, sizeof h, o->err);
+	return out_write(o, &h, sizeof h);
 }
 
 static int out_pad(struct out *o, uint64_t size)
 {
 	static const char zeros[TAR_BLOCK];
 
-	return tool_write(o->fd, o->name, zeros, (TAR_BLOCK - size % TAR_BLOCK) % TAR_BLOCK, o->err);
+	return out_write(o, zeros, (TAR_BLOCK - size % TAR_BLOCK) % TAR_BLOCK);
 }
 
 static int out_bytes(struct out *o, const char *file, int from, uint64_t size)
@@ -84,7 +112,7 @@ static int out_bytes(struct out *o, const char *file, int from, uint64_t size)
 		if (n <= 0)
 			return base_error_set(o->err, n < 0 ? -errno : -EIO, "%s: %s", file, n < 0 ? strerror(errno)
 				: "it is shorter than it was");
-		if ((r = tool_write(o->fd, o->name, buffer, (size_t)n, o->err)) < 0)
+		if ((r = out_write(o, buffer, (size_t)n)) < 0)
 			return r;
 		left -= (size_t)n;
 	}
@@ -116,12 +144,12 @@ int tar_write(const char *root, int fd, const char *name, struct base_error *err
 	o.first = false;
 	if (r == 0)
 		r = tool_walk(root, out_file, &o, err);
-	return r < 0 ? r : tool_write(fd, name, end, sizeof end, err);
+	return r < 0 ? r : out_write(&o, end, sizeof end);
 }
 
 /* ---- in ---- */
 
-struct in { int fd, root; const char *name; bool (*cancelled)(void); struct base_error *err; };
+struct in { int fd, root; const char *name; struct base_error *err; };
 
 static int in_wrong(struct in *in, const char *what)
 {
@@ -131,10 +159,11 @@ static int in_wrong(struct in *in, const char *what)
 static int in_read(struct in *in, void *to, size_t len)
 {
 	for (size_t done = 0; done < len;) {
-		ssize_t n = read(in->fd, (char *)to + done, len - done);
+		int r = stream_ready(in->fd, POLLIN, in->err);
+		ssize_t n = r < 0 ? r : read(in->fd, (char *)to + done, len - done);
 
-		if (in->cancelled && in->cancelled())
-			return base_error_set(in->err, -EINTR, "interrupted");
+		if (r < 0)
+			return r;
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0)
@@ -231,10 +260,10 @@ static int in_next(struct in *in)
 		: in_wrong(in, "it has something that is no regular file");
 }
 
-int tar_read(int fd, const char *name, const char *root, bool (*cancelled)(void), struct base_error *err)
+int tar_read(int fd, const char *name, const char *root, struct base_error *err)
 {
 	base_cleanup_close int dir = open(root, O_DIRECTORY | O_RDONLY | O_CLOEXEC);
-	struct in in = {.fd = fd, .root = dir, .name = name, .cancelled = cancelled, .err = err};
+	struct in in = {.fd = fd, .root = dir, .name = name, .err = err};
 	char rest[64 * TAR_BLOCK];
 	int r = dir < 0 ? base_error_set(err, -errno, "%s: %s", root, strerror(errno)) : 0;
 

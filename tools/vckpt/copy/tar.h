@@ -9,8 +9,8 @@
 
 /* Writes all regular files below `root`, vckpt.store first, then by name. `name`: of the stream, for sentences. */
 int tar_write(const char *root, int fd, const char *name, struct base_error *err);
-/* Makes these files below the empty directory `root`, which no one else can enter. cancelled: may be NULL. */
-int tar_read(int fd, const char *name, const char *root, bool (*cancelled)(void), struct base_error *err);
+/* Makes these files below the empty directory `root`, which no one else can enter. Both: -EINTR (tool_interrupted). */
+int tar_read(int fd, const char *name, const char *root, struct base_error *err);
 
 /* A directory of this user alone below `parent` (NULL: $TMPDIR, else /var/tmp), to be freed; and its end. */
 int tar_room(const char *parent, char **ret_path, struct base_error *err);

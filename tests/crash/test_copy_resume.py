@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A copy that was killed goes on: what it has written durably is neither read nor written again, whoever else is at
+work in the store, and whatever a leftover claims to be."""
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from test_commands import Commands
+
+
+class Resumes(Commands):
+    """A step of three components, each about a third of it; and an empty store."""
+
+    def __init__(self, vckpt, build, folder):
+        self.vckpt, self.build, self.dir, self.from_ = vckpt, build, folder, folder / "from"
+        random = np.random.default_rng(5)
+        for name in "model", "optimizer", "state":
+            (folder / "src" / name).mkdir(parents=True)
+            save_file({f"{name}{i}": random.standard_normal((200, 300)).astype("f4") for i in range(4)},
+                      folder / "src" / name / "a.safetensors")
+        (folder / "src" / "long").write_bytes(random.bytes(100000))
+        vckpt("init", self.from_, "--no-reserve")
+        vckpt("import", self.from_, "r/1", folder / "src", "-q")
+        self.want = self.files(self.from_)
+        self.bytes = sum(s.st_size for s in packs(self.from_).values())
+
+    def store(self, path):
+        self.vckpt("init", path, "--no-reserve")
+        return path
+
+    def words(self, path):
+        return ["copy", self.from_, "--to", path, "-q"]
+
+    def killed(self, path, at, what="calls=linkat,path=packs/"):
+        done = self.run(path, self.words(path), f"{what},do=kill,at={at}")
+        assert done.returncode == -9, done
+        return path
+
+    def files(self, store):
+        out = self.dir / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        self.vckpt("export", store, "r/1", out)
+        return {p.relative_to(out): p.read_bytes() for p in out.rglob("*") if p.is_file() and p.name != "manifest.json"}
+
+    def check(self, path):
+        assert self.files(path) == self.want
+        self.vckpt("verify", path)
+        assert self.vckpt.json("ls", path, "--incoming")["incoming"] == []
+
+    def goes_on(self, path, litter=False):
+        done = self.vckpt.json("copy", self.from_, "--to", path)
+        assert (done["copied"], done["failed"]) == (1, 0)
+        if litter:                                              # what is wrong with it concerns no step
+            lines = self.vckpt("verify", path, check=False).stderr.splitlines()
+            assert all(line.endswith("; touches no step") for line in lines if line.startswith("damage: ")), lines
+            self.vckpt("repack", path, "r/1", "-q")
+            self.vckpt("gc", path, "--grace", "0", "-q")
+        self.check(path)
+        return done["steps"][0]
+
+
+def packs(path):
+    return {p.name: p.stat() for p in path.glob("packs/*/*.pack")}
+
+
+@pytest.fixture(scope="module")
+def resumes(vckpt, build, tmp_path_factory):
+    return Resumes(vckpt, build, tmp_path_factory.mktemp("resumes"))
+
+
+def test_what_was_written_is_not_written_again(resumes, tmp_path):
+    path = resumes.killed(resumes.store(tmp_path / "b"), 4)     # three packs, and not the blob's
+    before = packs(path)
+    step = resumes.goes_on(path)
+    after = packs(path)
+    assert len(before) == 3 and {s.st_ino for s in before.values()} <= {s.st_ino for s in after.values()}
+    assert not set(before) & set(after)                         # they are the second attempt's now
+    assert 100000 <= step["read_bytes"] < 110000 and step["pieces_new"] == 0
+    resumes.vckpt("gc", path, "--grace", "0", "-q")
+    assert packs(path).keys() == after.keys()
+    resumes.check(path)
+
+
+def test_killed_again_and_again(resumes, tmp_path, scale):
+    """At each call with which a pack is taken, too."""
+    names, most = resumes.store(tmp_path / "n"), scale(3, 40)
+    resumes.killed(names, 3)
+    path = tmp_path / "b"
+    shutil.copytree(names, path)
+    listed = tmp_path / "list"
+    assert resumes.run(path, resumes.words(path), f"path=packs/,list={listed}").returncode == 0
+    n = len(listed.read_text().splitlines())
+    for at in range(1, n + 1, max(1, n // most)):
+        shutil.rmtree(path)
+        shutil.copytree(names, path)
+        resumes.killed(path, at, "path=packs/")
+        assert resumes.goes_on(path)["read_bytes"] < resumes.bytes * 0.8   # of two packs it lost one at most
+        resumes.vckpt("gc", path, "--grace", "0", "-q")
+        resumes.check(path)
+
+
+def test_a_storage_that_fails(resumes, tmp_path):
+    path = resumes.store(tmp_path / "b")
+    done = resumes.run(path, resumes.words(path), "calls=linkat,path=packs/,do=fail,errno=5,at=3")
+    assert done.returncode == 1 and "nput/output error" in done.stderr, done
+    assert resumes.goes_on(path)["read_bytes"] < resumes.bytes * 0.5
+
+
+def test_after_a_collection(resumes, tmp_path):
+    path = resumes.killed(resumes.store(tmp_path / "b"), 3)
+    resumes.vckpt("gc", path, "-q")
+    assert resumes.goes_on(path)["read_bytes"] > resumes.bytes * 0.9       # its attempt was ended: it begins anew
+    resumes.vckpt("gc", path, "--grace", "0", "-q")
+    resumes.check(path)
+
+
+@pytest.mark.parametrize("lie", ["bytes", "footer", "short", "links", "another step"])
+def test_leftovers_that_lie(resumes, tmp_path, lie):
+    path = resumes.killed(resumes.store(tmp_path / "b"), 3)
+    for pack in path.glob("packs/*/*.pack"):
+        data = bytearray(pack.read_bytes())
+        if lie == "bytes":
+            data[4096:len(data) // 2] = bytes(len(data) // 2 - 4096)
+        elif lie == "footer":
+            data[-200:-128] = bytes(72)
+        elif lie == "short":
+            del data[5000:]
+        elif lie == "links":
+            os.link(pack, tmp_path / pack.name)                 # a backup has it, too
+        pack.write_bytes(data) if lie != "another step" else pack.write_bytes(pack.read_bytes()[::-1])
+    kept = {p: p.read_bytes() for p in tmp_path.glob("*.pack")}
+    assert resumes.goes_on(path, litter=True)["read_bytes"] > resumes.bytes * (0.5 if lie == "bytes" else 0.9)
+    assert kept == {p: p.read_bytes() for p in kept}
+
+
+def stopped(resumes, path, words, what):
+    preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {resumes.build}/tests/libinterpose.so".strip()
+    env = dict(os.environ, VCKPT_INTERPOSE=f"root={path},{what},do=stop", LD_PRELOAD=preload,
+               ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
+    p = subprocess.Popen([resumes.vckpt.path, *map(str, words)], env=env, stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE, text=True)
+    assert os.WIFSTOPPED(os.waitpid(p.pid, os.WUNTRACED)[1])
+    return p
+
+
+def ended(p):
+    p.send_signal(signal.SIGCONT)
+    out, err = p.communicate(timeout=240)
+    return p.returncode, out + err
+
+
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("call", ["calls=linkat,path=packs/,at=4", "calls=linkat,path=runs/r/,at=1"])
+def test_a_writer_that_was_only_silent(resumes, tmp_path, seen, call):
+    """It stands still before its last pack, or before its commit entry. `seen`: its heartbeat shows that it lives. Its
+    step is there when it goes on, and it takes nothing away."""
+    path = resumes.store(tmp_path / "b")
+    p = stopped(resumes, path, resumes.words(path), call)
+    if not seen:
+        for file in path.glob("hosts/*"):
+            file.unlink()
+    done = resumes.vckpt.json("copy", resumes.from_, "--to", path)
+    assert (done["read_bytes"] > resumes.bytes * 0.9) == seen and done["copied"] == 1
+    code, said = ended(p)
+    assert code in (0, 1) and "sound" not in said, said
+    resumes.vckpt("gc", path, "-q")
+    resumes.vckpt("gc", path, "--grace", "0", "-q")
+    resumes.check(path)
+
+
+def test_a_collection_at_the_same_time(resumes, tmp_path):
+    """It has listed the packs of the dead attempt, and stops before it marks the first one."""
+    path = resumes.killed(resumes.store(tmp_path / "b"), 4)
+    for words, what in ((["gc", path, "-q"], "calls=linkat,path=trash/,at=1"),
+                        (["gc", path, "--grace", "0", "-q"], "calls=unlinkat,path=packs/,at=1")):
+        copy = tmp_path / f"c{len(words)}"
+        shutil.copytree(path, copy)
+        p = stopped(resumes, copy, [copy if w == path else w for w in words], what)
+        resumes.goes_on(copy)
+        assert ended(p)[0] == 0
+        resumes.vckpt("gc", copy, "--grace", "0", "-q")
+        resumes.check(copy)
+
+
+def test_two_at_once(resumes, tmp_path, scale):
+    for i in range(scale(2, 20)):
+        path = resumes.killed(resumes.store(tmp_path / str(i)), 4)
+        words = [resumes.vckpt.path, *map(str, resumes.words(path))]
+        two = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        assert [(p.communicate(timeout=240)[1], p.returncode) for p in two] == [("", 0)] * 2
+        resumes.vckpt("gc", path, "-q")
+        resumes.check(path)
+        resumes.vckpt("gc", path, "--grace", "0", "-q")
+        resumes.check(path)
+
+
+PIECEMEAL = """
+    import ctypes as c, os, sys
+    lib = c.CDLL(sys.argv[1])
+    class Options(c.Structure):
+        _fields_ = [("plain", c.c_bool), ("threads", c.c_uint), ("rate", c.c_uint64), ("pack_bytes", c.c_uint64),
+                    ("total_bytes", c.c_uint64)] + [(n, c.c_void_p) for n in ("progress", "arg", "cancelled", "header")]
+    lib.commit_list_at.restype = c.c_void_p
+    stores = [c.c_void_p(), c.c_void_p()]
+    for path, store, flags in zip(sys.argv[2:], stores, (0, 0)):
+        assert lib.store_open(path.encode(), flags, c.byref(store), None) == 0
+    options, copy, rows, result = Options(pack_bytes=200000), c.c_void_p(), c.c_void_p(), c.create_string_buffer(4096)
+    assert lib.copy_open(stores[0], stores[1], c.byref(options), c.byref(copy), None) == 0
+    assert lib.commit_list_open(stores[0], b"r", False, c.byref(rows), None) == 0
+    step = c.c_void_p(lib.commit_list_at(rows, c.c_size_t(0)))
+    why = c.create_string_buffer(8192)
+    r = lib.copy_step(copy, rows, step, b"r", False, result, why)
+    assert r == 0, (r, why.raw[:300])
+    lib.copy_close(copy)
+"""
+
+
+def test_a_long_pack_is_several(resumes, build, tmp_path):
+    """A rank's component is in packs of a bounded length, so that of a long one little is lost."""
+    path = resumes.store(tmp_path / "b")
+    library = build / "tests/libvckpt_internal.so"
+    words = [sys.executable, "-c", textwrap.dedent(PIECEMEAL), library, resumes.from_, path]
+    preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
+    for at in 4, 5, 0:                                          # the second one takes what the first one has written
+        env = dict(os.environ, VCKPT_INTERPOSE=f"root={path},calls=linkat,path=packs/,do=kill,at={at}",
+                   LD_PRELOAD=preload)
+        done = subprocess.run([str(w) for w in words], env=env, capture_output=True, text=True, timeout=240)
+        assert done.returncode == (-9 if at else 0), done
+        if at:
+            assert len(packs(path)) == at - 1, packs(path)
+    made = [name.split("-")[2:] for name in packs(path)]
+    assert len([1 for rank, name in made if name == "optimizer.pack"]) >= 3, made
+    resumes.check(path)
