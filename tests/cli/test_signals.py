@@ -20,7 +20,8 @@ def made(vckpt, tmp_path_factory):
     random = np.random.default_rng(3)
     vckpt("init", folder / "a", "--no-reserve")
     for step in range(4):
-        save_file({f"t{i}": random.standard_normal((300, 400)).astype("f4") for i in range(6)}, folder / "w.safetensors")
+        save_file({f"t{i}": random.standard_normal((300, 400)).astype("f4") for i in range(6)},
+                  folder / "w.safetensors")
         vckpt("import", folder / "a", f"r/{step}", folder / "w.safetensors", "-q")
     vckpt("copy", folder / "a", "r/1", "--to-tar", folder / "r.tar")
     return folder
@@ -61,17 +62,14 @@ COMMANDS = {
     "sync": (["sync", "A", "--to", "B"], "calls=linkat,path=packs/", "B"),
     "sync equal": (["sync", "A", "--to", "A2", "--delete"], "calls=linkat,path=runs/r/", "A2"),
     "to a tar": (["copy", "A", "r/1", "--to-tar", "OUT"], "calls=linkat,path=packs/", "TMP"),
-    "a tar is written": (["copy", "A", "r/1", "--to-tar", "OUT"], "calls=open,path=OUT", ""),
     "from a tar": (["copy", "B", "--from-tar", "TAR"], "calls=linkat,path=packs/", "B"),
     "a tar is read": (["copy", "B", "--from-tar", "TAR"], "calls=mkdirat", "TMP"),
     "repack": (["repack", "A2", "r/1", "r/2"], "calls=linkat,path=packs/", "A2"),
     "prune": (["prune", "A2", "r", "--keep-last", "1", "--yes"], "calls=linkat,path=runs/r/", "A2"),
-    "thin": (["prune", "A2", "r", "--keep-last", "9", "--thin", "model", "--older-than", "0s", "--yes"],
-             "calls=linkat", "A2"),
     "gc": (["gc", "A2", "--repack-below", "100%"], "calls=linkat", "A2"),
     "diff": (["diff", "A", "r/1", "r/2", "--values"], "reads=1,path=packs/", "A"),
     "report": (["report", "A", "--html", "OUT"], "reads=1,path=runs/", "A"),
-    "report is written": (["report", "A", "--html", "OUT"], "calls=renameat+rename,path=OUT", ""),
+    "report is written": (["report", "A", "--html", "OUT"], "calls=fsync,path=OUT", ""),
 }
 
 
@@ -81,12 +79,12 @@ def test_it_ends(vckpt, made, held, tmp_path, name, number):
     words, what, root = COMMANDS[name]
     shutil.copytree(made / "a", tmp_path / "a2")
     vckpt("init", tmp_path / "b", "--no-reserve")
-    places = {"A": made / "a", "A2": tmp_path / "a2", "B": tmp_path / "b", "TAR": made / "r.tar", "TMP": tmp_path / "tmp",
-              "OUT": tmp_path / "out", "": tmp_path}
+    places = {"A": made / "a", "A2": tmp_path / "a2", "B": tmp_path / "b", "TAR": made / "r.tar",
+              "TMP": tmp_path / "tmp", "OUT": tmp_path / "out", "": tmp_path}
     if name == "sync equal":                                    # it removes a step, and then dies
         vckpt("sync", tmp_path / "a2", "--to", tmp_path / "b")
         vckpt("rm", tmp_path / "a2", "r/0", "r/1", "-q")
-        words, places["A2"], places["A"] = words, tmp_path / "b", tmp_path / "a2"
+        places["A2"], places["A"] = tmp_path / "b", tmp_path / "a2"
     if name == "gc":
         vckpt("rm", tmp_path / "a2", "r/0", "-q")
     words = [places.get(w, w) for w in words]
@@ -97,10 +95,6 @@ def test_it_ends(vckpt, made, held, tmp_path, name, number):
     for store in tmp_path / "a2", tmp_path / "b":
         assert vckpt.json("verify", store)["faults"] == 0
         vckpt("gc", store, "--grace", "0", "-q")
-        steps = vckpt.json("ls", store, "r", check=False).get("steps", [])
-        for step in steps:
-            assert vckpt("diff", store, f"r/{step['step']}", f"r/{step['step']}", "--other", made / "a",
-                         check=False).returncode in (0, 1) and step["step"] in range(4)
     vckpt("verify", tmp_path / "a2")
     assert vckpt.json("ls", made / "a", "r")["steps"]
 
