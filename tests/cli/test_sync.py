@@ -92,6 +92,20 @@ def test_delete(pair):
     pair.vckpt("verify", pair.b)
 
 
+def test_a_step_that_was_repacked_there_goes_too(pair):
+    for step in range(3):
+        pair.put(f"r/{step}", step)
+    pair.sync()
+    pair.vckpt("repack", pair.b, "r/0", "r/1", "-q")
+    pair.put("r/7", 7, pair.b)
+    pair.vckpt("repack", pair.b, "r/7", "-q")                   # never a copy
+    change(pair.list(pair.a), 1, tags=["best"])
+    pair.vckpt("rm", pair.a, "r/0")
+    done = pair.sync("--delete")
+    assert outcomes(done) == [] and [r["step"] for r in done["removed"]] == [0]
+    assert pair.steps(pair.b) == [1, 2, 7] and all_said(pair.list(pair.b)) == {1: (None, ("best",), {})}
+
+
 def test_a_damaged_list_removes_nothing(pair):
     for step in range(3):
         pair.put(f"r/{step}", step)
