@@ -135,7 +135,7 @@ struct storage_ops {
 	 * -ENOENT: there is no `of`; -EMLINK: it has all it can have; -EOPNOTSUPP, -EPERM: the medium has none. */
 	int (*replace_by_name)(struct storage *s, const char *name, const char *of);
 	/* Moves `of`, a file that no one needs, to the free name `name`, with other bytes at its beginning; durable on
-	 * return. -ENOENT: it is not there; -EPERM: another user's, or has other names; another error: it may be gone. */
+	 * return. -ENOENT: it is not there; -EPERM: another user's, or has other names; else it may be gone. */
 	int (*take)(struct storage *s, const char *name, const char *of, const void *bytes, size_t len);
 };
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGINT and SIGTERM in commands that may take long: they die of the signal, and nothing half-done is visible; what they
-made for the time being is gone."""
+"""SIGINT and SIGTERM in commands that may take long: they die of the signal, and nothing half-done is visible; what
+they made for the time being is gone."""
 import os
 import shutil
 import signal

@@ -206,7 +206,8 @@ PIECEMEAL = """
     lib = c.CDLL(sys.argv[1])
     class Options(c.Structure):
         _fields_ = [("plain", c.c_bool), ("threads", c.c_uint), ("rate", c.c_uint64), ("pack_bytes", c.c_uint64),
-                    ("total_bytes", c.c_uint64)] + [(n, c.c_void_p) for n in "progress arg cancelled leaves header".split()]
+                    ("total_bytes", c.c_uint64)] + \
+                   [(n, c.c_void_p) for n in "progress arg cancelled leaves header".split()]
     lib.commit_list_at.restype = c.c_void_p
     stores = [c.c_void_p(), c.c_void_p()]
     for path, store, flags in zip(sys.argv[2:], stores, (0, 0)):

@@ -99,8 +99,8 @@ static void remove_one(struct sync *s, struct commit_list *there, const char *ru
 	copy_steps_say(&s->steps, "%s/step-%08" PRIu64 ": removed, as in %s", run, step, s->t->store->path);
 }
 
-/* Is it a copy of the run, or was it one before it was thinned or repacked there? Where the list there does not have the
- * entry of the copy any more (docs/gc.md), that is not known, and it stays. */
+/* Is it a copy of the run, or was it one before it was thinned or repacked there? Where the list there does not have
+ * the entry of the copy any more (docs/gc.md), that is not known, and it stays. */
 static bool is_of_run(const struct sync *s, const char *run, const struct commit_list_step *step)
 {
 	bool of = copy_is_from(step->commit.attempt, s->t->store, run, NULL);
