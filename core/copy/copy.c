@@ -175,7 +175,8 @@ static int copy_failed(struct copy_work *k, int r, struct base_error *why)
 
 	if (r == -ENOSPC || r == -EDQUOT)
 		base_error_set(why, r, "%s is full; nothing of this step is kept", k->c->to->path);
-	if (((commit_error_passes(r) && r != -ENOMEM) || (r == -EINTR && k->c->options->leaves &&
+	/* -ESTALE: it is not shown any more, so there is no next copy */
+	if (((commit_error_passes(r) && r != -ENOMEM && r != -ESTALE) || (r == -EINTR && k->c->options->leaves &&
 		k->c->options->leaves())) && !commit_attempt_announced(k->attempt))
 		return r; /* as if it was killed: the next copy goes on with what was written */
 	decided = commit_attempt_abort(k->attempt, r == -BASE_EUNDECIDED ? NULL : why->text, &k->result->entry,
@@ -287,8 +288,10 @@ int copy_step(struct copy *c, const struct commit_list *list, const struct commi
 	r = copy_is_there(c, list, step, replace, ret_r, err);
 	if (r == 0) {
 		r = copy_new(c, list, step, replace, ret_r, err);
-		if (r == -EEXIST) /* another writer was faster */
+		if (r == -EEXIST) { /* another writer was faster; or it was removed again */
 			r = copy_is_there(c, list, step, false, ret_r, err);
+			r = r == 0 ? -EEXIST : r;
+		}
 	}
 	ret_r->read_bytes = atomic_load(&c->read_bytes) - read;
 	c->done_bytes = done + step->commit.bytes;

@@ -13,7 +13,9 @@
  * packs. What is in them is found by their footers, and hashed before it is used (core/save/write/taken.c).
  *
  * That the attempt never committed has to be certain: another step may have the packs of one that did. So its folder
- * is there, this user's own; the list was read from its begin on; and no other file says that the list lost its end. */
+ * is there, this user's own; the list was read from its begin on; and no other file says that the list lost its end.
+ * And as the collector does, it leaves a pack that a visible step of any run names, or one that a base has, whatever
+ * the lists say of its attempt: a store may be a stranger's. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -25,9 +27,18 @@
 #include "core/commit/incoming/incoming.h"
 #include "core/copy/copy_internal.h"
 #include "core/upkeep/lost.h"
+#include "core/upkeep/usage.h"
 
 #define RESUME_SILENT_MS 20000u /* a heartbeat of another host that does not move for so long has stopped */
 #define RESUME_LOOK_NS 250000000
+
+struct resume {
+	struct copy_work *k;
+	struct commit_launch_info *first; size_t nfirst; /* heartbeats, as they were when it began */
+	uint64_t end_ms;                /* until then each of another host has to move */
+	bool waits;                     /* that was said */
+	struct upkeep_usage usage; bool known; /* known: it was read, since attempts were aborted */
+};
 
 static bool resume_cancelled(const struct copy_work *k)
 {
@@ -49,51 +60,59 @@ static int resume_look(void *arg, const struct storage_entry *e)
 	return !e->foreign && resume_is_of(arg, strrchr(e->name, '/') + 1);
 }
 
-/* The number of the launch's heartbeat; false: it has none. */
-static bool launch_beats(const struct copy_work *k, const char *attempt, uint64_t *ret_number)
+static const struct commit_launch_info *launch_among(const struct commit_launch_info *all, size_t n,
+	const char *attempt)
 {
+	for (size_t i = 0; i < n; i++)
+		if (strncmp(all[i].launch, attempt, 16) == 0)
+			return &all[i];
+	return NULL;
+}
+
+/* By another look, since a listing may miss a heartbeat that is between two numbers: 1: dead; 0: not; -EAGAIN: it is
+ * another host's, or of this one before it was started anew, and has not moved yet. */
+static int launch_dead(const struct resume *x, const char *attempt)
+{
+	const struct commit_launch_info *before = launch_among(x->first, x->nfirst, attempt), *now;
 	base_cleanup_free struct commit_launch_info *all = NULL;
-	bool found = false;
 	size_t n;
 
-	if (commit_launches(k->c->to, &all, &n, NULL) < 0)
-		return false;
-	for (size_t i = 0; i < n; i++)
-		if (strncmp(all[i].launch, attempt, 16) == 0) {
-			*ret_number = all[i].number;
-			found = true;
-		}
-	return found;
+	if (commit_launches(x->k->c->to, &all, &n, NULL) < 0)
+		return 0;
+	now = launch_among(all, n, attempt);
+	if (!now || now->state != COMMIT_UNKNOWN)
+		return now ? now->state == COMMIT_DEAD : !before || before->state == COMMIT_DEAD;
+	if (!before || before->number != now->number)
+		return 0;
+	return base_monotonic_ms() >= x->end_ms ? 1 : -EAGAIN;
 }
 
-/* Another host's, or of this one before it was started anew: its number has to stand still. */
-static bool launch_stopped(const struct copy_work *k, const char *attempt)
+static bool resume_dead(struct resume *x, const char *attempt)
 {
-	uint64_t first, now, end = base_monotonic_ms() + RESUME_SILENT_MS;
 	const struct timespec pause = {.tv_nsec = RESUME_LOOK_NS};
+	int r;
 
-	if (!launch_beats(k, attempt, &first))
-		return false;
-	base_info("waiting for %u s whether the copy %s is dead", RESUME_SILENT_MS / 1000, attempt);
-	while (base_monotonic_ms() < end && !resume_cancelled(k)) {
+	while ((r = launch_dead(x, attempt)) == -EAGAIN && !resume_cancelled(x->k)) {
+		if (!x->waits)
+			base_info("waiting for %u s whether the copy %s is dead", RESUME_SILENT_MS / 1000, attempt);
+		x->waits = true;
 		nanosleep(&pause, NULL);
-		if (!launch_beats(k, attempt, &now) || now != first)
-			return false;
 	}
-	return !resume_cancelled(k);
+	return r == 1;
 }
 
-static bool resume_may(const struct copy_work *k, const struct commit_incoming *x)
+static bool resume_may(struct resume *resume, const struct commit_incoming *x)
 {
+	const struct copy_work *k = resume->k;
 	struct storage *s = k->c->to->storage;
 	struct storage_owner owner;
 	char begin[STORAGE_NAME_MAX];
 
 	snprintf(begin, sizeof begin, "incoming/%s/%s/begin", x->run, x->attempt);
 	return strcmp(x->run, k->c->run) == 0 && resume_is_of(k, x->attempt) && x->begun && x->begin.alone &&
-		x->begin.step == k->step->step && x->begin.world == k->m.world &&
+		x->begin.step == k->step->step && x->state != COMMIT_ALIVE &&
 		s->ops->owner(s, begin, &owner) == 0 && owner.uid == geteuid() &&
-		(x->state == COMMIT_DEAD || (x->state == COMMIT_UNKNOWN && launch_stopped(k, x->attempt)));
+		resume_dead(resume, x->attempt);
 }
 
 static void resume_lost(void *arg, const char *file, const char *run, const char *text)
@@ -138,81 +157,51 @@ static int resume_keep(struct copy_work *k, uint32_t line, const char *pack)
 	return 0;
 }
 
-/* A further one of that rank and class has the next number that is the rank's (commit_attempt_pack_open). The first may
- * be missing: it is sealed last where it was begun anew. 0: it is there. */
-static int resume_pack(const struct copy_work *k, const char *attempt, uint32_t line, const char *class,
-	uint64_t number, char pack[static PACK_NAME_MAX])
+/* What is in records is little, and written again. */
+static int resume_pack(struct copy_work *k, const char *attempt, const struct upkeep_usage_file *f)
 {
-	uint64_t rank = line + number * k->m.world, size;
-	char path[STORAGE_NAME_MAX];
-	int r = rank > UINT32_MAX ? -ENOENT : pack_name_make(attempt, (uint32_t)rank, class, pack);
+	char pack[PACK_NAME_MAX];
+	struct pack_name name;
+	int r;
 
+	if (!f->pack || f->steps || f->base || pack_name_parse(f->name, &name) < 0 ||
+		strcmp(name.attempt, attempt) != 0 || strcmp(name.class, "meta") == 0)
+		return 0;
+	r = commit_attempt_pack_take(k->attempt, f->name, pack);
+	return r == 0 ? resume_keep(k, name.rank % k->m.world, pack) : r == -ENOENT ? 0 : r;
+}
+
+static int resume_from(struct resume *x, const struct commit_incoming *from, struct base_error *err)
+{
+	const struct upkeep_usage_question q = {.store = x->k->c->to};
+	int r = 0;
+
+	if (!x->known)
+		r = upkeep_usage_read(&q, &x->usage, err);
+	x->known = true;
+	for (uint32_t i = 0; r == 0 && i < x->usage.nfiles; i++)
+		r = resume_cancelled(x->k) ? -EINTR : resume_pack(x->k, from->attempt, &x->usage.files[i]);
 	if (r == 0)
-		r = pack_path(pack, path);
-	return r < 0 ? r : storage_size(k->c->to->storage, path, &size);
-}
-
-/* The last one first: if this copy is killed meanwhile, those that are left have the lowest numbers. */
-static int resume_class(struct copy_work *k, const char *attempt, uint32_t line, const char *class)
-{
-	char from[PACK_NAME_MAX], name[PACK_NAME_MAX];
-	uint64_t n = 1;
-	int r = 0;
-
-	while (resume_pack(k, attempt, line, class, n, from) == 0)
-		n++;
-	while (r == 0 && n-- > 0) {
-		r = resume_pack(k, attempt, line, class, n, from);
-		if (r == 0)
-			r = commit_attempt_pack_take(k->attempt, from, class, name);
-		r = r == 0 ? resume_keep(k, line, name) : r == -ENOENT ? 0 : r;
-	}
+		commit_folder_delete(x->k->c->to, from->run, from->attempt, NULL);
 	return r;
 }
 
-static int resume_ranks(struct copy_work *k, const char *attempt, const char *class)
+static int resume_all(struct resume *x)
 {
-	int r = 0;
-
-	for (uint32_t line = 0; r == 0 && line < k->m.nranks; line++) {
-		commit_attempt_rank(k->attempt, line);
-		r = resume_cancelled(k) ? -EINTR : resume_class(k, attempt, line, class);
-	}
-	return r;
-}
-
-/* Classes are those of the source's packs; what is in records is little, and written again. */
-static int resume_from(struct copy_work *k, const struct commit_incoming *x)
-{
-	struct pack_name name, before;
-	int r = 0;
-
-	for (uint32_t i = 0; r == 0 && i < k->m.npacks; i++) {
-		bool seen = pack_name_parse(k->m.packs[i].pack, &name) < 0 || strcmp(name.class, "meta") == 0;
-
-		for (uint32_t j = 0; !seen && j < i; j++)
-			seen = pack_name_parse(k->m.packs[j].pack, &before) == 0 &&
-				strcmp(before.class, name.class) == 0;
-		if (!seen)
-			r = resume_ranks(k, x->attempt, name.class);
-	}
-	if (r == 0)
-		commit_folder_delete(k->c->to, x->run, x->attempt, NULL);
-	return r;
-}
-
-static int resume_all(struct copy_work *k)
-{
+	struct store *s = x->k->c->to;
 	struct commit_incoming *all;
 	struct base_error why = {0};
 	size_t n;
-	int r = commit_incoming_read(k->c->to, &all, &n, &why);
+	int r = commit_launches(s, &x->first, &x->nfirst, &why);
 
+	x->end_ms = base_monotonic_ms() + RESUME_SILENT_MS;
+	if (r == 0)
+		r = commit_incoming_read(s, &all, &n, &why);
 	if (r < 0)
 		return r;
 	for (size_t i = 0; r == 0 && i < n; i++)
-		if (resume_may(k, &all[i]) && resume_abort(k, &all[i], &why))
-			r = resume_from(k, &all[i]);
+		if (resume_may(x, &all[i]) && resume_abort(x->k, &all[i], &why))
+			r = resume_from(x, &all[i], &why);
 	commit_incoming_free(all, n);
 	return r;
 }
@@ -220,13 +209,16 @@ static int resume_all(struct copy_work *k)
 int copy_resume(struct copy_work *k, struct base_error *err)
 {
 	struct storage *s = k->c->to->storage;
+	struct resume x = {.k = k};
 	char dir[STORAGE_NAME_MAX];
 	int r;
 
 	snprintf(dir, sizeof dir, "incoming/%s", k->c->run);
 	r = k->c->options->plain ? 0 : storage_list_dirs(s, dir, resume_look, k);
 	if (r > 0)
-		r = resume_all(k);
+		r = resume_all(&x);
+	upkeep_usage_release(&x.usage);
+	free(x.first);
 	if (k->ntaken)
 		base_info("goes on with %zu packs that an earlier copy of the step has left", k->ntaken);
 	if (resume_cancelled(k))

@@ -86,8 +86,8 @@ uint64_t pack_writer_size(const struct pack_writer *w);
 /* ends the extent, writes footer and tail, makes the pack durable; always frees w */
 int pack_seal(struct pack_writer *w, uint64_t *ret_size);
 void pack_abandon(struct pack_writer *w);                  /* NULL-safe */
-/* Gives the sealed pack `from`, which no one needs, the free name `pack`. Errors: storage.h, take. Its objects are not
- * looked at. */
+/* Gives the sealed pack `from`, which no one needs, the free name `pack`. Errors: storage.h, take; -ENOENT also if it
+ * cannot be opened, as one of a newer vckpt. Its objects are not looked at. */
 int pack_take(struct storage *s, const uint8_t store_id[16], const char *pack, const char *from);
 
 /* ---- reading ---- */

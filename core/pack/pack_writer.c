@@ -381,12 +381,16 @@ int pack_take(struct storage *s, const uint8_t store_id[16], const char *pack, c
 {
 	char path[STORAGE_NAME_MAX], of[STORAGE_NAME_MAX];
 	uint8_t head[PACK_HEAD_BYTES];
+	struct pack *p;
 	int r = pack_path(pack, path);
 
 	if (r == 0)
 		r = pack_path(from, of);
+	if (r == 0)
+		r = pack_open(s, store_id, from, 0, &p, NULL);
 	if (r < 0)
-		return r;
+		return r == -ENOMEM ? r : -ENOENT;
+	pack_close(p);
 	pack_head_encode(store_id, pack, head);
 	return s->ops->take(s, path, of, head, sizeof head);
 }

@@ -105,7 +105,13 @@ int posix_replace_by_name(struct storage *s, const char *name, const char *of)
 	return posix_denied(p, name, r);
 }
 
-/* Into the temporary, which then has the only name. */
+/* Has it a name in a backup of hard links (cp -l), whose pack it is, too? */
+static int take_check(const struct stat *st)
+{
+	return S_ISREG(st->st_mode) && st->st_nlink == 1 && st->st_uid == geteuid() ? 0 : -EPERM;
+}
+
+/* Into the temporary, which then has the only name: one that it was given while it was looked at is seen now. */
 static int take_out(int there, const char *from, int dir, struct posix_temp *t, const char *last)
 {
 	struct stat st;
@@ -113,16 +119,18 @@ static int take_out(int there, const char *from, int dir, struct posix_temp *t, 
 
 	if (fstatat(there, from, &st, AT_SYMLINK_NOFOLLOW) < 0)
 		return -errno;
-	if (!S_ISREG(st.st_mode) || st.st_nlink != 1 || st.st_uid != geteuid())
-		return -EPERM;
-	r = posix_random_name(last, t->name);
+	r = take_check(&st);
+	if (r == 0)
+		r = posix_random_name(last, t->name);
 	if (r == 0 && renameat(there, from, dir, t->name) < 0) {
 		r = -errno;
 		t->name[0] = '\0';
 	}
 	if (r == 0)
 		t->fd = openat(dir, t->name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-	return r < 0 || t->fd >= 0 ? r : -errno;
+	if (r < 0)
+		return r;
+	return t->fd < 0 || fstat(t->fd, &st) < 0 ? -errno : take_check(&st);
 }
 
 int posix_take(struct storage *s, const char *name, const char *of, const void *bytes, size_t len)

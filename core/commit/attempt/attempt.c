@@ -85,42 +85,54 @@ int attempt_folder_sync(struct commit_attempt *a, struct base_error *err)
 /* Has this attempt such a pack already? */
 static bool pack_known(const struct commit_attempt *a, const char *name)
 {
-	for (size_t i = a->npacks; i-- > 0;)
+	uint32_t hash = base_table_hash(name, strlen(name)), i;
+	size_t at = 0;
+
+	while ((i = base_table_next(&a->pack_names, hash, &at)) != BASE_TABLE_NONE)
 		if (strcmp(a->packs[i].name, name) == 0)
 			return true;
 	return false;
 }
 
-static int pack_name_next(const struct commit_attempt *a, const char *class, bool again,
+/* The first name that this attempt does not have, from that of `rank` on. */
+static int pack_name_next(const struct commit_attempt *a, uint64_t rank, const char *class,
 	char name[static PACK_NAME_MAX])
 {
-	uint64_t rank = a->rank;
-	int r = again ? 0 : pack_name_make(a->name, a->rank, class, name);
+	int r;
 
-	while (r == 0 && (again || pack_known(a, name))) {
-		rank += a->world;
+	do {
 		r = rank > UINT32_MAX ? -EOVERFLOW : pack_name_make(a->name, (uint32_t)rank, class, name);
-		again = false;
-	}
+		rank += a->world;
+	} while (r == 0 && pack_known(a, name));
 	return r;
+}
+
+static int pack_room(struct commit_attempt *a)
+{
+	return a->npacks + 1 >= BASE_TABLE_NONE || base_array_more(a->packs, a->npacks) < 0 ||
+		base_table_reserve(&a->pack_names, 1) < 0 ? -ENOMEM : 0;
+}
+
+static void pack_remember(struct commit_attempt *a, const char *name, const struct pack_writer *w)
+{
+	base_table_add(&a->pack_names, base_table_hash(name, strlen(name)), (uint32_t)a->npacks);
+	memcpy(a->packs[a->npacks].name, name, PACK_NAME_MAX);
+	a->packs[a->npacks++].w = w;
 }
 
 /* model: pack. The pack is remembered once the writer is open, because a name alone does not say whose pack has it. */
 int commit_attempt_pack_open(struct commit_attempt *a, const char *class, char name[static PACK_NAME_MAX],
 	struct pack_writer **ret_w)
 {
-	int r = pack_name_next(a, class, false, name);
+	int r = pack_name_next(a, a->rank, class, name);
 
-	if (r < 0)
-		return r;
-	if (base_array_more(a->packs, a->npacks) < 0)
-		return -ENOMEM;
-	r = pack_writer_open(a->store->storage, a->store->info.id, name, ret_w);
-	if (r < 0)
-		return r;
-	memcpy(a->packs[a->npacks].name, name, PACK_NAME_MAX);
-	a->packs[a->npacks++].w = *ret_w;
-	return 0;
+	if (r == 0)
+		r = pack_room(a);
+	if (r == 0)
+		r = pack_writer_open(a->store->storage, a->store->info.id, name, ret_w);
+	if (r == 0)
+		pack_remember(a, name, *ret_w);
+	return r;
 }
 
 /* -EEXIST: another writer has put a pack of that name meanwhile. After any other error this one may be there. */
@@ -132,29 +144,27 @@ int commit_attempt_pack_seal(struct commit_attempt *a, struct pack_writer *w, ui
 	while (i > 0 && a->packs[i - 1].w != w) /* one given up earlier may have had the same address */
 		i--;
 	r = pack_seal(w, ret_size);
-	if (i == 0)
-		return r;
-	a->packs[i - 1].w = NULL;
-	if (r == -EEXIST)
-		a->packs[i - 1] = a->packs[--a->npacks];
+	if (i > 0 && r != -EEXIST) /* what has a writer is never deleted */
+		a->packs[i - 1].w = NULL;
 	return r;
 }
 
-int commit_attempt_pack_take(struct commit_attempt *a, const char *from, const char *class,
-	char name[static PACK_NAME_MAX])
+int commit_attempt_pack_take(struct commit_attempt *a, const char *from, char name[static PACK_NAME_MAX])
 {
-	int r = pack_name_next(a, class, true, name);
+	struct pack_name old;
+	int r;
 
-	if (r < 0)
-		return r;
-	if (base_array_more(a->packs, a->npacks) < 0)
+	if (pack_name_parse(from, &old) < 0 ||
+		pack_name_next(a, (uint64_t)old.rank + a->world, old.class, name) < 0)
+		return -ENOENT; /* no further number is left */
+	if (pack_room(a) < 0)
 		return -ENOMEM;
 	r = pack_take(a->store->storage, a->store->info.id, name, from);
-	if (r < 0)
-		return r == -EPERM || r == -EACCES ? -ENOENT : r;
-	memcpy(a->packs[a->npacks].name, name, PACK_NAME_MAX);
-	a->packs[a->npacks++].w = NULL;
-	return 0;
+	if (r == -EPERM || r == -EACCES)
+		return -ENOENT;
+	if (r != -ENOMEM && r != -ENOENT && r != -EEXIST) /* after any other error it may be there */
+		pack_remember(a, name, NULL);
+	return r;
 }
 
 /* Call it once the attempt is aborted or has announced nothing: then no one will ever name the packs. A pack that was
@@ -173,6 +183,7 @@ void commit_attempt_packs_delete(struct commit_attempt *a)
 		if (!a->packs[i].w && pack_path(a->packs[i].name, path) == 0)
 			storage_remove(a->store->storage, path);
 	a->npacks = 0;
+	base_table_clear(&a->pack_names);
 }
 
 /* ---- announcement ---- */
@@ -258,6 +269,7 @@ void commit_attempt_free(struct commit_attempt *a)
 	free(a->lists);
 	free(a->bases);
 	free(a->packs);
+	base_table_release(&a->pack_names);
 	pthread_mutex_destroy(&a->lock);
 	commit_launch_attempt_ends(a->launch);
 	if (a->owns_launch)

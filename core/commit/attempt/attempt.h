@@ -99,10 +99,9 @@ uint64_t commit_attempt_commit_ns(const struct commit_attempt *a); /* that this 
 int commit_attempt_pack_open(struct commit_attempt *a, const char *class, char name[static PACK_NAME_MAX],
 	struct pack_writer **ret_w);
 int commit_attempt_pack_seal(struct commit_attempt *a, struct pack_writer *w, uint64_t *ret_size); /* frees w */
-/* Makes a sealed pack of an aborted attempt a further one of this attempt. -ENOENT: it is not there (any more), or
- * cannot be taken. */
-int commit_attempt_pack_take(struct commit_attempt *a, const char *from, const char *class,
-	char name[static PACK_NAME_MAX]);
+/* Makes a sealed pack of an aborted attempt a further one of this attempt: of the same class, and of the same rank of
+ * the world. -ENOENT: it is not there (any more), or cannot be taken. */
+int commit_attempt_pack_take(struct commit_attempt *a, const char *from, char name[static PACK_NAME_MAX]);
 /* Ends the attempt: appends `abort` to the list, unless it is decided or a writer alone has announced nothing. On a
  * full disk the reserve is given up for that. Returns what the list says: -BASE_EABORTED, with a sentence: the step
  * will never be visible; the packs of this attempt and rank are deleted. 0: the step is visible, because the commit

@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 
+#include "core/base/table.h"
 #include "core/commit/attempt/attempt.h"
 #include "core/commit/incoming/incoming.h"
 #include "core/commit/launch/launch_work.h"
@@ -44,6 +45,7 @@ struct commit_attempt {
 	/* that this attempt has opened, and so may delete */
 	struct attempt_pack { char name[PACK_NAME_MAX]; const struct pack_writer *w; } *packs;
 	size_t npacks;
+	struct base_table pack_names;   /* of `packs`, by name */
 	const struct check_commons *commons; /* what this rank must hold as others do; NULL: nothing */
 	uint64_t try, order;            /* of the step, by this launch; among what this rank has begun */
 	uint64_t count;                 /* of a writer alone: in its name */
