@@ -447,21 +447,32 @@ int linkat(int from, const char *old, int dir, const char *name, int flags)
 	return r;
 }
 
-int renameat2(int from, const char *old, int dir, const char *name, unsigned flags)
+/* flags: of renameat2; -1: renameat. */
+static int rename_any(const char *call, int from, const char *old, int dir, const char *name, int64_t flags)
 {
 	char source[PATH_MAX];
 	const char *was;
 	struct call c;
 	int r;
 
-	call_begin(&c, "renameat2", want.on && path_at(dir, name, c.memory));
+	call_begin(&c, call, want.on && path_at(dir, name, c.memory));
 	if (call_spoiled(&c))
 		return -1;
 	was = c.mine && path_at(from, old, source) ? below(source) : NULL;
-	r = REAL(renameat2)(from, old, dir, name, flags);
+	r = flags < 0 ? REAL(renameat)(from, old, dir, name) : REAL(renameat2)(from, old, dir, name, (unsigned)flags);
 	call_end(&c, r == 0 && was ? &(struct interpose_event){.kind = INTERPOSE_RENAME, .path = was,
 		.to = c.path} : NULL);
 	return r;
+}
+
+int renameat2(int from, const char *old, int dir, const char *name, unsigned flags)
+{
+	return rename_any("renameat2", from, old, dir, name, flags);
+}
+
+int renameat(int from, const char *old, int dir, const char *name)
+{
+	return rename_any("renameat", from, old, dir, name, -1);
 }
 
 int unlinkat(int dir, const char *name, int flags)

@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """A copy that was killed goes on: what it has written durably is neither read nor written again, whoever else is at
 work in the store, and whatever a leftover claims to be."""
+import ctypes
 import os
+import pathlib
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
+import uuid
 
 import numpy as np
 import pytest
+import xxhash
 from safetensors.numpy import save_file
 
+import storelow
+from saverlib import Vckpt, ranks
 from test_commands import Commands
+
+READER = pathlib.Path(__file__).resolve().parents[1] / "golden/reader.py"
 
 
 class Resumes(Commands):
@@ -140,6 +149,21 @@ def test_leftovers_that_lie(resumes, tmp_path, lie):
     assert kept == {p: p.read_bytes() for p in kept}
 
 
+def record_body(lib, path, store_id):
+    data, record, whole = path.read_bytes(), storelow.Record(), ctypes.c_bool()
+    assert lib.store_record_decode(4, store_id, data, len(data), ctypes.byref(record), ctypes.byref(whole)) == 0
+    body = ctypes.string_at(record.body, record.len)
+    lib.store_record_release(ctypes.byref(record))
+    return body
+
+
+def put_record(lib, path, store_id, body):
+    file = storelow.Buf()
+    assert lib.store_record_encode(4, store_id, body, len(body), ctypes.byref(file)) == 0
+    path.write_bytes(ctypes.string_at(file.data, file.len))
+    lib.base_buf_release(ctypes.byref(file))
+
+
 def stopped(resumes, path, words, what):
     preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {resumes.build}/tests/libinterpose.so".strip()
     env = dict(os.environ, VCKPT_INTERPOSE=f"root={path},{what},do=stop", LD_PRELOAD=preload,
@@ -199,6 +223,77 @@ def test_two_at_once(resumes, tmp_path, scale):
         resumes.check(path)
         resumes.vckpt("gc", path, "--grace", "0", "-q")
         resumes.check(path)
+
+
+def test_what_many_ranks_saved(resumes, vckpt, build, tmp_path):
+    """Each rank's packs go on as packs of that rank; also when the second copy is killed, with one that has no name."""
+    source, path, api, random = tmp_path / "a", tmp_path / "b", Vckpt(build), np.random.default_rng(6)
+
+    def one(rank, saver):
+        mesh = api.mesh("dp=4")
+        tensors = {f"{name}/w": (random.standard_normal((100, 100)).astype("f4"),
+                                 {"shape": (400, 100), "mesh": mesh, "placements": "S(0)"}) for name in ("model", "o")}
+        save = saver.save(tensors, blobs=[("loader", True, bytes([rank]) * 5000)], step=1)
+        save.committed()
+        save.free()
+
+    vckpt("init", source, "--no-reserve")
+    assert ranks(api, source, "r", 4, one) == [None] * 4
+    words, want = ["copy", source, "--to", resumes.store(path), "-q"], resumes.files(source)
+    for at in 8, 3:
+        assert resumes.run(path, words, f"calls=linkat,path=packs/,do=kill,at={at}").returncode == -9
+    before = {s.st_ino for name, s in packs(path).items() if not name.endswith("-meta.pack")}
+    done = vckpt.json("copy", source, "--to", path)
+    assert len(before) == 4 and before <= {s.st_ino for s in packs(path).values()} and done["copied"] == 1
+    assert max(int(name.split("-")[2]) for name in packs(path)) >= 8    # of rank + 2 * 4
+    for words in [], ["gc", path, "--grace", "0", "-q"]:
+        assert not words or vckpt(*words)
+        assert resumes.files(path) == want
+        vckpt("verify", path)
+    told = subprocess.run([sys.executable, READER, path], capture_output=True, text=True, timeout=240)
+    assert told.returncode == 0, told
+
+
+def test_a_backup_that_is_made_meanwhile(resumes, tmp_path):
+    """`cp -al` has given a pack a second name since it was looked at: the backup's pack stays as it is."""
+    path, backup = resumes.killed(resumes.store(tmp_path / "b"), 3), tmp_path / "backup"
+    p = stopped(resumes, path, resumes.words(path), "calls=renameat,path=packs/,at=1")
+    subprocess.run(["cp", "-al", path, backup], check=True)
+    kept = {f: f.read_bytes() for f in backup.glob("packs/*/*.pack")}
+    assert len(kept) == 2 and ended(p)[0] == 0
+    assert kept == {f: f.read_bytes() for f in kept}
+    resumes.check(path)
+
+
+def test_a_pack_that_a_newer_vckpt_wrote(resumes, tmp_path):
+    path = resumes.killed(resumes.store(tmp_path / "b"), 3)
+    for pack in path.glob("packs/*/*.pack"):
+        data = bytearray(pack.read_bytes())
+        data[8:10] = struct.pack("<H", 2)
+        data[4088:4096] = struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(data[:4088])))
+        pack.write_bytes(data)
+    before = {pack: pack.read_bytes() for pack in path.glob("packs/*/*.pack")}
+    assert resumes.vckpt.json("copy", resumes.from_, "--to", path)["read_bytes"] > resumes.bytes * 0.9
+    assert before == {pack: pack.read_bytes() for pack in before}
+
+
+def test_an_attempt_that_another_run_has_committed(resumes, lib, tmp_path):
+    """A folder claims that the attempt of a visible step of another run is one of this run, and died."""
+    path, lib = resumes.store(tmp_path / "b"), storelow.bind(lib)
+    resumes.vckpt("copy", resumes.from_, "r", "--to", path, "--as", "s")
+    attempt = resumes.vckpt.json("info", path, "s/1")["attempt"]
+    resumes.killed(path, 1)
+    (begin,) = path.glob("incoming/r/*/begin")
+    store_id, old = uuid.UUID(resumes.vckpt.json("info", path)["id"]).bytes, begin.parent.name
+    body = record_body(lib, begin, store_id)
+    assert len(attempt) == len(old) and old.encode() in body
+    shutil.rmtree(begin.parent)
+    (begin.parent.parent / attempt).mkdir()
+    put_record(lib, begin.parent.parent / attempt / "begin", store_id, body.replace(old.encode(), attempt.encode()))
+    before = packs(path)
+    resumes.vckpt("copy", resumes.from_, "r", "--to", path)
+    assert before.keys() <= packs(path).keys()
+    resumes.vckpt("verify", path)
 
 
 PIECEMEAL = """
