@@ -52,10 +52,12 @@ def parent(path):
 
 
 class Files:
-    """A directory tree in memory: {path: bytes}, and directories."""
+    """A directory tree in memory: {path: bytes}, and directories. inodes: {path: number}, where files that are there
+    may be written."""
 
-    def __init__(self, root):
+    def __init__(self, root, inodes=False):
         root = pathlib.Path(root)
+        self.inodes = {str(p.relative_to(root)): p.stat().st_ino for p in root.rglob("*") if inodes and p.is_file()}
         self.files = {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
         self.dirs = {str(p.relative_to(root)) for p in root.rglob("*") if p.is_dir()} | {""}
 
@@ -85,6 +87,8 @@ def state(base, events, keep):
     """{path: bytes}, {directory} after the events whose numbers keep() wants, in order, on top of what was durable
     before."""
     files, dirs, inodes = dict(base.files), set(base.dirs), {}
+    for path, ino in base.inodes.items():
+        files[path] = inodes.setdefault(ino, bytearray(files[path]))
 
     def present(path):
         return parent(path) in dirs

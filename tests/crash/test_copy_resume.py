@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 
 import storelow
 from saverlib import Vckpt, ranks
+from powerlib import LINK, RENAME, Disk, Files, choices, durable, read_log, state
 from test_commands import Commands
 
 READER = pathlib.Path(__file__).resolve().parents[1] / "golden/reader.py"
@@ -294,6 +295,38 @@ def test_an_attempt_that_another_run_has_committed(resumes, lib, tmp_path):
     resumes.vckpt("copy", resumes.from_, "r", "--to", path)
     assert before.keys() <= packs(path).keys()
     resumes.vckpt("verify", path)
+
+
+def test_the_power_goes_while_packs_are_taken(resumes, tmp_path, rng, scale):
+    """Whatever of it was not synced: a step that is visible is whole, and the next copy goes on."""
+    path, log, names = resumes.killed(resumes.store(tmp_path / "b"), 4), tmp_path / "log", set()
+    before = Files(path, inodes=True)
+    done = resumes.run(path, resumes.words(path), f"log={log}")
+    assert done.returncode == 0, done
+    events, now = read_log(log), Files(path)
+    files, _ = state(before, events, lambda i: True)
+    now.files.pop("index/index.mdb")
+    assert files == now.files                                   # the log is all that happened
+    taken = [i for i, e in enumerate(events) if e.kind == RENAME and e.path.startswith("packs/")]
+    last = max(i for i, e in enumerate(events) if e.kind == LINK and e.path.startswith("runs/r/0"))
+    keeps, disk = durable(events), Disk(tmp_path / "power")
+    states = sorted({(cut, frozenset(kept)) for cut in range(taken[0], last + 3)
+                     for kept in choices(events, keeps, cut, rng, 2)}, key=lambda s: (s[0], sorted(s[1])))
+    assert len(taken) == 3 and len(states) > 100
+    for cut, kept in rng.sample(states, min(scale(20, 1000), len(states))) + states[-4:]:
+        disk.become(*state(before, events, kept.__contains__))
+        copy = tmp_path / "copy"
+        disk.copy(copy)
+        lines = resumes.vckpt("verify", copy, check=False).stderr.splitlines()
+        assert all(line.endswith("; touches no step") for line in lines if line.startswith("damage: ")), (cut, lines)
+        if resumes.vckpt("info", copy, "r/1", check=False).returncode == 0:
+            assert resumes.files(copy) == resumes.want, cut
+            names.add("visible")
+        done = resumes.vckpt.json("copy", resumes.from_, "--to", copy)
+        assert done["copied"] + done["equal"] == 1 and resumes.files(copy) == resumes.want, cut
+        names.add("goes on" if done["read_bytes"] < resumes.bytes / 2 else "anew")
+        shutil.rmtree(copy)
+    assert {"visible", "goes on"} <= names, names
 
 
 PIECEMEAL = """
