@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vckpt copy: what arrives is what was there, byte for byte, and only what the other store lacked was read."""
+import ctypes
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import storelow
 from saverlib import ALONE, Vckpt, ranks
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
@@ -322,3 +325,41 @@ def test_stores_of_older_formats(vckpt, other, tmp_path, version, scale):
     done = vckpt("copy", other, names[0], "--to", old, "--as", "x", check=False)
     assert (done.returncode, "of format 1" in done.stderr) == ((1, True) if version == "v1" else (0, False)), done
     same(vckpt, old, other, names[0], tmp_path)
+
+
+@pytest.mark.parametrize("what", ["format", "word"])
+@pytest.mark.parametrize("of", ["source", "target"])
+@pytest.mark.parametrize("command", ["copy", "sync"])
+def test_a_store_of_a_newer_vckpt(vckpt, lib, two_steps, tmp_path, what, of, command):
+    """Of a later format, or with a word that this vckpt does not know: nothing of it is changed."""
+    source, target = shutil.copytree(two_steps / "store", tmp_path / "from"), tmp_path / "to"
+    vckpt("init", target)
+    path = (source if of == "source" else target) / "vckpt.store"
+    record, buf, last = path.read_bytes(), storelow.Buf(), b"\x12\x06list-4"
+    body = record[48:48 + int.from_bytes(record[12:16], "little")]
+    body = b"\x08\x03" + body[2:] if what == "format" else body.replace(last, last + b"\x12\x06word-9")
+    assert storelow.bind(lib).store_record_encode(1, None, body, len(body), ctypes.byref(buf)) == 0
+    path.write_bytes(ctypes.string_at(buf.data, buf.len))
+    lib.base_buf_release(ctypes.byref(buf))
+    before = {p: p.read_bytes() for p in target.rglob("*") if p.is_file()}
+    done = vckpt(command, source, "--to", target, check=False)
+    assert done.returncode == 1 and str(path.parent) in done.stderr, done
+    assert ("newer" if what == "format" else "word-9") in done.stderr, done
+    assert before == {p: p.read_bytes() for p in target.rglob("*") if p.is_file()}
+
+
+def test_a_source_on_a_read_only_medium(vckpt, two_steps, other, tmp_path):
+    source = shutil.copytree(two_steps / "store", tmp_path / "from")
+    mount = ["unshare", "--mount", "sh", "-c",
+             'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"', source]
+    if os.geteuid() != 0 or subprocess.run([*mount, "true"], capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    for words in ["copy", "--to", other], ["sync", "--to", other], ["copy", "--to-tar", tmp_path / "a.tar"]:
+        done = subprocess.run([*mount, vckpt.path, words[0], source, *words[1:], "-q"], capture_output=True,
+                              text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, ""), done
+    vckpt("init", tmp_path / "third")
+    vckpt("copy", "--from-tar", tmp_path / "a.tar", tmp_path / "third")
+    for step in vckpt.json("ls", source, "run")["steps"]:
+        same(vckpt, source, other, f"run/{step['step']}", tmp_path)
+        same(vckpt, source, tmp_path / "third", f"run/{step['step']}", tmp_path)
