@@ -117,6 +117,8 @@ int copy_rank_row(void *arg, const struct store_layout *l, const struct store_ro
 {
 	struct copy_work *k = arg;
 
+	if (k->c->options->cancelled && k->c->options->cancelled())
+		return base_error_set(k->err, -EINTR, "interrupted");
 	if (!k->rank && !(k->rank = calloc(1, sizeof *k->rank)))
 		return -ENOMEM;
 	k->rank->k = k;

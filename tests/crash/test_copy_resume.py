@@ -98,20 +98,27 @@ def test_what_was_written_is_not_written_again(resumes, tmp_path):
     resumes.check(path)
 
 
-def test_killed_again_and_again(resumes, tmp_path, scale):
-    """At each call with which a pack is taken, too."""
-    names, most = resumes.store(tmp_path / "n"), scale(3, 40)
+@pytest.mark.parametrize("act", ["kill", "fail,errno=5", "fail,errno=1"])
+def test_killed_again_and_again(resumes, tmp_path, scale, rng, act):
+    """At each call with which the first one is ended, packs are taken, and the step is written; or the call fails."""
+    names, path, listed, most = resumes.store(tmp_path / "n"), tmp_path / "b", tmp_path / "list", scale(5, 1000)
     resumes.killed(names, 3)
-    path = tmp_path / "b"
     shutil.copytree(names, path)
-    listed = tmp_path / "list"
-    assert resumes.run(path, resumes.words(path), f"path=packs/,list={listed}").returncode == 0
-    n = len(listed.read_text().splitlines())
-    for at in range(1, n + 1, max(1, n // most)):
+    assert resumes.run(path, resumes.words(path), f"list={listed}").returncode == 0
+    lines = listed.read_text().splitlines()
+    of_packs = [i for i, line in enumerate(lines, 1) if "packs/" in line]
+    assert any(line.startswith("renameat ") for line in lines) and any("runs/r/0" in line for line in lines)
+    for at in rng.sample(of_packs, min(most, len(of_packs))) + rng.sample(range(1, len(lines) + 1),
+                                                                           min(most, len(lines))):
         shutil.rmtree(path)
         shutil.copytree(names, path)
-        resumes.killed(path, at, "path=packs/")
-        assert resumes.goes_on(path)["read_bytes"] < resumes.bytes * 0.8   # of two packs it lost one at most
+        done = resumes.run(path, resumes.words(path), f"do={act},at={at}")
+        assert done.returncode in ((-9, 0) if act == "kill" else (0, 1)) and "sound" not in done.stderr, (at, done)
+        assert done.returncode != 1 or done.stderr.startswith("vckpt copy: "), (at, done)
+        again = resumes.vckpt.json("copy", resumes.from_, "--to", path)
+        assert again["copied"] + again["equal"] == 1, (at, again)
+        if act == "kill" and again["copied"]:
+            assert again["read_bytes"] < resumes.bytes * 0.8, (at, again)   # of two packs it lost one at most
         resumes.vckpt("gc", path, "--grace", "0", "-q")
         resumes.check(path)
 
