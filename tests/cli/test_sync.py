@@ -279,3 +279,19 @@ def test_delete_beside_another_copy(pair, build, tmp_path):
     p.send_signal(signal.SIGCONT)
     assert p.communicate(timeout=120)[1] == "" and p.returncode == 0
     assert pair.steps(pair.b) == [2, 3]
+
+
+def test_a_step_that_is_removed_while_it_is_copied(pair, build):
+    """The copy that it was to replace stays as it is, and nothing of the attempt is left."""
+    pair.put("r/1", 1)
+    pair.sync()
+    pair.put("r/1", 2, None, "--replace")
+    preload = f"{os.environ.get('VCKPT_PRELOAD', '')} {build}/tests/libinterpose.so".strip()
+    env = dict(os.environ, VCKPT_INTERPOSE=f"root={pair.b},path=incoming/,do=stop,at=1", LD_PRELOAD=preload,
+               ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0:detect_leaks=0")
+    p = subprocess.Popen([pair.vckpt.path, "sync", pair.a, "--to", pair.b], env=env, stderr=subprocess.PIPE, text=True)
+    assert os.WIFSTOPPED(os.waitpid(p.pid, os.WUNTRACED)[1])
+    pair.vckpt("rm", pair.a, "r/1", "-y", "-q")
+    p.send_signal(signal.SIGCONT)
+    p.communicate(timeout=120)
+    assert pair.steps(pair.b) == [1] and pair.vckpt.json("ls", pair.b, "--incoming")["incoming"] == []
