@@ -5,8 +5,7 @@
  * share the store map; its owner sets the rate (tests/bench/load_ranks.py).
  *
  * A read is made, and then waits until the store would have served it: what it costs is added to the time at which the
- * store has served all reads before it, or to now if it had nothing to do. So no rate is saved up. The owner may hold
- * up, too, what goes past a number of bytes (tests/mount/test_assembly.py). */
+ * store has served all reads before it, or to now if it had nothing to do. So no rate is saved up. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -26,10 +25,7 @@ struct control {
 	_Atomic uint64_t bytes_per_s; /* 0: as fast as the store is */
 	_Atomic uint64_t busy_ns;     /* CLOCK_MONOTONIC: then all reads so far are served */
 	_Atomic uint64_t read_bytes;  /* of packs, since it was last set to 0 */
-	_Atomic uint64_t most_bytes;  /* a read that brings read_bytes past it waits until it is more; 0: none waits */
 };
-
-#define HELD_MS 120000u               /* at most: a reader that may not wait is to fail its test, and not to hang */
 
 static struct control *control;
 
@@ -74,28 +70,14 @@ static uint64_t served_ns(uint64_t bytes, uint64_t rate)
 	return served;
 }
 
-static void wait_while_held(uint64_t read_bytes)
-{
-	const struct timespec ms = {0, 1000000};
-
-	for (unsigned i = 0; i < HELD_MS; i++) {
-		uint64_t most = atomic_load(&control->most_bytes);
-
-		if (most == 0 || read_bytes <= most)
-			return;
-		nanosleep(&ms, NULL);
-	}
-}
-
 static ssize_t pay(int fd, ssize_t got)
 {
 	int saved = errno;
 
 	if (control && got > 0 && is_pack(fd)) {
-		uint64_t rate;
+		uint64_t rate = atomic_load(&control->bytes_per_s);
 
-		wait_while_held(atomic_fetch_add(&control->read_bytes, (uint64_t)got) + (uint64_t)got);
-		rate = atomic_load(&control->bytes_per_s);
+		atomic_fetch_add(&control->read_bytes, (uint64_t)got);
 		if (rate > 0) {
 			uint64_t until = served_ns((uint64_t)got, rate);
 			struct timespec t = {(time_t)(until / 1000000000), (long)(until % 1000000000)};

@@ -42,6 +42,7 @@ def test_64_threads_fault_pages_while_16_read(mount, big, build, scale, record_p
                         ("ms, the longest fault", told["pages_longest_ms"])]:
         record_property(name, value)
         print(f"{name}: {value:.1f}")
-    assert min(told["pages"]) > 10 and read[0] >= read[len(read) // 2] / 4, told   # none starves
+    pages = sorted(told["pages"])
+    assert pages[0] > pages[len(pages) // 2] / 10 and read[0] >= read[len(read) // 2] / 4, told   # none starves
     assert max(told["bytes_longest_ms"], told["pages_longest_ms"]) < 20_000, told
     assert m.stats()["vckpt_decoded_bytes_total"] > 2 * same.stat().st_size           # the cache did not hold it
