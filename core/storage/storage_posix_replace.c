@@ -75,33 +75,49 @@ int posix_replace(struct storage *s, const char *name, const void *bytes, size_t
 	return r < 0 ? posix_denied(p, name, r) : posix_sync_names(p, dir);
 }
 
-int posix_replace_by_name(struct storage *s, const char *name, const char *of)
-{
-	struct posix_storage *p = posix_of(s);
-	char temp[POSIX_TEMP_NAME_MAX];
-	const char *last, *from;
-	int r;
-	base_cleanup_close int dir = -1;
-	base_cleanup_close int there = -1;
+/* The parent directories of a file and of the name that it gets. */
+struct parents { int of, name; const char *of_last, *name_last; };
 
+static void parents_close(struct parents *d)
+{
+	if (d->of >= 0)
+		close(d->of);
+	if (d->name >= 0)
+		close(d->name);
+}
+
+/* make: of the name's. */
+static int parents_open(struct posix_storage *p, const char *of, const char *name, enum posix_make make,
+	struct parents *d)
+{
 	if (p->flags & STORAGE_READ_ONLY)
 		return -EROFS;
 	if (!storage_name_valid(name) || storage_name_temporary(name) || !storage_name_valid(of))
 		return -EINVAL;
-	dir = posix_open_parent(p, name, POSIX_FIND, &last);
-	if (dir < 0)
-		return posix_denied(p, name, dir);
-	there = posix_open_parent(p, of, POSIX_FIND, &from);
-	if (there < 0)
-		return posix_denied(p, of, there);
-	r = posix_random_name(last, temp);
-	if (r == 0 && linkat(there, from, dir, temp, 0) < 0)
+	d->of = posix_open_parent(p, of, POSIX_FIND, &d->of_last);
+	if (d->of < 0)
+		return posix_denied(p, of, d->of);
+	d->name = posix_open_parent(p, name, make, &d->name_last);
+	return d->name < 0 ? posix_denied(p, name, d->name) : 0;
+}
+
+int posix_replace_by_name(struct storage *s, const char *name, const char *of)
+{
+	struct posix_storage *p = posix_of(s);
+	base_cleanup(parents_close) struct parents d = {-1, -1, NULL, NULL};
+	char temp[POSIX_TEMP_NAME_MAX];
+	int r = parents_open(p, of, name, POSIX_FIND, &d);
+
+	if (r < 0)
+		return r;
+	r = posix_random_name(d.name_last, temp);
+	if (r == 0 && linkat(d.of, d.of_last, d.name, temp, 0) < 0)
 		r = errno == ENOSYS ? -EOPNOTSUPP : -errno;
 	if (r < 0)
 		return posix_denied(p, name, r);
-	if (renameat(dir, temp, dir, last) < 0)
+	if (renameat(d.name, temp, d.name, d.name_last) < 0)
 		r = -errno;
-	unlinkat(dir, temp, 0);
+	unlinkat(d.name, temp, 0);
 	return posix_denied(p, name, r);
 }
 
@@ -112,22 +128,22 @@ static int take_check(const struct stat *st)
 }
 
 /* Into the temporary, which then has the only name: one that it was given while it was looked at is seen now. */
-static int take_out(int there, const char *from, int dir, struct posix_temp *t, const char *last)
+static int take_out(const struct parents *d, struct posix_temp *t)
 {
 	struct stat st;
 	int r;
 
-	if (fstatat(there, from, &st, AT_SYMLINK_NOFOLLOW) < 0)
+	if (fstatat(d->of, d->of_last, &st, AT_SYMLINK_NOFOLLOW) < 0)
 		return -errno;
 	r = take_check(&st);
 	if (r == 0)
-		r = posix_random_name(last, t->name);
-	if (r == 0 && renameat(there, from, dir, t->name) < 0) {
+		r = posix_random_name(d->name_last, t->name);
+	if (r == 0 && renameat(d->of, d->of_last, d->name, t->name) < 0) {
 		r = -errno;
 		t->name[0] = '\0';
 	}
 	if (r == 0)
-		t->fd = openat(dir, t->name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+		t->fd = openat(d->name, t->name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
 	if (r < 0)
 		return r;
 	return t->fd < 0 || fstat(t->fd, &st) < 0 ? -errno : take_check(&st);
@@ -136,27 +152,19 @@ static int take_out(int there, const char *from, int dir, struct posix_temp *t, 
 int posix_take(struct storage *s, const char *name, const char *of, const void *bytes, size_t len)
 {
 	struct posix_storage *p = posix_of(s);
+	base_cleanup(parents_close) struct parents d = {-1, -1, NULL, NULL};
 	struct posix_temp t = {.fd = -1};
-	const char *last, *from;
-	int r;
-	base_cleanup_close int dir = -1;
-	base_cleanup_close int there = -1;
+	int r = parents_open(p, of, name, POSIX_DURABLE, &d);
 
-	if (p->flags & STORAGE_READ_ONLY)
-		return -EROFS;
-	there = posix_open_parent(p, of, POSIX_FIND, &from);
-	if (there < 0)
-		return posix_denied(p, of, there);
-	dir = posix_open_parent(p, name, POSIX_DURABLE, &last);
-	if (dir < 0)
-		return posix_denied(p, name, dir);
-	r = take_out(there, from, dir, &t, last);
+	if (r < 0)
+		return r;
+	r = take_out(&d, &t);
 	if (r == 0)
 		r = posix_write_at(t.fd, 0, bytes, len);
 	if (r == 0)
 		r = posix_sync(t.fd);
 	if (r == 0)
-		r = posix_temp_publish(p, dir, &t, last);
-	posix_temp_drop(dir, &t);
-	return r < 0 ? r : posix_sync_names(p, dir);
+		r = posix_temp_publish(p, d.name, &t, d.name_last);
+	posix_temp_drop(d.name, &t);
+	return r < 0 ? r : posix_sync_names(p, d.name);
 }

@@ -231,6 +231,9 @@ class Storage:
     def replace_by_name(self, name, of):
         check(self.ops.replace_by_name(self.s, name.encode(), of.encode()))
 
+    def take(self, name, of, data):
+        check(self.ops.take(self.s, name.encode(), of.encode(), data, len(data)))
+
     def names(self, name=""):
         """How many each file has, by a listing."""
         found = {}

@@ -113,6 +113,20 @@ def test_a_name_more_of_a_file_in_the_place_of_another(storage):
     assert storage.read("a/1") == b"a/2" and sorted(os.listdir(f"{storage.path}/a")) == ["1", "4", "d"]
 
 
+def test_a_file_that_is_taken(storage):
+    """It has the other name and beginning. What has two names, or is not there, is left as it is."""
+    storage.put("a/1", b"0123456789")
+    storage.take("b/c/2", "a/1", b"xyz")
+    assert storage.names() == {"b/c/2": 1} and storage.read("b/c/2") == b"xyz3456789"
+    fails(errno.ENOENT, storage.take, "a/1", "a/2", b"")
+    for name in "a/1.tmp." + "0" * 16, "../1", "":
+        fails(errno.EINVAL, storage.take, name, "b/c/2", b"")
+    fails(errno.EINVAL, storage.take, "a/1", "../1", b"")
+    storage.replace_by_name("b/c/3", "b/c/2")
+    fails(errno.EPERM, storage.take, "a/1", "b/c/3", b"no")
+    assert storage.names() == dict.fromkeys(("b/c/2", "b/c/3"), 2) and storage.read("b/c/2") == b"xyz3456789"
+
+
 def test_names(lib, storage):
     for name in ("a", "a/b", "A-z_0.=", "..a", "a..", "x" * 255, "a/" * 255 + "a"):
         assert lib.storage_name_valid(name.encode()), name
