@@ -210,7 +210,8 @@ static int copy_write(struct copy_work *k, bool replace, struct base_error *err)
 	struct commit_attempt_save o = {.step = step->step, .replace = replace, .world = k->m.world,
 		.count = k->c->options->plain ? 0
 			: copy_origin(k->c->from, commit_list_run(k->list), &step->commit.manifest),
-		.time_ns = step->commit.time_ns, .thinned = k->m.thinned, .nthinned = k->m.nthinned};
+		.time_ns = step->commit.time_ns, .thinned = k->m.thinned, .nthinned = k->m.nthinned,
+		.list = k->c->there};
 	struct base_error why = {0};
 	int r;
 

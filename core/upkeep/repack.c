@@ -44,6 +44,7 @@ void upkeep_repack_close(struct upkeep_repack *p)
 	base_table_release(&p->by_digest);
 	verify_set_release(&p->seen);
 	commit_list_close(p->list);
+	commit_list_close(p->puts);
 	base_pool_free(p->pool);
 	free(p->objects);
 	free(p->packs);
@@ -166,16 +167,23 @@ static int repack_place(struct thin *t, const char *pack, const struct pack_obje
 /* ---- the step ---- */
 
 /* Opens the run's list, or reads on. */
+static int list_read(struct upkeep_repack *p, const char *run, struct commit_list **l, struct base_error *err)
+{
+	int r;
+
+	if (*l && strcmp(commit_list_run(*l), run) != 0)
+		commit_list_close(base_steal(*l));
+	r = *l ? commit_list_refresh(*l, err) : commit_list_open_newest(p->store, run, l, err);
+	return r < 0 ? r : 0;
+}
+
 static int list_turn(struct upkeep_repack *p, const char *run, uint64_t step, uint64_t entry,
 	struct commit_list_step *ret_step, struct base_error *err)
 {
 	const struct commit_list_step *now;
-	int r;
+	int r = list_read(p, run, &p->list, err);
 
-	if (p->list && strcmp(commit_list_run(p->list), run) != 0)
-		commit_list_close(base_steal(p->list));
-	r = p->list ? commit_list_refresh(p->list, err) : commit_list_open_newest(p->store, run, &p->list, err);
-	if (r >= 0)
+	if (r == 0)
 		r = commit_list_know_step(p->list, step, err);
 	if (r < 0)
 		return r;
@@ -344,6 +352,9 @@ int upkeep_repack_step(struct upkeep_repack *p, const char *run, uint64_t step, 
 	if (r < 0 || ret_r->before)
 		return r;
 	r = step_is_free(p, &now, t.err);
+	if (r == 0)
+		r = list_read(p, run, &p->puts, t.err);
+	t.list = p->puts;
 	if (r == 0)
 		r = step_write(p, &t, &now, ret_r);
 	if (r == -ENOSPC || r == -EDQUOT)

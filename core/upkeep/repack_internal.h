@@ -39,6 +39,7 @@ struct upkeep_repack {
 	const struct upkeep_repack_options *options;
 	struct base_pool *pool;         /* NULL: no step was written yet */
 	struct commit_list *list;       /* of the last step's run */
+	struct commit_list *puts;       /* the same for its attempt: reading on voids what `step` points to */
 	char (*classes)[72]; uint32_t nclasses;
 	struct repack_pack { char *name; uint64_t size; } *packs; uint32_t npacks; /* that were written */
 	struct repack_owner *owners; uint32_t nowners; /* the last one is that of the step under way */

@@ -452,7 +452,7 @@ int thin_attempt(struct thin *t, const struct commit_list_step *step, uint64_t *
 {
 	const struct commit_attempt_save o = {.step = step->step, .replace = true, .keep_facts = true,
 		.count = COMMIT_ATTEMPT_REWRITES, .time_ns = step->commit.time_ns,
-		.world = t->whole ? t->m.world : 0};
+		.world = t->whole ? t->m.world : 0, .list = t->list};
 	struct base_error why;
 	int r = commit_attempt_begin_alone(t->store, t->run, &o, &t->attempt, t->err), decided;
 

@@ -36,6 +36,7 @@ struct thin {
 	struct thin_rank *ranks;
 	uint64_t bytes, dropped;        /* raw; that stay, that go */
 	bool only;                      /* it has no other component */
+	struct commit_list *list;       /* lent to the attempt (attempt.h); NULL: it opens one */
 	struct commit_attempt *attempt;
 	struct pack_writer *meta;
 	char meta_name[PACK_NAME_MAX];

@@ -60,6 +60,23 @@ def test_steps_named_together(copy, opened, command, each):
     assert run(100, 9) <= run(10, 1) + 8 * each
 
 
+def test_steps_repacked_together(copy, opened):
+    """The list is opened for the newest steps, once for all attempts; each reads its own entry, and what is new."""
+    one, nine = (len(opened(copy, "repack", copy, *named(first, n))) for first, n in ((10, 1), (100, 9)))
+    assert nine <= one + 8 * 12, (one, nine)
+
+
+def test_steps_copied_together(aged, opened, build, vckpt, tmp_path):
+    """The list of the store that they are copied to, which is as old as the other one."""
+    to = tmp_path / "to"
+    vckpt("init", to)
+    vckpt("import", to, "r/0", aged.parent / "w.npy")
+    subprocess.run([build / "tests/bench_aged", to, "r", str(STEPS), "0"], check=True)
+    vckpt("rm", to, *named(10, 9), "--yes")
+    one, eight = (len(opened(to, "copy", aged, *named(first, n), "--to", to)) for first, n in ((26, 1), (10, 8)))
+    assert eight <= one + 7 * 12, (one, eight)
+
+
 def test_copies_named_together(aged, opened, vckpt, tmp_path):
     """Of the source; they are there already."""
     vckpt("init", tmp_path / "to")

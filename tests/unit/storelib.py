@@ -111,7 +111,7 @@ class Save(c.Structure):
     _fields_ = [("step", c.c_uint64), ("replace", c.c_bool), ("mesh", Digest), ("commons", c.c_void_p),
                 ("facts", c.POINTER(StepFacts)), ("keep_facts", c.c_bool),
                 ("thinned", c.POINTER(c.c_char_p)), ("nthinned", c.c_uint32), ("world", c.c_uint32),
-                ("count", c.c_uint64), ("time_ns", c.c_int64)]
+                ("count", c.c_uint64), ("time_ns", c.c_int64), ("list", c.c_void_p)]
 
 
 Report = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p, c.c_char_p, c.c_uint64, c.c_char_p)

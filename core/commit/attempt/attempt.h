@@ -36,6 +36,9 @@ struct commit_attempt_save {
 	uint32_t world;
 	uint64_t count;
 	int64_t time_ns;
+	/* Of a writer alone: of that run, just read on, and no one else's as long as the attempt, which reads it on and
+	 * puts into it; NULL: it opens one. So of many attempts each reads what is new. */
+	struct commit_list *list;
 };
 /* The next save of this rank. An attempt is a try at a step: the first rank to come puts `begin`; a rank that finds
  * other values there than its own aborts the attempt, and both learn which rank said what. -EEXIST: the step is

@@ -49,7 +49,7 @@ int commit_attempt_begin_alone(struct store *s, const char *run, const struct co
 		return base_error_set(err, -EINVAL, "\"%s\" is not the name of a run", run ? run : "");
 	r = o->step == PROTO_NONE ? run_is_free(s, run, err) : 0;
 	if (r == 0)
-		r = commit_launch_open_alone(s, run, &l, err);
+		r = commit_launch_open_alone(s, run, o->list, &l, err);
 	if (r < 0)
 		return r;
 	r = commit_attempt_begin(l, o, ret_a, err);

@@ -271,7 +271,8 @@ static int launch_start(struct commit_launch *l, const char *id, struct base_err
 	if (r == 0)
 		r = heartbeat_show(l, err);
 	if (r == 0)
-		r = l->alone ? commit_list_open_newest(l->store, l->run, &l->list, err) : job_list_open(l, err);
+		r = !l->alone ? job_list_open(l, err) : l->lent ? 0 :
+			commit_list_open_newest(l->store, l->run, &l->list, err);
 	if (r == 0 && commit_list_damaged(l->list))
 		r = base_error_set(err, -BASE_EDAMAGED,
 			"run %s: its list is damaged, so nothing may be written to it (vckpt verify says where, "
@@ -280,8 +281,8 @@ static int launch_start(struct commit_launch *l, const char *id, struct base_err
 	return r == 0 ? commit_list_newer(l->list, NULL, err) : r;
 }
 
-static int launch_open(struct store *s, const struct commit_launch_options *o, bool alone, struct commit_launch **ret_l,
-	struct base_error *err)
+static int launch_open(struct store *s, const struct commit_launch_options *o, bool alone, struct commit_list *lent,
+	struct commit_launch **ret_l, struct base_error *err)
 {
 	struct commit_launch *l = calloc(1, sizeof *l);
 	int r;
@@ -290,6 +291,8 @@ static int launch_open(struct store *s, const struct commit_launch_options *o, b
 		return base_no_memory_for(err, "run %s", o->run);
 	pthread_mutex_init(&l->lock, NULL);
 	l->alone = alone;
+	l->list = lent;
+	l->lent = lent != NULL;
 	l->store = s;
 	l->pid = getpid();
 	snprintf(l->run, sizeof l->run, "%s", o->run);
@@ -313,15 +316,16 @@ int commit_launch_open(struct store *s, const struct commit_launch_options *o, s
 {
 	int r = options_check(o, err);
 
-	return r < 0 ? r : launch_open(s, o, false, ret_l, err);
+	return r < 0 ? r : launch_open(s, o, false, NULL, ret_l, err);
 }
 
 /* Its begin is tried again for as long as the reading of a list. */
-int commit_launch_open_alone(struct store *s, const char *run, struct commit_launch **ret_l, struct base_error *err)
+int commit_launch_open_alone(struct store *s, const char *run, struct commit_list *lent, struct commit_launch **ret_l,
+	struct base_error *err)
 {
 	struct commit_launch_options o = {.run = run, .world = 1, .start_ms = COMMIT_LIST_PATIENCE_MS};
 
-	return launch_open(s, &o, true, ret_l, err);
+	return launch_open(s, &o, true, lent, ret_l, err);
 }
 
 void commit_launch_close(struct commit_launch *l)
@@ -331,7 +335,8 @@ void commit_launch_close(struct commit_launch *l)
 	if (getpid() == l->pid) /* else the thread and the file are the parent's */
 		commit_heartbeat_stop(l->heartbeat);
 	commit_launch_aborts_drop(l);
-	commit_list_close(l->list);
+	if (!l->lent)
+		commit_list_close(l->list);
 	launch_watch_free(l->watch);
 	pthread_mutex_destroy(&l->lock);
 	free(l->begun);

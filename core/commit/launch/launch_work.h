@@ -30,6 +30,7 @@ struct commit_launch {
 	struct launch_watch *watch;      /* has a lock of its own, never taken together with the one below */
 	pthread_mutex_t lock;            /* protects all below; held over calls to the store */
 	struct commit_list *list;        /* every entry since the launch entry; alone: since before `begin` */
+	bool lent;                       /* it is the caller's */
 	uint64_t last_step;              /* as of saves before `begun`; PROTO_NONE */
 	struct launch_begun { uint64_t step, try, position; bool unnumbered; } *begun; /* in order; not settled */
 	size_t nbegun, begun_room;
@@ -50,8 +51,9 @@ int commit_launch_check(const struct commit_launch *l, struct base_error *err); 
 
 uint64_t commit_launch_every_ms(const struct commit_launch *l); /* the usual period of its heartbeat */
 
-/* Of a writer alone: shows the heartbeat and opens the list. */
-int commit_launch_open_alone(struct store *s, const char *run, struct commit_launch **ret_l, struct base_error *err);
+/* Of a writer alone: shows the heartbeat, and opens the list; lent: takes this one until it is closed (NULL: none). */
+int commit_launch_open_alone(struct store *s, const char *run, struct commit_list *lent, struct commit_launch **ret_l,
+	struct base_error *err);
 
 #define COMMIT_LAUNCH_LEADERS 8u
 /* The ranks that commit, in the order of their turns; how many. */
