@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * copy_resume: what an earlier copy of this step has written, which was killed, or whose network or disk failed. Its
- * attempt is named after the step, as this one's is (docs/copy.md).
+ * copy_resume: takes over the packs of an earlier copy of this step that was killed, or whose network or disk failed.
+ * The attempt of that copy is named after the step, as this one's is (docs/copy.md).
  *
  *   its writer is dead      by its heartbeat, as the collector judges (gc.c)
  *   abort                   by the collector's rules. From that entry on no one needs the packs, and no one ever will:
@@ -16,6 +16,7 @@
  * is there, this user's own; the list was read from its begin on; and no other file says that the list lost its end.
  * And as the collector does, it leaves a pack that a visible step of any run names, or one that a base has, whatever
  * the lists say of its attempt: a store may be a stranger's. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -94,7 +95,8 @@ static bool resume_dead(struct resume *x, const char *attempt)
 
 	while ((r = launch_dead(x, attempt)) == -EAGAIN && !resume_cancelled(x->k)) {
 		if (!x->waits)
-			base_info("waiting for %u s whether the copy %s is dead", RESUME_SILENT_MS / 1000, attempt);
+			base_info("%s/%" PRIu64 ": waits %u s for a heartbeat of attempt %s, an earlier copy of it",
+				x->k->c->run, x->k->step->step, RESUME_SILENT_MS / 1000, attempt);
 		x->waits = true;
 		nanosleep(&pause, NULL);
 	}
@@ -220,7 +222,8 @@ int copy_resume(struct copy_work *k, struct base_error *err)
 	upkeep_usage_release(&x.usage);
 	free(x.first);
 	if (k->ntaken)
-		base_info("goes on with %zu packs that an earlier copy of the step has left", k->ntaken);
+		base_info("%s/%" PRIu64 ": an earlier copy of it was not finished: this one goes on with its %zu %s",
+			k->c->run, k->step->step, k->ntaken, k->ntaken == 1 ? "pack" : "packs");
 	if (resume_cancelled(k))
 		return base_error_set(err, -EINTR, "interrupted");
 	return r == -ENOMEM ? base_no_memory(err) : 0;

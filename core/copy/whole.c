@@ -94,8 +94,9 @@ static int layout_add(struct whole *w, struct store_layout_builder *b, uint32_t 
 	if (w->lost && x->mesh && x->placement && base_digest_equal(&l->digest, &w->lost->digest))
 		r = layout_lost(w, tensor, &held, &p, err);
 	if (r == -ENOTSUP)
-		base_error_set(err, r, "only rank 0 says how ranks hold tensor %s/%.*s, and that would be lost",
-			t.component, store_layout_shown(t.name, t.name_len), t.name);
+		base_error_set(err, r, "only the layout of rank 0 says how ranks hold tensor %s/%.*s, and whole "
+			"tensors would lose that: it stays as it is", t.component,
+			store_layout_shown(t.name, t.name_len), t.name);
 	return r < 0 ? r : store_layout_builder_add_held(b, t.component, t.name, t.name_len, t.dtype, &t.shape, tensor,
 		&held, err);
 }
@@ -118,7 +119,8 @@ static int layout_make(struct whole *w, struct base_error *err)
 		if (tensor_grid_params_equal(&load_step_layout(w->step, i, &number)->m.grid, &grid))
 			r = layout_add(w, b, i, err);
 		else
-			r = base_error_set(err, -ENOTSUP, "its layouts have several grids");
+			r = base_error_set(err, -ENOTSUP, "its layouts have several grids, and "
+				"whole tensors have one: it stays as it is");
 	return r < 0 ? r : store_layout_builder_finish(b, &w->planned.layout, &w->planned.layout_object, &tags, err);
 }
 

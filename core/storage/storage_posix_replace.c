@@ -121,7 +121,7 @@ int posix_replace_by_name(struct storage *s, const char *name, const char *of)
 	return posix_denied(p, name, r);
 }
 
-/* Has it a name in a backup of hard links (cp -l), whose pack it is, too? */
+/* -EPERM: it is another user's, or has a second name, which a backup of hard links (cp -l) may have given it. */
 static int take_check(const struct stat *st)
 {
 	return S_ISREG(st->st_mode) && st->st_nlink == 1 && st->st_uid == geteuid() ? 0 : -EPERM;

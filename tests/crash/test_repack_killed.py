@@ -15,6 +15,7 @@ from faults import count_calls
 from saverlib import Vckpt, ranks
 from test_commands import Commands
 from test_copy import fill, job
+from test_copy_resume import ended, stopped
 from test_full_disk import make, small  # noqa: F401
 
 WORDS = ["--repack-below", "100%", "--grace", "0", "--heartbeat", "0"]
@@ -155,3 +156,15 @@ def test_a_full_disk(vckpt, build, small, tmp_path, count):  # noqa: F811
         assert vckpt.json("gc", store, "-n", "--repack-below", "50%")["repack"]["steps"] == []
     finally:
         subprocess.run(["mount", "-o", "remount,rw", small], check=True)
+
+
+@pytest.mark.parametrize("repacks", [Repacks], indirect=True, ids=["below"])
+def test_another_was_faster(repacks, tmp_path):
+    """The first one stands still before its commit entry, and then finds the step replaced."""
+    path = tmp_path / "s"
+    shutil.copytree(repacks.base, path)
+    first = stopped(repacks, path, ["repack", path, "r/1"], "calls=linkat,path=runs/r/,at=1")
+    repacks.vckpt("repack", path, "r/1")
+    code, said = ended(first)
+    assert code == 1 and "step 1 was removed or replaced by another writer just now" in said, said
+    repacks.check(path)

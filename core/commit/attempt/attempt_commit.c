@@ -188,13 +188,13 @@ static int commit_check(void *arg, struct commit_list *l)
 	}
 	if (attempt_overtaken(c->a))
 		return -BASE_EABORTED; /* attempt_outcome_known makes sure of it */
-	if (now && (!c->a->replace || now->entry != c->a->replaces))
-		return base_error_set(c->err, -EEXIST,
-			"%s has a step %llu already: another writer committed it meanwhile", c->a->run,
-			(unsigned long long)c->a->step);
 	if (c->a->rewrite && (!now || now->entry != c->a->rewrite->replaces))
 		return base_error_set(c->err, -EEXIST,
 			"%s: step %llu was removed or replaced by another writer just now", c->a->run,
+			(unsigned long long)c->a->step);
+	if (now && (!c->a->replace || now->entry != c->a->replaces))
+		return base_error_set(c->err, -EEXIST,
+			"%s has a step %llu already: another writer committed it meanwhile", c->a->run,
 			(unsigned long long)c->a->step);
 	c->e->commit.replaces = now ? now->entry : PROTO_NONE;
 	r = c->a->rewrite && c->a->rewrite->loses ? commit_list_unpinned(l, now, "thinned", c->err) : 0;
