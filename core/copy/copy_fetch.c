@@ -148,17 +148,23 @@ int copy_fetch(struct copy *c, const char *const *packs, struct save_band *b, st
 	return some < 0 ? some : 0;
 }
 
-int copy_fetch_blob(struct copy *c, const char *name, const struct pack_object_ref *ref, uint64_t offset, void *bytes,
+int copy_read_blob(struct store *s, const char *name, const struct pack_object_ref *ref, uint64_t offset, void *bytes,
 	size_t len, struct base_error *err)
 {
 	struct pack *pack;
-	int r = fetch_pace(c, len, err);
+	int r = store_pack_get(s, name, &pack, err);
 
-	if (r == 0)
-		r = store_pack_get(c->from, name, &pack, err);
 	if (r < 0)
 		return r;
 	r = pack_object_read_blocks(pack, ref, offset / BASE_BLOCK_BYTES, base_block_count(len), bytes, err);
-	store_pack_put(c->from, pack);
+	store_pack_put(s, pack);
 	return r;
+}
+
+int copy_fetch_blob(struct copy *c, const char *name, const struct pack_object_ref *ref, uint64_t offset, void *bytes,
+	size_t len, struct base_error *err)
+{
+	int r = fetch_pace(c, len, err);
+
+	return r < 0 ? r : copy_read_blob(c->from, name, ref, offset, bytes, len, err);
 }

@@ -53,7 +53,10 @@ void copy_rank_free(struct copy_rank *rk); /* NULL-safe */
 /* copy_fetch.c: reads pieces of the source's packs as save_given (band.h) wants it; packs: by number. */
 int copy_fetch(struct copy *c, const char *const *packs, struct save_band *b, struct save_piece *const *pieces,
 	unsigned n);
-/* Bytes of a blob; ref->raw_len of them in all. offset: of a block. */
+/* Bytes of a blob, of any store; ref->raw_len of them in all. offset: of a block. */
+int copy_read_blob(struct store *s, const char *pack, const struct pack_object_ref *ref, uint64_t offset, void *bytes,
+	size_t len, struct base_error *err);
+/* The same of the source, at its pace, and counted. */
 int copy_fetch_blob(struct copy *c, const char *pack, const struct pack_object_ref *ref, uint64_t offset, void *bytes,
 	size_t len, struct base_error *err);
 

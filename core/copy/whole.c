@@ -8,8 +8,8 @@
  * rank 0's own layout says alone is said here again, where it gives rank 0 the whole tensor. */
 #include "core/copy/whole.h"
 
+#include "core/copy/copy_internal.h"
 #include "core/load/fill/fill.h"
-#include "core/save/write/rank.h"
 #include "core/step/open.h"
 #include "core/tensor/shard.h"
 
@@ -164,14 +164,8 @@ static void whole_appended(void *arg, const struct save_band *b, const struct sa
 static int blob_read(void *arg, uint64_t offset, void *bytes, size_t len, struct base_error *err)
 {
 	const struct whole_blob *b = arg;
-	struct pack *pack;
-	int r = store_pack_get(b->store, b->pack, &pack, err);
 
-	if (r < 0)
-		return r;
-	r = pack_object_read_blocks(pack, &b->ref, offset / BASE_BLOCK_BYTES, base_block_count(len), bytes, err);
-	store_pack_put(b->store, pack);
-	return r;
+	return copy_read_blob(b->store, b->pack, &b->ref, offset, bytes, len, err);
 }
 
 static int add_blobs(struct whole *w, struct save_writer *writer, struct base_error *err)
