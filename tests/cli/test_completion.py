@@ -278,7 +278,7 @@ def test_names_stay_words(terminal, evil):
         args = terminal.run(f"vckpt cat s run/1/model/{typed}\t")
         if terminal.shell == "fish" and name == "*":    # it takes a word with a wildcard for one that it expands
             continue
-        if args != ["cat", "s", f"run/1/model/{file}.npy"]:     # fish took Enter for the line as typed, once in hundreds
+        if args != ["cat", "s", f"run/1/model/{file}.npy"]:     # fish took the line as typed, once in hundreds
             args = terminal.run(f"vckpt cat s run/1/model/{typed}\t")
         assert args == ["cat", "s", f"run/1/model/{file}.npy"], name
     assert not (evil / "hit").exists()
