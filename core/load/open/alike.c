@@ -5,8 +5,9 @@
  * A rank's rows of both steps are walked side by side, several ranks at once, a chunk of each side in memory. What has
  * to be alike of a row is its key; the keys of a rank are numbered. Then one thread puts ranks together, in order: a
  * class is known by the class that the tensor had before the rank's row, the rank's line, and the number of the key.
- * Keys are compared byte for byte, so that no store can choose what is taken for alike. Memory: for each tensor of a
- * layout its class, the classes, and of some ranks 12 bytes a row and the keys. */
+ * Classes that no tensor is in any more are dropped from time to time, so that they do not grow with ranks. Keys are
+ * compared byte for byte, so that no store can choose what is taken for alike. Memory: for each tensor of a layout its
+ * class, and three classes at most, and of some ranks 12 bytes a row and the keys. */
 #include "core/load/open/alike.h"
 
 #include <stdlib.h>
@@ -20,6 +21,7 @@
 
 #define ALIKE_LINES 64u                     /* ranks that are walked before they are put together */
 #define ALIKE_ROOT 0u                       /* the class of a tensor without rows */
+#define ALIKE_CLASSES 1024u                 /* further ones that may be empty */
 
 struct alike_key { size_t at, len; uint64_t pieces; };
 struct alike_row { uint32_t tensor, key; bool differs; }; /* key: its number, or LOAD_ALIKE_NONE */
@@ -36,10 +38,10 @@ struct alike_tensor { uint32_t class; bool differs; };
 struct load_alike {
 	struct load_step *step[2];       /* no references */
 	const char *component;
-	struct alike_tensor *tensors;    /* those of layout l from first[l] on */
+	struct alike_tensor *tensors; size_t ntensors; /* those of layout l from first[l] on */
 	size_t *first;
-	struct alike_class *classes; uint32_t nclasses, classes_room;
-	struct base_table table;
+	struct alike_class *classes; uint32_t nclasses, classes_room, nkept; /* nkept: by the last classes_keep */
+	struct base_table table;         /* of those since then: no other has a line that comes */
 	struct alike_line lines[ALIKE_LINES]; uint32_t first_line; /* under way */
 };
 
@@ -252,16 +254,40 @@ static int line_take(struct load_alike *k, uint32_t number, struct alike_line *l
 	return r;
 }
 
+/* Keeps the classes that have tensors, under new numbers. */
+static int classes_keep(struct load_alike *k)
+{
+	base_cleanup_free uint32_t *to = calloc(k->nclasses, sizeof *to);
+	uint32_t n = ALIKE_ROOT + 1;
+
+	if (!to)
+		return -ENOMEM;
+	for (size_t i = 0; i < k->ntensors; i++)
+		if (k->tensors[i].class != LOAD_ALIKE_NONE)
+			to[k->tensors[i].class] = 1;
+	to[ALIKE_ROOT] = ALIKE_ROOT;
+	for (uint32_t i = ALIKE_ROOT + 1; i < k->nclasses; i++)
+		if (to[i]) {
+			k->classes[n] = k->classes[i];
+			to[i] = n++;
+		}
+	for (size_t i = 0; i < k->ntensors; i++)
+		if (k->tensors[i].class != LOAD_ALIKE_NONE)
+			k->tensors[i].class = to[k->tensors[i].class];
+	k->nclasses = k->nkept = n;
+	base_table_clear(&k->table);
+	return 0;
+}
+
 static int alike_make(struct load_alike *k)
 {
 	const struct proto_manifest *m = &k->step[0]->manifest;
-	size_t n = 0;
 	int r = 0;
 
 	k->first = calloc((size_t)m->nlayouts + 1, sizeof *k->first);
-	for (uint32_t i = 0; k->first && i < m->nlayouts; n += k->step[0]->layouts[i++].layout->m.ntensors)
-		k->first[i] = n;
-	k->tensors = calloc(n + 1, sizeof *k->tensors);
+	for (uint32_t i = 0; k->first && i < m->nlayouts; k->ntensors += k->step[0]->layouts[i++].layout->m.ntensors)
+		k->first[i] = k->ntensors;
+	k->tensors = calloc(k->ntensors + 1, sizeof *k->tensors);
 	if (!k->first || !k->tensors || base_array_room(k->classes, k->classes_room, 1) < 0)
 		return -ENOMEM;
 	k->classes[k->nclasses++] = (struct alike_class){.parent = LOAD_ALIKE_NONE};
@@ -269,8 +295,11 @@ static int alike_make(struct load_alike *k)
 		uint32_t lines = base_min(m->nranks - k->first_line, ALIKE_LINES);
 
 		r = storage_spread_long(lines, line_walk, k, NULL);
-		for (uint32_t i = 0; r == 0 && i < lines; i++)
+		for (uint32_t i = 0; r == 0 && i < lines; i++) {
 			r = line_take(k, k->first_line + i, &k->lines[i]);
+			if (r == 0 && k->nclasses / 2 > k->nkept + ALIKE_CLASSES / 2)
+				r = classes_keep(k);
+		}
 	}
 	return r;
 }

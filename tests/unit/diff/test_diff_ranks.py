@@ -2,6 +2,7 @@
 """vckpt diff of steps of several ranks: what rows say side by side is what opened tensors say, also where a stranger
 made them: boxes that overlap or are missing, copies that differ, rows where a rank should have none."""
 import copy
+import ctypes
 import json
 import pathlib
 
@@ -143,6 +144,95 @@ def test_reads_do_not_grow_with_tensors(vckpt, proto, tmp_path):  # noqa: F811
     assert reads[1] < 1.5 * reads[0], reads
 
 
+def test_classes_do_not_grow_with_ranks(lib, vckpt, proto, opened, tmp_path):  # noqa: F811
+    """Each rank has all of each tensor, and each tensor a shape of its own: so each row makes a class."""
+    store, n, world = tmp_path / "s", 40, 40
+    a = [T(f"{i}", "u2", (i + 1,), dict.fromkeys(range(world)), i) for i in range(n)]
+    vckpt("init", store)
+    for step, some in (1, a), (2, one_changed(a, 7, 3)):
+        Step(proto, store, some, world, step=step, attempt=b"0123456789abcdef-%d" % step)
+    k = ctypes.c_void_p()
+    assert lib.load_alike_new(opened(1).handle, opened(2).handle, None, ctypes.byref(k)) == 0 and k
+    assert n < lib.load_alike_classes(k) <= 3 * n + 1024 < n * world
+    classes, equal, pieces = set(), ctypes.c_bool(), ctypes.c_uint64()
+    for i in range(n):
+        classes.add(lib.load_alike_class(k, i, ctypes.byref(equal), ctypes.byref(pieces)))
+        assert equal.value == (i != [t.name for t in sorted(a, key=lambda t: t.name)].index("7"))
+        assert pieces.value == world
+    lib.load_alike_free(k)
+    assert len(classes) == n
+    done = vckpt("diff", store, "r/1", "r/2", "--json", check=False)
+    assert [d["name"] for d in json.loads(done.stdout)["differences"]] == ["7"]
+
+
 def reads_made():
     """Calls of this process and of all whose end it has waited for."""
     return int(pathlib.Path("/proc/self/io").read_text().split("syscr: ")[1].split()[0])
+
+
+STRIPS = {r: [[(2 * r, 2), (0, 40)]] for r in range(WORLD)}
+SHARDED = "dp=4", "S(0)"
+
+
+def alike(n, held=STRIPS, recorded=SHARDED, shape=(8, 40)):
+    return [T(f"{i}", "u2", shape, held, i, recorded) for i in range(n)]
+
+
+def one_changed(tensors, i, row):
+    tensors = [copy.copy(t) for t in tensors]
+    tensors[i].array = tensors[i].array.copy()
+    tensors[i].array[row] += 1
+    return tensors
+
+
+def differences(vckpt, proto, store, a, b, *words, stages=lambda some: None):  # noqa: F811
+    """What diff says of steps of these tensors: its exit code, and the names, or what it printed of an error."""
+    vckpt("init", store)
+    for step, some in (1, a), (2, b):
+        Step(proto, store, some, WORLD, step=step, attempt=b"0123456789abcdef-%d" % step, stages=stages(some))
+    done = vckpt("diff", store, "r/1", "r/2", "--json", *words, check=False)
+    return done.returncode, done.stderr or {d["name"] for d in json.loads(done.stdout)["differences"]}
+
+
+@pytest.mark.parametrize("lie, sides, said", [
+    ("shape", 2, "no rank stored box"), ("placement", 2, "is not what the layout gives this rank"),
+    ("place", 1, "overlap"), ("place", 2, "overlap"), ("rank", 2, "overlap"), ("fewer", 2, "no rank stored box"),
+    ("fewer", 1, "no rank stored box"), ("none", 2, "no part has a row of it")])
+def test_one_of_many_alike_is_wrong(vckpt, proto, tmp_path, lie, sides, said):  # noqa: F811
+    """It has the boxes of the others, or their shape, and cannot be opened: an error, though its rows are equal."""
+    halves = {0: [[(0, 4), (0, 40)]], 1: [[(4, 4), (0, 40)]]}
+    a = alike(5, halves, ()) if lie in ("shape", "place", "rank") else alike(5)
+    b = [copy.copy(t) for t in a]
+    for t in (a[3], b[3])[2 - sides:]:
+        if lie == "shape":
+            wrong = T("3", "u2", (9, 40), halves, 3)
+        elif lie == "placement":
+            wrong = T("3", "u2", (8, 40), STRIPS, 3, ("dp=4", "S(1)"))
+        else:
+            held = {"place": {**halves, 1: [[(3, 4), (0, 40)]]}, "rank": {0: halves[0], 2: [[(3, 4), (0, 40)]]},
+                    "fewer": {r: STRIPS[r] for r in (0, 1, 3)}, "none": {}}[lie]
+            wrong = T("3", "u2", (8, 40), held, 3, t.recorded)
+        t.__dict__.update(wrong.__dict__)
+    code, told = differences(vckpt, proto, tmp_path / "s", a, b)
+    assert code in (2, 3) and "tensor model/3: " in told and said in told, told
+
+
+def test_rows_of_one_component(vckpt, proto, tmp_path):  # noqa: F811
+    """With --component chunks that have none of it are not read; ranks 0 to 2 have others' rows in theirs, too."""
+    a = alike(9)
+    for i, t in enumerate(a):
+        t.component = ("a", "model", "z")[i // 3]
+        if t.component != "model":
+            t.held, t.recorded = {r: None for r in ((0, 1) if i < 3 else (0, 2))}, ()
+    for rank in range(WORLD):
+        b = one_changed(a, 4, 2 * rank)
+        assert differences(vckpt, proto, tmp_path / f"{rank}", a, b, "--component", "model") == (1, {"4"})
+        assert differences(vckpt, proto, tmp_path / f"{rank}a", a, b, "--component", "a") == (0, set())
+
+
+def test_rows_of_several_layouts(vckpt, proto, tmp_path):  # noqa: F811
+    """Ranks of another layout have the rest of a tensor: those of the first one are not enough."""
+    a = [*alike(3, STRIPS, ()), T("more", "u2", (4, 4), {2: None}, 9)]
+    for row in 0, 7:
+        assert differences(vckpt, proto, tmp_path / f"{row}", a, one_changed(a, 1, row),
+                           stages=lambda some: [([0, 1], some[:3]), ([2, 3], some)]) == (1, {"1"})

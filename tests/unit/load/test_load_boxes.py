@@ -41,6 +41,7 @@ def shapes(lib):
 class T:
     """A tensor, and which boxes each rank stores of it: {rank: None (all of it) or [[(offset, size), ...], ...]}.
     recorded: (mesh, placements), in words, if the layout says who holds it."""
+    component = "model"
 
     def __init__(self, name, kind, shape, held, seed=0, recorded=()):
         items = int(np.prod(shape, dtype=int))
@@ -76,7 +77,7 @@ class Step:
         try:
             for ranks, some in stages or [(range(world), tensors)]:
                 p = params[min(ranks)] if isinstance(params, dict) else params
-                layout = Layout(self.lib, [("model", t.name.encode(), KINDS[t.kind][0], t.shape, *t.recorded)
+                layout = Layout(self.lib, [(t.component, t.name.encode(), KINDS[t.kind][0], t.shape, *t.recorded)
                                            for t in some], p)
                 ordered = [some[i] for i in layout.order]
                 for rank in ranks:
