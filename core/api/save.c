@@ -10,6 +10,7 @@
 #include "core/api/api_internal.h"
 #include "core/base/cleanup.h"
 #include "core/save/saver/saver.h"
+#include "core/upkeep/retain.h"
 
 _Static_assert((int)VCKPT_PIN_YES == (int)DEVICE_PIN_YES && (int)VCKPT_PIN_NO == (int)DEVICE_PIN_NO, "handed through");
 _Static_assert((int)VCKPT_REPLICAS_FULL == (int)SAVE_REPLICAS_FULL && (int)VCKPT_REPLICAS_OFF == (int)SAVE_REPLICAS_OFF,
@@ -32,6 +33,18 @@ struct vckpt_save { struct save_flight *flight; struct vckpt_saver *saver; atomi
 
 /* ---- savers ---- */
 
+/* Before the store is opened: a caller that has none yet need not make one for rules that are refused. */
+static int saver_rules_check(const struct vckpt_saver_options *o, struct base_error *err)
+{
+	struct upkeep_retain *rules = upkeep_retain_new();
+	int r = rules ? 0 : base_no_memory(err);
+
+	for (size_t i = 0; r == 0 && i < o->nkeep; i++)
+		r = upkeep_retain_add(rules, o->keep[i], err);
+	upkeep_retain_free(rules);
+	return r;
+}
+
 static int saver_options_check(const struct vckpt_saver_options *o, struct base_error *err)
 {
 	const uint32_t known = VCKPT_SAVER_LOW_PRIORITY | VCKPT_SAVER_NO_BASES | VCKPT_SAVER_KEEP_CACHED;
@@ -52,7 +65,8 @@ static int saver_options_check(const struct vckpt_saver_options *o, struct base_
 	if (o->threads > SAVER_THREADS_MAX)
 		return base_error_set(err, -EINVAL, "a saver of %u threads: at most %u are possible", o->threads,
 			SAVER_THREADS_MAX);
-	return api_flags_check(o->flags, known, "the saver", "VCKPT_SAVER_...", err);
+	r = api_flags_check(o->flags, known, "the saver", "VCKPT_SAVER_...", err);
+	return r < 0 ? r : saver_rules_check(o, err);
 }
 
 static int saver_open(const struct vckpt_saver_options *o, struct vckpt_saver *v, struct base_error *err)

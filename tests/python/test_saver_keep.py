@@ -249,3 +249,16 @@ def test_thinned_of_several_ranks(path, vckpt_json, threads):
         assert step.world == 2 and step.thinned == ("optimizer",)
         assert sorted(t.name for t in step.tensors()) == ["both", "own0", "own1"]
         assert step["model", "own1"].numpy().tolist() == [1] * 3000
+
+
+@pytest.mark.parametrize("options, said", [
+    ({"keep": {"last": 0}}, "keep-last=0: give a number from 1 on"), ({"keep": {"if": "loss <"}}, "column 7"),
+    ({"threads": 5000}, "at most 1024 are possible")])
+def test_no_store_for_what_is_refused(path, options, said):
+    for call in (vckpt.Saver, lambda *given, **options: vckpt.async_save(*given, state(1), **options)):
+        with pytest.raises(vckpt.Error, match=said):
+            call(path, **options)
+        assert not path.parent.exists()
+    save(path, [1])
+    with pytest.raises(vckpt.Error, match=said):
+        vckpt.Saver(path, **options)

@@ -76,6 +76,35 @@ def _keep(rules: Any) -> list[bytes]:
     return [_lib.text(rule, "keep") for rule in found]
 
 
+def _saver_options(key: Key, rank: int, world: int, launch_id: str | None, chosen: Mapping[str, Any]
+                   ) -> _lib.SaverOptions:
+    o = _lib.SaverOptions(size=ctypes.sizeof(_lib.SaverOptions), rank=rank, world=world)
+    o.store, o.run = os.fsencode(key[0]), _lib.text(key[1], "run")
+    o.launch_id = _lib.text(launch_id, "launch_id") if launch_id is not None else None
+    o.heartbeat_ms, o.start_ms, o.deadline_ms = (       # rounded up, because 0 has a meaning of its own
+        min(math.ceil(chosen[name] * 1000), 2**63 - 1) for name in ("heartbeat", "start_timeout", "deadline"))
+    o.ring_bytes, o.threads = chosen["ring_bytes"], chosen["threads"]
+    o.pin, o.check_replicas = _lib.PIN[chosen["pin"]], _lib.REPLICAS[chosen["check_replicas"]]
+    o.flags = ((_lib.LOW_PRIORITY if chosen["low_priority"] else 0) | (0 if chosen["use_bases"] else _lib.NO_BASES)
+               | (_lib.KEEP_CACHED if chosen["keep_cached"] else 0))
+    free = chosen["warn_free"]
+    o.warn_free = (0 if free else _lib.NONE) if isinstance(free, bool) else free
+    keep = _keep(chosen["keep"]) if chosen["keep"] is not None else []
+    o.keep, o.nkeep = (c_char_p * max(len(keep), 1))(*keep), len(keep)
+    return o
+
+
+def refuse(key: Key, rank: int, world: int, options: Mapping[str, Any]) -> None:
+    """Raises what the library refuses of a saver's options. It looks at them before it opens the store, so this can be
+    asked before there is one: of a file, which it does not open."""
+    o = _saver_options((os.devnull, *key[1:]), rank, world, None, {**OPTIONS, **options})
+    try:
+        _lib.call("vckpt_saver_open", byref(o), byref(c_void_p()))
+    except Error as error:
+        if error.errno != errno.ENOTDIR:
+            raise
+
+
 class Native:
     """One rank's saver of the library. `lock`: begin to submit of one save, and `memory`, belong to one thread at a
     time."""
@@ -91,20 +120,7 @@ class Native:
         self._watching, self._wake = threading.Lock(), threading.Event()
         # saves of the library, which are freed before the saver whatever the collector's order
         self.live: set[int | None] = set()
-        o = _lib.SaverOptions(size=ctypes.sizeof(_lib.SaverOptions), rank=rank, world=world)
-        o.store, o.run = os.fsencode(self.store), _lib.text(self.run, "run")
-        o.launch_id = _lib.text(launch_id, "launch_id") if launch_id is not None else None
-        chosen = self.options
-        o.heartbeat_ms, o.start_ms, o.deadline_ms = (       # rounded up, because 0 has a meaning of its own
-            min(math.ceil(chosen[name] * 1000), 2**63 - 1) for name in ("heartbeat", "start_timeout", "deadline"))
-        o.ring_bytes, o.threads = chosen["ring_bytes"], chosen["threads"]
-        o.pin, o.check_replicas = _lib.PIN[chosen["pin"]], _lib.REPLICAS[chosen["check_replicas"]]
-        o.flags = ((_lib.LOW_PRIORITY if chosen["low_priority"] else 0) | (0 if chosen["use_bases"] else _lib.NO_BASES)
-                   | (_lib.KEEP_CACHED if chosen["keep_cached"] else 0))
-        free = chosen["warn_free"]
-        o.warn_free = (0 if free else _lib.NONE) if isinstance(free, bool) else free
-        keep = _keep(chosen["keep"]) if chosen["keep"] is not None else []
-        o.keep, o.nkeep = (c_char_p * max(len(keep), 1))(*keep), len(keep)
+        o = _saver_options(key, rank, world, launch_id, self.options)
         pointer = c_void_p()
         _lib.call("vckpt_saver_open", byref(o), byref(pointer))
         self._pointer = pointer.value

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from . import _lib, commons, meeting, paths, state as states
 from ._lib import Error, invalid
 from .handle import Handle as Handle
-from .native import OPTIONS as OPTIONS, Key, Native as Native, _attribute, _options as _options
+from .native import OPTIONS as OPTIONS, Key, Native as Native, _attribute, _options as _options, refuse
 from .paths import init as init, latest as latest, split as split, steps as steps  # for users of this module
 from .signatures import Attributes, Call, Options, Path, Save, State, Unpack
 from .tensors import process_group, torch_module, uncollected
@@ -100,6 +100,8 @@ def _open(key: Key, rank: int, world: int, launch_id: str | None, options: dict[
     try:
         chosen = _options(options)
         timeout = chosen.get("meet_timeout", timeout)
+        if not paths.is_store(store):
+            refuse(key, rank, world, chosen)
         paths.begin(store, run, rank == 0)
     except Exception as error:
         if dist is not None:
