@@ -172,7 +172,7 @@ def test_what_people_see(vckpt, two_steps):
 
 
 @pytest.mark.parametrize("words, code, sentence", [
-    (["none"], 1, "there is no run none"), (["run/1"], 2, "give a RUN without a step"),
+    (["none"], 1, "there is no run none"), (["9"], 1, "there is no run 9"), (["run/1"], 2, "give a RUN without a step"),
     (["run", "-n", "0"], 2, "--number 0: give a number from 1 on"), ([], 2, "RUN is missing"),
 ])
 def test_what_is_refused(vckpt, two_steps, words, code, sentence):

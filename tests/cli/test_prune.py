@@ -101,6 +101,13 @@ def test_what_is_said(vckpt, store):
     assert said[7].startswith("2 of 5 steps go; vckpt gc could then give ") and said[8] == "nothing was changed"
 
 
+def test_one_step_is_one(vckpt, store, left):
+    vckpt("rm", store, "b/1", "-q")
+    for run, said in ("b", "0 of 1 step goes"), ("a", "4 of 5 steps go; vckpt gc could then give "):
+        plan = vckpt("prune", store, run, "--keep-last", "1", "-n").stdout.splitlines()
+        assert plan[-2].startswith(said), plan
+
+
 def test_each_run_by_itself(vckpt, store, left):
     done = vckpt.json("prune", store, "--keep-last", "1", "-y")
     assert left() == [20] and left("b") == [2] and len(done["removed"]) == 5 and len(done["runs"]) == 2
@@ -110,6 +117,7 @@ def test_each_run_by_itself(vckpt, store, left):
     (["a"], 2, "give rules, such as --keep-last 3: the run has no policy"),
     ([], 2, "no run has a policy"), (["nothing", "--keep-last", "1", "-y"], 1, "there is no run nothing"),
     (["a/5", "--keep-last", "1"], 2, "rules are for a whole RUN"),
+    (["9", "--keep-last", "1", "-y"], 1, "there is no run 9"),
     (["a", "--keep-last", "0"], 2, "--keep-last=0: give a number from 1 on"),
     (["a", "--keep-if", "loss <"], 2, "column 7"), (["a", "--keep-best", "loss"], 2, "K:ATTRIBUTE"),
     (["a", "--keep-if", "lsos < 3", "-y"], 1, "no step has attribute 'lsos'"),
@@ -373,7 +381,8 @@ def test_policy(vckpt, store, left):
     (["a", "set"], "give rules"), (["a", "--keep-last", "2"], "rules are given with set"),
     (["a", "clear", "--keep-last", "2"], "rules are given with set"), (["a", "list"], "give show, set or clear"),
     (["a/5", "show"], "a policy is that of a RUN"), (["a", "set", "--keep-last", "x"], "a number from 1 on"),
-    (["c", "set", "--keep-last", "1"], "there is no run c")])
+    (["c", "set", "--keep-last", "1"], "there is no run c"),
+    (["9", "set", "--keep-last", "1"], "there is no run 9"), (["latest"], "there is no run latest")])
 def test_policy_refused(vckpt, store, words, said):
     done = vckpt("policy", store, *words, check=False)
     assert done.returncode in (1, 2) and said in done.stderr, done.stderr

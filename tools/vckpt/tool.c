@@ -355,6 +355,17 @@ int tool_target_parse(const struct tool *t, const char *text, struct tool_target
 	return parse_step(t, step, (size_t)(strchrnul(step, '/') - step), ret_target);
 }
 
+int tool_run_parse(const struct tool *t, const char *text, const char *why, struct tool_target *ret_target)
+{
+	int r = tool_arguments_order(t);
+
+	if (r == 0 && strchr(text, '/'))
+		r = tool_usage(t, "%s: %s", text, why);
+	if (r == 0 && (r = target_split(text, ret_target)) < 0)
+		return refuse_run(t, text, r);
+	return r;
+}
+
 int tool_no_run(const struct tool *t, const char *run)
 {
 	return tool_failed(t, "there is no run %s (vckpt ls %s lists the runs)%s", run, TOOL_WORD(t->store->path),

@@ -111,6 +111,8 @@ int tool_count_parse(const struct tool *t, const char *option, const char *value
 /* The run of a step that is named alone. 0 or TOOL_USAGE, also if STORE and the target are swapped */
 #define TOOL_DEFAULT_RUN "default"
 int tool_target_parse(const struct tool *t, const char *text, struct tool_target *ret_target);
+/* The same where only a RUN makes sense, so a number is the name of one. why: the sentence for what has a step. */
+int tool_run_parse(const struct tool *t, const char *text, const char *why, struct tool_target *ret_target);
 /* RUN/FIRST..LAST, steps by number; one of both may be left out. Else it is a target: range->given is false. Of a range
  * the target is the run alone. 0 or TOOL_USAGE. */
 struct tool_range { bool given; uint64_t first, last; };

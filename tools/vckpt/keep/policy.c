@@ -61,9 +61,7 @@ static int policy_run(struct tool *t, int argc, char **argv)
 	int code = tool_parse(t, argc, argv, options), r = 0;
 
 	if (code == 0)
-		code = tool_target_parse(t, t->arguments[1], &target);
-	if (code == 0 && target.has_step)
-		code = tool_usage(t, "%s: a policy is that of a RUN", t->arguments[1]);
+		code = tool_run_parse(t, t->arguments[1], "a policy is that of a RUN", &target);
 	if (code == 0 && (code = parse_what(t, &k, &what)) == 0)
 		code = tool_open_store(t, what == SHOW ? STORE_OPEN_READ_ONLY : 0);
 	if (code == 0 && commit_list_open_newest(t->store, target.run, &t->list, &err) < 0)

@@ -176,10 +176,8 @@ static int runs_find(struct prune *p)
 		if (commit_runs(p->t->store, &p->names, &p->nnames, &err) < 0)
 			return tool_fail(p->t, &err);
 	} else {
-		if ((code = tool_target_parse(p->t, p->t->arguments[1], &target)))
+		if ((code = tool_run_parse(p->t, p->t->arguments[1], "rules are for a whole RUN", &target)))
 			return code;
-		if (target.has_step)
-			return tool_usage(p->t, "%s: rules are for a whole RUN", p->t->arguments[1]);
 		p->names = calloc(1, sizeof *p->names);
 		if (!p->names || !(p->names[0] = strdup(target.run)))
 			return tool_failed(p->t, "out of memory");

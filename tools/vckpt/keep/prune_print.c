@@ -109,7 +109,8 @@ static void say_sum(const struct prune *p)
 		upkeep_prune_rows(p->runs[i].plan, &n);
 		steps += n;
 	}
-	printf("%zu of %s %s", p->nremove, TOOL_COUNT(steps, "step", "steps"), base_plural(p->nremove, "goes", "go"));
+	printf("%zu of %s %s", p->nremove, TOOL_COUNT(steps, "step", "steps"),
+		base_plural(steps == 1 ? 1 : p->nremove, "goes", "go"));
 	if (p->thin)
 		tool_print(stdout, ", %zu %s %s", p->nthin, base_plural(p->nthin, "loses", "lose"), p->thin);
 	if (p->nsteps && p->frees)

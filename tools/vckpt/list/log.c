@@ -185,10 +185,8 @@ static int log_run(struct tool *t, int argc, char **argv)
 
 	log.more |= t->verbose > 0;
 	if (code || (code = tool_count_parse(t, "--number", most, &log.most)) ||
-		(code = tool_target_parse(t, t->arguments[1], &target)))
+		(code = tool_run_parse(t, t->arguments[1], "give a RUN without a step", &target)))
 		return code;
-	if (target.has_step)
-		return tool_usage(t, "%s: give a RUN without a step", t->arguments[1]);
 	return show(&log, target.run);
 }
 

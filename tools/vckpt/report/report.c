@@ -178,10 +178,9 @@ static int report_run(struct tool *t, int argc, char **argv)
 
 	if (code == 0 && t->json)
 		code = tool_usage(t, "the command writes an HTML page and has no --json");
-	if (code || (t->narguments == 2 && (code = tool_target_parse(t, t->arguments[1], &target))))
+	if (code || (t->narguments == 2 && (code = tool_run_parse(t, t->arguments[1],
+		"a report is of a RUN, or of all", &target))))
 		return code;
-	if (target.has_step || target.rest)
-		return tool_usage(t, "%s is not a run: a report is of a RUN, or of all", t->arguments[1]);
 	if (!rp.html || !rp.html[0])
 		return tool_usage(t, "--html FILE is missing: where the page is to go");
 	if (steps && (!base_decimal(steps, 0, 1000000000, &rp.most) || !rp.most))
