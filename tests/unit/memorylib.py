@@ -3,6 +3,7 @@
 `from memorylib import tmp_path_factory`. Their stores are many and small, and no test asks what a disk does: to write
 them to one takes a tenth of the processors' time, and waits for it besides."""
 import contextlib
+import fcntl
 import os
 import pathlib
 import shutil
@@ -13,6 +14,7 @@ import pytest
 
 MEMORY = "/dev/shm"
 ENOUGH_BYTES = 4 << 30      # a container's has 64 MiB, as a rule
+KEPT = 8                    # folders of runs that failed; each process of a run has one
 
 
 def in_memory():
@@ -22,17 +24,38 @@ def in_memory():
     return there.f_bavail * there.f_frsize >= ENOUGH_BYTES
 
 
+@contextlib.contextmanager
+def locked(folder):
+    """Raises BlockingIOError if another process has it locked."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
+
+
+def remove_old(memory, kept=KEPT):
+    """Removes folders of runs that have ended: those of a day ago, and all but the newest."""
+    found = []
+    for folder in pathlib.Path(memory).glob("vckpt-tests-*"):
+        with contextlib.suppress(OSError), locked(folder):      # it is not another user's, or in use
+            found.append((folder.stat().st_mtime, folder))
+    for i, (changed, folder) in enumerate(sorted(found, reverse=True)):
+        if i >= kept or changed < time.time() - 86400:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
 def tmp_path_factory(request, tmp_path_factory):
-    """What passed tests leave goes at once, what failed ones leave stays in /dev/shm/vckpt-tests-* for a day."""
+    """What passed tests leave goes at once, what failed ones leave stays in /dev/shm/vckpt-tests-* for a day, or until
+    later runs have failed."""
     if not in_memory():
         yield tmp_path_factory
         return
-    for old in pathlib.Path(MEMORY).glob("vckpt-tests-*"):
-        with contextlib.suppress(FileNotFoundError):
-            if old.stat().st_mtime < time.time() - 86400:
-                shutil.rmtree(old, ignore_errors=True)
+    remove_old(MEMORY)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="vckpt-tests-", dir=MEMORY))
-    yield pytest.TempPathFactory(folder / "all", 3, "failed", request.config.trace.get("tmpdir"), _ispytest=True)
+    with locked(folder):
+        yield pytest.TempPathFactory(folder / "all", 3, "failed", request.config.trace.get("tmpdir"), _ispytest=True)
     if not request.session.testsfailed:
         shutil.rmtree(folder, ignore_errors=True)
