@@ -113,7 +113,7 @@ def test_what_sigterm_leaves_of_a_copy(vckpt, made, held, tmp_path):
 
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("way", ["--to-tar", "--from-tar"])
-def test_a_stream_that_stands_still(vckpt, made, held, tmp_path, way, number):
+def test_a_stream_that_stops(vckpt, made, held, tmp_path, way, number):
     vckpt("init", tmp_path / "b", "--no-reserve")
     store = made / "a" if way == "--to-tar" else tmp_path / "b"
     words = [vckpt.path, "copy", store, *(["r/1"] if way == "--to-tar" else []), way, "-", "-q"]

@@ -138,22 +138,22 @@ def test_after_a_collection(resumes, tmp_path):
     resumes.check(path)
 
 
-@pytest.mark.parametrize("lie", ["bytes", "footer", "short", "links", "another step"])
-def test_leftovers_that_lie(resumes, tmp_path, lie):
+@pytest.mark.parametrize("wrong", ["bytes", "footer", "short", "links", "reversed"])
+def test_leftovers_that_are_wrong(resumes, tmp_path, wrong):
     path = resumes.killed(resumes.store(tmp_path / "b"), 3)
     for pack in path.glob("packs/*/*.pack"):
         data = bytearray(pack.read_bytes())
-        if lie == "bytes":
+        if wrong == "bytes":
             data[4096:len(data) // 2] = bytes(len(data) // 2 - 4096)
-        elif lie == "footer":
+        elif wrong == "footer":
             data[-200:-128] = bytes(72)
-        elif lie == "short":
+        elif wrong == "short":
             del data[5000:]
-        elif lie == "links":
+        elif wrong == "links":
             os.link(pack, tmp_path / pack.name)                 # a backup has it, too
-        pack.write_bytes(data) if lie != "another step" else pack.write_bytes(pack.read_bytes()[::-1])
+        pack.write_bytes(data) if wrong != "reversed" else pack.write_bytes(pack.read_bytes()[::-1])
     kept = {p: p.read_bytes() for p in tmp_path.glob("*.pack")}
-    assert resumes.goes_on(path, litter=True)["read_bytes"] > resumes.bytes * (0.5 if lie == "bytes" else 0.9)
+    assert resumes.goes_on(path, litter=True)["read_bytes"] > resumes.bytes * (0.5 if wrong == "bytes" else 0.9)
     assert kept == {p: p.read_bytes() for p in kept}
 
 
@@ -191,7 +191,7 @@ def ended(p):
 @pytest.mark.parametrize("seen", [True, False])
 @pytest.mark.parametrize("call", ["calls=linkat,path=packs/,at=4", "calls=linkat,path=runs/r/,at=1"])
 def test_a_writer_that_was_only_silent(resumes, tmp_path, seen, call):
-    """It stands still before its last pack, or before its commit entry. `seen`: its heartbeat shows that it lives. Its
+    """It is stopped before its last pack, or before its commit entry. `seen`: its heartbeat shows that it lives. Its
     step is there when it goes on, and it takes nothing away."""
     path = resumes.store(tmp_path / "b")
     p = stopped(resumes, path, resumes.words(path), call)
@@ -258,8 +258,8 @@ def test_what_many_ranks_saved(resumes, vckpt, build, tmp_path):
         assert not words or vckpt(*words)
         assert resumes.files(path) == want
         vckpt("verify", path)
-    told = subprocess.run([sys.executable, READER, path], capture_output=True, text=True, timeout=240)
-    assert told.returncode == 0, told
+    done = subprocess.run([sys.executable, READER, path], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done
 
 
 def test_a_backup_that_is_made_meanwhile(resumes, tmp_path):

@@ -117,7 +117,7 @@ def test_a_reader_gets_what_is_there_already(slow, large, name):
     store.rate(0)
     assert wait_until(lambda: m.stats()["vckpt_assemblies_total"] == 1)
     assert store.bytes_read() < 1.2 * len(want)
-    # whoever has it open, or opens it as long as somebody has, goes on being served from there
+    # descriptors that are open, and those opened as long as one is, go on being served from there
     before = store.bytes_read()
     for _ in range(2):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

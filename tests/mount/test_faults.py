@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mapped pages touched from many threads at random while others read from end to end: no wrong byte, nobody left
-waiting."""
+"""Mapped pages touched from many threads at random while others read from end to end: no wrong byte, no thread
+left waiting."""
 import json
 import os
 import subprocess

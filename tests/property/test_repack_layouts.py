@@ -21,8 +21,8 @@ HOW = {"attempt", "entry", "manifest", "new_bytes", "bytes", "logical_bytes", "p
 def shown(vckpt, store, step, meshes):
     """What the commands say of it, but for how its bytes are stored."""
     (row,) = (s for s in vckpt.json("ls", store, "run")["steps"] if f"run/{s['step']}" == step)
-    said = [{key: told for key, told in say.items() if key not in HOW}
-            for say in (row, vckpt.json("info", store, step))]
+    said = [{key: value for key, value in found.items() if key not in HOW}
+            for found in (row, vckpt.json("info", store, step))]
     for mesh in meshes:
         done = vckpt("cat", store, f"{step}/mesh/{mesh}/manifest.json", check=False)
         said.append((mesh, done.returncode, done.stdout, done.stderr))
@@ -51,7 +51,7 @@ def rows(path, number):
 
 def play(api, vckpt, path, seed, counts):
     rng = random.Random(seed)
-    job, told = test_load_layouts.Saved(api, api.store(path), rng), []
+    job, loads = test_load_layouts.Saved(api, api.store(path), rng), None
     try:
         job.make()
         number = job.steps - 1
@@ -71,12 +71,11 @@ def play(api, vckpt, path, seed, counts):
         places = Step(path, "run", number)
         for _ in range(2):
             loads = test_load_layouts.Loads(job, places, counts)
-            told = [loads]
             loads.load()
         assert vckpt.json("verify", path)["faults"] == 0
         counts.update(many=many)
     except Exception as e:
-        lines = [line for layout in job.layout + [loads.told() for loads in told] for line in layout]
+        lines = [line for layout in job.layout + ([loads.told()] if loads else []) for line in layout]
         lines.insert(0, f"play(api, vckpt, path, {seed}, Counter()) repeats it.")
         raise AssertionError("\n".join([*lines, f"{e}"])) from e
 
