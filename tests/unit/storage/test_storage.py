@@ -443,6 +443,26 @@ def test_few_that_take_long_have_threads(lib):
     assert spread(lib, 1, 0, call="storage_spread_long") == (0, [threading.get_native_id()])
 
 
+def test_what_computes_has_a_thread_for_each_processor(lib):
+    """Here one. A process that has to wait for it cannot know: several tries."""
+    data, processors, digest = bytes(1 << 20), os.sched_getaffinity(0), C.create_string_buffer(32)
+    os.sched_setaffinity(0, [min(processors)])
+    try:
+        for _ in range(50):
+            by = set()
+
+            def one(_, i, err):
+                lib.base_sha256(data, C.c_size_t(len(data)), digest)
+                by.add(threading.get_native_id())
+                return 0
+            assert lib.storage_spread(32, SPREAD(one), None, None) == 0
+            if by == {threading.get_native_id()}:
+                return
+    finally:
+        os.sched_setaffinity(0, processors)
+    pytest.fail("further threads were started each time")
+
+
 def test_what_is_there_at_once_needs_no_thread(lib):
     """A process that loses its processor in the midst cannot know: several tries."""
     for _ in range(50):
