@@ -198,8 +198,13 @@ static int line_walk(void *arg, uint32_t number, struct base_error *err)
 
 	if (r == 0)
 		r = load_step_part(k->step[1], y.line, &y.part, err);
-	if (r < 0 || (more_x = walk_next(&x, err)) < 0 || (more_y = walk_next(&y, err)) < 0)
-		return r < 0 ? r : base_min(more_x, more_y);
+	if (r == 0)
+		r = more_x = walk_next(&x, err);
+	if (r >= 0)
+		r = more_y = walk_next(&y, err);
+	if (r < 0)
+		return r;
+	r = 0;
 	while (r == 0 && (more_x || more_y)) {
 		bool at_x = more_x && (!more_y || x.face.tensor <= y.face.tensor);
 		bool at_y = more_y && (!more_x || y.face.tensor <= x.face.tensor);

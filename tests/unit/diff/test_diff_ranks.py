@@ -8,6 +8,7 @@ import pathlib
 
 import pytest
 
+from protolib import chunk_bytes
 from test_load_boxes import (Step, T, cache, opened, proto, random_shape, shapes, sharded,  # noqa: F401 (fixtures)
                              whole)
 from test_save_load import Failed, api  # noqa: F401 (api is a fixture)
@@ -215,6 +216,20 @@ def test_one_of_many_alike_is_wrong(vckpt, proto, tmp_path, lie, sides, said):  
         t.__dict__.update(wrong.__dict__)
     code, told = differences(vckpt, proto, tmp_path / "s", a, b)
     assert code in (2, 3) and "tensor model/3: " in told and said in told, told
+
+
+@pytest.mark.parametrize("sides", [(1,), (2,), (1, 2)])
+def test_a_rank_whose_rows_cannot_be_read(vckpt, proto, tmp_path, sides):  # noqa: F811
+    """Its tensor is not taken for one like those that it has nothing of."""
+    halves = {0: [[(0, 4), (0, 40)]], 1: [[(4, 4), (0, 40)]]}
+    a = [*alike(3, halves, ()), T("3", "u2", (8, 40), {**halves, 3: [[(4, 4), (0, 40)]]}, 3)]
+    vckpt("init", tmp_path / "s")
+    for step in 1, 2:
+        Step(proto, tmp_path / "s", a, WORLD, step=step, attempt=b"0123456789abcdef-%d" % step,
+             forge=lambda rank, rows, _: chunk_bytes(rows + rows) if rank == 3 and step in sides else None)
+    done = vckpt("diff", tmp_path / "s", "r/1", "r/2", check=False)
+    assert done.returncode == 2 and done.stderr.startswith(
+        f"vckpt diff: r/{sides[0]}: tensor model/3: part of rank 3: rows of a part cannot be read"), done
 
 
 def test_rows_of_one_component(vckpt, proto, tmp_path):  # noqa: F811
